@@ -1,0 +1,27 @@
+"""
+The envelope: the value of a row change, in Debezium's shape.
+
+``{"before", "after", "source", "op", "ts_ms", "ts_us", "ts_ns", "transaction"}``;
+``source`` also names ``commit_lsn``. Columns that the stream left out of an update
+(unchanged TOAST) are absent from ``after`` and listed in the header ``unchanged``:
+absent is not null.
+"""
+
+import enum
+from typing import Final
+
+
+class Operation(enum.StrEnum):
+    """What a change did to its row, by Debezium's letters."""
+
+    CREATE = "c"
+    UPDATE = "u"
+    DELETE = "d"
+    READ = "r"
+    TRUNCATE = "t"
+
+
+CONNECTOR: Final = "postgresql"
+SOURCE_VERSION: Final = "0.1.0"
+STREAMED: Final = "false"
+INCREMENTAL: Final = "incremental"

@@ -1,0 +1,82 @@
+"""
+The failure tree: what went wrong, what a loop does with it, what a person does.
+
+::
+
+    TowpathError
+    ├── UsageError               2  the command line or configuration is wrong
+    │   └── ConfigurationError      every mistake of towpath.toml at once
+    ├── UnavailableError         3  a part cannot be reached: try again
+    │   └── BusyError               it asks for a pause and says how long
+    ├── DataError                1  one record or row cannot be handled: set it aside
+    └── HaltError                3  going on would lose or corrupt: stop
+
+The class says what to do, and the loop reads it: ``RETRY``, ``DEAD_LETTER`` or
+``HALT``. ``remedy`` is one imperative sentence for the operator.
+"""
+
+import enum
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class Disposition(enum.Enum):
+    """What a loop does with a failure."""
+
+    RETRY = "retry"
+    DEAD_LETTER = "dead_letter"
+    HALT = "halt"
+
+
+class TowpathError(Exception):
+    """The root of every failure that the platform names."""
+
+    disposition: ClassVar[Disposition] = Disposition.HALT
+    remedy: ClassVar[str] = "Read the message above; the log names the part."
+    exit_code: ClassVar[int] = 3
+
+
+class UsageError(TowpathError):
+    """The command cannot be carried out as it was asked."""
+
+    remedy = "Correct the command; --help shows what it takes."
+    exit_code = 2
+
+
+class ConfigurationError(UsageError):
+    """The configuration has mistakes; all of them are listed."""
+
+    remedy = "Correct every line named above in towpath.toml."
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        super().__init__("\n".join(mistakes))
+        self.mistakes = tuple(mistakes)
+
+
+class UnavailableError(TowpathError):
+    """A part cannot be reached now; trying again may help."""
+
+    disposition = Disposition.RETRY
+    remedy = "Check that the part runs and can be reached: towpath status."
+
+
+class BusyError(UnavailableError):
+    """A part asks for a pause before the next attempt."""
+
+    remedy = "Wait, or give the part more room."
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DataError(TowpathError):
+    """One record or row cannot be handled; the rest can."""
+
+    disposition = Disposition.DEAD_LETTER
+    remedy = "Find it in the dead letters with its reason, mend it and replay it."
+    exit_code = 1
+
+
+class HaltError(TowpathError):
+    """Going on would lose or corrupt something."""

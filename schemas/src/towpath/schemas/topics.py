@@ -1,0 +1,67 @@
+"""
+Topic names, in one place: ``<prefix>.<schema>.<table>`` and those beside them.
+
+Kafka allows letters, digits, dot, underscore and dash, at most 249 characters; every
+other character of a schema or table name becomes an underscore.
+"""
+
+import re
+from typing import Final
+
+MAX_TOPIC_LENGTH: Final = 249
+_LEGAL: Final = re.compile(r"[A-Za-z0-9._-]+\Z")
+_ILLEGAL_CHARACTER: Final = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def is_legal_topic(name: str) -> bool:
+    """Tell whether Kafka accepts the name."""
+    return (
+        0 < len(name) <= MAX_TOPIC_LENGTH
+        and name not in {".", ".."}
+        and _LEGAL.match(name) is not None
+    )
+
+
+def table_topic(prefix: str, schema: str, table: str) -> str:
+    """Name the topic of a table's row changes."""
+    return _ILLEGAL_CHARACTER.sub("_", f"{prefix}.{schema}.{table}")
+
+
+def outbox_topic(template: str, aggregate_type: str) -> str:
+    """Name the topic of an aggregate's events; the caller checks its legality."""
+    return template.replace("{aggregate_type}", aggregate_type)
+
+
+def backfill_topic(topic: str, sink: str) -> str:
+    """Name the topic that carries READ rows meant for one sink only."""
+    return f"{topic}.backfill.{sink}"
+
+
+def relations_topic(prefix: str) -> str:
+    """Name the compacted topic of table shapes."""
+    return f"{prefix}.relations"
+
+
+def state_topic(prefix: str) -> str:
+    """Name the compacted topic of the relay's lineages and marks."""
+    return f"{prefix}.relay-state"
+
+
+def notifications_topic(prefix: str) -> str:
+    """Name the topic of snapshot notifications."""
+    return f"{prefix}.notifications"
+
+
+def heartbeat_topic(prefix: str) -> str:
+    """Name the compacted topic of heartbeats."""
+    return f"__debezium-heartbeat.{prefix}"
+
+
+def dead_letter_topic(prefix: str, part: str) -> str:
+    """Name the dead letters of the relay (``relay``) or of a sink (its name)."""
+    return f"{prefix}.dead.{part}"
+
+
+def signal_topic(prefix: str) -> str:
+    """Name the topic through which signals may come."""
+    return f"{prefix}-signal"

@@ -1,0 +1,135 @@
+"""The one order, in all its forms."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towpath.schemas.position import (
+    Position,
+    format_lsn,
+    format_position,
+    guard_text,
+    is_shared,
+    parse_lsn,
+    parse_position,
+    version,
+)
+
+# Commit LSNs are multiples of 8; 54 bits of log fit the packed version.
+LOG_LSNS = st.integers(0, (1 << 51) - 1).map(lambda n: n * 8)
+ORDINALS = st.integers(-1, 9_999_999_999)
+POSITIONS = st.builds(Position, LOG_LSNS, ORDINALS)
+
+
+@given(POSITIONS, POSITIONS)
+def test_text_sorts_as_positions_compare(a: Position, b: Position):
+    """
+    The text form of two positions compares exactly as the positions do.
+    """
+    assert (a < b, a == b) == (str(a) < str(b), str(a) == str(b))
+
+
+@given(POSITIONS, POSITIONS)
+def test_version_never_contradicts_the_order(a: Position, b: Position):
+    """
+    A smaller position never packs to a greater version.
+    """
+    smaller, greater = sorted((a, b))
+
+    assert version(smaller) <= version(greater)
+
+
+@given(POSITIONS, POSITIONS)
+def test_equal_versions_are_marked_as_shared(a: Position, b: Position):
+    """
+    Two different positions pack alike only where the version says so.
+    """
+    alike = version(a) == version(b)
+
+    assert (not alike) or a == b or is_shared(version(a))
+
+
+@given(POSITIONS)
+def test_version_fits_a_signed_64_bit_integer(position: Position):
+    """
+    The packed version is never negative and never above 2**63 - 1.
+    """
+    assert 0 <= version(position) < 1 << 63
+
+
+@given(POSITIONS, st.integers(0, 5))
+def test_text_reads_back_without_the_record_number(position: Position, number: int):
+    """
+    Whatever record of a change it marks, the text reads back as its position.
+    """
+    text = format_position(*position, number)
+
+    assert (position, str(position)) == (parse_position(text), guard_text(text))
+
+
+@given(POSITIONS, st.integers(1, 9), POSITIONS)
+def test_later_records_of_a_change_stand_before_the_next_change(
+    a: Position, number: int, b: Position
+):
+    """
+    A numbered text sorts after its change and before every greater one.
+    """
+    numbered = format_position(*a, number)
+
+    assert str(a) < numbered
+    assert b <= a or numbered < str(b)
+
+
+def test_a_read_row_stands_between_the_transactions_around_its_watermark():
+    """
+    READ at LOW is above what committed before LOW and below a commit at LOW itself.
+    """
+    before, read, after = Position(800, 9), Position(808, -1), Position(808, 0)
+
+    assert [before, read, after] == sorted([after, read, before])
+    assert version(before) < version(read) < version(after)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1",
+        "0000000000000008",
+        "0000000000000008.1",
+        "000000000000000G.0000000001",
+        "0000000000000008.0000000001x",
+        "0000000000000008.0000000001\n",
+    ],
+)
+def test_garbage_is_refused(text: str):
+    """
+    Anything but a position raises a ValueError that shows the text.
+    """
+    with pytest.raises(ValueError, match="not a position"):
+        parse_position(text)
+
+
+@given(st.integers(0, (1 << 64) - 1))
+def test_lsn_reads_back(lsn: int):
+    """
+    An LSN written as Postgres does reads back as itself.
+    """
+    assert lsn == parse_lsn(format_lsn(lsn))
+
+
+@pytest.mark.parametrize("text", ["", "0", "0/", "/0", "0/123456789", "g/0", "0/0 "])
+def test_garbage_is_no_lsn(text: str):
+    """
+    Anything but two hex halves around a slash raises a ValueError.
+    """
+    with pytest.raises(ValueError, match="not an LSN"):
+        parse_lsn(text)
+
+
+def test_a_log_beyond_the_packed_range_is_refused():
+    """
+    A position that does not fit 63 bits is an error, not a wrapped number.
+    """
+    with pytest.raises(ValueError, match="out of range"):
+        version(Position(1 << 54, 0))

@@ -1,0 +1,180 @@
+"""
+Budgets, names and doors, read off the source of every module.
+
+A rule that nobody can break is decoration: each check is also run on a planted
+violation and expected to find it.
+"""
+
+import ast
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from towpath.schemas.failure import Disposition, TowpathError
+
+ROOT = Path(__file__).parents[3]
+MEMBERS = (
+    "schemas",
+    "settings",
+    "outbox",
+    "relay",
+    "sinks",
+    "services",
+    "loadtests",
+    "deploy",
+)
+MODULE_LINES = 350
+FUNCTION_LINES = 40
+DRAWERS = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
+# Words that the glossary gives away to another term, and where they would mislead.
+BANNED_WORDS = re.compile(
+    r"(?:^|_)(dlq|bookmark|savepoint|dedupe|binlog|destination|utils?)(?:_|$)"
+)
+
+
+def modules() -> list[Path]:
+    """List every module of every member."""
+    return sorted(
+        path for member in MEMBERS for path in (ROOT / member / "src").rglob("*.py")
+    )
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Walk every function of a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count a function's lines without its docstring."""
+    body = function.body
+    has_docstring = ast.get_docstring(function) is not None
+    docstring = body[0] if has_docstring else None
+    whole = (function.end_lineno or 0) - function.lineno + 1
+    if docstring is None:
+        return whole
+    return whole - ((docstring.end_lineno or 0) - docstring.lineno + 1)
+
+
+def findings(name: str, source: str) -> list[str]:
+    """Check one module against every budget and name rule."""
+    tree = ast.parse(source)
+    found = []
+    if len(source.splitlines()) > MODULE_LINES:
+        found.append(f"{name}: longer than {MODULE_LINES} lines")
+    if Path(name).stem in DRAWERS:
+        found.append(f"{name}: named like a drawer")
+    if source.strip() and ast.get_docstring(tree) is None:
+        found.append(f"{name}: no docstring")
+    found += [
+        f"{name}: {f.name} is longer than {FUNCTION_LINES} lines"
+        for f in functions(tree)
+        if body_lines(f) > FUNCTION_LINES
+    ]
+    names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    names |= {f.name for f in functions(tree)}
+    found += [
+        f"{name}: {identifier} uses a word that the glossary gives to another"
+        for identifier in sorted(names)
+        if BANNED_WORDS.search(identifier.lower())
+    ]
+    return found
+
+
+def test_every_module_keeps_its_budget_and_its_name():
+    """
+    No module is too long, undocumented or a drawer; no function is too long.
+    """
+    found = [
+        line
+        for path in modules()
+        for line in findings(
+            str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+        )
+    ]
+
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "finding"),
+    [
+        ("a.py", '"""D."""\n' + "x = 1\n" * 350, "longer than 350"),
+        ("utils.py", '"""D."""\n', "drawer"),
+        ("a.py", "x = 1\n", "no docstring"),
+        ("a.py", '"""D."""\ndef f():\n' + "    x = 1\n" * 41, "f is longer"),
+        ("a.py", '"""D."""\nlast_bookmark = 1\n', "glossary"),
+    ],
+)
+def test_a_planted_violation_is_found(name: str, source: str, finding: str):
+    """
+    Each budget turns red when a module breaks it.
+    """
+    assert any(finding in line for line in findings(name, source))
+
+
+def errors() -> list[type[TowpathError]]:
+    """Import every module named errors or failure and list what they raise."""
+    for path in modules():
+        if path.stem in {"errors", "failure"}:
+            parts = path.relative_to(ROOT).with_suffix("").parts[2:]
+            importlib.import_module(".".join(parts))
+
+    def below(cls: type[TowpathError]) -> Iterator[type[TowpathError]]:
+        for child in cls.__subclasses__():
+            yield child
+            yield from below(child)
+
+    return list(below(TowpathError))
+
+
+def test_every_error_says_what_to_do():
+    """
+    Every named failure has a disposition, a remedy of one sentence, and its name.
+    """
+    wrong = [
+        error.__name__
+        for error in errors()
+        if not isinstance(error.disposition, Disposition)
+        or not error.remedy.endswith(".")
+        or not error.__name__.endswith("Error")
+    ]
+
+    assert wrong == []
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Check the contracts of a checkout."""
+    path = ":".join(str(folder / member / "src") for member in MEMBERS)
+    return subprocess.run(
+        [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"],
+        cwd=folder,
+        env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(60)
+def test_contracts_hold_and_a_planted_import_breaks_them(tmp_path: Path):
+    """
+    The import contracts pass as they are, and turn red on one forbidden import.
+    """
+    for member in MEMBERS:
+        shutil.copytree(ROOT / member / "src", tmp_path / member / "src")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    assert lint_imports(tmp_path).returncode == 0, lint_imports(tmp_path).stdout
+
+    planted = tmp_path / "relay/src/towpath/relay/wal/relation.py"
+    planted.write_text("import psycopg\n" + planted.read_text(encoding="utf-8"))
+    result = lint_imports(tmp_path)
+
+    assert (1, True) == (result.returncode, "Bytes in, values out" in result.stdout)

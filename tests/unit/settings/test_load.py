@@ -1,0 +1,197 @@
+"""Reading ``towpath.toml``: overrides, secrets, and all mistakes at once."""
+
+from pathlib import Path
+
+import pytest
+
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings import Settings, SinkKind, load
+
+GOOD = """
+version = 1
+[[source]]
+dsn = "postgresql://u@127.0.0.1/shop"
+tables = ["shop.orders"]
+[kafka]
+bootstrap_servers = "127.0.0.1:9092"
+[registry]
+url = "http://127.0.0.1:8081"
+[[sink]]
+name = "cache"
+kind = "cache"
+url = "redis://127.0.0.1:6379/0"
+[[sink.route]]
+topic = "towpath.shop.orders"
+name = "orders"
+"""
+
+
+def read(folder: Path, text: str, **environ: str) -> Settings:
+    """Load a file with this text under this environment."""
+    path = folder / "towpath.toml"
+    path.write_text(text, encoding="utf-8")
+    return load(path, environ)
+
+
+def mistakes(folder: Path, text: str, **environ: str) -> tuple[str, ...]:
+    """Return what is wrong with a file of this text."""
+    with pytest.raises(ConfigurationError) as caught:
+        read(folder, text, **environ)
+    return caught.value.mistakes
+
+
+def test_a_good_file_is_read_with_its_defaults(tmp_path: Path):
+    """
+    What is not written has its documented default.
+    """
+    settings = read(tmp_path, GOOD)
+
+    assert settings.database.slot == "towpath"
+    assert settings.database.outbox.topic == "outbox.event.{aggregate_type}"
+    assert settings.topics.replay_window_s == (168 + 24) * 3600
+    assert settings.sink_named("cache").kind is SinkKind.CACHE
+    assert settings.sink_named("absent") is None
+
+
+def test_relative_folders_are_taken_from_the_file(tmp_path: Path):
+    """
+    The state folder lies beside the file, wherever the process was started.
+    """
+    assert tmp_path / ".towpath" == read(tmp_path, GOOD).state_folder
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path):
+    """
+    A section's key, the one source's and a named sink's can be overridden.
+    """
+    settings = read(
+        tmp_path,
+        GOOD,
+        TOWPATH_KAFKA__BOOTSTRAP_SERVERS="broker:1",
+        TOWPATH_SOURCE__SLOT="other",
+        TOWPATH_SINK__CACHE__URL="redis://other",
+        TOWPATH_TOPICS__PARTITIONS="12",
+    )
+
+    assert settings.kafka.bootstrap_servers == "broker:1"
+    assert settings.database.slot == "other"
+    assert settings.sink[0].url == "redis://other"
+    assert settings.topics.partitions == 12
+
+
+def test_a_secret_may_come_from_a_file(tmp_path: Path):
+    """
+    A variable ending in _FILE names the file that holds the value.
+    """
+    secret = tmp_path / "dsn"
+    secret.write_text("postgresql://secret\n", encoding="utf-8")
+
+    settings = read(tmp_path, GOOD, TOWPATH_SOURCE__DSN_FILE=str(secret))
+
+    assert settings.database.dsn == "postgresql://secret"
+
+
+def test_variables_of_the_command_line_are_left_alone(tmp_path: Path):
+    """
+    TOWPATH_CONFIG and TOWPATH_STATE are no keys of the file.
+    """
+    assert read(tmp_path, GOOD, TOWPATH_CONFIG="x", TOWPATH_STATE="y").version == 1
+
+
+def test_every_mistake_is_told_at_once_with_the_nearest_name(tmp_path: Path):
+    """
+    Unknown keys, missing keys and bad values of every section stand in one message.
+    """
+    text = (
+        GOOD.replace("tables =", "tabels =")
+        .replace('kind = "cache"', 'kind = "cash"')
+        .replace("bootstrap_servers", "bootstrap_server")
+    )
+
+    found = mistakes(tmp_path, text)
+
+    assert "source.0.tabels: unknown key; did you mean 'tables'?" in found
+    assert "kafka.bootstrap_servers: missing" in found
+    assert "sink.0.kind: Input should be 'cache', 'search' or 'warehouse'" in found
+    assert len(found) == 4
+
+
+def test_a_list_is_not_called_short_when_its_elements_are_wrong(tmp_path: Path):
+    """
+    A mistake inside the one source is told once, not again as a missing source.
+    """
+    found = mistakes(tmp_path, GOOD.replace('"shop.orders"', '"orders"'))
+
+    assert found == ("source.0.tables.0: must be schema.table",)
+
+
+def test_mistakes_of_the_environment_join_those_of_the_file(tmp_path: Path):
+    """
+    A secret's file that is missing and a section that does not exist are told too.
+    """
+    found = mistakes(
+        tmp_path,
+        GOOD,
+        TOWPATH_SOURCE__DSN_FILE=str(tmp_path / "absent"),
+        TOWPATH_SINK__ABSENT__ROUTE__URL="x",
+        TOWPATH_VERSION__X="1",
+    )
+
+    assert any("No such file" in line for line in found)
+    assert "TOWPATH_VERSION__X: there is no such section in the file" in found
+
+
+@pytest.mark.parametrize(
+    ("change", "mistake"),
+    [
+        (('name = "orders"', 'name = "orders"\nkind = "event_log"'), "event log"),
+        (('kind = "cache"', 'kind = "warehouse"'), "folder"),
+        (("version = 1", "version = 2"), "version"),
+        (("[[source]]", "[[source]]\ndsn='x'\n[[source]]"), "source"),
+    ],
+)
+def test_contradictions_are_mistakes(
+    tmp_path: Path, change: tuple[str, str], mistake: str
+):
+    """
+    Settings that cannot hold together are refused with the key named.
+    """
+    assert any(mistake in line for line in mistakes(tmp_path, GOOD.replace(*change)))
+
+
+def test_two_sinks_of_one_name_are_refused(tmp_path: Path):
+    """
+    A sink's name is its identity.
+    """
+    again = GOOD + GOOD[GOOD.index("[[sink]]") :]
+
+    assert mistakes(tmp_path, again) == ("file: sink: two sinks have the same name",)
+
+
+def test_two_routes_of_one_name_are_refused(tmp_path: Path):
+    """
+    One route per document: two tables never write one place.
+    """
+    again = GOOD + GOOD[GOOD.index("[[sink.route]]") :]
+
+    assert "two routes write the same name" in mistakes(tmp_path, again)[0]
+
+
+@pytest.mark.parametrize("text", ["version = ", "\udcff"])
+def test_what_is_not_toml_is_one_clear_error(tmp_path: Path, text: str):
+    """
+    A file that cannot be parsed says where.
+    """
+    path = tmp_path / "towpath.toml"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+
+    with pytest.raises(ConfigurationError, match="not TOML"):
+        load(path, {})
+
+
+def test_a_missing_file_is_one_clear_error(tmp_path: Path):
+    """
+    The message names the file that is not there.
+    """
+    with pytest.raises(ConfigurationError, match=r"absent\.toml: No such file"):
+        load(tmp_path / "absent.toml", {})

@@ -1,0 +1,50 @@
+# One command surface. Every target sets up what it needs; a second run sets up nothing.
+
+# The newest Python that will do. Another one: make PYTHON=/usr/bin/python3.12 demo
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	2>/dev/null && { echo $$p; break; }; done)
+BIN := .venv/bin
+MEMBERS := schemas settings outbox relay sinks services loadtests deploy
+
+.PHONY: help demo test check soak lock clean python setup-run setup-dev static
+.DEFAULT_GOAL := help
+
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+
+demo: setup-run ## Start everything, drive the shop, fill a new sink, prove it all agrees.
+	@$(BIN)/towpath demo $(ARGS)
+
+test: setup-dev static ## Run everything that CI runs: all tests but the soak.
+	$(BIN)/pytest -m "not soak" $(ARGS)
+
+check: setup-dev static ## Format, lint, types, imports, unit and property tests: fast.
+	$(BIN)/pytest $(ARGS)
+
+soak: setup-dev ## Run the tests that take minutes to hours.
+	$(BIN)/pytest -m soak $(ARGS)
+
+lock: python ## Make the locks of the Python packages anew; ARGS=--upgrade for newer ones.
+	@$(PYTHON) requirements/lock.py $(ARGS)
+
+clean: ## Stop the local stack and remove all that was made or fetched.
+	@if [ -x $(BIN)/towpath ]; then $(BIN)/towpath down --purge; fi
+	rm -rf .venv .towpath .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+
+static:
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(MEMBERS:%=%/src)
+	$(BIN)/lint-imports
+
+setup-run: python
+	@$(PYTHON) deploy/setup.py run
+
+setup-dev: python
+	@$(PYTHON) deploy/setup.py dev
+
+python:
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11, 3.12 or 3.13 with venv was found;" \
+	"install one (Debian: apt-get install python3 python3-venv) or name it: make PYTHON=..." \
+	>&2; exit 2; }

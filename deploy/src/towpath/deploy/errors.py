@@ -1,0 +1,40 @@
+"""What can go wrong while setting up and running the local stack."""
+
+from towpath.schemas.failure import UnavailableError, UsageError
+
+
+class PrerequisiteError(UsageError):
+    """The machine lacks something that cannot be fetched."""
+
+    remedy = "Install what the message names, then run the command again."
+
+
+class JarsError(UnavailableError):
+    """A Java archive is missing and could not be fetched."""
+
+    remedy = (
+        "Check the network and run python -m towpath.deploy.jars, as make does by"
+        " itself; what is whole is kept."
+    )
+
+
+class PartError(UnavailableError):
+    """A part of the local stack did not start, or stopped by itself."""
+
+    remedy = "Read the log named above, mend the cause, then run towpath up again."
+
+
+class NotReadyError(Exception):
+    """A probe's answer: the part runs, but does not serve yet."""
+
+
+class SourceUnreachableError(UnavailableError):
+    """The source database does not answer."""
+
+    remedy = "Start it (towpath up), or correct source.dsn in towpath.toml."
+
+
+class SignalRefusedError(UsageError):
+    """A signal could not be written as it was asked."""
+
+    remedy = "Run towpath relay init first, and give every signal an id of its own."

@@ -1,0 +1,124 @@
+"""
+Where the archives lie, and whether they are whole.
+
+They lie in ``<clone>/.towpath/jars/<lock>/<use>/``: another lock, another folder.
+A file is checked against its sha256 before it is put there, in one move, so that a name
+in the store means the right bytes. Afterwards its size is looked at before each use,
+which notices what a full disk or a careless hand has cut off. The one archive that is
+unpacked leaves a list of its files' sizes beside it.
+"""
+
+import hashlib
+import os
+import shutil
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from towpath.deploy.errors import JarsError
+from towpath.deploy.jars import lock
+from towpath.deploy.jars.lock import Jar
+
+_PACKED: Final = ".tar.gz"
+
+
+def folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the folder of this lock; ``TOWPATH_JARS`` names another."""
+    variables = os.environ if environ is None else environ  # noqa: TID251 - a root's
+    named = variables.get("TOWPATH_JARS")
+    if named:
+        return Path(named)
+    return lock.CLONE / ".towpath" / "jars" / lock.digest()
+
+
+def of(use: str) -> Path:
+    """
+    Return the folder of one use: ``kafka``, ``opensearch``, ``registry``, ``spark``.
+
+    Raises:
+        JarsError: Something in it is missing or cut off.
+    """
+    store = folder()
+    broken = [jar for jar in lock.read() if jar.use == use and not is_whole(jar, store)]
+    if broken:
+        message = f"{broken[0].file} is missing or cut off in {store / use}"
+        raise JarsError(message)
+    return store / use
+
+
+def missing(jars: Sequence[Jar], store: Path) -> list[Jar]:
+    """Return the archives that are not in the store, or not whole."""
+    return [jar for jar in jars if not is_whole(jar, store)]
+
+
+def is_whole(jar: Jar, store: Path) -> bool:
+    """Tell by sizes whether an archive is in the store."""
+    if jar.file.endswith(_PACKED):
+        return _unpacked_whole(store / jar.use)
+    return _size_bytes(store / jar.use / jar.file) == jar.size_bytes
+
+
+def check(jar: Jar, path: Path) -> bool:
+    """Tell whether a file holds exactly the bytes that the lock names."""
+    if _size_bytes(path) != jar.size_bytes:
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == jar.sha256
+
+
+def put(jar: Jar, source: Path, store: Path) -> None:
+    """Put a checked file into the store, in one move."""
+    target = store / jar.use
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if jar.file.endswith(_PACKED):
+        _unpack(source, target)
+        return
+    target.mkdir(exist_ok=True)
+    scratch = target / f".{jar.file}.new"
+    scratch.unlink(missing_ok=True)
+    try:
+        os.link(source, scratch)
+    except OSError:
+        shutil.copyfile(source, scratch)
+    scratch.replace(target / jar.file)
+
+
+def _unpack(source: Path, target: Path) -> None:
+    scratch = target.with_name(f"{target.name}.new")
+    shutil.rmtree(scratch, ignore_errors=True)
+    with tarfile.open(source) as archive:
+        # The archive's bytes are the locked ones; the filter came with 3.11.4.
+        if hasattr(tarfile, "data_filter"):
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(scratch)  # noqa: S202
+    shutil.rmtree(target, ignore_errors=True)
+    _list_of(target).write_text(_listing(scratch), encoding="utf-8")
+    scratch.replace(target)
+
+
+def _unpacked_whole(target: Path) -> bool:
+    try:
+        wanted = _list_of(target).read_text(encoding="utf-8")
+    except OSError:
+        return False
+    rows = (line.rpartition(" ") for line in wanted.splitlines())
+    return all(_size_bytes(target / name) == int(size) for name, _, size in rows)
+
+
+def _listing(root: Path) -> str:
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    lines = (f"{path.relative_to(root)} {path.stat().st_size}\n" for path in files)
+    return "".join(lines)
+
+
+def _list_of(target: Path) -> Path:
+    return target.with_name(f"{target.name}.files")
+
+
+def _size_bytes(path: Path) -> int:
+    """Return a file's size, or -1 if there is no such file."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1

@@ -1,0 +1,131 @@
+"""
+The ``towpath.toml`` that ``towpath up`` writes for the shop on the local stack.
+
+The file begins with a line that names the ports it was written for. When the file is
+there already it is the user's: only ports of that line that have changed since are
+replaced, wherever they stand after the loopback address.
+"""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from towpath.deploy.local.addresses import Addresses
+from towpath.deploy.local.ports import LOOPBACK
+from towpath.deploy.local.stack import NAMES
+
+_TABLES: Final = ("customers", "orders", "order_lines")
+_MARK: Final = "# local stack:"
+_MARK_LINE: Final = re.compile(rf"^{_MARK}(.*)$", re.MULTILINE)
+_ADDRESS: Final = re.compile(rf"(?<![\d.]){re.escape(LOOPBACK)}:(\d+)")
+
+_HEAD: Final = """\
+{mark}
+# The line above belongs to towpath up, which keeps the ports below true; the rest is
+# yours to change.
+version = 1
+state_folder = "."
+
+[[source]]
+dsn = "{source}"
+prefix = "towpath"
+slot = "towpath"
+publication = "towpath"
+tables = [{tables}]
+
+[kafka]
+bootstrap_servers = "{kafka}"
+
+[registry]
+url = "{registry}"
+"""
+_SINK: Final = """
+[[sink]]
+name = "{name}"
+kind = "{kind}"
+driver = "{driver}"
+url = "{url}"
+"""
+_ROUTE: Final = """
+[[sink.route]]
+topic = "{topic}"
+name = "{name}"
+"""
+
+
+def write_configuration(addresses: Addresses, path: Path) -> None:
+    """Write the shop's configuration, or keep the ports of an existing file true."""
+    if path.exists():
+        old = path.read_text(encoding="utf-8")
+        text = with_ports(old, addresses)
+        if text == old:
+            return
+    else:
+        text = for_shop(addresses)
+    scratch = path.with_suffix(".toml.new")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)
+
+
+def for_shop(addresses: Addresses) -> str:
+    """Return a configuration with the shop's tables and the three sinks."""
+    head = _HEAD.format(
+        mark=_mark(addresses),
+        source=addresses.dsn("shop"),
+        tables=", ".join(f'"shop.{table}"' for table in _TABLES),
+        kafka=addresses.kafka,
+        registry=addresses.registry_url,
+    )
+    cache = _SINK.format(
+        name="cache", kind="cache", driver="serving", url=addresses.redis_url
+    )
+    search = _SINK.format(
+        name="search", kind="search", driver="serving", url=addresses.opensearch_url
+    )
+    warehouse = _SINK.format(
+        name="warehouse",
+        kind="warehouse",
+        driver="warehouse",
+        url=addresses.dsn("warehouse"),
+    )
+    events = _ROUTE.format(topic="outbox.event.*", name="shop.events")
+    return "".join(
+        (
+            *(head, cache, *_routes("")),
+            *(search, *_routes("")),
+            *(
+                warehouse,
+                'folder = "warehouse"\ntrigger_ms = 10000\n',
+                *_routes("shop."),
+            ),
+            *(events, 'kind = "event_log"\n'),
+        )
+    )
+
+
+def with_ports(text: str, addresses: Addresses) -> str:
+    """Return the text with the ports that changed since it was written."""
+    marked = _MARK_LINE.search(text)
+    if marked is None:
+        return text
+    words = (word.partition("=") for word in marked.group(1).split())
+    now = _ports(addresses)
+    moved = {port: str(now[name]) for name, _, port in words if name in now}
+    text = _ADDRESS.sub(lambda m: f"{LOOPBACK}:{moved.get(m[1], m[1])}", text)
+    return _MARK_LINE.sub(_mark(addresses), text, count=1)
+
+
+def _routes(place: str) -> list[str]:
+    return [
+        _ROUTE.format(topic=f"towpath.shop.{table}", name=f"{place}{table}")
+        for table in _TABLES
+    ]
+
+
+def _mark(addresses: Addresses) -> str:
+    ports = " ".join(f"{name}={port}" for name, port in _ports(addresses).items())
+    return f"{_MARK} {ports}"
+
+
+def _ports(addresses: Addresses) -> dict[str, int]:
+    return {name: getattr(addresses, f"{name}_port") for name in NAMES}

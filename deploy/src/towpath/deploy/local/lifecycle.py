@@ -1,0 +1,143 @@
+"""
+Bring one part up, tell how it is, take it down.
+
+A part that runs and answers is left alone; one that runs but does not answer in time is
+stopped and started anew; one that ended is started on its data.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from towpath.deploy.errors import NotReadyError, PartError
+from towpath.deploy.local import process
+from towpath.deploy.local.folders import StateFolder
+from towpath.deploy.local.part import Part
+from towpath.schemas.clock import Deadline, SystemClock
+
+_LOOK_AGAIN_S: Final = 0.05
+# A part that is up answers its probe at once; more than this and it hangs.
+_ALIVE_WITHIN_S: Final = 10.0
+# Who hangs seldom stops when asked; what it has not written is lost either way.
+_HANGING_WITHIN_S: Final = 3.0
+_STARTS: Final = 3
+_SHOWN_LINES: Final = 8
+
+
+class State(enum.StrEnum):
+    """How a part is."""
+
+    READY = "ready"
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartStatus:
+    """One part as ``towpath status`` shows it; what a stopped part lacks is None."""
+
+    name: str
+    state: State
+    port: int | None
+    pid: int | None
+    memory_bytes: int | None
+    uptime_s: float | None
+    log: Path
+
+
+def bring_up(part: Part, state: StateFolder) -> bool:
+    """
+    Start a part unless it runs and answers; tell whether it was started.
+
+    Raises:
+        PartError: It ended, or did not answer within its time.
+    """
+    path = state.process_file(part.name)
+    if process.find(path) is not None:
+        if _wait(part, state, _ALIVE_WITHIN_S) is None:
+            return False
+        take_down(replace(part, stop_within_s=_HANGING_WITHIN_S), state)
+    failure = None
+    for _ in range(_STARTS):
+        process.sweep(path)
+        part.prepare()
+        process.start(part, state)
+        failure = _wait(part, state, part.ready_within_s)
+        if failure is None:
+            return True
+        still_there = process.find(path) is not None
+        take_down(part, state)
+        if still_there:
+            break
+    raise PartError(tell(part, state, failure or "it ended"))
+
+
+def take_down(part: Part, state: StateFolder) -> None:
+    """Stop a part; one that does not run is stopped already."""
+    path = state.process_file(part.name)
+    process.stop(path, part.stop_signal, within_s=part.stop_within_s)
+
+
+def status(
+    name: str, state: StateFolder, port: int | None, probe: Callable[[], None] | None
+) -> PartStatus:
+    """Tell how a part is now."""
+    found = process.find(state.process_file(name))
+    if found is None:
+        return PartStatus(
+            name=name,
+            state=State.STOPPED,
+            port=port,
+            pid=None,
+            memory_bytes=None,
+            uptime_s=None,
+            log=state.log(name),
+        )
+    return PartStatus(
+        name=name,
+        state=State.RUNNING if probe is None else _answers(probe),
+        port=port,
+        pid=found.pid,
+        memory_bytes=process.memory_bytes(found),
+        uptime_s=max(0.0, SystemClock().now().timestamp() - found.create_time()),
+        log=state.log(name),
+    )
+
+
+def tell(part: Part, state: StateFolder, reason: str) -> str:
+    """Tell why a part failed, with the end of its log."""
+    log = state.log(part.name)
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    shown = "".join(f"\n  {line}" for line in lines[-_SHOWN_LINES:])
+    return f"{part.name} does not serve: {reason}; log: {log}{shown}"
+
+
+def _answers(probe: Callable[[], None]) -> State:
+    try:
+        probe()
+    except NotReadyError:
+        return State.RUNNING
+    return State.READY
+
+
+def _wait(part: Part, state: StateFolder, within_s: float) -> str | None:
+    """Wait until a part serves; return why not, if it ends or the time is over."""
+    clock = SystemClock()
+    deadline = Deadline(clock, within_s)
+    while True:
+        try:
+            part.probe()
+        except NotReadyError as error:
+            reason = str(error)
+        else:
+            return None
+        if process.find(state.process_file(part.name)) is None:
+            return "it ended"
+        if deadline.passed():
+            return f"not ready after {within_s:g} s: {reason}"
+        clock.wait(_LOOK_AGAIN_S)

@@ -1,0 +1,86 @@
+"""
+Free ports of the loopback address, chosen once and remembered.
+
+A port is kept over restarts, so that addresses in a configuration file stay true. It is
+given up only when somebody else holds it while our part is down.
+"""
+
+import json
+import secrets
+import socket
+from pathlib import Path
+from typing import Final
+
+from towpath.deploy.errors import PrerequisiteError
+from towpath.schemas.clock import Clock, Deadline
+
+LOOPBACK: Final = "127.0.0.1"
+
+# Linux takes outgoing connections' ports from 32768 upwards; well-known servers sit
+# below 20000.
+SERVERS: Final = (20_000, 31_999)
+_GIVEN_UP_WITHIN_S: Final = 3.0
+_LOOK_AGAIN_S: Final = 0.05
+
+
+def is_free(port: int) -> bool:
+    """Tell whether a server could listen on the port now."""
+    with socket.socket() as probe:
+        # Servers set it too: a port in TIME_WAIT is free for them.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
+
+
+def gets_free(port: int, clock: Clock) -> bool:
+    """
+    Tell whether a server could listen on the port now or very soon.
+
+    A server with many threads that was killed is gone a moment before its sockets are.
+    """
+    deadline = Deadline(clock, _GIVEN_UP_WITHIN_S)
+    while not is_free(port):
+        if deadline.passed():
+            return False
+        clock.wait(_LOOK_AGAIN_S)
+    return True
+
+
+def any_free() -> int:
+    """Return a free port that no outgoing connection will take while we are down."""
+    return free_within(*SERVERS, secrets.randbelow(SERVERS[1] - SERVERS[0]))
+
+
+def free_within(first: int, last: int, start: int) -> int:
+    """
+    Return a free port of a range, looking from ``start`` onwards and around.
+
+    Raises:
+        PrerequisiteError: All of them are taken.
+    """
+    width = last - first + 1
+    for step in range(width):
+        port = first + (start + step) % width
+        if is_free(port):
+            return port
+    message = f"every port from {first} to {last} is taken"
+    raise PrerequisiteError(message)
+
+
+def read(path: Path) -> dict[str, int]:
+    """Read the remembered ports; an unreadable file is an empty one."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(name): int(port) for name, port in content.items()}
+
+
+def write(path: Path, ports: dict[str, int]) -> None:
+    """Remember the ports, all or none."""
+    scratch = path.with_suffix(".new")
+    scratch.write_text(json.dumps(ports, indent=1, sort_keys=True), encoding="utf-8")
+    scratch.replace(path)

@@ -1,0 +1,177 @@
+"""
+Processes by file: start in a session of their own, find again, stop with a deadline.
+
+The process file holds pid, start time in clock ticks and boot id. All three must match,
+so that a pid that the system gave to somebody else is never taken for ours. A process
+that ended but was not collected by its parent counts as gone.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from towpath.deploy.local.folders import StateFolder
+from towpath.deploy.local.part import Part
+from towpath.schemas.clock import Clock, Deadline, SystemClock
+
+# A log this long is set aside at the next start; one older piece is kept.
+LOG_LIMIT_BYTES: Final = 20 * 1024 * 1024
+_LOOK_AGAIN_S: Final = 0.02
+
+# Children of this very process, by pid: kept so that they can be collected.
+_CHILDREN: Final[dict[int, subprocess.Popen[bytes]]] = {}
+
+
+def start(part: Part, state: StateFolder) -> int:
+    """Start a part, write its process file and return its pid."""
+    log = state.log(part.name)
+    if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
+        log.replace(log.with_suffix(".log.1"))
+    user = part.user
+    with log.open("ab") as output:
+        child = subprocess.Popen(  # noqa: S603 - commands are our own
+            part.command,
+            cwd=part.folder,
+            env=dict(part.env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            user=user.uid if user else None,
+            group=user.gid if user else None,
+            extra_groups=[] if user else None,
+        )
+    _CHILDREN[child.pid] = child
+    path = state.process_file(part.name)
+    scratch = path.with_suffix(".pid.new")
+    scratch.write_text(_identity(child.pid), encoding="utf-8")
+    scratch.replace(path)
+    return child.pid
+
+
+def find(path: Path) -> psutil.Process | None:
+    """Return the live process that a process file names."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        pid = int(text.split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    _collect(pid)
+    if _identity(pid) != text:
+        return None
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process
+    except psutil.NoSuchProcess:
+        return None
+
+
+def stop(
+    path: Path,
+    stop_signal: signal.Signals = signal.SIGTERM,
+    *,
+    within_s: float,
+    clock: Clock | None = None,
+) -> None:
+    """
+    Stop the process that a file names, and all that it left in its session.
+
+    Asks with ``stop_signal``; whoever is still there after ``within_s`` is killed.
+    """
+    process = find(path)
+    if process is None:
+        sweep(path)
+        return
+    family = [process, *_children(process)]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(stop_signal)
+    wait_gone(process, Deadline(clock or SystemClock(), within_s))
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(family, timeout=10)
+    sweep(path)
+
+
+def wait_gone(process: psutil.Process, deadline: Deadline) -> bool:
+    """Wait until a process has ended; tell whether it did before the deadline."""
+    clock = SystemClock()
+    while True:
+        _collect(process.pid)
+        try:
+            gone: bool = process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            gone = True
+        if gone or deadline.passed():
+            return gone
+        clock.wait(_LOOK_AGAIN_S)
+
+
+def sweep(path: Path) -> None:
+    """
+    Kill what an ended process left in its session, then remove its file.
+
+    The system gives no pid away that still names a session, so whoever is in the
+    session of a pid that is gone, or still ours, was started by it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        leader = int(text.split()[0])
+    except (OSError, ValueError, IndexError):
+        return
+    now = _identity(leader)
+    if text.endswith(f"{_boot_id()}\n") and now in {text, _gone(leader)}:
+        for pid in psutil.pids():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getsid(pid) == leader and pid != leader:
+                    os.kill(pid, signal.SIGKILL)
+    path.unlink(missing_ok=True)
+
+
+def memory_bytes(process: psutil.Process) -> int:
+    """Return the memory of a process and its children, shared pages counted once."""
+    total = 0
+    for member in [process, *_children(process)]:
+        with contextlib.suppress(psutil.Error):
+            try:
+                total += member.memory_full_info().pss
+            except psutil.AccessDenied:
+                total += member.memory_info().rss
+    return total
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return list(process.children(recursive=True))
+    return []
+
+
+def _collect(pid: int) -> None:
+    child = _CHILDREN.get(pid)
+    if child is not None and child.poll() is not None:
+        del _CHILDREN[pid]
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _gone(pid: int) -> str:
+    return f"{pid} gone"
+
+
+def _identity(pid: int) -> str:
+    """Pid, start time and boot: no two processes share all three."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return _gone(pid)
+    # The second field is the program's name in brackets and may hold anything;
+    # the start time is the 22nd field.
+    ticks = line.rpartition(")")[2].split()[19]
+    return f"{pid} {ticks} {_boot_id()}\n"

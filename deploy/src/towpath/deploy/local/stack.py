@@ -1,0 +1,186 @@
+"""
+The five parts of one state folder, brought up together.
+
+``up`` may be said at any time: it starts what does not run, repairs what does not
+answer, and leaves the rest alone. Two stacks in two folders share nothing.
+"""
+
+import contextlib
+import fcntl
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from towpath.deploy.errors import PartError
+from towpath.deploy.local import (
+    kafka,
+    lifecycle,
+    opensearch,
+    ports,
+    postgres,
+    postgres_home,
+    process,
+    redis,
+    registry,
+)
+from towpath.deploy.local.addresses import Addresses
+from towpath.deploy.local.folders import StateFolder
+from towpath.deploy.local.lifecycle import PartStatus
+from towpath.deploy.local.part import Part
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import TowpathError, UsageError
+
+NAMES: Final = ("postgres", "kafka", "registry", "opensearch", "redis")
+# Further ports of a part that nobody else connects to.
+_INNER: Final = {"kafka": "kafka-controller", "registry": "registry-management"}
+
+
+class Stack:
+    """The local stack of one state folder."""
+
+    def __init__(self, state_folder: Path) -> None:
+        self.state = StateFolder(state_folder.resolve())
+
+    def up(
+        self,
+        names: Sequence[str] = NAMES,
+        tell: Callable[[str, str], None] | None = None,
+    ) -> Addresses:
+        """
+        Bring parts up, all at once, and create the databases.
+
+        Args:
+            names: Which of the parts.
+            tell: Is given a part's name and what became of it, from several threads.
+
+        Raises:
+            PartError: Some part does not serve; the others stay up.
+        """
+        unknown = sorted(set(names) - set(NAMES))
+        if unknown:
+            message = f"unknown part {unknown[0]!r}; there are {', '.join(NAMES)}"
+            raise UsageError(message)
+        self.state.create()
+        with self._locked():
+            parts = self._parts(self._settle_ports(names), names)
+            with ThreadPoolExecutor(len(parts)) as threads:
+                done = [
+                    threads.submit(self._bring_up, p, tell or _say_nothing)
+                    for p in parts
+                ]
+        failures = [failure for f in done if (failure := f.exception()) is not None]
+        for failure in failures:
+            if not isinstance(failure, TowpathError):
+                raise failure
+        if failures:
+            raise PartError("\n".join(str(failure) for failure in failures))
+        return self.addresses()
+
+    def down(self) -> None:
+        """Stop all parts, all at once; the data stays."""
+        if not self.state.stack.exists():
+            return
+        with self._locked():
+            parts = self._parts(self._ports(), NAMES)
+            with ThreadPoolExecutor(len(NAMES)) as threads:
+                list(threads.map(lambda p: lifecycle.take_down(p, self.state), parts))
+
+    def purge(self) -> None:
+        """Stop all parts and remove their data, logs and ports."""
+        self.down()
+        postgres_home.remove(postgres_home.of(self.state))
+        for folder in (
+            self.state.stack,
+            self.state.root / "logs",
+            self.state.root / "run",
+        ):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def status(self) -> list[PartStatus]:
+        """Tell how every part is, then every other process of this state folder."""
+        known = self._ports()
+        parts = {part.name: part for part in self._parts(known, NAMES)}
+        others = [name for name in self.state.parts() if name not in NAMES]
+        return [
+            lifecycle.status(
+                name,
+                self.state,
+                known.get(name),
+                parts[name].probe if name in parts else None,
+            )
+            for name in (*NAMES, *others)
+        ]
+
+    def addresses(self) -> Addresses:
+        """Return where the parts can be reached; a port is 0 until its first start."""
+        known = self._ports()
+        return Addresses(
+            postgres_port=known.get("postgres", 0),
+            kafka_port=known.get("kafka", 0),
+            registry_port=known.get("registry", 0),
+            opensearch_port=known.get("opensearch", 0),
+            redis_port=known.get("redis", 0),
+        )
+
+    def _bring_up(self, part: Part, tell: Callable[[str, str], None]) -> None:
+        tell(part.name, "starting")
+        try:
+            started = lifecycle.bring_up(part, self.state)
+        except Exception:
+            tell(part.name, "failed")
+            raise
+        if part.name == "postgres" and part.port is not None:
+            postgres.create_databases(part.port)
+        tell(part.name, "started" if started else "was up")
+
+    def _parts(self, known: dict[str, int], names: Sequence[str]) -> list[Part]:
+        """Describe the parts whose ports are known."""
+        makers: dict[str, Callable[[], Part]] = {
+            "postgres": lambda: postgres.part(self.state, known["postgres"]),
+            "kafka": lambda: kafka.part(
+                self.state, known["kafka"], known["kafka-controller"]
+            ),
+            "registry": lambda: registry.part(
+                self.state, known["registry"], known["registry-management"]
+            ),
+            "opensearch": lambda: opensearch.part(self.state, known["opensearch"]),
+            "redis": lambda: redis.part(self.state, known["redis"]),
+        }
+        return [makers[name]() for name in names if name in known]
+
+    def _ports(self) -> dict[str, int]:
+        return ports.read(self.state.stack / "ports.json")
+
+    def _settle_ports(self, names: Sequence[str]) -> dict[str, int]:
+        """Keep every port that is ours or free; choose the others."""
+        known = self._ports()
+        for name in names:
+            if (
+                process.find(self.state.process_file(name)) is not None
+                and name in known
+            ):
+                continue
+            wanted = [name, _INNER[name]] if name in _INNER else [name]
+            for port_name in wanted:
+                port = known.get(port_name)
+                if port is not None and ports.gets_free(port, SystemClock()):
+                    continue
+                choose = (
+                    opensearch.free_port if name == "opensearch" else ports.any_free
+                )
+                known[port_name] = choose()
+        ports.write(self.state.stack / "ports.json", known)
+        return known
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let one ``up`` or ``down`` at a time work on this state folder."""
+        with (self.state.stack / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def _say_nothing(*_: str) -> None:
+    """Take the news of a part and keep them."""

@@ -1,0 +1,163 @@
+"""
+Processes of the platform beside the stack: started, watched, started again, stopped.
+
+A process that ends by itself is started again after a growing delay, and counted. One
+deadline bounds the stop of all of them together; afterwards nothing is left, whatever
+state they were in. Order of start is order of listing; all are stopped at once.
+"""
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Final, Self
+
+from towpath.deploy.errors import NotReadyError, PartError
+from towpath.deploy.local import lifecycle, process
+from towpath.deploy.local.folders import StateFolder
+from towpath.deploy.local.lifecycle import PartStatus
+from towpath.deploy.local.part import Part
+from towpath.schemas.backoff import Backoff
+from towpath.schemas.clock import Clock, Deadline, SystemClock
+
+_LOOK_EVERY_S: Final = 0.2
+# A process that lasted this long had started well: its next delay is the first again.
+_SETTLED_AFTER_S: Final = 30.0
+
+
+class Supervisor:
+    """
+    Watches parts of one state folder.
+
+    Call order: ``start`` for each part, ``stop`` once; as a context manager it stops at
+    the end of the block, however that is left.
+    """
+
+    def __init__(
+        self,
+        state: StateFolder,
+        *,
+        backoff: Backoff | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._state = state
+        self._backoff = backoff or Backoff(first_s=0.5, ceiling_s=10.0)
+        self._clock = clock or SystemClock()
+        self._parts: dict[str, Part] = {}
+        self._restarts: dict[str, int] = {}
+        self._attempts: dict[str, int] = {}
+        self._started_at_s: dict[str, float] = {}
+        self._due_at_s: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, part: Part) -> None:
+        """
+        Start a part and watch it; whatever ran under its name before is stopped.
+
+        Does not wait for it to serve: see ``wait_ready``.
+        """
+        self._state.create()
+        with self._lock:
+            if self._ending.is_set():
+                return
+            lifecycle.take_down(part, self._state)
+            part.prepare()
+            self._parts[part.name] = part
+            self._restarts.setdefault(part.name, 0)
+            self._launch(part)
+            if self._watcher is None:
+                self._watcher = threading.Thread(
+                    target=self._watch, name="supervisor", daemon=True
+                )
+                self._watcher.start()
+
+    def wait_ready(self, names: Sequence[str] | None = None) -> None:
+        """
+        Wait until parts answer their probes; restarts on the way are allowed.
+
+        Raises:
+            PartError: One did not answer within its time.
+        """
+        for name in names or list(self._parts):
+            part = self._parts[name]
+            deadline = Deadline(self._clock, part.ready_within_s)
+            while not self._ending.is_set():
+                try:
+                    part.probe()
+                    break
+                except NotReadyError as error:
+                    if deadline.passed():
+                        why = lifecycle.tell(part, self._state, str(error))
+                        raise PartError(why) from error
+                self._ending.wait(_LOOK_EVERY_S)
+
+    def restarts(self, name: str) -> int:
+        """Return how often a part was started again."""
+        return self._restarts.get(name, 0)
+
+    def status(self) -> list[PartStatus]:
+        """Tell how every watched part is."""
+        parts = list(self._parts.values())
+        return [
+            lifecycle.status(part.name, self._state, part.port, part.probe)
+            for part in parts
+        ]
+
+    def stop_part(self, name: str) -> None:
+        """Stop one part and watch it no longer."""
+        with self._lock:
+            part = self._parts.pop(name, None)
+            self._due_at_s.pop(name, None)
+        if part is not None:
+            lifecycle.take_down(part, self._state)
+
+    def stop(self, within_s: float = 20.0) -> None:
+        """Stop all parts at once; who is still there after ``within_s`` is killed."""
+        self._ending.set()
+        if self._watcher is not None:
+            self._watcher.join()
+            self._watcher = None
+        with self._lock:
+            parts = [replace(p, stop_within_s=within_s) for p in self._parts.values()]
+            self._parts.clear()
+        if parts:
+            with ThreadPoolExecutor(len(parts)) as threads:
+                list(threads.map(lambda p: lifecycle.take_down(p, self._state), parts))
+
+    def _launch(self, part: Part) -> None:
+        process.start(part, self._state)
+        self._started_at_s[part.name] = self._clock.monotonic_s()
+        self._due_at_s.pop(part.name, None)
+
+    def _watch(self) -> None:
+        while not self._ending.wait(_LOOK_EVERY_S):
+            with self._lock:
+                for part in list(self._parts.values()):
+                    if process.find(self._state.process_file(part.name)) is None:
+                        self._revive(part)
+
+    def _revive(self, part: Part) -> None:
+        """Start an ended part again once its delay is over."""
+        now_s = self._clock.monotonic_s()
+        name = part.name
+        if name not in self._due_at_s:
+            lasted_s = now_s - self._started_at_s[name]
+            settled = lasted_s >= _SETTLED_AFTER_S
+            attempt = 0 if settled else self._attempts.get(name, 0)
+            self._attempts[name] = attempt + 1
+            self._due_at_s[name] = now_s + self._backoff.delay_s(attempt)
+            # What it left in its session would meet its successor.
+            process.sweep(self._state.process_file(name))
+        elif now_s >= self._due_at_s[name]:
+            self._restarts[name] += 1
+            with contextlib.suppress(OSError):
+                self._launch(part)

@@ -1,0 +1,118 @@
+"""
+What all tests share: one local stack per run, one database per test.
+
+The stack lives in a folder below the system's temporary folder; its parts start when a
+test first asks for their address. The run removes it, and if the run was killed, the
+next run does.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import settings
+
+from towpath.deploy.jars import store
+from towpath.deploy.local import databases, java
+from towpath.deploy.local.lazy import LazyStack
+from towpath.deploy.local.stack import Stack
+from towpath.settings import Route, Sink, SinkKind
+from towpath.sinks.ports import SqlSession
+from towpath.sinks.warehouse.catalog import catalog_conf
+
+_FOLDERS = "towpath-test-"
+
+# No deadline per example: on a busy machine it measures the neighbours.
+settings.register_profile("dev", max_examples=200, deadline=None)
+settings.register_profile("ci", max_examples=5_000, deadline=None)
+_PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")  # noqa: TID251 - a root
+settings.load_profile(_PROFILE)
+
+
+def pytest_collection_modifyitems(items):
+    """PySpark leaves the closing of its sockets to Python, which says so."""
+    unclosed = pytest.mark.filterwarnings(
+        r"ignore:unclosed <socket.*sock:ResourceWarning"
+    )
+    for item in items:
+        if item.get_closest_marker("spark"):
+            item.add_marker(unclosed)
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[LazyStack]:
+    """Lend the run's stack: ``.dsn(database)``, ``.kafka``, ``.redis_url``, ...."""
+    _collect_abandoned()
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDERS))
+    (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
+    lazy = LazyStack(folder)
+    try:
+        yield lazy
+    finally:
+        lazy.stack.purge()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def unique() -> str:
+    """Make a name that no other test has: for databases, slots, topics and prefixes."""
+    return f"t_{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def database(stack: LazyStack, unique: str) -> Iterator[str]:
+    """Lend a fresh database, by its address."""
+    server = stack.dsn("postgres")
+    databases.create(server, unique)
+    yield stack.dsn(unique)
+    databases.drop(server, unique)
+
+
+@pytest.fixture(scope="session")
+def lake(stack: LazyStack, tmp_path_factory) -> Iterator[tuple[Sink, SqlSession]]:
+    """
+    Lend the run's one Spark, and the warehouse that it writes.
+
+    The sink that describes the warehouse has one route; a test puts its own.
+    """
+    from towpath.sinks.jobs import session  # noqa: PLC0415 - only some tests need Spark
+
+    folder = tmp_path_factory.mktemp("lake")
+    sink = Sink(
+        name="warehouse",
+        kind=SinkKind.WAREHOUSE,
+        url=stack.dsn("warehouse"),
+        folder=folder / "warehouse",
+        route=(Route(topic="none", name="none.none"),),
+    )
+    before = os.environ.get("JAVA_HOME")  # noqa: TID251 - a root
+    os.environ["JAVA_HOME"] = str(java.spark_home(folder / "java"))  # noqa: TID251
+    engine = session.Engine(
+        name="towpath-tests",
+        jars=tuple(store.of("spark").glob("*.jar")),
+        folder=folder / "spark",
+        memory="2g",
+        extra=catalog_conf(sink),
+    )
+    spark = session.start_session(engine)
+    yield sink, session.SparkSql(spark)
+    spark.stop()
+    os.environ.pop("JAVA_HOME")  # noqa: TID251 - a root
+    if before is not None:
+        os.environ["JAVA_HOME"] = before  # noqa: TID251 - a root
+
+
+def _collect_abandoned() -> None:
+    """Remove the stacks of runs that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+        with contextlib.suppress(OSError, ValueError):
+            owner = int((folder / "owner").read_text(encoding="utf-8"))
+            if not psutil.pid_exists(owner):
+                Stack(folder).purge()
+                shutil.rmtree(folder, ignore_errors=True)

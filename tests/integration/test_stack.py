@@ -1,0 +1,245 @@
+"""The local stack: real parts, started, killed, repaired and stopped."""
+
+import os
+import shutil
+import signal
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+import redis
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from towpath.deploy.errors import JarsError
+from towpath.deploy.jars import lock, store
+from towpath.deploy.local import process
+from towpath.deploy.local.addresses import Addresses
+from towpath.deploy.local.lifecycle import State
+from towpath.deploy.local.stack import NAMES, Stack
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+
+@pytest.fixture
+def state_folder() -> Iterator[Path]:
+    """Lend an empty state folder whose stack is purged at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="towpath-test-stack-"))
+    (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
+    yield folder
+    Stack(folder).purge()
+    shutil.rmtree(folder)
+
+
+def _kill(stack: Stack, name: str) -> int:
+    """Kill a part as a crash would, and return the pid that it had."""
+    found = process.find(stack.state.process_file(name))
+    assert found is not None
+    found.kill()
+    pid: int = found.pid
+    return pid
+
+
+def _request(url: str, method: str, body: bytes | None = None) -> bytes:
+    request = urllib.request.Request(url, body, method=method)  # noqa: S310 - ours
+    request.add_header("Content-Type", "application/json")
+    with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310 - ours
+        found: bytes = answer.read()
+        return found
+
+
+def _write_everywhere(addresses: Addresses) -> None:
+    """Leave one fact in every part, acknowledged as durable."""
+    with psycopg.connect(addresses.dsn("shop")) as connection:
+        connection.execute("create table kept (id int)")
+        connection.execute("insert into kept values (7)")
+    admin = AdminClient({"bootstrap.servers": addresses.kafka})
+    for future in admin.create_topics([NewTopic("kept", 1, 1)]).values():
+        future.result(20)
+    producer = Producer({"bootstrap.servers": addresses.kafka, "acks": "all"})
+    producer.produce("kept", b"7")
+    assert producer.flush(20) == 0
+    _request(
+        f"{addresses.registry_url}/subjects/kept/versions",
+        "POST",
+        b'{"schema": "\\"string\\""}',
+    )
+    _request(f"{addresses.opensearch_url}/kept/_doc/7?refresh=true", "PUT", b"{}")
+    with redis.Redis.from_url(addresses.redis_url) as cache:
+        cache.set("kept", "7")
+        # The file gets it at once, not within the usual second.
+        cache.execute_command("WAITAOF", 1, 0, 5000)
+
+
+def _read_everywhere(addresses: Addresses) -> dict[str, object]:
+    """Read the facts back, each from its part."""
+    with psycopg.connect(addresses.dsn("shop")) as connection:
+        rows = connection.execute("select id from kept").fetchall()
+    consumer = Consumer(
+        {
+            "bootstrap.servers": addresses.kafka,
+            "group.id": "reader",
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.subscribe(["kept"])
+    message = consumer.poll(30)
+    consumer.close()
+    with redis.Redis.from_url(addresses.redis_url, decode_responses=True) as cache:
+        cached = cache.get("kept")
+    subjects = _request(f"{addresses.registry_url}/subjects", "GET")
+    document = f"{addresses.opensearch_url}/kept/_count"
+    return {
+        "postgres": rows,
+        "kafka": message.value() if message else None,
+        "registry": subjects,
+        "opensearch": b'"count":1' in _request(document, "GET"),
+        "redis": cached,
+    }
+
+
+def test_killed_parts_are_repaired_with_their_data(state_folder: Path) -> None:
+    """
+    After every part was killed, up starts them on the same ports with all they had.
+    """
+    stack = Stack(state_folder)
+    before = stack.up()
+    _write_everywhere(before)
+    dead = {name: _kill(stack, name) for name in NAMES}
+
+    after = stack.up()
+
+    assert before == after
+    assert all(part.pid != dead[part.name] for part in stack.status())
+    expected = {
+        "postgres": [(7,)],
+        "kafka": b"7",
+        "registry": b'["kept"]',
+        "opensearch": True,
+        "redis": "7",
+    }
+
+    assert expected == _read_everywhere(after)
+
+
+def test_up_leaves_alone_what_runs(state_folder: Path) -> None:
+    """
+    A second up starts nothing: every part keeps its process.
+    """
+    stack = Stack(state_folder)
+    stack.up(["postgres", "redis"])
+    before = [part.pid for part in stack.status()]
+
+    stack.up(["postgres", "redis"])
+
+    assert before == [part.pid for part in stack.status()]
+
+
+def test_a_part_that_hangs_is_started_anew(state_folder: Path) -> None:
+    """
+    A part that runs but does not answer is replaced by up.
+    """
+    stack = Stack(state_folder)
+    stack.up(["redis"])
+    found = process.find(stack.state.process_file("redis"))
+    assert found is not None
+    found.suspend()
+
+    stack.up(["redis"])
+
+    states = {part.name: part for part in stack.status()}
+    assert found.pid != states["redis"].pid
+
+    assert State.READY == states["redis"].state
+
+
+def test_down_leaves_no_process_and_keeps_the_data(state_folder: Path) -> None:
+    """
+    After down nobody works below the state folder, and the next up finds its rows.
+    """
+    stack = Stack(state_folder)
+    addresses = stack.up(["postgres", "redis"])
+    with psycopg.connect(addresses.dsn("shop")) as connection:
+        connection.execute("create table kept (id int)")
+    family = [
+        member
+        for name in ("postgres", "redis")
+        if (leader := process.find(stack.state.process_file(name)))
+        for member in [leader, *leader.children(recursive=True)]
+    ]
+
+    stack.down()
+
+    assert len(family) > len(NAMES)
+    assert not [p for p in family if p.is_running() and p.status() != "zombie"]
+    stack.up(["postgres"])
+    with psycopg.connect(addresses.dsn("shop")) as connection:
+        rows = connection.execute("select count(*) from kept").fetchall()
+
+    assert [(0,)] == rows
+
+
+def test_two_stacks_do_not_meet(state_folder: Path) -> None:
+    """
+    Two stacks have ports, rows and keys of their own, and one's end is not the other's.
+    """
+    first, second = Stack(state_folder / "one"), Stack(state_folder / "two")
+    one = first.up(["postgres", "redis"])
+    two = second.up(["postgres", "redis"])
+    with psycopg.connect(one.dsn("shop")) as connection:
+        connection.execute("create table here (id int)")
+
+    first.purge()
+
+    with psycopg.connect(two.dsn("shop")) as connection:
+        found = connection.execute("select to_regclass('here')").fetchone()
+    states = [part.state for part in second.status()]
+    second.purge()
+    assert one.redis_port != two.redis_port
+    assert states.count(State.READY) == 2
+
+    assert (None,) == found
+
+
+def test_a_pid_that_belongs_to_somebody_else_is_never_killed(
+    state_folder: Path,
+) -> None:
+    """
+    A process file whose pid the system has given away is not believed.
+    """
+    stack = Stack(state_folder)
+    stack.up(["redis"])
+    stack.down()
+    stranger = psutil.Popen(["sleep", "60"], start_new_session=True)
+    stack.state.process_file("redis").write_text(f"{stranger.pid} 1 boot\n", "utf-8")
+
+    stack.down()
+
+    alive = stranger.poll() is None
+    stranger.send_signal(signal.SIGKILL)
+    stranger.wait()
+
+    assert alive
+
+
+def test_an_archive_that_was_cut_off_is_noticed(
+    state_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A truncated Java archive stops its part with one sentence that names the file.
+    """
+    jar = next(jar for jar in lock.read() if jar.use == "kafka")
+    copy = state_folder / "jars"
+    shutil.copytree(store.folder() / "kafka", copy / "kafka")
+    os.truncate(copy / "kafka" / jar.file, jar.size_bytes - 1)
+    monkeypatch.setenv("TOWPATH_JARS", str(copy))
+
+    with pytest.raises(JarsError, match=jar.file) as caught:
+        store.of("kafka")
+
+    assert "missing or cut off" in str(caught.value)

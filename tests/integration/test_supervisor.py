@@ -1,0 +1,232 @@
+"""The supervisor and the process files, on small processes of their own."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from towpath.deploy.errors import NotReadyError, PartError
+from towpath.deploy.local import lifecycle, process
+from towpath.deploy.local.folders import StateFolder
+from towpath.deploy.local.part import Part
+from towpath.deploy.local.supervisor import Supervisor
+from towpath.schemas.backoff import Backoff
+from towpath.schemas.clock import Deadline, SystemClock
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+_SLEEPER = "import time; time.sleep(600)"
+# Deaf to the clean stop, and with a child in its session.
+_DEAF = (
+    "import signal, subprocess, sys, time\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    "print('deaf', flush=True)\n"
+    "time.sleep(600)\n"
+)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateFolder:
+    """Lend an empty state folder."""
+    folder = StateFolder(tmp_path / "state")
+    folder.create()
+    return folder
+
+
+@pytest.fixture
+def supervisor(state: StateFolder) -> Iterator[Supervisor]:
+    """Lend a supervisor that is quick to start a part again."""
+    with Supervisor(state, backoff=Backoff(first_s=0.05, ceiling_s=0.1)) as watching:
+        yield watching
+
+
+def _part(state: StateFolder, code: str, name: str = "worker") -> Part:
+    command = (sys.executable, "-c", code)
+    return Part(name=name, command=command, folder=state.root, stop_within_s=0.5)
+
+
+def _until(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
+    """Wait until a condition holds; tell whether it did in time."""
+    clock = SystemClock()
+    deadline = Deadline(clock, within_s)
+    while not condition():
+        if deadline.passed():
+            return False
+        clock.wait(0.02)
+    return True
+
+
+def _pid(state: StateFolder, name: str = "worker") -> int | None:
+    found = process.find(state.process_file(name))
+    return found.pid if found else None
+
+
+def test_a_killed_part_is_started_again_and_counted(
+    state: StateFolder, supervisor: Supervisor
+) -> None:
+    """
+    A part that is killed comes back as another process, and the restart is counted.
+    """
+    supervisor.start(_part(state, _SLEEPER))
+    first = _pid(state)
+    assert first is not None
+    psutil.Process(first).kill()
+
+    assert _until(lambda: _pid(state) not in {None, first})
+
+    assert supervisor.restarts("worker") == 1
+
+
+def test_a_part_that_ends_at_once_is_tried_again_and_again(
+    state: StateFolder, supervisor: Supervisor
+) -> None:
+    """
+    A part that cannot run is started again after each end, not given up.
+    """
+    supervisor.start(_part(state, "raise SystemExit(3)"))
+
+    assert _until(lambda: supervisor.restarts("worker") >= 3)
+
+
+def test_stop_leaves_nothing_even_of_the_deaf(
+    state: StateFolder, supervisor: Supervisor
+) -> None:
+    """
+    A part that ignores the clean stop is killed together with its children.
+    """
+    supervisor.start(_part(state, _DEAF))
+    assert _until(lambda: "deaf" in state.log("worker").read_text("utf-8"))
+    leader = process.find(state.process_file("worker"))
+    assert leader is not None
+    family = [leader, *leader.children(recursive=True)]
+
+    supervisor.stop(within_s=0.3)
+
+    assert len(family) == 2
+
+    assert not [p for p in family if p.is_running() and p.status() != "zombie"]
+
+
+def test_a_stopped_supervisor_starts_nothing(
+    state: StateFolder, supervisor: Supervisor
+) -> None:
+    """
+    After stop, start is without effect: no process appears behind the end.
+    """
+    supervisor.stop()
+
+    supervisor.start(_part(state, _SLEEPER))
+
+    assert _pid(state) is None
+
+
+def test_children_of_a_killed_leader_do_not_meet_its_successor(
+    state: StateFolder, supervisor: Supervisor
+) -> None:
+    """
+    What a killed part left in its session is gone before it is started again.
+    """
+    supervisor.start(_part(state, _DEAF))
+    assert _until(lambda: "deaf" in state.log("worker").read_text("utf-8"))
+    leader = process.find(state.process_file("worker"))
+    assert leader is not None
+    (child,) = leader.children()
+    leader.kill()
+
+    assert _until(lambda: _pid(state) not in {None, leader.pid})
+
+    assert not child.is_running() or child.status() == "zombie"
+
+
+def test_a_part_left_by_a_killed_supervisor_is_replaced(
+    state: StateFolder, supervisor: Supervisor
+) -> None:
+    """
+    A process that runs under the part's name before start is stopped first.
+    """
+    left = process.start(_part(state, _SLEEPER), state)
+
+    supervisor.start(_part(state, _SLEEPER))
+
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == "zombie"
+    assert _pid(state) not in {None, left}
+
+
+def test_waiting_for_a_part_that_never_serves_tells_its_last_words(
+    state: StateFolder, supervisor: Supervisor
+) -> None:
+    """
+    The error names the log and shows its end.
+    """
+
+    def never() -> None:
+        message = "nobody there"
+        raise NotReadyError(message)
+
+    part = Part(
+        name="worker",
+        command=(sys.executable, "-c", "print('I have no database'); " + _SLEEPER),
+        folder=state.root,
+        env={"PYTHONUNBUFFERED": "1"},
+        probe=never,
+        ready_within_s=2.0,
+    )
+    supervisor.start(part)
+
+    with pytest.raises(PartError, match="I have no database") as caught:
+        supervisor.wait_ready()
+
+    assert str(state.log("worker")) in str(caught.value)
+
+
+def test_a_part_that_ends_while_starting_is_told_at_once(state: StateFolder) -> None:
+    """
+    Bringing up a part that ends does not wait for its time to pass.
+    """
+
+    def never() -> None:
+        message = "nobody there"
+        raise NotReadyError(message)
+
+    part = Part(
+        name="worker",
+        command=(sys.executable, "-c", "raise SystemExit('broken')"),
+        folder=state.root,
+        probe=never,
+        ready_within_s=600.0,
+    )
+
+    with pytest.raises(PartError, match="broken"):
+        lifecycle.bring_up(part, state)
+
+    assert process.find(state.process_file("worker")) is None
+
+
+def test_a_clean_stop_is_asked_for_with_the_parts_own_signal(
+    state: StateFolder,
+) -> None:
+    """
+    The stop signal of the part reaches it, and it has time to end by itself.
+    """
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: sys.exit(print('clean')))\n"
+        "print('up', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    part = Part(
+        name="worker",
+        command=(sys.executable, "-c", code),
+        folder=state.root,
+        stop_signal=signal.SIGINT,
+    )
+    process.start(part, state)
+    assert _until(lambda: "up" in state.log("worker").read_text("utf-8"))
+
+    lifecycle.take_down(part, state)
+
+    assert "clean" in state.log("worker").read_text("utf-8")

@@ -1,0 +1,106 @@
+"""The command line's frame: help, exit codes, and where files are looked for."""
+
+from pathlib import Path
+
+import pytest
+
+from towpath.deploy.cli import app as root
+from towpath.deploy.cli.places import config_file, state_folder
+from towpath.schemas.failure import ConfigurationError, UnavailableError
+
+
+def test_a_failure_of_ours_is_told_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    Message and remedy go to standard error, and the class says the exit code.
+    """
+
+    def fail(_: list[str]) -> None:
+        message = "the broker is gone"
+        raise UnavailableError(message)
+
+    monkeypatch.setattr(root, "app", fail)
+
+    code = root.run([])
+
+    said = capsys.readouterr().err
+    assert code == 3
+
+    assert said == f"error: the broker is gone\nremedy: {UnavailableError.remedy}\n"
+
+
+def test_mistakes_of_the_configuration_exit_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    All mistakes are told, one a line.
+    """
+
+    def fail(_: list[str]) -> None:
+        raise ConfigurationError(["kafka: missing", "relay.x: unknown key"])
+
+    monkeypatch.setattr(root, "app", fail)
+
+    assert root.run([]) == 2
+
+    assert "kafka: missing\nrelay.x: unknown key" in capsys.readouterr().err
+
+
+def test_a_mistake_of_the_program_is_not_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """
+    An exception that is not of the failure tree keeps its traceback.
+    """
+
+    def fail(_: list[str]) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(root, "app", fail)
+
+    with pytest.raises(ZeroDivisionError):
+        root.run([])
+
+
+def test_an_interrupted_command_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Ctrl-C is the shell's 130.
+    """
+
+    def fail(_: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(root, "app", fail)
+
+    assert root.run([]) == root.INTERRUPTED
+
+
+def test_places_follow_option_then_variable_then_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The option wins over the variable, the variable over a file that is there.
+    """
+    monkeypatch.chdir(tmp_path)
+    named = {"TOWPATH_STATE": "elsewhere", "TOWPATH_CONFIG": "other.toml"}
+    found = [
+        config_file(Path("mine.toml"), named),
+        config_file(None, named),
+        config_file(None, {"TOWPATH_STATE": "elsewhere"}),
+        config_file(None, {}),
+        state_folder(None, {}),
+    ]
+    (tmp_path / "towpath.toml").touch()
+    found.append(config_file(None, {}))
+
+    expected = [
+        Path("mine.toml"),
+        Path("other.toml"),
+        Path("elsewhere/towpath.toml"),
+        Path(".towpath/towpath.toml"),
+        Path(".towpath"),
+        Path("towpath.toml"),
+    ]
+
+    assert expected == found

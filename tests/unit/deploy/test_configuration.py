@@ -1,0 +1,95 @@
+"""The towpath.toml that up writes: complete, and careful with an existing one."""
+
+import dataclasses
+from pathlib import Path
+
+from towpath.deploy.local.addresses import Addresses
+from towpath.deploy.local.configuration import write_configuration
+from towpath.settings import RouteKind, load
+
+_BEFORE = Addresses(
+    postgres_port=20_001,
+    kafka_port=20_002,
+    registry_port=20_003,
+    opensearch_port=9_201,
+    redis_port=20_004,
+)
+
+
+def test_a_new_file_loads_and_names_the_shop(tmp_path: Path) -> None:
+    """
+    The written file is a valid configuration with the three sinks and their routes.
+    """
+    path = tmp_path / "towpath.toml"
+
+    write_configuration(_BEFORE, path)
+
+    settings = load(path, {})
+    routes = {
+        sink.name: [(route.topic, route.name) for route in sink.route]
+        for sink in settings.sink
+    }
+    assert settings.state_folder == tmp_path
+    assert settings.sink[2].folder == tmp_path / "warehouse"
+    assert settings.sink[2].route[3].kind is RouteKind.EVENT_LOG
+    tables = ("customers", "orders", "order_lines")
+    plain = [(f"towpath.shop.{t}", t) for t in tables]
+    full = [(f"towpath.shop.{t}", f"shop.{t}") for t in tables]
+    expected = {
+        "cache": plain,
+        "search": plain,
+        "warehouse": [*full, ("outbox.event.*", "shop.events")],
+    }
+
+    assert expected == routes
+
+
+def test_moved_ports_are_replaced_and_the_rest_is_kept(tmp_path: Path) -> None:
+    """
+    Only addresses of the stack change; a port of the user's own and comments stay.
+    """
+    path = tmp_path / "towpath.toml"
+    write_configuration(_BEFORE, path)
+    text = path.read_text(encoding="utf-8")
+    own = (
+        text.replace("20003/", "5555/")
+        + "# mine: 127.0.0.1:200011 10.127.0.0.1:20001\n"
+    )
+    path.write_text(own, encoding="utf-8")
+    # The two swap their ports: neither may be replaced twice.
+    after = dataclasses.replace(_BEFORE, postgres_port=20_002, kafka_port=20_001)
+
+    write_configuration(after, path)
+
+    changed = path.read_text(encoding="utf-8")
+    settings = load(path, {})
+    assert ":20002/shop" in settings.database.dsn
+    assert settings.kafka.bootstrap_servers == "127.0.0.1:20001"
+    assert ":5555/" in settings.registry.url
+
+    assert "# mine: 127.0.0.1:200011 10.127.0.0.1:20001\n" in changed
+
+
+def test_an_unchanged_stack_leaves_the_file_alone(tmp_path: Path) -> None:
+    """
+    When no port moved, not one byte is written.
+    """
+    path = tmp_path / "towpath.toml"
+    write_configuration(_BEFORE, path)
+    before = path.stat().st_mtime_ns
+
+    write_configuration(_BEFORE, path)
+
+    assert before == path.stat().st_mtime_ns
+
+
+def test_a_file_without_the_mark_is_never_touched(tmp_path: Path) -> None:
+    """
+    A file that somebody else wrote has no line of ours and stays as it is.
+    """
+    path = tmp_path / "towpath.toml"
+    path.write_text('url = "127.0.0.1:20001"\n', encoding="utf-8")
+
+    write_configuration(dataclasses.replace(_BEFORE, postgres_port=1), path)
+
+    assert path.read_text(encoding="utf-8") == 'url = "127.0.0.1:20001"\n'

@@ -1,0 +1,221 @@
+"""The lock of the Java archives, the store, and what Maven and Ivy are told."""
+
+import gzip
+import hashlib
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from towpath.deploy.errors import JarsError
+from towpath.deploy.jars import fetch, ivy, lock, maven, store
+from towpath.deploy.jars.lock import Jar
+
+
+def _jar(content: bytes, coordinate: str = "org.a:b:1", use: str = "kafka") -> Jar:
+    group, artifact, version, *rest = coordinate.split(":")
+    del group
+    kind = rest[0] if rest else "jar"
+    classifier = f"-{rest[1]}" if len(rest) > 1 else ""
+    return Jar(
+        use=use,
+        coordinate=coordinate,
+        file=f"{artifact}-{version}{classifier}.{kind}",
+        sha256=hashlib.sha256(content).hexdigest(),
+        size_bytes=len(content),
+    )
+
+
+def _packed() -> bytes:
+    """Return a small tar.gz with one file."""
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
+        info = tarfile.TarInfo("lib/a b.txt")
+        info.size = 5
+        archive.addfile(info, io.BytesIO(b"hello"))
+    return buffer.getvalue()
+
+
+def test_every_line_of_the_lock_is_whole() -> None:
+    """
+    Each archive has a use that the stack knows, a sha256, a size and its own file name.
+    """
+    odd = [
+        jar.coordinate
+        for jar in lock.read()
+        if jar.use not in {"kafka", "opensearch", "registry", "spark"}
+        or len(jar.sha256) != 64
+        or jar.size_bytes <= 0
+        or jar.repository_path.name != jar.file
+    ]
+
+    assert odd == []
+
+
+def test_no_use_has_two_versions_of_one_archive() -> None:
+    """
+    Within one use a file name occurs once, for it becomes one folder.
+    """
+    names = [(jar.use, jar.file) for jar in lock.read()]
+
+    assert len(set(names)) == len(names)
+
+
+def test_a_coordinate_names_its_place_in_a_repository() -> None:
+    """
+    Type and classifier are part of the file's name there.
+    """
+    jar = _jar(b"x", "io.apicurio:app:3.3.3:tar.gz:all")
+
+    expected = Path("io/apicurio/app/3.3.3/app-3.3.3-all.tar.gz")
+
+    assert expected == jar.repository_path
+
+
+def test_a_file_cut_off_is_not_whole(tmp_path: Path) -> None:
+    """
+    A stored archive that lost its last byte is missing again.
+    """
+    jar = _jar(b"content")
+    source = tmp_path / "source.jar"
+    source.write_bytes(b"content")
+    store.put(jar, source, tmp_path / "store")
+    assert store.is_whole(jar, tmp_path / "store")
+
+    # Another file than the source: the store may share the bytes with it.
+    (tmp_path / "store" / "kafka" / jar.file).unlink()
+    (tmp_path / "store" / "kafka" / jar.file).write_bytes(b"conten")
+
+    assert [jar] == store.missing([jar], tmp_path / "store")
+
+
+def test_right_size_but_wrong_bytes_are_refused(tmp_path: Path) -> None:
+    """
+    A fetched file counts only with the sha256 of the lock.
+    """
+    jar = _jar(b"content")
+    (tmp_path / "file").write_bytes(b"c0ntent")
+
+    assert not store.check(jar, tmp_path / "file")
+
+
+def test_an_unpacked_file_that_is_gone_is_noticed(tmp_path: Path) -> None:
+    """
+    The archive that is unpacked is missing as soon as one of its files is cut off.
+    """
+    content = _packed()
+    jar = _jar(content, "io.apicurio:app:3:tar.gz:all", "registry")
+    (tmp_path / "packed").write_bytes(content)
+    store.put(jar, tmp_path / "packed", tmp_path / "store")
+    assert store.is_whole(jar, tmp_path / "store")
+
+    os.truncate(tmp_path / "store" / "registry" / "lib" / "a b.txt", 4)
+
+    assert not store.is_whole(jar, tmp_path / "store")
+
+
+def test_an_interrupted_unpacking_is_not_whole(tmp_path: Path) -> None:
+    """
+    Files without the list that is written last but one step do not count.
+    """
+    jar = _jar(_packed(), "io.apicurio:app:3:tar.gz:all", "registry")
+    (tmp_path / "registry" / "lib").mkdir(parents=True)
+
+    assert not store.is_whole(jar, tmp_path)
+
+
+def test_wrong_bytes_from_outside_end_in_an_error_that_names_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    When what was fetched has another sha256, nothing is stored and the file is removed.
+    """
+    jar = _jar(b"content")
+    landed = maven.repository(tmp_path / "x.fetch") / jar.repository_path
+
+    def bring_wrong_bytes(*_: object) -> str:
+        landed.parent.mkdir(parents=True)
+        landed.write_bytes(b"c0ntent")
+        return ""
+
+    monkeypatch.setattr(fetch, "_by_ivy", bring_wrong_bytes)
+
+    with pytest.raises(JarsError, match=r"org\.a:b:1"):
+        fetch.ensure(print, {"TOWPATH_JARS": str(tmp_path / "x"), "PATH": ""}, [jar])
+
+    assert not landed.exists()
+
+
+def test_what_was_fetched_before_an_interruption_is_not_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Whole files in the work folder are taken; only the rest is asked for.
+    """
+    here, there = _jar(b"one", "org.a:b:1"), _jar(b"two", "org.a:c:1")
+    repository = maven.repository(tmp_path / "x.fetch")
+    (repository / here.repository_path).parent.mkdir(parents=True)
+    (repository / here.repository_path).write_bytes(b"one")
+    asked = []
+
+    def bring(jars: list[Jar], *_: object) -> str:
+        asked.extend(jars)
+        for jar in jars:
+            (repository / jar.repository_path).parent.mkdir(parents=True)
+            (repository / jar.repository_path).write_bytes(b"two")
+        return ""
+
+    monkeypatch.setattr(fetch, "_by_ivy", bring)
+    environ = {"TOWPATH_JARS": str(tmp_path / "x"), "PATH": ""}
+
+    count = fetch.ensure(lambda _: None, environ, [here, there])
+
+    assert asked == [there]
+    assert count == 2
+    assert store.missing([here, there], tmp_path / "x") == []
+
+
+def test_maven_is_told_everything_by_name(tmp_path: Path) -> None:
+    """
+    One module for each use, each archive named, what it depends on left out.
+    """
+    jars = [_jar(b"1", "org.a:b:1"), _jar(b"2", "org.a:b:2", "spark")]
+
+    maven.command("mvn", jars, tmp_path)
+
+    text = (tmp_path / "project" / "spark" / "pom.xml").read_text(encoding="utf-8")
+    assert "<version>2</version>" in text
+    assert "<groupId>*</groupId>" in text
+
+    assert (tmp_path / "project" / "kafka" / "pom.xml").exists()
+
+
+def test_ivy_shares_out_by_size(tmp_path: Path) -> None:
+    """
+    The largest archive has an Ivy of its own while smaller ones share the others.
+    """
+    big = _jar(b"x" * 1000, "org.a:big:1")
+    small = [_jar(b"x" * 10, f"org.a:small{n}:1") for n in range(ivy.PROCESSES * 2)]
+
+    commands = ivy.commands(Path("java"), [], [*small, big], tmp_path)
+
+    modules = [path.read_text("utf-8") for path in tmp_path.glob("ivy-*/ivy.xml")]
+    alone = [m for m in modules if 'name="big"' in m and "small" not in m]
+    assert len(commands) == ivy.PROCESSES
+
+    assert len(alone) == 1
+
+
+def test_no_host_is_named() -> None:
+    """
+    Where archives come from is Maven's and Ivy's own business: no address is told.
+    """
+    text = maven._PARENT + maven._DEPENDENCY + ivy._SETTINGS + ivy._DEPENDENCY
+    told = text.replace("http://maven.apache.org/POM/4.0.0", "")
+
+    assert "//" not in told.replace("http://ant.apache.org/ivy/maven", "")

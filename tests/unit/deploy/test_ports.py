@@ -1,0 +1,48 @@
+"""Ports: chosen from a range, remembered, and given up only to somebody else."""
+
+from pathlib import Path
+
+import pytest
+
+from towpath.deploy.errors import PrerequisiteError
+from towpath.deploy.local import ports
+
+
+def test_ports_are_remembered(tmp_path: Path) -> None:
+    """
+    What was written is read again.
+    """
+    known = {"kafka": 20_001, "redis": 20_002}
+
+    ports.write(tmp_path / "ports.json", known)
+
+    assert known == ports.read(tmp_path / "ports.json")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1"])
+def test_an_unreadable_file_is_an_empty_one(tmp_path: Path, content: str) -> None:
+    """
+    A file that was cut off costs the remembered ports, not the start.
+    """
+    (tmp_path / "ports.json").write_text(content, encoding="utf-8")
+
+    assert ports.read(tmp_path / "ports.json") == {}
+
+
+def test_the_range_is_searched_around_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Looking from the middle finds a free port below it when all above are taken.
+    """
+    monkeypatch.setattr(ports, "is_free", lambda port: port == 9201)
+
+    assert ports.free_within(9201, 9299, 50) == 9201
+
+
+def test_a_full_range_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    When every port is taken, the error names the range.
+    """
+    monkeypatch.setattr(ports, "is_free", lambda _: False)
+
+    with pytest.raises(PrerequisiteError, match="9201 to 9299"):
+        ports.free_within(9201, 9299, 0)

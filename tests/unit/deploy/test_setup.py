@@ -1,0 +1,138 @@
+"""The set-up script: its checks, its stamp and its commands' places."""
+
+import importlib.util
+import platform
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from towpath.deploy.jars import lock
+
+
+@pytest.fixture
+def setup() -> ModuleType:
+    """Load the script, which is in no package."""
+    path = lock.CLONE / "deploy" / "setup.py"
+    spec = importlib.util.spec_from_file_location("towpath_setup", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "word"),
+    [
+        ("machine", "aarch64", "x86-64"),
+        ("system", "Darwin", "Linux"),
+    ],
+)
+def test_another_platform_is_refused_with_its_cure(
+    setup: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    answer: str,
+    word: str,
+) -> None:
+    """
+    One sentence says what this is and what would do.
+    """
+    monkeypatch.setattr(platform, name, lambda: answer)
+
+    with pytest.raises(setup.SetupError, match=f"use .*{word}") as caught:
+        setup.check_machine()
+
+    assert answer in str(caught.value)
+
+
+def test_another_c_library_is_refused(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Without glibc the packages' servers do not run, and the message says so.
+    """
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+
+    with pytest.raises(setup.SetupError, match="another C library"):
+        setup.check_machine()
+
+
+@pytest.mark.parametrize("release", [(3, 10), (3, 14)])
+def test_another_python_is_refused(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, release: tuple[int, int]
+) -> None:
+    """
+    Pythons on either side of the range are named with the way out.
+    """
+    monkeypatch.setattr(sys, "version_info", (*release, 0, "final", 0))
+
+    with pytest.raises(setup.SetupError, match="make PYTHON="):
+        setup.check_machine()
+
+
+def test_a_python_without_venv_is_refused(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Debian leaves ensurepip out; the message names the package that brings it.
+    """
+    monkeypatch.setitem(sys.modules, "ensurepip", None)
+
+    with pytest.raises(setup.SetupError, match="python3-venv"):
+        setup.check_machine()
+
+
+def test_the_stamp_changes_with_locks_members_and_place(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """
+    Another lock, another member or another folder each make another stamp.
+    """
+    (tmp_path / "member").mkdir()
+    (tmp_path / "member" / "pyproject.toml").write_text("[project]", encoding="utf-8")
+    (tmp_path / "run.lock").write_text("a==1", encoding="utf-8")
+    monkeypatch.setattr(setup, "CLONE", tmp_path)
+    monkeypatch.setattr(setup, "LOCKS", tmp_path)
+    prints = [setup.fingerprint()]
+
+    (tmp_path / "run.lock").write_text("a==2", encoding="utf-8")
+    prints.append(setup.fingerprint())
+    (tmp_path / "member" / "pyproject.toml").write_text("[tool]", encoding="utf-8")
+    prints.append(setup.fingerprint())
+    monkeypatch.setattr(setup, "CLONE", tmp_path / "moved")
+    prints.append(setup.fingerprint())
+
+    assert len(set(prints)) == len(prints)
+
+
+def test_an_environment_of_another_place_is_not_usable(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """
+    A folder without an environment, or with one that was moved here, is made anew.
+    """
+    monkeypatch.setattr(setup, "ENVIRONMENT", tmp_path / ".venv")
+    nothing = setup.usable()
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+
+    assert not nothing
+
+    assert not setup.usable()
+
+
+def test_the_locks_name_no_place() -> None:
+    """
+    No lock holds a path of a machine or an address.
+    """
+    found = [
+        path.name
+        for path in (lock.CLONE / "requirements").glob("*.lock")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "://" in line or "file:" in line or " /" in line
+    ]
+
+    assert found == []

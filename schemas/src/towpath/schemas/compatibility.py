@@ -1,0 +1,177 @@
+"""
+Whether a new version of an event schema can read what earlier versions wrote.
+
+The rules of Avro's schema resolution, with the new version as the reader: a field may
+go; a field may come only with a default; a type may only widen; an enum may lose a
+symbol only if it has a default; a union may only gain branches. ``check_history`` asks
+it of every earlier version, not of the last alone (the registry's level
+``BACKWARD_TRANSITIVE``). The comparison is pure and answers with findings.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from towpath.schemas.events import EventSchema
+
+LEVEL: Final = "BACKWARD_TRANSITIVE"
+
+# What a reader's primitive may be, for each primitive that the writer wrote.
+_WIDENS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "int": frozenset({"long", "float", "double"}),
+        "long": frozenset({"float", "double"}),
+        "float": frozenset({"double"}),
+        "string": frozenset({"bytes"}),
+        "bytes": frozenset({"string"}),
+    }
+)
+
+
+class Finding(NamedTuple):
+    """One reason why the new version cannot read what the old one wrote."""
+
+    path: str
+    reason: str
+
+
+class _Side(NamedTuple):
+    """A schema, and the named types that stood before it in its document."""
+
+    schema: Any
+    names: dict[str, Any]
+
+    def to(self, schema: object) -> "_Side":
+        return _Side(schema, self.names)
+
+    def resolved(self) -> "_Side":
+        """Follow names to their definitions; a bare primitive becomes its name."""
+        schema = self.schema
+        if isinstance(schema, str):
+            schema = self.names.get(schema, schema)
+        elif isinstance(schema, dict) and schema["type"] not in _COMPLEX:
+            schema = self.names.get(schema["type"], schema["type"])
+        if isinstance(schema, dict) and "name" in schema:
+            self.names[schema["name"]] = schema
+        return self.to(schema)
+
+    @property
+    def kind(self) -> str:
+        if isinstance(self.schema, list):
+            return "union"
+        return self.schema if isinstance(self.schema, str) else self.schema["type"]
+
+
+_COMPLEX: Final = frozenset({"record", "enum", "array", "map", "fixed"})
+
+
+def check_history(schemas: Sequence[EventSchema]) -> tuple[Finding, ...]:
+    """Compare each version with every earlier version of its subject."""
+    return tuple(
+        Finding(f"{new.reference} after {old.version}: {found.path}", found.reason)
+        for new in schemas
+        for old in schemas
+        if old.subject == new.subject and old.version < new.version
+        for found in compare(old.parsed, new.parsed)
+    )
+
+
+def compare(
+    old: Mapping[str, Any] | object, new: Mapping[str, Any] | object
+) -> tuple[Finding, ...]:
+    """
+    Tell why ``new`` cannot read what ``old`` wrote; empty if it can.
+
+    Args:
+        old: The writer's schema, parsed by fastavro.
+        new: The reader's schema, parsed by fastavro.
+    """
+    plain = [dict(s) if isinstance(s, Mapping) else s for s in (old, new)]
+    return tuple(_compare(_Side(plain[0], {}), _Side(plain[1], {}), "", frozenset()))
+
+
+_Pairs = frozenset[tuple[str, str]]
+
+
+def _compare(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Finding]:
+    old, new = old.resolved(), new.resolved()
+    if old.kind == "union":
+        for branch in old.schema:
+            yield from _compare(old.to(branch), new, path, seen)
+    elif new.kind == "union":
+        yield from _into_union(old, new, path, seen)
+    elif old.kind != new.kind:
+        if new.kind not in _WIDENS.get(old.kind, ()):
+            yield Finding(path, f"was {old.kind} and became {new.kind}")
+    elif old.kind in _COMPARE:
+        yield from _COMPARE[old.kind](old, new, path, seen)
+
+
+def _into_union(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Finding]:
+    for branch in new.schema:
+        if not list(_compare(old, new.to(branch), path, seen)):
+            return
+    yield Finding(path, f"was {old.kind}, which no branch of the union reads")
+
+
+def _renamed(old: _Side, new: _Side) -> bool:
+    """Tell whether a named type lost its name; a namespace may change (Avro 1.12)."""
+    names = {new.schema["name"], *new.schema.get("aliases", ())}
+    bare = {name.rpartition(".")[2] for name in names}
+    return old.schema["name"].rpartition(".")[2] not in bare
+
+
+def _records(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Finding]:
+    pair = (old.schema["name"], new.schema["name"])
+    if pair in seen:
+        return
+    if _renamed(old, new):
+        yield Finding(path, f"was the record {pair[0]} and became {pair[1]}")
+        return
+    written = {f["name"]: f for f in old.schema["fields"]}
+    # Every written field registers the types it names, also one that is not read.
+    for field in old.schema["fields"]:
+        old.to(field["type"]).resolved()
+    for field in new.schema["fields"]:
+        place = f"{path}.{field['name']}".removeprefix(".")
+        names = (field["name"], *field.get("aliases", ()))
+        writer = next((written[name] for name in names if name in written), None)
+        if writer is not None:
+            sides = old.to(writer["type"]), new.to(field["type"])
+            yield from _compare(*sides, place, seen | {pair})
+        elif "default" not in field:
+            yield Finding(place, "came without a default")
+
+
+def _enums(old: _Side, new: _Side, path: str, _seen: _Pairs) -> Iterator[Finding]:
+    if _renamed(old, new):
+        yield Finding(path, f"was the enum {old.schema['name']}, now another")
+    gone = [s for s in old.schema["symbols"] if s not in new.schema["symbols"]]
+    if gone and "default" not in new.schema:
+        yield Finding(path, f"lost {', '.join(gone)} and has no default")
+
+
+def _arrays(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Finding]:
+    sides = old.to(old.schema["items"]), new.to(new.schema["items"])
+    yield from _compare(*sides, f"{path}[]", seen)
+
+
+def _maps(old: _Side, new: _Side, path: str, seen: _Pairs) -> Iterator[Finding]:
+    sides = old.to(old.schema["values"]), new.to(new.schema["values"])
+    yield from _compare(*sides, f"{path}{{}}", seen)
+
+
+def _fixeds(old: _Side, new: _Side, path: str, _seen: _Pairs) -> Iterator[Finding]:
+    if _renamed(old, new) or old.schema["size"] != new.schema["size"]:
+        yield Finding(path, "was another fixed type")
+
+
+_COMPARE: Final = MappingProxyType(
+    {
+        "record": _records,
+        "enum": _enums,
+        "array": _arrays,
+        "map": _maps,
+        "fixed": _fixeds,
+    }
+)

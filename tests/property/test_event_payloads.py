@@ -1,0 +1,100 @@
+"""The compiled check against fastavro's own opinion, over payloads of every kind."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import fastavro
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from towpath.schemas.events import event_schemas
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+# The values at which types part: neighbours of each bound, and each type's lookalikes.
+_EDGES = (
+    *(None, True, False, 0, 1.0, "", "0", [], {}, [{}], ["null"]),
+    *(2**31 - 1, 2**31, -(2**31), -(2**31) - 1),
+    *(2**63 - 1, 2**63, -(2**63), -(2**63) - 1),
+)
+
+# Each example is changed in hundreds of ways, one at a time: small enough to read.
+_WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+
+
+def payload_of(schema: Any) -> st.SearchStrategy[Any]:
+    """Make payloads that follow the schema."""
+    if isinstance(schema, list):
+        return st.one_of([payload_of(branch) for branch in schema])
+    if isinstance(schema, Mapping):
+        if schema["type"] == "record":
+            return st.fixed_dictionaries(
+                {f["name"]: payload_of(f["type"]) for f in schema["fields"]}
+            )
+        if schema["type"] == "array":
+            return st.lists(payload_of(schema["items"]), max_size=3)
+        return payload_of(schema["type"])
+    return {
+        "null": st.none(),
+        "boolean": st.booleans(),
+        "int": st.integers(-(2**31), 2**31 - 1),
+        "long": st.integers(-(2**63), 2**63 - 1),
+        "string": _TEXT,
+    }[schema]
+
+
+def bent(payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give the payload as it is, and with each single thing in it changed."""
+    yield payload
+    for place in [payload, *payload.get("lines", [])]:
+        whole = dict(place)
+        for field in (*whole, "unknown"):
+            for edge in _EDGES:
+                place[field] = edge
+                yield payload
+            del place[field]
+            yield payload
+            place.clear()
+            place.update(whole)
+
+
+def judged(name: str, payload: dict[str, Any]) -> bool:
+    """Ask fastavro, with defaults put in and fields beside the schema refused."""
+    schema = event_schemas()[name].parsed
+    whole = copy.deepcopy(payload)
+    if not _filled(schema, whole):
+        return False
+    return fastavro.validate(whole, dict(schema), raise_errors=False, strict=True)
+
+
+def _filled(schema: Mapping[str, Any], payload: Any) -> bool:
+    if not isinstance(payload, dict):
+        return False
+    for field in schema["fields"]:
+        if "default" in field:
+            payload.setdefault(field["name"], field["default"])
+        items = field["type"].get("items") if isinstance(field["type"], dict) else None
+        elements = payload.get(field["name"]) if items else None
+        if isinstance(elements, list) and not all(_filled(items, e) for e in elements):
+            return False
+    return payload.keys() <= {f["name"] for f in schema["fields"]}
+
+
+@pytest.mark.parametrize("name", sorted(event_schemas()))
+@settings(max_examples=10, phases=_WITHOUT_SHRINKING)
+@given(data=st.data())
+def test_the_check_accepts_exactly_what_the_schema_says(name: str, data: st.DataObject):
+    """
+    A payload passes if and only if fastavro finds it valid, strictly.
+    """
+    schema = event_schemas()[name]
+    payload = data.draw(payload_of(schema.parsed))
+
+    differing = [
+        copy.deepcopy(changed)
+        for changed in bent(payload)
+        if judged(name, changed) != (schema.check(changed) is None)
+    ]
+
+    assert differing == []

@@ -1,0 +1,108 @@
+"""The compiled check of a JSON payload: what each Avro type allows, what it says."""
+
+import fastavro
+import pytest
+
+from towpath.schemas.payload import compile_check
+
+LETTERS = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
+TREE = {
+    "type": "record",
+    "name": "Node",
+    "namespace": "t",
+    "fields": [
+        {"name": "value", "type": "int"},
+        {"name": "children", "type": {"type": "array", "items": "Node"}},
+    ],
+}
+
+
+def told(schema, value) -> tuple[str, str] | None:
+    """Check a value; tell the field and the reason of the first mismatch."""
+    found = compile_check(fastavro.parse_schema(schema))(value)
+    return None if found is None else (found.field, found.reason)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ("null", None),
+        ("boolean", False),
+        ("int", -(2**31)),
+        ("long", 2**63 - 1),
+        ("float", 1),
+        ("double", 1.5),
+        ("string", "é"),
+        (["null", "string"], None),
+        (["int", "string"], "x"),
+        (LETTERS, "B"),
+        ({"type": "map", "values": "int"}, {"a": 1}),
+        ({"type": "array", "items": "int"}, (1, 2)),
+        ({"type": "string", "logicalType": "uuid"}, "free text"),
+        (TREE, {"value": 1, "children": [{"value": 2, "children": []}]}),
+    ],
+)
+def test_what_a_type_allows_is_accepted(schema, value):
+    """
+    A value of the type has no mismatch.
+    """
+    assert told(schema, value) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "expected"),
+    [
+        ("null", 0, ("", "is not null")),
+        ("int", 2**31, ("", "is out of the range of int")),
+        ("int", True, ("", "is not a whole number")),
+        ("int", 1.0, ("", "is not a whole number")),
+        ("long", -(2**63) - 1, ("", "is out of the range of long")),
+        ("double", float("nan"), ("", "is not a finite number")),
+        ("double", 10**400, ("", "is not a finite number")),
+        ("double", "1", ("", "is not a number")),
+        ("string", b"x", ("", "is not text")),
+        (["null", "string"], 1, ("", "is not text")),
+        (["int", "string"], None, ("", "fits no branch of its union")),
+        (
+            LETTERS,
+            "C",
+            ("", "is none of A, B"),
+        ),
+        ({"type": "map", "values": "int"}, [], ("", "is not an object")),
+        ({"type": "map", "values": "int"}, {1: 1}, ("", "has a key that is not text")),
+        ({"type": "map", "values": "int"}, {"a": ""}, ("a", "is not a whole number")),
+        ({"type": "array", "items": "int"}, {}, ("", "is not an array")),
+        ({"type": "array", "items": "int"}, [1, ""], ("[1]", "is not a whole number")),
+        (TREE, [], ("", "is not an object")),
+        (TREE, {"value": 1}, ("children", "is missing")),
+        (
+            TREE,
+            {"value": 1, "children": [{"value": "", "children": []}]},
+            ("children[0].value", "is not a whole number"),
+        ),
+    ],
+)
+def test_what_a_type_does_not_allow_is_told_with_its_place(schema, value, expected):
+    """
+    The first mismatch says where it is and what is wrong.
+    """
+    assert expected == told(schema, value)
+
+
+def test_a_field_with_a_default_may_be_left_out():
+    """
+    A reader has something to put in its place.
+    """
+    fields = [{"name": "a", "type": "int", "default": 0}]
+    schema = {"type": "record", "name": "R", "fields": fields}
+
+    assert told(schema, {}) is None
+
+
+@pytest.mark.parametrize("schema", ["bytes", {"type": "fixed", "name": "F", "size": 2}])
+def test_types_without_a_json_form_are_refused_at_once(schema):
+    """
+    A schema with bytes in it cannot become a check of JSON payloads.
+    """
+    with pytest.raises(ValueError, match="an event schema cannot use the type"):
+        compile_check(schema)

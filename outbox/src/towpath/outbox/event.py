@@ -1,0 +1,33 @@
+"""A domain event as the outbox takes it: what happened, to which aggregate, when."""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxEvent:
+    """
+    One event, not yet recorded.
+
+    Attributes:
+        aggregate_type: What it happened to; names the topic, such as ``order``.
+        aggregate_id: Which one; the record's key, so events of one stay in order.
+        type: The event type, such as ``OrderPlaced``; chooses the schema.
+        payload: The aggregate's state. Decimals, dates and UUIDs become text.
+        occurred_at: Aware; becomes the header of the same name, in UTC.
+        headers: Further record headers, text to text.
+        traceparent: The W3C trace context that the event belongs to, if any.
+        id: Names the event for ever; consumers recognise a repetition by it.
+    """
+
+    aggregate_type: str
+    aggregate_id: str
+    type: str
+    payload: Mapping[str, Any]
+    occurred_at: datetime
+    headers: Mapping[str, str] = field(default_factory=dict)
+    traceparent: str | None = None
+    id: uuid.UUID = field(default_factory=uuid.uuid4)

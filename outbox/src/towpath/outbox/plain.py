@@ -1,0 +1,60 @@
+"""
+Values as JSON can hold them without loss: the platform's one text form of each.
+
+Decimals become strings (a JSON number would lose digits), dates and times RFC 3339 in
+UTC with six digits, UUIDs their text, enums their value. Everything else stays as it
+is, and the event's schema says whether it may.
+"""
+
+import enum
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - any value in, any JSON value out
+    """
+    Return the value with everything inside it in its JSON form.
+
+    Raises:
+        ValueError: A datetime is not aware: nobody could say which instant it is.
+    """
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return {plain(key): plain(element) for key, element in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(element) for element in value]
+    return _scalar(value)
+
+
+def rfc3339(at: datetime) -> str:
+    """
+    Write an instant in UTC with six digits and a ``Z``.
+
+    Raises:
+        ValueError: The datetime is not aware.
+    """
+    if at.utcoffset() is None:
+        message = f"a datetime without a zone is no instant: {at.isoformat()}"
+        raise ValueError(message)
+    in_utc = at.astimezone(UTC).replace(tzinfo=None)
+    return in_utc.isoformat(timespec="microseconds") + "Z"
+
+
+def _scalar(value: Any) -> Any:  # noqa: ANN401 - as above
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, datetime):
+        return rfc3339(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    return value

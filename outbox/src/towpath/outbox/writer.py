@@ -1,0 +1,91 @@
+"""
+Write events into the outbox, in the transaction the session is in.
+
+Everything that could make an event undeliverable is looked at before the first row is
+written: its schema, a topic name that Kafka takes, headers that do not stand in the way
+of the relay's own. The writer never commits; the caller's commit is the event's.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from sqlalchemy import Connection, insert
+from sqlalchemy.orm import Session
+
+from towpath.outbox.event import OutboxEvent
+from towpath.outbox.plain import plain
+from towpath.outbox.table import outbox_table
+from towpath.schemas import headers
+from towpath.schemas.events import InvalidEventError, check_event
+from towpath.schemas.topics import is_legal_topic
+
+# Room for a topic template around it, within Kafka's 249 characters.
+MAX_AGGREGATE_TYPE_LENGTH: Final = 200
+_OF_THE_RELAY: Final = frozenset(
+    {
+        headers.EVENT_ID,
+        headers.EVENT_TYPE,
+        headers.AGGREGATE_TYPE,
+        headers.EVENT_SCHEMA,
+        headers.POSITION,
+        headers.OCCURRED_AT,
+        headers.TRACEPARENT,
+        headers.SNAPSHOT,
+    }
+)
+
+
+def record(session: Session | Connection, event: OutboxEvent) -> None:
+    """
+    Write one event in the caller's transaction.
+
+    Raises:
+        InvalidEventError: The event is not what its schema says, or could not be
+            delivered; nothing was written.
+    """
+    record_all(session, (event,))
+
+
+def record_all(session: Session | Connection, events: Iterable[OutboxEvent]) -> None:
+    """
+    Write several events in the caller's transaction, in their order.
+
+    Raises:
+        InvalidEventError: One of them is not valid; none was written.
+    """
+    rows = [_row(event) for event in events]
+    if rows:
+        session.execute(insert(outbox_table), rows)
+
+
+def _row(event: OutboxEvent) -> dict[str, Any]:
+    payload = plain(event.payload)
+    schema = check_event(event.type, payload)
+    _check_delivery(event)
+    return {
+        "id": event.id,
+        "aggregate_type": event.aggregate_type,
+        "aggregate_id": event.aggregate_id,
+        "type": event.type,
+        "payload": payload,
+        "headers": {headers.EVENT_SCHEMA: schema.reference, **event.headers},
+        "traceparent": event.traceparent,
+        "occurred_at": event.occurred_at,
+    }
+
+
+def _check_delivery(event: OutboxEvent) -> None:
+    long = len(event.aggregate_type) > MAX_AGGREGATE_TYPE_LENGTH
+    if long or not is_legal_topic(event.aggregate_type):
+        reason = "cannot be part of a topic's name"
+        raise InvalidEventError(event.type, "aggregate_type", reason)
+    if not event.aggregate_id or "\0" in event.aggregate_id:
+        reason = "is empty or holds a NUL character"
+        raise InvalidEventError(event.type, "aggregate_id", reason)
+    if event.occurred_at.utcoffset() is None:
+        reason = "has no time zone"
+        raise InvalidEventError(event.type, "occurred_at", reason)
+    for name, value in event.headers.items():
+        if name in _OF_THE_RELAY or not isinstance(value, str):
+            reason = "is the relay's own, or not text"
+            raise InvalidEventError(event.type, f"headers.{name}", reason)

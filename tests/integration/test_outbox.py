@@ -1,0 +1,311 @@
+"""The outbox on a real Postgres: an event exists if and only if its commit does."""
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Column, Engine, Table, Text, create_engine, text
+from sqlalchemy.orm import Session, registry, sessionmaker
+
+from towpath.outbox import (
+    Collector,
+    InvalidEventError,
+    OutboxEvent,
+    SavepointError,
+    outbox_table,
+    record,
+    track,
+)
+from towpath.relay.postgres.queries import query
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@dataclass
+class Member:
+    """An aggregate: a row of its own, and what it has to say."""
+
+    id: str
+    name: str
+    events: list[OutboxEvent] = field(default_factory=list)
+
+    def says(self, name: object) -> None:
+        """Take a name, and say so."""
+        self.name = str(name)
+        self.events.append(registered(self.id, name))
+
+
+def registered(key: str, name: object = "Ada") -> OutboxEvent:
+    """Make an event of a customer."""
+    payload = {
+        "customer_id": key,
+        "name": name,
+        "email": "ada@example.org",
+        "active": True,
+        "created_at": AT,
+        "updated_at": AT,
+    }
+    return OutboxEvent(
+        aggregate_type="customer",
+        aggregate_id=key,
+        type="CustomerRegistered",
+        payload=payload,
+        occurred_at=AT,
+    )
+
+
+@pytest.fixture
+def engine(database: str) -> Iterator[Engine]:
+    """Lend an engine over a database with an outbox and a table of members."""
+    engine = create_engine(database.replace("postgresql:", "postgresql+psycopg2:", 1))
+    with engine.begin() as connection:
+        connection.execute(text("create schema towpath"))
+        connection.execute(text("create table member (id text primary key, name text)"))
+        outbox_table.metadata.create_all(connection)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def sessions(engine: Engine) -> sessionmaker[Session]:
+    """Lend a factory of sessions that are served by a collector."""
+    sessions = sessionmaker(engine)
+    Collector().install(sessions)
+    return sessions
+
+
+def insert(session: Session, member: Member) -> Member:
+    """Write a member by a statement of its own, as a repository does."""
+    row = {"id": member.id, "name": member.name}
+    session.execute(text("insert into member values (:id, :name)"), row)
+    return track(session, member)
+
+
+def written(engine: Engine) -> tuple[list[str], list[str]]:
+    """List the members and the members that events speak of."""
+    with engine.connect() as connection:
+        members = connection.scalars(text("select id from member order by id"))
+        events = connection.scalars(
+            text("select aggregate_id from towpath.outbox order by aggregate_id")
+        )
+        return list(members), list(events)
+
+
+def test_an_event_is_committed_with_its_state(engine: Engine):
+    """
+    One commit writes both.
+    """
+    with Session(engine) as session:
+        insert(session, Member("a", "Ada"))
+        record(session, registered("a"))
+        session.commit()
+
+    assert (["a"], ["a"]) == written(engine)
+
+
+def test_an_event_is_rolled_back_with_its_state(engine: Engine):
+    """
+    Without a commit there is neither.
+    """
+    with Session(engine) as session:
+        insert(session, Member("a", "Ada"))
+        record(session, registered("a"))
+
+    assert ([], []) == written(engine)
+
+
+def test_a_bad_event_writes_nothing_and_leaves_the_transaction_usable(engine: Engine):
+    """
+    The check comes before the statement: the caller may still go on.
+    """
+    with Session(engine) as session:
+        with pytest.raises(InvalidEventError):
+            record(session, registered("a", name=7))
+        record(session, registered("b"))
+        session.commit()
+
+    assert ([], ["b"]) == written(engine)
+
+
+def test_an_event_takes_a_connection_as_well_as_a_session(engine: Engine):
+    """
+    Who works without sessions records in the connection's transaction.
+    """
+    with engine.begin() as connection:
+        record(connection, registered("a"))
+
+    assert ([], ["a"]) == written(engine)
+
+
+def test_columns_hold_what_the_relay_reads(engine: Engine):
+    """
+    The payload is the JSON text as it was written; what is absent is NULL.
+    """
+    event = registered("a", name='Zoë \u2028 \\ "')
+    with Session(engine) as session:
+        record(session, event)
+        session.commit()
+        row = session.execute(
+            text(
+                "select id, payload->>'name', payload->>'created_at',"
+                " headers->>'schema', traceparent, occurred_at from towpath.outbox"
+            )
+        ).one()
+
+    expected = (
+        event.id,
+        'Zoë \u2028 \\ "',
+        "2026-01-02T00:00:00.000000Z",
+        "shop.CustomerRegistered:1",
+        None,
+        AT,
+    )
+
+    assert expected == (uuid.UUID(str(row[0])), *row[1:])
+
+
+def test_what_an_aggregate_says_is_recorded_at_commit(engine: Engine, sessions):
+    """
+    The handler does nothing for it; said once, it is recorded once.
+    """
+    with sessions() as session:
+        insert(session, Member("a", "")).says("Ada")
+        session.commit()
+        session.commit()
+
+    assert (["a"], ["a"]) == written(engine)
+
+
+def test_what_an_aggregate_says_is_recorded_at_flush(engine: Engine, sessions):
+    """
+    With mapped rows, the events are written before the rows are.
+    """
+
+    class Row:
+        def __init__(self, key: str) -> None:
+            self.id = key
+            self.name = ""
+            self.events = [registered(key)]
+
+    local = registry()
+    columns = (Column("id", Text, primary_key=True), Column("name", Text))
+    local.map_imperatively(Row, Table("member", local.metadata, *columns))
+    with sessions() as session:
+        session.add(track(session, Row("a")))
+        session.flush()
+        seen = session.scalar(text("select count(*) from towpath.outbox"))
+        session.commit()
+
+    assert (1, (["a"], ["a"])) == (seen, written(engine))
+    local.dispose()
+
+
+def test_what_an_aggregate_said_is_forgotten_with_its_rows(engine: Engine, sessions):
+    """
+    After a rollback the next commit writes nothing of it.
+    """
+    with sessions() as session:
+        member = insert(session, Member("a", ""))
+        member.says("Ada")
+        session.rollback()
+        track(session, member)
+        session.commit()
+
+    assert ([], []) == written(engine)
+
+
+def test_a_bad_event_stops_the_commit(engine: Engine, sessions):
+    """
+    State is never committed without what was said about it, however often one tries.
+    """
+    with sessions() as session:
+        insert(session, Member("a", "")).says(7)
+        for _ in range(2):
+            with pytest.raises(InvalidEventError):
+                session.commit()
+
+    assert ([], []) == written(engine)
+
+
+def test_what_was_said_in_a_savepoint_goes_with_it(engine: Engine, sessions):
+    """
+    A rollback to a savepoint takes its events and only its events.
+    """
+    with sessions() as session:
+        inner = session.begin_nested()
+        insert(session, Member("a", "")).says("Ada")
+        inner.rollback()
+        with session.begin_nested():
+            insert(session, Member("b", "")).says("Bob")
+        insert(session, Member("c", "")).says("Cy")
+        session.commit()
+
+    assert (["b", "c"], ["b", "c"]) == written(engine)
+
+
+def test_a_savepoint_waits_for_what_was_said_before_it(engine: Engine, sessions):
+    """
+    It is refused until that is recorded: its rollback would take the events along.
+    """
+    collector = Collector()
+    with sessions() as session:
+        insert(session, Member("a", "")).says("Ada")
+        with pytest.raises(SavepointError):
+            session.begin_nested()
+        session.rollback()
+
+        insert(session, Member("b", "")).says("Bob")
+        collector.drain(session)
+        inner = session.begin_nested()
+        inner.rollback()
+        session.commit()
+
+    assert (["b"], ["b"]) == written(engine)
+
+
+def test_several_aggregates_speak_in_the_order_they_were_tracked(
+    engine: Engine, sessions
+):
+    """
+    Each one's events stay together and in order; tracking twice says nothing twice.
+    """
+    with sessions() as session:
+        first = insert(session, Member("a", ""))
+        second = insert(session, Member("b", ""))
+        second.says("1")
+        first.says("2")
+        first.says("3")
+        track(session, first)
+        session.commit()
+    with engine.connect() as connection:
+        names = connection.scalars(
+            text("select payload->>'name' from towpath.outbox order by ctid")
+        ).all()
+
+    assert ["2", "3", "1"] == names
+
+
+def test_the_relay_makes_the_table_that_the_library_writes(database: str):
+    """
+    The table as ``relay init`` makes it and as the library describes it do not differ.
+    """
+    engine = create_engine(database.replace("postgresql:", "postgresql+psycopg2:", 1))
+    with engine.begin() as connection:
+        connection.execute(text(query("create_schema").decode()))
+        connection.execute(text(query("create_outbox_table").decode()))
+        options = {
+            "include_schemas": True,
+            "include_name": lambda name, kind, _: kind != "schema" or name == "towpath",
+            "compare_server_default": True,
+        }
+        context = MigrationContext.configure(connection, opts=options)
+        found = compare_metadata(context, outbox_table.metadata)
+    engine.dispose()
+
+    assert found == []

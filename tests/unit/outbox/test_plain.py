@@ -1,0 +1,70 @@
+"""The one text form of values that JSON cannot hold without loss."""
+
+import enum
+import uuid
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from types import MappingProxyType
+
+import pytest
+
+from towpath.outbox import plain
+
+
+class Colour(enum.StrEnum):
+    """A text enum, as a status is."""
+
+    RED = "red"
+
+
+AT = datetime(2026, 1, 2, 3, 4, 5, 60, tzinfo=UTC)
+ID = uuid.UUID("0af76519-16cd-43dd-8448-eb211c80319c")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Decimal("10.50"), "10.50"),
+        (Decimal("1E+3"), "1000"),
+        (AT, "2026-01-02T03:04:05.000060Z"),
+        (AT.replace(microsecond=0), "2026-01-02T03:04:05.000000Z"),
+        (
+            AT.astimezone(timezone(timedelta(hours=5, minutes=30))),
+            "2026-01-02T03:04:05.000060Z",
+        ),
+        (date(2026, 1, 2), "2026-01-02"),
+        (ID, str(ID)),
+        (Colour.RED, "red"),
+        ({"a": (Decimal(1), None, True, 1.5)}, {"a": ["1", None, True, 1.5]}),
+        (MappingProxyType({ID: [AT]}), {str(ID): ["2026-01-02T03:04:05.000060Z"]}),
+    ],
+)
+def test_values_become_what_json_can_hold(value, expected):
+    """
+    Decimals keep their digits, instants are UTC with six digits, mappings are plain.
+    """
+    assert expected == plain(value)
+
+
+def test_an_enum_becomes_its_value_and_not_its_kind():
+    """
+    What comes out is text and nothing more, whatever writes it.
+    """
+    assert type(plain(Colour.RED)) is str
+
+
+def test_an_instant_without_a_zone_is_refused():
+    """
+    A datetime that does not say which instant it is cannot become one.
+    """
+    with pytest.raises(ValueError, match="without a zone"):
+        plain({"at": AT.replace(tzinfo=None)})
+
+
+def test_what_has_no_json_form_is_left_for_the_schema_to_refuse():
+    """
+    An unknown object comes out as it went in.
+    """
+    thing = object()
+
+    assert plain(thing) is thing

@@ -1,0 +1,124 @@
+"""
+The orders service as a process: ``serve`` (the default), ``migrate`` or ``seed``.
+
+``serve`` brings the tables up to date, makes the event schemas known to the registry
+and then listens. Every option has an environment variable: ``SHOP_DSN``,
+``SHOP_REGISTRY``, ``SHOP_HOST``, ``SHOP_PORT``, ``SHOP_THREADS``.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import structlog
+from sqlalchemy import Engine
+
+from towpath.schemas.backoff import Backoff
+from towpath.schemas.clock import Deadline, SystemClock
+from towpath.schemas.events import event_history
+from towpath.schemas.failure import TowpathError, UnavailableError
+from towpath.services.orders.app import DEFAULT_THREADS, create_app, migrate_shop
+from towpath.services.orders.seed import seed_shop
+from towpath.services.plumbing.database import make_engine
+from towpath.services.plumbing.logs import configure_logs
+from towpath.services.plumbing.server import Listen, serve
+from towpath.services.registry import register_event_schemas
+
+# How long the service waits for its database and the registry when all start at once.
+START_TIMEOUT_S: Final = 60.0
+
+log = structlog.get_logger("towpath.services.orders")
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Do what the command line asks; return the exit code."""
+    options = _parser(environ).parse_args(arguments)
+    configure_logs()
+    try:
+        _COMMANDS[options.command](options)
+    except TowpathError as error:
+        log.error("stopped", reason=str(error), remedy=error.remedy)  # noqa: TRY400
+        return error.exit_code
+    return 0
+
+
+def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="orders", description=__doc__)
+    add = parser.add_argument
+    add("command", nargs="?", choices=list(_COMMANDS), default="serve")
+    dsn = environ.get("SHOP_DSN")
+    add("--dsn", default=dsn, required=dsn is None, help="the shop's database")
+    add("--registry", default=environ.get("SHOP_REGISTRY"), help="its URL, if any")
+    add("--host", default=environ.get("SHOP_HOST", "127.0.0.1"))
+    add("--port", type=int, default=environ.get("SHOP_PORT", "8080"))
+    threads = environ.get("SHOP_THREADS", str(DEFAULT_THREADS))
+    add("--threads", type=int, default=threads, help="requests served at once")
+    add("--orders", type=int, default=50_000, help="how many orders seed places")
+    add("--customers", type=int, default=5_000, help="how many customers seed makes")
+    add("--seed", type=int, default=1, help="another one gives other orders")
+    return parser
+
+
+def _serve(options: argparse.Namespace) -> None:
+    _migrate(options)
+    if options.registry is None:
+        log.warning("no registry is named: event schemas are not registered")
+    else:
+        clock = SystemClock()
+        register_event_schemas(
+            options.registry, event_history(), clock=clock, timeout_s=START_TIMEOUT_S
+        )
+    listen = Listen(host=options.host, port=options.port, threads=options.threads)
+    log.info("the orders service starts", host=listen.host, port=listen.port)
+    serve(lambda: create_app(options.dsn, threads=options.threads), listen)
+
+
+def _migrate(options: argparse.Namespace) -> None:
+    clock = SystemClock()
+    deadline = Deadline(clock, START_TIMEOUT_S)
+    attempt = 0
+    while True:
+        try:
+            with closing_engine(options.dsn) as engine:
+                migrate_shop(engine)
+        except UnavailableError as error:
+            if deadline.passed():
+                raise
+            log.info("waiting for the database", reason=str(error))
+            clock.wait(min(Backoff().delay_s(attempt), deadline.remaining_s()))
+            attempt += 1
+        else:
+            log.info("the shop's tables are up to date")
+            return
+
+
+def _seed(options: argparse.Namespace) -> None:
+    with closing_engine(options.dsn) as engine:
+        migrate_shop(engine)
+        seed_shop(
+            engine,
+            orders=options.orders,
+            customers=options.customers,
+            seed=options.seed,
+        )
+    log.info("the shop is seeded", orders=options.orders, customers=options.customers)
+
+
+@contextmanager
+def closing_engine(dsn: str) -> Iterator[Engine]:
+    """Give an engine for one connection, and leave none open behind it."""
+    engine = make_engine(dsn, pool_size=1)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+_COMMANDS: Final = {"serve": _serve, "migrate": _migrate, "seed": _seed}
+
+if __name__ == "__main__":
+    # The root reads the environment for everyone below it.
+    sys.exit(main(sys.argv[1:], os.environ))  # noqa: TID251

@@ -1,0 +1,159 @@
+"""
+The service's HTTP protocol: routes, input and output; every rule is in the handlers.
+
+=========================  =======================  ==================
+route                      body                     answers
+=========================  =======================  ==================
+POST /customers            RegisterCustomer         201, 422
+GET  /customers/{id}       -                        200, 404
+POST /orders               PlaceOrder               201, 422
+GET  /orders/{id}          -                        200, 404
+POST /orders/{id}/pay      PayOrder, or none        200, 404, 409
+POST /orders/{id}/cancel   CancelOrder, or none     200, 404, 409
+=========================  =======================  ==================
+
+Every POST takes an ``Idempotency-Key`` and a ``traceparent``. Other answers, for every
+route: 400, 413, 415 for a body that cannot be read, 503 when the database is away.
+"""
+
+import json
+import uuid
+from collections.abc import Callable
+from datetime import datetime
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+
+from flask import Blueprint, Response, current_app, request
+from sqlalchemy.orm import Session, sessionmaker
+
+from towpath.outbox import plain
+from towpath.schemas.clock import Clock
+from towpath.services.orders import handlers
+from towpath.services.orders.commands import (
+    CancelOrder,
+    PayOrder,
+    PlaceOrder,
+    RegisterCustomer,
+)
+from towpath.services.orders.events import customer_document, order_document
+from towpath.services.orders.idempotency import (
+    Answer,
+    claim_of,
+    earlier_answer,
+    keep_answer,
+)
+from towpath.services.orders.unit import OrdersUnit
+from towpath.services.plumbing.body import read_body
+from towpath.services.plumbing.trace import valid_traceparent
+
+EXTENSION: Final = "towpath.orders"
+REPLAYED: Final = "Idempotent-Replayed"
+
+blueprint = Blueprint("orders", __name__)
+
+
+class Parts(NamedTuple):
+    """What the routes need; the application keeps it under ``EXTENSION``."""
+
+    sessions: sessionmaker[Session]
+    clock: Clock
+
+
+CarryOut = Callable[[OrdersUnit, datetime], dict[str, Any]]
+
+
+@blueprint.post("/customers")
+def register_customer() -> Response:
+    """Register a customer."""
+    command = read_body(request, RegisterCustomer)
+    return _once(
+        lambda unit, at: customer_document(
+            handlers.register_customer(command, unit, at)
+        ),
+        HTTPStatus.CREATED,
+    )
+
+
+@blueprint.get("/customers/<uuid:customer_id>")
+def find_customer(customer_id: uuid.UUID) -> Response:
+    """Read a customer."""
+    with OrdersUnit(_parts().sessions) as unit:
+        state = handlers.find_customer(customer_id, unit)
+    return _respond(HTTPStatus.OK, plain(customer_document(state)))
+
+
+@blueprint.post("/orders")
+def place_order() -> Response:
+    """Place an order."""
+    command = read_body(request, PlaceOrder)
+    return _once(
+        lambda unit, at: order_document(handlers.place_order(command, unit, at)),
+        HTTPStatus.CREATED,
+    )
+
+
+@blueprint.get("/orders/<bigint:order_id>")
+def find_order(order_id: int) -> Response:
+    """Read an order."""
+    with OrdersUnit(_parts().sessions) as unit:
+        state = handlers.find_order(order_id, unit)
+    return _respond(HTTPStatus.OK, plain(order_document(state)))
+
+
+@blueprint.post("/orders/<bigint:order_id>/pay")
+def pay_order(order_id: int) -> Response:
+    """Pay an order."""
+    read_body(request, PayOrder, optional=True)
+    return _once(
+        lambda unit, at: order_document(handlers.pay_order(order_id, unit, at)),
+    )
+
+
+@blueprint.post("/orders/<bigint:order_id>/cancel")
+def cancel_order(order_id: int) -> Response:
+    """Cancel an order."""
+    command = read_body(request, CancelOrder, optional=True)
+    return _once(
+        lambda unit, at: order_document(
+            handlers.cancel_order(order_id, command, unit, at)
+        ),
+    )
+
+
+def _parts() -> Parts:
+    parts: Parts = current_app.extensions[EXTENSION]
+    return parts
+
+
+def _once(carry_out: CarryOut, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    """Carry the command out in one transaction, or give its earlier answer again."""
+    sessions, clock = _parts()
+    claim = claim_of(request)
+    traceparent = valid_traceparent(request.headers.get("traceparent"))
+    with OrdersUnit(sessions, traceparent) as unit:
+        earlier = earlier_answer(unit.session, claim) if claim else None
+        if earlier is not None:
+            return _respond(earlier.status, earlier.document, replayed=True)
+        answer = Answer(status.value, plain(carry_out(unit, clock.now())))
+        if claim:
+            keep_answer(unit.session, claim, answer)
+        unit.commit()
+    return _respond(answer.status, answer.document)
+
+
+def _respond(
+    status: int, document: dict[str, Any], *, replayed: bool = False
+) -> Response:
+    body = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    response = Response(body, status, mimetype="application/json")
+    if status == HTTPStatus.CREATED:
+        response.headers["Location"] = _location(document)
+    if replayed:
+        response.headers[REPLAYED] = "true"
+    return response
+
+
+def _location(document: dict[str, Any]) -> str:
+    if "order_id" in document:
+        return f"/orders/{document['order_id']}"
+    return f"/customers/{document['customer_id']}"

@@ -1,0 +1,77 @@
+"""The composition root of the orders service: the only place that knows every part."""
+
+from typing import Final
+
+from flask import Flask
+from sqlalchemy import Engine
+from sqlalchemy.orm import sessionmaker
+from werkzeug.routing import IntegerConverter, ValidationError
+
+from towpath.outbox import Collector
+from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.events import event_schemas
+from towpath.services.orders.api import EXTENSION, Parts, blueprint
+from towpath.services.orders.events import outbox_event
+from towpath.services.orders.tables import SCHEMA
+from towpath.services.plumbing.body import MAX_BODY_BYTES
+from towpath.services.plumbing.database import make_engine
+from towpath.services.plumbing.health import health_blueprint
+from towpath.services.plumbing.migration import migrate
+from towpath.services.plumbing.problems import install_problems
+
+MIGRATIONS: Final = "towpath.services.orders.migrations"
+NEEDED_TABLES: Final = ("shop.customers", "shop.orders", "towpath.outbox")
+DEFAULT_THREADS: Final = 8
+_MAX_BIGINT: Final = 2**63 - 1
+
+
+class _BigintConverter(IntegerConverter):
+    """An order's number as Postgres can hold it; anything else is no such order."""
+
+    def to_python(self, value: str) -> int:
+        # Nineteen digits are the most; Python refuses to read thousands.
+        if len(value) > len(str(_MAX_BIGINT)) or int(value) > _MAX_BIGINT:
+            raise ValidationError
+        return int(value)
+
+
+def create_app(
+    dsn: str, *, threads: int = DEFAULT_THREADS, clock: Clock | None = None
+) -> Flask:
+    """
+    Put the service together over a database; nothing is opened before a request.
+
+    Args:
+        dsn: The shop's database, as libpq takes it.
+        threads: How many requests are served at once; each has a connection.
+        clock: Tells when things happen.
+    """
+    engine = make_engine(dsn, pool_size=threads)
+    app = assemble(engine, clock or SystemClock())
+    app.extensions["engine"] = engine
+    return app
+
+
+def assemble(engine: Engine, clock: Clock) -> Flask:
+    """Put the service together over an engine."""
+    event_schemas()  # compiled now, not in the first request
+    sessions = sessionmaker(engine, expire_on_commit=False)
+    Collector(outbox_event).install(sessions)
+    app = Flask("towpath-orders", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
+    app.url_map.converters["bigint"] = _BigintConverter
+    install_problems(app)
+    app.register_blueprint(health_blueprint(engine, NEEDED_TABLES))
+    app.extensions[EXTENSION] = Parts(sessions, clock)
+    app.register_blueprint(blueprint)
+    return app
+
+
+def migrate_shop(engine: Engine) -> None:
+    """
+    Make or update the shop's tables.
+
+    Raises:
+        UnavailableError: The database cannot be reached.
+    """
+    migrate(engine, package=MIGRATIONS, schema=SCHEMA)

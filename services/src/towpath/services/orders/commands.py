@@ -1,0 +1,96 @@
+"""What the service can be asked to do, as checked input. Imperatives."""
+
+import re
+import uuid
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+
+from towpath.services.orders.domain import AttributeValue
+from towpath.services.plumbing.body import Input, without_nul
+
+MAX_LINES: Final = 100
+MAX_QUANTITY: Final = 1_000_000
+MAX_ATTRIBUTES: Final = 50
+# Larger integers are JSON too, but most readers of JSON round them.
+_MAX_INTEGER: Final = 2**53 - 1
+_PRICE: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,2})?\Z")
+
+
+def _price(value: object) -> Decimal:
+    """Take text only: a JSON number may have lost digits before it arrived."""
+    if not isinstance(value, str) or _PRICE.match(value) is None:
+        message = 'must be a decimal as text with at most two digits, such as "9.99"'
+        raise ValueError(message)
+    return Decimal(value).quantize(Decimal("0.01"))
+
+
+def _attribute(value: AttributeValue) -> AttributeValue:
+    if isinstance(value, str):
+        without_nul(value)
+    elif isinstance(value, int) and abs(value) > _MAX_INTEGER:
+        message = f"must lie within {_MAX_INTEGER} of zero"
+        raise ValueError(message)
+    return value
+
+
+Price = Annotated[Decimal, BeforeValidator(_price)]
+Name = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, min_length=1, max_length=200),
+    AfterValidator(without_nul),
+]
+Email = Annotated[
+    str,
+    StringConstraints(max_length=320, pattern=r"^[^@\s]+@[^@\s]+$"),
+    AfterValidator(without_nul),
+]
+Note = Annotated[
+    str, StringConstraints(min_length=1, max_length=2_000), AfterValidator(without_nul)
+]
+AttributeName = Annotated[
+    str, StringConstraints(min_length=1, max_length=100), AfterValidator(without_nul)
+]
+Attribute = Annotated[
+    Annotated[str, StringConstraints(max_length=1_000)] | int | bool | None,
+    AfterValidator(_attribute),
+]
+
+
+class RegisterCustomer(Input):
+    """Register a customer."""
+
+    name: Name
+    email: Email
+
+
+class OrderedLine(Input):
+    """So much of one product at this price."""
+
+    product_id: uuid.UUID
+    quantity: int = Field(ge=1, le=MAX_QUANTITY)
+    unit_price: Price
+
+
+class PlaceOrder(Input):
+    """Place an order for a customer."""
+
+    customer_id: uuid.UUID
+    currency: str = Field(default="EUR", pattern=r"^[A-Z]{3}$")
+    note: Note | None = None
+    attributes: dict[AttributeName, Attribute] | None = Field(
+        default=None, max_length=MAX_ATTRIBUTES
+    )
+    lines: Sequence[OrderedLine] = Field(min_length=1, max_length=MAX_LINES)
+
+
+class PayOrder(Input):
+    """Pay an order; the body says nothing."""
+
+
+class CancelOrder(Input):
+    """Cancel an order, for a reason or none."""
+
+    reason: Note | None = None

@@ -1,0 +1,189 @@
+"""
+Customers and orders: what they are and what may happen to them. No I/O, no framework.
+
+::
+
+    place --> PLACED --pay--> PAID
+                 |
+                 +---cancel--> CANCELLED
+
+An order's ``state`` is a value that each change replaces as a whole; the change says so
+in ``events``. Doing again what is already done changes nothing and says nothing.
+"""
+
+import enum
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from decimal import Decimal
+from typing import Final
+
+from towpath.schemas.failure import DataError
+
+# What numeric(12,2) holds.
+MAX_AMOUNT: Final = Decimal("9999999999.99")
+
+AttributeValue = str | int | bool | None
+
+
+class OrderStatus(enum.StrEnum):
+    """Where an order stands."""
+
+    PLACED = "placed"
+    PAID = "paid"
+    CANCELLED = "cancelled"
+
+
+class OrderRuleError(DataError):
+    """The order's state does not allow the change."""
+
+    remedy = "Look at the order first: it went another way."
+
+
+class AmountError(DataError):
+    """The order's total is more than can be kept."""
+
+    remedy = "Place several smaller orders."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One product of an order; ``line_no`` counts from 1."""
+
+    line_no: int
+    product_id: uuid.UUID
+    quantity: int
+    unit_price: Decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderState:
+    """Everything that an order is, at one moment."""
+
+    order_id: int
+    customer_id: uuid.UUID
+    status: OrderStatus
+    total: Decimal
+    currency: str
+    lines: tuple[Line, ...]
+    note: str | None
+    attributes: Mapping[str, AttributeValue] | None
+    placed_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class OrderPlaced:
+    """An order was placed."""
+
+    order: OrderState
+
+
+@dataclass(frozen=True, slots=True)
+class OrderPaid:
+    """An order was paid."""
+
+    order: OrderState
+
+
+@dataclass(frozen=True, slots=True)
+class OrderCancelled:
+    """An order was cancelled; ``reason`` is in the customer's words."""
+
+    order: OrderState
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomerState:
+    """Everything that a customer is, at one moment."""
+
+    customer_id: uuid.UUID
+    name: str
+    email: str
+    active: bool
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CustomerRegistered:
+    """A customer was registered."""
+
+    customer: CustomerState
+
+
+DomainEvent = OrderPlaced | OrderPaid | OrderCancelled | CustomerRegistered
+
+
+@dataclass(slots=True)
+class Customer:
+    """A customer and what it has to say."""
+
+    state: CustomerState
+    events: list[DomainEvent] = field(default_factory=list)
+
+    @classmethod
+    def register(cls, state: CustomerState) -> "Customer":
+        """Register a new customer."""
+        return cls(state, [CustomerRegistered(state)])
+
+
+@dataclass(slots=True)
+class Order:
+    """An order, its rules, and what it has to say."""
+
+    state: OrderState
+    events: list[DomainEvent] = field(default_factory=list)
+
+    @classmethod
+    def place(cls, state: OrderState) -> "Order":
+        """Place a new order, as ``draft`` made it."""
+        return cls(state, [OrderPlaced(state)])
+
+    def pay(self, at: datetime) -> None:
+        """
+        Take the order as paid; nothing happens if it is.
+
+        Raises:
+            OrderRuleError: It is cancelled.
+        """
+        if self._move(OrderStatus.PAID, at):
+            self.events.append(OrderPaid(self.state))
+
+    def cancel(self, at: datetime, reason: str | None) -> None:
+        """
+        Cancel the order; nothing happens if it is cancelled.
+
+        Raises:
+            OrderRuleError: It is paid.
+        """
+        if self._move(OrderStatus.CANCELLED, at):
+            self.events.append(OrderCancelled(self.state, reason))
+
+    def _move(self, status: OrderStatus, at: datetime) -> bool:
+        if self.state.status is status:
+            return False
+        if self.state.status is not OrderStatus.PLACED:
+            message = (
+                f"Order {self.state.order_id} is {self.state.status.value} and"
+                f" cannot become {status.value}."
+            )
+            raise OrderRuleError(message)
+        self.state = replace(self.state, status=status, updated_at=at)
+        return True
+
+
+def total_of(lines: Sequence[Line]) -> Decimal:
+    """
+    Add up the lines.
+
+    Raises:
+        AmountError: The sum is more than an order may cost.
+    """
+    total = sum((line.quantity * line.unit_price for line in lines), Decimal("0.00"))
+    if total > MAX_AMOUNT:
+        message = f"The lines sum up to more than {MAX_AMOUNT}."
+        raise AmountError(message)
+    return total

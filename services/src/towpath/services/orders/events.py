@@ -1,0 +1,107 @@
+"""
+From what an aggregate says to what the outbox takes: names, keys and payloads.
+
+An order's event carries the order's whole state, so that a reader of the topic needs
+nothing else. The same document answers ``GET``.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy.orm import Session
+
+from towpath.outbox import OutboxEvent
+from towpath.services.orders.domain import (
+    AttributeValue,
+    CustomerRegistered,
+    CustomerState,
+    DomainEvent,
+    OrderCancelled,
+    OrderPaid,
+    OrderPlaced,
+    OrderState,
+)
+from towpath.services.plumbing.unit_of_work import TRACEPARENT
+
+ORDER: Final = "order"
+CUSTOMER: Final = "customer"
+
+
+def outbox_event(said: DomainEvent, session: Session) -> OutboxEvent:
+    """Turn a domain event into an outbox event, within the request's trace."""
+    aggregate_type, aggregate_id, payload, occurred_at = _parts(said)
+    return OutboxEvent(
+        aggregate_type=aggregate_type,
+        aggregate_id=aggregate_id,
+        type=type(said).__name__,
+        payload=payload,
+        occurred_at=occurred_at,
+        traceparent=session.info.get(TRACEPARENT),
+    )
+
+
+def order_document(order: OrderState) -> dict[str, Any]:
+    """Write an order's whole state with names; values stay as they are."""
+    return {
+        "order_id": order.order_id,
+        "customer_id": order.customer_id,
+        "status": order.status,
+        "total": order.total,
+        "currency": order.currency,
+        "lines": [
+            {
+                "line_no": line.line_no,
+                "product_id": line.product_id,
+                "quantity": line.quantity,
+                "unit_price": line.unit_price,
+            }
+            for line in order.lines
+        ],
+        "note": order.note,
+        "attributes": order.attributes,
+        "placed_at": order.placed_at,
+        "updated_at": order.updated_at,
+    }
+
+
+def customer_document(customer: CustomerState) -> dict[str, Any]:
+    """Write a customer's whole state with names; values stay as they are."""
+    return {
+        "customer_id": customer.customer_id,
+        "name": customer.name,
+        "email": customer.email,
+        "active": customer.active,
+        "created_at": customer.created_at,
+        "updated_at": customer.updated_at,
+    }
+
+
+def _parts(said: DomainEvent) -> tuple[str, str, dict[str, Any], datetime]:
+    match said:
+        case CustomerRegistered(customer):
+            key = str(customer.customer_id)
+            payload = customer_document(customer)
+            return CUSTOMER, key, payload, customer.created_at
+        case OrderPlaced(order):
+            return _order_parts(order, {})
+        case OrderPaid(order):
+            return _order_parts(order, {"paid_at": order.updated_at})
+        case OrderCancelled(order, reason):
+            more = {"cancelled_at": order.updated_at, "reason": reason}
+            return _order_parts(order, more)
+
+
+def _order_parts(
+    order: OrderState, more: dict[str, Any]
+) -> tuple[str, str, dict[str, Any], datetime]:
+    payload = order_document(order)
+    payload["attributes"] = _json_text(order.attributes)
+    return ORDER, str(order.order_id), payload | more, order.updated_at
+
+
+def _json_text(attributes: Mapping[str, AttributeValue] | None) -> str | None:
+    if attributes is None:
+        return None
+    return json.dumps(dict(attributes), ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,69 @@
+"""
+The WSGI server: gunicorn with one worker process and threads, started from code.
+
+One process with threads is the smallest thing that serves a shop well: requests wait
+for Postgres, not for Python. The worker makes the application itself, after the fork,
+so that no connection is shared between processes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flask import Flask
+from gunicorn.app.base import BaseApplication
+from gunicorn.glogging import Logger
+
+# Requests in progress get this long when the service is stopped.
+GRACEFUL_STOP_S: Final = 10
+# Longer than any think time of a client that keeps its connection.
+KEEP_ALIVE_S: Final = 75
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where the server listens, and how many requests it serves at once."""
+
+    host: str
+    port: int
+    threads: int
+    workers: int = 1
+
+
+class _RootLogger(Logger):  # type: ignore[misc]  # gunicorn has no types
+    """Hands gunicorn's log records to the process's own handlers."""
+
+    def setup(self, cfg: Any) -> None:  # noqa: ANN401 - gunicorn has no types
+        self.cfg = cfg
+        self._access_log_enabled = False
+        self.error_log.propagate = True
+
+
+class _Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
+    def __init__(self, make_app: Callable[[], Flask], listen: Listen) -> None:
+        self._make_app = make_app
+        self._listen = listen
+        super().__init__()
+
+    def load_config(self) -> None:
+        options = {
+            "bind": f"{self._listen.host}:{self._listen.port}",
+            "workers": self._listen.workers,
+            "threads": self._listen.threads,
+            "worker_class": "gthread",
+            "graceful_timeout": GRACEFUL_STOP_S,
+            "keepalive": KEEP_ALIVE_S,
+            "logger_class": _RootLogger,
+            "control_socket_disable": True,
+            "proc_name": "towpath-shop",
+        }
+        for name, value in options.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> Flask:
+        return self._make_app()
+
+
+def serve(make_app: Callable[[], Flask], listen: Listen) -> None:
+    """Serve until the process is told to stop; requests in progress are finished."""
+    _Server(make_app, listen).run()

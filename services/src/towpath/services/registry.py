@@ -1,0 +1,153 @@
+"""
+Make every event schema known to the schema registry, once, at start.
+
+Each version is registered under its record's name, oldest first, and the subject is
+set to ``BACKWARD_TRANSITIVE`` before a second version may follow. All of it may be
+repeated, also by two services at once. Nothing asks the registry during a request.
+"""
+
+from collections.abc import Sequence
+from contextlib import closing
+from http import HTTPStatus
+from typing import ClassVar, Final
+
+import structlog
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+from httpx2 import TransportError  # what confluent-kafka's registry client raises
+
+from towpath.schemas.backoff import Backoff
+from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.compatibility import LEVEL
+from towpath.schemas.events import EventSchema
+from towpath.schemas.failure import HaltError, UnavailableError
+
+# One answer takes milliseconds; this only bounds a registry that hangs.
+REQUEST_TIMEOUT_S: Final = 5.0
+_REFUSED: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
+
+log = structlog.get_logger(__name__)
+
+
+class RegistryUnavailableError(UnavailableError):
+    """The schema registry did not answer before the deadline."""
+
+    remedy: ClassVar[str] = "Check that the registry runs and that its URL is right."
+
+
+class RegistryConflictError(HaltError):
+    """The registry holds other schemas under our subjects."""
+
+    remedy: ClassVar[str] = "Register the versions in order, or mend the subject."
+
+
+def register_event_schemas(
+    url: str,
+    schemas: Sequence[EventSchema],
+    *,
+    clock: Clock,
+    timeout_s: float,
+) -> None:
+    """
+    Register every version; try again until the deadline while the registry is away.
+
+    Args:
+        url: The registry's Confluent-compatible address.
+        schemas: Every version of every subject, oldest first.
+        clock: Waits between attempts.
+        timeout_s: When to give up.
+
+    Raises:
+        RegistryUnavailableError: It did not answer in time.
+        RegistryConflictError: It refuses a schema, or counts its versions otherwise.
+    """
+    client = SchemaRegistryClient(
+        {"url": url, "max.retries": 0, "timeout": REQUEST_TIMEOUT_S}
+    )
+    with closing(client):
+        _register_until(client, schemas, clock, timeout_s)
+    log.info("event schemas are registered", count=len(schemas))
+
+
+def _register_until(
+    client: SchemaRegistryClient,
+    schemas: Sequence[EventSchema],
+    clock: Clock,
+    timeout_s: float,
+) -> None:
+    deadline = Deadline(clock, timeout_s)
+    backoff = Backoff(ceiling_s=2.0)
+    attempt = 0
+    while True:
+        try:
+            _register(client, schemas)
+        except RegistryUnavailableError as error:
+            delay_s = min(backoff.delay_s(attempt), deadline.remaining_s())
+            if deadline.passed():
+                raise
+            log.info("waiting for the schema registry", reason=str(error))
+            clock.wait(delay_s)
+            attempt += 1
+        else:
+            return
+
+
+def _register(client: SchemaRegistryClient, schemas: Sequence[EventSchema]) -> None:
+    try:
+        for schema in schemas:
+            _register_one(client, schema)
+    except TransportError as error:
+        message = f"the schema registry cannot be reached: {error}"
+        raise RegistryUnavailableError(message) from error
+    except SchemaRegistryError as error:
+        message = f"the schema registry failed: {error.error_message}"
+        raise RegistryUnavailableError(message) from error
+
+
+def _register_one(client: SchemaRegistryClient, schema: EventSchema) -> None:
+    try:
+        client.register_schema(schema.subject, Schema(schema.text, "AVRO"))
+    except SchemaRegistryError as error:
+        if error.http_status_code not in _REFUSED:
+            raise
+        # Some registries refuse the very same schema when two bring it at once.
+        if _version(client, schema) is None:
+            message = f"the schema registry refuses a schema: {error.error_message}"
+            raise RegistryConflictError(message) from error
+    _keep_compatible(client, schema.subject)
+    version = _version(client, schema)
+    if version != schema.version:
+        message = f"the schema registry counts {schema.reference} as version {version}"
+        raise RegistryConflictError(message)
+
+
+def _keep_compatible(client: SchemaRegistryClient, subject: str) -> None:
+    if _level(client, subject) == LEVEL:
+        return
+    try:
+        client.set_compatibility(subject, LEVEL)
+    except SchemaRegistryError:
+        # Another service may have been first.
+        if _level(client, subject) != LEVEL:
+            raise
+
+
+def _level(client: SchemaRegistryClient, subject: str) -> str | None:
+    try:
+        return str(client.get_compatibility(subject))
+    except SchemaRegistryError as error:
+        if error.http_status_code == HTTPStatus.NOT_FOUND:
+            return None
+        raise
+
+
+def _version(client: SchemaRegistryClient, schema: EventSchema) -> int | None:
+    """Ask which version the registry counts this schema as; None if it has it not."""
+    try:
+        known = client.lookup_schema(schema.subject, Schema(schema.text, "AVRO"))
+    except SchemaRegistryError as error:
+        if error.http_status_code == HTTPStatus.NOT_FOUND:
+            return None
+        raise
+    version: int | None = known.version
+    return version

@@ -1,0 +1,588 @@
+"""
+The orders service on a real Postgres: what is written, and what is written with it.
+
+The application is called without a server; ``test_orders_server.py`` has one.
+"""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from flask.testing import FlaskClient
+from sqlalchemy import Engine, text
+from werkzeug.test import TestResponse
+
+from towpath.outbox import outbox_table
+from towpath.schemas.clock import SystemClock
+from towpath.services.orders import handlers
+from towpath.services.orders.api import EXTENSION
+from towpath.services.orders.app import create_app, migrate_shop
+from towpath.services.orders.commands import PlaceOrder
+from towpath.services.orders.seed import seed_shop
+from towpath.services.orders.tables import metadata
+from towpath.services.orders.unit import OrdersUnit
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+PRODUCT = "0af76519-16cd-43dd-8448-eb211c80319c"
+LINE = {"product_id": PRODUCT, "quantity": 2, "unit_price": "9.99"}
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+THREADS = 8
+
+
+@dataclass
+class Shop:
+    """The service over a fresh database, and a look into that database."""
+
+    dsn: str
+    client: FlaskClient
+    engine: Engine
+    customer_id: str = ""
+
+    def place(self, *, key: str | None = None, **change: Any) -> TestResponse:
+        """Place an order of one line, changed as told."""
+        body = {"customer_id": self.customer_id, "lines": [LINE], **change}
+        headers = {"Idempotency-Key": key} if key else {}
+        return self.client.post("/orders", json=body, headers=headers)
+
+    def placed(self) -> int:
+        """Place an order; return its number."""
+        return self.place().json["order_id"]
+
+    def rows(self, query: str, **values: Any) -> list[Any]:
+        """Ask the database."""
+        with self.engine.begin() as connection:
+            result = connection.execute(text(query), values)
+            return [tuple(row) for row in result] if result.returns_rows else []
+
+    def events(self) -> list[tuple[str, str]]:
+        """List the events of orders: type and order, by the order's number."""
+        return self.rows(
+            "select type, aggregate_id from towpath.outbox"
+            " where aggregate_type = 'order' order by aggregate_id::bigint, occurred_at"
+        )
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Count orders, lines, kept answers and the events of orders."""
+        return self.rows(
+            "select (select count(*) from shop.orders),"
+            " (select count(*) from shop.order_lines),"
+            " (select count(*) from shop.idempotency),"
+            " (select count(*) from towpath.outbox where aggregate_type = 'order')"
+        )[0]
+
+
+@pytest.fixture
+def bare_shop(database: str) -> Iterator[Shop]:
+    """Lend a shop whose outbox is not there yet."""
+    app = create_app(database, threads=THREADS)
+    engine = app.extensions["engine"]
+    migrate_shop(engine)
+    yield Shop(database, app.test_client(), engine)
+    engine.dispose()
+
+
+@pytest.fixture
+def shop(bare_shop: Shop) -> Shop:
+    """Lend a shop with its outbox and one customer."""
+    bare_shop.rows("create schema towpath")
+    outbox_table.metadata.create_all(bare_shop.engine)
+    customer = {"name": "Ada", "email": "ada@example.org"}
+    response = bare_shop.client.post("/customers", json=customer)
+    bare_shop.customer_id = response.json["customer_id"]
+    return bare_shop
+
+
+def at_once(do: Callable[[int], Any], count: int = THREADS) -> list[Any]:
+    """Do it several times at the same moment; return what came out."""
+    gate = threading.Barrier(count)
+
+    def after_the_others(number: int) -> Any:
+        gate.wait(timeout=30)
+        return do(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(after_the_others, range(count)))
+
+
+def test_an_order_is_written_with_its_lines_and_its_event(shop: Shop):
+    """
+    Order, lines and OrderPlaced are there together; the event holds the whole order.
+    """
+    headers = {"traceparent": TRACEPARENT}
+    lines = [LINE, LINE | {"unit_price": "0.02", "quantity": 1}]
+    body = {
+        "customer_id": shop.customer_id,
+        "lines": lines,
+        "note": "Zürich",
+        "attributes": {"gift": True},
+    }
+
+    response = shop.client.post("/orders", json=body, headers=headers)
+    event = shop.rows(
+        "select aggregate_id, type, payload, headers, traceparent,"
+        """ to_char(occurred_at, 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
+        " from towpath.outbox where aggregate_type = 'order'"
+    )[0]
+
+    order = response.json
+    expected = (
+        str(order["order_id"]),
+        "OrderPlaced",
+        order | {"attributes": '{"gift":true}'},
+        {"schema": "shop.OrderPlaced:1"},
+        TRACEPARENT,
+        order["placed_at"],
+    )
+
+    assert (201, "20.00", 2) == (
+        response.status_code,
+        order["total"],
+        len(order["lines"]),
+    )
+    assert response.headers["Location"] == f"/orders/{order['order_id']}"
+    assert shop.client.get(f"/orders/{order['order_id']}").json == order
+    assert expected == event
+
+
+def test_a_customer_is_written_with_its_event(shop: Shop):
+    """
+    The customer can be read, and CustomerRegistered says the same.
+    """
+    read = shop.client.get(f"/customers/{shop.customer_id}").json
+    events = shop.rows("select aggregate_type, type, payload from towpath.outbox")
+
+    assert [("customer", "CustomerRegistered", read)] == events
+
+
+def test_paying_and_cancelling_are_each_one_event(shop: Shop):
+    """
+    Doing it again is answered alike and says nothing more.
+    """
+    paid, cancelled = shop.placed(), shop.placed()
+    answers = [
+        shop.client.post(f"/orders/{paid}/pay"),
+        shop.client.post(f"/orders/{paid}/pay"),
+        shop.client.post(f"/orders/{cancelled}/cancel", json={"reason": "late"}),
+        shop.client.post(f"/orders/{cancelled}/cancel", json={"reason": "again"}),
+    ]
+    reasons = shop.rows(
+        "select payload->>'reason' from towpath.outbox where type = 'OrderCancelled'"
+    )
+
+    expected = [
+        ("OrderPlaced", str(paid)),
+        ("OrderPaid", str(paid)),
+        ("OrderPlaced", str(cancelled)),
+        ("OrderCancelled", str(cancelled)),
+    ]
+
+    assert [200] * 4 == [a.status_code for a in answers]
+    assert answers[0].json == answers[1].json
+    assert [("late",)] == reasons
+    assert expected == shop.events()
+
+
+def test_an_order_that_went_the_other_way_is_a_conflict(shop: Shop):
+    """
+    A paid order is not cancelled, a cancelled one not paid; nothing is said.
+    """
+    paid, cancelled = shop.placed(), shop.placed()
+    shop.client.post(f"/orders/{paid}/pay")
+    shop.client.post(f"/orders/{cancelled}/cancel")
+    before = shop.events()
+
+    answers = [
+        shop.client.post(f"/orders/{paid}/cancel"),
+        shop.client.post(f"/orders/{cancelled}/pay"),
+    ]
+
+    assert [409, 409] == [a.status_code for a in answers]
+    assert before == shop.events()
+
+
+def test_nothing_is_written_without_a_commit(shop: Shop):
+    """
+    What a unit of work does not commit leaves neither rows nor events.
+    """
+    sessions = shop.client.application.extensions[EXTENSION].sessions
+    command = PlaceOrder.model_validate(
+        {"customer_id": uuid.UUID(shop.customer_id), "lines": [_line()]}
+    )
+    with OrdersUnit(sessions) as unit:
+        handlers.place_order(command, unit, SystemClock().now())
+        unit.session.flush()
+
+    assert shop.counts() == (0, 0, 0, 0)
+
+
+def test_an_event_that_cannot_be_written_takes_its_order_with_it(shop: Shop):
+    """
+    If the outbox refuses the row, the order is not there either.
+    """
+    shop.rows("alter table towpath.outbox add check (type <> 'OrderPlaced')")
+
+    response = shop.place(key="k")
+
+    assert (500, (0, 0, 0, 0)) == (response.status_code, shop.counts())
+
+
+def test_an_order_that_cannot_be_committed_takes_its_event_with_it(shop: Shop):
+    """
+    If the commit itself fails, after every row was written, nothing is there.
+    """
+    shop.rows(
+        "create function refuse() returns trigger language plpgsql as"
+        " $$ begin raise exception 'no'; end $$"
+    )
+    shop.rows(
+        "create constraint trigger refuse after insert on shop.orders"
+        " deferrable initially deferred for each row execute function refuse()"
+    )
+
+    response = shop.place(key="k")
+
+    assert (500, (0, 0, 0, 0)) == (response.status_code, shop.counts())
+
+
+def test_a_connection_lost_before_the_commit_leaves_nothing(shop: Shop):
+    """
+    The client is told to try again; the same key then places the order once.
+    """
+    shop.rows(
+        "create function die() returns trigger language plpgsql as"
+        " $$ begin perform pg_terminate_backend(pg_backend_pid()); return new; end $$"
+    )
+    shop.rows(
+        "create trigger die after insert on towpath.outbox"
+        " for each row execute function die()"
+    )
+    lost = shop.place(key="k")
+    left = shop.counts()
+    shop.rows("drop trigger die on towpath.outbox")
+    again = shop.place(key="k")
+
+    assert (503, "1") == (lost.status_code, lost.headers["Retry-After"])
+    assert (0, 0, 0, 0) == left
+    assert (201, (1, 1, 1, 1)) == (again.status_code, shop.counts())
+
+
+def test_the_same_request_twice_is_carried_out_once(shop: Shop):
+    """
+    The second answer is the first one again, byte for byte, and says so.
+    """
+    first, second = shop.place(key="k"), shop.place(key="k")
+    replayed = [r.headers.get("Idempotent-Replayed") for r in (first, second)]
+
+    assert [None, "true"] == replayed
+    assert (first.status_code, first.data) == (second.status_code, second.data)
+    assert first.headers["Location"] == second.headers["Location"]
+    assert shop.counts() == (1, 1, 1, 1)
+
+
+def test_the_same_request_at_the_same_time_is_carried_out_once(shop: Shop):
+    """
+    Eight at once with one key place one order and get one answer.
+    """
+    client = shop.client.application.test_client
+    body = {"customer_id": shop.customer_id, "lines": [LINE]}
+    headers = {"Idempotency-Key": "k"}
+
+    answers = at_once(lambda _: client().post("/orders", json=body, headers=headers))
+    distinct = {(a.status_code, a.data) for a in answers}
+
+    assert (1, (1, 1, 1, 1)) == (len(distinct), shop.counts())
+
+
+def test_a_key_that_comes_with_another_request_is_refused(shop: Shop):
+    """
+    Another body under a used key is a 422 that names the header.
+    """
+    shop.place(key="k")
+
+    response = shop.place(key="k", note="Another.")
+
+    assert (422, "Idempotency-Key") == (
+        response.status_code,
+        response.json["errors"][0]["field"],
+    )
+
+
+@pytest.mark.parametrize("key", ["", " ", "a" * 201, "é"])
+def test_a_key_that_is_none_is_refused(shop: Shop, key: str):
+    """
+    A key is 1 to 200 visible ASCII characters.
+    """
+    body = {"customer_id": shop.customer_id, "lines": [LINE]}
+
+    response = shop.client.post("/orders", json=body, headers={"Idempotency-Key": key})
+
+    assert (422, (0, 0, 0, 0)) == (response.status_code, shop.counts())
+
+
+def test_a_failed_request_does_not_use_its_key_up(shop: Shop):
+    """
+    The key of a refused order places a good one.
+    """
+    refused = shop.place(key="k", customer_id=str(uuid.uuid4()))
+    placed = shop.place(key="k")
+
+    assert [422, 201] == [refused.status_code, placed.status_code]
+
+
+def test_an_order_paid_and_cancelled_at_once_goes_one_way(shop: Shop):
+    """
+    Of eight who pay and cancel at the same time, one way wins and is said once.
+    """
+    order_id = shop.placed()
+    client = shop.client.application.test_client
+
+    answers = at_once(
+        lambda n: client().post(f"/orders/{order_id}/{'pay' if n % 2 else 'cancel'}")
+    )
+    codes = sorted(a.status_code for a in answers)
+    status = shop.rows("select status::text from shop.orders")[0][0]
+    said = "OrderPaid" if status == "paid" else "OrderCancelled"
+
+    assert [200] * 4 + [409] * 4 == codes
+    assert [("OrderPlaced", str(order_id)), (said, str(order_id))] == shop.events()
+
+
+def test_the_newest_event_of_every_order_is_the_order(shop: Shop):
+    """
+    After many requests at once, some of them refused, events and tables agree.
+    """
+    client = shop.client.application.test_client
+
+    def shopper(number: int) -> None:
+        for step in range(6):
+            body = {"customer_id": shop.customer_id, "lines": [LINE] * (1 + step % 4)}
+            if step % 3 == 2:
+                body["customer_id"] = str(uuid.uuid4())
+            order = client().post("/orders", json=body).json.get("order_id", 0)
+            for way in ("pay", "cancel")[:: 1 if number % 2 else -1]:
+                client().post(f"/orders/{order}/{way}")
+
+    at_once(shopper)
+    differing = shop.rows(
+        "select o.id, e.aggregate_id from shop.orders o full join"
+        " (select distinct on (aggregate_id) * from towpath.outbox"
+        "  where aggregate_type = 'order' order by aggregate_id, occurred_at desc) e"
+        " on e.aggregate_id = o.id::text"
+        " where (o.status::text, o.total::text)"
+        " is distinct from (e.payload->>'status', e.payload->>'total')"
+    )
+    orders, _, _, events = shop.counts()
+
+    assert (THREADS * 4, THREADS * 8, []) == (orders, events, differing)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/orders/1"),
+        ("POST", "/orders/1/pay"),
+        ("POST", "/orders/1/cancel"),
+        ("GET", f"/customers/{PRODUCT}"),
+        ("GET", "/orders/9223372036854775807"),
+        ("GET", "/orders/9223372036854775808"),
+        ("GET", f"/orders/{'9' * 5000}"),
+        ("GET", "/orders/-1"),
+        ("GET", "/orders/one"),
+        ("GET", "/customers/7"),
+    ],
+)
+def test_what_does_not_exist_is_not_found(shop: Shop, method: str, path: str):
+    """
+    Unknown numbers, numbers that Postgres cannot hold, and what is no number.
+    """
+    response = shop.client.open(path, method=method)
+
+    assert (404, "application/problem+json") == (
+        response.status_code,
+        response.mimetype,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"customer_id": PRODUCT}, "customer_id"),
+        (
+            {"lines": [LINE | {"unit_price": "9999999999.99"}]},
+            "lines",
+        ),
+        ({"note": "a\0b"}, "note"),
+        ({"attributes": {"a\0": 1}}, "attributes.a\0.[key]"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_field(shop: Shop, change, field: str):
+    """
+    An unknown customer, a total too large and NUL characters leave nothing behind.
+    """
+    response = shop.place(**change)
+
+    assert (422, field, (0, 0, 0, 0)) == (
+        response.status_code,
+        response.json["errors"][0]["field"],
+        shop.counts(),
+    )
+
+
+def test_a_trace_context_that_is_none_is_not_kept(shop: Shop):
+    """
+    An invalid header costs the request nothing and is dropped.
+    """
+    body = {"customer_id": shop.customer_id, "lines": [LINE]}
+    shop.client.post("/orders", json=body, headers={"traceparent": "nonsense"})
+    kept = shop.rows(
+        "select traceparent from towpath.outbox where type = 'OrderPlaced'"
+    )
+
+    assert [(None,)] == kept
+
+
+def test_without_its_outbox_the_service_is_not_ready_and_says_why(bare_shop: Shop):
+    """
+    It lives, refuses writes for now with the cure, and writes nothing.
+    """
+    customer = {"name": "Ada", "email": "ada@example.org"}
+    live = bare_shop.client.get("/health/live")
+    ready = bare_shop.client.get("/health/ready")
+    refused = bare_shop.client.post("/customers", json=customer)
+    left = bare_shop.rows("select count(*) from shop.customers")
+
+    assert [200, 503, 503] == [r.status_code for r in (live, ready, refused)]
+    assert "towpath relay init" in refused.json["detail"]
+    assert [(0,)] == left
+
+
+def test_with_everything_there_the_service_is_ready(shop: Shop):
+    """
+    The database answers and has every table.
+    """
+    assert shop.client.get("/health/ready").json == {"status": "ready"}
+
+
+def test_without_its_database_the_service_says_so():
+    """
+    Every route that needs the database is a 503; the process lives.
+    """
+    client = create_app("postgresql://127.0.0.1:1/shop", threads=1).test_client()
+    order = {"customer_id": PRODUCT, "lines": [LINE]}
+    answers = [
+        client.get("/health/ready"),
+        client.get("/orders/1"),
+        client.post("/orders", json=order),
+        client.post("/orders/1/pay"),
+        client.get("/health/live"),
+    ]
+
+    assert [503, 503, 503, 503, 200] == [a.status_code for a in answers]
+
+
+def test_a_held_row_is_a_refusal_that_may_be_tried_again(shop: Shop):
+    """
+    Who waits too long for an order's lock is told to come again.
+    """
+    order_id = shop.placed()
+    with shop.engine.begin() as connection:
+        connection.execute(text("select 1 from shop.orders for update"))
+        response = shop.client.post(f"/orders/{order_id}/pay")
+
+    assert (503, "1") == (response.status_code, response.headers["Retry-After"])
+
+
+def test_the_migrations_make_what_the_service_believes_in(shop: Shop):
+    """
+    Alembic finds no difference between the migrated tables and their description.
+    """
+    with shop.engine.connect() as connection:
+        options = {
+            "include_schemas": True,
+            "include_name": lambda name, kind, _: kind != "schema" or name == "shop",
+            "version_table_schema": "shop",
+            "compare_server_default": False,
+        }
+        context = MigrationContext.configure(connection, opts=options)
+        found = compare_metadata(context, metadata)
+
+    assert found == []
+
+
+def test_two_that_start_at_once_migrate_once(database: str):
+    """
+    Four migrations at the same moment all succeed; one of them did the work.
+    """
+
+    def start(_: int) -> None:
+        engine = create_app(database, threads=1).extensions["engine"]
+        migrate_shop(engine)
+        engine.dispose()
+
+    at_once(start, 4)
+    engine = create_app(database, threads=1).extensions["engine"]
+    with engine.connect() as connection:
+        versions = connection.execute(text("select * from shop.alembic_version")).all()
+    engine.dispose()
+
+    assert [("0001",)] == [tuple(version) for version in versions]
+
+
+def test_a_seeded_shop_adds_up_and_says_nothing(shop: Shop):
+    """
+    Each order has one to four lines and their sum as its total; no event is written.
+    """
+    seed_shop(shop.engine, orders=300, customers=20)
+    summary = shop.rows(
+        "select count(*), count(*) filter (where total = sum and lines <= 4),"
+        " count(distinct customer_id), min(status::text), max(status::text)"
+        " from shop.orders join (select order_id, sum(quantity * unit_price),"
+        " count(*) as lines from shop.order_lines group by 1) l on l.order_id = id"
+    )
+
+    assert [(300, 300, 20, "placed", "placed")] == summary
+    assert shop.events() == []
+    assert shop.placed() == 301
+
+
+def test_the_same_seed_gives_the_same_shop_and_another_adds_to_it(shop: Shop):
+    """
+    Customers are the same ones; products, quantities and prices repeat.
+    """
+    for seed in (1, 1, 2):
+        seed_shop(shop.engine, orders=50, customers=5, seed=seed)
+    baskets = shop.rows(
+        "select string_agg(concat(line_no, product_id, quantity, unit_price), ','"
+        " order by order_id, line_no) from shop.order_lines"
+        " group by (order_id - 1) / 50 order by (order_id - 1) / 50"
+    )
+    customers = shop.rows("select count(*) - 1 from shop.customers")[0][0]
+
+    assert (10, True, False) == (
+        customers,
+        baskets[0] == baskets[1],
+        baskets[1] == baskets[2],
+    )
+
+
+def test_an_unforeseen_failure_tells_the_caller_nothing(shop: Shop):
+    """
+    What the database says of a row stays in the log.
+    """
+    shop.rows("alter table shop.customers add check (name <> 'Eve')")
+
+    response = shop.client.post("/customers", json={"name": "Eve", "email": "e@e"})
+
+    assert response.status_code == 500
+    assert "Eve" not in response.text
+
+
+def _line() -> dict[str, Any]:
+    return {**LINE, "product_id": uuid.UUID(PRODUCT)}

@@ -1,0 +1,189 @@
+"""The orders service as a process: started, asked over HTTP, and stopped."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from sqlalchemy import create_engine, text
+
+from towpath.deploy.local import ports
+from towpath.outbox import outbox_table
+from towpath.schemas.clock import Deadline, SystemClock
+from towpath.schemas.events import event_schemas
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+PRODUCT = "0af76519-16cd-43dd-8448-eb211c80319c"
+
+
+@dataclass
+class Service:
+    """A running service: its address, its process and its log."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait_until_live(self) -> None:
+        """Wait until the service answers."""
+        clock = SystemClock()
+        deadline = Deadline(clock, START_TIMEOUT_S)
+        while not self._answers():
+            assert self.process.poll() is None, self.log.read_text()
+            assert not deadline.passed(), self.log.read_text()
+            clock.wait(0.05)
+
+    def post(self, path: str, body: object) -> requests.Response:
+        """Send a document."""
+        return requests.post(self.url + path, json=body, timeout=10)
+
+    def records(self) -> list[dict[str, object]]:
+        """Read the log."""
+        lines = self.log.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    def _answers(self) -> bool:
+        try:
+            return requests.get(self.url + "/health/live", timeout=3).ok
+        except requests.ConnectionError:
+            return False
+
+
+@pytest.fixture
+def service(stack, database: str, tmp_path: Path) -> Iterator[Service]:
+    """Lend a service over a database whose outbox is there."""
+    engine = create_engine(database.replace("postgresql:", "postgresql+psycopg2:", 1))
+    with engine.begin() as connection:
+        connection.execute(text("create schema towpath"))
+        outbox_table.metadata.create_all(connection)
+    engine.dispose()
+    port = ports.any_free()
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "towpath.services.orders"]
+    options = {"--dsn": database, "--registry": stack.registry_url, "--port": str(port)}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command + [word for option in options.items() for word in option],
+            stdout=output,
+            stderr=output,
+        )
+    service = Service(f"http://127.0.0.1:{port}", process, log)
+    service.wait_until_live()
+    yield service
+    if process.poll() is None:
+        process.terminate()
+        process.wait(STOP_TIMEOUT_S)
+
+
+def test_a_started_service_takes_orders_and_has_told_the_registry(
+    service: Service, stack
+):
+    """
+    From start to a paid order; every event's schema is known by then.
+    """
+    ready = requests.get(service.url + "/health/ready", timeout=5)
+    customer = service.post("/customers", {"name": "Ada", "email": "a@b"}).json()
+    lines = [{"product_id": PRODUCT, "quantity": 1, "unit_price": "1.00"}]
+    body = {"customer_id": customer["customer_id"], "lines": lines}
+    order = service.post("/orders", body).json()
+    paid = requests.post(f"{service.url}/orders/{order['order_id']}/pay", timeout=10)
+    with closing(SchemaRegistryClient({"url": stack.registry_url})) as client:
+        subjects = client.get_subjects()
+
+    assert (200, 200, "paid") == (
+        ready.status_code,
+        paid.status_code,
+        paid.json()["status"],
+    )
+    assert {s.subject for s in event_schemas().values()} <= set(subjects)
+
+
+def test_many_clients_at_once_are_all_served(service: Service):
+    """
+    Requests beyond the number of threads wait; none fails.
+    """
+    with ThreadPoolExecutor(24) as pool:
+        customers = [{"name": str(n), "email": "a@b"} for n in range(120)]
+        answers = list(pool.map(lambda c: service.post("/customers", c), customers))
+
+    assert {201} == {a.status_code for a in answers}
+
+
+def test_a_body_without_end_is_cut_off(service: Service):
+    """
+    A chunked body has no length to refuse; it is refused when it has grown too large.
+    """
+    endless = (b" " * 65_536 for _ in range(64))
+    response = requests.post(
+        service.url + "/orders",
+        data=endless,
+        headers={"Content-Type": "application/json"},
+        timeout=10,
+    )
+
+    assert response.status_code == 413
+
+
+def test_the_log_is_json_and_holds_no_credentials(service: Service):
+    """
+    Every line is a record with a level and a time; the address with its user is not.
+    """
+    service.post("/orders", {"note": "a secret"})
+    records = service.records()
+    whole = service.log.read_text(encoding="utf-8")
+
+    assert all({"event", "level", "at"} <= set(record) for record in records)
+    assert "postgresql:" not in whole
+    assert "a secret" not in whole
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_service_ends_well_and_leaves_no_process(service: Service, stop: int):
+    """
+    It ends with zero within its time, and its worker with it.
+    """
+    family = psutil.Process(service.process.pid).children(recursive=True)
+    service.process.send_signal(stop)
+    code = service.process.wait(STOP_TIMEOUT_S)
+    _, alive = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
+
+    assert (0, []) == (code, alive)
+
+
+def test_a_killed_worker_is_replaced(service: Service):
+    """
+    The server starts another, and the service answers again.
+    """
+    worker = psutil.Process(service.process.pid).children()[0]
+    worker.kill()
+    worker.wait(STOP_TIMEOUT_S)
+    service.wait_until_live()
+
+    assert service.post("/customers", {"name": "A", "email": "a@b"}).status_code == 201
+
+
+def test_a_command_line_without_a_database_is_refused():
+    """
+    The exit code says usage, the text says what is missing.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "towpath.services.orders", "migrate"],
+        env={},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (2, True) == (done.returncode, "--dsn" in done.stderr)

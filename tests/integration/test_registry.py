@@ -1,0 +1,126 @@
+"""Event schemas at a real schema registry: registered once, kept compatible."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.events import EventSchema, event_history, event_schemas
+from towpath.services.registry import (
+    RegistryConflictError,
+    RegistryUnavailableError,
+    register_event_schemas,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+AGE = {"name": "age", "type": "int"}
+
+
+def register(url: str, *schemas: EventSchema, timeout_s: float = 30.0) -> None:
+    """Register schemas as a service does at its start."""
+    register_event_schemas(url, schemas, clock=SystemClock(), timeout_s=timeout_s)
+
+
+def renamed(name: str, version: int = 1, field: dict | None = None) -> EventSchema:
+    """Make a version of an event type that no other test has, with one more field."""
+    schema = event_schemas()["CustomerRegistered"]
+    document = json.loads(schema.text) | {"name": name, "namespace": "test"}
+    if field:
+        document["fields"].append(field)
+    return replace(
+        schema,
+        name=name,
+        subject=f"test.{name}",
+        version=version,
+        text=json.dumps(document),
+    )
+
+
+def test_every_event_schema_is_known_after_the_start_of_two_services(stack):
+    """
+    Two that start at once, and one that starts again, register each version once.
+    """
+    with ThreadPoolExecutor(2) as pool:
+        urls = [stack.registry_url] * 2
+        list(pool.map(lambda url: register(url, *event_history()), urls))
+    register(stack.registry_url, *event_history())
+    with closing(SchemaRegistryClient({"url": stack.registry_url})) as client:
+        known = {
+            s.subject: (
+                client.get_versions(s.subject),
+                client.get_compatibility(s.subject),
+                json.loads(client.get_latest_version(s.subject).schema.schema_str),
+            )
+            for s in event_history()
+        }
+
+    expected = {
+        s.subject: ([1], "BACKWARD_TRANSITIVE", json.loads(s.text))
+        for s in event_history()
+    }
+
+    assert expected == known
+
+
+def test_services_that_start_at_once_agree(stack, unique: str):
+    """
+    Of eight that bring the same new schemas at the same moment, none fails.
+    """
+    schemas = [renamed(unique), renamed(unique, 2, AGE | {"default": 0})]
+    gate = threading.Barrier(8)
+
+    def start(_: int) -> None:
+        gate.wait(timeout=30)
+        register(stack.registry_url, *schemas)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(start, range(8)))
+    with closing(SchemaRegistryClient({"url": stack.registry_url})) as client:
+        versions = client.get_versions(schemas[0].subject)
+
+    assert versions == [1, 2]
+
+
+def test_a_version_that_old_readers_do_not_survive_is_refused(stack, unique: str):
+    """
+    The second version of a subject is checked against the first.
+    """
+    first = renamed(unique)
+    second = renamed(unique, 2, AGE)
+
+    with pytest.raises(RegistryConflictError, match="refuses a schema"):
+        register(stack.registry_url, first, second)
+
+
+def test_a_version_that_readers_survive_follows(stack, unique: str):
+    """
+    The second version stands beside the first.
+    """
+    second = renamed(unique, 2, AGE | {"default": 0})
+    register(stack.registry_url, renamed(unique), second)
+    with closing(SchemaRegistryClient({"url": stack.registry_url})) as client:
+        versions = client.get_versions(second.subject)
+
+    assert versions == [1, 2]
+
+
+def test_versions_that_are_counted_otherwise_are_told(stack, unique: str):
+    """
+    A header that names version 7 would point at nothing.
+    """
+    with pytest.raises(RegistryConflictError, match="as version 1"):
+        register(stack.registry_url, renamed(unique, 7))
+
+
+def test_a_registry_that_stays_away_is_waited_for_until_the_deadline():
+    """
+    The start fails with the registry's name, not before and not long after.
+    """
+    with pytest.raises(RegistryUnavailableError, match="cannot be reached"):
+        register("http://127.0.0.1:1", *event_history(), timeout_s=0.5)

@@ -1,0 +1,63 @@
+"""Which of the driver's errors are the platform's failures, told by SQLSTATE alone."""
+
+import psycopg2
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from towpath.services.plumbing.database import (
+    DatabaseBusyError,
+    DatabaseUnavailableError,
+    MissingTableError,
+    failure_of,
+)
+
+
+def error_with(state: str | None, kind=psycopg2.DatabaseError) -> DBAPIError:
+    """Make an error as SQLAlchemy raises it, around one that Postgres named."""
+
+    class Named(kind):
+        pgcode = state
+
+    return DBAPIError("select 1", {}, Named("some text"))
+
+
+@pytest.mark.parametrize(
+    ("state", "failure"),
+    [
+        ("08006", DatabaseUnavailableError),
+        ("57P01", DatabaseUnavailableError),
+        ("57P03", DatabaseUnavailableError),
+        ("40001", DatabaseBusyError),
+        ("40P01", DatabaseBusyError),
+        ("53300", DatabaseBusyError),
+        ("55P03", DatabaseBusyError),
+        ("57014", DatabaseBusyError),
+        ("25P03", DatabaseBusyError),
+        ("42P01", MissingTableError),
+        ("3F000", MissingTableError),
+        ("23505", type(None)),
+        ("42501", type(None)),
+        ("22003", type(None)),
+    ],
+)
+def test_an_error_is_known_by_its_state(state: str, failure: type):
+    """
+    What may be tried again is a failure of ours; everything else stays what it was.
+    """
+    assert failure is type(failure_of(error_with(state)))
+
+
+def test_an_operational_error_without_a_state_is_a_lost_connection():
+    """
+    The driver could not even ask, so that Postgres named nothing.
+    """
+    failure = failure_of(error_with(None, psycopg2.OperationalError))
+
+    assert DatabaseUnavailableError is type(failure)
+
+
+def test_another_error_without_a_state_is_not_ours():
+    """
+    A mistake in the statement is no reason to try again.
+    """
+    assert failure_of(error_with(None, psycopg2.ProgrammingError)) is None

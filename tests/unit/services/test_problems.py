@@ -1,0 +1,170 @@
+"""Every refusal and every failure as a problem document."""
+
+import json
+
+import pytest
+from flask import Flask, abort, request
+from pydantic import Field
+
+from towpath.schemas.failure import BusyError, UnavailableError
+from towpath.services.plumbing.body import Input, read_body
+from towpath.services.plumbing.problems import (
+    ConflictError,
+    NotFoundError,
+    install_problems,
+)
+
+
+class Thing(Input):
+    """Something with rules."""
+
+    size: int = Field(ge=1)
+    name: str
+
+
+FAILURES = {
+    "missing": NotFoundError("There is no thing 7."),
+    "conflict": ConflictError("It went another way."),
+    "away": UnavailableError("The database cannot be reached."),
+    "busy": BusyError("Too much to do.", retry_after_s=4.2),
+    "bug": ZeroDivisionError("secret"),
+}
+
+
+@pytest.fixture
+def client():
+    """Lend a client of an application that fails as it is asked to."""
+    app = Flask("failing")
+    app.config["MAX_CONTENT_LENGTH"] = 100
+    install_problems(app)
+
+    @app.post("/things")
+    def things():
+        return read_body(request, Thing).model_dump()
+
+    @app.get("/fail/<how>")
+    def fail(how: str):
+        raise FAILURES[how]
+
+    @app.get("/abort/<int:status>")
+    def stop(status: int):
+        abort(status)
+
+    return app.test_client()
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "slug", "retry_after"),
+    [
+        ("missing", 404, "not-found", None),
+        ("conflict", 409, "conflict", None),
+        ("away", 503, "unavailable", "1"),
+        ("busy", 503, "unavailable", "4"),
+        ("bug", 500, "internal", None),
+    ],
+)
+def test_a_failure_is_a_problem_document(client, how, status, slug, retry_after):
+    """
+    Its class decides status, type and whether to try again.
+    """
+    response = client.get(f"/fail/{how}")
+    told = (
+        response.status_code,
+        response.mimetype,
+        response.json["status"],
+        response.json["type"],
+        response.headers.get("Retry-After"),
+    )
+
+    expected = (
+        status,
+        "application/problem+json",
+        status,
+        f"urn:towpath:problem:{slug}",
+        retry_after,
+    )
+
+    assert expected == told
+
+
+def test_an_unforeseen_failure_tells_the_caller_nothing(client):
+    """
+    What went wrong inside stays in the log.
+    """
+    assert "secret" not in client.get("/fail/bug").text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nowhere", 404), ("PUT", "/things", 405), ("GET", "/abort/418", 418)],
+)
+def test_what_the_framework_refuses_is_a_problem_too(client, method, path, status):
+    """
+    Unknown routes and methods have the same form as everything else.
+    """
+    response = client.open(path, method=method)
+    told = (response.status_code, response.mimetype, response.json["status"])
+
+    assert (status, "application/problem+json", status) == told
+
+
+def test_a_wrong_method_names_the_right_ones(client):
+    """
+    The header that the framework adds is kept.
+    """
+    assert "POST" in client.put("/things").headers["Allow"]
+
+
+@pytest.mark.parametrize(
+    ("body", "media_type", "status", "slug"),
+    [
+        (b"{}", "text/plain", 415, "unsupported-media-type"),
+        (b"{}", None, 415, "unsupported-media-type"),
+        (b"{", "application/json", 400, "unreadable"),
+        (b"", "application/json", 400, "unreadable"),
+        (b'{"name": "\xff"}', "application/json", 400, "unreadable"),
+        (b'{"name": "\\ud800"}', "application/json", 400, "unreadable"),
+        (b"[" * 99, "application/json", 400, "unreadable"),
+        (b"[]", "application/json", 422, "invalid-input"),
+        (b" " * 100, "application/json", 413, None),
+        (b" " * 99, "application/json", 400, "unreadable"),
+        (b" " * 101, "application/json", 413, None),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_refused(client, body, media_type, status, slug):
+    """
+    By its media type, its size, its encoding, its syntax or its shape.
+    """
+    response = client.post("/things", data=body, content_type=media_type)
+    kind = response.json["type"].removeprefix("urn:towpath:problem:")
+
+    assert (status, slug or kind) == (response.status_code, kind)
+
+
+def test_all_wrong_fields_are_told_at_once(client):
+    """
+    One answer lists every field and what is wrong with it.
+    """
+    body = json.dumps({"size": 0, "colour": "red"})
+    response = client.post("/things", data=body, content_type="application/json")
+
+    expected = [
+        {"field": "size", "reason": "Input should be greater than or equal to 1"},
+        {"field": "name", "reason": "Field required"},
+        {"field": "colour", "reason": "Extra inputs are not permitted"},
+    ]
+
+    assert (422, expected) == (response.status_code, response.json["errors"])
+
+
+def test_a_good_body_is_read(client):
+    """
+    JSON that keeps every rule becomes the model, also with a charset named.
+    """
+    response = client.post(
+        "/things",
+        data=b'{"size": 1, "name": "\xc3\xa9"}',
+        content_type="application/json; charset=utf-8",
+    )
+
+    assert response.json == {"size": 1, "name": "é"}

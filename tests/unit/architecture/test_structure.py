@@ -150,6 +150,21 @@ def test_every_error_says_what_to_do():
     assert wrong == []
 
 
+def test_every_failure_that_halts_is_in_the_runbook():
+    """
+    Whoever meets a process that stopped finds its failure as a heading, with the cure.
+    """
+    runbook = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+    missing = [
+        error.__name__
+        for error in errors()
+        if error.disposition is Disposition.HALT
+        and (f"### {error.__name__}\n" not in runbook or error.remedy not in runbook)
+    ]
+
+    assert missing == []
+
+
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
     """Check the contracts of a checkout."""
     path = ":".join(str(folder / member / "src") for member in MEMBERS)

@@ -23,7 +23,7 @@ import structlog
 from flask import Flask, Response
 from werkzeug.exceptions import HTTPException
 
-from towpath.schemas.failure import BusyError, TowpathError, UnavailableError
+from towpath.schemas.failure import BusyError, DataError, UnavailableError
 
 MEDIA_TYPE: Final = "application/problem+json"
 _TYPE_PREFIX: Final = "urn:towpath:problem:"
@@ -42,13 +42,12 @@ class FieldError(NamedTuple):
     reason: str
 
 
-class ProblemError(TowpathError):
+class ProblemError(DataError):
     """A refusal that the caller can read; never the platform's failure."""
 
     status: ClassVar[HTTPStatus] = HTTPStatus.BAD_REQUEST
     slug: ClassVar[str] = "bad-request"
     remedy = "Correct the request; the problem document says what is wrong with it."
-    exit_code = 1
 
     def __init__(self, detail: str, errors: Sequence[FieldError] = ()) -> None:
         super().__init__(detail)

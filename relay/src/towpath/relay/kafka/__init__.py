@@ -1,0 +1,1 @@
+"""The only home of confluent_kafka in the relay: producer, topics, state."""

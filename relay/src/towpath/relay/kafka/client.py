@@ -1,0 +1,92 @@
+"""
+What every client of ours shares: its configuration, and its errors in our words.
+
+``librdkafka`` writes to stderr by itself unless it is given a logger; ours passes its
+lines on as structured log records of the relay.
+"""
+
+import logging
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException
+
+from towpath.relay.errors import BrokerRefusedError, BrokerUnavailableError
+from towpath.schemas.failure import TowpathError
+from towpath.settings import Kafka
+
+# One request to the cluster. Longer than an election takes; the loop's own failure
+# handling tries again with a back-off.
+REQUEST_TIMEOUT_S: Final = 10.0
+
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+_AWAY: Final = frozenset(
+    {
+        KafkaError._TRANSPORT,  # noqa: SLF001 - the client's public names
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError._RESOLVE,  # noqa: SLF001
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
+
+
+class _ToStructlog(logging.Handler):
+    """Passes the client library's lines on."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        structlog.get_logger("towpath.relay.kafka").debug(
+            "client library", line=record.getMessage()
+        )
+
+
+def client_logger() -> logging.Logger:
+    """Return the logger that clients are given."""
+    logger = logging.getLogger("towpath.relay.kafka.client")
+    if not logger.handlers:
+        logger.addHandler(_ToStructlog())
+        logger.propagate = False
+    return logger
+
+
+def configuration(kafka: Kafka, more: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
+    """
+    Return a client's configuration, as the library spells it.
+
+    Args:
+        kafka: The brokers.
+        more: Further settings.
+    """
+    return {
+        "bootstrap.servers": kafka.bootstrap_servers,
+        "client.id": "towpath-relay",
+        "logger": client_logger(),
+        # A broker that comes back is found within a second or two.
+        "reconnect.backoff.max.ms": 2000,
+        **more,
+    }
+
+
+def translated(error: KafkaException, doing: str) -> TowpathError:
+    """Return our error for the client's: the broker is away, or it refuses."""
+    detail = error.args[0] if error.args else error
+    message = f"{doing}: {_reason(detail)}"
+    if isinstance(detail, KafkaError) and is_away(detail):
+        return BrokerUnavailableError(message)
+    return BrokerRefusedError(message)
+
+
+def is_away(error: KafkaError) -> bool:
+    """Tell whether the error means that trying again may help."""
+    return error.code() in _AWAY or bool(error.retriable())
+
+
+def _reason(detail: object) -> str:
+    return detail.str() if isinstance(detail, KafkaError) else str(detail)

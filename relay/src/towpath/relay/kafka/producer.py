@@ -1,0 +1,132 @@
+"""
+The one producer: idempotent, ``acks=all``, without a limit on delivery time.
+
+A record is acknowledged, or on its way; if the client ever gives one up, the process
+goes back to what the log still has. The partitioner is Java's, so that a key stands
+where any other client would put it.
+"""
+
+from typing import Final
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from towpath.relay.delivery import Delivery
+from towpath.relay.errors import DeliveryFailedError
+from towpath.relay.kafka.client import configuration, translated
+from towpath.relay.routing.record import Record
+from towpath.settings import Kafka
+
+_LOG = structlog.get_logger(__name__)
+
+# How long a batch waits for company. At 1 ms a lone event's latency is hardly felt and
+# a backlog still fills batches; 5 ms gained nothing measurable in a drain.
+LINGER_MS: Final = 1
+
+# The client's own bounds lie above ours, which is checked once per read: they are
+# reached only when one read brings much more than fits.
+_ROOM_FACTOR: Final = 2
+_MAX_MESSAGES: Final = 500_000
+
+# What the client takes for one request at most; less if a topic takes less.
+MAX_BATCH_BYTES: Final = 1_000_000
+
+
+class KafkaProducer:
+    """The relay's way into Kafka. Its methods are called from the loop's thread."""
+
+    def __init__(
+        self,
+        kafka: Kafka,
+        *,
+        max_in_flight_bytes: int,
+        batch_bytes: int,
+        record_bytes: int,
+    ) -> None:
+        """
+        Make the producer; it connects in the background.
+
+        Args:
+            kafka: The brokers.
+            max_in_flight_bytes: The loop's bound.
+            batch_bytes: No batch is larger: the smallest limit of any topic.
+            record_bytes: No record is larger: the largest limit of any topic.
+        """
+        self._fatal: str | None = None
+        self._is_away = False
+        self._producer = Producer(
+            configuration(
+                kafka,
+                {
+                    "acks": "all",
+                    "enable.idempotence": True,
+                    "compression.type": "lz4",
+                    "partitioner": "murmur2_random",
+                    "message.timeout.ms": 0,
+                    "linger.ms": LINGER_MS,
+                    "batch.size": min(MAX_BATCH_BYTES, batch_bytes),
+                    "message.max.bytes": max(MAX_BATCH_BYTES, record_bytes),
+                    "queue.buffering.max.kbytes": _ROOM_FACTOR
+                    * max_in_flight_bytes
+                    // 1024,
+                    "queue.buffering.max.messages": _MAX_MESSAGES,
+                    "error_cb": self._notice,
+                },
+            )
+        )
+        self._produce = self._producer.produce
+
+    def produce(self, record: Record, delivery: Delivery) -> bool:
+        """
+        Hand a record over; False if the client's queue is full.
+
+        Raises:
+            DeliveryFailedError: The producer can go on no more.
+            BrokerRefusedError: The client refuses the record.
+        """
+        topic, key, value, headers, _, timestamp_ms, _, partition = record
+        try:
+            # By place: topic, value, key, partition, callback, on_delivery, timestamp,
+            # headers. Names would cost a third of the call.
+            self._produce(
+                topic, value, key, partition, delivery, None, timestamp_ms, headers
+            )
+        except BufferError:
+            return False
+        except KafkaException as error:
+            self._raise_if_fatal()
+            raise translated(error, f"producing to {topic}") from error
+        return True
+
+    def poll(self, timeout_s: float) -> None:
+        """
+        Let acknowledgements come in.
+
+        Raises:
+            DeliveryFailedError: The producer can go on no more.
+        """
+        if self._producer.poll(timeout_s) and self._is_away:
+            self._is_away = False
+            _LOG.info("broker answers again")
+        self._raise_if_fatal()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until nothing is on its way, or the time is over."""
+        self._producer.flush(timeout_s)
+
+    def close(self) -> None:
+        """Give up whatever is still on its way. Never raises."""
+        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+        self._producer.poll(0)
+
+    def _notice(self, error: KafkaError) -> None:
+        """Note what the client tells of itself; it is called from ``poll``."""
+        if error.fatal():
+            self._fatal = error.str()
+        elif not self._is_away and error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            self._is_away = True
+            _LOG.warning("waiting for broker", reason=error.str())
+
+    def _raise_if_fatal(self) -> None:
+        if self._fatal is not None:
+            raise DeliveryFailedError(self._fatal)

@@ -1,0 +1,197 @@
+"""
+Topics: made by the relay, with the settings of ``[topics]``; existing ones are kept.
+
+``streamed`` topics lose what is older than the retention; ``compacted`` ones keep the
+newest record of each key for ever, and have one partition, so that they read in order.
+"""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from typing import Final
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+from towpath.relay.errors import BrokerUnavailableError
+from towpath.relay.kafka.client import (
+    REQUEST_TIMEOUT_S,
+    configuration,
+    translated,
+)
+from towpath.relay.kafka.producer import MAX_BATCH_BYTES
+from towpath.relay.ports import TopicFacts
+from towpath.schemas import topics as names
+from towpath.schemas.clock import Clock, Deadline
+from towpath.settings import Kafka, Topics
+
+_LOG = structlog.get_logger(__name__)
+
+_LIMIT: Final = "max.message.bytes"
+# What a broker takes if it does not say: Kafka's own default.
+DEFAULT_LIMIT_BYTES: Final = 1_048_588
+# A new topic is known to every broker within tens of milliseconds.
+_SPREADING_S: Final = 0.02
+
+
+def compacted_topics(prefix: str) -> tuple[str, ...]:
+    """Name the topics that keep the newest record per key."""
+    return (
+        names.relations_topic(prefix),
+        names.state_topic(prefix),
+        names.heartbeat_topic(prefix),
+    )
+
+
+def streamed_topics(prefix: str, tables: Iterable[str]) -> tuple[str, ...]:
+    """Name the topics that exist from the beginning and are kept for a time."""
+    return (
+        names.dead_letter_topic(prefix, "relay"),
+        names.notifications_topic(prefix),
+        *(names.table_topic(prefix, *table.split(".", 1)) for table in tables),
+    )
+
+
+class KafkaTopics:
+    """Makes topics and knows their limits."""
+
+    def __init__(self, kafka: Kafka, settings: Topics, clock: Clock) -> None:
+        self._clock = clock
+        self._settings = settings
+        self._batch_bytes = MAX_BATCH_BYTES
+        self._record_bytes = DEFAULT_LIMIT_BYTES
+        self._admin = AdminClient(configuration(kafka))
+
+    def open(self, prefix: str, tables: Iterable[str]) -> Mapping[str, TopicFacts]:
+        """
+        Make what exists from the beginning, and look at what is there.
+
+        Returns:
+            The facts of these topics and of those that earlier runs made.
+
+        Raises:
+            BrokerUnavailableError: Kafka does not answer.
+            BrokerRefusedError: Kafka refuses a topic.
+        """
+        streamed = streamed_topics(prefix, tables)
+        compacted = compacted_topics(prefix)
+        existing = self._partition_counts()
+        self._create(
+            self._compacted(name) for name in compacted if name not in existing
+        )
+        self._create(self._streamed(name) for name in streamed if name not in existing)
+        facts = self._facts_of([*streamed, *compacted])
+        limits = [each.limit_bytes for each in facts.values()]
+        self._batch_bytes = min(self._batch_bytes, *limits)
+        self._record_bytes = max(self._record_bytes, *limits)
+        return facts
+
+    @property
+    def batch_bytes(self) -> int:
+        """What every topic known so far takes as a batch."""
+        return self._batch_bytes
+
+    @property
+    def record_bytes(self) -> int:
+        """What some topic takes as a record."""
+        return self._record_bytes
+
+    def ensure(self, topic: str) -> TopicFacts:
+        """
+        Return a topic's facts; it is made first if there is none.
+
+        Raises:
+            BrokerUnavailableError: Kafka does not answer; or the topic takes less, or
+                more, than the producer was told, which a new producer will heed.
+            BrokerRefusedError: Kafka refuses the topic.
+        """
+        if topic not in self._partition_counts(topic):
+            self._create([self._streamed(topic)])
+        facts = self._facts_of([topic])[topic]
+        self._heed(topic, facts.limit_bytes)
+        return facts
+
+    def _heed(self, topic: str, limit_bytes: int) -> None:
+        if self._batch_bytes <= limit_bytes <= self._record_bytes:
+            return
+        self._batch_bytes = min(self._batch_bytes, limit_bytes)
+        self._record_bytes = max(self._record_bytes, limit_bytes)
+        reason = f"topic {topic} takes {limit_bytes} bytes: the producer must know"
+        raise BrokerUnavailableError(reason)
+
+    def _streamed(self, name: str) -> NewTopic:
+        settings = self._settings
+        return NewTopic(
+            name,
+            num_partitions=settings.partitions,
+            replication_factor=settings.replication_factor,
+            config={"retention.ms": str(settings.retention_hours * 3_600_000)},
+        )
+
+    def _compacted(self, name: str) -> NewTopic:
+        return NewTopic(
+            name,
+            num_partitions=1,
+            replication_factor=self._settings.replication_factor,
+            config={"cleanup.policy": "compact"},
+        )
+
+    def _create(self, wanted: Iterable[NewTopic]) -> None:
+        new = list(wanted)
+        if not new:
+            return
+        futures = self._admin.create_topics(new, request_timeout=REQUEST_TIMEOUT_S)
+        for name, future in futures.items():
+            self._await(name, future)
+
+    def _await(self, name: str, future: "Future[None]") -> None:
+        try:
+            future.result(REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise translated(error, f"making topic {name}") from error
+        else:
+            _LOG.info("topic made", topic=name)
+
+    def _partition_counts(self, topic: str | None = None) -> dict[str, int]:
+        try:
+            cluster = self._admin.list_topics(topic, timeout=REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            raise translated(error, "listing topics") from error
+        return {
+            name: len(each.partitions)
+            for name, each in cluster.topics.items()
+            if each.partitions
+        }
+
+    def _facts_of(self, wanted: list[str]) -> dict[str, TopicFacts]:
+        """Look at topics; one just made may take a moment to be known everywhere."""
+        deadline = Deadline(self._clock, REQUEST_TIMEOUT_S)
+        while True:
+            try:
+                return self._describe(wanted)
+            except KafkaException as error:
+                is_new = error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+                if not is_new or deadline.passed():
+                    raise translated(error, "reading topic settings") from error
+            self._clock.wait(_SPREADING_S)
+
+    def _describe(self, wanted: list[str]) -> dict[str, TopicFacts]:
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in wanted]
+        counts = self._partition_counts(wanted[0] if len(wanted) == 1 else None)
+        if not all(name in counts for name in wanted):
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+        futures = self._admin.describe_configs(
+            resources, request_timeout=REQUEST_TIMEOUT_S
+        )
+        facts = {}
+        for resource, future in futures.items():
+            entry = future.result(REQUEST_TIMEOUT_S).get(_LIMIT)
+            limit_bytes = int(entry.value) if entry else DEFAULT_LIMIT_BYTES
+            facts[resource.name] = TopicFacts(limit_bytes, counts[resource.name])
+        return facts

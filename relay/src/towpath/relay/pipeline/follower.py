@@ -1,0 +1,174 @@
+"""
+Follows the stream: each step of it becomes records, touches and facts. Hot path.
+
+Rows are produced as they arrive; nothing is collected until the commit. Every step
+that a snapshot's watermarks must be ordered against raises ``sequence`` by one.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from towpath.relay.delivery import Delivery
+from towpath.relay.pipeline.core import Core
+from towpath.relay.pipeline.snapshots import Snapshots
+from towpath.relay.routing.router import Route
+from towpath.relay.routing.table import TableRoute, complete
+from towpath.relay.snapshot.facts import SignalSeen, WatermarkSeen
+from towpath.relay.snapshot.tokens import WATERMARK_PREFIX
+from towpath.relay.snapshot.touches import Touches
+from towpath.relay.wal.frames import PAYLOAD_AT, start_lsn
+from towpath.relay.wal.messages import UNCHANGED, RelationShape, Row
+from towpath.relay.wal.pgoutput import parse_message
+from towpath.relay.wal.sequencer import (
+    Change,
+    Committed,
+    Sequencer,
+    Spoken,
+    Transaction,
+    Truncation,
+)
+from towpath.schemas.envelope import Operation
+from towpath.schemas.position import Position
+
+TRUNCATED_OUTBOX: Final = "the outbox table was truncated"
+
+
+class Follower:
+    """Takes frames with stream messages, one by one."""
+
+    def __init__(self, core: Core, sequencer: Sequencer, snapshots: Snapshots) -> None:
+        self._core = core
+        self._sequencer = sequencer
+        self._snapshots = snapshots
+        self._feed = sequencer.feed
+        self._send = core.outlet.send
+        self._recorders = snapshots.recorders
+        self._routes: dict[int, Route | None] = {}
+        self._delivery: Delivery | None = None
+        self._sequence = 0
+        self._now_us = 0
+        self._doings: dict[type, Callable[[Any], None]] = {
+            Transaction: self._begun,
+            Change: self._changed,
+            Truncation: self._truncated,
+            Committed: self._committed,
+            Spoken: self._spoken,
+            RelationShape: self._shaped,
+        }
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a transaction is open."""
+        return self._sequencer.is_inside
+
+    def follow(self, frame: bytes, now_us: int) -> None:
+        """
+        Take the stream's next message.
+
+        Raises:
+            MalformedMessageError: It is not what we know.
+            UnavailableError: A part that it needs is away.
+        """
+        self._now_us = now_us
+        step = self._feed(parse_message(frame, PAYLOAD_AT), start_lsn(frame))
+        if step is not None:
+            self._doings[type(step)](step)
+
+    def _begun(self, _transaction: Transaction) -> None:
+        self._delivery = self._core.ledger.begin()
+
+    def _committed(self, step: Committed) -> None:
+        transaction, end_lsn = step
+        core = self._core
+        self._delivery = None
+        core.ledger.commit(end_lsn)
+        core.invisible.add(transaction.xid, end_lsn)
+        core.tally.transactions += 1
+        core.tally.received_lsn = end_lsn
+
+    def _changed(self, change: Change) -> None:
+        self._sequence += 1
+        oid = change.relation.oid
+        route = self._routes[oid]
+        if self._recorders and oid in self._recorders:
+            _touch(self._recorders[oid], change, self._sequence)
+        if route is None:
+            self._signalled(change)
+            return
+        for record in route.records(change, self._now_us):
+            self._send(record, self._delivery)
+
+    def _truncated(self, step: Truncation) -> None:
+        self._sequence += 1
+        xid = step.transaction.xid
+        for relation in step.relations:
+            if relation.oid in self._recorders:
+                self._recorders[relation.oid].touch_all(xid, self._sequence)
+            route = self._routes[relation.oid]
+            if not isinstance(route, TableRoute):
+                self._core.tally.skip(TRUNCATED_OUTBOX)
+                continue
+            partitions = self._core.outlet.facts(route.topic).partition_count
+            for record in route.truncation(
+                step.transaction, step.ordinal, partitions, self._now_us
+            ):
+                self._send(record, self._delivery)
+
+    def _shaped(self, shape: RelationShape) -> None:
+        transaction = self._sequencer.transaction
+        since = Position(0, 0)
+        timestamp_ms = self._now_us // 1000
+        if transaction is not None:
+            since = Position(transaction.log_lsn, self._sequencer.ordinal)
+            timestamp_ms = transaction.committed_us // 1000
+        shapes = self._core.shapes
+        relation = shapes.bind(shape, since, timestamp_ms, self._delivery)
+        self._sequencer.bind(relation)
+        self._routes[relation.oid] = self._core.router.route(relation)
+
+    def _spoken(self, step: Spoken) -> None:
+        if step.prefix != WATERMARK_PREFIX:
+            return
+        self._sequence += 1
+        token = step.content.decode(errors="replace")
+        fact = WatermarkSeen(token, step.log_lsn, self._sequence)
+        self._snapshots.tell(fact)
+
+    def _signalled(self, change: Change) -> None:
+        """Hand a new signal over; its transaction waits until the answer is stored."""
+        if change.operation is not Operation.CREATE:
+            return
+        names = [column.name for column in change.relation.columns]
+        row = dict(zip(names, change.new or (), strict=True))
+        texts = {
+            name: value.decode() if isinstance(value, bytes) else None
+            for name, value in row.items()
+        }
+        signal_id = texts.get("id") or ""
+        self._core.ledger.hold(signal_id)
+        kind, data = texts.get("type") or "", texts.get("data")
+        fact = SignalSeen(signal_id, kind, data, change.transaction.xid)
+        self._snapshots.tell(fact)
+
+
+def _touch(touches: Touches, change: Change, sequence: int) -> None:
+    """Tell a table's recorder which keys a change touched."""
+    relation, xid = change.relation, change.transaction.xid
+    new, old = change.new, change.old
+    if new is None:
+        touches.touch(_key(old or (), relation.key), xid, sequence)
+        return
+    if old is not None:
+        new = complete(new, old, relation, is_full=change.is_full)
+    partial = UNCHANGED in new
+    new_key = _key(new, relation.key)
+    old_key = new_key if old is None else _key(old, relation.key)
+    if old_key == new_key:
+        touches.touch(new_key, xid, sequence, partial=partial)
+    else:
+        touches.move(old_key, new_key, xid, sequence, partial=partial)
+
+
+def _key(row: Row, indexes: tuple[int, ...]) -> tuple[bytes, ...]:
+    values = (row[index] for index in indexes)
+    return tuple(value if isinstance(value, bytes) else b"" for value in values)

@@ -1,0 +1,94 @@
+"""
+Table shapes: bound when the stream brings them, told before the first row has them.
+
+A shape is published with the position from which it holds. One that a chunk brings is
+published only if the stream has not told a newer one since the chunk's low watermark.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from towpath.relay.delivery import Delivery
+from towpath.relay.pipeline.outlet import Outlet
+from towpath.relay.ports import TableCatalog
+from towpath.relay.routing.relations import (
+    NOTHING_KNOWN,
+    CatalogFacts,
+    bind,
+    relation_record,
+)
+from towpath.relay.wal.messages import RelationShape
+from towpath.relay.wal.relation import Relation
+from towpath.schemas.position import READ_ORDINAL, Position
+
+
+class _Told(NamedTuple):
+    relation: Relation
+    facts: CatalogFacts
+    since: Position
+
+
+class Shapes:
+    """The shapes that this process has published, and how to make them."""
+
+    def __init__(
+        self,
+        prefix: str,
+        catalog: TableCatalog,
+        outlet: Outlet,
+        is_captured: Callable[[str], bool],
+    ) -> None:
+        self._prefix = prefix
+        self._catalog = catalog
+        self._outlet = outlet
+        self._is_captured = is_captured
+        self._told: dict[str, _Told] = {}
+
+    def bind(
+        self,
+        shape: RelationShape,
+        since: Position,
+        timestamp_ms: int,
+        delivery: Delivery | None,
+    ) -> Relation:
+        """
+        Return the relation of a shape; a captured table's is published if it is new.
+
+        Raises:
+            SourceUnavailableError: The catalog does not answer.
+        """
+        if not self._is_captured(f"{shape.schema}.{shape.table}"):
+            return bind(shape, NOTHING_KNOWN)
+        type_oids = [column.type_oid for column in shape.columns]
+        facts = self._catalog.describe(shape.oid, type_oids)
+        relation = bind(shape, facts)
+        told = self._told.get(relation.name)
+        if told is None or (told.relation, told.facts) != (relation, facts):
+            self._tell(_Told(relation, facts, since), timestamp_ms, delivery)
+        return relation
+
+    def announce(self, relation: Relation, log_lsn: int, timestamp_ms: int) -> None:
+        """
+        Publish the shape of a chunk's rows, unless it is told, or outdated by now.
+
+        Raises:
+            SourceUnavailableError: The catalog does not answer.
+        """
+        since = Position(log_lsn, READ_ORDINAL)
+        told = self._told.get(relation.name)
+        if told is not None and (told.relation == relation or told.since > since):
+            return
+        type_oids = [column.type_oid for column in relation.columns]
+        facts = self._catalog.describe(relation.oid, type_oids)
+        self._tell(_Told(relation, facts, since), timestamp_ms, None)
+
+    def _tell(self, told: _Told, timestamp_ms: int, delivery: Delivery | None) -> None:
+        record = relation_record(
+            self._prefix,
+            told.relation,
+            told.facts,
+            str(told.since).encode(),
+            timestamp_ms,
+        )
+        self._outlet.send(record, delivery)
+        self._told[told.relation.name] = told

@@ -1,0 +1,102 @@
+"""
+What the loop needs of the world, in the loop's words.
+
+The edges (``postgres``, ``kafka``) fit these; the loop knows neither.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from towpath.relay.delivery import Delivery
+from towpath.relay.routing.record import Record
+from towpath.relay.routing.relations import CatalogFacts
+from towpath.relay.snapshot.effects import WorkerEffect
+from towpath.relay.snapshot.facts import Resumed, WorkerFact
+
+
+class ReplicationStream(Protocol):
+    """The open stream of a slot."""
+
+    def read(self, timeout_s: float) -> Sequence[bytes]:
+        """
+        Return the frames that are there, a bounded number, in order.
+
+        Waits up to ``timeout_s`` for the first, or until it is woken.
+
+        Raises:
+            SourceUnavailableError: The connection is gone.
+        """
+
+    def confirm(self, lsn: int) -> None:
+        """Tell the server that everything below ``lsn`` may be forgotten."""
+
+    def close(self) -> None:
+        """End the stream. Never raises."""
+
+
+class RecordProducer(Protocol):
+    """The way into Kafka."""
+
+    def produce(self, record: Record, delivery: Delivery) -> bool:
+        """
+        Hand a record over; ``delivery`` is called from ``poll``, once per record.
+
+        Returns:
+            False if there is no room: ``poll``, then try again.
+        """
+
+    def poll(self, timeout_s: float) -> None:
+        """
+        Let acknowledgements come in, waiting up to ``timeout_s`` for the first.
+
+        Raises:
+            DeliveryFailedError: The producer can go on no more.
+        """
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` until nothing is on its way."""
+
+
+class TopicFacts(NamedTuple):
+    """What there is to know of a topic before producing into it."""
+
+    limit_bytes: int
+    partition_count: int
+
+
+class TopicCatalog(Protocol):
+    """Knows and makes topics."""
+
+    def ensure(self, topic: str) -> TopicFacts:
+        """
+        Return a topic's facts; it is made first if there is none.
+
+        Raises:
+            BrokerUnavailableError: Kafka does not answer.
+            BrokerRefusedError: Kafka refuses the topic.
+        """
+
+
+class TableCatalog(Protocol):
+    """What the source's catalog tells of tables."""
+
+    def describe(self, table_oid: int, type_oids: Sequence[int]) -> CatalogFacts:
+        """
+        Return a table's key and its types' names.
+
+        Raises:
+            SourceUnavailableError: The connection is gone.
+        """
+
+
+class SnapshotReader(Protocol):
+    """Performs what the snapshot driver wants done in the database."""
+
+    def read_stored(self) -> Resumed:
+        """Return the snapshots that have not ended. Blocks; once, at start."""
+
+    def submit(self, effect: WorkerEffect) -> None:
+        """Take an effect; its answer comes back as a fact, after a wake-up."""
+
+    def facts(self) -> Sequence[WorkerFact]:
+        """Hand over the facts since the last call."""

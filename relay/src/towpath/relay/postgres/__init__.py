@@ -1,0 +1,1 @@
+"""The only home of psycopg in the relay: the stream, the catalog, set-up, chunks."""

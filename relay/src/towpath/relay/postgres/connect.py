@@ -1,0 +1,144 @@
+"""
+Connections, and the one place where the driver's errors become ours.
+
+===================  ==============================================================
+08, 57P0, 53         the server is away, shutting down or full: try again
+no SQLSTATE          the connection broke, or was never made: try again
+28, or a password    the login is refused: halt
+3D000, 42501         no such database, a missing right: halt
+55006                the slot is in use: try again, for a while
+55000, 58P01         the slot needs log that is gone: halt
+42704                no such slot or publication: halt
+everything else      the server refuses a statement of ours: halt
+===================  ==============================================================
+
+Every connection asks for the same text forms, so that a value reads the same in the
+stream, in a chunk and in the catalog.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, Final
+
+import psycopg
+from psycopg import conninfo, sql
+
+from towpath.relay.errors import (
+    NotPreparedError,
+    SlotBusyError,
+    SlotLostError,
+    SourceRefusedError,
+    SourceUnavailableError,
+)
+from towpath.schemas.failure import TowpathError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+APPLICATION: Final = "towpath-relay"
+
+# A dead network shows itself within this many seconds instead of never.
+_CONNECT_TIMEOUT_S: Final = 10
+_KEEPALIVES: Final = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+
+SETTINGS: Final = MappingProxyType(
+    {
+        "TimeZone": "UTC",
+        "DateStyle": "ISO",
+        "IntervalStyle": "postgres",
+        "extra_float_digits": "3",
+        "bytea_output": "hex",
+        "client_min_messages": "warning",
+        "search_path": "pg_catalog",
+    }
+)
+
+_BY_STATE: Final = MappingProxyType(
+    {
+        "55006": SlotBusyError,
+        "55000": SlotLostError,
+        "58P01": SlotLostError,
+        "42704": NotPreparedError,
+    }
+)
+_AWAY: Final = ("08", "57P0", "53")
+
+
+def connect(dsn: str, *, replication: bool = False) -> Connection:
+    """
+    Open a connection in autocommit.
+
+    Args:
+        dsn: Where to, in libpq's words.
+        replication: Open it for the replication protocol of this database.
+
+    Raises:
+        SourceUnavailableError: The server cannot be reached.
+        SourceRefusedError: The server refuses the login.
+    """
+    with translated("connecting"):
+        wanted = conninfo.conninfo_to_dict(dsn)
+        options = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
+        wanted["options"] = f"{wanted.get('options') or ''} {options}".strip()
+        wanted["client_encoding"] = "UTF8"
+        wanted.setdefault("application_name", APPLICATION)
+        wanted.setdefault("connect_timeout", _CONNECT_TIMEOUT_S)
+        for name, value in _KEEPALIVES.items():
+            wanted.setdefault(name, value)
+        if replication:
+            wanted["replication"] = "database"
+        return psycopg.Connection.connect(
+            conninfo.make_conninfo("", **wanted), autocommit=True
+        )
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """
+    Raise the driver's errors as ours.
+
+    Args:
+        doing: What is being done, for the message.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        raise failure(error, doing) from error
+
+
+def failure(error: psycopg.Error, doing: str) -> TowpathError:
+    """Return our error for the driver's, by its SQLSTATE."""
+    told = error.diag.message_primary or str(error).strip().partition("\n")[0]
+    return failure_of(error.sqlstate, f"{doing}: {told}", was_login=_was_login(error))
+
+
+def failure_of(
+    state: str | None, message: str, *, was_login: bool = False
+) -> TowpathError:
+    """Return our error for a SQLSTATE; None: there was no answer at all."""
+    if was_login:
+        return SourceRefusedError(message)
+    if state is None or state.startswith(_AWAY):
+        return SourceUnavailableError(message)
+    return _BY_STATE.get(state, SourceRefusedError)(message)
+
+
+def _was_login(error: psycopg.Error) -> bool:
+    """
+    Tell whether a connection failed after its password was asked for.
+
+    A refused login comes without a SQLSTATE, as a dead server does.
+    """
+    if error.sqlstate is not None or error.pgconn is None:
+        return False
+    return bool(error.pgconn.needs_password or error.pgconn.used_password)
+
+
+def quoted(*names: str) -> str:
+    """Write a name, or a name within another, as SQL does."""
+    return sql.Identifier(*names).as_string(None)

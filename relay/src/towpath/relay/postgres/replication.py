@@ -1,0 +1,193 @@
+"""
+The stream of a slot, over psycopg's raw copy interface.
+
+One connection in replication mode: ``START_REPLICATION`` turns it into a two-way copy,
+from which frames are taken and into which status updates are put. Nothing here
+confirms anything by itself: the only LSN that the server is told comes by ``confirm``.
+"""
+
+import os
+import select
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from psycopg import pq
+
+from towpath.relay.errors import SourceUnavailableError
+from towpath.relay.postgres.connect import (
+    Connection,
+    connect,
+    failure_of,
+    quoted,
+    translated,
+)
+from towpath.relay.wal.frames import status_update
+from towpath.schemas.clock import Clock
+from towpath.schemas.failure import TowpathError
+
+# How much one read hands over: small enough that feedback and acknowledgements are
+# looked after every few milliseconds, large enough that their cost is spread.
+_MAX_BYTES: Final = 256 * 1024
+_MAX_FRAMES: Final = 1024
+
+_WOULD_BLOCK: Final = 0
+_COPY_ENDED: Final = -1
+
+
+class Wakeup:
+    """Lets another thread, or a signal handler, end the loop's wait."""
+
+    def __init__(self) -> None:
+        self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._event_fd
+
+    def wake(self) -> None:
+        """End the wait that is going on, or the next one."""
+        os.eventfd_write(self._event_fd, 1)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until woken, or the time is over."""
+        if select.select([self._event_fd], [], [], timeout_s)[0]:
+            self.clear()
+
+    def clear(self) -> None:
+        """Take note of having been woken."""
+        os.eventfd_read(self._event_fd)
+
+
+class SystemIdentity(NamedTuple):
+    """What tells one server's history from another's."""
+
+    system_identifier: str
+    timeline: int
+
+
+class SlotStream:
+    """The open stream of one slot. Used by one thread."""
+
+    def __init__(self, dsn: str, clock: Clock, wakeup: Wakeup) -> None:
+        """
+        Connect; the stream is not started yet.
+
+        Raises:
+            SourceUnavailableError: The server cannot be reached.
+            SourceRefusedError: The server refuses the login.
+        """
+        self._connection: Connection = connect(dsn, replication=True)
+        self._pgconn = self._connection.pgconn
+        self._clock = clock
+        self._wakeup = wakeup
+        self._poll = select.poll()
+
+    @property
+    def database(self) -> str:
+        """The database's name."""
+        return self._connection.info.dbname
+
+    def identify(self) -> SystemIdentity:
+        """
+        Return who the server is. Call order: before ``start``.
+
+        Raises:
+            SourceUnavailableError: The connection is gone.
+        """
+        with translated("identifying the system"):
+            row = self._connection.execute("IDENTIFY_SYSTEM").fetchone()
+        if row is None:
+            reason = "the server does not identify itself"
+            raise SourceUnavailableError(reason)
+        return SystemIdentity(str(row[0]), int(row[1]))
+
+    def start(self, slot: str, publications: Sequence[str]) -> None:
+        """
+        Start streaming from the slot's confirmed position.
+
+        Raises:
+            SlotBusyError: Another process has the slot.
+            SlotLostError: The slot needs log that is gone.
+            NotPreparedError: There is no such slot.
+            SourceUnavailableError: The connection is gone.
+        """
+        names = ",".join(quoted(name) for name in publications).replace("'", "''")
+        command = (
+            f"START_REPLICATION SLOT {quoted(slot)} LOGICAL 0/0 "
+            f"(proto_version '1', publication_names '{names}', messages 'true')"
+        )
+        with translated("starting replication"):
+            result = self._pgconn.exec_(command.encode())
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            raise _refused(result, "starting replication")
+        self._pgconn.nonblocking = 1
+        self._poll.register(self._pgconn.socket, select.POLLIN)
+        self._poll.register(self._wakeup.fileno(), select.POLLIN)
+
+    def read(self, timeout_s: float) -> Sequence[bytes]:
+        """
+        Return the frames that are there, waiting for the first.
+
+        Raises:
+            SourceUnavailableError: The connection is gone.
+        """
+        frames: list[bytes] = []
+        with translated("reading the stream"):
+            if not self._take(frames) and not self._is_readable(timeout_s):
+                return frames
+            self._pgconn.consume_input()
+            while self._take(frames) and len(frames) < _MAX_FRAMES:
+                self._pgconn.consume_input()
+        return frames
+
+    def confirm(self, lsn: int) -> None:
+        """
+        Tell the server that everything below ``lsn`` may be forgotten.
+
+        Raises:
+            SourceUnavailableError: The connection is gone.
+        """
+        sent_us = int(self._clock.now().timestamp() * 1_000_000)
+        with translated("sending feedback"):
+            self._pgconn.put_copy_data(status_update(lsn, sent_us))
+            self._pgconn.flush()
+
+    def close(self) -> None:
+        """End the stream; what ``confirm`` has told is on its way already."""
+        self._connection.close()
+
+    def _take(self, frames: list[bytes]) -> int:
+        """Take the frames that libpq holds; return how many bytes there were."""
+        get_copy_data = self._pgconn.get_copy_data
+        taken = 0
+        while taken < _MAX_BYTES:
+            length, data = get_copy_data(1)
+            if length <= 0:
+                if length != _WOULD_BLOCK and not frames:
+                    raise self._ended(length)
+                break
+            frames.append(bytes(data))
+            taken += length
+        return taken
+
+    def _is_readable(self, timeout_s: float) -> bool:
+        for descriptor, _ in self._poll.poll(timeout_s * 1000):
+            if descriptor == self._wakeup.fileno():
+                self._wakeup.clear()
+            else:
+                return True
+        return False
+
+    def _ended(self, length: int) -> TowpathError:
+        if length == _COPY_ENDED:
+            result = self._pgconn.get_result()
+            if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+                return _refused(result, "reading the stream")
+        told = self._pgconn.get_error_message().strip()
+        return SourceUnavailableError(f"the stream ended: {told or 'server stopped'}")
+
+
+def _refused(result: pq.abc.PGresult, doing: str) -> TowpathError:
+    state = result.error_field(pq.DiagnosticField.SQLSTATE)
+    told = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"refused"
+    text = told.decode(errors="replace")
+    return failure_of(state.decode() if state else None, f"{doing}: {text}")

@@ -1,0 +1,108 @@
+"""
+Signals and progress in the source database: ``towpath.signal``, ``towpath.snapshot``.
+
+Keys are stored as JSON lists of their text, so that a person can read them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from towpath.relay.postgres.connect import Connection
+from towpath.relay.postgres.queries import query
+from towpath.relay.snapshot.effects import AnswerSignal, SaveProgress, StoreSignal
+from towpath.relay.snapshot.facts import (
+    Key,
+    ProgressSaved,
+    Resumed,
+    SignalStored,
+    StoredTable,
+)
+
+
+class SnapshotStore:
+    """Writes and reads over one connection, which nobody else uses."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def read_unfinished(self) -> Resumed:
+        """Return the snapshots that have not ended, the first asked first."""
+        rows = self._connection.execute(query("read_unfinished_snapshots"))
+        return Resumed(tuple(_stored(row) for row in rows))
+
+    def store_signal(self, effect: StoreSignal) -> SignalStored:
+        """Answer a signal and store its tables, unless it was answered before."""
+        with self._connection.transaction():
+            is_new = self._is_new(effect)
+            if is_new:
+                for table in effect.tables:
+                    self._connection.execute(query("insert_snapshot"), table._asdict())
+                for table in effect.stops:
+                    self._connection.execute(query("stop_snapshot"), table._asdict())
+        return SignalStored(effect.signal_id, is_new)
+
+    def answer_signal(self, effect: AnswerSignal) -> None:
+        """Write how a signal's run goes, beside what was written before."""
+        self._connection.execute(query("store_answer"), _answer(effect))
+
+    def save_progress(self, effect: SaveProgress) -> ProgressSaved:
+        """Store how far a table is."""
+        table = effect.table
+        fields = table._asdict() | {
+            "last_key": _key_json(table.last_key),
+            "maximum_key": _key_json(table.maximum_key),
+            "pending_keys": Jsonb([_texts(key) for key in table.pending_keys]),
+            "percent": table.percent,
+        }
+        self._connection.execute(query("save_progress"), fields)
+        return ProgressSaved(effect.request_id)
+
+    def _is_new(self, effect: StoreSignal) -> bool:
+        """Write the first answer; tell whether nothing was known of this signal."""
+        execute = self._connection.execute
+        signal = {"id": effect.signal_id}
+        used = execute(query("read_whether_snapshot_exists"), signal).fetchone()
+        if used is not None and used[0]:
+            reason = "this id was used by an earlier signal; choose another"
+            answer = {"status": "rejected", "detail": Jsonb({"reason": reason})}
+            execute(query("store_first_answer"), signal | answer)
+            return False
+        if execute(query("store_first_answer"), _answer(effect)).fetchone():
+            return True
+        known = execute(query("read_whether_signal_exists"), signal).fetchone()
+        return known is None or not known[0]
+
+
+def _answer(effect: StoreSignal | AnswerSignal) -> Mapping[str, Any]:
+    return {
+        "id": effect.signal_id,
+        "status": effect.status,
+        "detail": Jsonb(dict(effect.detail)),
+    }
+
+
+def _stored(row: tuple[Any, ...]) -> StoredTable:
+    table = StoredTable(*row)
+    return table._replace(
+        last_key=_key(row[8]),
+        maximum_key=_key(row[9]),
+        pending_keys=tuple(_bytes(texts) for texts in row[10] or ()),
+    )
+
+
+def _texts(key: Key) -> list[str]:
+    return [part.decode() for part in key]
+
+
+def _bytes(texts: list[str]) -> Key:
+    return tuple(text.encode() for text in texts)
+
+
+def _key(texts: list[str] | None) -> Key | None:
+    return None if texts is None else _bytes(texts)
+
+
+def _key_json(key: Key | None) -> Jsonb | None:
+    return None if key is None else Jsonb(_texts(key))

@@ -1,0 +1,274 @@
+"""
+The worker: does in the database what the snapshot driver wants done.
+
+Two lanes, each a thread with a connection of its own, so that the loop never blocks and
+an answer never waits for a chunk. The *reader* writes watermarks and reads plans and
+chunks; what fails is told, and the driver decides when to try again. The *clerk* stores
+and looks up; it tries until it succeeds, in order, since what comes later rests on it.
+
+Tried again are, by SQLSTATE: 08 (connection), 40 (deadlock), 53 (resources), 57
+(cancelled, shut down), 58 (system), 25P0 (a session's timeouts), 55P03 (lock timeout),
+and whatever has none, because the connection broke.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import psycopg
+import structlog
+
+from towpath.relay.postgres.chunk_reader import ChunkReader
+from towpath.relay.postgres.connect import Connection, connect, failure, translated
+from towpath.relay.postgres.lane import Lane
+from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.snapshot_store import SnapshotStore
+from towpath.relay.postgres.tables import TableRefusedError, describe
+from towpath.relay.snapshot.effects import (
+    AnswerSignal,
+    InspectTables,
+    ProbeVisibility,
+    ReadChunk,
+    ReadPlan,
+    SaveProgress,
+    StoreSignal,
+    WorkerEffect,
+    WriteWatermark,
+)
+from towpath.relay.snapshot.facts import (
+    ReadFailed,
+    Resumed,
+    TableShape,
+    TablesInspected,
+    VisibilityRead,
+    WatermarkWritten,
+    WorkerFact,
+)
+from towpath.relay.snapshot.visibility import XidSnapshot
+from towpath.schemas.backoff import Backoff
+from towpath.schemas.failure import Disposition, HaltError, TowpathError
+
+_LOG = structlog.get_logger("towpath.relay")
+
+# What one chunk may hold as COPY text. Rows take about twice as much in memory, and
+# three chunks are in flight at most.
+MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
+
+# ``lock_timeout``: a chunk's wish for a lock must not stop others behind it for long.
+# ``row_security``: a policy is an error, not fewer rows. ``synchronous_commit``: a
+# standby that is away must not stop a snapshot.
+_SESSION: Final = (
+    b"set lock_timeout = '2s'",
+    b"set row_security = off",
+    b"set synchronous_commit = local",
+    b"set standard_conforming_strings = on",
+)
+_RECOVERABLE: Final = ("08", "40", "53", "57", "58", "25P0", "55P03")
+
+# Shutdown waits so long for what is being stored, and then leaves the threads.
+_CLOSE_TIMEOUT_S: Final = 2.0
+
+_Reading = WriteWatermark | ReadPlan | ReadChunk
+_Storing = ProbeVisibility | InspectTables | StoreSignal | AnswerSignal | SaveProgress
+
+
+class SnapshotWorker:
+    """Takes effects, gives facts; safe to call from the loop's thread."""
+
+    def __init__(
+        self,
+        dsn: str,
+        wake: Callable[[], None],
+        *,
+        publication: str,
+        max_chunk_bytes: int = MAX_CHUNK_BYTES,
+    ) -> None:
+        """
+        Start the lanes; connections are made when they are needed.
+
+        Args:
+            dsn: The source.
+            wake: Called, from another thread, when there are new facts.
+            publication: The publication that streams the tables' changes.
+            max_chunk_bytes: Bound of a chunk's size as COPY text.
+        """
+        self._dsn = dsn
+        self._wake = wake
+        self._publication = publication
+        self._max_chunk_bytes = max_chunk_bytes
+        self._facts: deque[WorkerFact] = deque()
+        self._failure: TowpathError | None = None
+        self._backoff = Backoff()
+        self._stopping = threading.Event()
+        self._reader: Lane[_Reading] = Lane(
+            "snapshot-reader", self._connect, self._read, self._fail
+        )
+        self._clerk: Lane[_Storing] = Lane(
+            "snapshot-clerk", self._connect, self._store, self._fail
+        )
+
+    def read_stored(self) -> Resumed:
+        """
+        Return the snapshots that have not ended. Blocks; once, at start.
+
+        Raises:
+            TowpathError: The source cannot be asked.
+        """
+        with self._connect() as connection, translated("reading stored snapshots"):
+            return SnapshotStore(connection).read_unfinished()
+
+    def submit(self, effect: WorkerEffect) -> None:
+        """Take an effect; its answer comes back as a fact, after a wake-up."""
+        if isinstance(effect, _Reading):
+            self._reader.submit(effect)
+        else:
+            self._clerk.submit(effect)
+
+    def facts(self) -> Sequence[WorkerFact]:
+        """
+        Hand over the facts since the last call.
+
+        Raises:
+            TowpathError: The worker cannot go on.
+        """
+        if self._failure is not None:
+            raise self._failure
+        facts = []
+        while self._facts:
+            facts.append(self._facts.popleft())
+        return facts
+
+    def close(self) -> None:
+        """Stop reading, store what was submitted, close. Never raises."""
+        self._stopping.set()
+        self._reader.close(_CLOSE_TIMEOUT_S, is_urgent=True)
+        self._clerk.close(_CLOSE_TIMEOUT_S, is_urgent=False)
+
+    # In the lanes' threads -----------------------------------------------------
+
+    def _connect(self) -> Connection:
+        connection = connect(self._dsn)
+        with translated("preparing a session"):
+            for setting in _SESSION:
+                connection.execute(setting)
+        return connection
+
+    def _tell(self, fact: WorkerFact) -> None:
+        self._facts.append(fact)
+        self._wake()
+
+    def _fail(self, error: BaseException) -> None:
+        """Let the loop know that a lane is at its end."""
+        if isinstance(error, psycopg.Error):
+            error = failure(error, "storing snapshots")
+        if not isinstance(error, TowpathError):
+            told = HaltError(f"the snapshot worker failed: {error!r}")
+            told.__cause__ = error
+            error = told
+        self._failure = error
+        self._wake()
+
+    def _read(self, effect: _Reading, lane: Lane[_Reading]) -> None:
+        """Do one thing in the reader's lane; whatever comes of it is told."""
+        if self._stopping.is_set():
+            return
+        request_id = (
+            effect.chunk_id if isinstance(effect, ReadChunk) else effect.request_id
+        )
+        try:
+            fact = self._read_with(lane.connection(), effect)
+        except TableRefusedError as refusal:
+            fact = ReadFailed(request_id, str(refusal), may_recover=False)
+        except TowpathError as error:
+            # Connecting failed, which is not the table's fault.
+            fact = ReadFailed(request_id, str(error), may_recover=True)
+        except psycopg.Error as error:
+            reason = str(failure(error, "reading"))
+            fact = ReadFailed(request_id, reason, may_recover=_may_recover(error))
+            lane.mend()
+        if isinstance(fact, ReadFailed):
+            _LOG.warning(
+                "snapshot attempt failed",
+                reason=fact.reason,
+                may_recover=fact.may_recover,
+            )
+        self._tell(fact)
+
+    def _read_with(self, connection: Connection, effect: _Reading) -> WorkerFact:
+        reader = ChunkReader(connection, self._publication, self._max_chunk_bytes)
+        match effect:
+            case WriteWatermark():
+                reader.write_watermark(effect.token)
+                return WatermarkWritten(effect.request_id)
+            case ReadPlan():
+                return reader.read_plan(effect)
+            case ReadChunk():
+                return reader.read_chunk(effect)
+
+    def _store(self, effect: _Storing, lane: Lane[_Storing]) -> None:
+        """Do one thing in the clerk's lane, as often as it takes."""
+        attempt = 0
+        while True:
+            try:
+                fact = self._store_with(lane.connection(), effect)
+            except TowpathError as error:
+                reason, is_lost = str(error), error.disposition is Disposition.HALT
+                problem: Exception = error
+            except psycopg.Error as error:
+                reason, is_lost = (
+                    str(failure(error, "storing")),
+                    not _may_recover(error),
+                )
+                problem = error
+                lane.mend()
+            else:
+                if fact is not None:
+                    self._tell(fact)
+                return
+            if is_lost:
+                raise problem
+            _LOG.warning("trying again to store snapshots", reason=reason)
+            if self._stopping.wait(self._backoff.delay_s(attempt)):
+                return
+            attempt += 1
+
+    def _store_with(
+        self, connection: Connection, effect: _Storing
+    ) -> WorkerFact | None:
+        store = SnapshotStore(connection)
+        match effect:
+            case ProbeVisibility():
+                row = connection.execute(query("read_visibility")).fetchone()
+                return VisibilityRead(XidSnapshot.parse(str(row[0] if row else "")))
+            case InspectTables():
+                return self._inspect(connection, effect)
+            case StoreSignal():
+                _LOG.info(
+                    "signal",
+                    signal_id=effect.signal_id,
+                    status=effect.status,
+                    detail=effect.detail,
+                )
+                return store.store_signal(effect)
+            case SaveProgress():
+                return store.save_progress(effect)
+            case AnswerSignal():
+                store.answer_signal(effect)
+        return None
+
+    def _inspect(
+        self, connection: Connection, effect: InspectTables
+    ) -> TablesInspected:
+        shapes: dict[str, TableShape] = {}
+        refusals: dict[str, str] = {}
+        for collection in effect.collections:
+            try:
+                shapes[collection] = describe(connection, collection, self._publication)
+            except TableRefusedError as refusal:
+                refusals[collection] = str(refusal)
+        return TablesInspected(effect.signal_id, shapes, refusals)
+
+
+def _may_recover(error: psycopg.Error) -> bool:
+    return error.sqlstate is None or error.sqlstate.startswith(_RECOVERABLE)

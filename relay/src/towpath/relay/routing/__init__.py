@@ -1,0 +1,1 @@
+"""From changes to records, without I/O. ``values``, ``table``, ``outbox``: hot path."""

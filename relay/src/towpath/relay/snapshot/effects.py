@@ -1,0 +1,161 @@
+"""
+What the snapshot driver wants done.
+
+``LoopEffect``: the loop produces records. ``WorkerEffect``: the loop hands it to
+``SnapshotWorker.submit`` as it is; the answer comes back as a fact.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from towpath.relay.snapshot.facts import Key, Row, StoredTable, TableShape
+from towpath.relay.wal.relation import Relation
+
+# For the loop ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EmitRows:
+    """
+    Produce rows as READ at ``Position(log_lsn, -1)``, then tell ``Delivered``.
+
+    Attributes:
+        chunk_id: To be told in ``Delivered`` once Kafka has acknowledged all rows.
+        relation: The shape that the rows have.
+        rows: Never empty.
+        log_lsn: The chunk's low watermark.
+        snapshot_id: The signal's id, for the header ``snapshot``.
+        target: The one sink that gets them, through ``<topic>.backfill.<target>``;
+            None: they go to the table's topic.
+    """
+
+    chunk_id: int
+    relation: Relation
+    rows: Sequence[Row]
+    log_lsn: int
+    snapshot_id: str
+    target: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """
+    Publish a notification in Debezium's shape.
+
+    ``type`` is STARTED, IN_PROGRESS, TABLE_SCAN_COMPLETED, COMPLETED or ABORTED. The
+    loop adds ``connector_name`` to the additional data, and the timestamp.
+    """
+
+    snapshot_id: str
+    type: str
+    additional_data: Mapping[str, str]
+
+
+# For the worker --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeVisibility:
+    """Take a snapshot: ``VisibilityRead``. The loop may ask for one by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class InspectTables:
+    """Look the collections up in the catalog: ``TablesInspected``."""
+
+    signal_id: str
+    collections: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSignal:
+    """
+    Answer a new signal and store its tables, in one transaction: ``SignalStored``.
+
+    A signal that has an answer already, or tables in ``towpath.snapshot``, is left as
+    it is. ``stops`` are tables whose state becomes ``stopped`` with it.
+    """
+
+    signal_id: str
+    status: str
+    detail: Mapping[str, Any]
+    tables: tuple[StoredTable, ...] = ()
+    stops: tuple[StoredTable, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSignal:
+    """Write how a signal's run goes into its row; nothing is told back."""
+
+    signal_id: str
+    status: str
+    detail: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveProgress:
+    """Store how far a table is: ``ProgressSaved``."""
+
+    request_id: int
+    table: StoredTable
+
+
+@dataclass(frozen=True, slots=True)
+class WriteWatermark:
+    """Write ``token`` into the log: ``WatermarkWritten``, later ``WatermarkSeen``."""
+
+    request_id: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """Read shape, maximum key and size of a table: ``PlanRead`` or ``ReadFailed``."""
+
+    request_id: int
+    collection: str
+    table_oid: int
+    condition: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChunk:
+    """
+    Read one chunk between two watermarks: ``ChunkRead`` or ``ReadFailed``.
+
+    Attributes:
+        chunk_id: To be told in the answer.
+        shape: The table as planned: another oid or key fails the snapshot.
+        low_token: To be written before the query; None: there is a low watermark.
+        high_token: To be written after the query.
+        after_key: Rows at or below it were read before; None: from the beginning.
+        maximum_key: No row above it; only a list of keys goes without.
+        keys: Read just these, if there are any, in place of a range.
+        condition: The signal's filter, an SQL expression.
+        max_rows: At most this many rows.
+    """
+
+    chunk_id: int
+    shape: TableShape
+    low_token: str | None
+    high_token: str
+    after_key: Key | None
+    maximum_key: Key | None
+    keys: tuple[Key, ...]
+    condition: str | None
+    max_rows: int
+
+
+LoopEffect = EmitRows | Notify
+WorkerEffect = (
+    ProbeVisibility
+    | InspectTables
+    | StoreSignal
+    | AnswerSignal
+    | SaveProgress
+    | WriteWatermark
+    | ReadPlan
+    | ReadChunk
+)
+Effect = LoopEffect | WorkerEffect

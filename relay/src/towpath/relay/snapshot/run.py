@@ -1,0 +1,65 @@
+"""One signal's snapshot: its tables, in order, and what became of each."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from towpath.relay.snapshot.facts import StoredTable
+
+# A refused table is failed from the first and tells nothing.
+_BEGUN: Final = frozenset({"running", "completed", "stopped"})
+
+
+class Run:
+    """The tables of one signal."""
+
+    def __init__(self, tables: Iterable[StoredTable]) -> None:
+        ordered = sorted(tables, key=lambda table: table.ordinal)
+        self._tables = {table.collection: table for table in ordered}
+        self.snapshot_id = ordered[0].snapshot_id
+        self.is_announced = any(table.state in _BEGUN for table in ordered)
+
+    @property
+    def collections(self) -> tuple[str, ...]:
+        """The tables' names, in order."""
+        return tuple(self._tables)
+
+    @property
+    def tables(self) -> tuple[StoredTable, ...]:
+        """The tables, in order."""
+        return tuple(self._tables.values())
+
+    def next_table(self) -> StoredTable | None:
+        """Return the first table that has not ended."""
+        return next((table for table in self.tables if not table.has_ended), None)
+
+    def update(self, table: StoredTable) -> None:
+        """Take in how far one of the tables is."""
+        self._tables[table.collection] = table
+
+    def status(self) -> str:
+        """Return the signal's final status: one table that failed fails it."""
+        is_whole = all(table.state == "completed" for table in self.tables)
+        return "completed" if is_whole else "failed"
+
+    def detail(self) -> Mapping[str, Any]:
+        """Return the counts of the signal's answer, and why tables failed."""
+        return {
+            "rows": sum(table.rows for table in self.tables),
+            "dropped": sum(table.dropped for table in self.tables),
+            "chunks": sum(table.chunks for table in self.tables),
+            "tables": {table.collection: _account(table) for table in self.tables},
+        }
+
+
+def _account(table: StoredTable) -> Mapping[str, Any]:
+    account: dict[str, Any] = {
+        "state": table.state,
+        "rows": table.rows,
+        "dropped": table.dropped,
+        "chunks": table.chunks,
+    }
+    if table.last_key is not None:
+        account["last_key"] = [part.decode(errors="replace") for part in table.last_key]
+    if table.error is not None:
+        account["reason"] = table.error
+    return account

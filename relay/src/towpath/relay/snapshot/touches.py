@@ -1,0 +1,193 @@
+"""
+What the stream has done to one table while it is being read.
+
+Which touches drop a row
+    A touch drops a row of a chunk if it came after the chunk's low watermark, or if the
+    chunk's snapshot does not see its transaction.
+
+What such a touch leaves behind
+    FULL: the stream carries all that the key has now, a row or its absence.
+    PARTIAL: the stream left columns out (unchanged TOAST); whoever lacks the row before
+    it lacks the row.
+    MOVED: the row came here from another key, with columns left out; no earlier change
+    of this key can fill them in.
+
+After PARTIAL on nothing, and after MOVED, the key must be read again. A moved key goes
+on that list at once: its row may have left the part that is still to be read for the
+part that has been read. So it also holds its transaction back from being confirmed,
+until the list is stored.
+
+Touches are on the hot path and bounded. Above the bound they are all forgotten, and the
+driver records anew, as at the beginning.
+"""
+
+import enum
+from typing import Final
+
+from towpath.relay.snapshot.facts import Key
+from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
+
+# One touch of a short key costs about 300 bytes: 60 MB at the bound. Half of it makes
+# a busy table record anew while the stream lags; double threatens the relay's 150 MB.
+MAX_TOUCHES: Final = 200_000
+MAX_MOVED_KEYS: Final = 20_000
+
+
+class Left(enum.IntEnum):
+    """What a touch leaves behind in the stream."""
+
+    FULL = 0
+    PARTIAL = 1
+    MOVED = 2
+
+
+_Touch = tuple[int, int, Left]
+
+
+class Touches:
+    """The touches of one table."""
+
+    def __init__(
+        self,
+        invisible: InvisibleTransactions,
+        *,
+        max_touches: int = MAX_TOUCHES,
+        max_moved_keys: int = MAX_MOVED_KEYS,
+    ) -> None:
+        self._invisible = invisible
+        self._max_touches = max_touches
+        self._max_moved_keys = max_moved_keys
+        self._by_key: dict[Key, list[_Touch]] = {}
+        self._of_all: list[_Touch] = []
+        self._count = 0
+        self._is_recording = False
+        self._moved: dict[Key, None] = {}
+        self._has_overflowed = False
+        self._has_lost_moves = False
+
+    # Told by the loop, per change ----------------------------------------------
+
+    def touch(
+        self, key: Key, xid: int, sequence: int, *, partial: bool = False
+    ) -> None:
+        """Record that a change touched a key."""
+        if self._is_recording:
+            self._record(key, xid, sequence, Left.PARTIAL if partial else Left.FULL)
+
+    def move(
+        self,
+        old_key: Key,
+        new_key: Key,
+        xid: int,
+        sequence: int,
+        *,
+        partial: bool = False,
+    ) -> None:
+        """Record that an update changed a row's key."""
+        if partial:
+            self._remember_moved(new_key)
+        if self._is_recording:
+            self._record(old_key, xid, sequence, Left.FULL)
+            self._record(new_key, xid, sequence, Left.MOVED if partial else Left.FULL)
+
+    def touch_all(self, xid: int, sequence: int) -> None:
+        """Record a TRUNCATE: it touches every key."""
+        if self._is_recording:
+            self._of_all.append((xid, sequence, Left.FULL))
+            self._grow()
+
+    # Told by the driver --------------------------------------------------------
+
+    def begin(self) -> None:
+        """Record from here on; whatever came before is forgotten."""
+        self._forget_all()
+        self._has_overflowed = False
+        self._is_recording = True
+
+    @property
+    def has_overflowed(self) -> bool:
+        """Whether touches were lost: no chunk read since ``begin`` can be judged."""
+        return self._has_overflowed
+
+    @property
+    def has_lost_moves(self) -> bool:
+        """Whether moved keys were lost: the table cannot be completed."""
+        return self._has_lost_moves
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether keys wait to be taken by ``take_moved``."""
+        return bool(self._moved)
+
+    def take_moved(self) -> tuple[Key, ...]:
+        """Hand over the keys that must be read again because a row came to them."""
+        moved = tuple(self._moved)
+        self._moved.clear()
+        return moved
+
+    def judge(self, key: Key, low: int, snapshot: XidSnapshot) -> Left | None:
+        """
+        Say what the touches leave of a key that a chunk has read.
+
+        Args:
+            key: The key of a row, or of a row that was looked for.
+            low: The sequence of the chunk's low watermark.
+            snapshot: What the chunk's query saw.
+
+        Returns:
+            None if nothing touched it, so that the row may be emitted; else what is
+            left behind by the touches that drop it.
+        """
+        touches = self._by_key.get(key, ())
+        if self._of_all:
+            touches = sorted((*touches, *self._of_all), key=lambda touch: touch[1])
+        left: Left | None = None
+        for xid, sequence, newer in touches:
+            if sequence > low or not snapshot.sees_streamed(xid):
+                left = _after(left, newer)
+        return left
+
+    def forget(self, low: int, snapshot: XidSnapshot) -> None:
+        """Forget what can drop no row of this chunk, nor of any chunk after it."""
+
+        def is_needed(touch: _Touch) -> bool:
+            return touch[1] > low or not snapshot.sees_streamed(touch[0])
+
+        kept = ((k, [t for t in ts if is_needed(t)]) for k, ts in self._by_key.items())
+        self._by_key = {key: touches for key, touches in kept if touches}
+        self._of_all = [touch for touch in self._of_all if is_needed(touch)]
+        self._count = sum(map(len, self._by_key.values())) + len(self._of_all)
+
+    def _record(self, key: Key, xid: int, sequence: int, left: Left) -> None:
+        touches = self._by_key.setdefault(key, [])
+        if touches and touches[-1][0] == xid:
+            touches[-1] = (xid, sequence, _after(touches[-1][2], left))
+        else:
+            touches.append((xid, sequence, left))
+            self._grow()
+
+    def _grow(self) -> None:
+        self._count += 1
+        if self._count > self._max_touches:
+            self._forget_all()
+            self._has_overflowed = True
+            self._is_recording = False
+
+    def _forget_all(self) -> None:
+        self._by_key = {}
+        self._of_all = []
+        self._count = 0
+
+    def _remember_moved(self, key: Key) -> None:
+        self._invisible.hold()
+        self._moved[key] = None
+        if len(self._moved) > self._max_moved_keys:
+            self._moved.clear()
+            self._has_lost_moves = True
+
+
+def _after(left: Left | None, newer: Left) -> Left:
+    """Fold what a newer touch of the same key leaves onto what older ones left."""
+    if newer is Left.PARTIAL and left is not None:
+        return left
+    return newer

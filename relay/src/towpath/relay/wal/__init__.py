@@ -1,0 +1,1 @@
+"""Bytes in, values out: nothing here waits, opens or knows a socket."""

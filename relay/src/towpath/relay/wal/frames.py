@@ -1,0 +1,75 @@
+"""
+The outer frames of a replication connection, inside CopyData.
+
+::
+
+    w  start_lsn u64, end_lsn u64, sent i64, one pgoutput message
+    k  wal_end u64, sent i64, reply_requested u8
+    r  written u64, flushed u64, applied u64, sent i64, reply_requested u8   (ours)
+
+The payload of ``w`` is not cut out: ``parse_message`` reads on at ``PAYLOAD_AT``.
+"""
+
+from struct import Struct
+from typing import Final, NamedTuple
+
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.wal.pgoutput import EPOCH_US
+
+WAL_DATA: Final = ord("w")
+KEEPALIVE: Final = ord("k")
+PAYLOAD_AT: Final = 25
+
+_start_lsn: Final = Struct(">xQ16x").unpack_from
+_KEEPALIVE: Final = Struct(">BQqB")
+_STATUS: Final = Struct(">cQQQqB")
+
+
+class Keepalive(NamedTuple):
+    """The server tells how far it has read, and may ask for our status."""
+
+    wal_end: int
+    reply_requested: bool
+
+
+def start_lsn(frame: bytes) -> int:
+    """
+    Return the LSN at which the message of a ``w`` frame was written; 0 if none.
+
+    Raises:
+        MalformedMessageError: The frame ends before its message.
+    """
+    if len(frame) <= PAYLOAD_AT:
+        reason = f"a frame of {len(frame)} bytes has no message"
+        raise MalformedMessageError(reason)
+    lsn: int = _start_lsn(frame)[0]
+    return lsn
+
+
+def parse_keepalive(frame: bytes) -> Keepalive:
+    """
+    Decode a ``k`` frame.
+
+    Raises:
+        MalformedMessageError: It is not exactly one.
+    """
+    if len(frame) != _KEEPALIVE.size or frame[0] != KEEPALIVE or frame[-1] > 1:
+        reason = f"not a keepalive: {frame[:8]!r}"
+        raise MalformedMessageError(reason)
+    _, wal_end, _, reply = _KEEPALIVE.unpack(frame)
+    return Keepalive(wal_end, bool(reply))
+
+
+def status_update(confirmed_lsn: int, sent_us: int) -> bytes:
+    """
+    Encode what may be forgotten: everything below ``confirmed_lsn``.
+
+    Written and applied say the same: nothing is ours before Kafka has it.
+
+    Args:
+        confirmed_lsn: What the server need not keep any more.
+        sent_us: The wall time, in microseconds since 1970.
+    """
+    return _STATUS.pack(
+        b"r", confirmed_lsn, confirmed_lsn, confirmed_lsn, sent_us - EPOCH_US, 0
+    )

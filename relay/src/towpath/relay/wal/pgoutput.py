@@ -1,0 +1,233 @@
+r"""
+pgoutput, protocol version 1: a table of small parsers. This is the hot path.
+
+::
+
+    B  final_lsn u64, committed i64, xid u32
+    C  flags u8 (0), commit_lsn u64, end_lsn u64, committed i64
+    O  origin_lsn u64, name\0
+    R  oid u32, schema\0, table\0, identity u8, n u16, n x (flags u8, name\0, type u32,
+       typmod i32)
+    Y  oid u32, schema\0, name\0
+    I  oid u32, 'N' row
+    U  oid u32, ['K' row | 'O' row], 'N' row
+    D  oid u32, 'K' row | 'O' row
+    T  n u32, flags u8, n x oid u32
+    M  flags u8 (1: transactional), lsn u64, prefix\0, length u32, content
+    row  n u16, n x ('n' | 'u' | 't' length u32, text)
+
+A strict prefix, an extra byte, an unknown tag or a stray value raises
+``MalformedMessageError`` and nothing else. Rows are read by plain slices, which
+cannot fail, and one comparison with the length at the end finds what was short.
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from struct import Struct
+from types import MappingProxyType
+from typing import Final
+
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.wal.messages import (
+    UNCHANGED,
+    Begin,
+    ColumnShape,
+    Commit,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Message,
+    Origin,
+    RelationShape,
+    Row,
+    Truncate,
+    TypeName,
+    Update,
+    Value,
+)
+from towpath.relay.wal.reader import Reader
+
+# Postgres counts microseconds from the year 2000.
+EPOCH_US: Final = 946_684_800_000_000
+
+_BEGIN: Final = Struct(">QqI")
+_COMMIT: Final = Struct(">BQQq")
+_OID_TAG: Final = Struct(">IB")
+_U16: Final = Struct(">H").unpack_from
+_U32: Final = Struct(">I").unpack_from
+
+# Skips a named tuple's own constructor, which costs more than the tuple.
+_make: Final = tuple.__new__
+
+_TEXT, _NULL, _KEPT = b"tnu"
+_NEW, _KEY, _OLD = b"NKO"
+_IDENTITIES: Final = frozenset(b"dnfi")
+_TRUNCATE_FLAGS: Final = 0b11
+
+
+def parse_message(data: bytes, at: int = 0) -> Message:
+    """
+    Decode the one message that begins at byte ``at`` and ends with ``data``.
+
+    Raises:
+        MalformedMessageError: The bytes are not exactly one known message.
+    """
+    try:
+        return _PARSERS[data[at]](data, at + 1)
+    except (KeyError, IndexError, struct.error) as error:
+        message = f"malformed message of {len(data) - at} bytes: {data[at : at + 8]!r}"
+        raise MalformedMessageError(message) from error
+
+
+def _row(data: bytes, at: int) -> tuple[Row, int]:
+    """Read a row; the place after it may lie beyond the end: the caller compares."""
+    (count,) = _U16(data, at)
+    at += 2
+    values: list[Value] = []
+    add = values.append
+    for _ in range(count):
+        form = data[at]
+        if form == _TEXT:
+            start = at + 5
+            at = start + _U32(data, at + 1)[0]
+            add(data[start:at])
+        elif form == _NULL:
+            add(None)
+            at += 1
+        elif form == _KEPT:
+            add(UNCHANGED)
+            at += 1
+        else:
+            reason = f"unknown form of a value: {form:#04x}"
+            raise MalformedMessageError(reason)
+    return tuple(values), at
+
+
+def _finish(data: bytes, at: int) -> None:
+    if at != len(data):
+        raise _long_or_short(data, at)
+
+
+def _long_or_short(data: bytes, at: int) -> MalformedMessageError:
+    reason = f"malformed message: {len(data)} bytes where {at} were announced"
+    return MalformedMessageError(reason)
+
+
+def _expect(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if not holds:
+        reason = f"malformed message: {what}"
+        raise MalformedMessageError(reason)
+
+
+def _begin(data: bytes, at: int) -> Begin:
+    final_lsn, committed_us, xid = _BEGIN.unpack_from(data, at)
+    if at + 20 != len(data):
+        raise _long_or_short(data, at + 20)
+    return _make(Begin, (final_lsn, committed_us + EPOCH_US, xid))
+
+
+def _commit(data: bytes, at: int) -> Commit:
+    flags, commit_lsn, end_lsn, committed_us = _COMMIT.unpack_from(data, at)
+    if flags or at + 25 != len(data):
+        raise _long_or_short(data, at + 25)
+    return _make(Commit, (commit_lsn, end_lsn, committed_us + EPOCH_US))
+
+
+def _insert(data: bytes, at: int) -> Insert:
+    oid, tag = _OID_TAG.unpack_from(data, at)
+    if tag != _NEW:
+        reason = "an insert without its row"
+        raise MalformedMessageError(reason)
+    new, at = _row(data, at + 5)
+    if at != len(data):
+        raise _long_or_short(data, at)
+    return _make(Insert, (oid, new))
+
+
+def _update(data: bytes, at: int) -> Update:
+    oid, tag = _OID_TAG.unpack_from(data, at)
+    at += 5
+    old = None
+    is_full = tag == _OLD
+    if is_full or tag == _KEY:
+        old, at = _row(data, at)
+        tag = data[at]
+        at += 1
+    _expect(tag == _NEW, "an update without its new row")
+    new, at = _row(data, at)
+    _finish(data, at)
+    return _make(Update, (oid, new, old, is_full))
+
+
+def _delete(data: bytes, at: int) -> Delete:
+    oid, tag = _OID_TAG.unpack_from(data, at)
+    _expect(tag in (_KEY, _OLD), "a delete without its old row")
+    old, at = _row(data, at + 5)
+    _finish(data, at)
+    return _make(Delete, (oid, old, tag == _OLD))
+
+
+def _truncate(data: bytes, at: int) -> Truncate:
+    reader = Reader(data, at)
+    count = reader.u32()
+    flags = reader.u8()
+    _expect(count * 4 == len(data) - at - 5, "a truncate of a different length")
+    _expect(flags <= _TRUNCATE_FLAGS, "unknown flags of a truncate")
+    oids = tuple(reader.u32() for _ in range(count))
+    return Truncate(oids, bool(flags & 1), bool(flags & 2))
+
+
+def _relation(data: bytes, at: int) -> RelationShape:
+    reader = Reader(data, at)
+    oid, schema, table = reader.u32(), reader.text(), reader.text()
+    identity, count = reader.u8(), reader.u16()
+    _expect(identity in _IDENTITIES, "unknown replica identity")
+    columns = tuple(_column(reader) for _ in range(count))
+    reader.finish()
+    return RelationShape(oid, schema or "pg_catalog", table, chr(identity), columns)
+
+
+def _column(reader: Reader) -> ColumnShape:
+    flags = reader.u8()
+    _expect(flags <= 1, "unknown flags of a column")
+    return ColumnShape(reader.text(), reader.u32(), reader.i32(), bool(flags))
+
+
+def _type(data: bytes, at: int) -> TypeName:
+    reader = Reader(data, at)
+    name = TypeName(reader.u32(), reader.text() or "pg_catalog", reader.text())
+    reader.finish()
+    return name
+
+
+def _origin(data: bytes, at: int) -> Origin:
+    reader = Reader(data, at)
+    origin = Origin(reader.u64(), reader.text())
+    reader.finish()
+    return origin
+
+
+def _logical_message(data: bytes, at: int) -> LogicalMessage:
+    reader = Reader(data, at)
+    flags = reader.u8()
+    _expect(flags <= 1, "unknown flags of a logical message")
+    lsn, prefix = reader.u64(), reader.text()
+    content = reader.bytes(reader.u32())
+    reader.finish()
+    return LogicalMessage(bool(flags), lsn, prefix, content)
+
+
+_PARSERS: Final[Mapping[int, Callable[[bytes, int], Message]]] = MappingProxyType(
+    {
+        ord("B"): _begin,
+        ord("C"): _commit,
+        ord("O"): _origin,
+        ord("R"): _relation,
+        ord("Y"): _type,
+        ord("I"): _insert,
+        ord("U"): _update,
+        ord("D"): _delete,
+        ord("T"): _truncate,
+        ord("M"): _logical_message,
+    }
+)

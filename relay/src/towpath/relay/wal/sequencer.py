@@ -1,0 +1,257 @@
+"""
+Binds messages to their relation and their place in the one order.
+
+::
+
+    OUTSIDE --begin--> INSIDE --row, truncate, message--> INSIDE --commit--> OUTSIDE
+
+The ordinal counts every row message, truncate and transactional logical message of a
+transaction as received, before any filter, so that it is the same on every replay.
+``log_lsn`` is the lineage's offset plus the LSN of the commit record, known at Begin.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.wal.messages import (
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Message,
+    Origin,
+    RelationShape,
+    Row,
+    Truncate,
+    TypeName,
+    Update,
+)
+from towpath.relay.wal.relation import Relation
+from towpath.schemas.envelope import Operation
+from towpath.schemas.position import READ_ORDINAL
+
+
+class Transaction(NamedTuple):
+    """
+    What all changes of one transaction share.
+
+    ``place`` is the first half of their positions' text, up to and with the dot.
+    """
+
+    xid: int
+    commit_lsn: int
+    log_lsn: int
+    committed_us: int
+    place: bytes
+
+
+class Change(NamedTuple):
+    """
+    One row change, bound to its relation and position.
+
+    Attributes:
+        operation: Create, update or delete.
+        relation: The table's shape at this point of the stream.
+        new: The row after; None for a delete.
+        old: The former key, or the whole former row if ``is_full``; None without.
+        is_full: Whether ``old`` is the whole row.
+        transaction: Whose change it is.
+        ordinal: Its index among the transaction's messages.
+        lsn: Where the row was written: for people, never for order.
+    """
+
+    operation: Operation
+    relation: Relation
+    new: Row | None
+    old: Row | None
+    is_full: bool
+    transaction: Transaction
+    ordinal: int
+    lsn: int
+
+
+class Truncation(NamedTuple):
+    """Tables emptied together, at one position."""
+
+    relations: tuple[Relation, ...]
+    transaction: Transaction
+    ordinal: int
+    lsn: int
+
+
+class Committed(NamedTuple):
+    """The transaction is complete; ``end_lsn`` is what may be confirmed."""
+
+    transaction: Transaction
+    end_lsn: int
+
+
+class Spoken(NamedTuple):
+    """A logical message; outside a transaction it stands at (its LSN, -1)."""
+
+    prefix: str
+    content: bytes
+    log_lsn: int
+    ordinal: int
+    transaction: Transaction | None
+
+
+Step = Transaction | Change | Truncation | Committed | Spoken | RelationShape | None
+
+# Skips a named tuple's own constructor, which costs more than the tuple.
+_make: Final = tuple.__new__
+
+_CREATE: Final = Operation.CREATE
+_UPDATE: Final = Operation.UPDATE
+_DELETE: Final = Operation.DELETE
+_KEY_ONLY: Final = False
+
+
+class Sequencer:
+    """
+    Turns messages into steps, one at a time.
+
+    Call order: after a ``RelationShape`` step the caller binds the relation, before
+    the next message is fed.
+    """
+
+    def __init__(self, lineage_offset: int) -> None:
+        self._offset = lineage_offset
+        self._relations: dict[int, Relation] = {}
+        self._transaction: Transaction | None = None
+        self._ordinal = 0
+        self._steps: dict[type, Callable[[Any, int], Step]] = {
+            Begin: self._begin,
+            Commit: self._commit,
+            Insert: self._insert,
+            Update: self._update,
+            Delete: self._delete,
+            Truncate: self._truncate,
+            LogicalMessage: self._speak,
+            RelationShape: _pass_on,
+            TypeName: _leave_out,
+            Origin: _leave_out,
+        }
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a transaction is open."""
+        return self._transaction is not None
+
+    @property
+    def ordinal(self) -> int:
+        """The ordinal that the next change of the open transaction will have."""
+        return self._ordinal
+
+    @property
+    def transaction(self) -> Transaction | None:
+        """The open transaction."""
+        return self._transaction
+
+    def bind(self, relation: Relation) -> None:
+        """Take a relation as the shape of the rows that follow."""
+        self._relations[relation.oid] = relation
+
+    def feed(self, message: Message, lsn: int) -> Step:
+        """
+        Take the next message of the stream, written at ``lsn``.
+
+        Raises:
+            MalformedMessageError: The message is out of turn, or its relation unknown.
+        """
+        return self._steps[type(message)](message, lsn)
+
+    def _begin(self, message: Begin, _lsn: int) -> Transaction:
+        if self._transaction is not None:
+            reason = "a transaction begins inside another"
+            raise MalformedMessageError(reason)
+        final_lsn, committed_us, xid = message
+        log_lsn = self._offset + final_lsn
+        transaction = _make(
+            Transaction,
+            (xid, final_lsn, log_lsn, committed_us, b"%016x." % log_lsn),
+        )
+        self._transaction = transaction
+        self._ordinal = 0
+        return transaction
+
+    def _commit(self, message: Commit, _lsn: int) -> Committed:
+        transaction = self._transaction
+        if transaction is None or transaction.commit_lsn != message.commit_lsn:
+            reason = "a commit that ends no transaction"
+            raise MalformedMessageError(reason)
+        self._transaction = None
+        return _make(Committed, (transaction, message.end_lsn))
+
+    def _insert(self, message: Insert, lsn: int) -> Change:
+        oid, new = message
+        relation, transaction, ordinal = self._place(oid, new)
+        return _make(
+            Change, (_CREATE, relation, new, None, _KEY_ONLY, transaction, ordinal, lsn)
+        )
+
+    def _update(self, message: Update, lsn: int) -> Change:
+        oid, new, old, is_full = message
+        relation, transaction, ordinal = self._place(oid, new)
+        return _make(
+            Change, (_UPDATE, relation, new, old, is_full, transaction, ordinal, lsn)
+        )
+
+    def _delete(self, message: Delete, lsn: int) -> Change:
+        oid, old, is_full = message
+        relation, transaction, ordinal = self._place(oid, old)
+        return _make(
+            Change, (_DELETE, relation, None, old, is_full, transaction, ordinal, lsn)
+        )
+
+    def _truncate(self, message: Truncate, lsn: int) -> Truncation:
+        transaction, ordinal = self._count()
+        relations = tuple(self._relation(oid) for oid in message.relation_oids)
+        return Truncation(relations, transaction, ordinal, lsn)
+
+    def _speak(self, message: LogicalMessage, _lsn: int) -> Spoken:
+        if not message.is_transactional:
+            log_lsn = self._offset + message.lsn
+            return Spoken(message.prefix, message.content, log_lsn, READ_ORDINAL, None)
+        transaction, ordinal = self._count()
+        log_lsn = transaction.log_lsn
+        return Spoken(message.prefix, message.content, log_lsn, ordinal, transaction)
+
+    def _place(self, oid: int, row: Row) -> tuple[Relation, Transaction, int]:
+        transaction = self._transaction
+        if transaction is None:
+            reason = "a change outside a transaction"
+            raise MalformedMessageError(reason)
+        relation = self._relations.get(oid)
+        if relation is None or len(row) != len(relation.columns):
+            reason = f"a row of unknown shape, relation {oid}"
+            raise MalformedMessageError(reason)
+        ordinal = self._ordinal
+        self._ordinal = ordinal + 1
+        return relation, transaction, ordinal
+
+    def _count(self) -> tuple[Transaction, int]:
+        transaction = self._transaction
+        if transaction is None:
+            reason = "a change outside a transaction"
+            raise MalformedMessageError(reason)
+        ordinal = self._ordinal
+        self._ordinal = ordinal + 1
+        return transaction, ordinal
+
+    def _relation(self, oid: int) -> Relation:
+        relation = self._relations.get(oid)
+        if relation is None:
+            reason = f"a truncate of unknown relation {oid}"
+            raise MalformedMessageError(reason)
+        return relation
+
+
+def _pass_on(message: RelationShape, _lsn: int) -> RelationShape:
+    return message
+
+
+def _leave_out(_message: TypeName | Origin, _lsn: int) -> None:
+    return None

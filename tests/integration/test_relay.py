@@ -1,0 +1,677 @@
+"""The relay as a process, between a real Postgres and a real Kafka."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from secrets import token_hex
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from towpath.relay.__main__ import init, status
+from towpath.relay.errors import NotPreparedError
+from towpath.schemas.clock import Deadline, SystemClock
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+CLOCK = SystemClock()
+TIMEOUT_S = 60.0
+MEBIBYTE = 1024 * 1024
+
+TABLES = """
+create schema shop;
+create table shop.line (
+    order_id bigint, line_no int, note text, price numeric(12, 2),
+    at timestamptz not null default '2026-01-02 03:04:05.6+00',
+    primary key (order_id, line_no)
+);
+create table shop.aside (id int primary key, note text);
+"""
+
+
+class Relay:
+    """A database, the relay that follows it, and the topics that it writes."""
+
+    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
+        self.dsn = dsn
+        self.kafka = kafka
+        self.prefix = prefix
+        self.folder = folder
+        self.config = folder / "towpath.toml"
+        self.source = psycopg.connect(dsn, autocommit=True)
+        self.source.execute(TABLES)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def prepare(self, *, tables: tuple[str, ...] = ("shop.line",), relay: str = ""):
+        """Write the configuration, and let the relay prepare the database."""
+        self.configure(tables, relay)
+        init(self.config, dry_run=False)
+
+    def configure(self, tables: tuple[str, ...], relay: str = "") -> None:
+        """Write the configuration."""
+        self.config.write_text(
+            f"""
+version = 1
+[[source]]
+dsn = "{self.dsn}"
+prefix = "{self.prefix}"
+slot = "{self.prefix}"
+tables = {json.dumps(tables)}
+[source.outbox]
+topic = "{self.prefix}.event.{{aggregate_type}}"
+[kafka]
+bootstrap_servers = "{self.kafka}"
+[registry]
+url = "http://127.0.0.1:1"
+[topics]
+partitions = 3
+[relay]
+{relay}
+""",
+            encoding="utf-8",
+        )
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start a relay process; its log records go into one file."""
+        with self.log_file.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "towpath.relay", str(self.config)],
+                stdout=log,
+                stderr=log,
+            )
+        self.processes.append(process)
+        return process
+
+    def stop(self, process: subprocess.Popen[bytes]) -> int:
+        """Let a process end by itself, and return its exit code."""
+        process.terminate()
+        return process.wait(20)
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self.source.close()
+        self._drop_slot()
+
+    def _drop_slot(self) -> None:
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+
+            def is_dropped() -> bool:
+                with contextlib.suppress(psycopg.errors.ObjectInUse):
+                    connection.execute(
+                        "select pg_drop_replication_slot(slot_name)"
+                        " from pg_replication_slots where slot_name = %s",
+                        (self.prefix,),
+                    )
+                    return True
+                return False
+
+            until(is_dropped, "the slot is free")
+
+    @property
+    def log_file(self) -> Path:
+        return self.folder / "relay.log"
+
+    def log(self) -> list[dict]:
+        """Read the log records so far."""
+        lines = self.log_file.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def logged(self, event: str) -> list[dict]:
+        """Read the log records of one event."""
+        return [record for record in self.log() if record["event"] == event]
+
+    def topic(self, name: str) -> str:
+        """Name a topic below the prefix."""
+        return f"{self.prefix}.{name}"
+
+    def insert_events(self, count: int, *, first: int = 0, size: int = 5) -> None:
+        """Insert events, ten to a transaction, padded with ``size`` random bytes."""
+        with self.source.cursor() as cursor:
+            for start in range(first, first + count, 10):
+                with self.source.transaction():
+                    cursor.executemany(
+                        "insert into towpath.outbox"
+                        " (id, aggregate_type, aggregate_id, type, payload)"
+                        " values (gen_random_uuid(), 'order', %s, 'Placed', %s)",
+                        [
+                            (str(n % 7), json.dumps({"n": n, "pad": token_hex(size)}))
+                            for n in range(start, min(start + 10, first + count))
+                        ],
+                    )
+
+    def confirmed_lag_bytes(self) -> int:
+        """Return how much log the slot has not been told to forget."""
+        row = self.source.execute(
+            "select (pg_current_wal_lsn() - confirmed_flush_lsn)::bigint"
+            " from pg_replication_slots where slot_name = %s",
+            (self.prefix,),
+        ).fetchone()
+        return int(row[0]) if row else -1
+
+    def read(self, topic: str, *, at_least: int) -> list[Message]:
+        """Read a topic from its beginning until there are so many records."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.kafka,
+                "group.id": "test",
+                "fetch.wait.max.ms": 50,
+            }
+        )
+        deadline = Deadline(CLOCK, TIMEOUT_S)
+        found: list[Message] = []
+        assigned = 0
+        try:
+            while len(found) < at_least and not deadline.passed():
+                if not assigned:
+                    assigned = assign(consumer, topic)
+                    continue
+                found += [m for m in consumer.consume(500, 0.2) if m.error() is None]
+            found += settle(consumer, assigned)
+        finally:
+            consumer.close()
+        return found
+
+
+def assign(consumer: Consumer, topic: str) -> int:
+    """Assign every partition of a topic; 0 if it does not exist yet."""
+    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, at, 0) for at in partitions])
+    if not partitions:
+        CLOCK.wait(0.05)
+    return len(partitions)
+
+
+def settle(consumer: Consumer, assigned: int) -> list[Message]:
+    """Read what else there is by now: duplicates would stand there."""
+    more: list[Message] = []
+    while assigned:
+        batch = [m for m in consumer.consume(500, 0.5) if m.error() is None]
+        if not batch:
+            break
+        more += batch
+    return more
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    """Wait for a condition."""
+    deadline = Deadline(CLOCK, TIMEOUT_S)
+    while not holds():
+        if deadline.passed():
+            pytest.fail(f"waited {TIMEOUT_S:g} s in vain until {what}")
+        CLOCK.wait(0.05)
+
+
+def peak_bytes(process: subprocess.Popen[bytes]) -> int:
+    """Return a process's peak resident memory."""
+    text = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+    line = next(line for line in text.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def numbers(messages: list[Message]) -> list[int]:
+    """Read the numbers of events."""
+    return [json.loads(m.value())["n"] for m in messages]
+
+
+@pytest.fixture
+def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Relay]:
+    """Lend a relay over a fresh database; nothing is prepared or started."""
+    lent = Relay(database, stack.kafka, unique, tmp_path)
+    yield lent
+    lent.close()
+
+
+def test_every_event_arrives_once_and_in_order_per_key(relay: Relay):
+    """
+    Committed outbox rows become events, each once, in commit order per aggregate.
+    """
+    relay.prepare()
+    relay.insert_events(300)
+    relay.start()
+    relay.insert_events(200, first=300)
+    messages = relay.read(relay.topic("event.order"), at_least=500)
+    by_key: dict[bytes, list[int]] = {}
+    for message in messages:
+        by_key.setdefault(message.key(), []).append(json.loads(message.value())["n"])
+
+    assert (list(range(500)), True) == (
+        sorted(numbers(messages)),
+        all(found == sorted(found) for found in by_key.values()),
+    )
+
+
+def test_a_rollback_emits_nothing(relay: Relay):
+    """
+    What was rolled back, wholly or to a savepoint, is in no topic (I1).
+    """
+    relay.prepare()
+    relay.start()
+    insert = "insert into shop.line (order_id, line_no) values (%s, 1)"
+    with relay.source.transaction(force_rollback=True):
+        relay.source.execute(insert, (1,))
+    with relay.source.transaction():
+        relay.source.execute(insert, (2,))
+        with relay.source.transaction(force_rollback=True):
+            relay.source.execute(insert, (3,))
+    relay.source.execute(insert, (4,))
+    messages = relay.read(relay.topic("shop.line"), at_least=2)
+
+    assert [2, 4] == sorted(json.loads(m.key())["order_id"] for m in messages)
+
+
+def test_row_changes_are_records_in_their_order(relay: Relay):
+    """
+    Insert, update, key change, delete and truncate give the records they should.
+    """
+    relay.prepare()
+    relay.start()
+    for statement in (
+        "insert into shop.line values (1, 1, 'Zoë', 2.50)",
+        "update shop.line set price = 3, note = null",
+        "update shop.line set line_no = 2",
+        "delete from shop.line",
+        "truncate shop.line",
+    ):
+        relay.source.execute(statement)
+    messages = relay.read(relay.topic("shop.line"), at_least=10)
+    rows = sorted(
+        (dict(m.headers())["position"].decode(), m.key(), m.value()) for m in messages
+    )
+    envelopes = [(key, json.loads(value or b"null")) for _, key, value in rows]
+    first, second = b'{"order_id":1,"line_no":1}', b'{"order_id":1,"line_no":2}'
+
+    assert [
+        (first, "c"),
+        (first, "u"),
+        (first, "d"),
+        (first, None),
+        (second, "c"),
+        (second, "d"),
+        (second, None),
+        (None, "t"),
+        (None, "t"),
+        (None, "t"),
+    ] == [(key, told and told["op"]) for key, told in envelopes]
+
+
+def test_an_envelope_has_the_forms_that_sinks_rely_on(relay: Relay):
+    """
+    Numbers, numerics, times, NULL and the source are as the contract says.
+    """
+    relay.prepare()
+    relay.start()
+    relay.source.execute("insert into shop.line values (1, 1, null, 2.50)")
+    (message,) = relay.read(relay.topic("shop.line"), at_least=1)
+    told = json.loads(message.value())
+    source = told["source"]
+
+    assert (
+        {
+            "order_id": 1,
+            "line_no": 1,
+            "note": None,
+            "price": "2.50",
+            "at": "2026-01-02T03:04:05.600000Z",
+        },
+        (relay.prefix, "shop", "line", "false"),
+        source["ts_ms"],
+        f"{source['commit_lsn']:016x}.0000000000",
+    ) == (
+        told["after"],
+        (source["name"], source["schema"], source["table"], source["snapshot"]),
+        message.timestamp()[1],
+        dict(message.headers())["position"].decode(),
+    )
+
+
+def test_an_unchanged_large_value_is_left_out(relay: Relay):
+    """
+    A TOASTed value that an update does not touch is named in the header unchanged.
+    """
+    relay.prepare()
+    relay.source.execute("alter table shop.line alter note set storage external")
+    relay.start()
+    relay.source.execute("insert into shop.line values (1, 1, repeat('x', 9000), 1)")
+    relay.source.execute("update shop.line set price = 2")
+    messages = relay.read(relay.topic("shop.line"), at_least=2)
+    update = next(m for m in messages if json.loads(m.value())["op"] == "u")
+
+    assert (False, b'["note"]') == (
+        "note" in json.loads(update.value())["after"],
+        dict(update.headers())["unchanged"],
+    )
+
+
+def test_each_row_has_the_shape_of_its_time(relay: Relay):
+    """
+    After a column is added, earlier rows keep their shape, and the new one is told.
+    """
+    relay.prepare()
+    relay.source.execute("insert into shop.line (order_id, line_no) values (1, 1)")
+    relay.source.execute("alter table shop.line add extra jsonb not null default '[]'")
+    relay.source.execute("insert into shop.line (order_id, line_no) values (2, 1)")
+    relay.start()
+    rows = relay.read(relay.topic("shop.line"), at_least=2)
+    has_extra = {
+        json.loads(m.key())["order_id"]: "extra" in json.loads(m.value())["after"]
+        for m in rows
+    }
+    shapes = [
+        json.loads(m.value()) for m in relay.read(relay.topic("relations"), at_least=2)
+    ]
+    last = shapes[-1]
+
+    assert (
+        {1: False, 2: True},
+        ["order_id", "line_no"],
+        {
+            "order_id": "bigint",
+            "line_no": "integer",
+            "note": "text",
+            "price": "numeric",
+            "at": "timestamp with time zone",
+            "extra": "jsonb",
+        },
+    ) == (has_extra, last["key"], {c["name"]: c["type"] for c in last["columns"]})
+
+
+def test_kill_9_loses_nothing(relay: Relay):
+    """
+    Killed twice in the middle of a backlog, the relay still publishes every event.
+    """
+    relay.prepare()
+    relay.insert_events(6000, size=100)
+    for _ in range(2):
+        process = relay.start()
+        until(lambda: bool(relay.logged("streaming")), "the relay streams")
+        relay.read(relay.topic("event.order"), at_least=100)
+        process.kill()
+        process.wait()
+        relay.log_file.unlink()
+    relay.start()
+    until(lambda: relay.confirmed_lag_bytes() < 1000, "everything is confirmed")
+    messages = relay.read(relay.topic("event.order"), at_least=6000)
+
+    assert set(range(6000)) == set(numbers(messages))
+
+
+def test_a_graceful_stop_repeats_nothing(relay: Relay):
+    """
+    Stopped and started under load, the relay publishes every event exactly once.
+    """
+    relay.prepare()
+    load = threading.Thread(target=relay.insert_events, args=(3000,))
+    load.start()
+    codes = []
+    for _ in range(3):
+        process = relay.start()
+        until(lambda: bool(relay.logged("streaming")), "the relay streams")
+        codes.append(relay.stop(process))
+        relay.log_file.unlink()
+    relay.start()
+    load.join()
+    messages = relay.read(relay.topic("event.order"), at_least=3000)
+
+    assert (list(range(3000)), [0, 0, 0]) == (sorted(numbers(messages)), codes)
+
+
+def test_a_silent_broker_bounds_memory_and_is_waited_for(relay: Relay, stack):
+    """
+    With Kafka frozen the relay stops reading at its bound; then it goes on.
+    """
+    relay.prepare(relay=f"max_in_flight_bytes = {2 * MEBIBYTE}")
+    process = relay.start()
+    relay.insert_events(10)
+    relay.read(relay.topic("event.order"), at_least=10)
+    kafka = next(part for part in stack.stack.status() if part.name == "kafka")
+    before = peak_bytes(process)
+    os.kill(kafka.pid, signal.SIGSTOP)
+    try:
+        relay.insert_events(6000, first=10, size=2500)
+        stalled = relay.confirmed_lag_bytes()
+        grown = peak_bytes(process) - before
+    finally:
+        os.kill(kafka.pid, signal.SIGCONT)
+    messages = relay.read(relay.topic("event.order"), at_least=6010)
+
+    assert (True, True, set(range(6010))) == (
+        stalled > 20 * MEBIBYTE,
+        grown < 40 * MEBIBYTE,
+        set(numbers(messages)),
+    )
+
+
+def test_a_huge_transaction_streams_through_bounded(relay: Relay):
+    """
+    200,000 rows in one transaction pass without being collected.
+    """
+    relay.prepare(relay=f"max_in_flight_bytes = {8 * MEBIBYTE}")
+    relay.source.execute(
+        "insert into shop.line select n, 1, repeat('x', 400), 1"
+        " from generate_series(1, 200000) n"
+    )
+    process = relay.start()
+    messages = relay.read(relay.topic("shop.line"), at_least=200_000)
+    positions = {dict(m.headers())["position"] for m in messages}
+
+    assert (200_000, 200_000, True) == (
+        len(messages),
+        len(positions),
+        peak_bytes(process) < 200 * MEBIBYTE,
+    )
+
+
+def test_what_is_too_large_is_set_aside_while_others_flow(relay: Relay):
+    """
+    A row above its topic's limit leaves a dead letter with reason, key and place.
+    """
+    relay.prepare()
+    relay.start()
+    relay.source.execute(
+        "insert into shop.line values"
+        " (1, 1, 'a', 1), (2, 1, repeat('x', 1500000), 1), (3, 1, 'c', 1)"
+    )
+    rows = relay.read(relay.topic("shop.line"), at_least=2)
+    (dead,) = relay.read(relay.topic("dead.relay"), at_least=1)
+    until(lambda: relay.confirmed_lag_bytes() < 1000, "everything is confirmed")
+
+    assert (
+        [1, 3],
+        (b'{"order_id":2,"line_no":1}', relay.topic("shop.line").encode()),
+        1,
+    ) == (
+        sorted(json.loads(m.key())["order_id"] for m in rows),
+        (dead.key(), dict(dead.headers())["topic"]),
+        len(relay.logged("a record was set aside as a dead letter")),
+    )
+
+
+def test_a_topic_with_a_small_limit_is_heeded(relay: Relay):
+    """
+    Batches stay below the smallest limit of any topic, also of one met later.
+    """
+    relay.prepare()
+    name = relay.topic("event.order")
+    new = NewTopic(name, 1, 1, config={"max.message.bytes": "4000"})
+    admin = AdminClient({"bootstrap.servers": relay.kafka})
+    admin.create_topics([new])[name].result()
+    relay.insert_events(200, size=450)
+    relay.insert_events(10, first=200, size=4500)
+    relay.start()
+    messages = relay.read(name, at_least=200)
+    dead = relay.read(relay.topic("dead.relay"), at_least=10)
+
+    assert (set(range(200)), 10) == (set(numbers(messages)), len(dead))
+
+
+def test_idle_traffic_is_confirmed(relay: Relay):
+    """
+    Changes of a table that is not captured do not keep log.
+    """
+    relay.prepare()
+    relay.start()
+    until(lambda: bool(relay.logged("streaming")), "the relay streams")
+    relay.source.execute(
+        "insert into shop.aside select n, repeat('x', 900)"
+        " from generate_series(1, 5000) n"
+    )
+    until(lambda: 0 <= relay.confirmed_lag_bytes() < 100_000, "the log is confirmed")
+
+    assert [] == relay.logged("trying again")
+
+
+def test_a_second_relay_waits_and_takes_over(relay: Relay):
+    """
+    One slot serves one relay: the second names the holder, and follows when it may.
+    """
+    relay.prepare()
+    first = relay.start()
+    until(lambda: bool(relay.logged("streaming")), "the first streams")
+    relay.start()
+    until(lambda: bool(relay.logged("waiting for the slot")), "the second waits")
+    holder = relay.logged("waiting for the slot")[0]["holder"]
+    relay.stop(first)
+    until(lambda: len(relay.logged("streaming")) == 2, "the second streams")
+    relay.insert_events(10)
+    messages = relay.read(relay.topic("event.order"), at_least=10)
+
+    assert (10, True) == (len(messages), "towpath-relay" in holder)
+
+
+def test_a_cut_connection_is_made_again(relay: Relay):
+    """
+    When the server ends the connection, the relay reconnects and nothing is lost.
+    """
+    relay.prepare()
+    relay.start()
+    relay.insert_events(50)
+    relay.read(relay.topic("event.order"), at_least=50)
+    relay.source.execute(
+        "select pg_terminate_backend(active_pid) from pg_replication_slots"
+        " where slot_name = %s",
+        (relay.prefix,),
+    )
+    relay.insert_events(50, first=50)
+    messages = relay.read(relay.topic("event.order"), at_least=100)
+
+    assert (set(range(100)), True) == (
+        set(numbers(messages)),
+        bool(relay.logged("trying again")),
+    )
+
+
+def test_a_lost_slot_halts_with_its_remedy(relay: Relay):
+    """
+    A slot that vanished beside existing state is not silently made anew.
+    """
+    relay.prepare()
+    process = relay.start()
+    until(lambda: bool(relay.logged("streaming")), "the relay streams")
+    relay.stop(process)
+    relay.source.execute("select pg_drop_replication_slot(%s)", (relay.prefix,))
+    code = relay.start().wait(30)
+
+    assert (3, True) == (code, "snapshot" in relay.logged("halted")[0]["remedy"])
+
+
+def test_without_a_slot_the_relay_says_what_to_do(relay: Relay):
+    """
+    A source that was never prepared halts with the command that prepares it.
+    """
+    relay.configure(("shop.line",))
+    code = relay.start().wait(30)
+
+    assert (3, True) == (code, "relay init" in relay.logged("halted")[0]["remedy"])
+
+
+def test_init_is_repeatable_and_follows_the_configuration(relay: Relay, capsys):
+    """
+    A second run finds nothing to do; a changed list of tables alters the publication.
+    """
+    relay.prepare()
+    init(relay.config, dry_run=False)
+    second = capsys.readouterr().out.splitlines()[-1]
+    relay.configure(("shop.line", "shop.aside"))
+    init(relay.config, dry_run=True)
+    printed = capsys.readouterr().out
+    init(relay.config, dry_run=False)
+    tables = relay.source.execute(
+        "select schemaname || '.' || tablename from pg_publication_tables"
+        " where pubname = 'towpath' order by 1"
+    ).fetchall()
+
+    assert (
+        "nothing to do: the source is prepared",
+        True,
+        [("shop.aside",), ("shop.line",), ("towpath.signal",)],
+    ) == (second, "alter publication" in printed, tables)
+
+
+def test_init_tells_every_problem_with_its_cure(relay: Relay):
+    """
+    Missing tables, keys and the like are told at once, before anything is done.
+    """
+    relay.source.execute("create table shop.bare (id int)")
+    relay.source.execute("alter table shop.aside replica identity nothing")
+    relay.configure(("shop.bare", "shop.none", "shop.aside"))
+    with pytest.raises(NotPreparedError) as caught:
+        init(relay.config, dry_run=False)
+    told = str(caught.value).splitlines()
+    schema = relay.source.execute("select to_regnamespace('towpath')").fetchone()
+
+    assert (3, True, (None,)) == (
+        len(told),
+        all(
+            cure in str(caught.value) for cure in ("PRIMARY KEY", "REPLICA", "[source]")
+        ),
+        schema,
+    )
+
+
+def test_status_tells_of_the_slot(relay: Relay, capsys):
+    """
+    The status names the slot, whether it is followed, and what it keeps.
+    """
+    relay.prepare()
+    capsys.readouterr()
+    code = status(relay.config, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+
+    assert (1, relay.prefix, False) == (code, told["slot"], told["active"])
+
+
+def test_the_admin_port_tells_health_and_metrics(relay: Relay):
+    """
+    Ready while it streams; records and confirmed LSN are counted.
+    """
+    relay.prepare()
+    relay.start()
+    relay.insert_events(20)
+    relay.read(relay.topic("event.order"), at_least=20)
+    port = relay.logged("relay started")[0]["admin_port"]
+
+    def fetch(path: str) -> str:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}{path}", timeout=5
+        ) as page:
+            return page.read().decode()
+
+    ready = fetch("/health/ready")
+    metrics = fetch("/metrics")
+    with pytest.raises(urllib.error.HTTPError):
+        fetch("/nothing")
+
+    assert ("ready\n", True) == (ready, "towpath_relay_records_total 20.0" in metrics)

@@ -1,0 +1,604 @@
+"""Incremental snapshots through a real relay: Postgres, the process, Kafka."""
+
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from towpath.relay.__main__ import init
+from towpath.schemas.clock import Deadline, SystemClock
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+CLOCK = SystemClock()
+TIMEOUT_S = 60.0
+CHUNK_ROWS = 100
+
+
+@dataclass
+class Fold:
+    """What a sink would have after reading a topic, and what it met on the way."""
+
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    positions: dict[str, str] = field(default_factory=dict)
+    newest: dict[str, int] = field(default_factory=dict)
+    reads: Counter[str] = field(default_factory=Counter)
+    stale: list[str] = field(default_factory=list)
+    operations: Counter[str] = field(default_factory=Counter)
+
+    def take(self, key: str, value: bytes | None, headers: dict[str, bytes]) -> None:
+        """Apply one record, guarded by its position; look for stale READs."""
+        if value is None:
+            return
+        envelope = json.loads(value)
+        operation, after = envelope["op"], envelope["after"]
+        self.operations[operation] += 1
+        if operation == "r":
+            self.reads[key] += 1
+            if int(after["v"]) < self.newest.get(key, -1):
+                self.stale.append(key)
+        elif after is not None:
+            self.newest[key] = int(after["v"])
+        position = headers["position"].decode()[:27]
+        if position < self.positions.get(key, ""):
+            return
+        self.positions[key] = position
+        if after is None:
+            self.rows.pop(key, None)
+        elif "unchanged" in headers and key not in self.rows:
+            return
+        else:
+            self.rows[key] = {**self.rows.get(key, {}), **after}
+
+
+class Source:
+    """A database whose table ``s.a`` a relay follows, and the topics beside it."""
+
+    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
+        self.dsn = dsn
+        self.prefix = prefix
+        self.folder = folder
+        self.kafka = kafka
+        self.config = folder / "towpath.toml"
+        self.connection = psycopg.connect(dsn, autocommit=True)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def prepare(self, *tables: str) -> None:
+        """Write the configuration and let the relay prepare the database."""
+        names = json.dumps(list(tables))
+        self.config.write_text(
+            f"""
+version = 1
+[[source]]
+dsn = "{self.dsn}"
+prefix = "{self.prefix}"
+slot = "{self.prefix}"
+tables = {names}
+[kafka]
+bootstrap_servers = "{self.kafka}"
+[registry]
+url = "http://127.0.0.1:1"
+[topics]
+partitions = 3
+[relay]
+chunk_rows = {CHUNK_ROWS}
+[[sink]]
+name = "search2"
+kind = "search"
+url = "http://127.0.0.1:1"
+[[sink.route]]
+topic = "{self.prefix}.s.a"
+name = "a-2"
+""",
+            encoding="utf-8",
+        )
+        init(self.config, dry_run=False)
+
+    def start(self) -> None:
+        """Start the relay."""
+        with (self.folder / "relay.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "towpath.relay", str(self.config)],
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        """Kill the relay as an accident would."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self.process is not None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(15)
+        self.kill()
+        self.connection.close()
+
+    def signal(self, signal_id: str, kind: str = "execute-snapshot", **data) -> None:
+        """Ask for something."""
+        fields = json.dumps({name.replace("_", "-"): v for name, v in data.items()})
+        self.connection.execute(
+            "insert into towpath.signal (id, type, data) values (%s, %s, %s)",
+            (signal_id, kind, fields),
+        )
+
+    def answer(self, signal_id: str) -> tuple[str, dict[str, Any]]:
+        """Return a signal's status and detail."""
+        row = self.connection.execute(
+            "select coalesce(status, ''), coalesce(detail, '{}') from towpath.signal"
+            " where id = %s",
+            (signal_id,),
+        ).fetchone()
+        return row if row is not None else ("gone", {})
+
+    def wait_for(self, what: Callable[[], bool]) -> None:
+        """Wait until something is so."""
+        deadline = Deadline(CLOCK, TIMEOUT_S)
+        while not what():
+            if deadline.passed() or (self.process and self.process.poll() is not None):
+                log = (self.folder / "relay.log").read_text(encoding="utf-8")
+                raise AssertionError(log[-6000:])
+            CLOCK.wait(0.02)
+
+    def wait_for_answer(self, signal_id: str, *statuses: str) -> dict[str, Any]:
+        """Wait until a signal has ended, and return its detail."""
+        ends = statuses or ("completed",)
+        final = {"completed", "failed", "rejected", *ends}
+        self.wait_for(lambda: self.answer(signal_id)[0] in final)
+        status, detail = self.answer(signal_id)
+        assert status in ends, detail
+        return detail
+
+    def table(self) -> dict[str, dict[str, Any]]:
+        """Return the table as a sink should have it."""
+        rows = self.connection.execute("select to_jsonb(a) from s.a a").fetchall()
+        return {json.dumps({"id": row["id"]}): row for (row,) in rows}
+
+    def fold(self, topic: str | None = None) -> Fold:
+        """Read a topic from its beginning to its present end."""
+        fold = Fold()
+        consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": self.prefix})
+        try:
+            for record in _records(consumer, topic or f"{self.prefix}.s.a"):
+                key = json.dumps(json.loads(record.key()))
+                fold.take(key, record.value(), dict(record.headers() or ()))
+        finally:
+            consumer.close()
+        return fold
+
+    def catch_up(self) -> None:
+        """Wait until all that was committed until now is in Kafka."""
+        self.connection.execute("select pg_logical_emit_message(true, 'test', 'x')")
+        [lsn] = self.connection.execute("select pg_current_wal_lsn()").fetchone()
+        confirmed = (
+            "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots"
+            " where slot_name = %s"
+        )
+        arguments = (lsn, self.prefix)
+        self.wait_for(
+            lambda: self.connection.execute(confirmed, arguments).fetchone()[0]
+        )
+
+
+def _records(consumer: Consumer, topic: str) -> Iterator[Any]:
+    ends = _ends(consumer, topic)
+    waiting = {number for number, end in ends.items() if end}
+    consumer.assign([TopicPartition(topic, number, 0) for number in waiting])
+    deadline = Deadline(CLOCK, TIMEOUT_S)
+    while waiting:
+        assert not deadline.passed()
+        record = consumer.poll(1.0)
+        if record is None:
+            continue
+        assert record.error() is None
+        yield record
+        if record.offset() + 1 >= ends[record.partition()]:
+            waiting.discard(record.partition())
+
+
+def _ends(consumer: Consumer, topic: str) -> dict[int, int]:
+    """Return where a topic ends; one that is just being made ends at once."""
+    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    try:
+        return {
+            number: consumer.get_watermark_offsets(TopicPartition(topic, number))[1]
+            for number in partitions
+        }
+    except KafkaException:
+        return {}
+
+
+@pytest.fixture
+def source(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Source]:
+    """Lend a source with a table whose every write has a higher ``v``."""
+    stack.up("postgres", "kafka")
+    source = Source(database, stack.kafka, unique, tmp_path)
+    source.connection.execute("create schema s")
+    source.connection.execute("create sequence s.v")
+    source.connection.execute(
+        "create table s.a (id int primary key, v bigint default nextval('s.v'),"
+        " note text, large text)"
+    )
+    # Out of line and uncompressed: updates that leave it alone do not stream it.
+    source.connection.execute("alter table s.a alter large set storage external")
+    yield source
+    source.close()
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+            " where slot_name = %s",
+            (unique,),
+        )
+
+
+def fill(source: Source, count: int) -> None:
+    """Put rows there before the slot is, so that no stream brings them."""
+    source.connection.execute(
+        "insert into s.a (id, note, large) select g, 'old',"
+        " case when g %% 10 = 0 then repeat(md5(g::text), 100) end"
+        " from generate_series(1, %s) g",
+        (count,),
+    )
+
+
+class Writers:
+    """Sessions that write at random until told to stop."""
+
+    def __init__(self, dsn: str, highest: int, count: int = 3) -> None:
+        self._dsn = dsn
+        self._highest = highest
+        self._stop = threading.Event()
+        self.writes = 0
+        self._threads = [
+            threading.Thread(target=self._write, args=(seed,)) for seed in range(count)
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _write(self, seed: int) -> None:
+        chance = random.Random(seed)  # noqa: S311 - writes, no secret
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            while not self._stop.is_set():
+                with (
+                    contextlib.suppress(
+                        psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected
+                    ),
+                    connection.transaction(),
+                ):
+                    for _ in range(chance.randint(1, 3)):
+                        self._change(connection, chance)
+                self.writes += 1
+
+    def _change(self, connection: psycopg.Connection, chance: random.Random) -> None:
+        key, other = (chance.randint(1, self._highest * 11 // 10) for _ in range(2))
+        statement = chance.choice(
+            [
+                "update s.a set v = nextval('s.v'), note = 'u' where id = %(key)s",
+                "update s.a set v = nextval('s.v'), note = 'u' where id = %(key)s",
+                "update s.a set v = nextval('s.v'), large = 'x' where id = %(key)s",
+                "update s.a set v = nextval('s.v'), id = %(other)s where id = %(key)s",
+                "delete from s.a where id = %(key)s",
+                "insert into s.a (id, note) values (%(key)s, 'i')",
+            ]
+        )
+        connection.execute(statement, {"key": key, "other": other})
+
+
+def test_a_snapshot_under_writes_ends_with_the_table(source: Source):
+    """
+    Under updates, deletes, inserts and key changes nothing is stale or lost (A1-A4).
+    """
+    fill(source, 3_000)
+    source.prepare("s.a")
+    source.start()
+    with Writers(source.dsn, 3_000) as writers:
+        source.wait_for(lambda: writers.writes > 50)
+        source.signal("s1", data_collections=["s.a"])
+        detail = source.wait_for_answer("s1")
+    source.catch_up()
+    fold = source.fold()
+
+    assert [] == fold.stale
+    assert detail["rows"] == fold.reads.total()
+    assert source.table() == fold.rows
+
+
+def test_a_killed_relay_goes_on_after_the_last_stored_chunk(source: Source):
+    """
+    Being killed in mid-snapshot repeats at most the chunks in flight (A5).
+    """
+    fill(source, 20_000)
+    source.prepare("s.a")
+    source.start()
+    source.signal("s1", data_collections=["s.a"], max_rows_per_second=8_000)
+    progress = "select coalesce(max(rows), 0) from towpath.snapshot"
+    kills = 0
+    with Writers(source.dsn, 20_000, count=1):
+        for goal in (2_000, 9_000):
+            source.wait_for(
+                lambda goal=goal: (
+                    source.connection.execute(progress).fetchone()[0] >= goal
+                )
+            )
+            source.kill()
+            source.start()
+            kills += 1
+        detail = source.wait_for_answer("s1")
+    source.catch_up()
+    fold = source.fold()
+
+    assert [] == fold.stale
+    assert fold.reads.total() - detail["rows"] <= kills * 3 * CHUNK_ROWS
+    assert source.table() == fold.rows
+
+
+def test_wrong_signals_are_answered_and_the_stream_goes_on(source: Source):
+    """
+    Malformed data and unknown names are rejected with their reason (A29, A40).
+    """
+    source.connection.execute("create table s.keyless (x int)")
+    source.prepare("s.a")
+    source.start()
+    source.connection.execute(
+        "insert into towpath.signal values ('broken', 'execute-snapshot', '{oops')"
+    )
+    source.signal("unknown", data_collections=["s.b"])
+    source.signal("nowhere", data_collections=["s.a"], target="nobody")
+    source.signal("type", kind="dance")
+    source.signal("log", kind="log", message="hello")
+    fill(source, 10)
+    source.signal("good", data_collections=["s.a", "s.b"])
+    good = source.wait_for_answer("good", "failed")
+    wrong = ("broken", "unknown", "nowhere", "type")
+    answers = {name: source.wait_for_answer(name, "rejected") for name in wrong}
+    source.wait_for_answer("log")
+    source.catch_up()
+
+    assert all(answer["reason"] for answer in answers.values())
+    assert ("completed", "failed") == (
+        good["tables"]["s.a"]["state"],
+        good["tables"]["s.b"]["state"],
+    )
+    assert source.table() == source.fold().rows
+
+
+def test_a_target_gets_its_rows_on_a_topic_of_its_own(source: Source):
+    """
+    READ rows for one sink are not sent to everybody (B33).
+    """
+    fill(source, 250)
+    source.prepare("s.a")
+    source.start()
+    source.signal("s1", data_collections=["s.a"], target="search2")
+    source.wait_for_answer("s1")
+    shared = source.fold()
+    own = source.fold(f"{source.prefix}.s.a.backfill.search2")
+
+    assert ({}, source.table()) == (shared.rows, own.rows)
+
+
+def test_a_filter_reads_what_it_matches(source: Source):
+    """
+    Only matching rows are delivered (A7).
+    """
+    fill(source, 250)
+    source.prepare("s.a")
+    source.start()
+    condition = {"data-collection": "s.a", "filter": "id = 7 or id = 201 or id = 250"}
+    source.signal("s1", data_collections=["s.a"], additional_conditions=[condition])
+    source.wait_for_answer("s1")
+
+    assert {7, 201, 250} == {row["id"] for row in source.fold().rows.values()}
+
+
+def test_columns_may_come_and_go_in_mid_snapshot(source: Source):
+    """
+    Later chunks have the new shape, and no row is missing (A31).
+    """
+    fill(source, 3_000)
+    source.prepare("s.a")
+    source.start()
+    source.signal("s1", data_collections=["s.a"], max_rows_per_second=3_000)
+    started = "select coalesce(max(rows), 0) > 300 from towpath.snapshot"
+    source.wait_for(lambda: source.connection.execute(started).fetchone()[0])
+    source.connection.execute("alter table s.a add added int default 5")
+    source.connection.execute("alter table s.a drop note")
+    source.connection.execute("alter table s.a alter v type numeric")
+    detail = source.wait_for_answer("s1")
+    rows = source.fold().rows
+
+    assert (3_000, 3_000) == (detail["rows"], len(rows))
+    assert {"id", "v", "large", "added"} == rows['{"id": 3000}'].keys()
+    assert {"id", "v", "large", "note"} == rows['{"id": 1}'].keys()
+
+
+def test_a_dropped_key_fails_with_table_and_last_key(source: Source):
+    """
+    A table that loses its key never says completed (A31).
+    """
+    fill(source, 3_000)
+    source.prepare("s.a")
+    source.start()
+    source.signal("s1", data_collections=["s.a"], max_rows_per_second=1_000)
+    started = "select coalesce(max(rows), 0) > 300 from towpath.snapshot"
+    source.wait_for(lambda: source.connection.execute(started).fetchone()[0])
+    source.connection.execute("alter table s.a drop constraint a_pkey")
+    detail = source.wait_for_answer("s1", "failed")["tables"]["s.a"]
+    state, last_key = source.connection.execute(
+        "select state, last_key from towpath.snapshot"
+    ).fetchone()
+
+    assert "it has no primary key" in detail["reason"]
+    assert ("failed", detail["last_key"]) == (state, last_key)
+    assert 300 <= int(last_key[0]) < 3_000
+
+
+def test_a_stopped_snapshot_says_so(source: Source):
+    """
+    Stopping ends the reading; a new signal reads the table again (A13).
+    """
+    fill(source, 2_000)
+    source.prepare("s.a")
+    source.start()
+    source.signal("s1", data_collections=["s.a"], max_rows_per_second=200)
+    source.wait_for(lambda: source.answer("s1")[0] == "running")
+    source.signal("s2", kind="stop-snapshot")
+    stopped = source.wait_for_answer("s2")["stopped"]
+    detail = source.wait_for_answer("s1", "failed")
+    source.signal("s3", data_collections=["s.a"])
+    again = source.wait_for_answer("s3")
+
+    assert (["s.a"], "stopped") == (stopped, detail["tables"]["s.a"]["state"])
+    assert 2_000 == again["rows"]
+
+
+@pytest.fixture
+def late(source: Source) -> Iterator[Callable[[str], None]]:
+    """
+    Lend a function that commits into the log without becoming visible.
+
+    A commit that waits for a standby is decoded, but no snapshot sees it.
+    """
+    database = source.connection.info.dbname
+    threads: list[threading.Thread] = []
+    source.connection.execute(
+        f"alter database {database} set synchronous_commit = local"
+    )
+    source.connection.execute("set synchronous_commit = local")
+
+    def commit(statement: str) -> None:
+        def run() -> None:
+            with psycopg.connect(source.dsn, autocommit=True) as connection:
+                connection.execute("set synchronous_commit = on")
+                connection.execute(statement)
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+
+    _standby(source, "missing")
+    try:
+        yield commit
+    finally:
+        _standby(source, "")
+        for thread in threads:
+            thread.join()
+
+
+def _standby(source: Source, name: str) -> None:
+    """Make commits wait for a standby that is not there, or for none."""
+    source.connection.execute(f"alter system set synchronous_standby_names = '{name}'")
+    source.connection.execute("select pg_reload_conf()")
+    shown = "select current_setting('synchronous_standby_names') = %s"
+    source.wait_for(lambda: source.connection.execute(shown, (name,)).fetchone()[0])
+
+
+def test_rows_of_commits_that_nobody_sees_yet_are_dropped(
+    source: Source, late: Callable[[str], None]
+):
+    """
+    A commit that is in the stream and in no snapshot keeps its stale rows out (B17).
+    """
+    fill(source, 2_000)
+    source.prepare("s.a")
+    source.start()
+    source.signal("s1", data_collections=["s.a"], max_rows_per_second=400)
+    started = "select coalesce(max(rows), 0) > 100 from towpath.snapshot"
+    source.wait_for(lambda: source.connection.execute(started).fetchone()[0])
+    late("update s.a set v = nextval('s.v'), note = 'new' where id = 1995")
+    late("delete from s.a where id = 1996")
+    source.wait_for(lambda: {"u", "d"} <= source.fold().operations.keys())
+    seen = source.connection.execute(
+        "select count(*) from s.a where id = 1996 or (id = 1995 and note = 'old')"
+    ).fetchone()
+    detail = source.wait_for_answer("s1")
+    fold = source.fold()
+
+    assert (2,) == seen
+    assert 2 == detail["dropped"]
+    assert (0, 0, []) == (
+        fold.reads['{"id": 1995}'],
+        fold.reads['{"id": 1996}'],
+        fold.stale,
+    )
+    assert "new" == fold.rows['{"id": 1995}']["note"]
+
+
+def test_composite_keys_are_recognised_in_key_order(
+    source: Source, late: Callable[[str], None]
+):
+    """
+    Stream and chunk mean the same key, however its columns stand in the table (A19).
+    """
+    source.connection.execute(
+        "create table s.lines (line int, v bigint, ord int, primary key (ord, line))"
+    )
+    source.connection.execute(
+        "insert into s.lines select l, 0, o from generate_series(1, 400) o,"
+        " generate_series(1, 5) l"
+    )
+    source.prepare("s.lines")
+    source.start()
+    source.signal("s1", data_collections=["s.lines"], max_rows_per_second=400)
+    started = "select coalesce(max(rows), 0) > 100 from towpath.snapshot"
+    source.wait_for(lambda: source.connection.execute(started).fetchone()[0])
+    topic = f"{source.prefix}.s.lines"
+    late("update s.lines set v = 1 where ord = 399 and line = 2")
+    source.wait_for(lambda: source.fold(topic).operations["u"] == 1)
+    detail = source.wait_for_answer("s1")
+    fold = source.fold(topic)
+
+    assert (1, 1_999, []) == (detail["dropped"], fold.reads.total(), fold.stale)
+    assert 1 == fold.rows['{"ord": 399, "line": 2}']["v"]
+
+
+def test_nothing_is_read_before_earlier_commits_are_visible(
+    source: Source, late: Callable[[str], None]
+):
+    """
+    A snapshot waits for what was streamed before it, and the log is kept for that.
+    """
+    fill(source, 100)
+    source.prepare("s.a")
+    source.start()
+    late("update s.a set v = nextval('s.v'), note = 'new' where id = 5")
+    late("delete from s.a where id = 6")
+    source.wait_for(lambda: {"u", "d"} <= source.fold().operations.keys())
+    source.kill()
+    source.start()
+    source.signal("s1", data_collections=["s.a"])
+    source.wait_for(lambda: source.answer("s1")[0] == "running")
+    source.connection.execute("insert into s.a (id, note) values (101, 'later')")
+    source.wait_for(lambda: '{"id": 101}' in source.fold().rows)
+    early = source.fold()
+    _standby(source, "")
+    source.wait_for_answer("s1")
+    source.catch_up()
+    fold = source.fold()
+
+    assert 0 == early.reads.total()
+    assert (0, []) == (fold.reads['{"id": 6}'], fold.stale)
+    assert source.table() == fold.rows

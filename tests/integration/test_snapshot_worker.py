@@ -1,0 +1,594 @@
+"""The snapshot worker on a real server: plans, chunks, refusals, stored answers."""
+# ruff: noqa: ISC004 - long statements among short values
+
+import threading
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+from towpath.relay.errors import SourceRefusedError
+from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.snapshots import SnapshotWorker
+from towpath.relay.snapshot import effects as do
+from towpath.relay.snapshot import facts as told
+from towpath.relay.snapshot.copytext import decode_line
+from towpath.schemas.clock import Deadline, SystemClock
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+PREPARATION = (
+    "create_schema",
+    "create_signal_table",
+    "create_snapshot_table",
+)
+
+
+class Worker:
+    """A worker, and what it tells."""
+
+    def __init__(self, dsn: str, **bounds: int) -> None:
+        self.told = threading.Event()
+        self.worker = SnapshotWorker(
+            dsn, self.told.set, publication="towpath", **bounds
+        )
+        self.deadline = Deadline(SystemClock(), 30.0)
+
+    def ask(self, effect: do.WorkerEffect) -> told.WorkerFact:
+        """Submit an effect and wait for its fact."""
+        self.worker.submit(effect)
+        while True:
+            facts = self.worker.facts()
+            if facts:
+                [fact] = facts
+                return fact
+            assert not self.deadline.passed(), effect
+            self.told.wait(0.5)
+            self.told.clear()
+
+    def plan(self, collection: str, oid: int | None = None) -> told.Plan:
+        """Inspect a table and read its plan."""
+        inspected = self.ask(do.InspectTables("s", (collection,)))
+        shape = inspected.shapes[collection]
+        ask = do.ReadPlan(1, collection, oid or shape.relation.oid)
+        return self.ask(ask).plan
+
+    def chunk(self, plan: told.Plan, **fields: object) -> told.WorkerFact:
+        """Read a chunk of a plan."""
+        ask = {
+            "chunk_id": 2,
+            "shape": plan.shape,
+            "low_token": "low",
+            "high_token": "high",
+            "after_key": None,
+            "maximum_key": plan.maximum_key,
+            "keys": (),
+            "condition": None,
+            "max_rows": 1000,
+        }
+        return self.ask(do.ReadChunk(**ask | fields))
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[psycopg.Connection]:
+    """Lend a connection to a database that is prepared for signals."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        for name in PREPARATION:
+            connection.execute(query(name))
+        connection.execute("create publication towpath for all tables")
+        connection.execute("create schema s")
+        yield connection
+
+
+@pytest.fixture
+def begin(
+    connection: psycopg.Connection, database: str
+) -> Iterator[Callable[..., Worker]]:
+    """Lend a function that starts workers over the prepared database."""
+    assert connection.info.dbname in database
+    workers: list[Worker] = []
+
+    def start(**bounds: int) -> Worker:
+        workers.append(Worker(database, **bounds))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.worker.close()
+
+
+@pytest.fixture
+def worker(begin: Callable[..., Worker]) -> Worker:
+    """Lend a worker."""
+    return begin()
+
+
+def fold(worker: Worker, plan: told.Plan, max_rows: int) -> list[told.Row]:
+    """Read a table chunk by chunk."""
+    rows: list[told.Row] = []
+    after_key = None
+    while True:
+        chunk = worker.chunk(plan, after_key=after_key, max_rows=max_rows).chunk
+        rows += chunk.rows
+        after_key = chunk.last_key
+        if chunk.is_last:
+            return rows
+
+
+KEYS = {
+    "integer": ("bigint", "select g from generate_series(-20, 20) g"),
+    "uuid": ("uuid", "select md5(g::text)::uuid from generate_series(1, 41) g"),
+    "text": (
+        'text collate "C"',
+        "select chr(g) || 'x''\\\t' from generate_series(60, 100) g",
+    ),
+    "default collation": (
+        "text",
+        "select repeat('aB-é ', g) || g from generate_series(1, 41) g",
+    ),
+    "padded": ("char(8)", "select 'k' || g from generate_series(1, 41) g"),
+    "enum": ("s.mood", "select unnest(enum_range(null::s.mood))"),
+    "numeric": (
+        "numeric",
+        "select g / 3.0 from generate_series(-19, 19) g"
+        " union values ('NaN'::numeric), ('Infinity'), ('-Infinity')",
+    ),
+    "timestamps": (
+        "timestamptz",
+        "select '2026-03-29 00:30Z'::timestamptz + g * interval '25 min 0.000001 s'"
+        " from generate_series(1, 39) g"
+        " union values ('infinity'::timestamptz), ('-infinity')",
+    ),
+    "double": (
+        "double precision",
+        "select g / 7.0 from generate_series(-19, 19) g"
+        " union values ('NaN'::float8), ('-Infinity')",
+    ),
+    "bytea": (
+        "bytea",
+        "select decode(md5(g::text), 'hex') from generate_series(1,41)g",
+    ),
+    "domain": ("s.code", "select 'c' || g from generate_series(1, 41) g"),
+    "boolean": ("boolean", "values (true), (false)"),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_keys_of_any_type_are_read_in_their_own_order(connection, worker, kind):
+    """
+    Chunks of three find every row once, in the server's order of the key (B21, B23).
+    """
+    connection.execute("create type s.mood as enum ('z', 'b', 'a', 'y', 'x')")
+    connection.execute("create domain s.code as text check (value like 'c%')")
+    type_name, rows = KEYS[kind]
+    connection.execute(f"create table s.t (k {type_name} primary key)")
+    connection.execute(f"insert into s.t {rows}")
+    plan = worker.plan("s.t")
+    with connection.cursor().copy("copy (select k from s.t order by k) to stdout") as c:
+        expected = [decode_line(bytes(line)) for line in c]
+    found = fold(worker, plan, max_rows=3)
+
+    assert expected == found
+
+
+def test_composite_keys_are_compared_as_rows(connection, worker):
+    """
+    A key over columns in another order than the table's is read whole (A19, B22).
+    """
+    connection.execute("create table s.t (v text, b int, a text, primary key (a, b))")
+    connection.execute(
+        "insert into s.t select 'v', b, a from generate_series(1, 9) b,"
+        " unnest(array['x', 'y', 'z']) a"
+    )
+    plan = worker.plan("s.t")
+    rows = fold(worker, plan, max_rows=4)
+
+    assert (b"z", b"9") == plan.maximum_key
+    assert [(a, b"%d" % b) for a in (b"x", b"y", b"z") for b in range(1, 10)] == [
+        told.key_of(row, plan.shape.relation.key) for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("statements", "reason"),
+    [
+        (["create table s.t (a int)"], "no primary key"),
+        (["create unlogged table s.t (a int primary key)"], "unlogged"),
+        (["create view s.t as select 1 as a"], "not a table"),
+        (
+            [
+                "create table s.t (a int primary key)",
+                "alter table s.t replica identity nothing",
+            ],
+            "replica identity",
+        ),
+        (
+            [
+                "create table s.t (a int primary key, b int not null unique)",
+                "alter table s.t replica identity using index t_b_key",
+            ],
+            "replica identity",
+        ),
+        (
+            [
+                "create table s.t (a int primary key)",
+                "drop publication towpath",
+                "create publication towpath for table s.t where (a > 1)",
+            ],
+            "row filter",
+        ),
+        (
+            [
+                "create table s.t (a int primary key)",
+                "drop publication towpath",
+                "create publication towpath for table towpath.signal",
+            ],
+            "not in the publication",
+        ),
+        (["create table s.other (a int primary key)"], "no such table"),
+    ],
+)
+def test_tables_that_cannot_be_read_are_refused(connection, worker, statements, reason):
+    """
+    Each kind of table that the rule does not hold for is refused with its reason.
+    """
+    for statement in statements:
+        connection.execute(statement)
+    inspected = worker.ask(do.InspectTables("s", ("s.t",)))
+
+    assert {} == inspected.shapes
+    assert reason in inspected.refusals["s.t"]
+
+
+def test_the_columns_are_those_that_the_stream_sends(connection, worker):
+    """
+    Generated and dropped columns, and those that are not published, are not read.
+    """
+    connection.execute(
+        "create table s.t (gone int, a int primary key, b text, c text,"
+        " g int generated always as (a * 2) stored)"
+    )
+    connection.execute("alter table s.t drop column gone")
+    connection.execute("drop publication towpath")
+    connection.execute("create publication towpath for table s.t (a, b)")
+    plan = worker.plan("s.t")
+
+    assert ["a", "b"] == [column.name for column in plan.shape.relation.columns]
+
+
+def test_values_come_as_their_text(connection, worker):
+    """
+    NULL, empty, control characters and backslashes come as the stream has them.
+    """
+    connection.execute("create table s.t (a int primary key, b text, c bytea)")
+    connection.execute(
+        "insert into s.t values (1, null, null), (2, '', ''), (3, %s, %s)",
+        ("\\N\ttab\nline \\ é", b"\x00\xff\\"),
+    )
+    chunk = worker.chunk(worker.plan("s.t")).chunk
+
+    assert [
+        (b"1", None, None),
+        (b"2", b"", b"\\x"),
+        (b"3", "\\N\ttab\nline \\ é".encode(), b"\\x00ff5c"),
+    ] == chunk.rows
+
+
+def test_partitions_are_read_with_their_root(connection, worker):
+    """
+    A partitioned table is one table; plain inheritance makes other tables (B32).
+    """
+    connection.execute(
+        "create table s.t (a int, b int, primary key (a, b)) partition by list (b)"
+    )
+    connection.execute("create table s.t1 partition of s.t for values in (1)")
+    connection.execute("create table s.t2 partition of s.t default")
+    connection.execute("insert into s.t select g, g % 3 from generate_series(1, 9) g")
+    connection.execute("create table s.parent (a int primary key)")
+    connection.execute("create table s.child () inherits (s.parent)")
+    connection.execute("insert into s.parent values (1)")
+    connection.execute("insert into s.child values (2)")
+    connection.execute("alter publication towpath set (publish_via_partition_root)")
+    counts = [
+        len(worker.chunk(worker.plan(name)).chunk.rows) for name in ("s.t", "s.parent")
+    ]
+
+    assert [9, 1] == counts
+
+
+def test_a_chunk_is_cut_at_its_bound_of_bytes(connection, begin):
+    """
+    Large rows make a chunk short, not memory large, and none is lost (B31).
+    """
+    connection.execute("create table s.t (a int primary key, b text)")
+    connection.execute(
+        "insert into s.t select g, repeat('x', 100000) from generate_series(1, 200) g"
+    )
+    worker = begin(max_chunk_bytes=1_000_000)
+    plan = worker.plan("s.t")
+    first = worker.chunk(plan).chunk
+    rows = fold(worker, plan, max_rows=1000)
+
+    assert (10, False, 200) == (len(first.rows), first.is_last, len(rows))
+
+
+def test_listed_keys_are_read_wherever_they_stand(connection, worker):
+    """
+    A list of keys finds those that exist, and is done at once.
+    """
+    connection.execute("create table s.t (a int primary key)")
+    connection.execute("insert into s.t select generate_series(1, 9)")
+    keys = ((b"7",), (b"70",), (b"2",))
+    chunk = worker.chunk(worker.plan("s.t"), keys=keys, after_key=(b"8",)).chunk
+
+    assert ([(b"2",), (b"7",)], True) == (chunk.rows, chunk.is_last)
+
+
+def test_a_filter_keeps_its_precedence(connection, worker):
+    """
+    A filter with OR does not escape the chunk's bounds (A7).
+    """
+    connection.execute("create table s.t (a int primary key)")
+    connection.execute("insert into s.t select generate_series(1, 9)")
+    condition = "a = 1 or a = 8 or a = 9 -- all"
+    chunk = worker.chunk(
+        worker.plan("s.t"), after_key=(b"1",), maximum_key=(b"8",), condition=condition
+    ).chunk
+
+    assert [(b"8",)] == chunk.rows
+
+
+@pytest.mark.parametrize(
+    ("alteration", "reason"),
+    [
+        ("drop table s.t", "does not exist"),
+        ("alter table s.t rename to u", "does not exist"),
+        ("alter table s.t rename a to c", "its primary key changed"),
+        ("alter table s.t alter a type bigint", "its primary key changed"),
+        ("alter table s.t drop constraint t_pkey", "it has no primary key"),
+        ("alter table s.t replica identity nothing", "its replica identity"),
+        (
+            "drop table s.t; create table s.t (a int primary key, b text)",
+            "it is another table by now",
+        ),
+    ],
+)
+def test_a_changed_table_fails_its_chunk(connection, worker, alteration, reason):
+    """
+    A chunk of a table that is not what was planned cannot recover (A31).
+    """
+    connection.execute("create table s.t (a int primary key, b text)")
+    plan = worker.plan("s.t")
+    connection.execute(alteration)
+    failure = worker.chunk(plan, maximum_key=(b"9",))
+
+    assert not failure.may_recover
+    assert reason in failure.reason
+
+
+def test_a_chunk_brings_the_columns_of_its_moment(connection, worker):
+    """
+    Columns that come and go between chunks change the shape and lose nothing (A31).
+    """
+    connection.execute("create table s.t (a int primary key, b text)")
+    connection.execute("insert into s.t select g, 'b' from generate_series(1, 4) g")
+    plan = worker.plan("s.t")
+    connection.execute("alter table s.t add c int default 5")
+    connection.execute("alter table s.t drop b")
+    chunk = worker.chunk(plan).chunk
+
+    assert ["a", "c"] == [column.name for column in chunk.shape.relation.columns]
+    assert [(b"1", b"5"), (b"4", b"5")] == [chunk.rows[0], chunk.rows[-1]]
+
+
+def test_the_lock_comes_before_the_snapshot(connection, database, worker):
+    """
+    A chunk that waits for a rewrite sees the rewritten table, not an empty one.
+    """
+    connection.execute("create table s.t (a int primary key, b int)")
+    connection.execute("insert into s.t select g, g from generate_series(1, 100) g")
+    plan = worker.plan("s.t")
+    with psycopg.connect(database) as rewriting:
+        rewriting.execute("alter table s.t alter b type bigint")
+        ask = threading.Thread(target=lambda: answers.append(worker.chunk(plan)))
+        answers: list[told.WorkerFact] = []
+        ask.start()
+        _wait_for_lock(connection, worker.deadline)
+        rewriting.commit()
+        ask.join()
+
+    assert 100 == len(answers[0].chunk.rows)
+
+
+def test_a_lock_that_is_not_given_in_time_may_recover(connection, database, worker):
+    """
+    A chunk does not queue for a lock for ever, and is read again (A32).
+    """
+    connection.execute("create table s.t (a int primary key)")
+    connection.execute("insert into s.t values (1)")
+    plan = worker.plan("s.t")
+    with psycopg.connect(database) as holder:
+        holder.execute("lock table s.t in access exclusive mode")
+        failure = worker.chunk(plan)
+    chunk = worker.chunk(plan)
+
+    assert (True, 1) == (failure.may_recover, len(chunk.chunk.rows))
+
+
+def test_a_killed_back_end_may_recover(connection, worker):
+    """
+    The lane connects again after its connection was ended (A32).
+    """
+    connection.execute("create table s.t (a int primary key)")
+    connection.execute("insert into s.t values (1)")
+    plan = worker.plan("s.t")
+    connection.execute(
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+        " where datname = current_database() and pid <> pg_backend_pid()"
+    )
+    failure = worker.chunk(plan)
+    chunk = worker.chunk(plan)
+
+    assert (True, 1) == (failure.may_recover, len(chunk.chunk.rows))
+
+
+def test_a_wrong_filter_cannot_recover(connection, worker):
+    """
+    A filter that the server refuses fails the table with the server's reason.
+    """
+    connection.execute("create table s.t (a int primary key)")
+    shape = worker.plan("s.t").shape
+    ask = do.ReadPlan(1, "s.t", shape.relation.oid, condition="nonsense > 1")
+    failure = worker.ask(ask)
+
+    assert not failure.may_recover
+    assert "nonsense" in failure.reason
+
+
+def test_row_security_is_an_error_and_not_fewer_rows(connection, database, begin):
+    """
+    A policy that would hide rows from the relay's role fails the table.
+    """
+    connection.execute("create table s.t (a int primary key)")
+    connection.execute("insert into s.t values (1)")
+    connection.execute("alter table s.t enable row level security")
+    role = f"r_{psycopg.conninfo.conninfo_to_dict(database)['dbname']}"
+    connection.execute(f"create role {role} login")
+    connection.execute(f"grant usage on schema s to {role}")
+    connection.execute(f"grant select on s.t to {role}")
+    try:
+        worker = begin()
+        other = Worker(psycopg.conninfo.make_conninfo(database, user=role))
+        failure = other.chunk(worker.plan("s.t"))
+        other.worker.close()
+    finally:
+        connection.execute(f"drop owned by {role}")
+        connection.execute(f"drop role {role}")
+
+    assert not failure.may_recover
+    assert "row-level security" in failure.reason
+
+
+def test_progress_survives_as_it_was_saved(connection, worker):
+    """
+    Keys are stored as lists of their text, and come back as the same bytes.
+    """
+    connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
+    queued = told.StoredTable("s1", "s.t", 0, "queued", 4711, target="search2")
+    stored = worker.ask(
+        do.StoreSignal("s1", "accepted", {"tables": ["s.t"]}, (queued,))
+    )
+    running = queued._replace(
+        state="running",
+        last_key=("é'\"".encode(), b"7"),
+        maximum_key=(b"z", b"9"),
+        pending_keys=((b"a", b"1"), (b"b", b"2")),
+        rows=5,
+        dropped=2,
+        chunks=3,
+        estimated_rows=14,
+    )
+    saved = worker.ask(do.SaveProgress(9, running))
+    row = connection.execute(
+        "select last_key, percent, state, started_at is null from towpath.snapshot"
+    ).fetchone()
+
+    assert (told.SignalStored("s1", is_new=True), told.ProgressSaved(9)) == (
+        stored,
+        saved,
+    )
+    assert (["é'\"", "7"], 50, "running", False) == row
+    assert told.Resumed((running,)) == worker.worker.read_stored()
+
+
+def test_a_signal_is_answered_once(connection, worker):
+    """
+    A replayed signal is not new; nor is one whose row has an answer already.
+    """
+    connection.execute(
+        "insert into towpath.signal (id, type, status)"
+        " values ('s1', 'execute-snapshot', null), ('s2', 'x', 'rejected')"
+    )
+    table = told.StoredTable("s1", "s.t", 0, "queued", 4711)
+    effects = [
+        do.StoreSignal("s1", "accepted", {}, (table,)),
+        do.StoreSignal("s1", "accepted", {}, (table,)),
+        do.StoreSignal("s2", "accepted", {}),
+        do.StoreSignal("gone", "accepted", {}),
+    ]
+
+    assert [True, False, False, True] == [worker.ask(e).is_new for e in effects]
+
+
+def test_an_id_is_not_used_twice(connection, worker):
+    """
+    A new signal by an old id is told to choose another, and starts nothing.
+    """
+    connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
+    table = told.StoredTable("s1", "s.t", 0, "queued", 4711)
+    effect = do.StoreSignal("s1", "accepted", {}, (table,))
+    worker.ask(effect)
+    connection.execute("delete from towpath.signal")
+    connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
+    again = worker.ask(effect)
+    status, reason = connection.execute(
+        "select status, detail ->> 'reason' from towpath.signal"
+    ).fetchone()
+
+    assert (False, "rejected") == (again.is_new, status)
+    assert "choose another" in reason
+
+
+def test_answers_add_to_what_was_said_before(connection, worker):
+    """
+    The final counts stand beside the reasons of the first answer.
+    """
+    connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
+    worker.ask(do.StoreSignal("s1", "accepted", {"refused": {"a": "b"}}))
+    worker.worker.submit(do.AnswerSignal("s1", "completed", {"rows": 5}))
+    worker.ask(do.ProbeVisibility())
+    row = connection.execute(
+        "select status, detail, updated_at is null from towpath.signal"
+    ).fetchone()
+
+    assert ("completed", {"refused": {"a": "b"}, "rows": 5}, False) == row
+
+
+def test_a_stopped_table_stays_stopped(connection, worker):
+    """
+    Progress that was on its way when a table was stopped does not start it again.
+    """
+    connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
+    table = told.StoredTable("s1", "s.t", 0, "running", 4711)
+    worker.ask(do.StoreSignal("s1", "accepted", {}, (table,)))
+    worker.ask(do.StoreSignal("s2", "completed", {}, stops=(table,)))
+    worker.ask(do.SaveProgress(1, table._replace(rows=7, chunks=1)))
+    row = connection.execute("select state, rows from towpath.snapshot").fetchone()
+
+    assert ("stopped", 7) == row
+
+
+def test_a_missing_table_ends_the_worker_with_its_name(connection, worker):
+    """
+    What nobody can store is said to the loop, and not tried for ever.
+    """
+    connection.execute("drop table towpath.snapshot")
+    worker.worker.submit(
+        do.SaveProgress(1, told.StoredTable("s1", "s.t", 0, "running", 4711))
+    )
+    with pytest.raises(SourceRefusedError) as failure:
+        worker.ask(do.ProbeVisibility())
+
+    assert "towpath.snapshot" in str(failure.value)
+
+
+def _wait_for_lock(connection: psycopg.Connection, deadline: Deadline) -> None:
+    """Wait until somebody waits for a lock of this database."""
+    clock = SystemClock()
+    waiting = (
+        "select exists (select from pg_locks where not granted and database ="
+        " (select oid from pg_database where datname = current_database()))"
+    )
+    while not connection.execute(waiting).fetchone()[0]:
+        assert not deadline.passed()
+        clock.wait(0.01)

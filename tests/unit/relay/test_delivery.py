@@ -1,0 +1,187 @@
+"""The ledger: one LSN that is safe to confirm."""
+
+import pytest
+
+from towpath.relay.delivery import RECORD_BYTES, DeliveryLedger
+
+
+class Acknowledged:
+    """What a client tells of a record."""
+
+    def __init__(self, length: int = 0) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return 0
+
+
+def test_nothing_is_acknowledged_before_the_start():
+    """
+    A new ledger stands where it was told to.
+    """
+    assert 8 == DeliveryLedger(8).acknowledged()
+
+
+def test_a_transaction_waits_for_its_every_record():
+    """
+    The end LSN is reached with the last acknowledgement, not before.
+    """
+    ledger = DeliveryLedger(0)
+    delivery = ledger.begin()
+    delivery.expect(b"a")
+    delivery.expect(b"b")
+    ledger.commit(16)
+    seen = [ledger.acknowledged()]
+    for _ in range(2):
+        delivery(None, Acknowledged(1))
+        seen.append(ledger.acknowledged())
+
+    assert [0, 0, 16] == seen
+
+
+def test_an_open_transaction_is_not_passed_though_all_is_acknowledged():
+    """
+    Acknowledgements before the commit do not move the LSN.
+    """
+    ledger = DeliveryLedger(0)
+    delivery = ledger.begin()
+    delivery.expect(b"a")
+    delivery(None, Acknowledged(1))
+
+    assert (0, False) == (ledger.acknowledged(), ledger.is_idle)
+
+
+def test_an_empty_transaction_waits_for_those_before_it():
+    """
+    A transaction without records does not overtake an unsettled one.
+    """
+    ledger = DeliveryLedger(0)
+    first = ledger.begin()
+    first.expect(b"a")
+    ledger.commit(16)
+    ledger.begin()
+    ledger.commit(24)
+    before = ledger.acknowledged()
+    first(None, Acknowledged(1))
+
+    assert (0, 24) == (before, ledger.acknowledged())
+
+
+def test_a_hold_keeps_its_transaction():
+    """
+    A signal's transaction is settled only when the signal is released.
+    """
+    ledger = DeliveryLedger(0)
+    ledger.begin()
+    ledger.hold("s")
+    ledger.commit(16)
+    ledger.release("another")
+    before = ledger.acknowledged()
+    ledger.release("s")
+
+    assert (0, 16) == (before, ledger.acknowledged())
+
+
+def test_the_servers_word_is_taken_only_when_nothing_is_open():
+    """
+    A keepalive moves the LSN neither inside a transaction nor behind an unsettled one.
+    """
+    ledger = DeliveryLedger(0)
+    delivery = ledger.begin()
+    ledger.idle_until(100)
+    inside = ledger.acknowledged()
+    delivery.expect(b"a")
+    ledger.commit(16)
+    ledger.idle_until(100)
+    unsettled = ledger.acknowledged()
+    delivery(None, Acknowledged(1))
+    ledger.idle_until(100)
+
+    assert (0, 0, 100) == (inside, unsettled, ledger.acknowledged())
+
+
+def test_the_servers_word_waits_for_rows_of_a_chunk_too():
+    """
+    While a snapshot's rows are on their way, the server's word is not taken.
+    """
+    ledger = DeliveryLedger(0)
+    chunk = ledger.begin_chunk(1)
+    chunk.expect(b"row")
+    ledger.end_chunk(1)
+    ledger.idle_until(100)
+
+    assert 0 == ledger.acknowledged()
+
+
+def test_the_servers_word_never_moves_back():
+    """
+    An older word of the server changes nothing.
+    """
+    ledger = DeliveryLedger(50)
+    ledger.idle_until(10)
+
+    assert 50 == ledger.acknowledged()
+
+
+def test_a_failed_record_is_never_passed():
+    """
+    A record that was given up leaves the LSN before it, and its reason is kept.
+    """
+    ledger = DeliveryLedger(0)
+    delivery = ledger.begin()
+    delivery.expect(b"a")
+    ledger.commit(16)
+    delivery("refused", Acknowledged(1))
+
+    assert (0, "refused") == (ledger.acknowledged(), ledger.failure)
+
+
+def test_bytes_in_flight_come_back_to_zero():
+    """
+    What is counted in is counted out: by acknowledgement, failure or withdrawal.
+    """
+    ledger = DeliveryLedger(0)
+    delivery = ledger.begin()
+    for value in (b"12345", None, b"1"):
+        delivery.expect(value)
+    most = ledger.in_flight_bytes
+    delivery(None, Acknowledged(5))
+    delivery("refused", Acknowledged(0))
+    delivery.withdraw(b"1")
+
+    assert (6 + 3 * RECORD_BYTES, 0) == (most, ledger.in_flight_bytes)
+
+
+def test_a_chunk_is_delivered_once_and_only_when_it_is_closed():
+    """
+    A chunk is handed over when it is closed and all its rows are acknowledged.
+    """
+    ledger = DeliveryLedger(0)
+    chunk = ledger.begin_chunk(7)
+    chunk.expect(b"row")
+    chunk(None, Acknowledged(3))
+    still_open = ledger.take_delivered()
+    ledger.end_chunk(7)
+
+    assert ((), (7,), ()) == (
+        still_open,
+        ledger.take_delivered(),
+        ledger.take_delivered(),
+    )
+
+
+def test_a_commit_without_a_begin_is_a_mistake_of_ours():
+    """
+    Closing what was never opened raises.
+    """
+    with pytest.raises(RuntimeError):
+        DeliveryLedger(0).commit(8)

@@ -1,0 +1,58 @@
+"""The outer frames, byte by byte."""
+
+import pytest
+
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.wal.frames import (
+    PAYLOAD_AT,
+    Keepalive,
+    parse_keepalive,
+    start_lsn,
+    status_update,
+)
+
+KEEPALIVE = b"k" + (77).to_bytes(8, "big") + bytes(8) + b"\1"
+
+
+def test_a_keepalive_tells_the_end_and_whether_to_answer():
+    """
+    The server's position and its wish for a reply come through.
+    """
+    assert Keepalive(77, reply_requested=True) == parse_keepalive(KEEPALIVE)
+
+
+@pytest.mark.parametrize(
+    "frame", [b"", KEEPALIVE[:-1], KEEPALIVE + b"\0", b"w" + KEEPALIVE[1:]]
+)
+def test_anything_else_is_no_keepalive(frame: bytes):
+    """
+    A short, long or differently tagged frame is one named error.
+    """
+    with pytest.raises(MalformedMessageError):
+        parse_keepalive(frame)
+
+
+def test_a_frame_tells_where_its_message_was_written():
+    """
+    The start LSN of a frame with a message is read.
+    """
+    frame = b"w" + (5).to_bytes(8, "big") + bytes(16) + b"B"
+
+    assert (5, PAYLOAD_AT) == (start_lsn(frame), len(frame) - 1)
+
+
+def test_a_frame_without_a_message_is_malformed():
+    """
+    A frame that ends with its header is one named error.
+    """
+    with pytest.raises(MalformedMessageError):
+        start_lsn(b"w" + bytes(24))
+
+
+def test_the_status_clock_counts_from_2000():
+    """
+    The time in a status update is in Postgres's epoch.
+    """
+    frame = status_update(1, 946_684_800_000_001)
+
+    assert 1 == int.from_bytes(frame[25:33], "big")

@@ -1,0 +1,171 @@
+"""The decoder against messages that a real server sent."""
+
+from pathlib import Path
+
+import pytest
+
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.wal.messages import (
+    UNCHANGED,
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Origin,
+    RelationShape,
+    Truncate,
+    TypeName,
+    Update,
+)
+from towpath.relay.wal.pgoutput import parse_message
+
+RECORDED = Path(__file__).parents[2] / "data" / "pgoutput.hex"
+
+
+def recorded() -> list[bytes]:
+    """Read the recorded messages, in stream order."""
+    lines = RECORDED.read_text(encoding="ascii").splitlines()
+    return [bytes.fromhex(line) for line in lines if not line.startswith("#")]
+
+
+def all_of(kind: type) -> list:
+    """Decode the recorded messages of one kind."""
+    messages = [parse_message(data) for data in recorded()]
+    return [message for message in messages if isinstance(message, kind)]
+
+
+def test_every_kind_of_message_is_known():
+    """
+    The recording holds each kind that the protocol's first version has.
+    """
+    kinds = {type(parse_message(data)) for data in recorded()}
+
+    assert {
+        Begin,
+        Commit,
+        Origin,
+        RelationShape,
+        TypeName,
+        Insert,
+        Update,
+        Delete,
+        Truncate,
+        LogicalMessage,
+    } == kinds
+
+
+def test_a_begin_already_knows_its_commit():
+    """
+    The commit's LSN and time stand in the begin message of the same transaction.
+    """
+    begun = [(m.final_lsn, m.committed_us) for m in all_of(Begin)]
+    ended = [(m.commit_lsn, m.committed_us) for m in all_of(Commit)]
+
+    assert ended == begun
+
+
+def test_times_count_from_1970():
+    """
+    Times are microseconds of the usual epoch, not of Postgres's.
+    """
+    years = {m.committed_us // 31_557_600_000_000 + 1970 for m in all_of(Begin)}
+
+    assert {2026} == years
+
+
+def test_null_is_not_empty_and_text_is_bytes():
+    """
+    A row's values are the text forms as they came, NULL is None.
+    """
+    row = all_of(Insert)[0].new
+
+    assert (b"1", b"2", "Zoë".encode(), None, None, b"2026-01-02 03:04:05.6+00") == row
+
+
+def test_a_value_that_the_server_left_out_is_not_null():
+    """
+    An unchanged TOASTed value is UNCHANGED.
+    """
+    update = all_of(Update)[1]
+
+    assert (UNCHANGED, None, False) == (update.new[4], update.old, update.is_full)
+
+
+def test_a_changed_key_comes_with_the_old_one():
+    """
+    An update of the key carries the old key's columns, and only those.
+    """
+    update = all_of(Update)[2]
+
+    assert (b"1", b"2", None, None, None, None) == update.old
+
+
+def test_a_full_replica_identity_brings_the_whole_old_row():
+    """
+    Under REPLICA IDENTITY FULL the old row is whole and marked so.
+    """
+    update = all_of(Update)[3]
+
+    assert ((b"1", b"a"), True) == (update.old, update.is_full)
+
+
+def test_a_truncate_names_its_tables_together():
+    """
+    One message stands for all tables of a TRUNCATE.
+    """
+    truncate = all_of(Truncate)[0]
+
+    assert (2, True, True) == (
+        len(truncate.relation_oids),
+        truncate.cascades,
+        truncate.restarts_identity,
+    )
+
+
+def test_logical_messages_tell_whether_they_belong_to_a_transaction():
+    """
+    Prefix, content and flag of a logical message come through.
+    """
+    told = [(m.is_transactional, m.prefix, m.content) for m in all_of(LogicalMessage)]
+
+    assert [
+        (True, "towpath.test", "in ✓".encode()),
+        (False, "towpath.watermark", b'{"token": 1}'),
+    ] == told
+
+
+def test_a_relation_tells_columns_types_and_identity():
+    """
+    A relation message carries what a route is made from.
+    """
+    shape = all_of(RelationShape)[0]
+
+    assert ("rec", "item", "d", ["a", "id", "name", "mood", "big", "at"]) == (
+        shape.schema,
+        shape.table,
+        shape.identity,
+        [column.name for column in shape.columns],
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"?",
+        b"I\0\0\0\1X\0\0",
+        b"I\0\0\0\1N\0\1z",
+        b"D\0\0\0\1N\0\0",
+        b"C\1" + bytes(24),
+        b"T\xff\xff\xff\xff\0",
+        b"M\2" + bytes(8) + b"p\0" + bytes(4),
+        b"R\0\0\0\1s\0t\0x\0\0",
+    ],
+)
+def test_a_stray_value_is_one_named_error(data: bytes):
+    """
+    Unknown tags, forms and flags raise the decoder's one error.
+    """
+    with pytest.raises(MalformedMessageError):
+        parse_message(data)

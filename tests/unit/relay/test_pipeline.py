@@ -1,0 +1,512 @@
+"""The loop over fakes of its ports: what it confirms, and what it does meanwhile."""
+
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from towpath.relay.delivery import Delivery, DeliveryLedger
+from towpath.relay.errors import DeliveryFailedError
+from towpath.relay.pipeline.core import Core
+from towpath.relay.pipeline.follower import Follower
+from towpath.relay.pipeline.loop import STATUS_INTERVAL_S, Pipeline
+from towpath.relay.pipeline.outlet import Outlet
+from towpath.relay.pipeline.shapes import Shapes
+from towpath.relay.pipeline.snapshots import Snapshots
+from towpath.relay.ports import TopicFacts
+from towpath.relay.routing.dead import DeadLetters
+from towpath.relay.routing.record import Record
+from towpath.relay.routing.relations import CatalogFacts
+from towpath.relay.routing.router import Router
+from towpath.relay.routing.table import Place
+from towpath.relay.snapshot.driver import Limits, SnapshotDriver
+from towpath.relay.snapshot.effects import ProbeVisibility
+from towpath.relay.snapshot.facts import Resumed, SignalStored, VisibilityRead
+from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
+from towpath.relay.tally import Tally
+from towpath.relay.wal.messages import Begin, Commit
+from towpath.relay.wal.pgoutput import parse_message
+from towpath.relay.wal.sequencer import Sequencer
+
+RECORDED = Path(__file__).parents[2] / "data" / "pgoutput.hex"
+START = 939_481_000
+FAR = 2_000_000_000
+EVERYTHING_VISIBLE = XidSnapshot(10**9, 10**9, frozenset())
+
+
+def frames() -> list[bytes]:
+    """Wrap the recorded messages into frames of WAL data."""
+    lines = RECORDED.read_text(encoding="ascii").splitlines()
+    return [b"w" + bytes(24) + bytes.fromhex(x) for x in lines if x[0] != "#"]
+
+
+def keepalive(wal_end: int = FAR, *, reply: bool = False) -> bytes:
+    """Make a keepalive."""
+    return b"k" + wal_end.to_bytes(8, "big") + bytes(8) + bytes([reply])
+
+
+class Clock:
+    """Time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now_s)
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wait(self, delay_s: float) -> None:
+        self.now_s += delay_s
+
+
+class Stream:
+    """Hands over what the test puts in; notes what is confirmed."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.reads: deque[list[bytes]] = deque()
+        self.confirmed: list[int] = []
+        self._clock = clock
+
+    def read(self, timeout_s: float) -> Sequence[bytes]:
+        if self.reads:
+            return self.reads.popleft()
+        self._clock.now_s += timeout_s
+        return ()
+
+    def confirm(self, lsn: int) -> None:
+        self.confirmed.append(lsn)
+
+    def close(self) -> None:
+        pass
+
+
+class Acknowledged:
+    """The client's word on a record."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def __len__(self) -> int:
+        return len(self._record.value or b"")
+
+    def topic(self) -> str:
+        return self._record.topic
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return 0
+
+
+class Producer:
+    """Keeps records; acknowledges them when the test lets it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.records: list[Record] = []
+        self.pending: deque[tuple[Record, Delivery]] = deque()
+        self.is_answering = True
+        self.error: str | None = None
+        self.room = 10**9
+        self._clock = clock
+
+    def produce(self, record: Record, delivery: Delivery) -> bool:
+        if len(self.pending) >= self.room:
+            return False
+        self.records.append(record)
+        self.pending.append((record, delivery))
+        return True
+
+    def poll(self, timeout_s: float) -> None:
+        if not self.is_answering:
+            self._clock.now_s += timeout_s
+            return
+        while self.pending:
+            record, delivery = self.pending.popleft()
+            delivery(self.error, Acknowledged(record))
+
+    def flush(self, timeout_s: float) -> None:
+        self.poll(timeout_s)
+
+
+class Topics:
+    """Every topic exists; some take little."""
+
+    def __init__(self) -> None:
+        self.limits: dict[str, int] = {}
+
+    def ensure(self, topic: str) -> TopicFacts:
+        return TopicFacts(self.limits.get(topic, 1_000_000), 2)
+
+
+class Catalog:
+    """Knows that the first two columns are the key."""
+
+    def describe(self, _table_oid: int, type_oids: Sequence[int]) -> CatalogFacts:
+        names = dict.fromkeys(type_oids, "text")
+        return CatalogFacts(("id",), names, frozenset({"id"}))
+
+
+class Reader:
+    """Answers probes with everything visible, unless it is told not to."""
+
+    def __init__(self) -> None:
+        self.is_answering = True
+        self.submitted: list[object] = []
+        self.waiting: list[object] = []
+
+    def read_stored(self) -> Resumed:
+        return Resumed(())
+
+    def submit(self, effect: object) -> None:
+        self.submitted.append(effect)
+        if isinstance(effect, ProbeVisibility) and self.is_answering:
+            self.waiting.append(VisibilityRead(EVERYTHING_VISIBLE))
+
+    def facts(self) -> list:
+        facts, self.waiting = self.waiting, []
+        return facts
+
+
+class Bench:
+    """A pipeline over fakes, and the turns that the test lets it make."""
+
+    def __init__(self, max_in_flight_bytes: int = 10**9) -> None:
+        self.clock = Clock()
+        self.stream = Stream(self.clock)
+        self.producer = Producer(self.clock)
+        self.topics = Topics()
+        self.reader = Reader()
+        self.tally = Tally()
+        self.turns_left: int | None = None
+        ledger = DeliveryLedger(START)
+        dead = DeadLetters("towpath", self.tally.bury)
+        outlet = Outlet(self.producer, self.topics, ledger, dead, self.tally)
+        router = Router(
+            Place("towpath", "db"), "towpath.outbox", "{x}", dead, self.tally.skip
+        )
+        self.core = Core(
+            ledger=ledger,
+            invisible=InvisibleTransactions(START),
+            outlet=outlet,
+            router=router,
+            shapes=Shapes("towpath", Catalog(), outlet, router.is_captured),
+            tally=self.tally,
+            clock=self.clock,
+        )
+        driver = SnapshotDriver(
+            self.core.invisible,
+            captured=["rec.item"],
+            sinks=[],
+            run_id="r",
+            limits=Limits(100),
+        )
+        snapshots = Snapshots(self.core, driver, self.reader)
+        follower = Follower(self.core, Sequencer(0), snapshots)
+        self.pipeline = Pipeline(
+            self.core,
+            self.stream,
+            follower,
+            snapshots,
+            max_in_flight_bytes,
+            self._is_stopping,
+        )
+
+    def turn(self, times: int = 1) -> None:
+        """Turn the loop."""
+        for _ in range(times):
+            self.pipeline._turn()
+
+    def run(self, turns: int) -> None:
+        """Run the loop and stop it after some turns."""
+        self.turns_left = turns
+        self.pipeline.run(stop_timeout_s=5.0)
+
+    @property
+    def confirmed(self) -> int:
+        """What was confirmed last; 0 if nothing was."""
+        return max(self.stream.confirmed, default=0)
+
+    def _is_stopping(self) -> bool:
+        if self.turns_left is None:
+            return False
+        self.turns_left -= 1
+        return self.turns_left < 0
+
+
+def ends() -> list[int]:
+    """List the ends of the recorded transactions."""
+    messages = [parse_message(frame, 25) for frame in frames()]
+    return [m.end_lsn for m in messages if isinstance(m, Commit)]
+
+
+def test_a_keepalive_inside_a_transaction_confirms_nothing():
+    """
+    The server's position, told in mid-transaction, does not move the confirmed LSN.
+    """
+    bench = Bench()
+    for frame in frames()[:4]:
+        bench.stream.reads += [[frame], [keepalive(reply=True)]]
+    bench.turn(20)
+
+    assert START == bench.confirmed
+
+
+def test_a_keepalive_behind_an_unacknowledged_record_confirms_nothing():
+    """
+    While Kafka is silent, the server's position does not move the confirmed LSN.
+    """
+    bench = Bench()
+    bench.producer.is_answering = False
+    bench.stream.reads += [frames()[:5], [keepalive(reply=True)]]
+    bench.turn(20)
+
+    assert START == bench.confirmed
+
+
+def test_what_is_acknowledged_and_visible_is_confirmed():
+    """
+    The end of the last whole transaction is confirmed.
+    """
+    bench = Bench()
+    bench.stream.reads.append(frames())
+    bench.turn(20)
+
+    assert ends()[-1] == bench.confirmed
+
+
+def test_what_may_be_invisible_is_not_confirmed():
+    """
+    An acknowledged transaction waits until a snapshot is known to see it.
+    """
+    bench = Bench()
+    bench.reader.is_answering = False
+    bench.stream.reads += [frames()[:5], [keepalive(reply=True)]]
+    bench.turn(20)
+    before = bench.confirmed
+    bench.reader.waiting.append(VisibilityRead(EVERYTHING_VISIBLE))
+    bench.turn(3)
+
+    assert (START, ends()[0]) == (before, bench.confirmed)
+
+
+def test_idle_traffic_moves_the_confirmed_lsn():
+    """
+    With nothing open or on its way, the server's position is confirmed.
+    """
+    bench = Bench()
+    bench.stream.reads += [frames(), [], [], [], [keepalive()]]
+    bench.turn(20)
+
+    assert FAR == bench.confirmed
+
+
+def test_at_the_bound_the_socket_is_left_alone_and_feedback_goes_on():
+    """
+    With Kafka silent, reading stops at the bound, and status goes on by its timer.
+    """
+    bench = Bench(max_in_flight_bytes=1000)
+    bench.producer.is_answering = False
+    bench.stream.reads += [[frame] for frame in frames()]
+    began_s = bench.clock.now_s
+    bench.turn(1500)
+    waited_s = bench.clock.now_s - began_s
+    left = len(bench.stream.reads)
+
+    assert (True, True, True) == (
+        left > 20,
+        len(bench.stream.confirmed) >= waited_s / STATUS_INTERVAL_S - 1,
+        waited_s > 3 * STATUS_INTERVAL_S,
+    )
+
+
+def test_after_the_bound_everything_flows_again():
+    """
+    When Kafka answers, the rest of the stream is read, and nothing is missing.
+    """
+    bench = Bench(max_in_flight_bytes=1000)
+    bench.producer.is_answering = False
+    bench.stream.reads += [[frame] for frame in frames()]
+    bench.turn(50)
+    bench.producer.is_answering = True
+    bench.turn(200)
+    whole = Bench()
+    whole.stream.reads.append(frames())
+    whole.turn(5)
+    keys = [(r.topic, r.key, r.position) for r in whole.producer.records]
+
+    assert keys == [(r.topic, r.key, r.position) for r in bench.producer.records]
+
+
+def test_a_full_client_is_waited_for():
+    """
+    A record that the client has no room for is offered again, and feedback goes on.
+    """
+    bench = Bench()
+    bench.producer.room = 1
+    bench.stream.reads.append(frames())
+    bench.turn(20)
+
+    assert (ends()[-1], 0) == (bench.confirmed, bench.core.ledger.in_flight_bytes)
+
+
+def test_a_record_that_is_given_up_ends_the_loop():
+    """
+    A delivery failure is raised, and nothing is confirmed.
+    """
+    bench = Bench()
+    bench.producer.error = "refused"
+    bench.stream.reads.append(frames()[:5])
+    with pytest.raises(DeliveryFailedError):
+        bench.turn(5)
+
+    assert [START] == (bench.stream.confirmed or [START])
+
+
+def test_a_shape_is_told_before_its_first_row():
+    """
+    The first records of the recording are the table's shape and then its row.
+    """
+    bench = Bench()
+    bench.stream.reads.append(frames()[:5])
+    bench.turn(1)
+
+    assert [
+        ("towpath.relations", b"rec.item"),
+        ("towpath.rec.item", b'{"id":2}'),
+    ] == [(r.topic, r.key) for r in bench.producer.records]
+
+
+def test_the_same_shape_is_told_once():
+    """
+    A relation message that repeats a shape publishes nothing.
+    """
+    bench = Bench()
+    bench.stream.reads.append(frames())
+    bench.turn(1)
+    shapes = [r.key for r in bench.producer.records if r.topic == "towpath.relations"]
+
+    assert [b"rec.item", b"rec.whole"] == shapes
+
+
+def test_a_large_record_is_set_aside_and_the_rest_flows():
+    """
+    What its topic cannot take is a dead letter; it counts as delivered like any other.
+    """
+    bench = Bench()
+    bench.topics.limits["towpath.rec.item"] = 3000
+    bench.stream.reads.append(frames())
+    bench.turn(20)
+    dead = [r for r in bench.producer.records if r.topic == "towpath.dead.relay"]
+
+    assert (1, 1, ends()[-1]) == (
+        len(dead),
+        total(bench.tally.dead_letters),
+        bench.confirmed,
+    )
+
+
+def total(counter: dict[str, int]) -> int:
+    """Add a counter up."""
+    return sum(counter.values())
+
+
+def test_a_record_without_a_key_gets_the_same_partition_every_time():
+    """
+    A truncate reaches each partition; replayed, everything stands where it stood.
+    """
+    placed = []
+    for _ in range(2):
+        bench = Bench()
+        bench.stream.reads.append(frames())
+        bench.turn(1)
+        placed.append([(r.partition, r.key) for r in bench.producer.records])
+
+    assert placed[0] == placed[1]
+
+
+def test_a_stop_finishes_the_open_transaction_and_leaves_the_rest():
+    """
+    The open transaction is completed and confirmed; what follows is streamed again.
+    """
+    bench = Bench()
+    data = frames()
+    bench.stream.reads += [data[:3], data[3:], [keepalive()]]
+    bench.run(turns=2)
+
+    assert (ends()[0], False) == (bench.confirmed, bench.tally.is_streaming)
+
+
+def test_a_stop_with_a_silent_broker_ends_within_its_time():
+    """
+    What Kafka does not acknowledge in time is not confirmed.
+    """
+    bench = Bench()
+    bench.producer.is_answering = False
+    bench.stream.reads.append(frames())
+    began_s = bench.clock.now_s
+    bench.run(turns=2)
+
+    waited_s = bench.clock.now_s - began_s
+
+    assert (START, True, True) == (
+        bench.confirmed,
+        waited_s < 12,
+        len(bench.producer.pending) > 0,
+    )
+
+
+def test_a_signal_holds_its_transaction_until_it_is_stored():
+    """
+    The signal's transaction is confirmed only once its answer is stored.
+    """
+    bench = Bench()
+    bench.stream.reads.append(signal_frames())
+    bench.turn(20)
+    before = bench.confirmed
+    bench.reader.waiting.append(SignalStored("s1", is_new=True))
+    bench.turn(20)
+
+    assert (START, FAR + 8) == (before, bench.confirmed)
+
+
+def signal_frames() -> list[bytes]:
+    """Make a transaction that inserts a signal."""
+
+    def number(value: int, size: int) -> bytes:
+        return value.to_bytes(size, "big")
+
+    def row(*texts: bytes) -> bytes:
+        cells = (b"t" + number(len(text), 4) + text for text in texts)
+        return number(len(texts), 2) + b"".join(cells)
+
+    columns = b"".join(
+        b"\0" + name + b"\0" + number(25, 4) + b"\xff" * 4
+        for name in (b"id", b"type", b"data")
+    )
+    head = number(99, 4)
+    messages = [
+        b"B" + number(FAR, 8) + bytes(8) + number(7, 4),
+        b"R" + head + b"towpath\0signal\0d" + number(3, 2) + columns,
+        b"I" + head + b"N" + row(b"s1", b"log", b"{}"),
+        b"C\0" + number(FAR, 8) + number(FAR + 8, 8) + bytes(8),
+    ]
+    return [b"w" + bytes(24) + message for message in messages]
+
+
+def test_the_recording_begins_where_the_fixture_says():
+    """
+    The start LSN of these tests lies below the first recorded commit.
+    """
+    first = next(m for m in map(parse, frames()) if isinstance(m, Begin))
+
+    assert START < first.final_lsn < ends()[-1] < FAR
+
+
+def parse(frame: bytes) -> object:
+    """Decode a frame's message."""
+    return parse_message(frame, 25)

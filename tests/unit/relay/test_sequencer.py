@@ -1,0 +1,169 @@
+"""The sequencer: relation, position and turn of every message."""
+
+from pathlib import Path
+
+import pytest
+
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.routing.relations import NOTHING_KNOWN, bind
+from towpath.relay.wal.messages import (
+    Begin,
+    Commit,
+    Insert,
+    LogicalMessage,
+    RelationShape,
+    Truncate,
+)
+from towpath.relay.wal.pgoutput import parse_message
+from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.sequencer import (
+    Change,
+    Committed,
+    Sequencer,
+    Spoken,
+    Transaction,
+    Truncation,
+)
+from towpath.schemas.envelope import Operation
+
+RECORDED = Path(__file__).parents[2] / "data" / "pgoutput.hex"
+TABLE = Relation(
+    oid=7, schema="s", table="t", columns=(Column("id", 23), Column("n", 25)), key=(0,)
+)
+BEGIN = Begin(final_lsn=160, committed_us=5, xid=9)
+COMMIT = Commit(commit_lsn=160, end_lsn=168, committed_us=5)
+ROW = Insert(7, (b"1", None))
+
+
+def begun(offset: int = 0) -> Sequencer:
+    """Make a sequencer that is inside a transaction and knows the table."""
+    sequencer = Sequencer(offset)
+    sequencer.bind(TABLE)
+    sequencer.feed(BEGIN, 0)
+    return sequencer
+
+
+def test_a_change_stands_at_its_commit_not_at_its_own_lsn():
+    """
+    The position's log LSN is the lineage offset plus the commit's LSN.
+    """
+    change = begun(offset=1000).feed(ROW, 111)
+
+    assert (1160, 0, 111) == (change.transaction.log_lsn, change.ordinal, change.lsn)
+
+
+def test_ordinals_count_everything_of_the_transaction():
+    """
+    Rows, truncates and transactional logical messages take one ordinal each.
+    """
+    sequencer = begun()
+    spoken = LogicalMessage(is_transactional=True, lsn=120, prefix="p", content=b"c")
+    truncate = Truncate((7,), cascades=False, restarts_identity=False)
+    steps = [sequencer.feed(m, 0) for m in (ROW, spoken, truncate, ROW)]
+
+    assert [0, 1, 2, 3] == [step.ordinal for step in steps]
+
+
+def test_each_transaction_counts_from_zero():
+    """
+    The ordinal begins anew with each transaction.
+    """
+    sequencer = begun()
+    sequencer.feed(ROW, 0)
+    sequencer.feed(COMMIT, 0)
+    sequencer.feed(BEGIN._replace(final_lsn=240), 0)
+
+    assert 0 == sequencer.feed(ROW, 0).ordinal
+
+
+def test_a_message_outside_a_transaction_stands_at_its_own_lsn():
+    """
+    A non-transactional logical message has its LSN and ordinal -1, and no transaction.
+    """
+    message = LogicalMessage(is_transactional=False, lsn=120, prefix="p", content=b"c")
+
+    assert Spoken("p", b"c", 1120, -1, None) == Sequencer(1000).feed(message, 0)
+
+
+def test_a_commit_hands_on_what_may_be_confirmed():
+    """
+    The commit's end LSN is what may be confirmed, not its start.
+    """
+    sequencer = begun()
+    transaction = sequencer.transaction
+
+    assert Committed(transaction, 168) == sequencer.feed(COMMIT, 0)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [ROW],
+        [COMMIT],
+        [BEGIN, BEGIN],
+        [BEGIN, COMMIT._replace(commit_lsn=161)],
+        [BEGIN, Insert(8, (b"1", None))],
+        [BEGIN, Insert(7, (b"1",))],
+        [BEGIN, Truncate((8,), cascades=False, restarts_identity=False)],
+        [Truncate((7,), cascades=False, restarts_identity=False)],
+    ],
+)
+def test_a_message_out_of_turn_is_one_named_error(messages: list):
+    """
+    Changes outside, nested begins, strange commits and unknown shapes are refused.
+    """
+    sequencer = Sequencer(0)
+    sequencer.bind(TABLE)
+    for message in messages[:-1]:
+        sequencer.feed(message, 0)
+    with pytest.raises(MalformedMessageError):
+        sequencer.feed(messages[-1], 0)
+
+
+def test_a_recording_gives_the_same_steps_twice():
+    """
+    The steps of a recorded stream are the same on every replay.
+    """
+    assert replay() == replay()
+
+
+def test_a_recording_gives_each_kind_of_change():
+    """
+    Creates, updates, deletes and truncations of the recording come out.
+    """
+    steps = replay()
+    operations = {step.operation for step in steps if isinstance(step, Change)}
+    truncations = [step for step in steps if isinstance(step, Truncation)]
+
+    assert ({Operation.CREATE, Operation.UPDATE, Operation.DELETE}, 1) == (
+        operations,
+        len(truncations),
+    )
+
+
+def test_positions_of_a_recording_never_go_back():
+    """
+    In stream order, positions rise strictly.
+    """
+    places = [
+        (step.transaction.log_lsn, step.ordinal)
+        for step in replay()
+        if isinstance(step, Change | Truncation)
+    ]
+
+    assert sorted(set(places)) == places
+
+
+def replay() -> list[object]:
+    """Feed the recording, binding shapes as they come."""
+    sequencer = Sequencer(0)
+    steps: list[object] = []
+    for line in RECORDED.read_text(encoding="ascii").splitlines():
+        if line.startswith("#"):
+            continue
+        step = sequencer.feed(parse_message(bytes.fromhex(line)), 0)
+        if isinstance(step, RelationShape):
+            sequencer.bind(bind(step, NOTHING_KNOWN))
+        if not isinstance(step, Transaction):
+            steps.append(step)
+    return steps

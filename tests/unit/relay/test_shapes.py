@@ -1,0 +1,188 @@
+"""Shapes: bound from stream and catalog, told when they are new."""
+
+import json
+from collections.abc import Sequence
+
+from towpath.relay.delivery import Delivery, DeliveryLedger
+from towpath.relay.pipeline.shapes import Shapes
+from towpath.relay.routing.record import Record
+from towpath.relay.routing.relations import CatalogFacts, bind
+from towpath.relay.wal.messages import ColumnShape, RelationShape
+from towpath.schemas.position import Position
+
+SHAPE = RelationShape(
+    oid=7,
+    schema="s",
+    table="t",
+    identity="d",
+    columns=(
+        ColumnShape("line", 23, -1, is_key=True),
+        ColumnShape("id", 20, -1, is_key=True),
+        ColumnShape("total", 1700, 786438, is_key=False),
+    ),
+)
+WIDER = SHAPE._replace(columns=(*SHAPE.columns, ColumnShape("x", 25, -1, is_key=False)))
+FACTS = CatalogFacts(
+    ("id", "line"), {20: "bigint", 23: "integer", 1700: "numeric"}, frozenset({"id"})
+)
+
+
+class Catalog:
+    """Answers with what the test says."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def describe(self, _table_oid: int, _type_oids: Sequence[int]) -> CatalogFacts:
+        self.asked += 1
+        return FACTS
+
+
+class Outlet:
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Record, Delivery | None]] = []
+
+    def send(self, record: Record, delivery: Delivery | None = None) -> None:
+        self.sent.append((record, delivery))
+
+
+class Desk:
+    """Shapes over fakes."""
+
+    def __init__(self) -> None:
+        self.catalog = Catalog()
+        self.outlet = Outlet()
+        self.shapes = Shapes(
+            "p", self.catalog, self.outlet, lambda name: name != "s.no"
+        )
+
+    def bind(self, shape: RelationShape, log_lsn: int):
+        """Bind a shape that the stream brings."""
+        return self.shapes.bind(shape, Position(log_lsn, 0), 5, None)
+
+    def told(self) -> list[str]:
+        """List the positions of the shapes told."""
+        return [record.position.decode() for record, _ in self.outlet.sent]
+
+
+def test_the_keys_order_comes_from_the_catalog():
+    """
+    The relation's key is in key order, whatever the columns' order.
+    """
+    relation = Desk().bind(SHAPE, 8)
+
+    assert ("id", "line") == relation.key_names
+
+
+def test_a_table_that_is_gone_keeps_the_streams_key():
+    """
+    Without the catalog's word, the key is the replica identity's columns.
+    """
+    relation = bind(SHAPE, CatalogFacts((), {}, frozenset()))
+
+    assert ("line", "id") == relation.key_names
+
+
+def test_a_table_that_is_gone_under_full_identity_has_no_key():
+    """
+    Under REPLICA IDENTITY FULL the stream does not tell the key, so there is none.
+    """
+    relation = bind(SHAPE._replace(identity="f"), CatalogFacts((), {}, frozenset()))
+
+    assert () == relation.key
+
+
+def test_a_shape_is_a_record_that_sinks_can_build_from():
+    """
+    Columns with types and nullability, the key, and the position it holds from.
+    """
+    desk = Desk()
+    desk.bind(SHAPE, 8)
+    record = desk.outlet.sent[0][0]
+
+    assert (
+        ("p.relations", b"s.t"),
+        {
+            "schema": "s",
+            "table": "t",
+            "oid": 7,
+            "columns": [
+                column("line", "integer", 23, -1, nullable=True),
+                column("id", "bigint", 20, -1, nullable=False),
+                column("total", "numeric", 1700, 786438, nullable=True),
+            ],
+            "key": ["id", "line"],
+            "position": "0000000000000008.0000000000",
+        },
+    ) == ((record.topic, record.key), json.loads(record.value or b""))
+
+
+def column(name: str, kind: str, oid: int, typmod: int, *, nullable: bool) -> dict:
+    """Write a column as the record does."""
+    return {
+        "name": name,
+        "type": kind,
+        "type_oid": oid,
+        "typmod": typmod,
+        "nullable": nullable,
+    }
+
+
+def test_a_repeated_shape_is_told_once_and_a_new_one_again():
+    """
+    Only what differs from the last shape told is published.
+    """
+    desk = Desk()
+    for log_lsn, shape in ((8, SHAPE), (16, SHAPE), (24, WIDER)):
+        desk.bind(shape, log_lsn)
+
+    assert [
+        "0000000000000008.0000000000",
+        "0000000000000018.0000000000",
+    ] == desk.told()
+
+
+def test_a_table_that_is_not_captured_is_not_told():
+    """
+    Outbox and signal table have no shape for sinks, and the catalog is not asked.
+    """
+    desk = Desk()
+    desk.bind(SHAPE._replace(table="no"), 8)
+
+    assert ([], 0) == (desk.told(), desk.catalog.asked)
+
+
+def test_a_chunks_shape_is_told_if_nothing_newer_is():
+    """
+    A chunk's shape is published when it is new, with the low watermark's position.
+    """
+    desk = Desk()
+    relation = bind(SHAPE, FACTS)
+    desk.shapes.announce(relation, 16, 5)
+    desk.shapes.announce(relation, 24, 5)
+
+    assert ["0000000000000010.-"] == desk.told()
+
+
+def test_an_outdated_shape_of_a_chunk_is_not_told():
+    """
+    A chunk read before a change of shape that the stream has told is silent.
+    """
+    desk = Desk()
+    desk.bind(WIDER, 32)
+    desk.shapes.announce(bind(SHAPE, FACTS), 16, 5)
+
+    assert 1 == len(desk.outlet.sent)
+
+
+def test_a_shape_travels_with_its_transaction():
+    """
+    The shape is part of the delivery of the transaction that brought it.
+    """
+    desk = Desk()
+    delivery = DeliveryLedger(0).begin()
+    desk.shapes.bind(SHAPE, Position(8, 0), 5, delivery)
+
+    assert delivery is desk.outlet.sent[0][1]

@@ -1,0 +1,150 @@
+"""What signals ask for, and why some are rejected."""
+
+import json
+
+import pytest
+
+from towpath.relay.snapshot.signals import (
+    ExecuteSnapshot,
+    LogMessage,
+    SignalRejectedError,
+    StopSnapshot,
+    expand,
+    parse_signal,
+)
+
+CAPTURED = ("shop.customers", "shop.orders", "shop.order_lines")
+
+
+def test_a_whole_signal_is_read():
+    """
+    Debezium's fields and ours on top are understood.
+    """
+    data = {
+        "data-collections": ["shop.orders", "shop.orders"],
+        "type": "INCREMENTAL",
+        "additional-conditions": [
+            {"data-collection": "shop.orders", "filter": "id > 5"}
+        ],
+        "target": "search2",
+        "max-rows-per-second": 100,
+    }
+
+    assert ExecuteSnapshot(
+        ("shop.orders",), {"shop.orders": "id > 5"}, "search2", 100
+    ) == parse_signal("execute-snapshot", json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "request_"),
+    [
+        ("stop-snapshot", None, StopSnapshot(())),
+        ("stop-snapshot", '{"data-collections": ["a.b"]}', StopSnapshot(("a.b",))),
+        ("log", '{"message": "hello"}', LogMessage("hello")),
+        ("log", "{}", LogMessage("")),
+    ],
+)
+def test_small_signals_are_read(kind, data, request_):
+    """
+    Stopping takes a list or nothing, logging a message.
+    """
+    assert request_ == parse_signal(kind, data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "reason"),
+    [
+        ("dance", "{}", "unknown signal type 'dance'"),
+        ("pause-snapshot", "{}", "not supported yet"),
+        ("execute-snapshot", "{", "not JSON"),
+        ("execute-snapshot", "[" * 100_000, "not JSON"),
+        ("execute-snapshot", "[]", "must be a JSON object"),
+        ("execute-snapshot", None, "at least one table"),
+        ("execute-snapshot", '{"data-collections": "a.b"}', "a list of names"),
+        ("execute-snapshot", '{"data-collections": [7]}', "a list of names"),
+        (
+            "execute-snapshot",
+            '{"data-collections": ["a.b"], "keys": [[1]]}',
+            "not supported yet",
+        ),
+        (
+            "execute-snapshot",
+            '{"data-collections": ["a.b"], "typ": "incremental"}',
+            "unknown field 'typ'",
+        ),
+        (
+            "execute-snapshot",
+            '{"data-collections": ["a.b"], "type": "blocking"}',
+            "'blocking' is not supported",
+        ),
+        (
+            "execute-snapshot",
+            '{"data-collections": ["a.b"], "target": 7}',
+            "name of a sink",
+        ),
+        (
+            "execute-snapshot",
+            '{"data-collections": ["a.b"], "max-rows-per-second": 0}',
+            "above zero",
+        ),
+        (
+            "execute-snapshot",
+            '{"data-collections": ["a.b"], "max-rows-per-second": true}',
+            "above zero",
+        ),
+        (
+            "execute-snapshot",
+            '{"data-collections": ["a.b"], "additional-conditions": ["x"]}',
+            "a data-collection and a filter",
+        ),
+        (
+            "execute-snapshot",
+            json.dumps(
+                {
+                    "data-collections": ["a.b"],
+                    "additional-conditions": [{"data-collection": "(", "filter": "x"}],
+                }
+            ),
+            "not a regular expression",
+        ),
+    ],
+)
+def test_what_cannot_be_carried_out_is_rejected_with_its_reason(kind, data, reason):
+    """
+    Each mistake in a signal is named in its answer (A40).
+    """
+    with pytest.raises(SignalRejectedError) as rejection:
+        parse_signal(kind, data)
+
+    assert reason in str(rejection.value)
+
+
+def test_names_and_patterns_find_captured_tables_once():
+    """
+    A pattern matches whole names, and a table found twice is read once (A10, A11).
+    """
+    expansion = expand(
+        ["shop.orders", r"shop\.order.*", "order", "shopXorders", "[", "none.*"],
+        CAPTURED,
+    )
+
+    assert ("shop.orders", "shop.order_lines") == expansion.collections
+    assert ["order", "shopXorders", "["] == list(expansion.refusals)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "condition"),
+    [
+        ({"shop.orders": "a"}, "a"),
+        ({r"shop\..*": "b"}, "b"),
+        ({"shop.customers": "c"}, None),
+        ({"shop.orders": ""}, None),
+    ],
+)
+def test_a_filter_belongs_to_the_tables_that_it_names(conditions, condition):
+    """
+    A filter's table may be a pattern too; an empty filter is none.
+    """
+    request = ExecuteSnapshot(("shop.orders",), conditions)
+
+    assert condition == request.condition_of("shop.orders")

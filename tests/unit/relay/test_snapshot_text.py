@@ -1,0 +1,181 @@
+"""COPY text to values, and shapes to the queries that read them."""
+# ruff: noqa: S106, S608 - watermarks are no passwords; the SQL is what is expected
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towpath.relay.snapshot import chunks
+from towpath.relay.snapshot.copytext import decode_line
+from towpath.relay.snapshot.effects import ReadChunk
+from towpath.relay.snapshot.facts import TableShape
+from towpath.relay.wal.relation import Column, Relation
+
+LINES = TableShape(
+    Relation(
+        16_400,
+        "shop",
+        "order_lines",
+        (Column("line_no", 23), Column("order_id", 20), Column('odd "name', 25)),
+        (1, 0),
+    ),
+    ("bigint", "integer"),
+)
+ASK = ReadChunk(
+    chunk_id=1,
+    shape=LINES,
+    low_token="low",
+    high_token="high",
+    after_key=None,
+    maximum_key=(b"900", b"3"),
+    keys=(),
+    condition=None,
+    max_rows=1000,
+)
+COLUMNS = '"line_no", "order_id", "odd ""name"'
+
+# What COPY writes for the characters that it escapes.
+ESCAPES = {8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 92: "\\"}
+
+
+def as_copy_writes(values: list[bytes | None]) -> bytes:
+    """Write a row as the server's COPY TO does."""
+    fields = []
+    for value in values:
+        if value is None:
+            fields.append(b"\\N")
+            continue
+        escaped = (
+            b"\\" + ESCAPES[byte].encode() if byte in ESCAPES else bytes((byte,))
+            for byte in value
+        )
+        fields.append(b"".join(escaped))
+    return b"\t".join(fields) + b"\n"
+
+
+@given(st.lists(st.none() | st.binary(), min_size=1))
+def test_whatever_copy_writes_is_read_back(values: list[bytes | None]):
+    """
+    A row that the server wrote as COPY text comes back as its values.
+    """
+    assert tuple(values) == decode_line(as_copy_writes(values))
+
+
+@pytest.mark.parametrize(
+    ("line", "row"),
+    [
+        (b"1\ta\n", (b"1", b"a")),
+        (b"\n", (b"",)),
+        (b"\t\n", (b"", b"")),
+        (b"\\N\n", (None,)),
+        (b"\\\\N\n", (b"\\N",)),
+        (b"\\N\t\\\\N\\N\n", (None, b"\\NN")),
+        (b"a\\tb\\nc\\\\d", (b"a\tb\nc\\d",)),
+        (b"\\101\\x41\\x4\\q\\\n\n", (b"AA\x04q\n",)),
+    ],
+)
+def test_each_escape_means_what_the_manual_says(line: bytes, row: tuple):
+    """
+    NULL, control characters, octal, hex and plain characters are told apart.
+    """
+    assert row == decode_line(line)
+
+
+def test_the_first_chunk_is_bounded_above_only():
+    """
+    A chunk compares keys as rows, in key order, cast to the columns' types.
+    """
+    assert (
+        f'copy (select {COLUMNS} from only "shop"."order_lines"'
+        " where (\"order_id\", \"line_no\") <= ('900'::bigint, '3'::integer)"
+        ' order by "order_id", "line_no" limit 1000) to stdout'
+    ) == chunks.chunk_query(ASK, LINES)
+
+
+def test_a_later_chunk_begins_after_the_last_key():
+    """
+    A filter stands in parentheses of its own, whatever it holds.
+    """
+    ask = dataclasses.replace(ASK, after_key=(b"7", b"1"), condition="a or b -- c")
+
+    assert (
+        f'copy (select {COLUMNS} from only "shop"."order_lines"'
+        " where (a or b -- c\n)"
+        " and (\"order_id\", \"line_no\") > ('7'::bigint, '1'::integer)"
+        " and (\"order_id\", \"line_no\") <= ('900'::bigint, '3'::integer)"
+        ' order by "order_id", "line_no" limit 1000) to stdout'
+    ) == chunks.chunk_query(ask, LINES)
+
+
+def test_listed_keys_are_read_without_a_range():
+    """
+    Keys to be read again are looked up wherever they stand.
+    """
+    ask = dataclasses.replace(ASK, keys=((b"7", b"1"), (b"8", b"2")))
+
+    assert (
+        f'copy (select {COLUMNS} from only "shop"."order_lines"'
+        ' where ("order_id", "line_no") in'
+        " (('7'::bigint, '1'::integer), ('8'::bigint, '2'::integer))"
+        ' order by "order_id", "line_no") to stdout'
+    ) == chunks.chunk_query(ask, LINES)
+
+
+def test_a_key_of_one_column_is_quoted_as_text():
+    """
+    Quotes in keys and names cannot end a literal or a name.
+    """
+    relation = Relation(1, 'a"b', "t", (Column("k", 25),), (0,))
+    shape = TableShape(relation, ("text",), partitioned=True)
+    ask = dataclasses.replace(ASK, shape=shape, maximum_key=("it's \\ é".encode(),))
+
+    assert (
+        'copy (select "k" from "a""b"."t" where ("k") <= (\'it\'\'s \\ é\'::text)'
+        ' order by "k" limit 1000) to stdout'
+    ) == chunks.chunk_query(ask, shape)
+
+
+def test_the_maximum_key_is_the_last_in_key_order():
+    """
+    The highest key is read by the same order, backwards.
+    """
+    assert (
+        'copy (select "order_id", "line_no" from only "shop"."order_lines"'
+        ' order by "order_id" desc, "line_no" desc limit 1) to stdout'
+    ) == chunks.maximum_key_query(LINES)
+
+
+def test_partitions_are_locked_with_their_root():
+    """
+    A partitioned table is named without ONLY, other tables with it.
+    """
+    root = dataclasses.replace(LINES, partitioned=True)
+    locks = [chunks.lock_statement(shape) for shape in (LINES, root)]
+
+    assert [
+        'lock table only "shop"."order_lines" in access share mode',
+        'lock table "shop"."order_lines" in access share mode',
+    ] == locks
+
+
+def test_the_estimate_heeds_the_filter():
+    """
+    The expected number of rows is that of the filtered table.
+    """
+    assert (
+        'explain (format json) select 1 from only "shop"."order_lines" where (x > 1\n)'
+    ) == chunks.estimate_query(LINES, "x > 1")
+
+
+def test_a_chunk_without_bounds_reads_from_the_table_only():
+    """
+    Nothing stands between table and order when there is nothing to heed.
+    """
+    ask = dataclasses.replace(ASK, maximum_key=None)
+
+    assert (
+        f'copy (select {COLUMNS} from only "shop"."order_lines"'
+        ' order by "order_id", "line_no" limit 1000) to stdout'
+    ) == chunks.chunk_query(ask, LINES)

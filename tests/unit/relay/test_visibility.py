@@ -1,0 +1,103 @@
+"""What a snapshot sees, and how far the log may be forgotten."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
+
+WRAP = 1 << 32
+
+
+@pytest.mark.parametrize(
+    ("text", "snapshot"),
+    [
+        ("726:729:726,727", XidSnapshot(726, 729, frozenset({726, 727}))),
+        ("10:10:", XidSnapshot(10, 10, frozenset())),
+    ],
+)
+def test_postgres_text_form_is_read(text: str, snapshot: XidSnapshot):
+    """
+    A snapshot's text gives its bounds and the transactions that ran.
+    """
+    assert snapshot == XidSnapshot.parse(text)
+
+
+def test_a_snapshot_sees_what_had_ended():
+    """
+    Transactions below the upper bound that did not run are seen.
+    """
+    snapshot = XidSnapshot.parse("726:729:726,727")
+
+    assert [True, False, False, True, False] == [
+        snapshot.sees(xid) for xid in (725, 726, 727, 728, 729)
+    ]
+
+
+@given(st.integers(WRAP, 1 << 50), st.integers(-(1 << 30), 1 << 30))
+def test_short_ids_are_extended_to_the_nearest(xmax: int, distance: int):
+    """
+    Thirty-two bits name the transaction nearest to the snapshot's upper bound.
+    """
+    snapshot = XidSnapshot(xmax, xmax, frozenset())
+
+    assert xmax + distance == snapshot.extend((xmax + distance) % WRAP)
+
+
+def test_the_log_is_kept_from_the_first_invisible_transaction():
+    """
+    Nothing is confirmed beyond the end of what precedes the first invisible one.
+    """
+    invisible = InvisibleTransactions(start_lsn=100)
+    before = invisible.confirmable(90)
+    for xid, end_lsn in ((7, 200), (8, 300), (9, 400)):
+        invisible.add(xid, end_lsn)
+    invisible.see(XidSnapshot(8, 10, frozenset({8})))
+
+    assert (90, 200, 150, 1) == (
+        before,
+        invisible.confirmable(400),
+        invisible.confirmable(150),
+        invisible.count,
+    )
+
+
+def test_later_transactions_are_left_out_behind_an_invisible_one():
+    """
+    One transaction that stays invisible does not let the rest pile up.
+    """
+    invisible = InvisibleTransactions(0)
+    for xid in range(3, 1003):
+        invisible.add(xid, xid * 10)
+    invisible.see(XidSnapshot(3, 1003, frozenset({3, 500})))
+
+    assert (2, 0) == (invisible.count, invisible.confirmable(10_020))
+
+
+def test_a_marker_is_passed_when_all_before_it_is_visible():
+    """
+    What was streamed after a marker does not keep it waiting.
+    """
+    invisible = InvisibleTransactions(0)
+    invisible.add(3, 30)
+    marker = invisible.marker()
+    invisible.add(4, 40)
+    waits = invisible.are_visible_until(marker)
+    invisible.see(XidSnapshot(4, 5, frozenset({4})))
+
+    assert (False, True) == (waits, invisible.are_visible_until(marker))
+
+
+def test_a_held_transaction_is_not_confirmed_until_release():
+    """
+    A hold keeps the log from the running transaction on, the earliest hold first.
+    """
+    invisible = InvisibleTransactions(10)
+    invisible.hold()
+    invisible.add(3, 30)
+    invisible.hold()
+    invisible.see(XidSnapshot(4, 4, frozenset()))
+    held = invisible.confirmable(30)
+    invisible.release()
+
+    assert (10, 30) == (held, invisible.confirmable(30))

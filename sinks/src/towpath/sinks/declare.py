@@ -1,0 +1,211 @@
+"""
+Declare a new sink to a running system, so that it misses nothing and repeats little.
+
+Order is what makes it right: the end offsets of the sink's topics are listed and stored
+first; then the sink's block is added to the configuration, whereupon its driver starts
+the query at exactly these offsets; only then a snapshot is asked for, whose rows stand
+above everything committed before. What happens between the listing and the snapshot is
+read twice at most, and never not at all.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from towpath.schemas.clock import Clock, Deadline
+from towpath.settings import Settings, Sink, load
+from towpath.sinks.errors import SinkExistsError, SinkNotRunningError, UnknownSinkError
+from towpath.sinks.ports import Cluster
+from towpath.sinks.progress import (
+    Offsets,
+    Progress,
+    State,
+    progress_path,
+    read_progress,
+    replace_file,
+    sink_folder,
+    write_progress,
+)
+from towpath.sinks.routes import Routes
+
+STARTING_OFFSETS_FILE: Final = "starting_offsets.json"
+READY_FILE: Final = "ready"
+
+_LOOK_EVERY_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class SinkLag:
+    """How far a sink is behind the ends of its topics, in records."""
+
+    sink: str
+    state: State
+    applied_records: int
+    lag_records: int
+    dead_letters: int
+
+
+def store_starting_offsets(
+    settings: Settings, sink: Sink, cluster: Cluster, clock: Clock
+) -> Offsets:
+    """
+    List the end offsets of a new sink's topics and store them for its first start.
+
+    What lies below them counts as applied from now on.
+
+    Raises:
+        SinkExistsError: A sink of that name has run before.
+        UnavailableError: The broker does not answer.
+    """
+    folder = sink_folder(settings.state_folder, sink.name)
+    if (folder / "checkpoint").exists():
+        message = f"a sink named {sink.name} has run before: {folder}"
+        raise SinkExistsError(message)
+    offsets = cluster.end_offsets(Routes(sink).matching(cluster.names()))
+    replace_file(folder / STARTING_OFFSETS_FILE, orjson.dumps(offsets))
+    progress = Progress(sink=sink.name, applied=offsets)
+    path = progress_path(settings.state_folder, sink.name)
+    write_progress(path, progress, clock.now())
+    return offsets
+
+
+def declare_sink(
+    config: Path,
+    block: str,
+    environ: Mapping[str, str],
+    cluster: Cluster,
+    clock: Clock,
+) -> Sink:
+    """
+    Add a ``[[sink]]`` block to the configuration; its driver starts it by itself.
+
+    Args:
+        config: The configuration file.
+        block: The block with its routes, as TOML.
+        environ: What overrides the file.
+        cluster: The broker.
+        clock: The time.
+
+    Raises:
+        ConfigurationError: The file with the block has mistakes; nothing was changed.
+        SinkExistsError: The block declares no sink of a new name.
+        UnavailableError: The broker does not answer; nothing was changed.
+    """
+    known = {sink.name for sink in load(config, environ).sink}
+    text = config.read_text(encoding="utf-8").rstrip("\n") + "\n\n" + block.strip("\n")
+    candidate = config.with_name(f".{config.name}.{os.getpid()}")
+    try:
+        candidate.write_text(text + "\n", encoding="utf-8")
+        settings = load(candidate, environ)
+        added = [sink for sink in settings.sink if sink.name not in known]
+        if len(added) != 1:
+            message = "the block must declare one sink of a new name"
+            raise SinkExistsError(message)
+        store_starting_offsets(settings, added[0], cluster, clock)
+        candidate.replace(config)
+    finally:
+        candidate.unlink(missing_ok=True)
+    return added[0]
+
+
+def wait_running(settings: Settings, name: str, clock: Clock, timeout_s: float) -> None:
+    """
+    Wait until a sink's query runs, that is, until a snapshot may be asked for.
+
+    Raises:
+        SinkNotRunningError: It does not run in time; its own error is told.
+    """
+    path = progress_path(settings.state_folder, name)
+    deadline = Deadline(clock, timeout_s)
+    while True:
+        progress = read_progress(path, name)
+        if progress.state in {State.RUNNING, State.READY}:
+            return
+        if deadline.passed():
+            why = progress.error or f"it is {progress.state}"
+            message = f"the sink {name} does not run after {timeout_s:g} s: {why}"
+            raise SinkNotRunningError(message)
+        clock.wait(_LOOK_EVERY_S)
+
+
+def wait_applied(
+    settings: Settings, name: str, offsets: Offsets, clock: Clock, timeout_s: float
+) -> None:
+    """
+    Wait until a sink has applied everything below the given offsets.
+
+    Raises:
+        SinkNotRunningError: It has not in time; its own error is told.
+    """
+    path = progress_path(settings.state_folder, name)
+    deadline = Deadline(clock, timeout_s)
+    while left := records_between(read_progress(path, name).applied, offsets):
+        if deadline.passed():
+            why = read_progress(path, name).error or "it is slow"
+            message = f"the sink {name} is {left} records behind: {why}"
+            raise SinkNotRunningError(message)
+        clock.wait(_LOOK_EVERY_S)
+
+
+def mark_ready(settings: Settings, name: str) -> None:
+    """State that a new sink has everything: its snapshot ended and was applied."""
+    replace_file(sink_folder(settings.state_folder, name) / READY_FILE, b"")
+
+
+def sink_ends(settings: Settings, name: str, cluster: Cluster) -> Offsets:
+    """
+    Return the present end offsets of a sink's topics.
+
+    Raises:
+        UnknownSinkError: There is no such sink.
+        UnavailableError: The broker does not answer.
+    """
+    routes = Routes(sink_named(settings, name))
+    return cluster.end_offsets(routes.matching(cluster.names()))
+
+
+def lag_of(settings: Settings, name: str, cluster: Cluster) -> SinkLag:
+    """
+    Compare what a sink has applied with the ends of its topics.
+
+    Raises:
+        UnknownSinkError: There is no such sink.
+        UnavailableError: The broker does not answer.
+    """
+    progress = read_progress(progress_path(settings.state_folder, name), name)
+    ends = sink_ends(settings, name, cluster)
+    return SinkLag(
+        sink=name,
+        state=progress.state,
+        applied_records=sum(sum(p.values()) for p in progress.applied.values()),
+        lag_records=records_between(progress.applied, ends),
+        dead_letters=progress.dead_letters,
+    )
+
+
+def records_between(applied: Offsets, ends: Offsets) -> int:
+    """Count the records below ``ends`` that are not below ``applied``."""
+    return sum(
+        max(0, end - applied.get(topic, {}).get(partition, 0))
+        for topic, partitions in ends.items()
+        for partition, end in partitions.items()
+    )
+
+
+def sink_named(settings: Settings, name: str) -> Sink:
+    """
+    Find a sink.
+
+    Raises:
+        UnknownSinkError: There is no such sink.
+    """
+    sink = settings.sink_named(name)
+    if sink is None:
+        known = ", ".join(s.name for s in settings.sink) or "none"
+        message = f"no sink is named {name}; declared are: {known}"
+        raise UnknownSinkError(message)
+    return sink

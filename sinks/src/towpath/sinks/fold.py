@@ -1,0 +1,82 @@
+"""
+Reduce a batch to the newest change per key, whatever the order it came in.
+
+From the newest change back, each column takes the newest value present, until a full
+image or a delete is met. Duplicates are harmless. What stays unknown (the columns that
+every change of the key left out) stays ``unchanged``: the target still has them.
+
+A partial change that rests upon a delete of the same batch has nothing to be merged
+with: it is refused, and the delete is what remains.
+
+Hot path: one pass over the batch, and no work for a key with one change.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from towpath.sinks.change import Change, EventRow, Refusal, Value
+
+ABSENT_ROW = "a partial change on a row that is absent or deleted"
+
+
+class Folded(NamedTuple):
+    """At most one change per route and key, and what could not be merged."""
+
+    changes: tuple[Change, ...]
+    refused: tuple[Refusal, ...]
+
+
+def newest_per_key(changes: Iterable[Change]) -> Folded:
+    """Fold changes of any routes, partitions and order."""
+    groups: dict[tuple[str, tuple[Value, ...]], list[Change]] = {}
+    for change in changes:
+        group = groups.get((change[0], change[1]))
+        if group is None:
+            groups[change[0], change[1]] = [change]
+        else:
+            group.append(change)
+    kept: list[Change] = []
+    refused: list[Refusal] = []
+    for group in groups.values():
+        if len(group) == 1:
+            kept.append(group[0])
+        else:
+            _merge(group, kept, refused)
+    return Folded(tuple(kept), tuple(refused))
+
+
+def first_per_event(events: Iterable[EventRow]) -> tuple[EventRow, ...]:
+    """Keep each event id of a log once."""
+    first: dict[tuple[str, str], EventRow] = {}
+    for event in events:
+        first.setdefault((event.route, event.id), event)
+    return tuple(first.values())
+
+
+def _merge(group: list[Change], kept: list[Change], refused: list[Refusal]) -> None:
+    """Add to ``kept`` what the changes of one key come to."""
+    group.sort(key=_by_position, reverse=True)
+    newest = group[0]
+    if not newest.unchanged:
+        kept.append(newest)
+        return
+    values = dict(newest.row or {})
+    missing = set(newest.unchanged)
+    for older in group[1:]:
+        if older.row is None:
+            # In position order, as they would have to be replayed.
+            partials = [c for c in reversed(group) if c.position > older.position]
+            refused.extend(Refusal(change, ABSENT_ROW) for change in partials)
+            kept.append(older)
+            return
+        for name in missing & older.row.keys():
+            values[name] = older.row[name]
+        missing -= older.row.keys()
+        if not older.unchanged:
+            break
+    kept.append(newest._replace(row=values, unchanged=frozenset(missing)))
+
+
+def _by_position(change: Change) -> tuple[str, bool, bool]:
+    """Order by position; where equal, a delete and then a full image stand above."""
+    return change.position, change.row is None, not change.unchanged

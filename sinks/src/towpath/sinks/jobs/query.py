@@ -1,0 +1,106 @@
+"""
+One query: from the topics of a sink's routes to its batch function.
+
+Topics that appear later are met at the next trigger, because the source lists them anew
+each time. Lost data is never skipped: a topic cut below what was read stops the query.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import orjson
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from towpath.settings import Sink
+from towpath.sinks.declare import STARTING_OFFSETS_FILE
+from towpath.sinks.jobs.checkpoint import starting_offsets
+from towpath.sinks.ports import Cluster
+from towpath.sinks.progress import sink_folder
+from towpath.sinks.routes import Routes
+
+_COLUMNS: Final = ("topic", "partition", "offset", "key", "value", "headers")
+
+# A topic made since the last look must not wait for the default of five minutes.
+_METADATA_AGE_MS: Final = 2_000
+
+
+# The engine knows how far there are records before it fetches, so the broker has
+# nothing to wait for. With Kafka's default, the fetch that is left open after each
+# batch costs the next one half a second.
+_FETCH_WAIT_MS: Final = 1
+
+
+class OnBatch(Protocol):
+    """What is done with each batch."""
+
+    def __call__(self, table: pa.Table, batch_id: int) -> None:
+        """Write the batch; raise to have it delivered again."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """A sink, and where its query keeps its state."""
+
+    sink: Sink
+    bootstrap_servers: str
+    state_folder: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        """The engine's own folder: offsets read, batches committed."""
+        return sink_folder(self.state_folder, self.sink.name) / "checkpoint"
+
+    @property
+    def starting_offsets_file(self) -> Path:
+        """Where the sink is to begin, if it was declared to begin late."""
+        return sink_folder(self.state_folder, self.sink.name) / STARTING_OFFSETS_FILE
+
+
+def start_query(
+    spark: SparkSession, plan: QueryPlan, cluster: Cluster, on_batch: OnBatch
+) -> StreamingQuery:
+    """
+    Start the query of a sink; at least one of its topics must exist.
+
+    Raises:
+        UnavailableError: The broker does not answer.
+    """
+    routes = Routes(plan.sink)
+    source = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", plan.bootstrap_servers)
+        .option("kafka.isolation.level", "read_committed")
+        .option("kafka.metadata.max.age.ms", _METADATA_AGE_MS)
+        .option("kafka.fetch.max.wait.ms", _FETCH_WAIT_MS)
+        .option("subscribePattern", routes.pattern)
+        .option("includeHeaders", "true")
+        .option("startingOffsets", _starting_offsets(plan, routes, cluster))
+        .option("failOnDataLoss", "true")
+        .option("maxOffsetsPerTrigger", plan.sink.max_batch_records)
+        .load()
+    )
+
+    def deliver(batch: DataFrame, batch_id: int) -> None:
+        on_batch(batch.select(*_COLUMNS).toArrow(), batch_id)
+
+    # A long statement of one sink leaves the others their share of the cores.
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.sink.name)
+    return (
+        source.writeStream.foreachBatch(deliver)
+        .queryName(plan.sink.name)
+        .option("checkpointLocation", plan.checkpoint.resolve().as_uri())
+        .trigger(processingTime=f"{plan.sink.trigger_ms} milliseconds")
+        .start()
+    )
+
+
+def _starting_offsets(plan: QueryPlan, routes: Routes, cluster: Cluster) -> str:
+    try:
+        stored = orjson.loads(plan.starting_offsets_file.read_bytes())
+    except FileNotFoundError:
+        stored = {}
+    existing = cluster.end_offsets(routes.matching(cluster.names()))
+    return starting_offsets(stored, existing)

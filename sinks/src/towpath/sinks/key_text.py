@@ -1,0 +1,29 @@
+"""
+Write a key as one text, so that no two keys of a table share it.
+
+The parts are joined by colons; a colon or a percent sign inside a part is
+percent-encoded, and an empty part is written ``%00`` (Postgres's text holds no NUL, and
+a search index takes no empty id). So the text tells the parts apart, and one table's
+key has always the same number of them.
+"""
+
+from collections.abc import Sequence
+
+from towpath.sinks.change import Value
+from towpath.sinks.values import text_of
+
+_EMPTY_PART = "%00"
+
+
+def key_text(key: Sequence[Value]) -> str:
+    """Write the values of a key, in key order, as one text."""
+    if len(key) == 1 and type(key[0]) is int:
+        return str(key[0])
+    return ":".join([_part(value) for value in key])
+
+
+def _part(value: Value) -> str:
+    text = text_of(value)
+    if ":" in text or "%" in text:
+        text = text.replace("%", "%25").replace(":", "%3A")
+    return text or _EMPTY_PART

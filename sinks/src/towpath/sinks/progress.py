@@ -1,0 +1,89 @@
+"""
+How far a sink has come, as a small file that anyone may read.
+
+``<state>/sinks/<sink>/progress.json`` is replaced as a whole after each batch, so that
+a reader never sees half of it. ``applied`` names, per topic and partition, the next
+offset that the sink has not applied. Counters go on over restarts.
+"""
+
+import dataclasses
+import enum
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TypeAlias
+
+import orjson
+
+Offsets: TypeAlias = Mapping[str, Mapping[str, int]]
+
+
+class State(enum.StrEnum):
+    """What a sink's query is doing."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """
+    What a sink has done.
+
+    Attributes:
+        applied: Per topic and partition (as text) the next offset.
+        rows: Changes and events written.
+        stale: Those that the target already had, or had newer.
+        dead_letters: Records set aside.
+        updated_at: RFC 3339, UTC.
+        error: Why the query does not run, in a sentence.
+    """
+
+    sink: str
+    state: State = State.STARTING
+    applied: Offsets = field(default_factory=dict)
+    batches: int = 0
+    rows: int = 0
+    stale: int = 0
+    dead_letters: int = 0
+    last_batch_ms: int = 0
+    updated_at: str = ""
+    error: str | None = None
+
+
+def sink_folder(state_folder: Path, sink: str) -> Path:
+    """Name the folder that holds a sink's checkpoint and progress."""
+    return state_folder / "sinks" / sink
+
+
+def progress_path(state_folder: Path, sink: str) -> Path:
+    """Name the file that holds a sink's progress."""
+    return sink_folder(state_folder, sink) / "progress.json"
+
+
+def read_progress(path: Path, sink: str) -> Progress:
+    """Read a sink's progress; a sink that never ran has none yet."""
+    try:
+        document = orjson.loads(path.read_bytes())
+    except (FileNotFoundError, orjson.JSONDecodeError):
+        return Progress(sink=sink)
+    document["state"] = State(document["state"])
+    return Progress(**document)
+
+
+def write_progress(path: Path, progress: Progress, now: datetime) -> None:
+    """Replace the file in one step."""
+    stamped = dataclasses.replace(progress, updated_at=now.isoformat())
+    replace_file(path, orjson.dumps(stamped, option=orjson.OPT_INDENT_2))
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content)
+    temporary.replace(path)

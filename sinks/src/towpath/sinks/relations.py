@@ -1,0 +1,102 @@
+"""
+The shape of tables, as the relay announces it in the relations topic.
+
+Sinks take types from here, never by guessing. Record key ``schema.table``; value
+``{"schema", "table", "oid", "columns": [{"name", "type", "type_oid", "typmod",
+"nullable"}], "key": [..], "position"}``. Pure: bytes in, values out.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from towpath.sinks.errors import MalformedRelationError
+
+# A numeric's typmod holds precision and scale behind an offset, as Postgres stores it.
+_TYPMOD_OFFSET = 4
+_PRECISION_SHIFT = 16
+_PRECISION_MASK = 0xFFFF
+_SCALE_MASK = 0x7FF
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """
+    A column and its Postgres type.
+
+    Attributes:
+        name: Its name.
+        type: Postgres's own spelling without modifiers (``bigint``,
+            ``timestamp with time zone``), ``schema.name`` for a user's type.
+        typmod: Its modifier as Postgres stores it; -1 for none.
+        nullable: Whether it may be null.
+    """
+
+    name: str
+    type: str
+    typmod: int = -1
+    nullable: bool = True
+
+    @property
+    def precision_and_scale(self) -> tuple[int, int] | None:
+        """Digits in all and behind the point of a numeric; ``None`` if unbounded."""
+        if self.type != "numeric" or self.typmod < _TYPMOD_OFFSET:
+            return None
+        packed = self.typmod - _TYPMOD_OFFSET
+        return packed >> _PRECISION_SHIFT & _PRECISION_MASK, packed & _SCALE_MASK
+
+
+@dataclass(frozen=True, slots=True)
+class RelationShape:
+    """
+    A table: its columns in order, and the columns of its primary key in key order.
+
+    Attributes:
+        position: From where on the shape holds, as text that sorts.
+    """
+
+    schema: str
+    table: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    position: str
+
+    @property
+    def name(self) -> str:
+        """The name with its schema."""
+        return f"{self.schema}.{self.table}"
+
+    def column(self, name: str) -> Column | None:
+        """Find a column by its name."""
+        return next((c for c in self.columns if c.name == name), None)
+
+
+def parse_relation(value: bytes) -> RelationShape:
+    """
+    Read one record of the relations topic.
+
+    Raises:
+        MalformedRelationError: The value is not a shape.
+    """
+    try:
+        document: dict[str, Any] = orjson.loads(value)
+        return RelationShape(
+            schema=document["schema"],
+            table=document["table"],
+            columns=tuple(_column(entry) for entry in document["columns"]),
+            key=tuple(document["key"]),
+            position=document["position"],
+        )
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        message = f"a record of the relations topic is not a table's shape: {error}"
+        raise MalformedRelationError(message) from error
+
+
+def _column(entry: dict[str, Any]) -> Column:
+    return Column(
+        name=entry["name"],
+        type=entry["type"],
+        typmod=entry["typmod"],
+        nullable=entry["nullable"],
+    )

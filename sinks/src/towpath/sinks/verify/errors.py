@@ -1,0 +1,32 @@
+"""
+Why a sink cannot be verified.
+
+::
+
+    TowpathError
+    ├── UnavailableError
+    │   ├── SourceUnavailableError   the database cannot be read
+    │   └── NotAtRestError           changes are still on their way
+    └── UsageError
+        └── UnroutedTableError       a route reads no table that the source lists
+"""
+
+from towpath.schemas.failure import UnavailableError, UsageError
+
+
+class SourceUnavailableError(UnavailableError):
+    """The source's database cannot be read."""
+
+    remedy = "Start the database, or correct source.dsn in towpath.toml."
+
+
+class NotAtRestError(UnavailableError):
+    """Changes are still on their way, so a comparison would prove nothing."""
+
+    remedy = "See that relay and sink run, stop writing for a while, and verify again."
+
+
+class UnroutedTableError(UsageError):
+    """A route reads a topic that no listed table has."""
+
+    remedy = "List the table in source.tables, or take the route out of the sink."

@@ -1,0 +1,111 @@
+"""
+The statements that write a batch, guarded by position. Pure: text out.
+
+The batch stands in a view ``s`` with the table's columns; where it holds partial rows,
+also with ``_kept``: the columns whose stored value stays. A batch has each key once,
+or the engine refuses it.
+"""
+
+from collections.abc import Iterable
+
+from towpath.sinks.warehouse.tables import (
+    IS_DELETED,
+    KEPT,
+    POSITION,
+    ROW_NUMBER,
+    LakeName,
+    LakeTable,
+    literal,
+    quoted,
+)
+
+
+def upsert(table: LakeTable, view: str, kept: Iterable[str] = ()) -> str:
+    """
+    Write each row unless the table has a newer one of its key.
+
+    Args:
+        table: Where to.
+        view: The batch.
+        kept: Columns that at least one row of the batch leaves as they are.
+    """
+    names = [c.name for c in table.columns]
+    some_kept = set(kept)
+    updates = ",\n  ".join(f"t.{quoted(n)} = {_value(n, some_kept)}" for n in names)
+    position = quoted(POSITION)
+    return (
+        f"MERGE INTO {table.name.sql} t USING {quoted(view)} s ON {_same_key(table)}\n"
+        f"WHEN MATCHED AND s.{position} >= t.{position} THEN UPDATE SET\n  {updates}\n"
+        f"{_insert(names)}"
+    )
+
+
+def append(table: LakeTable, view: str) -> str:
+    """Write each row into a table that is known to be empty."""
+    names = ", ".join(quoted(c.name) for c in table.columns)
+    return f"INSERT INTO {table.name.sql} ({names})\nSELECT {names} FROM {quoted(view)}"
+
+
+def insert_new(
+    table: LakeTable, view: str, occurred_between: tuple[str, str] | None
+) -> str:
+    """
+    Write each event whose id the log does not have.
+
+    Args:
+        table: The log.
+        view: The batch, each id once.
+        occurred_between: Earliest and latest time of the batch's events: an event that
+            comes again comes with its time, so only files that reach into this span
+            are searched. ``None`` searches all.
+    """
+    span = ""
+    if occurred_between is not None:
+        earliest, latest = occurred_between
+        span = (
+            f"\n  AND t.`occurred_at` >= timestamp '{earliest}'"
+            f" AND t.`occurred_at` <= timestamp '{latest}'"
+        )
+    names = [c.name for c in table.columns]
+    return (
+        f"MERGE INTO {table.name.sql} t USING {quoted(view)} s"
+        f" ON {_same_key(table)}{span}\n{_insert(names)}"
+    )
+
+
+def stored_positions(table: LakeTable, view: str) -> str:
+    """Read what the table holds of the batch's keys, by the batch's row numbers."""
+    number = quoted(ROW_NUMBER)
+    return (
+        f"SELECT s.{number}, t.{quoted(POSITION)}, t.{quoted(IS_DELETED)}\n"
+        f"FROM {table.name.sql} t JOIN {quoted(view)} s ON {_same_key(table)}"
+    )
+
+
+def newest_commit(name: LakeName) -> str:
+    """Read which commit of the table is the newest and what it did, if there is one."""
+    current = f"SELECT snapshot_id FROM {name.sql}.refs WHERE name = 'main'"  # noqa: S608 - quoted
+    return (
+        f"SELECT snapshot_id, summary FROM {name.sql}.snapshots"  # noqa: S608 - quoted
+        f" WHERE snapshot_id = ({current})"
+    )
+
+
+def _same_key(table: LakeTable) -> str:
+    return " AND ".join(f"t.{quoted(n)} = s.{quoted(n)}" for n in table.key)
+
+
+def _insert(names: list[str]) -> str:
+    columns = ", ".join(quoted(n) for n in names)
+    values = ", ".join(f"s.{quoted(n)}" for n in names)
+    return f"WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({values})"  # noqa: S608 - quoted
+
+
+def _value(name: str, kept: set[str]) -> str:
+    column = quoted(name)
+    if name not in kept:
+        return f"s.{column}"
+    return (
+        f"CASE WHEN array_contains(s.{quoted(KEPT)}, {literal(name)})"
+        f" THEN t.{column} ELSE s.{column} END"
+    )

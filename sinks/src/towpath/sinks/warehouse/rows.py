@@ -1,0 +1,166 @@
+"""
+Changes and events as Arrow, column by column. Pure.
+
+Values come as records carry them: integers and floats as numbers, everything else as
+text. What does not fit its column is refused with the column's name, never rounded,
+cut or nulled.
+
+Hot path: one list and one conversion per column; rows are looked at one by one only
+when a column did not fit.
+"""
+
+import base64
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from towpath.sinks.change import Change, EventRow, Refusal, Value
+from towpath.sinks.values import text_of
+from towpath.sinks.warehouse.tables import (
+    IS_DELETED,
+    KEPT,
+    POSITION,
+    ROW_NUMBER,
+    TIMESTAMP,
+    LakeColumn,
+    LakeTable,
+)
+
+# What Arrow and the conversions below raise for a value that does not fit.
+_MISFIT = (ValueError, TypeError, OverflowError)
+
+
+class Laid(NamedTuple):
+    """A batch laid out for a table, and what did not fit."""
+
+    rows: pa.Table
+    changes: tuple[Change, ...]
+    refused: tuple[Refusal, ...]
+
+
+class LaidEvents(NamedTuple):
+    """Events laid out for a log; ``occurred_between`` is missing if a time is."""
+
+    rows: pa.Table
+    occurred_between: tuple[str, str] | None
+    untimed: int
+
+
+def lay_out(table: LakeTable, changes: Sequence[Change]) -> Laid:
+    """Lay out changes; a column that the table lacks is left out."""
+    try:
+        return Laid(_whole(table, changes), tuple(changes), ())
+    except _MISFIT:
+        fitting, refused = [], []
+        for change in changes:
+            reason = _misfit(table, change)
+            if reason is None:
+                fitting.append(change)
+            else:
+                refused.append(Refusal(change, reason))
+        return Laid(_whole(table, fitting), tuple(fitting), tuple(refused))
+
+
+def lay_out_keys(table: LakeTable, changes: Sequence[Change]) -> pa.Table:
+    """Lay out the keys of changes that fit the table, with their row numbers."""
+    rows = [_fields(change) for change in changes]
+    key = [c for c in table.columns if c.is_key]
+    arrays = {c.name: _array(c, [row.get(c.name) for row in rows]) for c in key}
+    return pa.table({**arrays, ROW_NUMBER: pa.array(range(len(rows)), pa.int64())})
+
+
+def lay_out_events(table: LakeTable, events: Sequence[EventRow]) -> LaidEvents:
+    """Lay out events; one whose time cannot be held keeps all but its time."""
+    times, untimed = _times(events)
+    arrays = [
+        times
+        if column.name == "occurred_at"
+        else pa.array([getattr(e, column.name) for e in events], pa.string())
+        for column in table.columns
+    ]
+    rows = pa.table(arrays, schema=table.schema)
+    if untimed or not events:
+        return LaidEvents(rows, None, untimed)
+    texts = times.cast(pa.string()).to_pylist()
+    return LaidEvents(rows, (min(texts), max(texts)), 0)
+
+
+def _times(events: Sequence[EventRow]) -> tuple[pa.Array, int]:
+    try:
+        texts = pa.array([e.occurred_at for e in events], pa.string())
+        return texts.cast(TIMESTAMP.arrow), 0
+    except _MISFIT:
+        times = [_time(e.occurred_at) for e in events]
+        return pa.array(times, TIMESTAMP.arrow), times.count(None)
+
+
+def _time(text: str) -> Any:  # noqa: ANN401 - an Arrow scalar's own value
+    try:
+        return pa.array([text]).cast(TIMESTAMP.arrow)[0].as_py()
+    except _MISFIT:
+        return None
+
+
+def _whole(table: LakeTable, changes: Sequence[Change]) -> pa.Table:
+    rows = [_fields(change) for change in changes]
+    arrays = []
+    for column in table.columns:
+        if column.name == POSITION:
+            arrays.append(pa.array([c.position for c in changes], pa.string()))
+        elif column.name == IS_DELETED:
+            arrays.append(pa.array([c.row is None for c in changes], pa.bool_()))
+        else:
+            arrays.append(_array(column, [row.get(column.name) for row in rows]))
+    laid = pa.table(arrays, schema=table.schema)
+    if any(change.unchanged for change in changes):
+        kept = [sorted(change.unchanged) for change in changes]
+        laid = laid.append_column(KEPT, pa.array(kept, pa.list_(pa.string())))
+    return laid
+
+
+def _fields(change: Change) -> Any:  # noqa: ANN401 - a row's mapping
+    """Return the row; of a delete, its key."""
+    if change.row is None:
+        return dict(zip(change.key_columns, change.key, strict=True))
+    return change.row
+
+
+def _misfit(table: LakeTable, change: Change) -> str | None:
+    fields = _fields(change)
+    for column in table.columns:
+        try:
+            _array(column, [fields.get(column.name)])
+        except _MISFIT:
+            return f"the value of {column.name} does not fit {column.type.ddl}"
+    return None
+
+
+def _array(column: LakeColumn, values: list[Value]) -> pa.Array:
+    kind = column.type.arrow
+    if pa.types.is_string(kind):
+        texts = [v if v is None or type(v) is str else text_of(v) for v in values]
+        return pa.array(texts, kind)
+    if pa.types.is_integer(kind):
+        # Arrow would cut a fraction off without a word.
+        if any(type(v) is float for v in values):
+            message = "not an integer"
+            raise ValueError(message)
+        return pa.array(values, kind)
+    if pa.types.is_boolean(kind):
+        return pa.array(values, kind)
+    if pa.types.is_floating(kind):
+        # Not a number and the infinities come as text.
+        return pa.array([None if v is None else float(v) for v in values], kind)
+    if pa.types.is_binary(kind):
+        return pa.array([_bytes(v) for v in values], kind)
+    return pa.array(values, pa.string()).cast(kind)
+
+
+def _bytes(value: Value) -> bytes | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        message = "not base64"
+        raise TypeError(message)
+    return base64.b64decode(value, validate=True)

@@ -1,0 +1,97 @@
+"""The cache, beyond the contract: what only Redis can do wrong."""
+
+import uuid
+
+import pytest
+import redis
+
+from towpath.sinks.cache.sink import CacheSink
+from towpath.sinks.change import ALL_PRESENT, Change, Origin
+from towpath.sinks.errors import EvictingCacheError, TargetUnavailableError
+from towpath.sinks.ports import Batch
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+TOMBSTONE_S = 3600
+
+
+@pytest.fixture
+def client(stack):
+    """Lend a plain client."""
+    with redis.Redis.from_url(stack.redis_url, decode_responses=True) as lent:
+        yield lent
+
+
+@pytest.fixture
+def sink(stack):
+    """Lend a sink under a prefix of its own, opened."""
+    made = CacheSink(stack.redis_url, f"p{uuid.uuid4().hex[:8]}", TOMBSTONE_S)
+    made.open()
+    yield made
+    made.close()
+
+
+def batch(row):
+    """Make a batch of one change."""
+    origin = Origin("orders", 0, 0)
+    position = "0000000000000008.0000000000"
+    change = Change("orders", (7,), ("id",), position, row, ALL_PRESENT, False, origin)
+    return Batch(0, (change,))
+
+
+def test_a_row_is_a_hash_of_text(sink, client):
+    """Fields are columns as text; null is absent; the row never expires."""
+    sink.apply(batch({"id": 7, "paid": True, "total": "1.50", "note": None}))
+    place = f"{sink._prefix}:orders:7"
+
+    assert (
+        {
+            "id": "7",
+            "paid": "true",
+            "total": "1.50",
+            "_position": "0000000000000008.0000000000",
+        },
+        -1,
+    ) == (client.hgetall(place), client.ttl(place))
+
+
+def test_a_tombstone_lives_as_long_as_a_replay_may_come(sink, client):
+    """A delete leaves position and mark, and expires after the replay window."""
+    sink.apply(batch(None))
+    place = f"{sink._prefix}:orders:7"
+
+    assert (
+        {"_position": "0000000000000008.0000000000", "_x": "1"},
+        True,
+    ) == (
+        client.hgetall(place),
+        TOMBSTONE_S - 60 < client.ttl(place) <= TOMBSTONE_S,
+    )
+
+
+def test_a_cache_that_evicts_is_refused(stack, client):
+    """A policy that may throw guards away stops the sink, with its cure."""
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(EvictingCacheError, match=r"allkeys-lru.*noeviction"):
+            CacheSink(stack.redis_url, "p", TOMBSTONE_S).open()
+    finally:
+        client.config_set("maxmemory-policy", "noeviction")
+
+    assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+
+
+def test_a_lost_guard_is_loaded_again(sink, client):
+    """A server that lost its functions gets the guard back in the same batch."""
+    client.function_flush()
+    sink.apply(batch({"id": 7}))
+
+    assert sink.flush().applied == 1
+
+
+def test_a_cache_that_does_not_answer_is_unavailable(unused_port):
+    """A refused connection is told as such, to be tried again."""
+    sink = CacheSink(f"redis://127.0.0.1:{unused_port}/0", "p", TOMBSTONE_S)
+
+    with pytest.raises(TargetUnavailableError, match="does not answer"):
+        sink.open()

@@ -1,0 +1,524 @@
+"""
+The verifier against each real sink: it finds every planted defect, and only those.
+
+A small shop is written into Postgres by SQL and into the sink by the sink itself; then
+one row is altered by hand, with the target's own client.
+"""
+
+import json
+
+import psycopg
+import pytest
+import redis
+from opensearchpy import OpenSearch
+
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UnavailableError
+from towpath.settings import load
+from towpath.sinks.cache.sink import CacheSink
+from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
+from towpath.sinks.ports import Batch
+from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.search.sink import SearchSink
+from towpath.sinks.verify import __main__ as judge
+from towpath.sinks.verify.source import SourceLog
+from towpath.sinks.warehouse.sink import WarehouseSink
+
+CACHE = pytest.param("cache", marks=pytest.mark.timeout(90))
+SEARCH = pytest.param("search", marks=pytest.mark.timeout(90))
+WAREHOUSE = pytest.param(
+    "warehouse", marks=[pytest.mark.spark, pytest.mark.timeout(180)]
+)
+KINDS = [CACHE, SEARCH, WAREHOUSE]
+
+pytestmark = [pytest.mark.integration]
+
+SHOP = """
+    create schema shop;
+    create type shop.status as enum ('placed', 'paid');
+    create table shop.orders (
+        id bigint primary key, customer uuid, status shop.status, total numeric(12,2),
+        weight numeric, paid boolean, body jsonb, note text, placed_at timestamptz,
+        local_at timestamp, day date, ratio double precision, share real, raw bytea,
+        code character(4), doubled numeric generated always as (total * 2) stored);
+    create table shop.lines (
+        order_id bigint, sku text, quantity int, primary key (sku, order_id));
+    create schema towpath;
+    create table towpath.outbox (
+        id uuid primary key, aggregate_type text not null, aggregate_id text not null,
+        type text not null, payload json, headers json, traceparent text,
+        occurred_at timestamptz not null default now());
+    insert into shop.orders values
+        (1, '6f2c1f9e-0000-4000-8000-00000000000a', 'paid', 12.50, 1.050, true,
+         '{"b": 1, "a": [null, "😀"]}', E'quo''te \\\\ and\\nline',
+         '2026-03-29 03:30:00.5+02', '1066-10-14 09:00', '2026-02-28', 0.1, 0.1,
+         '\\x0001ff', 'ab'),
+        (2, null, null, null, null, null, null, null, null, null, null, null, null,
+         null, null),
+        (3, '6f2c1f9e-0000-4000-8000-00000000000b', 'placed', 0, 100, false, 'null', '',
+         '0987-12-31 23:59:59.999999+00', '9999-12-31 23:59:59.999999', '0001-01-01',
+         1e20, 'NaN', '', '');
+    insert into shop.lines values (1, 'a:b', 2), (1, '', 1), (3, 'a%3Ab', 5);
+    insert into towpath.outbox values
+        ('00000000-0000-4000-8000-000000000001', 'order', '1', 'OrderPlaced',
+         '{"total" : "12.50"}', null, null, '2026-01-01 00:00:00.000001+00'),
+        ('00000000-0000-4000-8000-000000000002', 'order', '1', 'OrderPaid',
+         null, null, null, '2026-01-02 00:00:00+00'),
+        ('00000000-0000-4000-8000-000000000003', 'invoice', '9', 'Sent',
+         '{}', null, null, '2026-01-02 00:00:00+00');
+"""
+NULLS = dict.fromkeys(
+    (
+        *("customer", "status", "total", "weight", "paid", "body", "note"),
+        *("placed_at", "local_at", "day", "ratio", "share", "raw", "code"),
+    )
+)
+# As records carry them, written down by hand.
+ORDERS = [
+    {
+        "id": 1,
+        "customer": "6f2c1f9e-0000-4000-8000-00000000000a",
+        "status": "paid",
+        "total": "12.50",
+        "weight": "1.050",
+        "paid": True,
+        "body": '{"a": [null, "😀"], "b": 1}',
+        "note": "quo'te \\ and\nline",
+        "placed_at": "2026-03-29T01:30:00.500000Z",
+        "local_at": "1066-10-14T09:00:00.000000",
+        "day": "2026-02-28",
+        "ratio": 0.1,
+        "share": 0.1,
+        "raw": "AAH/",
+        "code": "ab  ",
+    },
+    {"id": 2, **NULLS},
+    {
+        "id": 3,
+        "customer": "6f2c1f9e-0000-4000-8000-00000000000b",
+        "status": "placed",
+        "total": "0.00",
+        "weight": "100",
+        "paid": False,
+        "body": "null",
+        "note": "",
+        "placed_at": "0987-12-31T23:59:59.999999Z",
+        "local_at": "9999-12-31T23:59:59.999999",
+        "day": "0001-01-01",
+        "ratio": 1e20,
+        "share": "NaN",
+        "raw": "",
+        "code": "    ",
+    },
+]
+LINES = [
+    {"order_id": 1, "sku": "a:b", "quantity": 2},
+    {"order_id": 1, "sku": "", "quantity": 1},
+    {"order_id": 3, "sku": "a%3Ab", "quantity": 5},
+]
+SHAPES = {
+    "orders": RelationShape(
+        "shop",
+        "orders",
+        (
+            Column("id", "bigint"),
+            Column("customer", "uuid"),
+            Column("status", "shop.status"),
+            Column("total", "numeric", (12 << 16 | 2) + 4),
+            Column("weight", "numeric"),
+            Column("paid", "boolean"),
+            Column("body", "jsonb"),
+            Column("note", "text"),
+            Column("placed_at", "timestamp with time zone"),
+            Column("local_at", "timestamp without time zone"),
+            Column("day", "date"),
+            Column("ratio", "double precision"),
+            Column("share", "real"),
+            Column("raw", "bytea"),
+            Column("code", "character", 8),
+        ),
+        ("id",),
+        "0",
+    ),
+    "lines": RelationShape(
+        "shop",
+        "lines",
+        (
+            Column("order_id", "bigint"),
+            Column("sku", "text"),
+            Column("quantity", "integer"),
+        ),
+        ("sku", "order_id"),
+        "0",
+    ),
+}
+POSITION = "0000000000000008.0000000000"
+LATER = "0000000000000010.0000000000"
+
+
+class Relations:
+    """The shapes of the shop's tables, by the end of their topics."""
+
+    def shape(self, topic):
+        return SHAPES[topic.rpartition(".")[2]]
+
+    def refresh(self):
+        """Everything is known already."""
+
+
+def change(route, kind, row, *, position=POSITION, deleted=False):
+    """Make a change of a row; ``kind`` is the source's table."""
+    key = SHAPES[kind].key
+    return Change(
+        route,
+        tuple(row[name] for name in key),
+        key,
+        position,
+        None if deleted else row,
+        ALL_PRESENT,
+        False,
+        Origin("t", 0, 0),
+    )
+
+
+def event(route, number, type_, payload, occurred_at):
+    """Make an event of the first order."""
+    event_id = f"00000000-0000-4000-8000-{number:012d}"
+    origin = Origin("e", 0, number)
+    return EventRow(
+        *(route, event_id, "order", "1", type_, payload, "{}", POSITION, occurred_at),
+        origin,
+    )
+
+
+class Place:
+    """A sink of one kind, filled with the shop, and the hand that alters it."""
+
+    def __init__(self, config, stack, lake):
+        self.config = config
+        self.settings = load(config, {})
+        (self.described,) = self.settings.sink
+        self.route = {
+            kind: route.name
+            for kind, route in zip(
+                ("orders", "lines", "events"), self.described.route, strict=False
+            )
+        }
+        self.stack = stack
+        self.lake = lake
+        self.fill()
+
+    def fill(self):
+        """Write the shop, a deleted order and, where there is a log, the events."""
+        sink = self.sink()
+        sink.open()
+        changes = [change(self.route["orders"], "orders", row) for row in ORDERS]
+        changes += [change(self.route["lines"], "lines", row) for row in LINES]
+        gone = change(self.route["orders"], "orders", {"id": 4}, deleted=True)
+        sink.apply(Batch(0, (*changes, gone), tuple(self.events())))
+        checkpoint = sink.flush()
+        sink.close()
+
+        assert ((), 0) == (checkpoint.refused, checkpoint.stale)
+
+    def events(self):
+        """Events are of the warehouse only."""
+        return []
+
+
+class CachePlace(Place):
+    """Redis."""
+
+    def sink(self):
+        return CacheSink(self.described.url, self.settings.database.prefix, 3600)
+
+    def _run(self, name, key, *arguments):
+        place = f"{self.settings.database.prefix}:orders:{key}"
+        with redis.Redis.from_url(self.described.url) as client:
+            getattr(client, name)(place, *arguments)
+
+    def alter(self, key, column, value):
+        self._run("hset", key, column, value)
+
+    def lose(self, key):
+        self._run("delete", key)
+
+    def invent(self, key):
+        with redis.Redis.from_url(self.described.url) as client:
+            place = f"{self.settings.database.prefix}:orders:{key}"
+            client.hset(place, mapping={"id": str(key), "_position": POSITION})
+
+    def revive(self, key):
+        self._run("hdel", key, "_x")
+
+
+class SearchPlace(Place):
+    """OpenSearch."""
+
+    def sink(self):
+        routes = self.described.route
+        return SearchSink(self.described.url, routes, Relations(), SystemClock())
+
+    def _run(self, name, key, **arguments):
+        client = OpenSearch(self.described.url)
+        getattr(client, name)(index=self.route["orders"], id=str(key), **arguments)
+        client.close()
+
+    def alter(self, key, column, value):
+        self._run("update", key, body={"doc": {column: value}})
+
+    def lose(self, key):
+        self._run("delete", key)
+
+    def invent(self, key):
+        self._run("index", key, body={"id": key, "_position": POSITION})
+
+    def revive(self, key):
+        self._run("index", key, body=ORDERS[0] | {"id": 4, "_position": POSITION})
+
+
+class WarehousePlace(Place):
+    """Iceberg."""
+
+    def sink(self):
+        return WarehouseSink(self.described, Relations(), self.lake[1])
+
+    def events(self):
+        log = self.route["events"]
+        placed = ("OrderPlaced", '{"total" : "12.50"}', "2026-01-01T00:00:00.000001Z")
+        paid = ("OrderPaid", None, "2026-01-02T00:00:00.000000Z")
+        return [event(log, 1, *placed), event(log, 2, *paid)]
+
+    def _run(self, statement, table="orders"):
+        self.lake[1].sql(statement.format(f"lake.{self.route[table]}"))
+
+    def alter(self, key, column, value):
+        self._run(f"UPDATE {{}} SET {column} = {value} WHERE id = {key}")  # noqa: S608
+
+    def lose(self, key):
+        self._run(f"DELETE FROM {{}} WHERE id = {key}")  # noqa: S608
+
+    def invent(self, key):
+        values = f"VALUES ({key}, '{POSITION}', false)"
+        self._run("INSERT INTO {} (id, _position, _is_deleted) " + values)
+
+    def revive(self, key):
+        self._run(f"UPDATE {{}} SET _is_deleted = false WHERE id = {key}")  # noqa: S608
+
+
+PLACES = {"cache": CachePlace, "search": SearchPlace, "warehouse": WarehousePlace}
+
+
+def configuration(kind, url, dsn, unique, folder):
+    """Write the configuration of one sink; a warehouse also keeps the order events."""
+    begins = f"shop.{unique}_" if kind == "warehouse" else f"{unique}-"
+    if kind == "cache":
+        begins = ""
+    routes = [(f"{unique}.shop.{t}", f"{begins}{t}", "table") for t in SHAPES]
+    if kind == "warehouse":
+        routes.append(("outbox.event.order", f"{begins}events", "event_log"))
+    listed = "".join(
+        f'[[sink.route]]\ntopic = "{topic}"\nname = "{name}"\nkind = "{what}"\n'
+        for topic, name, what in routes
+    )
+    return (
+        f'version = 1\nstate_folder = "{folder}"\n'
+        f'[[source]]\ndsn = "{dsn}"\nprefix = "{unique}"\nslot = "{unique}"\n'
+        'tables = ["shop.orders", "shop.lines"]\n'
+        '[kafka]\nbootstrap_servers = "127.0.0.1:1"\n[registry]\nurl = "http://x"\n'
+        f'[[sink]]\nname = "it"\nkind = "{kind}"\nurl = "{url}"\n'
+        + (f'folder = "{folder}"\n' if kind == "warehouse" else "")
+        + listed
+    )
+
+
+@pytest.fixture
+def place(request, stack, database, unique, tmp_path, monkeypatch):
+    """Lend a filled sink of one kind, at rest."""
+    monkeypatch.setattr(judge, "wait_until_at_rest", lambda *_: None)
+    with psycopg.connect(database) as connection:
+        connection.execute(SHOP)
+    kind = request.param
+    lake = request.getfixturevalue("lake") if kind == "warehouse" else None
+    url = {
+        "cache": lambda: stack.redis_url,
+        "search": lambda: stack.opensearch_url,
+        "warehouse": lambda: lake[0].url,
+    }[kind]()
+    folder = lake[0].folder if lake else tmp_path
+    config = tmp_path / "towpath.toml"
+    config.write_text(configuration(kind, url, database, unique, folder))
+    return PLACES[kind](config, stack, lake)
+
+
+@pytest.fixture
+def verify(place, capsys):
+    """Verify the place; return the exit code and what the report says."""
+
+    def run():
+        code = judge.verify(place.config, "it", as_json=True)
+        return code, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def differences(report):
+    """Return kind, key and column of every difference, with its route's end."""
+    return [
+        (d["kind"], d["key"], d["column"])
+        for route in report["routes"]
+        for d in route["first"]
+    ]
+
+
+on_each = pytest.mark.parametrize("place", KINDS, indirect=True)
+
+
+@on_each
+def test_a_sink_that_holds_the_shop_is_equal(verify):
+    """Every type, null, odd key and tombstone compares equal."""
+    code, report = verify()
+
+    assert (0, "equal", []) == (code, report["result"], differences(report))
+    assert [3, 3] == [route["source_rows"] for route in report["routes"][:2]]
+
+
+@on_each
+def test_a_changed_value_is_found(place, verify):
+    """One value altered by hand: exit 1, with key, column and both values."""
+    place.alter(1, "total", "99.99")
+    code, report = verify()
+    (found,) = report["routes"][0]["first"]
+
+    assert (1, {"kind": "changed", "key": "1", "column": "total"}) == (
+        code,
+        {name: found[name] for name in ("kind", "key", "column")},
+    )
+    assert ("12.50", "99.99") == (found["source"], found["sink"])
+
+
+@on_each
+def test_a_missing_row_is_found(place, verify):
+    """A row taken out by hand: exit 1, with its key."""
+    place.lose(2)
+    code, report = verify()
+
+    assert (1, [("missing", "2", None)]) == (code, differences(report))
+
+
+@on_each
+def test_an_extra_row_is_found(place, verify):
+    """A row that never was: exit 1, with its key."""
+    place.invent(77)
+    code, report = verify()
+
+    assert (1, [("extra", "77", None)]) == (code, differences(report))
+
+
+@on_each
+def test_a_resurrected_row_is_found(place, verify):
+    """A deleted row that lives again: exit 1, with its key."""
+    place.revive(4)
+    code, report = verify()
+
+    assert (1, [("extra", "4", None)]) == (code, differences(report))
+
+
+@on_each
+def test_a_delete_that_never_was_is_found(place, verify):
+    """A row deleted in the sink only: exit 1, with its key."""
+    sink = place.sink()
+    sink.open()
+    gone = change(
+        place.route["orders"], "orders", ORDERS[2], position=LATER, deleted=True
+    )
+    sink.apply(Batch(2, (gone,)))
+    sink.flush()
+    sink.close()
+    code, report = verify()
+
+    assert (1, [("deleted", "3", None)]) == (code, differences(report))
+
+
+@pytest.mark.parametrize("place", [WAREHOUSE], indirect=True)
+def test_a_row_that_stands_twice_is_found(place, verify):
+    """A second copy of a row, or of an event: exit 1, with its key."""
+    place._run("INSERT INTO {0} SELECT * FROM {0} WHERE id = 1")
+    place._run("INSERT INTO {0} SELECT * FROM {0} WHERE id LIKE '%1'", "events")
+    code, report = verify()
+
+    assert (1, [("twice", "1"), ("twice", "00000000-0000-4000-8000-000000000001")]) == (
+        code,
+        [d[:2] for d in differences(report)],
+    )
+
+
+@pytest.mark.parametrize("place", [WAREHOUSE], indirect=True)
+def test_a_log_that_lacks_or_alters_an_event_is_found(place, verify, database):
+    """The outbox's ids and payloads are the log's; other aggregates do not count."""
+    place._run("DELETE FROM {} WHERE id LIKE '%2'", "events")
+    with psycopg.connect(database) as connection:
+        connection.execute(
+            "update towpath.outbox set payload = '{}' where type = 'OrderPlaced'"
+        )
+    code, report = verify()
+    changed, missing = differences(report)
+
+    assert (1, "changed", "payload", "missing") == (code, *changed[::2], missing[0])
+
+
+@pytest.mark.parametrize("place", [CACHE], indirect=True)
+def test_an_error_hides_no_difference(place, verify, monkeypatch):
+    """A target that fails half way is told beside what was found before."""
+    place.alter(1, "total", "99.99")
+    reader = judge.reader_of(place.described, place.settings)
+    rows = reader.rows
+
+    def failing(route):
+        if route == "lines":
+            message = "the cache went away"
+            raise UnavailableError(message)
+        return rows(route)
+
+    reader.rows = failing
+    monkeypatch.setattr(judge, "reader_of", lambda *_: reader)
+    code, report = verify()
+
+    assert (1, 1, "the cache went away") == (
+        code,
+        report["differences"],
+        report["routes"][1]["error"],
+    )
+
+
+@pytest.mark.parametrize("place", [CACHE], indirect=True)
+def test_a_sink_that_cannot_be_read_is_not_equal(place, verify, unused_port):
+    """Nothing read is nothing proved: exit 3."""
+    text = place.config.read_text()
+    place.config.write_text(
+        text.replace(place.described.url, f"redis://127.0.0.1:{unused_port}/0")
+    )
+    code, report = verify()
+
+    assert (3, "unverified") == (code, report["result"])
+
+
+@pytest.mark.timeout(90)
+def test_the_slot_confirms_the_mark_only_after_what_was_committed(database, unique):
+    """The mark lies above every commit before it, and a slot comes to reach it."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(
+            "select pg_create_logical_replication_slot(%s, 'pgoutput')", [unique]
+        )
+        connection.execute("create table t (id int)")
+        log = SourceLog(database)
+        before = log.confirmed(unique)
+        mark = log.mark()
+        connection.execute(
+            "select pg_replication_slot_advance(%s, pg_current_wal_lsn())", [unique]
+        )
+        after = log.confirmed(unique)
+        absent = log.confirmed("nobody")
+        log.close()
+
+    assert (True, None) == (before < mark <= after, absent)

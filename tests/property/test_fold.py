@@ -1,0 +1,106 @@
+"""The fold gives one answer, whatever the order, split or repetition of its input."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towpath.sinks.change import ALL_PRESENT, Change, Origin
+from towpath.sinks.fold import newest_per_key
+from towpath.sinks.memory import MemorySink
+from towpath.sinks.ports import Batch
+
+COLUMNS = ("id", "name", "note", "size")
+
+
+@st.composite
+def histories(draw):
+    """Draw the changes of a few keys, each position once, in position order."""
+    count = draw(st.integers(1, 14))
+    live: set[int] = set()
+    changes = []
+    for number in range(count):
+        key = draw(st.integers(1, 3))
+        kinds = ["full", "delete"] + (["partial"] if key in live else [])
+        kind = draw(st.sampled_from(kinds))
+        position = f"{number // 3:016x}.{number % 3:010d}"
+        changes.append(_change(draw, key, position, kind))
+        (live.discard if kind == "delete" else live.add)(key)
+    return changes
+
+
+def _change(draw, key, position, kind):
+    row: dict | None = None
+    unchanged = ALL_PRESENT
+    if kind != "delete":
+        value = st.one_of(st.none(), st.integers(0, 9))
+        row = {"id": key} | {name: draw(value) for name in COLUMNS[1:]}
+    if kind == "partial":
+        unchanged = frozenset(draw(st.sets(st.sampled_from(COLUMNS[1:]), min_size=1)))
+        row = {name: v for name, v in (row or {}).items() if name not in unchanged}
+    origin = Origin("orders", 0, int(position[17:]))
+    return Change("orders", (key,), ("id",), position, row, unchanged, False, origin)
+
+
+def _told(changes):
+    """Apply every change in position order, with nothing folded away."""
+    state: dict = {}
+    for change in changes:
+        if change.row is None:
+            state[change.key] = (change.position, None)
+        elif change.unchanged:
+            state[change.key] = (change.position, state[change.key][1] | change.row)
+        else:
+            state[change.key] = (change.position, dict(change.row))
+    return state
+
+
+def _content(sink):
+    return {
+        (int(key),): (stored.position, stored.row and dict(stored.row))
+        for key, stored in sink.rows.get("orders", {}).items()
+    }
+
+
+@given(histories(), st.randoms(use_true_random=False))
+def test_any_order_and_duplicates_fold_to_the_same(changes, rng: random.Random):
+    """A shuffled batch with duplicates folds as the sorted one does."""
+    shuffled = [*changes, *rng.sample(changes, k=rng.randint(0, len(changes)))]
+    rng.shuffle(shuffled)
+
+    expected = {(c.key, c.position): c.row for c in newest_per_key(changes).changes}
+    actual = {(c.key, c.position): c.row for c in newest_per_key(shuffled).changes}
+
+    assert expected == actual
+
+
+@given(histories())
+def test_one_batch_tells_the_whole_history(changes):
+    """Folded into one batch, a history leaves what its changes one by one leave."""
+    sink = MemorySink()
+    folded = newest_per_key(changes)
+    sink.apply(Batch(0, folded.changes))
+
+    assert (_told(changes), ()) == (_content(sink), folded.refused)
+
+
+@given(histories(), st.lists(st.integers(1, 5), max_size=8), st.booleans())
+def test_any_split_into_batches_tells_the_whole_history(changes, sizes, replayed):
+    """Batches of any size, then all of them again, leave the same."""
+    sink = MemorySink()
+    rest = list(changes)
+    for size in [*sizes, len(changes)]:
+        sink.apply(Batch(0, newest_per_key(rest[:size]).changes))
+        rest = rest[size:]
+    if replayed:
+        sink.apply(Batch(0, newest_per_key(changes).changes))
+
+    assert _told(changes) == _content(sink)
+
+
+@given(histories())
+def test_there_is_one_change_per_key(changes):
+    """No key stands twice in a folded batch: a MERGE would refuse it."""
+    keys = [change.key for change in newest_per_key(changes).changes]
+
+    assert sorted({change.key for change in changes}) == sorted(keys)

@@ -1,0 +1,43 @@
+"""The pattern that subscribes and the look-up that routes agree on every topic."""
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towpath.settings import Sink
+from towpath.sinks.routes import Routes
+
+ROUTES = Routes(
+    Sink.model_validate(
+        {
+            "name": "lake",
+            "kind": "warehouse",
+            "url": "postgresql://catalog",
+            "folder": "lake",
+            "route": [
+                {"topic": "towpath.shop.orders", "name": "shop.orders"},
+                {"topic": "towpath.shop.order-lines", "name": "shop.order_lines"},
+                {
+                    "topic": "outbox.event.*",
+                    "name": "shop.events",
+                    "kind": "event_log",
+                },
+            ],
+        }
+    )
+)
+WORDS = st.sampled_from(
+    [
+        *("towpath", "shop", "orders", "order-lines", "order_lines", "outbox"),
+        *("event", "backfill", "lake", "search", "order", "x", "orders2"),
+    ]
+)
+
+
+@given(st.lists(WORDS, min_size=1, max_size=6).map(".".join))
+def test_what_is_subscribed_has_a_route(topic):
+    """A topic matches the pattern exactly if a route reads it."""
+    subscribed = re.fullmatch(ROUTES.pattern, topic) is not None
+
+    assert subscribed == (ROUTES.of(topic) is not None)

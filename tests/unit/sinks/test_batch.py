@@ -1,0 +1,157 @@
+"""One micro-batch: what arrives, what is set aside, in which order it is durable."""
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from towpath.settings import Sink as SinkSettings
+from towpath.sinks.change import Origin, Record
+from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.fold import ABSENT_ROW
+from towpath.sinks.jobs.batch import BatchResult, BatchWriter, records_of
+from towpath.sinks.memory import MemorySink
+from towpath.sinks.routes import Routes
+
+TOPIC = "towpath.shop.orders"
+ROUTES = Routes(
+    SinkSettings.model_validate(
+        {
+            "name": "cache",
+            "kind": "cache",
+            "url": "redis://unused",
+            "route": [{"topic": TOPIC, "name": "orders"}],
+        }
+    )
+)
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        (
+            "headers",
+            pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+        ),
+    ]
+)
+
+
+class Letters:
+    """Dead letters in a list; ``fail`` makes the broker go away."""
+
+    def __init__(self, *, fail=False):
+        self.taken = []
+        self._fail = fail
+
+    def put(self, records):
+        """Take records."""
+        if self._fail:
+            message = "no broker"
+            raise BrokerUnavailableError(message)
+        self.taken += [(record.origin.offset, reason) for record, reason in records]
+        return len(records)
+
+
+def row(offset, operation, *, order=7, unchanged=None, **after):
+    """Make one row of Kafka's columns."""
+    value = orjson.dumps({"op": operation, "after": {"order_id": order, **after}})
+    headers = [("position", f"{offset * 8:016x}.0000000000".encode())]
+    if unchanged:
+        headers.append(("unchanged", orjson.dumps(unchanged)))
+    return (TOPIC, 0, offset, orjson.dumps({"order_id": order}), value, headers)
+
+
+def table(*rows):
+    """Make the table that the engine hands over."""
+    columns = zip(*rows, strict=True)
+    arrays = [
+        pa.array(
+            [[{"key": k, "value": v} for k, v in one] for one in column]
+            if field.name == "headers"
+            else list(column),
+            field.type,
+        )
+        for field, column in zip(SCHEMA, columns, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def test_kafkas_columns_become_records():
+    """Headers find their rows, whatever their number, over chunks as well."""
+    some = table(
+        (TOPIC, 1, 5, b"k", None, []),
+        (TOPIC, 2, 6, None, b"v", [("a", b"1"), ("b", b"2"), ("c", None)]),
+    )
+    more = table((TOPIC, 0, 7, b"k", b"v", [("a", b"1"), ("a", b"2")]))
+
+    expected = [
+        Record(Origin(TOPIC, 1, 5), b"k", None, {}),
+        Record(Origin(TOPIC, 2, 6), None, b"v", {"a": b"1", "b": b"2"}),
+        Record(Origin(TOPIC, 0, 7), b"k", b"v", {"a": b"2"}),
+    ]
+
+    assert expected == records_of(pa.concat_tables([some, more]))
+
+
+def test_an_empty_batch_has_no_records():
+    """The engine may hand over nothing at all."""
+    assert records_of(SCHEMA.empty_table()) == []
+
+
+def test_a_batch_is_folded_written_and_told():
+    """Counts say what became of every record."""
+    sink, letters = MemorySink(), Letters()
+    writer = BatchWriter(ROUTES, sink, letters)
+    result = writer.write(
+        table(row(1, "c", note="a"), row(2, "u", note="b"), row(3, "c", order=8)), 0
+    )
+
+    assert (BatchResult(records=3, rows=2, stale=0, dead_letters=0), {"7", "8"}) == (
+        result,
+        sink.rows["orders"].keys(),
+    )
+
+
+def test_poison_is_set_aside_and_the_rest_is_written():
+    """A record that cannot be read holds nothing back."""
+    sink, letters = MemorySink(), Letters()
+    poison = (TOPIC, 0, 2, b"{}", b"{", [])
+    result = BatchWriter(ROUTES, sink, letters).write(table(row(1, "c"), poison), 0)
+
+    assert (1, 1, [(2, "the value is not JSON")]) == (
+        result.rows,
+        result.dead_letters,
+        letters.taken,
+    )
+
+
+def test_all_pieces_of_a_refused_change_are_set_aside():
+    """Two partial changes that were folded into one are two dead letters."""
+    sink, letters = MemorySink(), Letters()
+    batch = table(
+        row(1, "u", order=9, a=1, unchanged=["b"]),
+        row(2, "c", order=8),
+        row(3, "u", order=9, a=2, unchanged=["b"]),
+    )
+    result = BatchWriter(ROUTES, sink, letters).write(batch, 0)
+
+    assert (1, [(1, ABSENT_ROW), (3, ABSENT_ROW)]) == (result.rows, letters.taken)
+
+
+def test_a_partial_change_upon_a_delete_leaves_the_delete():
+    """The delete is applied, and only what came after it is set aside."""
+    sink, letters = MemorySink(), Letters()
+    batch = table(row(1, "c", a=1, b=1), row(2, "d"), row(3, "u", a=2, unchanged=["b"]))
+    BatchWriter(ROUTES, sink, letters).write(batch, 0)
+
+    assert (None, [(3, ABSENT_ROW)]) == (sink.rows["orders"]["7"].row, letters.taken)
+
+
+def test_a_batch_fails_if_its_dead_letters_are_not_durable():
+    """Nothing is set aside silently: the batch comes again."""
+    writer = BatchWriter(ROUTES, MemorySink(), Letters(fail=True))
+
+    with pytest.raises(BrokerUnavailableError):
+        writer.write(table(row(1, "u", a=1, unchanged=["b"])), 0)

@@ -1,0 +1,204 @@
+"""A new sink is declared in an order that loses nothing."""
+
+from datetime import UTC, datetime
+
+import orjson
+import pytest
+
+from towpath.schemas.failure import ConfigurationError, UnavailableError
+from towpath.settings import load
+from towpath.sinks import declare
+from towpath.sinks.errors import SinkExistsError, SinkNotRunningError, UnknownSinkError
+from towpath.sinks.progress import Progress, State, progress_path, write_progress
+
+CONFIG = """\
+version = 1
+state_folder = "state"
+[[source]]
+dsn = "postgresql://shop"
+[kafka]
+bootstrap_servers = "kafka:9092"
+[registry]
+url = "http://registry"
+[[sink]]
+name = "cache"
+kind = "cache"
+url = "redis://cache"
+[[sink.route]]
+topic = "towpath.shop.orders"
+name = "orders"
+"""
+BLOCK = """
+[[sink]]
+name = "search2"
+kind = "search"
+url = "http://search"
+[[sink.route]]
+topic = "towpath.shop.orders"
+name = "orders2"
+"""
+
+
+class Cluster:
+    """Topics with fixed ends; counts who asks."""
+
+    def __init__(self, *, fail=False):
+        self._fail = fail
+
+    def names(self):
+        """List the topics."""
+        if self._fail:
+            message = "no broker"
+            raise UnavailableError(message)
+        return ["towpath.shop.orders", "towpath.shop.orders.backfill.cache"]
+
+    def end_offsets(self, names):
+        """Tell the ends."""
+        return {name: {"0": 40, "1": 2} for name in names}
+
+
+class Clock:
+    """Time passes only by waiting."""
+
+    def __init__(self):
+        self._now_s = 0.0
+
+    def now(self):
+        """Tell a fixed time."""
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    def monotonic_s(self):
+        """Tell the seconds waited."""
+        return self._now_s
+
+    def wait(self, delay_s):
+        """Let time pass."""
+        self._now_s += delay_s
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Write a configuration with one sink."""
+    path = tmp_path / "towpath.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def write(config, **progress):
+    """Write progress of the cache."""
+    settings = load(config, {})
+    path = progress_path(settings.state_folder, "cache")
+    write_progress(path, Progress(sink="cache", **progress), Clock().now())
+    return settings
+
+
+def test_a_declared_sink_has_its_offsets_and_its_block(config, tmp_path):
+    """Backfills of other sinks are none of its topics."""
+    sink = declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
+    stored = tmp_path / "state/sinks/search2/starting_offsets.json"
+
+    assert ("search2", ["cache", "search2"], {"towpath.shop.orders": [40, 2]}) == (
+        sink.name,
+        [s.name for s in load(config, {}).sink],
+        {
+            topic: list(partitions.values())
+            for topic, partitions in orjson.loads(stored.read_bytes()).items()
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("block", "cluster", "error"),
+    [
+        (BLOCK.replace("search2", "cache"), Cluster(), ConfigurationError),
+        (BLOCK.replace("url", "address"), Cluster(), ConfigurationError),
+        ("", Cluster(), SinkExistsError),
+        (BLOCK, Cluster(fail=True), UnavailableError),
+    ],
+)
+def test_a_block_that_will_not_do_changes_nothing(config, block, cluster, error):
+    """The configuration stays as it was, and nothing lies beside it."""
+    with pytest.raises(error):
+        declare.declare_sink(config, block, {}, cluster, Clock())
+
+    assert (CONFIG, [config]) == (
+        config.read_text(),
+        [path for path in config.parent.iterdir() if path.is_file()],
+    )
+
+
+def test_a_declared_sink_has_applied_what_it_begins_behind(config):
+    """Records below its start count as applied, before its first batch and ever."""
+    declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
+    lag = declare.lag_of(load(config, {}), "search2", Cluster())
+
+    assert (State.STARTING, 0) == (lag.state, lag.lag_records)
+
+
+def test_a_name_that_left_a_checkpoint_behind_is_refused(config, tmp_path):
+    """Its query would go on where the old one ended, and miss what lies between."""
+    (tmp_path / "state/sinks/search2/checkpoint").mkdir(parents=True)
+
+    with pytest.raises(SinkExistsError, match="has run before"):
+        declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.READY])
+def test_a_running_sink_is_waited_for(config, state):
+    """Waiting ends when the query runs."""
+    settings = write(config, state=state)
+    clock = Clock()
+    declare.wait_running(settings, "cache", clock, 10)
+
+    assert clock.monotonic_s() == 0
+
+
+def test_a_sink_that_does_not_run_tells_why(config):
+    """The sink's own error is what the waiting ends with."""
+    settings = write(config, state=State.FAILED, error="the cache does not answer")
+
+    with pytest.raises(SinkNotRunningError, match="the cache does not answer"):
+        declare.wait_running(settings, "cache", Clock(), 10)
+
+
+def test_a_sink_that_lags_tells_by_how_much(config):
+    """What was not applied in time is counted."""
+    settings = write(config, state=State.RUNNING, applied={"a": {"0": 7}})
+
+    with pytest.raises(SinkNotRunningError, match="5 records behind"):
+        declare.wait_applied(settings, "cache", {"a": {"0": 9, "1": 3}}, Clock(), 1)
+
+
+def test_what_is_applied_is_not_waited_for(config):
+    """Topics that nobody asks about do not count."""
+    settings = write(config, applied={"a": {"0": 9}, "b": {"0": 1}})
+    clock = Clock()
+    declare.wait_applied(settings, "cache", {"a": {"0": 9}}, clock, 1)
+
+    assert clock.monotonic_s() == 0
+
+
+def test_lag_is_counted_in_records(config):
+    """Topics that exist and were never read count in full."""
+    settings = write(
+        config,
+        state=State.RUNNING,
+        applied={"towpath.shop.orders": {"0": 30}},
+        dead_letters=2,
+    )
+    lag = declare.lag_of(settings, "cache", Cluster())
+
+    assert declare.SinkLag("cache", State.RUNNING, 30, 10 + 2 + 42, 2) == lag
+
+
+def test_an_unknown_sink_is_refused_with_the_known_ones(config):
+    """The error names what could have been meant."""
+    with pytest.raises(UnknownSinkError, match=r"no sink is named cash; .*: cache"):
+        declare.sink_named(load(config, {}), "cash")
+
+
+def test_a_filled_sink_is_marked_ready(config, tmp_path):
+    """The mark is a file that the driver sees."""
+    declare.mark_ready(load(config, {}), "cache")
+
+    assert (tmp_path / "state/sinks/cache/ready").exists()

@@ -1,0 +1,187 @@
+"""Records become changes and events; what cannot be read becomes poison."""
+
+import orjson
+import pytest
+
+from towpath.settings import Sink
+from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
+from towpath.sinks.decode import Poison, Record, decode
+from towpath.sinks.routes import Routes
+
+POSITION = "00000000016b3748.0000000002"
+ROUTES = Routes(
+    Sink.model_validate(
+        {
+            "name": "lake",
+            "kind": "warehouse",
+            "url": "postgresql://catalog",
+            "folder": "lake",
+            "route": [
+                {"topic": "towpath.shop.orders", "name": "orders"},
+                {"topic": "outbox.event.*", "name": "events", "kind": "event_log"},
+            ],
+        }
+    )
+)
+
+
+def row_change(value, *, key=b'{"order_id":7}', topic="towpath.shop.orders", **headers):
+    """Make a record of a table's topic."""
+    given = {"position": POSITION.encode()} | {
+        n: v.encode() for n, v in headers.items()
+    }
+    body = value if value is None or isinstance(value, bytes) else orjson.dumps(value)
+    return Record(Origin(topic, 1, 42), key, body, given)
+
+
+def changed(row, *, unchanged=ALL_PRESENT, is_read=False, position=POSITION):
+    """Make the change that such a record says."""
+    origin = Origin("towpath.shop.orders", 1, 42)
+    return Change(
+        "orders", (7,), ("order_id",), position, row, unchanged, is_read, origin
+    )
+
+
+@pytest.mark.parametrize("operation", ["c", "u"])
+def test_an_image_is_a_change_with_exact_values(operation: str):
+    """Integers beyond 2^53 and numerics as text arrive digit by digit."""
+    row = {"order_id": 7, "big": 9223372036854775807, "total": "12.50", "note": None}
+    decoded = decode([row_change({"op": operation, "after": row})], ROUTES)
+
+    assert [changed(row)] == decoded.changes
+
+
+def test_a_delete_and_its_tombstone_are_deletes_at_one_position():
+    """The number among records of one change is no part of the position."""
+    delete = row_change({"op": "d", "before": {"order_id": 7}, "after": None})
+    tombstone = row_change(None, position=POSITION + ".1")
+
+    assert [changed(None)] * 2 == decode([delete, tombstone], ROUTES).changes
+
+
+def test_left_out_columns_are_not_nulls():
+    """The header unchanged makes a change partial."""
+    record = row_change({"op": "u", "after": {"order_id": 7}}, unchanged='["note"]')
+
+    expected = [changed({"order_id": 7}, unchanged=frozenset({"note"}))]
+
+    assert expected == decode([record], ROUTES).changes
+
+
+def test_a_snapshot_row_says_so():
+    """READ rows of the sink's own backfill topic go to the same route."""
+    position = "00000000016b3748.-"
+    record = row_change({"op": "r", "after": {"order_id": 7}}, position=position)
+
+    expected = [changed({"order_id": 7}, is_read=True, position=position)]
+
+    assert expected == decode([record], ROUTES).changes
+
+
+def test_a_composite_key_keeps_its_order():
+    """Key values and names come in key order."""
+    record = row_change({"op": "d"}, key=b'{"order_id":7,"line_no":1}')
+    (change,) = decode([record], ROUTES).changes
+
+    assert ((7, 1), ("order_id", "line_no")) == (change.key, change.key_columns)
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (row_change(b"{"), "the value is not JSON"),
+        (row_change(b"[]"), "the value is not a JSON object"),
+        (row_change({"after": {}}), "names no operation"),
+        (row_change({"op": "z"}), "names no operation"),
+        (row_change({"op": "t"}), "a truncation"),
+        (row_change({"op": "c"}), "no row in after"),
+        (row_change({"op": "c", "after": None}), "no row in after"),
+        (row_change({"op": "c", "after": {"_x": 1}}), "keep for themselves"),
+        (row_change({"op": "d"}, key=None), "without a key"),
+        (row_change({"op": "d"}, key=b"7"), "the key is not a JSON object"),
+        (row_change({"op": "d"}, key=b"{}"), "the key is not a JSON object"),
+        (row_change({"op": "d"}, position="7"), "not a position"),
+        (row_change({"op": "d"}, position=POSITION + "x"), "not a position"),
+        (row_change({"op": "d"}, unchanged="7"), "not a list of columns"),
+        (row_change({"op": "d"}, unchanged="["), "not a list of columns"),
+        (row_change({"op": "d"}, topic="elsewhere"), "no route"),
+    ],
+)
+def test_what_cannot_be_read_is_poison(record: Record, reason: str):
+    """A bad record is set aside with its reason, and its neighbours are read."""
+    decoded = decode([record, row_change({"op": "d"})], ROUTES)
+    (poison,) = decoded.poison
+
+    assert (record.origin, True, [changed(None)]) == (
+        poison.origin,
+        reason in poison.reason,
+        decoded.changes,
+    )
+
+
+def test_every_strict_prefix_of_a_value_is_poison():
+    """A truncated value is never half a row."""
+    value = orjson.dumps({"op": "c", "after": {"order_id": 7, "note": "é"}})
+    records = [row_change(value[:length]) for length in range(len(value))]
+    decoded = decode(records, ROUTES)
+
+    assert (0, len(value)) == (len(decoded.changes), len(decoded.poison))
+
+
+def event(value=b'{"total": "1.00"}', key=b"7", **headers):
+    """Make a record of an aggregate's topic."""
+    given = {
+        "id": b"0b9d5c7e-8d5b-4c52-9a3e-1f4e5d6c7b8a",
+        "type": b"OrderPlaced",
+        "aggregate_type": b"order",
+        "position": POSITION.encode(),
+        "occurred_at": b"2026-01-01T00:00:00.000000Z",
+        "schema": b"order.OrderPlaced:1",
+    }
+    return Record(Origin("outbox.event.order", 0, 3), key, value, given | headers)
+
+
+def test_an_event_keeps_its_payload_untouched():
+    """The payload's text, white space included, is what the log stores."""
+    expected = EventRow(
+        route="events",
+        id="0b9d5c7e-8d5b-4c52-9a3e-1f4e5d6c7b8a",
+        aggregate_type="order",
+        aggregate_id="7",
+        type="OrderPlaced",
+        payload='{"total": "1.00"}',
+        headers='{"schema":"order.OrderPlaced:1"}',
+        position=POSITION,
+        occurred_at="2026-01-01T00:00:00.000000Z",
+        origin=Origin("outbox.event.order", 0, 3),
+    )
+
+    assert [expected] == decode([event()], ROUTES).events
+
+
+def test_an_event_read_by_a_snapshot_is_skipped_and_counted():
+    """An event log holds what happened, not what was read again."""
+    decoded = decode([event(snapshot=b"ad-hoc-1"), event(value=None)], ROUTES)
+
+    assert (1, [None], []) == (
+        decoded.skipped,
+        [e.payload for e in decoded.events],
+        decoded.poison,
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (event(value=b"\xff"), "the value is not text"),
+        (event(key=None), "the key is missing"),
+        (event(id=b""), "the header id is missing"),
+        (event(position=b""), "not a position"),
+    ],
+)
+def test_an_unreadable_event_is_poison(record: Record, reason: str):
+    """An event without what the log needs is set aside."""
+    (poison,) = decode([record], ROUTES).poison
+
+    assert isinstance(poison, Poison)
+    assert reason in poison.reason

@@ -1,0 +1,77 @@
+"""The corners of the fold that a history seldom meets."""
+
+from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin, Refusal
+from towpath.sinks.fold import ABSENT_ROW, first_per_event, newest_per_key
+
+ORIGIN = Origin("orders", 0, 0)
+
+
+def change(number, row, *, unchanged=(), key=1, route="orders"):
+    """Make a change at the position of the given number."""
+    position = f"{number:016x}.0000000000"
+    missing = frozenset(unchanged) or ALL_PRESENT
+    return Change(route, (key,), ("id",), position, row, missing, False, ORIGIN)
+
+
+def test_a_partial_change_takes_what_it_lacks_from_below():
+    """Each column has the newest value present, null included."""
+    folded = newest_per_key(
+        [
+            change(1, {"id": 1, "a": 1, "b": 1, "c": 1}),
+            change(2, {"id": 1, "a": 2, "b": None}, unchanged=["c"]),
+            change(3, {"id": 1, "a": 3}, unchanged=["b", "c"]),
+        ]
+    )
+
+    assert (change(3, {"id": 1, "a": 3, "b": None, "c": 1}),) == folded.changes
+
+
+def test_partial_changes_alone_stay_partial():
+    """What every change left out is left to the target."""
+    folded = newest_per_key(
+        [
+            change(1, {"id": 1, "a": 1}, unchanged=["b", "c"]),
+            change(2, {"id": 1, "b": 2}, unchanged=["a", "c"]),
+        ]
+    )
+
+    expected = change(2, {"id": 1, "a": 1, "b": 2}, unchanged=["c"])
+
+    assert (expected,) == folded.changes
+
+
+def test_a_partial_change_upon_a_delete_is_refused():
+    """The delete remains, and each of the partial changes is named."""
+    delete = change(2, None)
+    partials = [
+        change(3, {"id": 1, "a": 3}, unchanged=["b"]),
+        change(4, {"id": 1, "a": 4}, unchanged=["b"]),
+    ]
+    folded = newest_per_key([change(1, {"id": 1, "a": 1, "b": 1}), delete, *partials])
+
+    refused = tuple(Refusal(partial, ABSENT_ROW) for partial in partials)
+
+    assert ((delete,), refused) == (folded.changes, folded.refused)
+
+
+def test_a_read_row_stands_below_the_changes_of_its_log_position():
+    """The READ row's ordinal sorts before every other."""
+    row = change(5, {"id": 1, "a": "streamed"})
+    read = row._replace(position=f"{5:016x}.-", row={"id": 1, "a": "read"})
+
+    assert (row,) == newest_per_key([row, read]).changes
+
+
+def test_equal_keys_of_two_routes_are_two_rows():
+    """The route is part of what a key belongs to."""
+    both = (change(1, {"id": 1}), change(2, {"id": 1}, route="customers"))
+
+    assert both == newest_per_key(both).changes
+
+
+def test_an_event_is_kept_once():
+    """An event id that comes twice in a batch is one event."""
+    event = EventRow("log", "id", "order", "7", "T", "{}", "{}", "p", "t", ORIGIN)
+    other = event._replace(route="other")
+
+    assert (event, other) == first_per_event([event, other, event])

@@ -1,0 +1,42 @@
+"""Progress is a file that is never half written."""
+
+from datetime import UTC, datetime
+
+from towpath.sinks.progress import (
+    Progress,
+    State,
+    progress_path,
+    read_progress,
+    write_progress,
+)
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def test_progress_reads_as_it_was_written(tmp_path):
+    """Offsets, counters and state come back, stamped."""
+    path = progress_path(tmp_path, "cache")
+    written = Progress(
+        sink="cache",
+        state=State.RUNNING,
+        applied={"towpath.shop.orders": {"0": 7}},
+        rows=7,
+        updated_at="2026-01-02T03:04:05+00:00",
+    )
+    write_progress(path, written, NOW)
+
+    assert written == read_progress(path, "cache")
+
+
+def test_a_sink_that_never_ran_is_starting(tmp_path):
+    """No file is no progress."""
+    assert Progress(sink="cache") == read_progress(tmp_path / "none.json", "cache")
+
+
+def test_nothing_is_left_beside_the_file(tmp_path):
+    """The temporary file becomes the file."""
+    path = progress_path(tmp_path, "cache")
+    write_progress(path, Progress(sink="cache"), NOW)
+    write_progress(path, Progress(sink="cache", rows=1), NOW)
+
+    assert [path] == list(path.parent.iterdir())

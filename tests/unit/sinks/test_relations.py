@@ -1,0 +1,79 @@
+"""A record of the relations topic becomes a table's shape."""
+
+import orjson
+import pytest
+
+from towpath.sinks.errors import MalformedRelationError
+from towpath.sinks.relations import Column, RelationShape, parse_relation
+
+DOCUMENT = {
+    "schema": "shop",
+    "table": "order_lines",
+    "oid": 16423,
+    "columns": [
+        {
+            "name": "order_id",
+            "type": "bigint",
+            "type_oid": 20,
+            "typmod": -1,
+            "nullable": False,
+        },
+        {
+            "name": "unit_price",
+            "type": "numeric",
+            "type_oid": 1700,
+            "typmod": 786438,
+            "nullable": True,
+        },
+    ],
+    "key": ["order_id"],
+    "position": "00000000016b3748.0000000000",
+}
+
+
+def test_a_shape_names_columns_types_and_key():
+    """Columns keep their order; the key keeps its own."""
+    expected = RelationShape(
+        schema="shop",
+        table="order_lines",
+        columns=(
+            Column("order_id", "bigint", nullable=False),
+            Column("unit_price", "numeric", 786438),
+        ),
+        key=("order_id",),
+        position="00000000016b3748.0000000000",
+    )
+
+    assert expected == parse_relation(orjson.dumps(DOCUMENT))
+
+
+@pytest.mark.parametrize(
+    ("type_", "typmod", "expected"),
+    [
+        ("numeric", 786438, (12, 2)),
+        ("numeric", -1, None),
+        ("bigint", 786438, None),
+    ],
+)
+def test_a_numeric_tells_its_digits(type_: str, typmod: int, expected: object):
+    """Precision and scale come out of the type modifier."""
+    assert expected == Column("c", type_, typmod).precision_and_scale
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"[]", b"7", b"{}", orjson.dumps(DOCUMENT | {"columns": [{}]})]
+)
+def test_anything_else_is_malformed(value: bytes):
+    """What is not a shape stops the sink instead of guessing types."""
+    with pytest.raises(MalformedRelationError):
+        parse_relation(value)
+
+
+def test_a_column_is_found_by_its_name():
+    """A name that the table lacks finds nothing."""
+    shape = parse_relation(orjson.dumps(DOCUMENT))
+
+    assert (shape.columns[1], None) == (
+        shape.column("unit_price"),
+        shape.column("no_such"),
+    )

@@ -1,0 +1,94 @@
+"""A bulk call's answer is read item by item; the bodies are recorded ones."""
+
+import pytest
+
+from towpath.sinks.search.answer import Outcome, Verdict, outcomes
+
+CREATED = {"index": {"status": 201}}
+UPDATED = {"index": {"status": 200}}
+CONFLICT = {
+    "index": {
+        "status": 409,
+        "error": {
+            "type": "version_conflict_engine_exception",
+            "reason": "[7]: version conflict, current version [24576] is higher than "
+            "the one provided [20480]",
+        },
+    }
+}
+REJECTED = {
+    "index": {
+        "status": 429,
+        "error": {
+            "type": "rejected_execution_exception",
+            "reason": "rejected execution of primary operation",
+        },
+    }
+}
+UNPARSED = {
+    "index": {
+        "status": 400,
+        "error": {
+            "type": "mapper_parsing_exception",
+            "reason": "failed to parse field [active] of type [boolean] in document "
+            "with id '7'. Preview of field's value: 'a secret'",
+        },
+    }
+}
+STRICT = {
+    "index": {
+        "status": 400,
+        "error": {
+            "type": "strict_dynamic_mapping_exception",
+            "reason": "mapping set to strict, dynamic introduction of [rogue] within "
+            "[_doc] is not allowed",
+        },
+    }
+}
+MISSING = {
+    "index": {
+        "status": 404,
+        "error": {
+            "type": "index_not_found_exception",
+            "reason": "no such index [orders] and [require_alias] request flag is "
+            "[true] and [orders] is not an alias",
+        },
+    }
+}
+
+
+def test_a_mixed_answer_is_told_item_by_item():
+    """A call that answers 200 may hold any mixture of outcomes, in order."""
+    items = [CREATED, CONFLICT, REJECTED, UNPARSED, UPDATED, MISSING]
+    verdicts = [o.verdict for o in outcomes({"items": items})]
+
+    expected = [
+        *(Verdict.WRITTEN, Verdict.STALE, Verdict.AGAIN),
+        *(Verdict.REFUSED, Verdict.WRITTEN, Verdict.GONE),
+    ]
+
+    assert expected == verdicts
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_a_failure_of_the_index_is_tried_again(status: int):
+    """Neither a full queue nor a server's own failure says anything of the document."""
+    (outcome,) = outcomes({"items": [{"index": {"status": status}}]})
+
+    assert Verdict.AGAIN is outcome.verdict
+
+
+def test_a_reason_does_not_quote_the_document():
+    """Reasons go to the log, where neither keys nor values may stand."""
+    reason = (
+        "mapper_parsing_exception: failed to parse field [active] of type [boolean]"
+    )
+
+    assert [Outcome(Verdict.REFUSED, reason)] == outcomes({"items": [UNPARSED]})
+
+
+def test_a_rogue_field_is_named():
+    """The reason says which column the index does not have."""
+    (outcome,) = outcomes({"items": [STRICT]})
+
+    assert "[rogue]" in outcome.reason

@@ -1,0 +1,52 @@
+"""One text per value, whatever held it."""
+
+import pytest
+
+from towpath.sinks.verify.canonical import canonical_of
+
+
+@pytest.mark.parametrize(
+    ("type_name", "source", "sink"),
+    [
+        ("bigint", "9223372036854775807", 2**63 - 1),
+        ("boolean", "true", True),
+        ("boolean", "false", "false"),
+        ("numeric", "1.50", "1.50"),
+        ("text", "", ""),
+        ("double precision", "1e+20", 1e20),
+        ("double precision", "1", 1.0),
+        ("double precision", "-0", -0.0),
+        ("double precision", "NaN", "NaN"),
+        ("double precision", "-Infinity", "-Infinity"),
+        ("real", "0.1", 0.10000000149011612),
+        ("real", "0.1", 0.1),
+        ("text", None, None),
+        ("real", None, None),
+        ("double precision", None, None),
+    ],
+)
+def test_a_value_has_one_text(type_name, source, sink):
+    """The source's text and the sink's value come to the same."""
+    form = canonical_of(type_name)
+
+    assert form(source) == form(sink)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "one", "other"),
+    [
+        ("bigint", "1", 10),
+        ("boolean", "true", 1),
+        ("numeric", "1.50", "1.5"),
+        ("text", "", None),
+        ("text", "null", None),
+        ("double precision", "0.1", 0.10000000149011612),
+        ("double precision", "0", -0.0),
+        ("real", "0.1", 0.2),
+    ],
+)
+def test_different_values_have_different_texts(type_name, one, other):
+    """Nothing is rounded, padded or taken for null on the way."""
+    form = canonical_of(type_name)
+
+    assert form(one) != form(other)

@@ -1,0 +1,88 @@
+"""What a verification comes to, and what it tells."""
+
+import io
+
+import orjson
+import pytest
+from rich.console import Console
+
+from towpath.sinks.verify.compare import Difference, Kind
+from towpath.sinks.verify.report import (
+    FIRST_SHOWN,
+    RouteReport,
+    Verdict,
+    as_json,
+    show,
+    verdict_of,
+)
+
+EQUAL = RouteReport("orders", "shop.orders", 50_000, 50_000, 3)
+BROKEN = RouteReport("lines", "shop.order_lines", error="the cache does not answer")
+DIFFERENT = RouteReport(
+    "customers",
+    "shop.customers",
+    10,
+    10,
+    differences=1,
+    first=(Difference(Kind.CHANGED, "7", "name", "[bold]A", "B"),),
+)
+
+
+def printed(*routes):
+    """Print a report on a narrow screen."""
+    screen = io.StringIO()
+    show(Console(file=screen, width=60), "cache", routes)
+    return screen.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("routes", "expected"),
+    [
+        ([EQUAL], Verdict.EQUAL),
+        ([EQUAL, BROKEN], Verdict.UNVERIFIED),
+        ([EQUAL, DIFFERENT], Verdict.DIFFERENT),
+        ([BROKEN, DIFFERENT], Verdict.DIFFERENT),
+    ],
+)
+def test_a_difference_weighs_more_than_a_gap(routes, expected):
+    """An error hides no difference, and is no proof of equality."""
+    assert expected == verdict_of(routes)
+
+
+def test_differences_and_gaps_are_printed_whole():
+    """One line each, never folded and never read as markup."""
+    lines = printed(EQUAL, DIFFERENT, BROKEN)
+
+    assert lines[-3:] == [
+        "customers 7: name is '[bold]A' in the source and 'B' in the sink",
+        "lines could not be compared: the cache does not answer",
+        "cache differs from the source: 1 differences",
+    ]
+
+
+def test_only_the_first_differences_are_printed():
+    """The rest is counted."""
+    first = tuple(Difference(Kind.MISSING, str(n)) for n in range(FIRST_SHOWN))
+    lines = printed(RouteReport("a", "s.a", differences=500, first=first))
+
+    assert (FIRST_SHOWN, "... and 480 more") == (
+        sum("does not have it" in line for line in lines),
+        lines[-2],
+    )
+
+
+def test_equality_is_said_in_one_line():
+    """Nothing else is to be read after it."""
+    assert printed(EQUAL)[-1] == "cache equals the source, every key and column"
+
+
+def test_a_script_gets_everything():
+    """Counts, both values and the reason of a gap."""
+    document = orjson.loads(as_json("cache", [DIFFERENT, BROKEN]))
+
+    assert ("different", 1, "B", "the cache does not answer") == (
+        document["result"],
+        document["differences"],
+        document["routes"][0]["first"][0]["sink"],
+        document["routes"][1]["error"],
+    )

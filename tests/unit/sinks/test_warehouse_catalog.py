@@ -1,0 +1,66 @@
+"""One address, two doors: what the writing and the reading engine are told."""
+
+import pytest
+
+from towpath.settings import Route, Sink, SinkKind
+from towpath.sinks.warehouse.catalog import catalog_conf, catalog_properties
+from towpath.sinks.warehouse.errors import WarehouseAddressError
+
+
+def warehouse(url):
+    """Describe a warehouse."""
+    route = Route(topic="t", name="shop.orders")
+    return Sink(
+        name="w", kind=SinkKind.WAREHOUSE, url=url, folder="/data/w", route=(route,)
+    )
+
+
+def told(url):
+    """Return the catalog's own settings, without their common beginning."""
+    conf = catalog_conf(warehouse(url))
+    begins = "spark.sql.catalog.lake."
+    return {k.removeprefix(begins): v for k, v in conf.items() if k.startswith(begins)}
+
+
+def test_the_writing_engine_takes_jdbc():
+    """User and password leave the url; caching is off; views are known."""
+    assert told("postgresql://me:p%40ss@db:5433/warehouse?sslmode=require") == {
+        "type": "jdbc",
+        "uri": "jdbc:postgresql://db:5433/warehouse?sslmode=require",
+        "jdbc.user": "me",
+        "jdbc.password": "p@ss",
+        "jdbc.schema-version": "V1",
+        "warehouse": "/data/w",
+        "cache-enabled": "false",
+    }
+
+
+def test_port_and_user_may_be_left_out():
+    """The server's usual port is taken, and the driver's own user."""
+    assert ("jdbc:postgresql://db:5432/w", False) == (
+        told("postgres://db/w")["uri"],
+        "jdbc.user" in told("postgres://db/w"),
+    )
+
+
+def test_an_address_of_version_six_keeps_its_brackets():
+    """Host and port stay apart."""
+    assert told("postgresql://[::1]:5433/w")["uri"] == "jdbc:postgresql://[::1]:5433/w"
+
+
+def test_the_reading_engine_names_its_driver():
+    """The url stays whole, and reading creates nothing."""
+    assert catalog_properties(warehouse("postgres://me:p%40ss@db/w")) == {
+        "uri": "postgresql+psycopg://me:p%40ss@db/w",
+        "warehouse": "/data/w",
+        "init_catalog_tables": "false",
+    }
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://x/1", "postgresql:///w", "postgresql://db", ""]
+)
+def test_another_address_is_a_mistake(url):
+    """What is no Postgres address is told with its cure, without the address."""
+    with pytest.raises(WarehouseAddressError, match="postgresql://user@host"):
+        catalog_conf(warehouse(url))

@@ -1,0 +1,151 @@
+"""The statements that write a batch, word by word."""
+
+from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.warehouse.compaction import (
+    FILES_BEFORE_COMPACTION,
+    Compaction,
+    statements,
+)
+from towpath.sinks.warehouse.merge import (
+    append,
+    insert_new,
+    newest_commit,
+    stored_positions,
+    upsert,
+)
+from towpath.sinks.warehouse.tables import (
+    STRING,
+    LakeColumn,
+    LakeName,
+    LakeTable,
+    current_state,
+)
+
+LINES = current_state(
+    "shop.lines",
+    RelationShape(
+        "shop",
+        "lines",
+        (
+            Column("order_id", "bigint"),
+            Column("line_no", "integer"),
+            Column("it's", "text"),
+        ),
+        ("order_id", "line_no"),
+        "0",
+    ),
+)
+LOG = LakeTable(
+    LakeName("shop", "events"),
+    (LakeColumn("id", STRING, is_key=True), LakeColumn("payload", STRING)),
+    ("id",),
+)
+
+
+def test_an_upsert_is_guarded_by_position():
+    """A stored row is replaced unless it is newer; a key not there is inserted."""
+    assert upsert(LINES, "batch") == (
+        "MERGE INTO lake.`shop`.`lines` t USING `batch` s"
+        " ON t.`order_id` = s.`order_id` AND t.`line_no` = s.`line_no`\n"
+        "WHEN MATCHED AND s.`_position` >= t.`_position` THEN UPDATE SET\n"
+        "  t.`order_id` = s.`order_id`,\n"
+        "  t.`line_no` = s.`line_no`,\n"
+        "  t.`it's` = s.`it's`,\n"
+        "  t.`_position` = s.`_position`,\n"
+        "  t.`_is_deleted` = s.`_is_deleted`\n"
+        "WHEN NOT MATCHED THEN INSERT"
+        " (`order_id`, `line_no`, `it's`, `_position`, `_is_deleted`)"
+        " VALUES (s.`order_id`, s.`line_no`, s.`it's`, s.`_position`, s.`_is_deleted`)"
+    )
+
+
+def test_a_kept_column_stays_where_its_row_says_so():
+    """Only columns that some row leaves out ask each row."""
+    statement = upsert(LINES, "batch", ["it's"])
+
+    assert (
+        "  t.`line_no` = s.`line_no`,\n"
+        "  t.`it's` = CASE WHEN array_contains(s.`_kept`, 'it\\'s')"
+        " THEN t.`it's` ELSE s.`it's` END,\n"
+    ) in statement
+
+
+def test_an_empty_table_is_appended_to():
+    """Columns are named, so that their order in the table does not matter."""
+    assert append(LOG, "batch") == (
+        "INSERT INTO lake.`shop`.`events` (`id`, `payload`)\n"
+        "SELECT `id`, `payload` FROM `batch`"
+    )
+
+
+def test_a_log_takes_each_event_once():
+    """An event whose id is there is left alone; only its span of time is searched."""
+    assert insert_new(
+        LOG, "batch", ("2026-01-01 00:00:00Z", "2026-01-02 00:00:00Z")
+    ) == (
+        "MERGE INTO lake.`shop`.`events` t USING `batch` s ON t.`id` = s.`id`\n"
+        "  AND t.`occurred_at` >= timestamp '2026-01-01 00:00:00Z'"
+        " AND t.`occurred_at` <= timestamp '2026-01-02 00:00:00Z'\n"
+        "WHEN NOT MATCHED THEN INSERT (`id`, `payload`) VALUES (s.`id`, s.`payload`)"
+    )
+
+
+def test_a_log_without_a_span_is_searched_whole():
+    """When a time is missing, every file may hold the event."""
+    assert "occurred_at" not in insert_new(LOG, "batch", None)
+
+
+def test_what_is_stored_is_asked_by_row_number():
+    """The answer names the rows of the batch, not their keys."""
+    assert stored_positions(LINES, "keys") == (
+        "SELECT s.`_row`, t.`_position`, t.`_is_deleted`\n"
+        "FROM lake.`shop`.`lines` t JOIN `keys` s"
+        " ON t.`order_id` = s.`order_id` AND t.`line_no` = s.`line_no`"
+    )
+
+
+def test_the_newest_commit_is_that_of_the_main_branch():
+    """Clocks do not decide which commit is the newest."""
+    assert newest_commit(LOG.name) == (
+        "SELECT snapshot_id, summary FROM lake.`shop`.`events`.snapshots WHERE"
+        " snapshot_id = (SELECT snapshot_id FROM lake.`shop`.`events`.refs"
+        " WHERE name = 'main')"
+    )
+
+
+def test_compaction_names_the_table_as_the_procedures_take_it():
+    """Data files, lists of replaced rows and old versions, in this order."""
+    options = "'delete-ratio-threshold', '0.1', 'remove-dangling-deletes', 'true'"
+    table = "table => '`shop`.`o\\'dd`'"
+
+    assert statements(LakeName("shop", "o'dd")) == [
+        f"CALL lake.system.rewrite_data_files({table}, options => map({options}))",
+        f"CALL lake.system.rewrite_position_delete_files({table})",
+        f"CALL lake.system.expire_snapshots({table})",
+    ]
+
+
+def summary(data, deletes=0):
+    """Make the part of a commit's summary that counts files."""
+    return {"total-data-files": str(data), "total-delete-files": str(deletes)}
+
+
+def test_compaction_is_due_by_growth():
+    """A table is compacted when it grew, the one that grew most first."""
+    compaction = Compaction()
+    assert compaction.due() is None
+    compaction.note(LINES.name, summary(FILES_BEFORE_COMPACTION - 1))
+    assert compaction.due() is None
+    compaction.note(LINES.name, summary(FILES_BEFORE_COMPACTION - 1, 1))
+    compaction.note(LOG.name, summary(FILES_BEFORE_COMPACTION * 2))
+
+    assert compaction.due() == LOG.name
+
+
+def test_what_compaction_leaves_behind_does_not_make_it_due_again():
+    """Files that are large enough to stay do not count as growth."""
+    compaction = Compaction()
+    compaction.settle(LOG.name, summary(500))
+    compaction.note(LOG.name, summary(500 + FILES_BEFORE_COMPACTION - 1))
+
+    assert compaction.due() is None

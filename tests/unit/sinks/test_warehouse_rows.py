@@ -1,0 +1,196 @@
+"""Changes and events as Arrow, and Arrow back as values."""
+
+import pytest
+
+from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
+from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.warehouse.rows import lay_out, lay_out_events, lay_out_keys
+from towpath.sinks.warehouse.tables import current_state, event_log
+from towpath.sinks.warehouse.values import values_of
+
+TYPES = {
+    "id": Column("id", "bigint"),
+    "n": Column("n", "integer"),
+    "flag": Column("flag", "boolean"),
+    "total": Column("total", "numeric", (12 << 16 | 2) + 4),
+    "tiny": Column("tiny", "numeric", (20 << 16 | 9) + 4),
+    "weight": Column("weight", "numeric"),
+    "at": Column("at", "timestamp with time zone"),
+    "local": Column("local", "timestamp without time zone"),
+    "day": Column("day", "date"),
+    "x": Column("x", "double precision"),
+    "raw": Column("raw", "bytea"),
+    "body": Column("body", "jsonb"),
+}
+TABLE = current_state(
+    "shop.t", RelationShape("shop", "t", tuple(TYPES.values()), ("id",), "0")
+)
+POSITION = "0000000000000008.0000000000"
+
+
+def change(row, *, key=7, unchanged=()):
+    """Make a change of one key."""
+    full = None if row is None else {"id": key, **row}
+    kept = frozenset(unchanged) or ALL_PRESENT
+    origin = Origin("t", 0, 0)
+    return Change("shop.t", (key,), ("id",), POSITION, full, kept, False, origin)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("id", 2**63 - 1),
+        ("n", -(2**31)),
+        ("flag", False),
+        ("total", "-9999999999.99"),
+        ("tiny", "0.000000001"),
+        ("weight", "12345678901234567890123456789012345678901.5"),
+        ("weight", "NaN"),
+        ("at", "0001-01-01T00:00:00.000000Z"),
+        ("at", "9999-12-31T23:59:59.999999Z"),
+        ("local", "2026-03-29T02:30:00.000001"),
+        ("day", "1970-01-01"),
+        ("x", 0.1),
+        ("x", "NaN"),
+        ("x", "-Infinity"),
+        ("raw", "AAH/"),
+        ("raw", ""),
+        ("body", '{"a": "\\u00e4 😀"}'),
+        ("body", None),
+        ("total", None),
+        ("at", None),
+    ],
+)
+def test_a_value_comes_back_as_it_was(name, value):
+    """What is laid out and read back is the record's value, to the last digit."""
+    row = {} if name == "id" else {name: value}
+    laid = lay_out(TABLE, [change(row, key=value if name == "id" else 7)])
+    column = laid.rows.column(name).combine_chunks()
+
+    assert ((), [value]) == (laid.refused, values_of(column))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2**31),
+        ("n", 1.5),
+        ("n", "7"),
+        ("flag", 1),
+        ("total", "1.005"),
+        ("total", "10000000000.00"),
+        ("total", "NaN"),
+        ("at", "infinity"),
+        ("at", "2026-01-01T00:00:00.000000"),
+        ("local", "2026-01-01T00:00:00.000000Z"),
+        ("day", "0044-03-15 BC"),
+        ("x", "nought"),
+        ("raw", "not base64!"),
+        ("raw", 7),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused(name, value):
+    """The row is refused by its column's name; its neighbours are laid out."""
+    laid = lay_out(TABLE, [change({"n": 1}, key=6), change({name: value})])
+    ((refused, reason),) = laid.refused
+
+    assert ([(6,)], (7,), 1) == (
+        [c.key for c in laid.changes],
+        refused.key,
+        len(laid.rows),
+    )
+    assert f"the value of {name} does not fit" in reason
+
+
+def test_the_reason_does_not_tell_the_value():
+    """What is logged about a row never holds its contents."""
+    ((_, reason),) = lay_out(TABLE, [change({"total": "secret"})]).refused
+
+    assert "secret" not in reason
+
+
+def test_a_delete_is_its_key_and_a_mark():
+    """Of a deleted row nothing is kept but key and position."""
+    (row,) = lay_out(TABLE, [change(None)]).rows.to_pylist()
+    told = {name: value for name, value in row.items() if value is not None}
+
+    assert {"id": 7, "_position": POSITION, "_is_deleted": True} == told
+
+
+def test_what_a_partial_change_left_out_is_listed():
+    """Only a batch with partial changes carries the list."""
+    whole = lay_out(TABLE, [change({"n": 1})])
+    partial = lay_out(
+        TABLE, [change({"n": 1}), change({"n": 2}, unchanged=["body", "x"])]
+    )
+
+    assert "_kept" not in whole.rows.column_names
+    assert [[], ["body", "x"]] == partial.rows.column("_kept").to_pylist()
+
+
+def test_a_column_that_the_table_lacks_is_left_out():
+    """The table's columns decide."""
+    laid = lay_out(TABLE, [change({"n": 1, "gone": "x"})])
+
+    assert TABLE.schema.names == laid.rows.column_names
+
+
+def test_text_takes_what_was_a_number_once():
+    """A column that is text now holds older records' numbers as text."""
+    laid = lay_out(TABLE, [change({"body": 7, "weight": 1})])
+
+    assert (["7"], ["1"]) == (
+        laid.rows.column("body").to_pylist(),
+        laid.rows.column("weight").to_pylist(),
+    )
+
+
+def test_keys_are_numbered():
+    """Each key carries the number of its row."""
+    keys = lay_out_keys(TABLE, [change({}, key=9), change(None, key=5)])
+
+    assert {"id": [9, 5], "_row": [0, 1]} == keys.to_pydict()
+
+
+def event(number, occurred_at):
+    """Make an event."""
+    return EventRow(
+        "shop.events",
+        f"id-{number}",
+        "order",
+        "7",
+        "OrderPlaced",
+        None,
+        "{}",
+        POSITION,
+        occurred_at,
+        Origin("t", 0, number),
+    )
+
+
+def test_events_tell_their_span_of_time():
+    """The span reaches from the earliest to the latest event of the batch."""
+    times = [f"2026-01-0{day}T00:00:00.000001Z" for day in (2, 1, 3)]
+    laid = lay_out_events(
+        event_log("shop.events"), [event(*e) for e in enumerate(times)]
+    )
+
+    assert (("2026-01-01 00:00:00.000001Z", "2026-01-03 00:00:00.000001Z"), 0) == (
+        laid.occurred_between,
+        laid.untimed,
+    )
+
+
+def test_an_event_without_a_time_is_kept_and_counted():
+    """An event is never lost for its time; then all of the log is searched."""
+    times = ["2026-01-01T00:00:00.000000Z", "infinity"]
+    laid = lay_out_events(
+        event_log("shop.events"), [event(*e) for e in enumerate(times)]
+    )
+
+    assert (None, 1, ["id-0", "id-1"], 1) == (
+        laid.occurred_between,
+        laid.untimed,
+        laid.rows.column("id").to_pylist(),
+        laid.rows.column("occurred_at").null_count,
+    )

@@ -1,0 +1,186 @@
+"""What Postgres types become in the warehouse, and the statements that say so."""
+
+import pytest
+
+from towpath.sinks.errors import KeylessTableError
+from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.warehouse.ddl import (
+    creation,
+    evolution,
+    identifier_fields,
+    live_view,
+)
+from towpath.sinks.warehouse.errors import (
+    ForeignTableError,
+    ReservedColumnError,
+    WarehouseAddressError,
+)
+from towpath.sinks.warehouse.tables import (
+    current_state,
+    event_log,
+    lake_name,
+    literal,
+    quoted,
+)
+
+
+def shape(*columns, key=("id",)):
+    """Describe a table of the source."""
+    return RelationShape("shop", "orders", tuple(columns), tuple(key), "0")
+
+
+def numeric(precision, scale):
+    """Return the typmod that Postgres stores."""
+    return (precision << 16 | scale) + 4
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (Column("c", "smallint"), "int"),
+        (Column("c", "integer"), "int"),
+        (Column("c", "bigint"), "bigint"),
+        (Column("c", "oid"), "bigint"),
+        (Column("c", "boolean"), "boolean"),
+        (Column("c", "real"), "float"),
+        (Column("c", "double precision"), "double"),
+        (Column("c", "date"), "date"),
+        (Column("c", "timestamp with time zone"), "timestamp"),
+        (Column("c", "timestamp without time zone"), "timestamp_ntz"),
+        (Column("c", "bytea"), "binary"),
+        (Column("c", "numeric", numeric(12, 2)), "decimal(12,2)"),
+        (Column("c", "numeric", numeric(38, 0)), "decimal(38,0)"),
+        (Column("c", "numeric", numeric(39, 0)), "string"),
+        (Column("c", "numeric", numeric(2, 5)), "string"),
+        (Column("c", "numeric"), "string"),
+        (Column("c", "uuid"), "string"),
+        (Column("c", "jsonb"), "string"),
+        (Column("c", "interval"), "string"),
+        (Column("c", "shop.order_status"), "string"),
+    ],
+)
+def test_each_type_has_its_place(column, expected):
+    """A type is kept exactly: by a type as wide, or as text."""
+    table = current_state("shop.orders", shape(Column("id", "bigint"), column))
+
+    assert expected == table.columns[1].type.ddl
+
+
+def test_nothing_that_rounds_is_a_key():
+    """A float that identifies rows is kept as its text."""
+    table = current_state("shop.orders", shape(Column("id", "double precision")))
+
+    assert table.columns[0].type.ddl == "string"
+
+
+def test_a_table_is_created_with_its_key_and_its_guard():
+    """Key columns are required; position and tombstone mark stand at the end."""
+    columns = (Column("order_id", "bigint"), Column("line_no", "integer"))
+    source = shape(*columns, Column("note", "text"), key=("line_no", "order_id"))
+    lines = current_state("shop.lines", source)
+    namespace, table = creation(lines)
+
+    assert namespace == "CREATE NAMESPACE IF NOT EXISTS lake.`shop`"
+    assert table.partition("TBLPROPERTIES")[0] == (
+        "CREATE TABLE IF NOT EXISTS lake.`shop`.`lines` (\n"
+        "  `order_id` bigint NOT NULL,\n"
+        "  `line_no` int NOT NULL,\n"
+        "  `note` string,\n"
+        "  `_position` string,\n"
+        "  `_is_deleted` boolean\n"
+        ")\nUSING iceberg\n"
+    )
+    assert """'towpath.key' = '["line_no", "order_id"]'""" in table
+    assert "'write.merge.mode' = 'merge-on-read'" in table
+    assert identifier_fields(lines) == (
+        "ALTER TABLE lake.`shop`.`lines` SET IDENTIFIER FIELDS `line_no`, `order_id`"
+    )
+
+
+def test_the_view_leaves_tombstones_out():
+    """The view has the table's columns but for the mark, and only live rows."""
+    table = current_state("shop.orders", shape(Column("id", "bigint")))
+
+    assert live_view(table) == (
+        "CREATE OR REPLACE VIEW lake.`shop`.`orders_live` AS\n"
+        "SELECT `id`, `_position` FROM lake.`shop`.`orders` WHERE NOT `_is_deleted`"
+    )
+
+
+def test_an_event_log_is_keyed_by_the_event():
+    """A log has one row per event id, and its time as a time."""
+    table = event_log("shop.events")
+
+    assert (("id",), "timestamp") == (table.key, table.columns[-1].type.ddl)
+
+
+EXISTING = {"id": "int", "total": "decimal(10,2)", "gone": "string"}
+
+
+def test_a_table_gains_columns_and_width():
+    """New columns are added, types widened; what the source dropped stays."""
+    wanted = current_state(
+        "shop.orders",
+        shape(
+            Column("id", "bigint"),
+            Column("total", "numeric", numeric(12, 2)),
+            Column("channel", "text"),
+        ),
+    )
+    own = {"_position": "string", "_is_deleted": "boolean"}
+
+    assert evolution(wanted, EXISTING | own) == [
+        "ALTER TABLE lake.`shop`.`orders` ALTER COLUMN `id` TYPE bigint",
+        "ALTER TABLE lake.`shop`.`orders` ALTER COLUMN `total` TYPE decimal(12,2)",
+        "ALTER TABLE lake.`shop`.`orders` ADD COLUMN `channel` string",
+    ]
+
+
+def test_a_wider_column_stays_wide():
+    """A type that was narrowed in the source still fits the wider column."""
+    wanted = current_state("shop.orders", shape(Column("id", "integer")))
+    existing = {"id": "bigint", "_position": "string", "_is_deleted": "boolean"}
+
+    assert evolution(wanted, existing) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        ("string", Column("id", "bigint")),
+        ("bigint", Column("id", "text")),
+        ("decimal(10,2)", Column("id", "numeric", numeric(12, 3))),
+        ("decimal(10,2)", Column("id", "bigint")),
+    ],
+)
+def test_a_column_that_cannot_be_widened_is_refused(found, wanted):
+    """A table whose column has another type stops the sink, naming both types."""
+    with pytest.raises(ForeignTableError, match=r"column id is .* should be"):
+        evolution(current_state("shop.orders", shape(wanted)), {"id": found})
+
+
+def test_a_table_without_key_is_refused():
+    """Without a primary key there is nothing to guard by."""
+    with pytest.raises(KeylessTableError, match=r"shop\.orders"):
+        current_state("shop.orders", shape(Column("id", "bigint"), key=()))
+
+
+@pytest.mark.parametrize("name", ["_deleted", "_pos", "_position", "_IS_DELETED", "ID"])
+def test_a_name_that_is_taken_is_refused(name):
+    """The format's own columns, ours, and names that differ only in case."""
+    with pytest.raises(ReservedColumnError, match=name.lower()):
+        current_state(
+            "shop.orders", shape(Column("id", "bigint"), Column(name, "text"))
+        )
+
+
+@pytest.mark.parametrize("route", ["orders", "shop.", ".orders", ""])
+def test_a_route_is_named_schema_and_table(route):
+    """Any other name is a mistake of the configuration."""
+    with pytest.raises(WarehouseAddressError, match=r"schema\.table"):
+        lake_name(route)
+
+
+def test_names_and_texts_stay_what_they_are():
+    """Quotes and escapes inside a name or a text end nothing."""
+    assert ("`a``b`", r"'it\'s \\'") == (quoted("a`b"), literal("it's \\"))

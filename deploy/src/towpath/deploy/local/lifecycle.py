@@ -6,6 +6,7 @@ stopped and started anew; one that ended is started on its data.
 """
 
 import enum
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,16 +48,24 @@ class PartStatus:
     log: Path
 
 
-def bring_up(part: Part, state: StateFolder) -> bool:
+def bring_up(
+    part: Part, state: StateFolder, ending: threading.Event | None = None
+) -> bool:
     """
     Start a part unless it runs and answers; tell whether it was started.
 
+    Args:
+        part: The part.
+        state: Where its process file is.
+        ending: Once set, a part that does not serve yet is stopped again.
+
     Raises:
-        PartError: It ended, or did not answer within its time.
+        PartError: It ended, did not answer within its time, or is wanted no more.
     """
     path = state.process_file(part.name)
+    is_ending = (ending or threading.Event()).is_set
     if process.find(path) is not None:
-        if _wait(part, state, _ALIVE_WITHIN_S) is None:
+        if _wait(part, state, _ALIVE_WITHIN_S, is_ending) is None:
             return False
         take_down(replace(part, stop_within_s=_HANGING_WITHIN_S), state)
     failure = None
@@ -64,12 +73,12 @@ def bring_up(part: Part, state: StateFolder) -> bool:
         process.sweep(path)
         part.prepare()
         process.start(part, state)
-        failure = _wait(part, state, part.ready_within_s)
+        failure = _wait(part, state, part.ready_within_s, is_ending)
         if failure is None:
             return True
         still_there = process.find(path) is not None
         take_down(part, state)
-        if still_there:
+        if still_there or is_ending():
             break
     raise PartError(tell(part, state, failure or "it ended"))
 
@@ -125,7 +134,9 @@ def _answers(probe: Callable[[], None]) -> State:
     return State.READY
 
 
-def _wait(part: Part, state: StateFolder, within_s: float) -> str | None:
+def _wait(
+    part: Part, state: StateFolder, within_s: float, is_ending: Callable[[], bool]
+) -> str | None:
     """Wait until a part serves; return why not, if it ends or the time is over."""
     clock = SystemClock()
     deadline = Deadline(clock, within_s)
@@ -138,6 +149,8 @@ def _wait(part: Part, state: StateFolder, within_s: float) -> str | None:
             return None
         if process.find(state.process_file(part.name)) is None:
             return "it ended"
+        if is_ending():
+            return "it is wanted no more"
         if deadline.passed():
             return f"not ready after {within_s:g} s: {reason}"
         clock.wait(_LOOK_AGAIN_S)

@@ -8,8 +8,9 @@ answer, and leaves the rest alone. Two stacks in two folders share nothing.
 import contextlib
 import fcntl
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final
 
@@ -65,11 +66,18 @@ class Stack:
         self.state.create()
         with self._locked():
             parts = self._parts(self._settle_ports(names), names)
+            ending = threading.Event()
             with ThreadPoolExecutor(len(parts)) as threads:
                 done = [
-                    threads.submit(self._bring_up, p, tell or _say_nothing)
+                    threads.submit(self._bring_up, p, tell or _say_nothing, ending)
                     for p in parts
                 ]
+                try:
+                    wait(done)
+                except BaseException:
+                    # Ctrl-C: nothing may be started behind whoever cleans up.
+                    ending.set()
+                    raise
         failures = [failure for f in done if (failure := f.exception()) is not None]
         for failure in failures:
             if not isinstance(failure, TowpathError):
@@ -124,10 +132,12 @@ class Stack:
             redis_port=known.get("redis", 0),
         )
 
-    def _bring_up(self, part: Part, tell: Callable[[str, str], None]) -> None:
+    def _bring_up(
+        self, part: Part, tell: Callable[[str, str], None], ending: threading.Event
+    ) -> None:
         tell(part.name, "starting")
         try:
-            started = lifecycle.bring_up(part, self.state)
+            started = lifecycle.bring_up(part, self.state, ending)
         except Exception:
             tell(part.name, "failed")
             raise

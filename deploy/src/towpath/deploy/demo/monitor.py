@@ -1,0 +1,159 @@
+"""
+The thread that looks at everything once a second and shows it.
+
+A part that is away for the moment, because it was killed and is being started again,
+makes a look incomplete and nothing else: what could not be asked keeps its last value.
+"""
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+import psutil
+import psycopg
+
+from towpath.deploy import signals
+from towpath.deploy.demo import memory, offsets, parts
+from towpath.deploy.demo.stage import Stage
+from towpath.deploy.demo.view import PartView, Rates, SinkView, SnapshotView, View
+from towpath.deploy.local import process
+from towpath.schemas.failure import TowpathError
+from towpath.sinks.kafka import Topics
+
+_LOOK_EVERY_S: Final = 1.0
+
+# Reading the memory of all processes takes tens of milliseconds of a core.
+_PARTS_EVERY_S: Final = 2.0
+
+# A look that hangs at a part that is being stopped holds nothing up for longer.
+_CLOSE_WITHIN_S: Final = 5.0
+
+Value = TypeVar("Value")
+
+
+class Monitor:
+    """Looks, shows, and keeps the highest memory that it saw."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.peak_memory_bytes = 0
+        self._stage = stage
+        self._view = View(step=stage.step, elapsed_s=0.0)
+        self._parts_due_at_s = 0.0
+        self._topics: Topics | None = None
+        self._counts: tuple[float, tuple[int, int, int]] | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        self._thread.join(timeout=_CLOSE_WITHIN_S)
+
+    def _run(self) -> None:
+        while not self._closing.wait(_LOOK_EVERY_S):
+            self._look()
+            self._stage.screen.show(self._view)
+
+    def _look(self) -> None:
+        stage = self._stage
+        elapsed_s = stage.elapsed_s()
+        if elapsed_s >= self._parts_due_at_s:
+            self._parts_due_at_s = elapsed_s + _PARTS_EVERY_S
+            self._view = replace(
+                self._view, parts=tried(self._look_at_parts, self._view.parts)
+            )
+        if stage.config.exists():
+            self._view = tried(self._look_at_flow, self._view)
+        self._view = replace(self._view, step=stage.step, elapsed_s=elapsed_s)
+
+    def _look_at_parts(self) -> tuple[PartView, ...]:
+        state, supervisor = self._stage.state, self._stage.supervisor
+        found = {name: process.find(state.process_file(name)) for name in state.parts()}
+        pids = {name: one.pid for name, one in found.items() if one is not None}
+        held = memory.memory_bytes(pids)
+        self.peak_memory_bytes = max(self.peak_memory_bytes, sum(held.values()))
+        pids[memory.OURSELVES] = os.getpid()
+        return tuple(
+            PartView(
+                name=name,
+                state="running" if name in pids else "stopped",
+                pid=pids.get(name),
+                memory_bytes=held.get(name, 0),
+                restarts=supervisor.restarts(name),
+            )
+            for name in [*found, memory.OURSELVES]
+        )
+
+    def _look_at_flow(self) -> View:
+        stage = self._stage
+        settings = stage.settings()
+        if self._topics is None:
+            self._topics = Topics(settings.kafka.bootstrap_servers)
+        ends = offsets.read_ends(self._topics)
+        counts = (
+            int(read_report(parts.report_of(stage, parts.LOAD)).get("checkouts", 0)),
+            offsets.table_records(settings, ends),
+            offsets.event_records(settings, ends),
+        )
+        sinks = []
+        for sink in settings.sink:
+            said = offsets.progress_of(settings, sink)
+            behind = offsets.lag_records(sink, said.applied, ends)
+            sinks.append(
+                SinkView(sink.name, said.state, behind, said.rows, said.last_batch_ms)
+            )
+        snapshots = tried(self._look_at_snapshots, self._view.snapshots)
+        rates = self._rates(counts)
+        return replace(self._view, sinks=tuple(sinks), snapshots=snapshots, rates=rates)
+
+    def _look_at_snapshots(self) -> tuple[SnapshotView, ...]:
+        return tuple(
+            SnapshotView(
+                snapshot_id=row.snapshot_id,
+                collection=row.collection,
+                target=row.target,
+                state=row.state,
+                rows=row.rows,
+                dropped=row.dropped,
+                estimated_rows=row.estimated_rows or 0,
+                elapsed_s=row.elapsed_s or 0.0,
+            )
+            for row in signals.progress(self._stage.shop_dsn)
+        )
+
+    def _rates(self, counts: tuple[int, int, int]) -> Rates:
+        at_s = self._stage.elapsed_s()
+        before, self._counts = self._counts, (at_s, counts)
+        if before is None or at_s <= before[0]:
+            return Rates()
+        passed_s = at_s - before[0]
+        pairs = zip(counts, before[1], strict=True)
+        checkouts, changes, events = (
+            max(0, now - old) / passed_s for now, old in pairs
+        )
+        return Rates(checkouts, changes, events)
+
+
+def tried(look: Callable[[], Value], otherwise: Value) -> Value:
+    """Look, or keep what was seen before while a part is away."""
+    away = (TowpathError, psycopg.Error, psutil.Error, OSError)
+    try:
+        return look()
+    except away:
+        return otherwise
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Read the report of load or sampler; one that is not written yet is empty."""
+    with contextlib.suppress(OSError, ValueError):
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return document
+    return {}

@@ -1,0 +1,63 @@
+"""
+How far each sink has come: its applied offsets against the ends of its topics.
+
+Both are facts of others: the sink writes ``progress.json`` after each batch, the broker
+knows the ends.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from towpath.schemas.topics import table_topic
+from towpath.settings import Settings, Sink
+from towpath.sinks.declare import records_between
+from towpath.sinks.kafka import Topics
+from towpath.sinks.progress import Offsets, Progress, progress_path, read_progress
+from towpath.sinks.routes import Routes
+
+# Per topic and partition (as text), the offset of the next record.
+Ends = Mapping[str, Mapping[str, int]]
+
+
+def read_ends(topics: Topics) -> Ends:
+    """
+    Return the end of every partition of every topic.
+
+    Raises:
+        BrokerUnavailableError: The broker does not answer.
+    """
+    return topics.end_offsets(topics.names())
+
+
+def lag_records(sink: Sink, applied: Offsets, ends: Ends) -> int:
+    """
+    Count the records of a sink's topics that it has not applied.
+
+    A partition that the sink says nothing of counts in full: it has not begun it.
+    """
+    topics = Routes(sink).matching(ends)
+    return records_between(applied, {topic: ends[topic] for topic in topics})
+
+
+def progress_of(settings: Settings, sink: Sink) -> Progress:
+    """Read what a sink says of itself."""
+    return read_progress(progress_path(settings.state_folder, sink.name), sink.name)
+
+
+def table_records(settings: Settings, ends: Ends) -> int:
+    """Count the records on the tables' topics that all sinks share."""
+    source = settings.database
+    names = (
+        table_topic(source.prefix, *table.split(".", 1)) for table in source.tables
+    )
+    return _records(ends, names)
+
+
+def event_records(settings: Settings, ends: Ends) -> int:
+    """Count the records on the outbox topics."""
+    head, _, tail = settings.database.outbox.topic.partition("{aggregate_type}")
+    names = (n for n in ends if n.startswith(head) and n.endswith(tail))
+    return _records(ends, names)
+
+
+def _records(ends: Ends, names: Iterable[str]) -> int:
+    return sum(sum(ends.get(name, {}).values()) for name in names)

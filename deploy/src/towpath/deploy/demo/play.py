@@ -1,0 +1,147 @@
+"""
+The demo from its first step to the last, and the clean-up behind it.
+
+Whatever happens in between (a failure, Ctrl-C at any moment), every process that was
+started is stopped before this returns. Only then do signals mean again what they meant.
+"""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+import psutil
+from rich.console import Console
+
+from towpath.deploy.demo import parts, table
+from towpath.deploy.demo.folder import stop_all, taken
+from towpath.deploy.demo.interrupt import interrupted_once
+from towpath.deploy.demo.monitor import Monitor
+from towpath.deploy.demo.plan import Options, plan
+from towpath.deploy.demo.screen import open_screen
+from towpath.deploy.demo.stage import Stage
+from towpath.deploy.demo.steps import fill, judge, new_sink, settle, shop, start
+from towpath.deploy.local import ports
+from towpath.deploy.local.stack import Stack
+from towpath.deploy.local.supervisor import Supervisor
+from towpath.schemas.clock import SystemClock
+
+EQUAL: Final = 0
+DIFFERENT: Final = 1
+
+# Data of a demo are not worth a long farewell.
+_STOP_WITHIN_S: Final = 10.0
+
+
+def play(options: Options, folder: Path, console: Console) -> int:
+    """
+    Carry the demo out; return 0 if every sink equals the database, else 1.
+
+    Raises:
+        TowpathError: It could not be carried out to its end.
+        KeyboardInterrupt: It was interrupted.
+    """
+    with interrupted_once() as attention, taken(folder) as stack:
+        supervisor = Supervisor(stack.state)
+        try:
+            stage, result = _perform(options, stack, supervisor, console)
+            console.print(table.draw(result))
+            _write_json(result, options.json_file)
+            if options.keep:
+                _keep(stage, console)
+        finally:
+            attention.turn_away()
+            _stop_everything(stack, supervisor, console)
+    return EQUAL if result.equal else DIFFERENT
+
+
+def _perform(
+    options: Options, stack: Stack, supervisor: Supervisor, console: Console
+) -> tuple[Stage, table.Result]:
+    clock = SystemClock()
+    with open_screen(console) as screen:
+        stage = Stage(
+            options=options,
+            plan=plan(options),
+            stack=stack,
+            supervisor=supervisor,
+            screen=screen,
+            clock=clock,
+            ports={name: ports.any_free() for name in (parts.ORDERS, parts.RELAY)},
+            began_at_s=clock.monotonic_s(),
+        )
+        with Monitor(stage) as monitor:
+            _prepare(stage)
+            traffic = _busy_hour(stage)
+            findings = judge.compare(stage)
+        result = judge.sum_up(stage, traffic, findings, monitor.peak_memory_bytes)
+    return stage, result
+
+
+def _prepare(stage: Stage) -> None:
+    start.start_stack(stage)
+    start.start_drivers(stage)
+    start.fill_shop(stage)
+    start.start_relay(stage)
+    fill.fill_sinks(stage)
+
+
+def _busy_hour(stage: Stage) -> table.Traffic:
+    before = judge.published(stage)
+    shop.open_shop(stage)
+    opened_at_s = stage.elapsed_s()
+    stage.step = "checkouts go on"
+    stage.pause(stage.plan.new_sink_after_s)
+    new_sink.declare_sink(stage)
+    new_sink.fill_sink(stage)
+    stage.step = "checkouts go on"
+    stage.pause(max(0.0, opened_at_s + stage.plan.load_s - stage.elapsed_s()))
+    shop.close_shop(stage)
+    shop.end_sampling(stage)
+    settle.settle(stage)
+    return judge.traffic(stage, before)
+
+
+def _write_json(result: table.Result, path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps(result.as_json(), indent=1), encoding="utf-8")
+
+
+def _keep(stage: Stage, console: Console) -> None:
+    """Leave everything running until Ctrl-C, and say where it is."""
+    addresses = stage.addresses
+    places = {
+        "orders service": stage.shop_url,
+        "Postgres": stage.shop_dsn,
+        "Kafka": addresses.kafka,
+        "schema registry": addresses.registry_url,
+        "OpenSearch": addresses.opensearch_url,
+        "Redis": addresses.redis_url,
+        "warehouse's catalog": addresses.dsn("warehouse"),
+        "relay's metrics": f"http://127.0.0.1:{stage.ports[parts.RELAY]}/metrics",
+        "configuration": str(stage.config),
+    }
+    for name, place in places.items():
+        console.print(f"{name:20} {place}", soft_wrap=True, highlight=False)
+    console.print("\nEverything runs on; Ctrl-C stops it.")
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            stage.pause(3600.0)
+
+
+def _stop_everything(stack: Stack, supervisor: Supervisor, console: Console) -> None:
+    console.print("[dim]stopping all parts[/dim]")
+    supervisor.stop(_STOP_WITHIN_S)
+    stack.down()
+    stop_all(stack.state)
+    _kill_children()
+
+
+def _kill_children() -> None:
+    """Kill what was just being started when the demo was interrupted."""
+    children = psutil.Process(os.getpid()).children(recursive=True)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(children, timeout=_STOP_WITHIN_S)

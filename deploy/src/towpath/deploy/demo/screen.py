@@ -1,0 +1,190 @@
+"""
+The live screen, and plain lines where there is no terminal.
+
+Both tell each step in a line of its own; the live screen keeps, below those lines, one
+look at all parts, rates, sinks and snapshots that is drawn anew as it changes.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+from rich.columns import Columns
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from towpath.deploy.demo.view import (
+    PartView,
+    Rates,
+    SinkView,
+    SnapshotView,
+    View,
+)
+
+_MIB: Final = 1024 * 1024
+_REFRESHES_PER_S: Final = 4
+_BAR_WIDTH: Final = 30
+
+# Without a terminal, one line of numbers now and then shows that things move.
+_PLAIN_INTERVAL_S: Final = 10.0
+_COLOURS: Final = {
+    "ready": "green",
+    "running": "green",
+    "completed": "green",
+    "starting": "yellow",
+    "restarting": "yellow",
+    "queued": "yellow",
+    "failed": "red",
+    "stopped": "red",
+}
+
+
+class Screen(Protocol):
+    """Where the demo tells what it does."""
+
+    def say(self, line: str) -> None:
+        """Tell something that stays."""
+
+    def show(self, view: View) -> None:
+        """Show how things stand; the next look replaces it."""
+
+
+class PlainScreen:
+    """Lines only."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._due_at_s = _PLAIN_INTERVAL_S
+
+    def say(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True)
+
+    def show(self, view: View) -> None:
+        if view.elapsed_s >= self._due_at_s:
+            self._due_at_s = view.elapsed_s + _PLAIN_INTERVAL_S
+            self.say(f"[dim]{view.elapsed_s:6.1f} s    {summary(view)}[/dim]")
+
+
+class LiveScreen:
+    """Lines, and one look at everything below them."""
+
+    def __init__(self, console: Console, live: Live) -> None:
+        self._console = console
+        self._live = live
+
+    def say(self, line: str) -> None:
+        self._console.print(line)
+
+    def show(self, view: View) -> None:
+        self._live.update(draw(view))
+
+
+@contextmanager
+def open_screen(console: Console) -> Iterator[Screen]:
+    """Open the screen that fits where the output goes."""
+    if not console.is_terminal:
+        yield PlainScreen(console)
+        return
+    with Live(console=console, refresh_per_second=_REFRESHES_PER_S) as live:
+        yield LiveScreen(console, live)
+        live.update(Text(""))
+
+
+def summary(view: View) -> str:
+    """Say how things stand in one line."""
+    lags = ", ".join(f"{s.name} {s.lag_records:,} behind" for s in view.sinks)
+    running = [s for s in view.snapshots if s.state == "running"]
+    snapshots = [
+        f"snapshot of {s.collection} {s.share:.0%} ({s.rows_per_s:,.0f} rows/s)"
+        for s in running
+    ]
+    rates = (
+        f"{view.rates.checkouts_per_s:.0f} checkouts/s,"
+        f" {view.rates.changes_per_s:,.0f} row changes/s"
+    )
+    memory = f"{view.memory_bytes / _MIB:,.0f} MiB"
+    return "; ".join(filter(None, [rates, lags, *snapshots, memory]))
+
+
+def draw(view: View) -> RenderableType:
+    """Draw everything."""
+    head = Text.assemble(
+        (f"{view.elapsed_s:5.0f} s  ", "dim"),
+        (view.step, "bold"),
+        ("    memory of all processes ", "dim"),
+        f"{view.memory_bytes / _MIB:,.0f} MiB",
+    )
+    right = Group(_rates(view.rates), _sinks(view.sinks))
+    blocks: list[RenderableType] = [head, Columns([_parts(view.parts), right])]
+    if view.snapshots:
+        blocks.append(_snapshots(view.snapshots))
+    return Group(*blocks)
+
+
+def _parts(parts: tuple[PartView, ...]) -> Table:
+    table = _table("part", "state", ">pid", ">MiB", ">restarts")
+    for part in parts:
+        table.add_row(
+            part.name,
+            _state(part.state),
+            str(part.pid or ""),
+            f"{part.memory_bytes / _MIB:,.0f}" if part.memory_bytes else "",
+            Text(str(part.restarts), style="yellow" if part.restarts else "dim"),
+        )
+    return table
+
+
+def _rates(rates: Rates) -> Table:
+    table = _table("a second", ">")
+    table.add_row("checkouts", f"{rates.checkouts_per_s:,.0f}")
+    table.add_row("row changes", f"{rates.changes_per_s:,.0f}")
+    table.add_row("events", f"{rates.events_per_s:,.0f}")
+    return table
+
+
+def _sinks(sinks: tuple[SinkView, ...]) -> Table:
+    table = _table("sink", "state", ">records behind", ">rows written", ">batch ms")
+    for sink in sinks:
+        table.add_row(
+            sink.name,
+            _state(sink.state),
+            f"{sink.lag_records:,}",
+            f"{sink.rows:,}",
+            f"{sink.last_batch_ms:,}",
+        )
+    return table
+
+
+def _snapshots(snapshots: tuple[SnapshotView, ...]) -> Table:
+    table = _table("snapshot of", "for", "", ">rows", ">rows/s", ">left")
+    for one in snapshots:
+        eta_s = one.eta_s
+        table.add_row(
+            one.collection,
+            one.target or "all sinks",
+            _bar(one),
+            f"{one.rows:,}",
+            f"{one.rows_per_s:,.0f}",
+            f"{eta_s:.0f} s" if eta_s is not None else one.state,
+        )
+    return table
+
+
+def _bar(snapshot: SnapshotView) -> RenderableType:
+    return ProgressBar(total=1.0, completed=snapshot.share, width=_BAR_WIDTH)
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=_COLOURS.get(state, ""))
+
+
+def _table(*columns: str) -> Table:
+    """Make a plain table; a column whose title begins with ``>`` is for numbers."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        justify: JustifyMethod = "right" if column.startswith(">") else "left"
+        table.add_column(column.removeprefix(">"), justify=justify, no_wrap=True)
+    return table

@@ -1,0 +1,111 @@
+"""
+What the steps share: the plan, the stack, the supervisor, the screen, the clock.
+
+A step is announced, timed and, when it ends, told in one line. Every wait has a
+deadline and says what was waited for.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from towpath.deploy.demo.errors import StepError
+from towpath.deploy.demo.plan import Options, Plan
+from towpath.deploy.demo.screen import Screen
+from towpath.deploy.local.addresses import Addresses
+from towpath.deploy.local.folders import StateFolder
+from towpath.deploy.local.stack import Stack
+from towpath.deploy.local.supervisor import Supervisor
+from towpath.schemas.clock import Clock, Deadline
+from towpath.settings import Settings, load
+
+_LOOK_EVERY_S: Final = 0.2
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    """
+    Everything a step needs.
+
+    Attributes:
+        ports: Ports of the processes that are not part of the stack, by name.
+        step: What is being done now, for the screen.
+    """
+
+    options: Options
+    plan: Plan
+    stack: Stack
+    supervisor: Supervisor
+    screen: Screen
+    clock: Clock
+    ports: dict[str, int]
+    began_at_s: float
+    step: str = "starting"
+    _titles: list[str] = field(default_factory=list)
+
+    @property
+    def state(self) -> StateFolder:
+        """The demo's state folder."""
+        return self.stack.state
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where the stack's parts can be reached."""
+        return self.stack.addresses()
+
+    @property
+    def shop_dsn(self) -> str:
+        """The source database."""
+        return self.addresses.dsn("shop")
+
+    @property
+    def shop_url(self) -> str:
+        """The orders service."""
+        return f"http://127.0.0.1:{self.ports['orders']}"
+
+    @property
+    def config(self) -> Path:
+        """The configuration that every process of the demo reads."""
+        return self.state.root / "towpath.toml"
+
+    def settings(self) -> Settings:
+        """Read the configuration as it is now."""
+        return load(self.config, {})
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since the demo began."""
+        return self.clock.monotonic_s() - self.began_at_s
+
+    def tell(self, line: str) -> None:
+        """Tell something that stays on the screen."""
+        self.screen.say(f"[dim]{self.elapsed_s():6.1f} s[/dim]  {line}")
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Announce a step; tell what it took when it is done."""
+        self.step = what
+        began_at_s = self.elapsed_s()
+        yield
+        self.tell(f"{what} [dim]({self.elapsed_s() - began_at_s:.1f} s)[/dim]")
+
+    def until(self, condition: Callable[[], bool], what: str, within_s: float) -> None:
+        """
+        Wait until a condition holds.
+
+        Raises:
+            StepError: It does not in time; ``what`` completes "waited for".
+        """
+        deadline = Deadline(self.clock, within_s)
+        while not condition():
+            if deadline.passed():
+                message = (
+                    f"waited {within_s:.0f} s for {what}; logs: {self.state.root}/logs"
+                )
+                raise StepError(message)
+            self.clock.wait(_LOOK_EVERY_S)
+
+    def pause(self, duration_s: float) -> None:
+        """Let time pass, for the viewer and the load."""
+        self.clock.wait(duration_s)

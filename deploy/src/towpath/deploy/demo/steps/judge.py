@@ -1,0 +1,173 @@
+"""
+Compare every sink with the database, and sum up what the demo found.
+
+Each comparison is ``towpath verify`` in a process of its own, two at a time.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import psutil
+
+from towpath.deploy import signals
+from towpath.deploy.demo import command, measure, offsets, parts
+from towpath.deploy.demo.stage import Stage
+from towpath.deploy.demo.steps import shop
+from towpath.deploy.demo.steps.new_sink import SIGNAL, SINK
+from towpath.deploy.demo.table import Result, SinkResult, SnapshotResult, Traffic
+from towpath.sinks.kafka import Topics
+from towpath.sinks.verify.compare import Difference
+
+_VERIFY_WITHIN_S: Final = 180.0
+_AT_ONCE: Final = 2
+_GIB: Final = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Records on the topics at one moment."""
+
+    row_changes: int
+    events: int
+
+
+def published(stage: Stage) -> Published:
+    """Count what the relay has published until now."""
+    settings = stage.settings()
+    ends = offsets.read_ends(Topics(settings.kafka.bootstrap_servers))
+    return Published(
+        offsets.table_records(settings, ends), offsets.event_records(settings, ends)
+    )
+
+
+def traffic(stage: Stage, before: Published) -> Traffic:
+    """
+    Sum up what went through since ``before``.
+
+    Load and sampler must have ended; the sampler's orders are checkouts like others.
+    """
+    now = published(stage)
+    report = shop.load_report(stage)
+    return Traffic(
+        checkouts=report["checkouts"] + shop.sampler_report(stage)["placed"],
+        payments=report["payments"],
+        cancellations=report["cancellations"],
+        conflicts=report["conflicts"],
+        failed_requests=report["failures"],
+        row_changes=now.row_changes - before.row_changes,
+        events=now.events - before.events,
+        load_s=report["elapsed_s"],
+    )
+
+
+def compare(stage: Stage) -> list[SinkResult]:
+    """Let the viewer's command have its moment, then verify every sink."""
+    if stage.options.before_verify is not None:
+        with stage.doing("run the command before the comparison"):
+            shell = ("/bin/sh", "-c", stage.options.before_verify)
+            command.must(shell, _around(stage))
+    names = [sink.name for sink in stage.settings().sink]
+    with stage.doing(f"compare {', '.join(names)} with the database, key by key"):
+        verifications = {name: _verify(stage, name) for name in names}
+        outcomes = command.run_all(verifications, _around(stage), _AT_ONCE)
+    return [read_findings(name, outcomes[name]) for name in names]
+
+
+def sum_up(
+    stage: Stage,
+    traffic: Traffic,
+    findings: list[SinkResult],
+    peak_memory_bytes: int,
+) -> Result:
+    """Put everything into the final table's words."""
+    latencies = shop.sampler_report(stage).get("sinks", {})
+    return Result(
+        orders_before=stage.options.orders,
+        traffic=traffic,
+        sinks=tuple(_timed(one, latencies.get(one.name)) for one in findings),
+        snapshot=_snapshot(stage),
+        restarts=sum(stage.supervisor.restarts(name) for name in parts.SUPERVISED),
+        peak_memory_bytes=peak_memory_bytes,
+        elapsed_s=round(stage.elapsed_s(), 1),
+        machine=machine(),
+    )
+
+
+def machine() -> str:
+    """Describe this machine in a few words."""
+    memory_gib = psutil.virtual_memory().total / _GIB
+    return (
+        f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()}"
+        f" {platform.machine()}, Python {platform.python_version()}"
+    )
+
+
+def _verify(stage: Stage, name: str) -> command.Words:
+    words = ("verify", name, "--json", "--config", str(stage.config))
+    return command.python_module(parts.CLI, *words)
+
+
+def _around(stage: Stage) -> command.Surroundings:
+    env = {**parts.environment(stage), "TOWPATH_CONFIG": str(stage.config)}
+    return command.Surroundings(env, stage.state.root, _VERIFY_WITHIN_S)
+
+
+def read_findings(name: str, outcome: command.Outcome) -> SinkResult:
+    """Read what ``towpath verify`` printed; anything else is no comparison."""
+    try:
+        return _finding(name, json.loads(outcome.output))
+    except (ValueError, KeyError, TypeError):
+        said = (outcome.errors or outcome.output).strip()
+        failure = said or f"towpath verify ended with {outcome.code}"
+        return SinkResult(name=name, failure=failure)
+
+
+def _finding(name: str, document: Mapping[str, Any]) -> SinkResult:
+    routes = document["routes"]
+    named = [
+        f"{route['route']} {Difference(**one)}"
+        for route in routes
+        for one in route["first"]
+    ]
+    broken = [f"{r['route']}: {r['error']}" for r in routes if r["error"]]
+    differences = document["differences"]
+    return SinkResult(
+        name=name,
+        compared=sum(route["source_rows"] for route in routes),
+        # Nothing found on a route that was not read to its end is no proof.
+        differences=None if broken and not differences else differences,
+        named=tuple(named),
+        failure="; ".join(broken) or None,
+    )
+
+
+def _timed(finding: SinkResult, report: Mapping[str, Any] | None) -> SinkResult:
+    if report is None:
+        return finding
+    latency = report["latency"]
+    return replace(
+        finding,
+        samples=latency["count"],
+        lost=report["lost"] + report["awaited"],
+        p50_ms=latency["p50_ms"],
+        p95_ms=latency["p95_ms"],
+        p99_ms=latency["p99_ms"],
+    )
+
+
+def _snapshot(stage: Stage) -> SnapshotResult:
+    rows = signals.progress(stage.shop_dsn, SIGNAL)
+    delivered = sum(row.rows for row in rows)
+    took_s = sum(row.elapsed_s or 0.0 for row in rows)
+    return SnapshotResult(
+        sink=SINK,
+        rows=delivered,
+        rows_per_s=round(delivered / took_s, 1) if took_s else 0.0,
+        changed_meanwhile=measure.count_changed(stage.shop_dsn, SIGNAL),
+        wanted_changes=stage.plan.wanted_changes,
+        dropped=sum(row.dropped for row in rows),
+    )

@@ -1,0 +1,204 @@
+"""
+The final table, and the same as JSON. Pure.
+
+What it says of latency: from the answer of a checkout, which comes after the commit, to
+the first read through the target's own API that returned the order.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+_GIB: Final = 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """
+    What went through, from the first checkout to the last.
+
+    ``row_changes`` and ``events`` are the records that the relay published for them.
+    """
+
+    checkouts: int
+    payments: int
+    cancellations: int
+    conflicts: int
+    failed_requests: int
+    row_changes: int
+    events: int
+    load_s: float
+
+    @property
+    def requests(self) -> int:
+        """All that were sent."""
+        answered = self.checkouts + self.payments + self.cancellations
+        return answered + self.conflicts + self.failed_requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkResult:
+    """
+    One sink: its latencies in milliseconds, and whether it equals the database.
+
+    Attributes:
+        samples: Orders whose way was timed; ``lost`` were not seen in time.
+        compared: Keys compared.
+        differences: Keys that differ; ``None`` if it could not be verified.
+        named: The first of them, with what differs.
+        failure: Why it could not be verified.
+    """
+
+    name: str
+    samples: int = 0
+    lost: int = 0
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    p99_ms: float | None = None
+    compared: int = 0
+    differences: int | None = None
+    named: tuple[str, ...] = ()
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotResult:
+    """The new sink's snapshot, of which rows inside its key range changed meanwhile."""
+
+    sink: str
+    rows: int
+    rows_per_s: float
+    changed_meanwhile: int
+    wanted_changes: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """All that the demo found."""
+
+    orders_before: int
+    traffic: Traffic
+    sinks: tuple[SinkResult, ...]
+    snapshot: SnapshotResult
+    restarts: int
+    peak_memory_bytes: int
+    elapsed_s: float
+    machine: str
+
+    @property
+    def differences(self) -> int:
+        """Keys that differ, over all sinks."""
+        return sum(sink.differences or 0 for sink in self.sinks)
+
+    @property
+    def equal(self) -> bool:
+        """Whether every sink was verified and not one key differs."""
+        return all(sink.differences == 0 for sink in self.sinks)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the whole as JSON takes it."""
+        sums = {"differences": self.differences, "equal": self.equal}
+        return {**dataclasses.asdict(self), **sums}
+
+
+def draw(result: Result) -> RenderableType:
+    """Draw the table, and below it every difference that is known by name."""
+    blocks: list[RenderableType] = [_facts(result), Text(), _sinks(result), Text()]
+    blocks.append(_verdict(result))
+    for sink in result.sinks:
+        lines = [*sink.named, *filter(None, [sink.failure])]
+        blocks += [Text(f"  {sink.name}: {line}", style="red") for line in lines]
+    return Panel(Group(*blocks), title="towpath demo", expand=False)
+
+
+def _facts(result: Result) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    for title, number, remark in _lines(result):
+        table.add_row(title, number, remark)
+    return table
+
+
+def _lines(result: Result) -> list[tuple[str, str, str]]:
+    traffic, snapshot = result.traffic, result.snapshot
+    orders = f"{traffic.payments:,} paid, {traffic.cancellations:,} cancelled"
+    if traffic.conflicts:
+        orders += f", {traffic.conflicts:,} too late"
+    failed = f"of {traffic.requests:,}"
+    few = snapshot.changed_meanwhile < snapshot.wanted_changes
+    short = f"fewer than the {snapshot.wanted_changes:,} wanted" if few else ""
+    return [
+        ("checkouts", f"{traffic.checkouts:,}", orders),
+        ("failed requests", f"{traffic.failed_requests:,}", failed),
+        ("row changes", f"{traffic.row_changes:,}", f"in {traffic.load_s:.0f} s"),
+        ("events", f"{traffic.events:,}", "through the outbox"),
+        (
+            "rows backfilled",
+            f"{snapshot.rows:,}",
+            f"into {snapshot.sink}, at {snapshot.rows_per_s:,.0f} rows/s",
+        ),
+        ("rows changed meanwhile", f"{snapshot.changed_meanwhile:,}", short),
+        ("rows the window dropped", f"{snapshot.dropped:,}", "a change overtook them"),
+        (
+            "orders before the slot",
+            f"{result.orders_before:,}",
+            "only in the snapshots",
+        ),
+        ("parts started again", f"{result.restarts:,}", ""),
+        ("peak memory", f"{result.peak_memory_bytes / _GIB:.1f} GiB", "of all parts"),
+        ("time", f"{result.elapsed_s:.0f} s", result.machine),
+    ]
+
+
+def _sinks(result: Result) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("commit → first read", no_wrap=True)
+    for title in ("samples", "p50", "p95", "p99", "keys", "differences"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for sink in result.sinks:
+        table.add_row(
+            sink.name,
+            _samples(sink),
+            _duration(sink.p50_ms),
+            _duration(sink.p95_ms),
+            _duration(sink.p99_ms),
+            f"{sink.compared:,}",
+            _differences(sink),
+        )
+    return table
+
+
+def _samples(sink: SinkResult) -> str:
+    if not sink.samples and not sink.lost:
+        return "-"
+    return f"{sink.samples:,}" + (f" ({sink.lost} lost)" if sink.lost else "")
+
+
+def _duration(time_ms: float | None) -> str:
+    if time_ms is None:
+        return "-"
+    return f"{time_ms:,.0f} ms" if time_ms < 10_000 else f"{time_ms / 1000:,.1f} s"  # noqa: PLR2004 - a matter of looks
+
+
+def _differences(sink: SinkResult) -> Text:
+    if sink.differences is None:
+        return Text("not verified", style="red")
+    return Text(f"{sink.differences:,}", style="red" if sink.differences else "green")
+
+
+def _verdict(result: Result) -> Text:
+    if result.equal:
+        text = "All sinks equal the database: not one difference."
+        return Text(text, style="bold green")
+    missing = [sink.name for sink in result.sinks if sink.differences is None]
+    if missing:
+        return Text(f"Not verified: {', '.join(missing)}.", style="bold red")
+    return Text(f"{result.differences:,} keys differ.", style="bold red")

@@ -1,0 +1,53 @@
+"""The demo's state folder is taken, emptied and never mistaken."""
+
+import pytest
+
+from towpath.deploy.demo.errors import DemoRunsError, NotADemoFolderError
+from towpath.deploy.demo.folder import MARK, taken
+
+
+def test_a_fresh_folder_is_marked(tmp_path):
+    """
+    A folder that does not exist is made, and carries the demo's mark from then on.
+    """
+    with taken(tmp_path / "state" / "demo") as stack:
+        names = [path.name for path in stack.state.root.iterdir()]
+
+    assert names == [MARK]
+
+
+def test_an_older_demo_is_removed(tmp_path):
+    """
+    What an earlier demo has left in its folder is gone when the next one takes it.
+    """
+    with taken(tmp_path):
+        (tmp_path / "sinks" / "cache").mkdir(parents=True)
+        (tmp_path / "towpath.toml").write_text("")
+    with taken(tmp_path) as stack:
+        names = [path.name for path in stack.state.root.iterdir()]
+
+    assert names == [MARK]
+
+
+def test_nothing_is_removed_from_a_folder_without_the_mark(tmp_path):
+    """
+    A folder that holds something of somebody else's is refused and left as it is.
+    """
+    (tmp_path / "precious").write_text("mine")
+    with pytest.raises(NotADemoFolderError), taken(tmp_path):
+        pass
+
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_folder_in_which_a_demo_works_is_refused(tmp_path):
+    """
+    Two demos cannot take the same folder at once; the second leaves it alone.
+    """
+    with taken(tmp_path):
+        (tmp_path / "data").write_text("first")
+        with pytest.raises(DemoRunsError, match="works in"), taken(tmp_path):
+            pass
+        kept = (tmp_path / "data").read_text()
+
+    assert kept == "first"

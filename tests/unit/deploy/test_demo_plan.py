@@ -1,0 +1,39 @@
+"""What the demo decides before it begins."""
+
+import pytest
+
+from towpath.deploy.demo.plan import Options, plan
+
+
+@pytest.mark.parametrize("rate", [1, 20, 50, 400])
+@pytest.mark.parametrize("orders", [50_000, 200_000])
+def test_enough_rows_change_while_the_snapshot_runs(rate, orders):
+    """
+    At the planned pace the snapshot lasts long enough for more than 500 changes.
+    """
+    decided = plan(Options(rate=rate, orders=orders))
+    snapshot_s = orders / decided.max_rows_per_second
+    changes = snapshot_s * decided.settle_rate
+
+    assert changes > 500 * 1.4
+
+
+def test_the_usual_snapshot_fits_into_the_usual_load():
+    """
+    With nothing said otherwise the snapshot ends before the load does.
+    """
+    options = Options()
+    decided = plan(options)
+    snapshot_s = options.orders / decided.max_rows_per_second
+
+    assert decided.new_sink_after_s + snapshot_s < options.duration_s
+
+
+def test_few_orders_want_few_changes():
+    """
+    Among 2,000 orders a tenth must change: 500 could run out of open ones.
+    """
+    expected = 200
+    actual = plan(Options(orders=2_000)).wanted_changes
+
+    assert expected == actual

@@ -1,0 +1,128 @@
+"""The demo's final table."""
+
+import dataclasses
+
+from rich.console import Console
+
+from towpath.deploy.demo.table import (
+    Result,
+    SinkResult,
+    SnapshotResult,
+    Traffic,
+    draw,
+)
+
+GOOD = Result(
+    orders_before=50_000,
+    traffic=Traffic(
+        checkouts=2_013,
+        payments=1_777,
+        cancellations=340,
+        conflicts=4,
+        failed_requests=0,
+        row_changes=9_001,
+        events=4_130,
+        load_s=40.2,
+    ),
+    sinks=(
+        SinkResult(
+            name="cache",
+            samples=150,
+            p50_ms=312.5,
+            p95_ms=700.0,
+            p99_ms=12_345.0,
+            compared=176_001,
+            differences=0,
+        ),
+        SinkResult(name="search_orders", compared=52_013, differences=0),
+    ),
+    snapshot=SnapshotResult(
+        sink="search_orders",
+        rows=50_711,
+        rows_per_s=1_998.7,
+        changed_meanwhile=741,
+        wanted_changes=500,
+        dropped=3,
+    ),
+    restarts=2,
+    peak_memory_bytes=5 * 1024**3,
+    elapsed_s=151.4,
+    machine="2 cores",
+)
+
+
+def shown(result):
+    """Draw a result as text."""
+    console = Console(width=140)
+    with console.capture() as capture:
+        console.print(draw(result))
+    return capture.get()
+
+
+def with_sink(**changes):
+    """Return the good result with changes to its first sink."""
+    sinks = (dataclasses.replace(GOOD.sinks[0], **changes), GOOD.sinks[1])
+    return dataclasses.replace(GOOD, sinks=sinks)
+
+
+def test_the_table_shows_every_number():
+    """
+    Counts, percentiles, the snapshot's numbers and the verdict are all in the table.
+    """
+    text = shown(GOOD)
+    wanted = [
+        "2,013", "9,001", "4,130", "50,711", "1,999 rows/s", "741", "176,001",
+        "312 ms", "700 ms", "12.3 s", "5.0 GiB", "151 s", "not one difference",
+    ]  # fmt: skip
+    missing = [number for number in wanted if number not in text]
+
+    assert missing == []
+
+
+def test_one_difference_is_not_equal():
+    """
+    A single key that differs makes the verdict, and is shown by its name.
+    """
+    result = with_sink(differences=1, named=("orders 7: status differs",))
+    text = shown(result)
+
+    assert not result.equal
+    assert "1 keys differ" in text
+    assert "orders 7: status differs" in text
+
+
+def test_a_sink_that_was_not_verified_is_not_equal():
+    """
+    Success is never printed over a sink that could not be compared.
+    """
+    result = with_sink(differences=None, failure="no answer")
+    text = shown(result)
+
+    assert not result.equal
+    assert "Not verified: cache." in text
+    assert "no answer" in text
+
+
+def test_too_few_changes_are_told():
+    """
+    When fewer rows changed during the snapshot than promised, the table says so.
+    """
+    snapshot = dataclasses.replace(GOOD.snapshot, changed_meanwhile=499)
+    text = shown(dataclasses.replace(GOOD, snapshot=snapshot))
+
+    assert "fewer than the 500 wanted" in text
+
+
+def test_json_holds_the_sums():
+    """
+    The JSON carries the whole result and the sums that scripts ask for.
+    """
+    expected = (0, True, 2_013)
+    document = GOOD.as_json()
+    actual = (
+        document["differences"],
+        document["equal"],
+        document["traffic"]["checkouts"],
+    )
+
+    assert expected == actual

@@ -1,0 +1,43 @@
+"""Percentiles by nearest rank."""
+
+from towpath.loadtests.percentile import Latency, at
+
+
+def test_no_samples_have_no_percentiles():
+    """
+    Without samples there is a count of nothing, and no number that nobody measured.
+    """
+    expected = Latency(0, None, None, None)
+    actual = Latency.of([])
+
+    assert expected == actual
+
+
+def test_one_sample_is_every_percentile():
+    """
+    A single sample answers for all three percentiles.
+    """
+    expected = Latency(1, 7.0, 7.0, 7.0)
+    actual = Latency.of([7.0])
+
+    assert expected == actual
+
+
+def test_percentiles_are_samples_by_nearest_rank():
+    """
+    Of the numbers 1 to 100 the percentiles are 50, 95 and 99, in whatever order.
+    """
+    expected = Latency(100, 50, 95, 99)
+    actual = Latency.of(reversed(range(1, 101)))
+
+    assert expected == actual
+
+
+def test_the_highest_share_is_the_highest_sample():
+    """
+    All samples lie at or below the percentile of 100 %.
+    """
+    expected = 9.0
+    actual = at([1.0, 2.0, 9.0], 1.0)
+
+    assert expected == actual

@@ -1,0 +1,46 @@
+"""The bookkeeping of latency samples."""
+
+from towpath.loadtests.percentile import Latency
+from towpath.loadtests.sample import LOST_AFTER_S, Samples, SinkReport
+
+
+def test_a_sample_lasts_from_the_answer_to_the_first_sight():
+    """
+    The latency is the time between the checkout's answer and the first read.
+    """
+    samples = Samples()
+    samples.await_order(1, 10.0)
+    samples.seen({1}, 10.25)
+    expected = SinkReport(Latency(1, 250.0, 250.0, 250.0), awaited=0, lost=0)
+    actual = samples.report()
+
+    assert expected == actual
+
+
+def test_only_the_first_sight_counts():
+    """
+    An order that is seen again changes nothing, nor does one that nobody awaited.
+    """
+    samples = Samples()
+    samples.await_order(1, 10.0)
+    samples.seen({1}, 10.1)
+    samples.seen({1, 2}, 99.0)
+    expected = (1, 100.0)
+    report = samples.report()
+    actual = (report.latency.count, report.latency.p99_ms)
+
+    assert expected == actual
+
+
+def test_a_sample_that_never_shows_is_lost():
+    """
+    After its time a sample is counted as lost and awaited no longer; younger ones are.
+    """
+    samples = Samples()
+    samples.await_order(1, 0.0)
+    samples.await_order(2, 60.0)
+    samples.expire(LOST_AFTER_S + 1)
+    expected = SinkReport(Latency(0, None, None, None), awaited=1, lost=1)
+    actual = samples.report()
+
+    assert expected == actual

@@ -165,6 +165,11 @@ name = "a-2"
         assert status in ends, detail
         return detail
 
+    def judged(self) -> int:
+        """Return how many rows the snapshots have delivered or dropped."""
+        statement = "select coalesce(sum(rows + dropped), 0) from towpath.snapshot"
+        return self.connection.execute(statement).fetchone()[0]
+
     def table(self) -> dict[str, dict[str, Any]]:
         """Return the table as a sink should have it."""
         rows = self.connection.execute("select to_jsonb(a) from s.a a").fetchall()
@@ -258,12 +263,18 @@ def fill(source: Source, count: int) -> None:
 
 
 class Writers:
-    """Sessions that write at random until told to stop."""
+    """
+    Sessions that write at random until told to stop.
+
+    Rows are moved to other keys for as long as ``may_move``. Whoever moves a row after
+    the snapshot, and leaves its large column alone, leaves it incomplete in the stream.
+    """
 
     def __init__(self, dsn: str, highest: int, count: int = 3) -> None:
         self._dsn = dsn
         self._highest = highest
         self._stop = threading.Event()
+        self.may_move = True
         self.writes = 0
         self._threads = [
             threading.Thread(target=self._write, args=(seed,)) for seed in range(count)
@@ -295,17 +306,18 @@ class Writers:
 
     def _change(self, connection: psycopg.Connection, chance: random.Random) -> None:
         key, other = (chance.randint(1, self._highest * 11 // 10) for _ in range(2))
-        statement = chance.choice(
-            [
-                "update s.a set v = nextval('s.v'), note = 'u' where id = %(key)s",
-                "update s.a set v = nextval('s.v'), note = 'u' where id = %(key)s",
-                "update s.a set v = nextval('s.v'), large = 'x' where id = %(key)s",
-                "update s.a set v = nextval('s.v'), id = %(other)s where id = %(key)s",
-                "delete from s.a where id = %(key)s",
-                "insert into s.a (id, note) values (%(key)s, 'i')",
-            ]
-        )
-        connection.execute(statement, {"key": key, "other": other})
+        statements = [
+            "update s.a set v = nextval('s.v'), note = 'u' where id = %(key)s",
+            "update s.a set v = nextval('s.v'), note = 'u' where id = %(key)s",
+            "update s.a set v = nextval('s.v'), large = 'x' where id = %(key)s",
+            "delete from s.a where id = %(key)s",
+            "insert into s.a (id, note) values (%(key)s, 'i')",
+        ]
+        if self.may_move:
+            statements.append(
+                "update s.a set v = nextval('s.v'), id = %(other)s where id = %(key)s"
+            )
+        connection.execute(chance.choice(statements), {"key": key, "other": other})
 
 
 def test_a_snapshot_under_writes_ends_with_the_table(source: Source):
@@ -317,7 +329,9 @@ def test_a_snapshot_under_writes_ends_with_the_table(source: Source):
     source.start()
     with Writers(source.dsn, 3_000) as writers:
         source.wait_for(lambda: writers.writes > 50)
-        source.signal("s1", data_collections=["s.a"])
+        source.signal("s1", data_collections=["s.a"], max_rows_per_second=2_000)
+        source.wait_for(lambda: source.judged() >= 1_500)
+        writers.may_move = False
         detail = source.wait_for_answer("s1")
     source.catch_up()
     fold = source.fold()
@@ -335,18 +349,15 @@ def test_a_killed_relay_goes_on_after_the_last_stored_chunk(source: Source):
     source.prepare("s.a")
     source.start()
     source.signal("s1", data_collections=["s.a"], max_rows_per_second=8_000)
-    progress = "select coalesce(max(rows), 0) from towpath.snapshot"
     kills = 0
-    with Writers(source.dsn, 20_000, count=1):
+    with Writers(source.dsn, 20_000, count=1) as writers:
         for goal in (2_000, 9_000):
-            source.wait_for(
-                lambda goal=goal: (
-                    source.connection.execute(progress).fetchone()[0] >= goal
-                )
-            )
+            source.wait_for(lambda goal=goal: source.judged() >= goal)
             source.kill()
             source.start()
             kills += 1
+        source.wait_for(lambda: source.judged() >= 14_000)
+        writers.may_move = False
         detail = source.wait_for_answer("s1")
     source.catch_up()
     fold = source.fold()

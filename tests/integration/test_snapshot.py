@@ -400,14 +400,22 @@ def test_wrong_signals_are_answered_and_the_stream_goes_on(source: Source):
 def test_a_target_gets_its_rows_on_a_topic_of_its_own(source: Source):
     """
     READ rows for one sink are not sent to everybody (B33).
+
+    The sink may have been declared while the relay ran.
     """
     fill(source, 250)
     source.prepare("s.a")
     source.start()
-    source.signal("s1", data_collections=["s.a"], target="search2")
+    source.signal("early", data_collections=["s.a"], target="search3")
+    source.wait_for_answer("early", "rejected")
+    block = source.config.read_text().partition("[[sink]]")[2]
+    source.config.write_text(
+        source.config.read_text() + "[[sink]]" + block.replace("search2", "search3")
+    )
+    source.signal("s1", data_collections=["s.a"], target="search3")
     source.wait_for_answer("s1")
     shared = source.fold()
-    own = source.fold(f"{source.prefix}.s.a.backfill.search2")
+    own = source.fold(f"{source.prefix}.s.a.backfill.search3")
 
     assert ({}, source.table()) == (shared.rows, own.rows)
 

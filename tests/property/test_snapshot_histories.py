@@ -221,7 +221,7 @@ class Relay:
         self.driver = SnapshotDriver(
             self.invisible,
             captured=["s.a"],
-            sinks=["new"],
+            sinks=lambda: ["new"],
             run_id=str(world.random.random()),
             limits=Limits(world.chunk_rows, world.max_touches),
         )

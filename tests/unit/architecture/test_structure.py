@@ -9,7 +9,6 @@ import ast
 import importlib
 import re
 import shutil
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -124,7 +123,7 @@ def test_a_planted_violation_is_found(name: str, source: str, finding: str):
 def errors() -> list[type[TowpathError]]:
     """Import every module that declares a failure and list what they raise."""
     for path in modules():
-        if re.search(r"^class \w+Error\(", path.read_text(encoding="utf-8"), re.M):
+        if re.search(r"(?m)^class \w+Error\(", path.read_text(encoding="utf-8")):
             parts = path.relative_to(ROOT).with_suffix("").parts[2:]
             importlib.import_module(".".join(parts))
 

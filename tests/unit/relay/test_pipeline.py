@@ -201,7 +201,7 @@ class Bench:
         driver = SnapshotDriver(
             self.core.invisible,
             captured=["rec.item"],
-            sinks=[],
+            sinks=frozenset,
             run_id="r",
             limits=Limits(100),
         )

@@ -27,7 +27,7 @@ class Loop:
         self.driver = SnapshotDriver(
             self.invisible,
             captured=["s.a", "s.b"],
-            sinks=["search2"],
+            sinks=lambda: ["search2"],
             run_id="run",
             limits=Limits(chunk_rows=2),
         )

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from towpath.relay.declared_sinks import DeclaredSinks
 from towpath.relay.delivery import DeliveryLedger
 from towpath.relay.errors import SlotBusyError, SlotHeldError
 from towpath.relay.health import HealthServer
@@ -111,9 +112,10 @@ def run(config: Path) -> int:
     Raises:
         TowpathError: Going on needs a person; the remedy says what to do.
     """
-    settings = load(config, os.environ)  # noqa: TID251 - a root
+    environ = dict(os.environ)  # noqa: TID251 - a root
+    settings = load(config, environ)
     _configure_logs()
-    relay = Relay(settings)
+    relay = Relay(settings, DeclaredSinks(config, environ, settings))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, relay.stop)
     try:
@@ -136,8 +138,9 @@ class _Source(NamedTuple):
 class Relay:
     """One relay process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, sinks: DeclaredSinks) -> None:
         self._settings = settings
+        self._sinks = sinks
         self._clock = SystemClock()
         self._wakeup = Wakeup()
         self._tally = Tally(on_first=_warn)
@@ -242,7 +245,7 @@ class Relay:
         driver = SnapshotDriver(
             core.invisible,
             captured=settings.database.tables,
-            sinks=[sink.name for sink in settings.sink],
+            sinks=self._sinks,
             run_id=uuid.uuid4().hex,
             limits=Limits(settings.relay.chunk_rows),
         )

@@ -7,7 +7,7 @@ crash starts nothing: ``Resumed`` brings what is left of it.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -65,7 +65,7 @@ class SnapshotDriver:
         invisible: InvisibleTransactions,
         *,
         captured: Collection[str],
-        sinks: Collection[str],
+        sinks: Callable[[], Collection[str]],
         run_id: str,
         limits: Limits,
     ) -> None:
@@ -75,7 +75,7 @@ class SnapshotDriver:
         Args:
             invisible: The streamed transactions that may be invisible; the loop adds.
             captured: The captured tables, as ``schema.table``.
-            sinks: The sinks' names: what a signal's target may be.
+            sinks: Names the sinks as of now: what a signal's target may be.
             run_id: Tells this process's watermarks from those of dead ones.
             limits: Bounds of memory.
         """

@@ -8,7 +8,7 @@ Every signal gets one, so that its transaction can be confirmed.
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,9 @@ class Accepted:
 class Intake:
     """The signals that have no stored answer yet; the first is being answered."""
 
-    def __init__(self, captured: Collection[str], sinks: Collection[str]) -> None:
+    def __init__(
+        self, captured: Collection[str], sinks: Callable[[], Collection[str]]
+    ) -> None:
         self._captured = captured
         self._sinks = sinks
         self._signals: deque[SignalSeen] = deque()
@@ -124,7 +126,7 @@ class Intake:
         return self._inspect(signal, request)
 
     def _inspect(self, signal: SignalSeen, request: ExecuteSnapshot) -> Effect:
-        if request.target is not None and request.target not in self._sinks:
+        if request.target is not None and request.target not in self._sinks():
             reason = f"target {request.target!r} is not a sink of the configuration"
             raise SignalRejectedError(reason)
         expansion = expand(request.collections, self._captured)

@@ -5,8 +5,8 @@ Parts are killed while it runs, a row is altered behind its back, and it is inte
 what it says and what it leaves behind must be right each time.
 """
 
+import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,9 +16,12 @@ import psutil
 import pytest
 import requests
 
+from towpath.deploy import signals
+from towpath.deploy.demo.steps.new_sink import SIGNAL
 from towpath.deploy.local import process
 from towpath.deploy.local.folders import StateFolder
 from towpath.schemas.clock import Deadline, SystemClock
+from towpath.settings import load
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -89,6 +92,12 @@ class Demo:
             return
         self.seen.update(below)
 
+    def backfilled(self):
+        """Count the rows that the new sink's snapshot has delivered by now."""
+        settings = load(self.state.root / "towpath.toml", {})
+        rows = signals.progress(settings.database.dsn, SIGNAL)
+        return sum(row.rows for row in rows)
+
     def kill(self, part):
         """Kill a part with SIGKILL, and wait until another has taken its place."""
         file = self.state.process_file(part)
@@ -125,8 +134,8 @@ class Demo:
     def destroy(self):
         """Kill it and whatever it has started, should the test have failed."""
         self.remember()
-        for one in [psutil.Process(os.getpid()), *self.seen]:
-            if one.pid != os.getpid() and one.is_running():
+        for one in self.seen:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
         self._process.kill()
         self._process.wait()
@@ -156,9 +165,9 @@ def test_killed_parts_lose_and_repeat_nothing(start):
     demo.wait_for_line("open the shop", 300)
     demo.kill("warehouse")
     demo.wait_for_line("insert into towpath.signal", 120)
-    CLOCK.wait(5)
+    demo.wait_until(lambda: demo.backfilled() > 10_000, 60, "a part of the snapshot")
     demo.kill("relay")
-    CLOCK.wait(5)
+    demo.wait_until(lambda: demo.backfilled() > 25_000, 60, "half of the snapshot")
     demo.kill("serving")
     code = demo.end(450)
     assert code == 0, demo.text

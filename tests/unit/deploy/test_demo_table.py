@@ -51,9 +51,9 @@ GOOD = Result(
 )
 
 
-def shown(result):
+def shown(result, width=140):
     """Draw a result as text."""
-    console = Console(width=140)
+    console = Console(width=width)
     with console.capture() as capture:
         console.print(draw(result))
     return capture.get()
@@ -77,6 +77,13 @@ def test_the_table_shows_every_number():
     missing = [number for number in wanted if number not in text]
 
     assert missing == []
+
+
+def test_a_narrow_terminal_cuts_nothing_off():
+    """
+    Eighty columns are enough for every figure.
+    """
+    assert "…" not in shown(GOOD, width=80)
 
 
 def test_one_difference_is_not_equal():

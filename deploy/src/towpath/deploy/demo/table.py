@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 _GIB: Final = 1024**3
+_SECOND_MS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,7 @@ def _lines(result: Result) -> list[tuple[str, str, str]]:
 
 def _sinks(result: Result) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("commit → first read", no_wrap=True)
+    table.add_column("commit to read", no_wrap=True)
     for title in ("samples", "p50", "p95", "p99", "keys", "differences"):
         table.add_column(title, justify="right", no_wrap=True)
     for sink in result.sinks:
@@ -185,7 +186,7 @@ def _samples(sink: SinkResult) -> str:
 def _duration(time_ms: float | None) -> str:
     if time_ms is None:
         return "-"
-    return f"{time_ms:,.0f} ms" if time_ms < 10_000 else f"{time_ms / 1000:,.1f} s"  # noqa: PLR2004 - a matter of looks
+    return f"{time_ms:.0f} ms" if time_ms < _SECOND_MS else f"{time_ms / 1000:,.1f} s"
 
 
 def _differences(sink: SinkResult) -> Text:

@@ -7,11 +7,13 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 BIN := .venv/bin
 MEMBERS := schemas settings outbox relay sinks services loadtests deploy
 
-.PHONY: help demo test check soak lock clean python setup-run setup-dev static
+.PHONY: help setup demo test check soak lock clean python setup-run setup-dev static
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+
+setup: setup-run ## Fetch and install what running needs; the other targets do it too.
 
 demo: setup-run ## Start everything, drive the shop, fill a new sink, prove it all agrees.
 	@$(BIN)/towpath demo $(ARGS)

@@ -81,6 +81,27 @@ def test_a_killed_part_is_started_again_and_counted(
     assert supervisor.restarts("worker") == 1
 
 
+def test_an_adopted_part_is_started_again_and_left_to_its_owner(
+    state: StateFolder, supervisor: Supervisor
+) -> None:
+    """
+    A part that somebody else started comes back when killed, and outlives the watch.
+    """
+    part = _part(state, _SLEEPER)
+    first = process.start(part, state)
+    supervisor.adopt(part)
+    psutil.Process(first).kill()
+    came_back = _until(lambda: _pid(state) not in {None, first})
+    second = _pid(state)
+    supervisor.stop()
+    third = _pid(state)
+    lifecycle.take_down(part, state)
+
+    assert came_back
+    assert supervisor.restarts() == 1
+    assert second == third
+
+
 def test_a_part_that_ends_at_once_is_tried_again_and_again(
     state: StateFolder, supervisor: Supervisor
 ) -> None:

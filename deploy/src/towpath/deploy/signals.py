@@ -7,7 +7,8 @@ progress of each table in ``towpath.snapshot``.
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -111,9 +112,11 @@ def state(dsn: str, signal_id: str) -> tuple[str | None, Any] | None:
     return None if row is None else (row[0], row[1])
 
 
-def _connect(dsn: str) -> psycopg.Connection[Any]:
+@contextmanager
+def _connect(dsn: str) -> Iterator[psycopg.Connection[Any]]:
     try:
-        return psycopg.connect(dsn, connect_timeout=5)
+        with psycopg.connect(dsn, connect_timeout=5) as connection:
+            yield connection
     except psycopg.OperationalError as error:
         message = f"the source does not answer: {str(error).strip()}"
         raise SourceUnreachableError(message) from error

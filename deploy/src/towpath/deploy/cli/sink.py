@@ -8,13 +8,15 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from towpath.deploy import signals
+from towpath.deploy import offsets, signals
 from towpath.deploy.cli.places import ConfigOption, config_file
 from towpath.deploy.jars import store
 from towpath.deploy.local import java
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import RouteKind, Settings, Sink, load
+from towpath.sinks.kafka import Topics
+from towpath.sinks.progress import State
 
 app = App(name="sink", help="Run sinks, list them, add one and fill it.")
 
@@ -58,17 +60,28 @@ def run(
 @app.command(name="list")
 def list_sinks(*, config: ConfigOption = None) -> int:
     """
-    List the configured sinks and their routes.
+    List the configured sinks: what each does, and how many records it is behind.
+
+    Exit 1 if one has failed.
 
     Args:
         config: Configuration file.
     """
-    table = Table("sink", "kind", "driver", "topic", "to", box=None)
-    for sink in _settings(config_file(config)).sink:
-        for route in sink.route:
-            table.add_row(sink.name, sink.kind, sink.driver, route.topic, route.name)
+    settings = _settings(config_file(config))
+    ends = offsets.read_ends(Topics(settings.kafka.bootstrap_servers))
+    table = Table(
+        *("sink", "kind", "driver", "state", "behind", "written", "dead"), box=None
+    )
+    said = [(sink, offsets.progress_of(settings, sink)) for sink in settings.sink]
+    for sink, one in said:
+        behind = offsets.lag_records(sink, one.applied, ends)
+        counts = (f"{count:,}" for count in (behind, one.rows, one.dead_letters))
+        table.add_row(sink.name, sink.kind, sink.driver, one.state, *counts)
     Console().print(table)
-    return 0
+    for sink, one in said:
+        if one.error:
+            print(f"{sink.name}: {one.error}")
+    return int(any(one.state is State.FAILED for _, one in said))
 
 
 @app.command

@@ -17,8 +17,8 @@ from typing import Any, Final, Self, TypeVar
 import psutil
 import psycopg
 
-from towpath.deploy import signals
-from towpath.deploy.demo import memory, offsets, parts
+from towpath.deploy import offsets, signals
+from towpath.deploy.demo import memory, parts
 from towpath.deploy.demo.stage import Stage
 from towpath.deploy.demo.view import PartView, Rates, SinkView, SnapshotView, View
 from towpath.deploy.local import process

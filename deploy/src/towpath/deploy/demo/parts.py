@@ -1,8 +1,9 @@
 """
 The demo's processes beside the stack: service, relay, two Spark drivers, load, sampler.
 
-All are described as parts; the supervisor watches the first four and starts them again
-when they die. Load and sampler run once: they end when they are told to.
+All are described as parts; the supervisor watches the first four, as it does those of
+the stack, and starts them again when they die. Load and sampler run once: they end when
+they are told to.
 """
 
 import json
@@ -29,8 +30,6 @@ SERVING: Final = "serving"
 WAREHOUSE: Final = "warehouse"
 LOAD: Final = "load"
 SAMPLER: Final = "sampler"
-SUPERVISED: Final = (ORDERS, RELAY, SERVING, WAREHOUSE)
-ONCE: Final = (LOAD, SAMPLER)
 CLI: Final = "towpath.deploy.cli"
 
 # A Spark session takes six seconds of a free core; here two start beside everything.

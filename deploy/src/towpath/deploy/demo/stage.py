@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from towpath.deploy.demo.errors import StepError
 from towpath.deploy.demo.plan import Options, Plan
@@ -19,9 +19,15 @@ from towpath.deploy.local.folders import StateFolder
 from towpath.deploy.local.stack import Stack
 from towpath.deploy.local.supervisor import Supervisor
 from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.failure import UnavailableError
 from towpath.settings import Settings, load
 
 _LOOK_EVERY_S: Final = 0.2
+
+# A killed part is back, its data recovered, in half of it.
+_PART_BACK_WITHIN_S: Final = 60.0
+
+Value = TypeVar("Value")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,18 +98,37 @@ class Stage:
 
     def until(self, condition: Callable[[], bool], what: str, within_s: float) -> None:
         """
-        Wait until a condition holds.
+        Wait until a condition holds; while a part is away, it does not.
 
         Raises:
             StepError: It does not in time; ``what`` completes "waited for".
+            UnavailableError: A part was away until the end.
         """
         deadline = Deadline(self.clock, within_s)
-        while not condition():
+        while not self.patiently(condition, deadline.remaining_s()):
             if deadline.passed():
                 message = (
                     f"waited {within_s:.0f} s for {what}; logs: {self.state.root}/logs"
                 )
                 raise StepError(message)
+            self.clock.wait(_LOOK_EVERY_S)
+
+    def patiently(
+        self, ask: Callable[[], Value], within_s: float = _PART_BACK_WITHIN_S
+    ) -> Value:
+        """
+        Return an answer; ask again while a part is away, because it will be back.
+
+        Raises:
+            UnavailableError: It was not back in time.
+        """
+        deadline = Deadline(self.clock, within_s)
+        while True:
+            try:
+                return ask()
+            except UnavailableError as error:
+                if deadline.passed() or isinstance(error, StepError):
+                    raise
             self.clock.wait(_LOOK_EVERY_S)
 
     def pause(self, duration_s: float) -> None:

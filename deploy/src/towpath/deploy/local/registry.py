@@ -24,7 +24,9 @@ def part(state: StateFolder, port: int, management_port: int) -> Part:
         "quarkus.management.port": str(management_port),
         "apicurio.storage.kind": "sql",
         "apicurio.storage.sql.kind": "h2",
-        "apicurio.datasource.url": f"jdbc:h2:file:{folder / 'schemas'}",
+        # Without the setting a schema that was answered for is in the file half a
+        # second later, and a killed registry may give its id to another.
+        "apicurio.datasource.url": f"jdbc:h2:file:{folder / 'schemas'};WRITE_DELAY=0",
     }
     return Part(
         name="registry",

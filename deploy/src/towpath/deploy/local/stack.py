@@ -91,7 +91,7 @@ class Stack:
         if not self.state.stack.exists():
             return
         with self._locked():
-            parts = self._parts(self._ports(), NAMES)
+            parts = self.parts()
             with ThreadPoolExecutor(len(NAMES)) as threads:
                 list(threads.map(lambda p: lifecycle.take_down(p, self.state), parts))
 
@@ -109,7 +109,7 @@ class Stack:
     def status(self) -> list[PartStatus]:
         """Tell how every part is, then every other process of this state folder."""
         known = self._ports()
-        parts = {part.name: part for part in self._parts(known, NAMES)}
+        parts = {part.name: part for part in self.parts()}
         others = [name for name in self.state.parts() if name not in NAMES]
         return [
             lifecycle.status(
@@ -120,6 +120,10 @@ class Stack:
             )
             for name in (*NAMES, *others)
         ]
+
+    def parts(self) -> list[Part]:
+        """Describe the parts that have been started, for whoever watches over them."""
+        return self._parts(self._ports(), NAMES)
 
     def addresses(self) -> Addresses:
         """Return where the parts can be reached; a port is 0 until its first start."""

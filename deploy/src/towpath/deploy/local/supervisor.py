@@ -4,6 +4,7 @@ Processes of the platform beside the stack: started, watched, started again, sto
 A process that ends by itself is started again after a growing delay, and counted. One
 deadline bounds the stop of all of them together; afterwards nothing is left, whatever
 state they were in. Order of start is order of listing; all are stopped at once.
+Parts that somebody else has started can be watched too; they are his to stop.
 """
 
 import contextlib
@@ -45,6 +46,7 @@ class Supervisor:
         self._backoff = backoff or Backoff(first_s=0.5, ceiling_s=10.0)
         self._clock = clock or SystemClock()
         self._parts: dict[str, Part] = {}
+        self._adopted: set[str] = set()
         self._restarts: dict[str, int] = {}
         self._attempts: dict[str, int] = {}
         self._started_at_s: dict[str, float] = {}
@@ -70,15 +72,17 @@ class Supervisor:
             if self._ending.is_set():
                 return
             lifecycle.take_down(part, self._state)
-            part.prepare()
-            self._parts[part.name] = part
-            self._restarts.setdefault(part.name, 0)
             self._launch(part)
-            if self._watcher is None:
-                self._watcher = threading.Thread(
-                    target=self._watch, name="supervisor", daemon=True
-                )
-                self._watcher.start()
+            self._watch_over(part)
+
+    def adopt(self, part: Part) -> None:
+        """Watch a part that runs already; ``stop`` leaves it to whoever started it."""
+        with self._lock:
+            if self._ending.is_set():
+                return
+            self._adopted.add(part.name)
+            self._started_at_s[part.name] = self._clock.monotonic_s()
+            self._watch_over(part)
 
     def wait_ready(self, names: Sequence[str] | None = None) -> None:
         """
@@ -100,8 +104,10 @@ class Supervisor:
                         raise PartError(why) from error
                 self._ending.wait(_LOOK_EVERY_S)
 
-    def restarts(self, name: str) -> int:
-        """Return how often a part was started again."""
+    def restarts(self, name: str | None = None) -> int:
+        """Return how often a part was started again, or all of them together."""
+        if name is None:
+            return sum(self._restarts.values())
         return self._restarts.get(name, 0)
 
     def status(self) -> list[PartStatus]:
@@ -121,19 +127,37 @@ class Supervisor:
             lifecycle.take_down(part, self._state)
 
     def stop(self, within_s: float = 20.0) -> None:
-        """Stop all parts at once; who is still there after ``within_s`` is killed."""
+        """
+        Stop all parts that were started here at once; end the watch over all.
+
+        Who is still there after ``within_s`` is killed.
+        """
         self._ending.set()
         if self._watcher is not None:
             self._watcher.join()
             self._watcher = None
         with self._lock:
-            parts = [replace(p, stop_within_s=within_s) for p in self._parts.values()]
+            parts = [
+                replace(part, stop_within_s=within_s)
+                for name, part in self._parts.items()
+                if name not in self._adopted
+            ]
             self._parts.clear()
         if parts:
             with ThreadPoolExecutor(len(parts)) as threads:
                 list(threads.map(lambda p: lifecycle.take_down(p, self._state), parts))
 
+    def _watch_over(self, part: Part) -> None:
+        self._parts[part.name] = part
+        self._restarts.setdefault(part.name, 0)
+        if self._watcher is None:
+            self._watcher = threading.Thread(
+                target=self._watch, name="supervisor", daemon=True
+            )
+            self._watcher.start()
+
     def _launch(self, part: Part) -> None:
+        part.prepare()
         process.start(part, self._state)
         self._started_at_s[part.name] = self._clock.monotonic_s()
         self._due_at_s.pop(part.name, None)

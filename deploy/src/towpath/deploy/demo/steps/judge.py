@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import psutil
 
-from towpath.deploy import signals
-from towpath.deploy.demo import command, measure, offsets, parts
+from towpath.deploy import offsets, signals
+from towpath.deploy.demo import command, measure, parts
 from towpath.deploy.demo.stage import Stage
 from towpath.deploy.demo.steps import shop
 from towpath.deploy.demo.steps.new_sink import SIGNAL, SINK
@@ -38,7 +38,8 @@ class Published:
 def published(stage: Stage) -> Published:
     """Count what the relay has published until now."""
     settings = stage.settings()
-    ends = offsets.read_ends(Topics(settings.kafka.bootstrap_servers))
+    topics = Topics(settings.kafka.bootstrap_servers)
+    ends = stage.patiently(lambda: offsets.read_ends(topics))
     return Published(
         offsets.table_records(settings, ends), offsets.event_records(settings, ends)
     )
@@ -90,7 +91,7 @@ def sum_up(
         traffic=traffic,
         sinks=tuple(_timed(one, latencies.get(one.name)) for one in findings),
         snapshot=_snapshot(stage),
-        restarts=sum(stage.supervisor.restarts(name) for name in parts.SUPERVISED),
+        restarts=stage.supervisor.restarts(),
         peak_memory_bytes=peak_memory_bytes,
         elapsed_s=round(stage.elapsed_s(), 1),
         machine=machine(),

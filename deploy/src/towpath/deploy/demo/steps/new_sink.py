@@ -51,7 +51,9 @@ def declare_sink(stage: Stage) -> None:
     )
     with stage.doing(f"declare a new sink: {SINK}, the index {INDEX}"):
         cluster = Topics(settings.kafka.bootstrap_servers)
-        declare.declare_sink(stage.config, block, {}, cluster, stage.clock)
+        stage.patiently(
+            lambda: declare.declare_sink(stage.config, block, {}, cluster, stage.clock)
+        )
         declare.wait_running(stage.settings(), SINK, stage.clock, _RUNNING_WITHIN_S)
 
 
@@ -59,18 +61,20 @@ def fill_sink(stage: Stage) -> None:
     """Ask for a snapshot with the sink as its target, and wait until it is applied."""
     stage.tell(f"[bold]{escape(_statement(stage))}[/bold]")
     with stage.doing(f"fill {SINK} while checkouts go on"):
-        signals.ask(
-            stage.shop_dsn,
-            [_TABLE],
-            target=SINK,
-            max_rows_per_second=stage.plan.max_rows_per_second,
-            signal_id=SIGNAL,
+        stage.patiently(
+            lambda: signals.ask(
+                stage.shop_dsn,
+                [_TABLE],
+                target=SINK,
+                max_rows_per_second=stage.plan.max_rows_per_second,
+                signal_id=SIGNAL,
+            )
         )
         wait_for_snapshot(stage, SIGNAL)
     with stage.doing(f"wait until {SINK} has applied it: then it is ready"):
         settings = stage.settings()
         cluster = Topics(settings.kafka.bootstrap_servers)
-        ends = declare.sink_ends(settings, SINK, cluster)
+        ends = stage.patiently(lambda: declare.sink_ends(settings, SINK, cluster))
         declare.wait_applied(settings, SINK, ends, stage.clock, _APPLIED_WITHIN_S)
         declare.mark_ready(settings, SINK)
 

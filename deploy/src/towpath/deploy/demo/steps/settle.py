@@ -8,7 +8,8 @@ do not move any more.
 
 from typing import Final
 
-from towpath.deploy.demo import measure, offsets
+from towpath.deploy import offsets
+from towpath.deploy.demo import measure
 from towpath.deploy.demo.stage import Stage
 from towpath.sinks.kafka import Topics
 
@@ -19,7 +20,7 @@ _SETTLED_WITHIN_S: Final = 180.0
 def settle(stage: Stage) -> None:
     """Wait for the relay, then for every sink."""
     with stage.doing("wait until relay and sinks have caught up"):
-        last = measure.end_of_log(stage.shop_dsn)
+        last = stage.patiently(lambda: measure.end_of_log(stage.shop_dsn))
         slot = stage.settings().database.slot
         stage.until(
             lambda: measure.has_confirmed(stage.shop_dsn, slot, last),
@@ -37,7 +38,8 @@ def wait_for_sinks(stage: Stage, within_s: float) -> None:
         StepError: One has not in time.
     """
     settings = stage.settings()
-    ends = offsets.read_ends(Topics(settings.kafka.bootstrap_servers))
+    topics = Topics(settings.kafka.bootstrap_servers)
+    ends = stage.patiently(lambda: offsets.read_ends(topics))
 
     def have_caught_up() -> bool:
         return not any(

@@ -27,9 +27,11 @@ chunk_rows = 2000
 
 
 def start_stack(stage: Stage) -> None:
-    """Bring up the five parts, all at once, and write the configuration."""
+    """Bring up the five parts, all at once; watch them; write the configuration."""
     with stage.doing("start Postgres, Kafka, registry, OpenSearch and Redis"):
         addresses = stage.stack.up()
+        for part in stage.stack.parts():
+            stage.supervisor.adopt(part)
         relay = _RELAY.format(port=stage.ports[parts.RELAY])
         stage.config.write_text(for_shop(addresses) + relay, encoding="utf-8")
 

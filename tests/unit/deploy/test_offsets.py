@@ -1,6 +1,6 @@
 """How far sinks are behind, from their offsets and the broker's."""
 
-from towpath.deploy.demo.offsets import event_records, lag_records, table_records
+from towpath.deploy.offsets import event_records, lag_records, table_records
 from towpath.settings import Settings
 
 SETTINGS = Settings.model_validate(

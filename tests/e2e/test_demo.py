@@ -181,6 +181,7 @@ def test_killed_parts_lose_and_repeat_nothing(start):
     assert snapshot["rows"] + snapshot["dropped"] >= 50_000
     assert snapshot["changed_meanwhile"] >= 500
     assert result["traffic"]["checkouts"] > 0
+    assert result["traffic"]["dead_letters"] == 0
     assert result["peak_memory_bytes"] < 6 * GIB
     assert demo.left() == []
 

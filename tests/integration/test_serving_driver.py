@@ -333,12 +333,14 @@ def test_a_dead_target_and_a_new_sink_leave_the_others_alone(place, unused_port)
         place.wait_applied("cache")
         place.wait_applied("search2")
         error = place.progress("search").error
+        cache = place.progress("cache")
 
     fed = feed.rows
     streamed = {k: row for k, row in fed.items() if row[-1] != "read"}
     assert "does not answer" in error
     assert fed == place.indexed("search2")
     assert {**before, **streamed} == place.cached()
+    assert ({place.topic}, 0) == (set(cache.applied), cache.dead_letters)
     assert [0, 0] == [
         declare.lag_of(place.settings, name, sinks._cluster(place.settings)).lag_records
         for name in ("cache", "search2")

@@ -22,6 +22,7 @@ GOOD = Result(
         failed_requests=0,
         row_changes=9_001,
         events=4_130,
+        dead_letters=17,
         load_s=40.2,
     ),
     sinks=(
@@ -71,7 +72,7 @@ def test_the_table_shows_every_number():
     """
     text = shown(GOOD)
     wanted = [
-        "2,013", "9,001", "4,130", "50,711", "1,999 rows/s", "741", "176,001",
+        "2,013", "9,001", "4,130", "17", "50,711", "1,999 rows/s", "741", "176,001",
         "312 ms", "700 ms", "12.3 s", "5.0 GiB", "151 s", "not one difference",
     ]  # fmt: skip
     missing = [number for number in wanted if number not in text]

@@ -1,6 +1,11 @@
 """How far sinks are behind, from their offsets and the broker's."""
 
-from towpath.deploy.offsets import event_records, lag_records, table_records
+from towpath.deploy.offsets import (
+    dead_letters,
+    event_records,
+    lag_records,
+    table_records,
+)
 from towpath.settings import Settings
 
 SETTINGS = Settings.model_validate(
@@ -74,5 +79,21 @@ def test_records_are_counted_by_kind():
     }
     expected = (7, 5)
     actual = (table_records(SETTINGS, ends), event_records(SETTINGS, ends))
+
+    assert expected == actual
+
+
+def test_dead_letters_of_all_count():
+    """
+    What the relay and each sink have set aside is one sum; other topics are not in it.
+    """
+    ends = {
+        "towpath.dead.relay": {"0": 2},
+        "towpath.dead.cache": {"0": 3, "1": 4},
+        "towpath.shop.orders": {"0": 4},
+        "other.dead.relay": {"0": 1},
+    }
+    expected = 9
+    actual = dead_letters(SETTINGS, ends)
 
     assert expected == actual

@@ -7,7 +7,7 @@ knows the ends.
 
 from collections.abc import Iterable, Mapping
 
-from towpath.schemas.topics import table_topic
+from towpath.schemas.topics import dead_letter_topic, table_topic
 from towpath.settings import Settings, Sink
 from towpath.sinks.declare import records_between
 from towpath.sinks.kafka import Topics
@@ -57,6 +57,12 @@ def event_records(settings: Settings, ends: Ends) -> int:
     head, _, tail = settings.database.outbox.topic.partition("{aggregate_type}")
     names = (n for n in ends if n.startswith(head) and n.endswith(tail))
     return _records(ends, names)
+
+
+def dead_letters(settings: Settings, ends: Ends) -> int:
+    """Count the records that the relay and the sinks have set aside."""
+    head = dead_letter_topic(settings.database.prefix, "")
+    return _records(ends, (name for name in ends if name.startswith(head)))
 
 
 def _records(ends: Ends, names: Iterable[str]) -> int:

@@ -5,6 +5,7 @@ Reads the compacted relations topic, lists topics and end offsets, and sets reco
 aside in ``<prefix>.dead.<sink>``. librdkafka's errors become ours here.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ 
 
 from towpath.schemas import headers, topics
 from towpath.settings import Settings
-from towpath.sinks.change import Record
+from towpath.sinks.change import Origin, Record
 from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
 from towpath.sinks.relations import RelationShape, parse_relation
 
@@ -214,6 +215,7 @@ class DeadLetters:
             BrokerUnavailableError: Not all of them are known to be durable.
         """
         count = 0
+        aside: dict[tuple[str, str], list[Origin]] = defaultdict(list)
         self._failures.clear()
         for record, reason in records:
             if not self._exists:
@@ -228,18 +230,22 @@ class DeadLetters:
             )
             self._producer.poll(0)
             count += 1
-            _log.warning(
-                "record set aside",
-                reason=reason,
-                topic=record.origin.topic,
-                partition=record.origin.partition,
-                offset=record.origin.offset,
-            )
+            aside[reason, record.origin.topic].append(record.origin)
         waiting = self._producer.flush(REQUEST_TIMEOUT_S)
         if waiting or self._failures:
             why = self._failures[0].str() if self._failures else "no answer in time"
             message = f"records could not be set aside in {self._topic}: {why}"
             raise BrokerUnavailableError(message)
+        for (reason, topic), origins in aside.items():
+            _log.warning(
+                "records set aside",
+                reason=reason,
+                topic=topic,
+                count=len(origins),
+                first_partition=origins[0].partition,
+                first_offset=origins[0].offset,
+                dead_letters=self._topic,
+            )
         return count
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:

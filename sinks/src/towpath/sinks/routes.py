@@ -31,16 +31,18 @@ class Routes:
     @property
     def pattern(self) -> str:
         """
-        A regular expression that matches exactly the topics of the sink.
+        A regular expression that is found in exactly the topics of the sink.
 
-        Both Java and Python read it the same way.
+        Both Java and Python read it the same way. The engine looks for it anywhere in
+        a name, so it says itself where a name begins and ends: other sinks' backfill
+        topics begin with the name of the table's.
         """
         exact = [re.escape(topic) for topic in sorted(self._by_topic)]
         open_ended = [
             f"(?!.*{re.escape(_BACKFILL)}){re.escape(r.topic.removesuffix(_ANY))}.*"
             for r in self._open_ended
         ]
-        return "|".join([*exact, *open_ended])
+        return f"^(?:{'|'.join([*exact, *open_ended])})$"
 
     def of(self, topic: str) -> Route | None:
         """Find the route that reads a topic."""

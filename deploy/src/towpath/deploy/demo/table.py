@@ -23,7 +23,8 @@ class Traffic:
     """
     What went through, from the first checkout to the last.
 
-    ``row_changes`` and ``events`` are the records that the relay published for them.
+    ``row_changes`` and ``events`` are the records that the relay published for them;
+    ``dead_letters`` are all that relay and sinks have set aside.
     """
 
     checkouts: int
@@ -33,6 +34,7 @@ class Traffic:
     failed_requests: int
     row_changes: int
     events: int
+    dead_letters: int
     load_s: float
 
     @property
@@ -141,6 +143,7 @@ def _lines(result: Result) -> list[tuple[str, str, str]]:
         ("failed requests", f"{traffic.failed_requests:,}", failed),
         ("row changes", f"{traffic.row_changes:,}", f"in {traffic.load_s:.0f} s"),
         ("events", f"{traffic.events:,}", "through the outbox"),
+        ("dead letters", f"{traffic.dead_letters:,}", "set aside, with their reason"),
         (
             "rows backfilled",
             f"{snapshot.rows:,}",

@@ -95,6 +95,7 @@ def stop(
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
     psutil.wait_procs(family, timeout=10)
+    _collect(process.pid)
     sweep(path)
 
 

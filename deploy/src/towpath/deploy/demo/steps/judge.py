@@ -33,6 +33,7 @@ class Published:
 
     row_changes: int
     events: int
+    dead_letters: int
 
 
 def published(stage: Stage) -> Published:
@@ -41,7 +42,9 @@ def published(stage: Stage) -> Published:
     topics = Topics(settings.kafka.bootstrap_servers)
     ends = stage.patiently(lambda: offsets.read_ends(topics))
     return Published(
-        offsets.table_records(settings, ends), offsets.event_records(settings, ends)
+        offsets.table_records(settings, ends),
+        offsets.event_records(settings, ends),
+        offsets.dead_letters(settings, ends),
     )
 
 
@@ -61,6 +64,7 @@ def traffic(stage: Stage, before: Published) -> Traffic:
         failed_requests=report["failures"],
         row_changes=now.row_changes - before.row_changes,
         events=now.events - before.events,
+        dead_letters=now.dead_letters,
         load_s=report["elapsed_s"],
     )
 

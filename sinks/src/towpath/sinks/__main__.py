@@ -8,7 +8,6 @@ heap is ``TOWPATH_SPARK_MEMORY``.
 """
 
 import argparse
-import logging
 import os
 import signal
 import sys
@@ -25,6 +24,7 @@ from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import TowpathError, UsageError
 from towpath.settings import Settings, SinkKind, load
 from towpath.settings import Sink as SinkSettings
+from towpath.settings.logs import configure_logs
 from towpath.sinks import declare
 from towpath.sinks.cache.sink import CacheSink
 from towpath.sinks.declare import SinkLag
@@ -72,7 +72,7 @@ def run(
         EngineDiedError: The engine's process ended by itself.
     """
     environ = os.environ  # noqa: TID251 - the root
-    _configure_logs()
+    configure_logs()
     settings = load(config, environ)
     chosen = [declare.sink_named(settings, name) for name in names]
     chosen = chosen or [s for s in settings.sink if s.driver == driver]
@@ -223,21 +223,6 @@ def _parts(settings: Settings, spark: SparkSession) -> Parts:
         make_dead_letters=lambda name: DeadLetters(settings, name),
         cluster=_cluster(settings),
         clock=clock,
-    )
-
-
-def _configure_logs() -> None:
-    """Write log records to stderr, one JSON document a line."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
     )
 
 

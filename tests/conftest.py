@@ -36,11 +36,19 @@ settings.load_profile(_PROFILE)
 
 
 def pytest_collection_modifyitems(items):
-    """PySpark leaves the closing of its sockets to Python, which says so."""
+    """
+    Mark tests by where they are and what they use.
+
+    A property has hundreds of examples: the seconds of a unit test are not enough for
+    it on a busy machine. PySpark leaves the closing of its sockets to Python, which
+    says so.
+    """
     unclosed = pytest.mark.filterwarnings(
         r"ignore:unclosed <socket.*sock:ResourceWarning"
     )
     for item in items:
+        if "property" in item.path.parts:
+            item.add_marker(pytest.mark.timeout(60))
         if item.get_closest_marker("spark"):
             item.add_marker(unclosed)
 

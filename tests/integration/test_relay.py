@@ -133,6 +133,20 @@ partitions = 3
         """Read the log records of one event."""
         return [record for record in self.log() if record["event"] == event]
 
+    def fetch(self, path: str) -> str:
+        """Ask the admin port of the relay that was started last."""
+        port = self.logged("relay started")[-1]["admin_port"]
+        url = f"http://127.0.0.1:{port}{path}"
+        with urllib.request.urlopen(url, timeout=5) as page:
+            return page.read().decode()
+
+    def has_followed(self, transactions: int) -> bool:
+        """Tell whether the relay has read so many transactions."""
+        name = "towpath_relay_transactions_total "
+        lines = self.fetch("/metrics").splitlines()
+        value = next(line for line in lines if line.startswith(name))
+        return float(value.removeprefix(name)) >= transactions
+
     def topic(self, name: str) -> str:
         """Name a topic below the prefix."""
         return f"{self.prefix}.{name}"
@@ -408,6 +422,32 @@ def test_kill_9_loses_nothing(relay: Relay):
     assert set(range(6000)) == set(numbers(messages))
 
 
+def test_killed_before_kafka_has_answered_it_loses_nothing(relay: Relay, stack):
+    """
+    What was handed to a Kafka that does not answer is streamed again after a kill.
+    """
+    relay.prepare()
+    process = relay.start()
+    relay.insert_events(10)
+    relay.read(relay.topic("event.order"), at_least=10)
+    kafka = next(part for part in stack.stack.status() if part.name == "kafka")
+    os.kill(kafka.pid, signal.SIGSTOP)
+    try:
+        relay.insert_events(300, first=10)
+        until(lambda: relay.has_followed(31), "the relay has read the first")
+        # Each turn tells of the turns before it.
+        relay.insert_events(10, first=310)
+        until(lambda: relay.has_followed(32), "the relay has read the last")
+        process.kill()
+        process.wait()
+    finally:
+        os.kill(kafka.pid, signal.SIGCONT)
+    relay.start()
+    messages = relay.read(relay.topic("event.order"), at_least=320)
+
+    assert set(range(320)) == set(numbers(messages))
+
+
 def test_a_graceful_stop_repeats_nothing(relay: Relay):
     """
     Stopped and started under load, the relay publishes every event exactly once.
@@ -661,17 +701,9 @@ def test_the_admin_port_tells_health_and_metrics(relay: Relay):
     relay.start()
     relay.insert_events(20)
     relay.read(relay.topic("event.order"), at_least=20)
-    port = relay.logged("relay started")[0]["admin_port"]
-
-    def fetch(path: str) -> str:
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{port}{path}", timeout=5
-        ) as page:
-            return page.read().decode()
-
-    ready = fetch("/health/ready")
-    metrics = fetch("/metrics")
+    ready = relay.fetch("/health/ready")
+    metrics = relay.fetch("/metrics")
     with pytest.raises(urllib.error.HTTPError):
-        fetch("/nothing")
+        relay.fetch("/nothing")
 
     assert ("ready\n", True) == (ready, "towpath_relay_records_total 20.0" in metrics)

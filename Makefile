@@ -1,9 +1,9 @@
 # One command surface. Every target sets up what it needs; a second run sets up nothing.
 
+IS_FIT := 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
 # The newest Python that will do. Another one: make PYTHON=/usr/bin/python3.12 demo
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
-	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
-	2>/dev/null && { echo $$p; break; }; done)
+	$$p -c $(IS_FIT) 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 MEMBERS := schemas settings outbox relay sinks services loadtests deploy
 
@@ -47,6 +47,7 @@ setup-dev: python
 	@$(PYTHON) deploy/setup.py dev
 
 python:
-	@test -n "$(PYTHON)" || { echo "error: no Python 3.11, 3.12 or 3.13 with venv was found;" \
-	"install one (Debian: apt-get install python3 python3-venv) or name it: make PYTHON=..." \
+	@test -n "$(PYTHON)" && $(PYTHON) -c $(IS_FIT) 2>/dev/null || { echo "error:" \
+	"no Python 3.11, 3.12 or 3.13 with venv was found$(PYTHON:%= in '%')." \
+	"Install one (Debian: apt-get install python3 python3-venv) or name it: make PYTHON=..." \
 	>&2; exit 2; }

@@ -4,6 +4,7 @@ import pytest
 
 from towpath.deploy.demo.errors import DemoRunsError, NotADemoFolderError
 from towpath.deploy.demo.folder import MARK, taken
+from towpath.deploy.errors import StateFolderError
 
 
 def test_a_fresh_folder_is_marked(tmp_path):
@@ -51,3 +52,16 @@ def test_a_folder_in_which_a_demo_works_is_refused(tmp_path):
         kept = (tmp_path / "data").read_text()
 
     assert kept == "first"
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    """
+    A file in the way is one clear error, not a traceback.
+    """
+    file = tmp_path / "file"
+    file.write_text("mine")
+
+    with pytest.raises(StateFolderError, match="Not a directory"), taken(file):
+        pass
+
+    assert file.read_text() == "mine"

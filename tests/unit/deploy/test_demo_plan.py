@@ -29,6 +29,15 @@ def test_the_usual_snapshot_fits_into_the_usual_load():
     assert decided.new_sink_after_s + snapshot_s < options.duration_s
 
 
+def test_without_orders_the_snapshot_still_ends():
+    """
+    Orders of the load alone are filled faster than they come.
+    """
+    options = Options(orders=0)
+
+    assert plan(options).max_rows_per_second > options.rate
+
+
 def test_few_orders_want_few_changes():
     """
     Among 2,000 orders a tenth must change: 500 could run out of open ones.

@@ -9,6 +9,12 @@ class PrerequisiteError(UsageError):
     remedy = "Install what the message names, then run the command again."
 
 
+class StateFolderError(UsageError):
+    """The state folder cannot be made or written."""
+
+    remedy = "Name a folder that this user may write, with --state or TOWPATH_STATE."
+
+
 class JarsError(UnavailableError):
     """A Java archive is missing and could not be fetched."""
 

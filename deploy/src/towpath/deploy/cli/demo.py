@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console
 
 from towpath.deploy.cli.places import StateOption, state_folder
@@ -11,10 +12,15 @@ from towpath.deploy.cli.places import StateOption, state_folder
 
 def demo(  # noqa: PLR0913 - each is an option of the command
     *,
-    rate: Annotated[float, Parameter(help="Checkouts a second.")] = 50.0,
-    orders: Annotated[int, Parameter(help="Orders there before the slot.")] = 50_000,
+    rate: Annotated[
+        float, Parameter(validator=Number(gt=0, lte=1000), help="Checkouts a second.")
+    ] = 50.0,
+    orders: Annotated[
+        int, Parameter(validator=Number(gte=0), help="Orders there before the slot.")
+    ] = 50_000,
     duration: Annotated[
-        float, Parameter(help="Seconds of checkouts, at least.")
+        float,
+        Parameter(validator=Number(gt=0), help="Seconds of checkouts, at least."),
     ] = 40.0,
     keep: Annotated[bool, Parameter(negative="", help="Leave all running.")] = False,
     json: Annotated[Path | None, Parameter(help="Write the result there.")] = None,

@@ -96,8 +96,12 @@ def _show(rows: list[Progress], *, as_json: bool) -> int:
 
 
 def _table(rows: list[Progress]) -> Table:
-    heads = ("snapshot", "table", "target", "state", "rows", "dropped", "%", "rows/s")
-    table = Table(*heads, "error", box=None)
+    table = Table(box=None)
+    for title in ("snapshot", "table"):
+        # Both are needed whole for the next command.
+        table.add_column(title, overflow="fold")
+    for title in ("target", "state", "rows", "dropped", "%", "rows/s", "error"):
+        table.add_column(title)
     for row in rows:
         speed = f"{row.rows / row.elapsed_s:,.0f}" if row.elapsed_s else ""
         table.add_row(

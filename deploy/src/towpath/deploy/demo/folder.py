@@ -34,15 +34,16 @@ def taken(folder: Path) -> Iterator[Stack]:
     Raises:
         DemoRunsError: Another demo works there.
         NotADemoFolderError: It holds something that no demo has put there.
+        StateFolderError: It cannot be made.
     """
     mark = folder.resolve() / MARK
-    if not mark.exists() and folder.exists() and any(folder.iterdir()):
+    if folder.is_dir() and not mark.exists() and any(folder.iterdir()):
         message = f"{folder} is not a demo's folder, and not empty"
         raise NotADemoFolderError(message)
-    mark.parent.mkdir(parents=True, exist_ok=True)
+    stack = Stack(folder)
+    stack.state.create()
     with mark.open("a+", encoding="ascii") as lock:
         _lock(lock, folder)
-        stack = Stack(folder)
         remove_all(stack)
         yield stack
 

@@ -25,6 +25,9 @@ _MIN_SETTLE_RATE: Final = 30.0
 # A tenth of the orders can change at most before the open ones run out.
 _CHANGEABLE_SHARE: Final = 0.1
 
+# However few orders there were before, those of the load come on top.
+_LEAST_ROWS_PER_S: Final = 100
+
 # Long enough for a steady state, short enough for a viewer.
 _LOAD_BEFORE_NEW_SINK_SHARE: Final = 0.15
 
@@ -69,7 +72,9 @@ def plan(options: Options) -> Plan:
     return Plan(
         settle_rate=settle_rate,
         new_sink_after_s=options.duration_s * _LOAD_BEFORE_NEW_SINK_SHARE,
-        max_rows_per_second=max(1, math.ceil(options.orders / snapshot_s)),
+        max_rows_per_second=max(
+            _LEAST_ROWS_PER_S, math.ceil(options.orders / snapshot_s)
+        ),
         wanted_changes=wanted,
         load_s=options.duration_s,
     )

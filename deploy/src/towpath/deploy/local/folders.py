@@ -13,6 +13,8 @@ import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
+from towpath.deploy.errors import StateFolderError
+
 
 class StateFolder(NamedTuple):
     """Paths below one state folder; nothing is created by naming it."""
@@ -46,6 +48,15 @@ class StateFolder(NamedTuple):
         return sorted(p.stem for p in (self.root / "run").glob("*.pid"))
 
     def create(self) -> None:
-        """Make the folders; safe to repeat."""
+        """
+        Make the folders; safe to repeat.
+
+        Raises:
+            StateFolderError: They cannot be made.
+        """
         for folder in (self.stack, self.root / "logs", self.root / "run"):
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                message = f"{folder}: {error.strerror}"
+                raise StateFolderError(message) from error

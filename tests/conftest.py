@@ -18,8 +18,9 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from towpath.deploy import java
 from towpath.deploy.jars import store
-from towpath.deploy.local import databases, java
+from towpath.deploy.local import databases
 from towpath.deploy.local.lazy import LazyStack
 from towpath.deploy.local.stack import Stack
 from towpath.settings import Route, Sink, SinkKind

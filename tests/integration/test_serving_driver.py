@@ -16,8 +16,8 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from towpath.deploy import java
 from towpath.deploy.jars import store
-from towpath.deploy.local import java
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
 from towpath.sinks import __main__ as sinks

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from towpath.deploy.local import java
+from towpath.deploy import java
 
 
 def _runtime(folder: Path, version: str, modules: str = "java.base") -> Path:

@@ -8,10 +8,9 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from towpath.deploy import offsets, signals
+from towpath.deploy import java, offsets, signals
 from towpath.deploy.cli.places import ConfigOption, config_file
 from towpath.deploy.jars import store
-from towpath.deploy.local import java
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import RouteKind, Settings, Sink, load

@@ -14,11 +14,11 @@ from typing import Final
 
 import requests
 
+from towpath.deploy import java
 from towpath.deploy.demo.command import python_module
 from towpath.deploy.demo.stage import Stage
 from towpath.deploy.errors import NotReadyError
 from towpath.deploy.jars import store
-from towpath.deploy.local import java
 from towpath.deploy.local.part import Part
 from towpath.deploy.local.probe import ANSWER_WITHIN_S
 from towpath.settings import Settings

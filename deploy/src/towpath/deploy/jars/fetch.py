@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from towpath.deploy import java
 from towpath.deploy.errors import JarsError
 from towpath.deploy.jars import ivy, maven, store, trust
 from towpath.deploy.jars.lock import Jar
-from towpath.deploy.local import java
 
 _MEGABYTE: Final = 1_000_000
 _TELL_EVERY_S: Final = 2.0

@@ -14,9 +14,9 @@ from typing import Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from towpath.deploy import java
 from towpath.deploy.errors import NotReadyError
 from towpath.deploy.jars import store
-from towpath.deploy.local import java
 from towpath.deploy.local.folders import StateFolder
 from towpath.deploy.local.part import Part
 from towpath.deploy.local.ports import LOOPBACK

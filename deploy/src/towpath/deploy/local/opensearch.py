@@ -11,9 +11,9 @@ import secrets
 from pathlib import Path
 from typing import Final
 
+from towpath.deploy import java
 from towpath.deploy.errors import NotReadyError
 from towpath.deploy.jars import store
-from towpath.deploy.local import java
 from towpath.deploy.local.folders import StateFolder
 from towpath.deploy.local.part import Part
 from towpath.deploy.local.ports import LOOPBACK, free_within

@@ -67,7 +67,7 @@ dsn = "{self.dsn}"
 prefix = "{self.prefix}"
 slot = "{self.prefix}"
 tables = {json.dumps(tables)}
-[source.outbox]
+[relay.outbox]
 topic = "{self.prefix}.event.{{aggregate_type}}"
 [kafka]
 bootstrap_servers = "{self.kafka}"

@@ -12,9 +12,10 @@ from towpath.relay.postgres.setup import (
     check,
     plan,
 )
-from towpath.settings import Source
+from towpath.settings import Outbox, Source
 
 SOURCE = Source(dsn="x", tables=("shop.orders",))
+OUTBOX = Outbox()
 TABLE = TableFacts(kind="r", persistence="p", identity="d", has_primary_key=True)
 OWN = frozenset(
     {"towpath.outbox", "towpath.signal", "towpath.snapshot", "towpath.heartbeat"}
@@ -49,7 +50,7 @@ def test_a_prepared_source_needs_nothing():
     """
     With everything there, nothing is planned.
     """
-    assert [] == plan(READY, SOURCE)
+    assert [] == plan(READY, SOURCE, OUTBOX)
 
 
 def test_the_slot_comes_last():
@@ -57,7 +58,7 @@ def test_the_slot_comes_last():
     Schema, tables, publications, and only then the slot.
     """
     statements = [
-        step.statement.split("(")[0].split()[:2] for step in plan(BARE, SOURCE)
+        step.statement.split("(")[0].split()[:2] for step in plan(BARE, SOURCE, OUTBOX)
     ]
 
     assert [
@@ -73,7 +74,7 @@ def test_the_slot_survives_a_failover_where_it_can(version: int, *, has_failover
     """
     From version 17 on the slot is created with failover.
     """
-    step = plan(replace(BARE, version=version), SOURCE)[-1]
+    step = plan(replace(BARE, version=version), SOURCE, OUTBOX)[-1]
 
     assert has_failover == step.statement.endswith("true)")
 
@@ -82,8 +83,8 @@ def test_an_outbox_elsewhere_is_not_made():
     """
     A configured outbox table of another name is the user's own.
     """
-    source = Source(dsn="x", outbox={"table": "shop.events"})
-    made = [step.purpose for step in plan(BARE, source)]
+    elsewhere = Outbox(table="shop.events")
+    made = [step.purpose for step in plan(BARE, SOURCE, elsewhere)]
 
     assert "making table towpath.outbox" not in made
 
@@ -104,7 +105,7 @@ def test_a_publication_is_brought_in_step(change: dict, part: str):
         READY,
         publications={"towpath": TABLES._replace(**change), "towpath_outbox": EVENTS},
     )
-    (step,) = plan(facts, SOURCE)
+    (step,) = plan(facts, SOURCE, OUTBOX)
 
     assert part in step.statement
 
@@ -115,7 +116,7 @@ def test_a_publication_for_all_tables_is_refused():
     """
     facts = replace(READY, publications={"towpath": TABLES._replace(is_for_all=True)})
     with pytest.raises(NotPreparedError, match="all tables"):
-        plan(facts, SOURCE)
+        plan(facts, SOURCE, OUTBOX)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_a_good_file_is_read_with_its_defaults(tmp_path: Path):
     settings = read(tmp_path, GOOD)
 
     assert settings.database.slot == "towpath"
-    assert settings.database.outbox.topic == "outbox.event.{aggregate_type}"
+    assert settings.relay.outbox.topic == "outbox.event.{aggregate_type}"
     assert settings.topics.replay_window_s == (168 + 24) * 3600
     assert settings.sink_named("cache").kind is SinkKind.CACHE
     assert settings.sink_named("absent") is None

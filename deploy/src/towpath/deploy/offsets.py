@@ -54,7 +54,7 @@ def table_records(settings: Settings, ends: Ends) -> int:
 
 def event_records(settings: Settings, ends: Ends) -> int:
     """Count the records on the outbox topics."""
-    head, _, tail = settings.database.outbox.topic.partition("{aggregate_type}")
+    head, _, tail = settings.relay.outbox.topic.partition("{aggregate_type}")
     names = (n for n in ends if n.startswith(head) and n.endswith(tail))
     return _records(ends, names)
 

@@ -52,12 +52,7 @@ from towpath.settings.logs import configure_logs
 
 _LOG = structlog.get_logger("towpath.relay")
 
-# A killed relay's walsender lingers until it notices: wal_sender_timeout at worst.
-TAKEOVER_S: Final = 60.0
 _TAKEOVER_RETRY_S: Final = 0.5
-
-# Shutdown: enough to let a full bound of records through a slow broker.
-STOP_TIMEOUT_S: Final = 10.0
 
 
 def init(config: Path, dry_run: bool) -> int:  # noqa: FBT001 - the command's flag
@@ -67,11 +62,12 @@ def init(config: Path, dry_run: bool) -> int:  # noqa: FBT001 - the command's fl
     Raises:
         TowpathError: It could not be done; the class says why.
     """
-    source = load(config, os.environ).database  # noqa: TID251 - a root
+    settings = load(config, os.environ)  # noqa: TID251 - a root
+    source, outbox = settings.database, settings.relay.outbox
     with connect(source.dsn) as connection:
         facts = setup.read_facts(connection, source)
         setup.check(facts, source)
-        steps = setup.plan(facts, source)
+        steps = setup.plan(facts, source, outbox)
         if not dry_run:
             setup.carry_out(connection, steps)
     for step in steps:
@@ -192,7 +188,7 @@ class Relay:
             pipeline = self._assemble(core, source, worker)
             self._take_over(source)
             _LOG.info("streaming", confirmed_lsn=format_lsn(source.slot.confirmed_lsn))
-            pipeline.run(STOP_TIMEOUT_S)
+            pipeline.run(settings.relay.stop_timeout_s)
 
     def _open_source(self, closing: ExitStack) -> _Source:
         """Connect, and make sure that server, slot and state belong together."""
@@ -218,13 +214,14 @@ class Relay:
 
     def _make_core(self, source: _Source, producer: KafkaProducer) -> Core:
         database, tally = self._settings.database, self._tally
+        outbox = self._settings.relay.outbox
         ledger = DeliveryLedger(source.slot.confirmed_lsn)
         dead = DeadLetters(database.prefix, tally.bury)
         outlet = Outlet(producer, self._topics, ledger, dead, tally)
         router = Router(
             place=Place(database.prefix, source.stream.database),
-            outbox_table=database.outbox.table,
-            outbox_topic=database.outbox.topic,
+            outbox_table=outbox.table,
+            outbox_topic=outbox.topic,
             dead=dead,
             on_skipped=tally.skip,
         )
@@ -265,7 +262,7 @@ class Relay:
         """
         names = self._settings.database
         publications = (names.publication, names.outbox_publication)
-        deadline = Deadline(self._clock, TAKEOVER_S)
+        deadline = Deadline(self._clock, self._settings.relay.takeover_timeout_s)
         is_told = False
         while True:
             try:

@@ -19,7 +19,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from towpath.schemas.failure import ConfigurationError
-from towpath.settings.model import PATTERN_WORDS, Settings
+from towpath.settings.model import Settings
+from towpath.settings.section import PATTERN_WORDS
 
 _PREFIX: Final = "TOWPATH_"
 _SEPARATOR: Final = "__"

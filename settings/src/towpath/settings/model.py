@@ -2,64 +2,38 @@
 
 import enum
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-# A slot name as Postgres takes it; the same rule serves publications.
-_IDENTIFIER = r"^[a-z_][a-z0-9_]{0,62}$"
-_NAME = r"^[a-z0-9][a-z0-9_-]*$"
-_TABLE = r"^[^.\s]+\.[^.\s]+$"
-
-_PREFIX = r"^[A-Za-z0-9._-]+$"
-
-# What each pattern asks for, in words, for the message about a mistake.
-PATTERN_WORDS = {
-    _IDENTIFIER: "must be a lower-case identifier: letters, digits and underscores",
-    _NAME: "must be lower-case letters, digits, dashes and underscores",
-    _TABLE: "must be schema.table",
-    _PREFIX: "must be letters, digits, dots, dashes and underscores",
-}
-
-TableName = Annotated[str, Field(pattern=_TABLE)]
+from towpath.settings.relay import Relay
+from towpath.settings.section import IDENTIFIER, NAME, PREFIX, Section, TableName
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Outbox(_Section):
-    """``[source.outbox]``: the outbox table and where its events go."""
-
-    table: TableName = "towpath.outbox"
-    topic: str = "outbox.event.{aggregate_type}"
-
-
-class Source(_Section):
+class Source(Section):
     """``[[source]]``: the database whose log is followed. One is allowed today."""
 
     dsn: str
-    prefix: str = Field(default="towpath", pattern=_PREFIX)
-    slot: str = Field(default="towpath", pattern=_IDENTIFIER)
-    publication: str = Field(default="towpath", pattern=_IDENTIFIER)
-    outbox_publication: str = Field(default="towpath_outbox", pattern=_IDENTIFIER)
+    prefix: str = Field(default="towpath", pattern=PREFIX)
+    slot: str = Field(default="towpath", pattern=IDENTIFIER)
+    publication: str = Field(default="towpath", pattern=IDENTIFIER)
+    outbox_publication: str = Field(default="towpath_outbox", pattern=IDENTIFIER)
     tables: tuple[TableName, ...] = ()
-    outbox: Outbox = Outbox()
 
 
-class Kafka(_Section):
+class Kafka(Section):
     """``[kafka]``: the brokers."""
 
     bootstrap_servers: str
 
 
-class Registry(_Section):
+class Registry(Section):
     """``[registry]``: the schema registry, by its Confluent-compatible address."""
 
     url: str
 
 
-class Topics(_Section):
+class Topics(Section):
     """``[topics]``: how the relay creates topics."""
 
     partitions: int = Field(default=6, ge=1)
@@ -70,15 +44,6 @@ class Topics(_Section):
     def replay_window_s(self) -> int:
         """The longest retention and a day: tombstones in sinks outlive it."""
         return (self.retention_hours + 24) * 3600
-
-
-class Relay(_Section):
-    """``[relay]``: bounds and addresses of the relay process."""
-
-    admin_port: int = Field(default=0, ge=0, le=65535)
-    max_in_flight_bytes: int = Field(default=64 * 1024 * 1024, ge=1024 * 1024)
-    heartbeat_interval_s: float = Field(default=10.0, gt=0)
-    chunk_rows: int = Field(default=10_000, ge=1)
 
 
 class SinkKind(enum.StrEnum):
@@ -96,7 +61,7 @@ class RouteKind(enum.StrEnum):
     EVENT_LOG = "event_log"
 
 
-class Route(_Section):
+class Route(Section):
     """
     ``[[sink.route]]``: from a topic to a place in the sink.
 
@@ -109,7 +74,7 @@ class Route(_Section):
     kind: RouteKind = RouteKind.TABLE
 
 
-class Sink(_Section):
+class Sink(Section):
     """
     ``[[sink]]``: one target and its routes.
 
@@ -118,9 +83,9 @@ class Sink(_Section):
     ``folder`` is where a warehouse keeps its files.
     """
 
-    name: str = Field(pattern=_NAME)
+    name: str = Field(pattern=NAME)
     kind: SinkKind
-    driver: str = Field(default="sinks", pattern=_NAME)
+    driver: str = Field(default="sinks", pattern=NAME)
     url: str
     folder: Path | None = None
     trigger_ms: int = Field(default=500, ge=0)
@@ -143,7 +108,7 @@ class Sink(_Section):
         return self
 
 
-class Settings(_Section):
+class Settings(Section):
     """The whole file."""
 
     version: Literal[1]

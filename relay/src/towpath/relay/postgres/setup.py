@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from towpath.relay.errors import NotPreparedError
 from towpath.relay.postgres.connect import Connection, quoted, translated
 from towpath.relay.postgres.queries import query
-from towpath.settings import Source
+from towpath.settings import Outbox, Source
 
 # Slots that a standby keeps in step exist from this version on.
 _FAILOVER_VERSION: Final = 170000
@@ -110,15 +110,15 @@ def check(facts: ServerFacts, source: Source) -> None:
         raise NotPreparedError("\n".join(problems))
 
 
-def plan(facts: ServerFacts, source: Source) -> list[Step]:
+def plan(facts: ServerFacts, source: Source, outbox: Outbox) -> list[Step]:
     """Return what has to be done, in order; nothing if all is there."""
     return [
-        *_table_steps(facts, source.outbox.table),
+        *_table_steps(facts, outbox.table),
         *_publication_steps(
             facts, source.publication, (*source.tables, _SIGNAL_TABLE), _ALL
         ),
         *_publication_steps(
-            facts, source.outbox_publication, (source.outbox.table,), _INSERTS
+            facts, source.outbox_publication, (outbox.table,), _INSERTS
         ),
         *_slot_steps(facts, source.slot),
     ]

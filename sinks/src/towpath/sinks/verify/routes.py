@@ -102,7 +102,7 @@ def _outbox(
     route: Route, sink: Sink, settings: Settings, source: Source
 ) -> SourceTable:
     """Describe the outbox rows whose events the route reads."""
-    outbox = settings.database.outbox
+    outbox = settings.relay.outbox
     schema, _, name = outbox.table.partition(".")
     routes = Routes(sink)
     types = tuple(

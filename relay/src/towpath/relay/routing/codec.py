@@ -1,0 +1,83 @@
+"""
+What a table route needs to write keys and values: one codec per shape of a table.
+
+``json``, ``json_schema`` and ``avro`` fit it. Rows come as the stream brings them:
+text, None for NULL, ``UNCHANGED`` for what was left out.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from towpath.relay.wal.messages import Row
+
+
+class Facts(NamedTuple):
+    """
+    What an envelope says beside the row; times in microseconds since 1970.
+
+    Attributes:
+        operation: Debezium's letter: b"c", b"u", b"d", b"r" or b"t".
+        committed_us: When the transaction was committed, or the chunk was read.
+        now_us: When the relay takes the change.
+        snapshot: ``false``, or ``incremental`` for a chunk's row.
+        xid: The transaction's id; None for a chunk's row.
+        lsn: Where the row was written; None for a chunk's row.
+        commit_lsn: The commit's LSN, or the chunk's low watermark.
+        origin: The replication origin; None without.
+        transaction: The place in its transaction; None without enrichment.
+    """
+
+    operation: bytes
+    committed_us: int
+    now_us: int
+    snapshot: bytes
+    xid: int | None
+    lsn: int | None
+    commit_lsn: int
+    origin: str | None
+    transaction: "Place | None"
+
+
+class Place(NamedTuple):
+    """Where a row change stands in its transaction, counted from 1."""
+
+    transaction_id: str
+    total_order: int
+    collection_order: int
+
+
+class Codec(Protocol):
+    """Writes the keys and values of one shape of one table."""
+
+    def key(self, row: Row) -> bytes | None:
+        """
+        Return the key of a row; None for a table without one.
+
+        Raises:
+            MalformedMessageError: The row lacks a column of its key.
+        """
+
+    def value(
+        self, before: Row | None, after: Row | None, facts: Facts, *, is_full: bool
+    ) -> bytes:
+        """
+        Return the envelope.
+
+        ``is_full`` tells whether ``before`` is a whole row; otherwise only its key's
+        columns mean anything. Unchanged values are left out, or stand as the
+        placeholder if one is configured.
+        """
+
+
+class Names(NamedTuple):
+    """Where a table's names come from: topic prefix, database, schema, table, topic."""
+
+    prefix: str
+    database: str
+    schema: str
+    table: str
+    topic: str
+
+
+# Registers a schema under a subject and returns its id. Blocks; new shapes only.
+RegisterSchema = Callable[[str, str], int]

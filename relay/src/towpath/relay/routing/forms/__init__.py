@@ -1,0 +1,1 @@
+"""How Postgres's text forms become values: one form per column, chosen once."""

@@ -1,0 +1,101 @@
+"""``[relay.outbox]``: the outbox table, and what becomes of its rows."""
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from pydantic import Field
+
+from towpath.settings.section import Section, TableName
+
+
+class MissingColumn(enum.StrEnum):
+    """What a placement of a column that the table lacks does."""
+
+    ERROR = "error"
+    SKIP = "skip"
+
+
+class EmptyPayload(enum.StrEnum):
+    """What a null or empty payload becomes; both have a null value in Kafka."""
+
+    EVENT = "event"
+    TOMBSTONE = "tombstone"
+
+
+class OnUpdate(enum.StrEnum):
+    """What an updated outbox row, which is never an event, does."""
+
+    WARN = "warn"
+    ERROR = "error"
+    HALT = "halt"
+
+
+class Traceparent(enum.StrEnum):
+    """Whether the trace of the writer is passed on as it is, or continued."""
+
+    CARRY = "carry"
+    CONTINUE = "continue"
+
+
+class OutboxColumns(Section):
+    """
+    ``[relay.outbox.columns]``: how the table names what an event is made of.
+
+    An empty name: the table has no such column. ``timestamp`` names a column whose
+    value becomes the record's timestamp; without one that is the commit time.
+    """
+
+    id: str = Field(default="id", min_length=1)
+    aggregate_type: str = Field(default="aggregate_type", min_length=1)
+    aggregate_id: str = Field(default="aggregate_id", min_length=1)
+    type: str = "type"
+    payload: str = Field(default="payload", min_length=1)
+    headers: str = "headers"
+    traceparent: str = "traceparent"
+    occurred_at: str = "occurred_at"
+    timestamp: str = ""
+    schema_version: str = ""
+
+
+class Outbox(Section):
+    """
+    ``[relay.outbox]``.
+
+    ``topic`` is a template with ``{aggregate_type}``. ``route_by`` names another column
+    that takes its place; ``route_regex`` and ``route_replacement`` rewrite the value
+    first (``$1``, ``${name}``). ``placements`` are ``column:header|partition|envelope``
+    with an optional ``:alias``. ``cloudevents`` is the source URI of CloudEvents
+    headers; without one there are none. ``message_prefix`` marks the logical messages
+    that are events without a table.
+    """
+
+    table: TableName = "towpath.outbox"
+    topic: str = "outbox.event.{aggregate_type}"
+    columns: OutboxColumns = OutboxColumns()
+    route_by: str = ""
+    route_regex: str = ""
+    route_replacement: str = ""
+    placements: tuple[str, ...] = ()
+    on_missing_column: MissingColumn = MissingColumn.ERROR
+    on_empty_payload: EmptyPayload = EmptyPayload.EVENT
+    on_update: OnUpdate = OnUpdate.WARN
+    cloudevents: str = ""
+    traceparent: Traceparent = Traceparent.CARRY
+    message_prefix: str = "towpath.outbox"
+
+
+# What Debezium's event router reads and writes; `id` and `type` are the same.
+DEBEZIUM_OUTBOX: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "columns": {
+            "aggregate_type": "aggregatetype",
+            "aggregate_id": "aggregateid",
+            "headers": "",
+            "traceparent": "",
+            "occurred_at": "",
+        },
+        "placements": ["type:header:eventType"],
+    }
+)

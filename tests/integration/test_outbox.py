@@ -16,6 +16,7 @@ from towpath.outbox import (
     InvalidEventError,
     OutboxEvent,
     SavepointError,
+    emit,
     outbox_table,
     record,
     track,
@@ -309,3 +310,33 @@ def test_the_relay_makes_the_table_that_the_library_writes(database: str):
     engine.dispose()
 
     assert found == []
+
+
+def test_an_event_can_be_in_the_log_alone(engine: Engine):
+    """
+    An emitted event is in the log if and only if its transaction commits.
+    """
+    slot = (
+        "select count(*) from pg_create_logical_replication_slot('s', 'test_decoding')"
+    )
+    read = "select data from pg_logical_slot_get_changes('s', null, null)"
+    with engine.connect() as connection:
+        connection.execute(text(slot))
+        connection.commit()
+    with Session(engine) as session:
+        emit(session, registered("1"))
+        session.rollback()
+        emit(session, registered("2"))
+        session.commit()
+    with engine.connect() as connection:
+        lines = [row[0] for row in connection.execute(text(read))]
+        connection.execute(text("select pg_drop_replication_slot('s')"))
+    found = [line for line in lines if line.startswith("message: ")]
+    rows = [line for line in lines if "outbox" in line and line not in found]
+
+    assert (1, True, []) == (
+        len(found),
+        "transactional: 1 prefix: towpath.outbox" in found[0]
+        and '"aggregate_id": "2"' in found[0],
+        rows,
+    )

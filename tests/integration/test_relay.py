@@ -615,9 +615,9 @@ def test_a_cut_connection_is_made_again(relay: Relay):
 
 def test_a_lost_slot_halts_with_its_remedy(relay: Relay):
     """
-    A slot that vanished beside existing state is not silently made anew.
+    A slot that vanished beside existing state is not made anew, if a person is to say.
     """
-    relay.prepare()
+    relay.prepare(relay='on_gap = "halt"')
     process = relay.start()
     until(lambda: bool(relay.logged("streaming")), "the relay streams")
     relay.stop(process)

@@ -324,6 +324,159 @@ def test_listed_keys_are_read_wherever_they_stand(connection, worker):
     assert ([(b"2",), (b"7",)], True) == (chunk.rows, chunk.is_last)
 
 
+def test_listed_composite_keys_are_looked_up_as_rows(connection, worker):
+    """
+    Each part is compared in its column's own type and collation.
+    """
+    connection.execute(
+        'create table s.t (b char(3), a text collate "C", n numeric, v int,'
+        " primary key (a, b, n))"
+    )
+    connection.execute(
+        "insert into s.t select 'k' || g, 'A' || g, g / 4.0, g"
+        " from generate_series(1, 9) g"
+    )
+    found = (b"A5", b"k5 ", b"1.2500000000000000")
+    keys = (found, (b"a5", b"k5", b"1.25"), (b"A5", b"k6", b"1.25"))
+    chunk = worker.chunk(worker.plan("s.t"), keys=keys).chunk
+
+    assert [found] == [told.key_of(row, (1, 0, 2)) for row in chunk.rows]
+
+
+KEYS_OF_TABLE = [
+    ("bigint", [["007"], [8], ["8"]], [b"7", b"8"]),
+    ("numeric(9,2)", [["1.5"]], [b"1.50"]),
+    ("char(4)", [["ab"]], [b"ab  "]),
+    ("boolean", [["yes"], [False]], [b"t", b"f"]),
+    ("timestamptz", [["2026-03-29T02:30+02:00"]], [b"2026-03-29 00:30:00+00"]),
+    ("uuid", [["A" * 32]], ["-".join("a" * n for n in (8, 4, 4, 4, 12)).encode()]),
+    ('text collate "C"', [["it's\\\t"]], [b"it's\\\t"]),
+    ("bytea", [["\\x0aFF"]], [b"\\x0aff"]),
+]
+
+
+@pytest.mark.parametrize(("kind", "listed", "keys"), KEYS_OF_TABLE)
+def test_listed_keys_are_spelt_as_the_stream_spells_them(
+    connection, worker, kind, listed, keys
+):
+    """
+    A signal's words for a key become the text that the stream has for it.
+    """
+    connection.execute(f"create table s.t (a {kind} primary key)")
+    asked = tuple((str(value).encode(),) for (value,) in listed)
+    inspected = worker.ask(do.InspectTables("s", ("s.t",), asked))
+
+    assert ({}, tuple((key,) for key in keys)) == (inspected.refusals, inspected.keys)
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ((b"1",), r"its key is (b, a), which ['1'] does not fit"),
+        ((b"1", b"x", b"y"), "does not fit"),
+        ((b"1", b"x"), 'invalid input syntax for type integer: "x"'),
+        ((b"happy", b"1"), "none of this table"),
+        ((b"2", b"-1"), "violates check constraint"),
+    ],
+)
+def test_listed_keys_that_are_none_are_refused(connection, worker, key, reason):
+    """
+    Wrong width and values that the key's types do not take are said up front.
+    """
+    connection.execute("create domain s.small as int check (value > 0)")
+    connection.execute("create table s.t (a s.small, b int, primary key (b, a))")
+    inspected = worker.ask(do.InspectTables("s", ("s.t",), (key,)))
+
+    assert {} == inspected.shapes
+    assert reason in inspected.refusals["s.t"]
+
+
+def test_what_the_relay_asks_for_is_stored_and_read_back(connection, worker):
+    """
+    Keys stay in the database until it is their turn; a replay stores nothing twice.
+    """
+    connection.execute("create table s.t (a int primary key)")
+    oid = worker.plan("s.t").shape.relation.oid
+    table = told.StoredTable(
+        "towpath-keys-1",
+        "s.t",
+        0,
+        "queued",
+        oid,
+        pending_keys=((b"7",), (b"8",)),
+        estimated_rows=2,
+        asked_keys=2,
+        asked_until="0000000000000010.0000000004",
+    )
+    stored = [worker.ask(do.StoreKeys(table.snapshot_id, (table,), 0)) for _ in "12"]
+    running = table._replace(state="running", pending_keys=None, error="away")
+    worker.ask(do.SaveProgress(1, running))
+    ask = do.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1")
+    plan = worker.ask(ask).plan
+    resumed = worker.worker.read_stored()
+
+    assert [told.KeysStored("towpath-keys-1")] * 2 == stored
+    assert (((b"7",), (b"8",)), None) == (plan.keys, plan.maximum_key)
+    assert told.Resumed((running,), table.asked_until) == resumed
+
+
+def test_what_a_dead_process_stored_late_gives_way(connection, worker):
+    """
+    A request that was stored under our name after we looked may list other keys.
+    """
+    connection.execute("create table s.t (a int primary key)")
+    oid = worker.plan("s.t").shape.relation.oid
+    dead = told.StoredTable(
+        "towpath-keys-1", "s.t", 0, "queued", oid, pending_keys=((b"1",),), asked_keys=1
+    )
+    ours = dead._replace(pending_keys=((b"1",), (b"2",)), asked_keys=2)
+    worker.ask(do.StoreKeys("towpath-keys-1", (dead,), 0))
+    worker.ask(do.SaveProgress(1, dead._replace(state="completed", chunks=1)))
+    worker.ask(do.StoreKeys("towpath-keys-1", (ours,), 0))
+    plan = worker.ask(do.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1")).plan
+    state = connection.execute("select state, chunks from towpath.snapshot").fetchone()
+
+    assert (ours.pending_keys, ("queued", 0)) == (plan.keys, state)
+
+
+def test_stored_keys_that_do_not_fit_any_more_fail(connection, worker):
+    """
+    After the primary key was changed, keys of the old one are refused.
+    """
+    connection.execute("create table s.t (a int, b int, primary key (a, b))")
+    oid = worker.plan("s.t").shape.relation.oid
+    table = told.StoredTable(
+        "towpath-keys-1", "s.t", 0, "queued", oid, pending_keys=((b"7",),), asked_keys=1
+    )
+    worker.ask(do.StoreKeys(table.snapshot_id, (table,), 0))
+    failure = worker.ask(do.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1"))
+
+    assert not failure.may_recover
+    assert "does not fit" in failure.reason
+
+
+def test_old_requests_are_forgotten_but_the_newest(connection, worker):
+    """
+    What was completed an hour ago goes; the place up to which all is asked stays.
+    """
+    connection.execute(
+        "insert into towpath.snapshot (snapshot_id, collection, ordinal, state,"
+        " asked_until, completed_at, updated_at)"
+        " select 'towpath-keys-' || n, 's.t', 0, state,"
+        " asked_until, now() - age, now() - age from (values"
+        " (1, 'completed', '1', interval '2 h'), (2, 'failed', '2', interval '2 h'),"
+        " (3, 'completed', '3', interval '1 min'), (4, 'completed', null, '2 h'),"
+        " (5, 'completed', '9', '2 h'), (6, 'failed', '2', '8 d'),"
+        " (7, 'running', '2', '8 d')) v (n, state, asked_until, age)"
+    )
+    table = told.StoredTable("x", "s.t", 0, "queued", 1, asked_keys=1, asked_until="8")
+    worker.ask(do.StoreKeys("x", (table,), 0))
+    rows = connection.execute("select snapshot_id from towpath.snapshot order by 1")
+    names = [name.removeprefix("towpath-keys-") for (name,) in rows]
+
+    assert ["2", "3", "4", "5", "7", "x"] == names
+
+
 def test_a_filter_keeps_its_precedence(connection, worker):
     """
     A filter with OR does not escape the chunk's bounds (A7).

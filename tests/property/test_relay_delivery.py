@@ -39,7 +39,7 @@ def test_the_acknowledged_lsn_is_the_contiguous_prefix(sizes: list[int], draw):
     left = list(sizes)
     seen, expected = [], []
     for number, delivery in order:
-        delivery(None, Acknowledged())
+        delivery(b"p", None, Acknowledged())
         left[number] -= 1
         done = next((at for at, count in enumerate(left) if count), len(left))
         seen.append(ledger.acknowledged())
@@ -113,7 +113,7 @@ class History:
         """Acknowledge some record that is on its way."""
         if self.pending:
             _, delivery = self.pending.pop(number % len(self.pending))
-            delivery(None, Acknowledged())
+            delivery(b"p", None, Acknowledged())
 
     def keepalive(self, _number: int) -> None:
         """Let the server tell how far it has read, beyond everything streamed."""

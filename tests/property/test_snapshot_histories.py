@@ -5,14 +5,19 @@ The world knows only what Postgres promises: a commit is in the log before it be
 visible, and until then it keeps its row locks. Transactions commit, abort, move keys,
 leave columns out and truncate; the relay's stream, its reader, its clerk and the broker
 each go at their own pace; the relay is killed at any moment, and what it had sent
-without acknowledgement may be lost.
+without acknowledgement may be lost. Chunks go out in slices of any size, with the
+stream in between. Half of the signals ask for a whole table, half for keys.
 
-Three things are asked of each history. No READ is older than what was delivered for its
-key before it. A sink that was empty when it asked for the snapshot equals the table in
-the end. The signal says ``completed``. Wrong variants of the rule must be refuted.
+Asked of each history: no READ is older than what was delivered for its key before it,
+and none says that a key is gone whose row was delivered. A sink that was empty, or
+wrong in the keys asked for, when it asked equals the table in the end; so does one that
+followed all along and lacks what moved with columns left out. The signal says
+``completed``, and nothing is asked for twice. Wrong variants must be refuted.
 """
 
+import copy
 import dataclasses
+import json
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -26,10 +31,12 @@ from hypothesis import strategies as st
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
 from towpath.relay.snapshot.driver import Limits, SnapshotDriver
-from towpath.relay.snapshot.reading import Reading
+from towpath.relay.snapshot.reading import Part, Reading
+from towpath.relay.snapshot.requests import KeyRequests
 from towpath.relay.snapshot.scan import Scan, Stage
-from towpath.relay.snapshot.touches import Touches
+from towpath.relay.snapshot.touches import Notes
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
+from towpath.relay.snapshot.window import Verdict, Window
 from towpath.relay.wal.relation import Column, Relation
 from towpath.schemas.position import Position
 
@@ -87,6 +94,7 @@ class World:
         self.next_xid = FIRST_XID
         self.tag = 0
         self.stored: dict[str, told.StoredTable] = {}
+        self.asked_until: str | None = None
         self.status: str | None = None
         self.topic: list[Record] = []
         self.acknowledged = 0
@@ -95,11 +103,16 @@ class World:
         self.target = self.random.choice([None, "new"])
         self.chunk_rows = self.random.choice([1, 2, 3, 20])
         self.max_touches = self.random.choice([3, 8, 1000])
+        self.batch_keys = self.random.choice([1, 2, 1000])
         self.slow = self.random.choice([0, 0.1, 0.4])
         self.early_maximum = False
         self.maximum_at_mark: int | None = None
+        self.listed: list[int] = []
+        if self.random.random() < 0.5:
+            self.listed = self.random.sample(range(KEYS), self.random.randint(1, 5))
         for key in self.random.sample(range(KEYS), self.random.randrange(KEYS)):
             self.rows[key] = self.version()
+        self.first_rows = dict(self.rows)
 
     # The database ----------------------------------------------------------------
 
@@ -190,6 +203,23 @@ class World:
         self.open.append(transaction)
         self.commit(transaction)
 
+    def signal_data(self) -> str:
+        data = {"data-collections": ["s.a"], "target": self.target}
+        if self.listed:
+            data["keys"] = [[key] for key in self.listed]
+        return json.dumps(data)
+
+    def unfinished(self) -> told.Resumed:
+        tables = []
+        for table in self.stored.values():
+            is_signal = table.snapshot_id == "signal"
+            has_ended = _has_ended(self) if is_signal else table.has_ended
+            if not has_ended:
+                is_listed = table.asked_keys is not None
+                keys = None if is_listed else table.pending_keys
+                tables.append(table._replace(pending_keys=keys))
+        return told.Resumed(tuple(tables), self.asked_until)
+
     def snapshot(self) -> XidSnapshot:
         running = frozenset(t.xid for t in self.open + self.unseen)
         xmin = min(running, default=self.next_xid)
@@ -223,27 +253,29 @@ class Relay:
             captured=["s.a"],
             sinks=lambda: ["new"],
             run_id=str(world.random.random()),
-            limits=Limits(world.chunk_rows, world.max_touches),
+            limits=Limits(world.chunk_rows, world.max_touches, world.batch_keys),
         )
         self.at = world.confirmed_lsn // 8 - 1
         self.sequence = 0
         self.now_s = 0.0
-        self.has_recorded = False
         self.facts: deque[told.Fact] = deque()
         self.clerk: deque[do.Effect] = deque()
         self.reader: deque[do.Effect] = deque()
         self.reading: Iterator[None] | None = None
         self.emitted: dict[int, int] = {}
-        self.settled: deque[tuple[int, int, bool]] = deque()
+        self.settled: deque[tuple[int, int, list[str]]] = deque()
+        self.holds: list[str] = []
+        self.released: set[str] = set()
         self.acknowledged_lsn = world.confirmed_lsn
         streamed = [r.position for r in world.topic if not r.is_read]
         self.published = max(streamed, default=Position(0, 0))
         self.newest: dict[int, int] = {}
+        self.present: dict[int, bool] = {}
         for record in world.topic:
             if not record.is_read:
                 self.newest[record.key] = record.tag
-        unfinished = [t for t in world.stored.values() if not _has_ended(world)]
-        self.tell(told.Resumed(tuple(unfinished)))
+                self.present[record.key] = record.version is not None
+        self.tell(world.unfinished())
 
     def tell(self, fact: told.Fact) -> None:
         for effect in self.driver.on(fact):
@@ -256,13 +288,6 @@ class Relay:
                     self.reader.append(effect)
                 case _:
                     self.clerk.append(effect)
-        self.has_recorded |= OID in self.driver.recorders
-
-    def has_ended(self) -> bool:
-        """Tell whether the table has been read, for all that the driver knows."""
-        stored = self.world.stored.get("s.a")
-        is_over = self.has_recorded or (stored is not None and stored.has_ended)
-        return is_over and OID not in self.driver.recorders
 
     def is_idle(self) -> bool:
         waits = self.driver.is_busy or self.facts or self.clerk or self.reader
@@ -283,23 +308,27 @@ class Relay:
         else:
             self.take(entry, lsn)
             self.invisible.add(entry.xid % (1 << 32), end_lsn)
-        signals = isinstance(entry, Transaction) and entry.signals
-        self.settled.append((len(world.topic), end_lsn, signals))
+        self.settled.append((len(world.topic), end_lsn, self.holds))
+        self.holds = []
 
     def take(self, transaction: Transaction, lsn: int) -> None:
         xid = transaction.xid % (1 << 32)
         for ordinal, change in enumerate(transaction.changes):
             self.sequence += 1
             self.touch(change, xid)
+            self.complete(change, Position(lsn, ordinal))
             self.publish(change, Position(lsn, ordinal))
             if change[0] == "signal":
-                data = (
-                    f'{{"data-collections": ["s.a"], "target": "{self.world.target}"}}'
-                )
-                if self.world.target is None:
-                    data = '{"data-collections": ["s.a"]}'
+                self.holds.append("signal")
+                data = self.world.signal_data()
                 fact = told.SignalSeen("signal", "execute-snapshot", data, xid)
                 self.tell(fact)
+
+    def complete(self, change: tuple, position: Position) -> None:
+        if change[0] == "move" and change[3].large is None:
+            key = _key(change[2])
+            request = self.driver.requests.ask(SHAPE.relation, key, position)
+            self.holds += [request] if request else []
 
     def touch(self, change: tuple, xid: int) -> None:
         touches = self.driver.recorders.get(OID)
@@ -321,10 +350,9 @@ class Relay:
         match change:
             case ("write", key, version):
                 self.append(position, key, version)
-            case ("move", old, new, version, kept):
+            case ("move", old, new, version, _):
                 self.append(position, old, None, version.tag)
-                # After the snapshot a sink that lacks columns asks for the key itself.
-                self.append(position, new, kept if self.has_ended() else version)
+                self.append(position, new, version)
             case ("truncate",):
                 for key in range(KEYS):
                     self.append(position, key, None)
@@ -332,20 +360,32 @@ class Relay:
     def append(self, position, key, version, tag=None) -> None:
         tag = tag or (version.tag if version else self.world.tag)
         self.newest[key] = tag
+        self.present[key] = version is not None
         self.world.topic.append(Record(position, key, version, False, None, tag))
 
     def emit(self, effect: do.EmitRows) -> None:
+        position = Position(effect.log_lsn, -1)
+        for (key,) in effect.absent:
+            if effect.target is None and self.present.get(int(key)):
+                message = f"{key!r} is said to be gone, and was delivered"
+                raise RefutedError(message)
+            record = Record(position, int(key), None, True, effect.target, 0)
+            self.world.topic.append(record)
         for row in effect.rows:
             key, tag, large = map(int, row)
             if effect.target is None and tag < self.newest.get(key, 0):
                 message = f"READ of {key} at {tag}, after {self.newest[key]}"
                 raise RefutedError(message)
-            position = Position(effect.log_lsn, -1)
             record = Record(
                 position, key, Version(tag, large), True, effect.target, tag
             )
             self.world.topic.append(record)
-        self.emitted[effect.chunk_id] = len(self.world.topic)
+        if effect.is_last:
+            self.emitted[effect.chunk_id] = len(self.world.topic)
+
+    def turn(self) -> None:
+        """Let some rows out, or all that are there."""
+        self.tell(told.Turn(self.world.random.choice([1, 1, 2, 20])))
 
     # The broker and the confirmation ---------------------------------------------
 
@@ -359,8 +399,8 @@ class Relay:
 
     def confirm(self) -> None:
         while self.settled and self.settled[0][0] <= self.world.acknowledged:
-            _, end_lsn, signals = self.settled[0]
-            if signals and self.world.status is None:
+            _, end_lsn, holds = self.settled[0]
+            if not self.released.issuperset(holds):
                 break
             self.settled.popleft()
             self.acknowledged_lsn = end_lsn
@@ -369,7 +409,9 @@ class Relay:
 
     def is_at_its_weakest(self) -> bool:
         """Tell whether the log was let go while progress waits to be stored."""
-        waits = any(isinstance(effect, do.SaveProgress) for effect in self.clerk)
+        kinds = (do.SaveProgress, do.StoreKeys)
+        waits = any(isinstance(effect, kinds) for effect in self.clerk)
+        waits = waits or not self.driver.requests.is_empty
         has_let_go = self.world.confirmed_lsn == 8 * (self.at + 1)
         return waits and has_let_go and self.world.random.random() < 0.05
 
@@ -384,19 +426,43 @@ class Relay:
             case do.ProbeVisibility():
                 self.facts.append(told.VisibilityRead(world.snapshot()))
             case do.InspectTables() as ask:
-                fact = told.TablesInspected(ask.signal_id, {"s.a": SHAPE}, {})
+                fact = told.TablesInspected(ask.signal_id, {"s.a": SHAPE}, {}, ask.keys)
                 self.facts.append(fact)
             case do.StoreSignal() as answer:
-                is_new = world.status is None
-                if is_new:
-                    world.status = answer.status
-                    world.stored.update({t.collection: t for t in answer.tables})
-                self.facts.append(told.SignalStored(answer.signal_id, is_new))
+                self.store_signal(answer)
+            case do.StoreKeys() as ask:
+                self.store_keys(ask)
             case do.SaveProgress() as save:
-                world.stored[save.table.collection] = save.table
-                self.facts.append(told.ProgressSaved(save.request_id))
+                self.save(save)
             case do.AnswerSignal() as answer:
                 world.status = answer.status
+
+    def store_signal(self, answer: do.StoreSignal) -> None:
+        world = self.world
+        is_new = world.status is None
+        if is_new:
+            world.status = answer.status
+            world.stored.update({t.snapshot_id: t for t in answer.tables})
+        self.facts.append(told.SignalStored(answer.signal_id, is_new))
+
+    def store_keys(self, ask: do.StoreKeys) -> None:
+        world = self.world
+        [table] = ask.tables
+        if (world.asked_until or "") >= (table.asked_until or ""):
+            message = f"{table.asked_until} is asked for twice"
+            raise RefutedError(message)
+        world.asked_until = table.asked_until
+        world.stored[ask.snapshot_id] = table
+        self.facts.append(told.KeysStored(ask.snapshot_id))
+
+    def save(self, save: do.SaveProgress) -> None:
+        table = save.table
+        stored = self.world.stored
+        if table.pending_keys is None:
+            keys = stored[table.snapshot_id].pending_keys
+            table = table._replace(pending_keys=keys)
+        stored[table.snapshot_id] = table
+        self.facts.append(told.ProgressSaved(save.request_id))
 
     def read(self) -> None:
         """Let the reader do one step."""
@@ -406,6 +472,11 @@ class Relay:
             self.reading = None
 
     def steps(self, effect: do.Effect) -> Iterator[None]:
+        fails = not isinstance(effect, do.ReadChunk)
+        if fails and self.world.random.random() < 0.05:
+            failure = told.ReadFailed(effect.request_id, "away", may_recover=True)
+            self.facts.append(failure)
+            return
         match effect:
             case do.WriteWatermark():
                 if self.world.early_maximum:
@@ -420,6 +491,9 @@ class Relay:
                 if self.world.early_maximum:
                     maximum = self.world.maximum_at_mark
                 plan = told.Plan(SHAPE, None if maximum is None else _key(maximum), 0)
+                if effect.keys_of is not None:
+                    keys = self.world.stored[effect.keys_of].pending_keys
+                    plan = told.Plan(SHAPE, None, len(keys), keys)
                 self.facts.append(told.PlanRead(effect.request_id, plan))
             case do.ReadChunk():
                 yield from self.chunk(effect)
@@ -452,8 +526,16 @@ class Relay:
 
     def hear(self) -> None:
         """Let the loop take what the worker and the broker have told."""
-        if self.facts:
-            self.tell(self.facts.popleft())
+        if not self.facts:
+            return
+        match self.facts.popleft():
+            case told.SignalStored() as fact:
+                self.released.add(fact.signal_id)
+            case told.KeysStored() as fact:
+                self.released.add(fact.snapshot_id)
+            case fact:
+                pass
+        self.tell(fact)
 
     def tick(self) -> None:
         self.now_s += 0.5
@@ -507,6 +589,7 @@ def live(seed: int, plant: Callable[[World], None] | None = None) -> World:
             *[relay.hear] * 3 * pace["relay"],
             *[relay.read] * 2 * pace["reader"],
             *[relay.write] * pace["clerk"],
+            *[relay.turn] * pace["relay"],
             *[relay.acknowledge, relay.confirm] * pace["broker"],
             relay.tick,
         ]
@@ -534,6 +617,7 @@ def _come_to_rest(world: World, relay: Relay) -> None:
     for _ in range(3_000):
         for action in (relay.stream, relay.hear, relay.read, relay.write, relay.tick):
             action()
+        relay.turn()
         relay.acknowledge()
         world.acknowledged = len(world.topic)
         relay.acknowledge()
@@ -548,21 +632,35 @@ def _judge(world: World) -> None:
     if world.status != "completed":
         message = f"the signal says {world.status}"
         raise RefutedError(message)
-    sink: dict[int, Version | None] = {}
     records = world.topic[world.start_of_sink :]
     if world.target is not None:
         # Two topics, in any order: a guarded sink ends as in the order of positions.
         records = sorted(records, key=lambda record: record.position)
+    wrong = dict.fromkeys(world.listed, Version(0, 0))
+    asked = set(world.listed or range(KEYS))
+    _compare(world, "new sink", _fold(wrong, records), asked)
+    shared = [record for record in world.topic if record.target is None]
+    _compare(world, "old sink", _fold(world.first_rows, shared), set(range(KEYS)))
+
+
+def _compare(world: World, name: str, sink: dict, keys: set[int]) -> None:
+    found = {key: row for key, row in sink.items() if row is not None and key in keys}
+    rows = {key: row for key, row in world.rows.items() if key in keys}
+    if found != rows:
+        message = f"the {name} has {found}, the table {rows}"
+        raise RefutedError(message)
+
+
+def _fold(rows: dict, records: list[Record]) -> dict[int, Version | None]:
+    """Return what a guarded sink has after these records."""
+    sink: dict[int, Version | None] = dict(rows)
     guard: dict[int, Position] = {}
     for record in records:
         if record.position < guard.get(record.key, Position(0, 0)):
             continue
         guard[record.key] = record.position
         sink[record.key] = _merged(sink.get(record.key), record.version)
-    found = {key: version for key, version in sink.items() if version is not None}
-    if found != world.rows:
-        message = f"the sink has {found}, the table {world.rows}"
-        raise RefutedError(message)
+    return sink
 
 
 def _merged(old: Version | None, new: Version | None) -> Version | None:
@@ -598,9 +696,9 @@ def _no_wait_before_the_first_chunk(patch: pytest.MonkeyPatch) -> None:
 
 def _touches_forgotten_too_early(patch: pytest.MonkeyPatch) -> None:
     """A touch below the low watermark goes, though the chunk did not see it."""
-    real = Touches.forget
+    real = Notes.forget
     sees_all = XidSnapshot(1 << 40, 1 << 40, frozenset())
-    patch.setattr(Touches, "forget", lambda self, low, _: real(self, low, sees_all))
+    patch.setattr(Notes, "forget", lambda self, low, _: real(self, low, sees_all))
 
 
 def _confirmed_beyond_invisible(patch: pytest.MonkeyPatch) -> None:
@@ -610,15 +708,15 @@ def _confirmed_beyond_invisible(patch: pytest.MonkeyPatch) -> None:
 
 def _saved_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
     """Progress is stored when rows are sent, not when they are acknowledged."""
-    real = Reading.close_next
+    real = Reading.judge_next
 
-    def close_next(self: Reading, touches: Touches) -> list[do.EmitRows] | None:
-        emissions = real(self, touches)
-        for emission in emissions or []:
-            self.acknowledge(emission.chunk_id)
-        return emissions
+    def judge_next(self: Reading, notes: Notes, max_rows: int) -> Part | None:
+        part = real(self, notes, max_rows)
+        if part is not None and part.emission is not None:
+            self.acknowledge(part.emission.chunk_id)
+        return part
 
-    patch.setattr(Reading, "close_next", close_next)
+    patch.setattr(Reading, "judge_next", judge_next)
 
 
 def _partial_changes_taken_for_rows(patch: pytest.MonkeyPatch) -> None:
@@ -626,9 +724,72 @@ def _partial_changes_taken_for_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Reading, "read_again", lambda *_: None)
 
 
-def _moved_keys_taken_for_touched(patch: pytest.MonkeyPatch) -> None:
-    """A row that leaves the unread part with columns left out is not read again."""
-    patch.setattr(Touches, "_remember_moved", lambda *_: None)
+def _moved_rows_not_asked_for(patch: pytest.MonkeyPatch) -> None:
+    """A row that came to another key with columns left out stays as it is."""
+    patch.setattr(KeyRequests, "ask", lambda *_: None)
+
+
+def _requests_not_held_for(patch: pytest.MonkeyPatch) -> None:
+    """A transaction is confirmed before what it asks for is stored."""
+    real = KeyRequests.ask
+
+    def ask(self: KeyRequests, *arguments: object) -> None:
+        real(self, *arguments)
+
+    patch.setattr(KeyRequests, "ask", ask)
+
+
+def _requests_dropped_after_a_crash(patch: pytest.MonkeyPatch) -> None:
+    """What the relay asked for and stored is not taken up again."""
+    real = SnapshotDriver._resume
+
+    def resume(self: SnapshotDriver, fact: told.Resumed) -> None:
+        tables = tuple(table for table in fact.tables if table.asked_until is None)
+        real(self, dataclasses.replace(fact, tables=tables))
+
+    patch.setattr(SnapshotDriver, "_resume", resume)
+
+
+def _asked_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:
+    """A replayed change asks for what is stored."""
+    patch.setattr(KeyRequests, "resume", lambda *_: None)
+
+
+def _stored_keys_overwritten(patch: pytest.MonkeyPatch) -> None:
+    """Progress that is saved before the keys are loaded says that there are none."""
+    real = Reading.progress
+
+    def progress(self: Reading) -> told.StoredTable:
+        table = real(self)
+        return table._replace(pending_keys=table.pending_keys or ())
+
+    patch.setattr(Reading, "progress", progress)
+
+
+def _judged_at_once_and_emitted_later(patch: pytest.MonkeyPatch) -> None:
+    """A chunk is judged when it is ready, though its rows go out in slices."""
+    real = Window.judge
+
+    def judge(self: Window, notes: Notes, max_rows: int) -> Verdict:
+        if not hasattr(notes, "at_first"):
+            notes.at_first = {}
+        known = notes.at_first.setdefault(self.chunk_id, copy.deepcopy(notes._by_key))
+        now, notes._by_key = notes._by_key, known
+        verdict = real(self, notes, max_rows)
+        notes._by_key = now
+        return verdict
+
+    patch.setattr(Window, "judge", judge)
+
+
+def _absent_whatever_happens(patch: pytest.MonkeyPatch) -> None:
+    """A key that is not found is said to be gone, though the stream has touched it."""
+    real = Window._judge_missing
+
+    def judge_missing(self: Window, _judge: object, verdict: Verdict) -> None:
+        real(self, lambda _key: None, verdict)
+
+    patch.setattr(Window, "_judge_missing", judge_missing)
 
 
 def _versioned_by_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
@@ -654,7 +815,7 @@ def _maximum_key_read_before_the_wait(patch: pytest.MonkeyPatch) -> None:
 
 def _lost_touches_ignored(patch: pytest.MonkeyPatch) -> None:
     """Above the bound touches are forgotten and nothing is recorded anew."""
-    patch.setattr(Touches, "has_overflowed", property(lambda _: False))
+    patch.setattr(Notes, "has_overflowed", property(lambda _: False))
 
 
 def _recording_from_the_first_moment(patch: pytest.MonkeyPatch) -> None:
@@ -663,7 +824,7 @@ def _recording_from_the_first_moment(patch: pytest.MonkeyPatch) -> None:
 
     def init(self: Scan, *arguments: object) -> None:
         real(self, *arguments)
-        self.touches.begin()
+        self.notes.begin()
         self._marker = self._invisible.marker()
         self.stage = Stage.WAITING
 
@@ -684,7 +845,13 @@ HISTORIES = 4_000
         _confirmed_beyond_invisible,
         _saved_before_the_broker_has_it,
         _partial_changes_taken_for_rows,
-        _moved_keys_taken_for_touched,
+        _moved_rows_not_asked_for,
+        _requests_not_held_for,
+        _requests_dropped_after_a_crash,
+        _asked_again_after_a_crash,
+        _stored_keys_overwritten,
+        _judged_at_once_and_emitted_later,
+        _absent_whatever_happens,
         _versioned_by_the_high_watermark,
         _maximum_key_read_before_the_wait,
         _lost_touches_ignored,

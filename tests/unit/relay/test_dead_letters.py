@@ -1,10 +1,24 @@
-"""Dead letters of records that are too large."""
+"""Dead letters: what they say, and which aggregates they park."""
 
+import base64
 import hashlib
 import json
+from collections.abc import Mapping
 
-from towpath.relay.routing.dead import TOO_LARGE, DeadLetters
-from towpath.relay.routing.record import FIXED_BYTES, Record
+import pytest
+
+from towpath.relay.routing.dead import (
+    NO_SUCH_PARTITION,
+    SKIPPED,
+    TOO_LARGE,
+    DeadLetters,
+)
+from towpath.relay.routing.parked import Parked
+from towpath.relay.routing.record import FIXED_BYTES, Header, Record
+from towpath.relay.wal.messages import UNCHANGED
+from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.sequencer import Change, Spoken, Transaction
+from towpath.schemas.envelope import Operation
 
 KEY = b'{"id":7}'
 
@@ -16,7 +30,25 @@ def record(key: bytes | None = KEY, size: int = 5000) -> Record:
 
 def bury(large: Record, room_bytes: int) -> Record:
     """Set a record aside whose topic takes 1,000 bytes."""
-    return DeadLetters("towpath", lambda _: None).of_large(large, 1000, room_bytes)
+    return letters(Parked(10)).of_large(large, 1000, room_bytes)
+
+
+def letters(parked: Parked) -> DeadLetters:
+    """Make dead letters."""
+    return DeadLetters("towpath", lambda _: None, parked)
+
+
+def event(key: bytes | None, size: int, *more: Header) -> Record:
+    """Make an event that is too large for its topic."""
+    marks: list[Header] = [("aggregate_type", b"order"), ("position", b"P.1"), *more]
+    return Record("e", key, b"v" * 100, marks, b"P.1", 9, size)
+
+
+def taken_again(made: Record) -> Parked:
+    """Return what is parked once the dead letter was read back."""
+    parked = Parked(10)
+    parked.recall(made.key, made.value, made.headers)
+    return parked
 
 
 def test_what_fits_into_the_dead_letters_is_kept_whole():
@@ -82,3 +114,186 @@ def test_a_stub_fits_where_little_fits():
     made = bury(record(b"k" * 2000), 1000)
 
     assert made.size < 2 * 2048 + 2 * FIXED_BYTES
+
+
+TABLE = Relation(
+    7,
+    "shop",
+    "blob",
+    (Column("id", 23), Column("data", 17), Column("note", 25), Column("gone", 25)),
+    (0,),
+)
+TRANSACTION = Transaction(9, 160, 160, 1_700_000_000_123_456, b"P.")
+
+
+def test_a_row_can_be_made_again_from_its_dead_letter():
+    """
+    Bytes are base64, null is null, what the log left out says so; both rows stand.
+    """
+    new = (b"1", b"\\x00ff", "Zoë".encode(), UNCHANGED)
+    old = (b"2", None, None, None)
+    change = Change(Operation.UPDATE, TABLE, new, old, False, TRANSACTION, 3, 0)
+    made = letters(Parked(10)).of_row(TABLE, change, "because")
+    marks = dict(made.headers)
+
+    assert (
+        {
+            "id": "1",
+            "data": {"base64": base64.b64encode(b"\0\xff").decode()},
+            "note": "Zoë",
+            "gone": {"unchanged": True},
+        },
+        {"id": "2", "data": None, "note": None, "gone": None},
+        (b"row", b"shop.blob", b"u", b"because", b"because", b"P.0000000003"),
+    ) == (
+        json.loads(made.value or b""),
+        json.loads(marks["old"] or b""),
+        (
+            marks["form"],
+            marks["table"],
+            marks["op"],
+            marks["reason"],
+            marks["__connect.errors.exception.message"],
+            marks["position"],
+        ),
+    )
+
+
+def test_a_row_change_parks_nothing():
+    """
+    A later full image supersedes it: only events wait for each other.
+    """
+    parked = Parked(10)
+    dead = letters(parked)
+    change = Change(
+        Operation.CREATE,
+        TABLE,
+        (b"1", None, None, None),
+        None,
+        False,
+        TRANSACTION,
+        3,
+        0,
+    )
+    dead.of_row(TABLE, change, "because")
+    dead.of_large(record(), 1000, 100_000)
+
+    assert 0 == len(parked)
+
+
+@pytest.mark.parametrize("room_bytes", [100_000, 4000], ids=["whole", "stub"])
+@pytest.mark.parametrize("key", [b"42", b"k" * 3000], ids=["short", "long"])
+def test_a_large_event_parks_its_aggregate(room_bytes: int, key: bytes):
+    """
+    Its later events wait, at once and after a restart, however little is kept of it.
+    """
+    parked = Parked(10)
+    made = letters(parked).of_large(event(key, 5000), 1000, room_bytes)
+    after = taken_again(made)
+
+    assert (True, True, False, False) == (
+        parked.holds("order", key, b"P.2"),
+        after.holds("order", key, b"P.2"),
+        after.holds("order", key, b"P.1"),
+        after.holds("customer", key, b"P.2"),
+    )
+
+
+def test_a_follower_that_is_too_large_for_the_dead_letters_leaves_a_stub():
+    """
+    The stub keeps topic of origin, first reason and aggregate.
+    """
+    parked = Parked(10)
+    dead = letters(parked)
+    aside = dead.of_record(event(b"42", 5000), "first")
+    stub = dead.of_large(aside, 1000, 4000)
+    told = json.loads(stub.value or b"")
+
+    assert ("e", "first", True) == (
+        told["topic"],
+        told["first_reason"],
+        taken_again(stub).holds("order", b"42", b"P.2"),
+    )
+
+
+def test_a_read_event_parks_nothing():
+    """
+    A snapshot's event is the aggregate's state, which another READ supersedes.
+    """
+    parked = Parked(10)
+    letters(parked).of_large(event(b"42", 5000, ("snapshot", b"s")), 1000, 100_000)
+
+    assert 0 == len(parked)
+
+
+def test_a_partition_that_is_not_there_is_a_reason():
+    """
+    The record is kept as it was, free of the partition that it asked for.
+    """
+    asked = event(b"42", 500)._replace(partition=17)
+    made = letters(Parked(10)).of_record(asked, NO_SUCH_PARTITION)
+
+    assert (b"42", b"v" * 100, -1, NO_SUCH_PARTITION.encode()) == (
+        made.key,
+        made.value,
+        made.partition,
+        dict(made.headers)["reason"],
+    )
+
+
+def test_a_message_keeps_its_whole_content():
+    """
+    Content that is no text is base64.
+    """
+    dead = letters(Parked(10))
+    contents: list[Mapping[str, object]] = [
+        json.loads(
+            dead.of_message(
+                Spoken("p", content, 1, 0, TRANSACTION, 1), (b"P.1", 9), "because"
+            ).value
+            or b""
+        )
+        for content in (b"{", b"\xff")
+    ]
+
+    assert [
+        {"prefix": "p", "content": "{"},
+        {"prefix": "p", "content": {"base64": "/w=="}},
+    ] == contents
+
+
+def test_what_an_operator_skipped_is_kept_raw_and_as_far_as_it_is_known():
+    """
+    The message's bytes, and the row's values by name if the table is known.
+    """
+    row = b"N" + b"\0\x04" + b"t\0\0\0\x011" + b"n" + b"t\0\0\0\x02hi" + b"u"
+    raw = b"I" + (7).to_bytes(4, "big") + row
+    dead = letters(Parked(10))
+    named = json.loads(dead.of_skipped(raw, b"P.1", 9, TABLE).value or b"")
+    bare = json.loads(dead.of_skipped(raw, b"P.1", 9).value or b"")
+    broken = dead.of_skipped(b"I\0", b"P.1", 9)
+
+    assert (
+        {"id": "1", "data": None, "note": "hi", "gone": {"unchanged": True}},
+        ["1", None, "hi", {"unchanged": True}],
+        base64.b64encode(raw).decode(),
+        ({"raw": base64.b64encode(b"I\0").decode()}, SKIPPED.encode()),
+    ) == (
+        named["new"],
+        bare["new"],
+        named["raw"],
+        (json.loads(broken.value or b""), dict(broken.headers)["reason"]),
+    )
+
+
+def test_the_size_of_a_dead_letter_is_an_upper_bound():
+    """
+    Neither reasons nor names make it larger than it says.
+    """
+    whole = event(b"k" * 1000, FIXED_BYTES + 1100)
+    made = letters(Parked(10)).of_record(whole, "r" * 400)
+    parts = [made.key or b"", made.value or b""]
+    parts += [name.encode() for name, _ in made.headers]
+    parts += [value for _, value in made.headers if isinstance(value, bytes)]
+
+    assert made.size >= sum(map(len, parts))

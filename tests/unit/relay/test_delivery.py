@@ -42,7 +42,7 @@ def test_a_transaction_waits_for_its_every_record():
     ledger.commit(16)
     seen = [ledger.acknowledged()]
     for _ in range(2):
-        delivery(None, Acknowledged(1))
+        delivery(b"p", None, Acknowledged(1))
         seen.append(ledger.acknowledged())
 
     assert [0, 0, 16] == seen
@@ -55,7 +55,7 @@ def test_an_open_transaction_is_not_passed_though_all_is_acknowledged():
     ledger = DeliveryLedger(0)
     delivery = ledger.begin()
     delivery.expect(b"a")
-    delivery(None, Acknowledged(1))
+    delivery(b"p", None, Acknowledged(1))
 
     assert (0, False) == (ledger.acknowledged(), ledger.is_idle)
 
@@ -71,7 +71,7 @@ def test_an_empty_transaction_waits_for_those_before_it():
     ledger.begin()
     ledger.commit(24)
     before = ledger.acknowledged()
-    first(None, Acknowledged(1))
+    first(b"p", None, Acknowledged(1))
 
     assert (0, 24) == (before, ledger.acknowledged())
 
@@ -103,7 +103,7 @@ def test_the_servers_word_is_taken_only_when_nothing_is_open():
     ledger.commit(16)
     ledger.idle_until(100)
     unsettled = ledger.acknowledged()
-    delivery(None, Acknowledged(1))
+    delivery(b"p", None, Acknowledged(1))
     ledger.idle_until(100)
 
     assert (0, 0, 100) == (inside, unsettled, ledger.acknowledged())
@@ -140,7 +140,7 @@ def test_a_failed_record_is_never_passed():
     delivery = ledger.begin()
     delivery.expect(b"a")
     ledger.commit(16)
-    delivery("refused", Acknowledged(1))
+    delivery(b"p", "refused", Acknowledged(1))
 
     assert (0, "refused") == (ledger.acknowledged(), ledger.failure)
 
@@ -154,8 +154,8 @@ def test_bytes_in_flight_come_back_to_zero():
     for value in (b"12345", None, b"1"):
         delivery.expect(value)
     most = ledger.in_flight_bytes
-    delivery(None, Acknowledged(5))
-    delivery("refused", Acknowledged(0))
+    delivery(b"p", None, Acknowledged(5))
+    delivery(b"p", "refused", Acknowledged(0))
     delivery.withdraw(b"1")
 
     assert (6 + 3 * RECORD_BYTES, 0) == (most, ledger.in_flight_bytes)
@@ -168,7 +168,7 @@ def test_a_chunk_is_delivered_once_and_only_when_it_is_closed():
     ledger = DeliveryLedger(0)
     chunk = ledger.begin_chunk(7)
     chunk.expect(b"row")
-    chunk(None, Acknowledged(3))
+    chunk.passed(None, Acknowledged(3))
     still_open = ledger.take_delivered()
     ledger.end_chunk(7)
 
@@ -177,6 +177,50 @@ def test_a_chunk_is_delivered_once_and_only_when_it_is_closed():
         ledger.take_delivered(),
         ledger.take_delivered(),
     )
+
+
+def test_the_last_record_of_each_partition_is_kept():
+    """
+    Streamed records are kept with their position; what stands beside only by place.
+    """
+    ledger = DeliveryLedger(0)
+    delivery = ledger.begin()
+    for position in (b"1", b"2"):
+        delivery.expect(b"")
+        delivery(position, None, Acknowledged())
+    loose = ledger.loose()
+    loose.expect(b"")
+    loose.passed(None, Acknowledged())
+    position, _ = ledger.reached["t", 0]
+
+    assert (b"2", [("t", 0)], 0) == (position, list(ledger.passed), loose.pending)
+
+
+def test_a_failed_record_beside_the_stream_is_a_failure_too():
+    """
+    A mark or a READ row that is given up is not passed over.
+    """
+    ledger = DeliveryLedger(0)
+    loose = ledger.loose()
+    loose.expect(b"")
+    loose.passed("refused", Acknowledged())
+
+    assert ("refused", {}, 1) == (ledger.failure, ledger.passed, loose.pending)
+
+
+def test_what_is_settled_is_counted_with_the_oldest_commit_time():
+    """
+    The latency of what was settled since the last look is that of the first of it.
+    """
+    ledger = DeliveryLedger(0)
+    for committed_us in (5, 7):
+        delivery = ledger.begin(committed_us)
+        delivery.expect(b"")
+        ledger.commit(committed_us * 8)
+        delivery(b"p", None, Acknowledged())
+    ledger.acknowledged()
+
+    assert (5, 2) == (ledger.settled_us, ledger.settled_count)
 
 
 def test_a_commit_without_a_begin_is_a_mistake_of_ours():

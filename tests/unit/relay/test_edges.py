@@ -1,17 +1,14 @@
-"""The edges' own translations: SQLSTATEs, queries, health pages."""
+"""The edges' own translations: SQLSTATEs, brokers' codes, queries."""
 
-from http import HTTPStatus
+import traceback
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from prometheus_client import CollectorRegistry
 
 from towpath.relay import errors
-from towpath.relay.health import TallyCollector, _answer
 from towpath.relay.kafka.client import translated
-from towpath.relay.postgres.connect import failure_of, quoted
+from towpath.relay.postgres.connect import connect, failure_of, quoted
 from towpath.relay.postgres.queries import query
-from towpath.relay.tally import Tally
 
 
 @pytest.mark.parametrize(
@@ -80,39 +77,27 @@ def test_names_are_quoted():
     assert '"a b"."c""d"' == quoted("a b", 'c"d')
 
 
-def test_each_reason_is_told_once_and_counted_always():
-    """
-    The first occurrence of a reason is logged; every one is counted.
-    """
-    told: list[tuple[str, str]] = []
-    tally = Tally(on_first=lambda what, reason: told.append((what, reason)))
-    for reason in ("a", "a", "b"):
-        tally.bury(reason)
-        tally.skip(reason)
-
-    assert (4, {"a": 2, "b": 1}) == (len(told), dict(tally.dead_letters))
-
-
 @pytest.mark.parametrize(
-    ("path", "is_streaming", "status", "part"),
+    "dsn",
     [
-        ("/health/live", False, HTTPStatus.OK, b"live"),
-        ("/health/ready", True, HTTPStatus.OK, b"ready"),
-        ("/health/ready", False, HTTPStatus.SERVICE_UNAVAILABLE, b"not streaming"),
-        ("/metrics", False, HTTPStatus.OK, b'dead_letters_total{reason="a"} 1.0'),
-        ("/", False, HTTPStatus.NOT_FOUND, b"/metrics"),
+        "host=127.0.0.1 password=hun ter2",
+        "postgresql://u:hunter2%zz@127.0.0.1/db",
+        "postgresql://u:hun ter2@127.0.0.1/db",
+        "postgresql://u:hunter2@[::1/db",
+        "postgresql://127.0.0.1:hunter2/x@127.0.0.1/db",
+        "hunter2",
     ],
 )
-def test_each_page_answers(
-    path: str, status: HTTPStatus, part: bytes, *, is_streaming: bool
-):
+def test_nothing_of_an_unreadable_address_is_told(dsn: str):
     """
-    Health and metrics are told from the tally.
+    An address that cannot be read halts, and no piece of its password is shown.
     """
-    tally = Tally(is_streaming=is_streaming)
-    tally.bury("a")
-    registry = CollectorRegistry()
-    registry.register(TallyCollector(tally))
-    answer = _answer(path, tally, registry)
+    with pytest.raises(errors.SourceRefusedError) as caught:
+        connect(dsn)
+    told = "".join(traceback.format_exception(caught.value))
 
-    assert (status, True) == (answer[0], part in answer[1])
+    assert (False, False, None) == (
+        "ter2" in told,
+        "hun" in told,
+        caught.value.__cause__,
+    )

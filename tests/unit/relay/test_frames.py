@@ -7,6 +7,7 @@ from towpath.relay.wal.frames import (
     PAYLOAD_AT,
     Keepalive,
     parse_keepalive,
+    sent_us,
     start_lsn,
     status_update,
 )
@@ -47,6 +48,34 @@ def test_a_frame_without_a_message_is_malformed():
     """
     with pytest.raises(MalformedMessageError):
         start_lsn(b"w" + bytes(24))
+
+
+@pytest.mark.parametrize("tag", [b"k", b"d", b"\0"])
+def test_a_frame_of_another_kind_has_no_message(tag: bytes):
+    """
+    What is not tagged as log data is not read as such.
+    """
+    with pytest.raises(MalformedMessageError):
+        start_lsn(tag + bytes(24) + b"B")
+
+
+@pytest.mark.parametrize("head", [b"w" + bytes(16), b"k" + bytes(8)])
+def test_every_frame_tells_when_it_was_sent(head: bytes):
+    """
+    The server's time stands in both kinds of frame, in microseconds since 1970.
+    """
+    frame = head + (5).to_bytes(8, "big") + b"B"
+
+    assert 946_684_800_000_005 == sent_us(frame)
+
+
+@pytest.mark.parametrize("frame", [b"", b"w" + bytes(23), b"k" + bytes(15), b"x" * 30])
+def test_a_frame_without_a_time_is_malformed(frame: bytes):
+    """
+    An empty, short or unknown frame is one named error.
+    """
+    with pytest.raises(MalformedMessageError):
+        sent_us(frame)
 
 
 def test_the_status_clock_counts_from_2000():

@@ -5,19 +5,22 @@ from collections import Counter
 
 import pytest
 
-from towpath.relay.errors import NotPreparedError
-from towpath.relay.routing.dead import DeadLetters
-from towpath.relay.routing.outbox import (
+from towpath.relay.errors import NotPreparedError, OutboxUpdatedError
+from towpath.relay.routing.dead import BEHIND, DeadLetters
+from towpath.relay.routing.outbox import UPDATED, WRONGLY_UPDATED, OutboxRoute
+from towpath.relay.routing.outbox_event import (
     HEADERS_NOT_AN_OBJECT,
-    ILLEGAL_TOPIC,
     NO_AGGREGATE_TYPE,
-    UPDATED,
-    OutboxRoute,
+    NO_INSTANT,
+    OWN_NAME,
 )
+from towpath.relay.routing.parked import Parked
 from towpath.relay.routing.record import Record
+from towpath.relay.routing.topic_rule import ILLEGAL_TOPIC, RESERVED_TOPIC
 from towpath.relay.wal.relation import Column, Relation
 from towpath.relay.wal.sequencer import Change, Transaction
 from towpath.schemas.envelope import Operation
+from towpath.settings.outbox import OnUpdate, Outbox
 
 NAMES = (
     "occurred_at",
@@ -54,24 +57,31 @@ TRANSACTION = Transaction(
 class Desk:
     """A route, and what it counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, outbox: Outbox | None = None) -> None:
         self.skipped: Counter[str] = Counter()
         self.buried: Counter[str] = Counter()
-        dead = DeadLetters("towpath", lambda reason: self.buried.update([reason]))
+        self.parked = Parked(10)
+        dead = DeadLetters(
+            "towpath", lambda reason: self.buried.update([reason]), self.parked
+        )
         self.route = OutboxRoute(
             OUTBOX,
-            "outbox.event.{aggregate_type}",
+            outbox or Outbox(),
             dead,
+            self.parked,
             lambda reason: self.skipped.update([reason]),
         )
 
     def records(
-        self, operation: Operation = Operation.CREATE, **columns: bytes | None
+        self,
+        operation: Operation = Operation.CREATE,
+        ordinal: int = 3,
+        **columns: bytes | None,
     ) -> list[Record]:
         """Route a change of an outbox row that differs in some columns."""
         row = tuple((ROW | columns)[name] for name in NAMES)
         new, old = (None, row) if operation is Operation.DELETE else (row, None)
-        change = Change(operation, OUTBOX, new, old, False, TRANSACTION, 3, 120)
+        change = Change(operation, OUTBOX, new, old, False, TRANSACTION, ordinal, 120)
         return list(self.route.records(change, 0))
 
 
@@ -114,11 +124,12 @@ def test_a_trace_and_the_rows_own_headers_are_added():
 
 def test_a_row_cannot_overwrite_our_headers():
     """
-    Position, id and their like are ours, whatever the row says.
+    Position, id and their like are ours, whatever the row says; that is counted.
     """
-    (record,) = Desk().records(headers=b'{"position": "x", "id": "y"}')
+    desk = Desk()
+    (record,) = desk.records(headers=b'{"position": "x", "id": "y", "snapshot": "z"}')
 
-    assert 5 == len(record.headers)
+    assert (5, {OWN_NAME: 1}) == (len(record.headers), desk.skipped)
 
 
 @pytest.mark.parametrize("empty", [None, b"null", b"{}"])
@@ -147,8 +158,11 @@ def test_a_null_payload_is_an_event_without_a_value():
         ({"aggregate_type": b""}, ILLEGAL_TOPIC),
         ({"aggregate_type": b"or der"}, ILLEGAL_TOPIC),
         ({"aggregate_type": b"x" * 250}, ILLEGAL_TOPIC),
+        ({"aggregate_type": "größe".encode()}, ILLEGAL_TOPIC),
         ({"headers": b"[1]"}, HEADERS_NOT_AN_OBJECT),
         ({"headers": b"{"}, HEADERS_NOT_AN_OBJECT),
+        ({"occurred_at": b"yesterday"}, NO_INSTANT),
+        ({"occurred_at": b"1767323045600"}, NO_INSTANT),
     ],
 )
 def test_a_row_without_a_place_is_a_dead_letter(columns: dict, reason: str):
@@ -168,14 +182,124 @@ def test_a_row_without_a_place_is_a_dead_letter(columns: dict, reason: str):
     )
 
 
-def test_an_update_is_counted_and_a_delete_is_silence():
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "towpath.relay-state",
+        "towpath.relations",
+        "towpath.dead.relay",
+        "towpath-signal",
+        "__consumer_offsets",
+        "__debezium-heartbeat.towpath",
+    ],
+)
+def test_no_event_goes_to_a_topic_that_keeps_house(topic: str):
     """
-    Only inserts are events.
+    An aggregate type cannot reach the relay's state, or Kafka's own topics.
+    """
+    desk = Desk(Outbox(topic="{aggregate_type}"))
+    (record,) = desk.records(aggregate_type=topic.encode())
+
+    assert ("towpath.dead.relay", {RESERVED_TOPIC: 1}) == (record.topic, desk.buried)
+
+
+@pytest.mark.parametrize("topic", [".", "..", "x" * 250, ""])
+def test_what_kafka_takes_for_no_topic_is_a_dead_letter(topic: str):
+    """
+    Kafka's rules for names hold for the whole name.
+    """
+    (record,) = Desk(Outbox(topic="{aggregate_type}")).records(
+        aggregate_type=topic.encode()
+    )
+
+    assert ILLEGAL_TOPIC == dict(record.headers)["reason"].decode()
+
+
+def test_later_events_of_the_aggregate_wait_behind_it():
+    """
+    Same type and id: parked with all that makes them; any other aggregate flows.
     """
     desk = Desk()
+    desk.records(headers=b"[1]")
+    (behind,) = desk.records(ordinal=4)
+    (other,) = desk.records(ordinal=5, aggregate_id=b"43")
+    (namesake,) = desk.records(ordinal=6, aggregate_type=b"customer")
+    marks = dict(behind.headers)
+
+    assert (
+        ("towpath.dead.relay", b"42", ROW["payload"], BEHIND, b"outbox.event.order"),
+        ("outbox.event.order", "outbox.event.customer"),
+        1,
+    ) == (
+        (
+            behind.topic,
+            behind.key,
+            behind.value,
+            marks["reason"].decode(),
+            marks["topic"],
+        ),
+        (other.topic, namesake.topic),
+        len(desk.parked),
+    )
+
+
+def test_a_row_without_a_type_parks_its_id_for_every_type():
+    """
+    Nobody can know whose event it was; a row without an id parks nothing.
+    """
+    desk = Desk()
+    desk.records(aggregate_type=None)
+    desk.records(aggregate_type=None, aggregate_id=None)
+    made = [
+        desk.records(ordinal=4, aggregate_type=kind)[0].topic
+        for kind in (b"order", b"customer")
+    ]
+    (keyless,) = desk.records(ordinal=5, aggregate_id=None)
+
+    assert (["towpath.dead.relay"] * 2, "outbox.event.order") == (made, keyless.topic)
+
+
+def test_a_null_aggregate_id_is_a_null_key():
+    """
+    Such an event has no order to keep; its partition is by its position (A47).
+    """
+    (record,) = Desk().records(aggregate_id=None)
+
+    assert (None, -1) == (record.key, record.partition)
+
+
+@pytest.mark.parametrize(
+    ("on_update", "said"),
+    [(OnUpdate.WARN, UPDATED), (OnUpdate.ERROR, WRONGLY_UPDATED)],
+)
+def test_an_update_is_counted_and_a_delete_is_silence(on_update: OnUpdate, said: str):
+    """
+    Only inserts are events (A43).
+    """
+    desk = Desk(Outbox(on_update=on_update))
     made = desk.records(Operation.UPDATE) + desk.records(Operation.DELETE)
 
-    assert ([], {UPDATED: 1}) == (made, desk.skipped)
+    assert ([], {said: 1}) == (made, desk.skipped)
+
+
+def test_an_update_can_stop_the_relay():
+    """
+    With ``halt`` an update is an error that names table and position (A43).
+    """
+    desk = Desk(Outbox(on_update=OnUpdate.HALT))
+
+    with pytest.raises(OutboxUpdatedError, match=r"towpath\.outbox .* P\.0000000003"):
+        desk.records(Operation.UPDATE)
+
+
+def test_insert_then_delete_is_one_event():
+    """
+    The table may stay empty: the insert in the log is the event (A43).
+    """
+    desk = Desk()
+    made = desk.records(ordinal=0) + desk.records(Operation.DELETE, ordinal=1)
+
+    assert ["outbox.event.order"] == [record.topic for record in made]
 
 
 def test_what_is_remembered_is_bounded():
@@ -185,9 +309,9 @@ def test_what_is_remembered_is_bounded():
     desk = Desk()
     for number in range(3000):
         desk.records(headers=b'{"n": %d}' % number, aggregate_type=b"t%d" % number)
-    route = desk.route
+    writer = desk.route._writer
 
-    assert max(len(route._known_headers), len(route._known_types)) <= 1024
+    assert max(len(writer._known_headers), len(writer._known_types)) <= 1024
 
 
 def test_a_table_without_its_columns_is_refused():
@@ -195,8 +319,9 @@ def test_a_table_without_its_columns_is_refused():
     An outbox table that lacks a column halts with its name.
     """
     bare = Relation(oid=5, schema="s", table="t", columns=(Column("id", 25),), key=())
+    parked = Parked(1)
     with pytest.raises(NotPreparedError, match="payload"):
-        OutboxRoute(bare, "{aggregate_type}", DeadLetters("p", print), print)
+        OutboxRoute(bare, Outbox(), DeadLetters("p", print, parked), parked, print)
 
 
 def test_the_size_is_an_upper_bound():

@@ -125,14 +125,89 @@ def test_a_truncate_names_its_tables_together():
 
 def test_logical_messages_tell_whether_they_belong_to_a_transaction():
     """
-    Prefix, content and flag of a logical message come through.
+    Prefix, content and flag of a logical message come through, whatever they hold.
     """
     told = [(m.is_transactional, m.prefix, m.content) for m in all_of(LogicalMessage)]
 
     assert [
         (True, "towpath.test", "in ✓".encode()),
         (False, "towpath.watermark", b'{"token": 1}'),
-    ] == told
+        (True, "préfixe ☃", b""),
+        (False, "bytes", b"\0\xff\xfe\0"),
+    ] == told[:4]
+
+
+def test_an_origin_is_named():
+    """
+    A transaction that was replicated itself tells from where.
+    """
+    assert [Origin(0xAABBCC, "rec_origin")] == all_of(Origin)
+
+
+def test_names_and_values_of_any_script_come_through():
+    """
+    Schema, table, column and key are UTF-8, quotes and blanks included.
+    """
+    shape = next(m for m in all_of(RelationShape) if m.table.startswith("Zoë"))
+    rows = [m for m in all_of(Update) if m.relation_oid == shape.oid]
+
+    assert (
+        'Zoë ✓ "q" таблица',
+        ["наименование", "a b"],
+        ("𝄞".encode(), b"1"),
+        ("значение ☃".encode(), None),
+    ) == (
+        shape.table,
+        [column.name for column in shape.columns],
+        rows[0].new,
+        rows[0].old,
+    )
+
+
+def test_each_replica_identity_tells_its_own_old_row():
+    """
+    An index brings its columns, none brings nothing, full brings everything.
+    """
+    shapes = {m.oid: m for m in all_of(RelationShape)}
+    olds = {
+        shapes[m.relation_oid].identity: m.old
+        for m in all_of(Delete)
+        if m.relation_oid in shapes
+    }
+
+    assert (
+        {"d", "n", "f", "i"},
+        (None, b"c", None),
+        (b"2", None),
+    ) == ({m.identity for m in shapes.values()}, olds["i"], olds["f"])
+
+
+def test_a_full_identity_tells_what_an_update_left_out():
+    """
+    The unchanged TOASTed value is missing from the new row and whole in the old one.
+    """
+    update = next(m for m in all_of(Update) if m.is_full and UNCHANGED in m.new)
+
+    assert (b"11", UNCHANGED, 2500) == (*update.new, len(update.old[1]))
+
+
+def test_a_table_without_columns_has_empty_rows():
+    """
+    No column is no mistake.
+    """
+    shape = next(m for m in all_of(RelationShape) if not m.columns)
+    rows = [m.new for m in all_of(Insert) if m.relation_oid == shape.oid]
+
+    assert [()] == rows
+
+
+def test_what_was_rolled_back_is_not_sent():
+    """
+    Rows between a savepoint and its rollback are not in the stream.
+    """
+    values = {value for m in all_of(Insert) for value in m.new}
+
+    assert (True, False) == (b"kept too" in values, b"rolled back" in values)
 
 
 def test_a_relation_tells_columns_types_and_identity():

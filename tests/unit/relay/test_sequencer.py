@@ -11,6 +11,7 @@ from towpath.relay.wal.messages import (
     Commit,
     Insert,
     LogicalMessage,
+    Origin,
     RelationShape,
     Truncate,
 )
@@ -82,7 +83,36 @@ def test_a_message_outside_a_transaction_stands_at_its_own_lsn():
     """
     message = LogicalMessage(is_transactional=False, lsn=120, prefix="p", content=b"c")
 
-    assert Spoken("p", b"c", 1120, -1, None) == Sequencer(1000).feed(message, 0)
+    assert Spoken("p", b"c", 1120, -1, None, 120) == Sequencer(1000).feed(message, 0)
+
+
+def test_changes_know_the_origin_of_their_transaction():
+    """
+    What follows an origin message carries its name; the next transaction does not.
+    """
+    sequencer = begun()
+    sequencer.feed(Origin(origin_lsn=8, name="elsewhere"), 0)
+    here = sequencer.feed(ROW, 0).transaction
+    committed = sequencer.feed(COMMIT, 0).transaction
+    sequencer.feed(BEGIN._replace(final_lsn=240), 0)
+    there = sequencer.feed(ROW, 0).transaction
+
+    assert ("elsewhere", "elsewhere", None) == (
+        here.origin,
+        committed.origin,
+        there.origin,
+    )
+
+
+def test_the_ordinal_after_a_commit_is_the_count_of_messages():
+    """
+    Whoever closes the transaction learns how many messages it had.
+    """
+    sequencer = begun()
+    for message in (ROW, ROW, COMMIT):
+        sequencer.feed(message, 0)
+
+    assert 2 == sequencer.ordinal
 
 
 def test_a_commit_hands_on_what_may_be_confirmed():
@@ -106,6 +136,8 @@ def test_a_commit_hands_on_what_may_be_confirmed():
         [BEGIN, Insert(7, (b"1",))],
         [BEGIN, Truncate((8,), cascades=False, restarts_identity=False)],
         [Truncate((7,), cascades=False, restarts_identity=False)],
+        [Origin(8, "elsewhere")],
+        [LogicalMessage(is_transactional=True, lsn=8, prefix="p", content=b"")],
     ],
 )
 def test_a_message_out_of_turn_is_one_named_error(messages: list):
@@ -135,9 +167,9 @@ def test_a_recording_gives_each_kind_of_change():
     operations = {step.operation for step in steps if isinstance(step, Change)}
     truncations = [step for step in steps if isinstance(step, Truncation)]
 
-    assert ({Operation.CREATE, Operation.UPDATE, Operation.DELETE}, 1) == (
+    assert ({Operation.CREATE, Operation.UPDATE, Operation.DELETE}, [2, 1]) == (
         operations,
-        len(truncations),
+        [len(step.relations) for step in truncations],
     )
 
 

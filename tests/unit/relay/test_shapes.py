@@ -5,10 +5,13 @@ from collections.abc import Sequence
 
 from towpath.relay.delivery import Delivery, DeliveryLedger
 from towpath.relay.pipeline.shapes import Shapes
+from towpath.relay.routing.columns import ColumnRules
+from towpath.relay.routing.forms.types import TypeFacts, TypeField
 from towpath.relay.routing.record import Record
 from towpath.relay.routing.relations import CatalogFacts, bind
 from towpath.relay.wal.messages import ColumnShape, RelationShape
 from towpath.schemas.position import Position
+from towpath.settings.relay import Relay
 
 SHAPE = RelationShape(
     oid=7,
@@ -32,10 +35,11 @@ class Catalog:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.facts = FACTS
 
     def describe(self, _table_oid: int, _type_oids: Sequence[int]) -> CatalogFacts:
         self.asked += 1
-        return FACTS
+        return self.facts
 
 
 class Outlet:
@@ -44,18 +48,19 @@ class Outlet:
     def __init__(self) -> None:
         self.sent: list[tuple[Record, Delivery | None]] = []
 
-    def send(self, record: Record, delivery: Delivery | None = None) -> None:
+    def tell(self, record: Record, delivery: Delivery | None = None) -> None:
         self.sent.append((record, delivery))
 
 
 class Desk:
     """Shapes over fakes."""
 
-    def __init__(self) -> None:
+    def __init__(self, **rows: object) -> None:
         self.catalog = Catalog()
         self.outlet = Outlet()
+        rules = ColumnRules(Relay.model_validate({"rows": rows}))
         self.shapes = Shapes(
-            "p", self.catalog, self.outlet, lambda name: name != "s.no"
+            "p", self.catalog, self.outlet, lambda name: name != "s.no", rules
         )
 
     def bind(self, shape: RelationShape, log_lsn: int):
@@ -186,3 +191,102 @@ def test_a_shape_travels_with_its_transaction():
     desk.shapes.bind(SHAPE, Position(8, 0), 5, delivery)
 
     assert delivery is desk.outlet.sent[0][1]
+
+
+def flagged(*names: str, identity: str = "d") -> RelationShape:
+    """Make a shape whose replica identity is these columns."""
+    columns = [c._replace(is_key=c.name in names) for c in SHAPE.columns]
+    return SHAPE._replace(identity=identity, columns=tuple(columns))
+
+
+def test_the_stream_says_which_columns_are_the_key():
+    """
+    A key that the catalog has by now is not that of the rows of then (B60).
+    """
+    facts = CatalogFacts(("id",), {}, frozenset())
+
+    assert ("line", "id") == bind(flagged("line", "id"), facts).key_names
+
+
+def test_an_identity_index_is_the_key():
+    """
+    Under USING INDEX old rows tell that index alone, so that it is the key.
+    """
+    facts = CatalogFacts(("id",), {}, frozenset(), other_keys=(("total", "line"),))
+    shape = flagged("line", "total", identity="i")
+
+    assert ("total", "line") == bind(shape, facts).key_names
+
+
+def test_a_unique_index_is_the_key_of_a_table_without_one():
+    """
+    If all its columns are NOT NULL, it tells rows apart (A67).
+    """
+    facts = CatalogFacts((), {}, frozenset(), other_keys=(("total",),))
+    shapes = (flagged(), flagged("line", "id", "total", identity="f"))
+
+    assert [("total",), ("total",)] == [bind(s, facts).key_names for s in shapes]
+
+
+def test_a_key_outside_the_columns_that_are_sent_is_none():
+    """
+    A publication's column list may leave the key out: such a table has none.
+    """
+    facts = CatalogFacts(("hidden",), {}, frozenset())
+
+    assert () == bind(flagged(), facts).key
+
+
+def test_a_shape_tells_what_is_published():
+    """
+    Excluded columns are absent, masked ones are texts, key columns stay.
+    """
+    desk = Desk(
+        exclude_columns=["s.t.id"],
+        mask=[{"columns": ["s.t.total"], "form": "mask", "length": 3}],
+    )
+    desk.bind(SHAPE, 8)
+    told = json.loads(desk.outlet.sent[0][0].value or b"")
+
+    assert (
+        [("line", "integer"), ("id", "bigint"), ("total", "text")],
+        ["id", "line"],
+    ) == (
+        [(column["name"], column["type"]) for column in told["columns"]],
+        told["key"],
+    )
+
+
+def test_a_shape_tells_what_types_are_made_of():
+    """
+    Elements, labels, fields and what a domain is over come with the column.
+    """
+    desk = Desk()
+    types = {
+        20: TypeFacts("_pair", "s.pair[]", element_oid=50),
+        23: TypeFacts("mood", "s.mood", "e", labels=("sad", "ok")),
+        50: TypeFacts("pair", "s.pair", "c", fields=(TypeField("n", 1700, 6),)),
+        1700: TypeFacts("numeric", "numeric"),
+    }
+    desk.catalog.facts = CatalogFacts((), {}, frozenset(), types=types)
+    desk.bind(SHAPE, 8)
+    line, pairs, total = json.loads(desk.outlet.sent[0][0].value or b"")["columns"]
+    field = {"name": "n", "typmod": 6, "type": "numeric", "type_oid": 1700}
+
+    assert (
+        ["sad", "ok"],
+        {"type": "s.pair", "type_oid": 50, "fields": [field]},
+        {"name", "type", "type_oid", "typmod", "nullable"},
+    ) == (line["labels"], pairs["element"], set(total))
+
+
+def test_a_chunk_takes_the_facts_that_the_stream_was_given():
+    """
+    One shape has one set of facts, so that stream and snapshot write the same forms.
+    """
+    desk = Desk()
+    relation = desk.bind(SHAPE, 8)
+    facts = desk.shapes.facts_of(relation)
+    other = desk.shapes.facts_of(bind(WIDER, FACTS))
+
+    assert (FACTS, FACTS, 2) == (facts, other, desk.catalog.asked)

@@ -35,6 +35,20 @@ def test_a_whole_signal_is_read():
     ) == parse_signal("execute-snapshot", json.dumps(data))
 
 
+def test_listed_keys_are_read_as_exactly_as_they_are_written():
+    """
+    Numbers keep all their digits, and a key that is listed twice counts once.
+    """
+    keys = '[[1, "a"], [9007199254740993, true], [1.10, "é"], [1, "a"]]'
+    data = f'{{"data-collections": ["a.b"], "keys": {keys}}}'
+
+    assert (
+        (b"1", b"a"),
+        (b"9007199254740993", b"true"),
+        (b"1.10", "é".encode()),
+    ) == parse_signal("execute-snapshot", data).keys
+
+
 @pytest.mark.parametrize(
     ("kind", "data", "request_"),
     [
@@ -62,10 +76,36 @@ def test_small_signals_are_read(kind, data, request_):
         ("execute-snapshot", None, "at least one table"),
         ("execute-snapshot", '{"data-collections": "a.b"}', "a list of names"),
         ("execute-snapshot", '{"data-collections": [7]}', "a list of names"),
+        *(
+            (
+                "execute-snapshot",
+                f'{{"data-collections": ["a.b"], "keys": {keys}}}',
+                reason,
+            )
+            for keys, reason in (
+                ("null", "keys must be a list of keys"),
+                ("[]", "keys must be a list of keys"),
+                ("[1]", "key 1 is not a list of values"),
+                ("[[]]", "key [] is not a list of values"),
+                ("[[null]]", "null in a key is not a text, a number"),
+                ("[[[1]]]", "[1] in a key is not a text, a number"),
+                ('[["\\u0000"]]', "not a text that Postgres holds"),
+                ('[["\\ud800"]]', "not a text that Postgres holds"),
+                (str([[n] for n in range(10_001)]), "at most 10000 may be"),
+            )
+        ),
         (
             "execute-snapshot",
-            '{"data-collections": ["a.b"], "keys": [[1]]}',
-            "not supported yet",
+            json.dumps(
+                {
+                    "data-collections": ["a.b"],
+                    "keys": [[1]],
+                    "additional-conditions": [
+                        {"data-collection": "a.b", "filter": "x"}
+                    ],
+                }
+            ),
+            "exclude each other",
         ),
         (
             "execute-snapshot",

@@ -7,10 +7,11 @@ import pytest
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
 from towpath.relay.snapshot.driver import Limits, SnapshotDriver
-from towpath.relay.snapshot.touches import Touches
+from towpath.relay.snapshot.touches import Notes
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
 from towpath.relay.snapshot.window import Window
 from towpath.relay.wal.relation import Column, Relation
+from towpath.schemas.position import Position
 
 OID = 4711
 RELATION = Relation(OID, "s", "a", (Column("id", 20), Column("v", 25)), (0,))
@@ -22,20 +23,23 @@ PLAN = told.Plan(SHAPE, (b"3",), 4)
 class Loop:
     """Tells the driver facts and keeps what it wants done, by type."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_touches: int = 1000) -> None:
         self.invisible = InvisibleTransactions(0)
         self.driver = SnapshotDriver(
             self.invisible,
             captured=["s.a", "s.b"],
             sinks=lambda: ["search2"],
             run_id="run",
-            limits=Limits(chunk_rows=2),
+            limits=Limits(2, max_touches),
         )
         self.sequence = 0
+        self.rows_per_turn = 1000
         self.effects: list[do.Effect] = []
 
     def tell(self, *facts: told.Fact) -> list[do.Effect]:
-        self.effects = [effect for fact in facts for effect in self.driver.on(fact)]
+        """Tell facts; the loop comes round after them."""
+        turn = told.Turn(self.rows_per_turn)
+        self.effects = [e for fact in (*facts, turn) for e in self.driver.on(fact)]
         return self.effects
 
     def tick(self, now_s: float) -> list[do.Effect]:
@@ -273,44 +277,6 @@ def test_a_row_dropped_for_a_partial_change_is_read_again(loop: Loop):
     assert "completed" == loop.one(do.AnswerSignal).status
 
 
-def test_a_moved_key_holds_the_log_until_it_is_on_the_stored_list(loop: Loop):
-    """
-    A row that moved with columns left out survives a crash at any moment.
-    """
-    loop.accept()
-    loop.begin_reading()
-    touches = loop.driver.recorders[OID]
-    touches.move((b"3",), (b"0",), 500, 9, partial=True)
-    loop.invisible.add(500, 900)
-    loop.tell(told.VisibilityRead(SEES_ALL))
-    save = loop.one(do.SaveProgress)
-    held = loop.invisible.confirmable(900)
-    loop.tell(told.ProgressSaved(save.request_id))
-
-    assert (((b"0",),), 0, 900) == (
-        save.table.pending_keys,
-        held,
-        loop.invisible.confirmable(900),
-    )
-
-
-def test_a_moved_key_after_the_last_save_goes_on_holding(loop: Loop):
-    """
-    A list that was stored before a key moved says nothing of that key.
-    """
-    loop.accept()
-    loop.begin_reading()
-    touches = loop.driver.recorders[OID]
-    touches.move((b"3",), (b"0",), 500, 9, partial=True)
-    loop.tick(1.0)
-    save = loop.one(do.SaveProgress)
-    touches.move((b"2",), (b"-1",), 501, 10, partial=True)
-    loop.invisible.add(500, 900)
-    loop.tell(told.VisibilityRead(SEES_ALL), told.ProgressSaved(save.request_id))
-
-    assert 0 == loop.invisible.confirmable(900)
-
-
 def test_a_failed_attempt_is_repeated_after_a_pause(loop: Loop):
     """
     A cancelled chunk is read again from the same key, with a fresh low watermark (A32).
@@ -356,11 +322,11 @@ def test_what_cannot_recover_fails_with_table_key_and_reason(loop: Loop):
     assert "ABORTED" in [e.type for e in loop.effects if isinstance(e, do.Notify)]
 
 
-def test_lost_touches_begin_the_recording_anew(loop: Loop):
+def test_lost_touches_begin_the_recording_anew():
     """
     Above the bound, chunks that are not judged are thrown away and read again.
     """
-    loop.driver._limits = Limits(chunk_rows=2, max_touches=1)
+    loop = Loop(max_touches=1)
     loop.accept()
     first = loop.begin_reading()
     touches = loop.driver.recorders[OID]
@@ -485,28 +451,11 @@ def test_visibility_is_asked_for_again_while_something_waits(loop: Loop):
     assert [False, True, False, False, True] == asked
 
 
-def test_lost_moved_keys_fail_the_table(loop: Loop):
-    """
-    What cannot be read again exactly is not called completed.
-    """
-    loop.accept()
-    loop.begin_reading()
-    touches = loop.driver.recorders[OID]
-    touches._max_moved_keys = 1
-    for number in range(2):
-        touches.move((b"3",), (b"%d" % number,), 500, 9, partial=True)
-    loop.tick(1.0)
-    account = loop.one(do.AnswerSignal).detail["tables"]["s.a"]
-
-    assert "failed" == account["state"]
-    assert "had their key changed meanwhile" in account["reason"]
-
-
-def test_touches_lost_before_the_plan_begin_the_recording_anew(loop: Loop):
+def test_touches_lost_before_the_plan_begin_the_recording_anew():
     """
     While a scan waits, its touches may overflow too; then it waits again.
     """
-    loop.driver._limits = Limits(chunk_rows=2, max_touches=1)
+    loop = Loop(max_touches=1)
     loop.accept()
     loop.invisible.add(42, 1000)
     loop.see(loop.one(do.WriteWatermark).token)
@@ -602,10 +551,9 @@ def test_a_window_is_not_judged_early():
     Judging a chunk that the stream has not passed is a mistake of ours.
     """
     window = Window(1, "low", "high")
-    touches = Touches(InvisibleTransactions(0))
 
     with pytest.raises(RuntimeError, match="not between its watermarks"):
-        window.close(touches)
+        window.judge(Notes(), 10)
 
 
 def test_a_signal_whose_tables_are_all_refused_is_rejected(loop: Loop):
@@ -630,3 +578,312 @@ def test_a_log_signal_is_answered_with_its_message(loop: Loop):
     loop.signal("s1", "log", message="hello")
 
     assert do.StoreSignal("s1", "completed", {"message": "hello"}) in loop.effects
+
+
+# Keys ---------------------------------------------------------------------------------
+
+
+KEYS = ((b"1",), (b"2",), (b"3",))
+
+
+def ask_for_keys(loop: Loop) -> do.ReadChunk:
+    """Bring a signal that lists keys to its first chunk."""
+    loop.signal(**{"data-collections": ["s.a"], "keys": [["01"], [2], [3]]})
+    loop.tell(told.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS))
+    loop.tell(told.SignalStored("s1", is_new=True))
+    return begin_keys(loop, KEYS)
+
+
+def begin_keys(loop: Loop, keys: tuple[told.Key, ...]) -> do.ReadChunk:
+    """Bring listed keys to their first chunk."""
+    loop.see(loop.one(do.WriteWatermark).token)
+    loop.tell(told.VisibilityRead(SEES_ALL))
+    plan = told.Plan(SHAPE, None, len(keys), keys)
+    loop.tell(told.PlanRead(loop.one(do.ReadPlan).request_id, plan))
+    return loop.one(do.ReadChunk)
+
+
+def test_listed_keys_are_stored_as_the_server_spells_them(loop: Loop):
+    """
+    A signal's own words are looked up; what is stored are the keys of the stream.
+    """
+    loop.signal(**{"data-collections": ["s.a"], "keys": [["01"], [2]]})
+    asked = loop.one(do.InspectTables)
+    loop.tell(told.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS[:2]))
+    [table] = loop.one(do.StoreSignal).tables
+
+    assert ((b"01",), (b"2",)) == asked.keys
+    assert (KEYS[:2], 2) == (table.pending_keys, table.asked_keys)
+
+
+def test_keys_are_those_of_one_table(loop: Loop):
+    """
+    A list of keys for several tables is rejected.
+    """
+    loop.signal(**{"data-collections": ["s.a", "s.b"], "keys": [[1]]})
+
+    assert "name just that" in loop.one(do.StoreSignal).detail["reason"]
+
+
+def test_the_names_of_the_relays_own_requests_are_taken(loop: Loop):
+    """
+    A signal cannot pass for what the relay itself asks for.
+    """
+    loop.signal("towpath-keys-1", **{"data-collections": ["s.a"]})
+
+    assert "the relay's own" in loop.one(do.StoreSignal).detail["reason"]
+
+
+def test_a_key_that_is_not_found_is_told_to_be_gone(loop: Loop):
+    """
+    Listed keys give their rows, and deletes where there is none.
+    """
+    first = ask_for_keys(loop)
+    loop.read(first, 2)
+    second = loop.one(do.ReadChunk)
+    loop.see(first.low_token)
+    loop.see(first.high_token)
+    emission = loop.one(do.EmitRows)
+    loop.read(second, 3)
+    loop.see(second.high_token)
+    loop.tell(told.Delivered(first.chunk_id), told.Delivered(second.chunk_id))
+    answer = loop.one(do.AnswerSignal)
+
+    assert (KEYS[:2], KEYS[2:]) == (first.keys, second.keys)
+    assert ([(b"2", b"x")], (KEYS[0],)) == (emission.rows, emission.absent)
+    assert ("completed", 3) == (answer.status, answer.detail["rows"])
+
+
+@pytest.mark.parametrize(
+    ("xid", "sequence", "partial"),
+    [(500, 9, False), (42, 0, False), (500, 9, True), (42, 0, True)],
+)
+def test_a_key_that_the_stream_has_touched_is_not_told_to_be_gone(
+    loop: Loop, xid: int, sequence: int, partial: bool
+):
+    """
+    Touched after the low watermark, or by who was not seen: the stream knows better.
+
+    If the stream left columns out, the key is read again.
+    """
+    first = ask_for_keys(loop)
+    touches = loop.driver.recorders[OID]
+    touches.touch(KEYS[0], xid, sequence, partial=partial)
+    loop.read(first, 2, snapshot=XidSnapshot(42, 1000, frozenset({42})))
+    loop.see(first.low_token)
+    loop.see(first.high_token)
+    emission = loop.one(do.EmitRows)
+    waiting = loop.driver._listed._scan._reading._waiting
+
+    assert ((), partial) == (emission.absent, KEYS[0] in waiting)
+
+
+def test_a_key_that_is_spelt_in_another_way_is_not_told_to_be_gone(loop: Loop):
+    """
+    A row was found for one of the keys: none of the others is known to be absent.
+    """
+    first = ask_for_keys(loop)
+    loop.read(first, 7)
+    loop.see(first.low_token)
+    loop.see(first.high_token)
+
+    assert () == loop.one(do.EmitRows).absent
+
+
+def test_progress_before_the_keys_are_loaded_leaves_them_as_stored(loop: Loop):
+    """
+    A failed first step does not overwrite the list with nothing.
+    """
+    loop.signal(**{"data-collections": ["s.a"], "keys": [[1]]})
+    loop.tell(told.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS))
+    loop.tell(told.SignalStored("s1", is_new=True))
+    start = loop.one(do.WriteWatermark)
+    loop.tell(told.ReadFailed(start.request_id, "away", may_recover=True))
+
+    assert loop.one(do.SaveProgress).table.pending_keys is None
+
+
+# What the relay itself asks for -------------------------------------------------------
+
+
+def ask_by_itself(loop: Loop, log_lsn: int, key: told.Key) -> do.StoreKeys:
+    """Let the relay ask for a key."""
+    loop.driver.requests.ask(RELATION, key, Position(log_lsn, 0))
+    loop.tick(loop.driver._now_s)
+    return loop.one(do.StoreKeys)
+
+
+def test_what_the_relay_asks_for_is_read_once_it_is_stored(loop: Loop):
+    """
+    Stored, then read by its key like any snapshot; no signal is answered.
+    """
+    store = ask_by_itself(loop, 8, KEYS[0])
+    stored = loop.tell(told.KeysStored(store.snapshot_id))
+    chunk = begin_keys(loop, KEYS[:1])
+    loop.read(chunk, 1)
+    loop.see(chunk.low_token)
+    loop.see(chunk.high_token)
+    emission = loop.one(do.EmitRows)
+    ended = loop.tell(told.Delivered(chunk.chunk_id))
+
+    assert ["Notify", "WriteWatermark"] == [type(e).__name__ for e in stored]
+    assert ("towpath-keys-0000000000000008", [(b"1", b"x")]) == (
+        emission.snapshot_id,
+        emission.rows,
+    )
+    assert {"SaveProgress", "Notify"} == {type(effect).__name__ for effect in ended}
+    assert ({}, False) == (loop.driver.recorders, loop.driver.is_busy)
+
+
+def test_a_whole_table_ends_after_what_was_asked_for_until_then(loop: Loop):
+    """
+    A row that moved out of the unread part is delivered before completed is said.
+    """
+    loop.accept()
+    first = loop.begin_reading()
+    loop.read(first)
+    store = ask_by_itself(loop, 8, KEYS[0])
+    loop.see(first.low_token)
+    loop.see(first.high_token)
+    waiting = loop.types()
+    loop.tell(told.KeysStored(store.snapshot_id))
+    later = loop.driver.requests.ask(RELATION, KEYS[1], Position(16, 0))
+    chunk = begin_keys(loop, KEYS[:1])
+    loop.read(chunk)
+    loop.see(chunk.low_token)
+    loop.see(chunk.high_token)
+    loop.tell(told.Delivered(chunk.chunk_id))
+    answer = loop.one(do.AnswerSignal)
+
+    assert "AnswerSignal" not in waiting
+    assert ("s1", "completed", True) == (
+        answer.signal_id,
+        answer.status,
+        later is not None,
+    )
+
+
+def test_a_request_that_fails_fails_the_table_that_waits_for_it(loop: Loop):
+    """
+    What cannot be read by its new key is missing: completed is not said.
+    """
+    loop.accept()
+    first = loop.begin_reading()
+    loop.read(first)
+    store = ask_by_itself(loop, 8, KEYS[0])
+    loop.see(first.low_token)
+    loop.see(first.high_token)
+    loop.tell(told.KeysStored(store.snapshot_id))
+    start = loop.one(do.WriteWatermark)
+    loop.tell(told.ReadFailed(start.request_id, "gone", may_recover=False))
+    account = loop.one(do.AnswerSignal).detail["tables"]["s.a"]
+
+    assert "could not be read by their new key" in account["reason"]
+
+
+def test_what_the_relay_asks_for_does_not_wait_behind_a_table(loop: Loop):
+    """
+    While a large table is read, rows are completed beside it.
+    """
+    loop.accept()
+    loop.begin_reading()
+    store = ask_by_itself(loop, 8, KEYS[0])
+    loop.tell(told.KeysStored(store.snapshot_id))
+    chunk = begin_keys(loop, KEYS[:1])
+
+    assert KEYS[:1] == chunk.keys
+
+
+def test_stopping_does_not_stop_what_the_relay_asks_for(loop: Loop):
+    """
+    Rows that the stream left incomplete are completed, whatever is stopped.
+    """
+    store = ask_by_itself(loop, 8, KEYS[0])
+    loop.tell(told.KeysStored(store.snapshot_id))
+    loop.signal("s2", "stop-snapshot")
+
+    assert [] == loop.one(do.StoreSignal).detail["stopped"]
+
+
+def test_a_stored_request_is_taken_up_after_a_restart(loop: Loop):
+    """
+    What was asked for goes on, and is not asked for twice.
+    """
+    table = told.StoredTable(
+        "towpath-keys-1",
+        "s.a",
+        0,
+        "running",
+        OID,
+        pending_keys=None,
+        asked_keys=1,
+        asked_until="0000000000000008.0000000000",
+    )
+    loop.tell(told.Resumed((table,), table.asked_until))
+    resumed = loop.types()
+    again = loop.driver.requests.ask(RELATION, KEYS[0], Position(8, 0))
+
+    assert (["WriteWatermark"], None) == (resumed, again)
+
+
+# Slices -------------------------------------------------------------------------------
+
+
+def slices(loop: Loop) -> do.ReadChunk:
+    """Bring a chunk of two rows to its first slice of one."""
+    loop.rows_per_turn = 1
+    loop.accept()
+    first = loop.begin_reading()
+    loop.read(first, 1, 2)
+    loop.see(first.low_token)
+    loop.see(first.high_token)
+    return first
+
+
+def test_a_chunk_goes_out_in_slices(loop: Loop):
+    """
+    Each turn lets out so many rows as it may, and the last says so.
+    """
+    slices(loop)
+    first = loop.one(do.EmitRows)
+    has_more = loop.driver.has_ready
+    loop.tell()
+    second = loop.one(do.EmitRows)
+
+    assert ([(b"1", b"x")], False, True) == (first.rows, first.is_last, has_more)
+    assert ([(b"2", b"x")], True, first.chunk_id) == (
+        second.rows,
+        second.is_last,
+        second.chunk_id,
+    )
+    assert not loop.driver.has_ready
+
+
+def test_a_change_between_two_slices_drops_its_row_from_the_rest(loop: Loop):
+    """
+    A row that waits to go out must not follow what the stream says of it meanwhile.
+    """
+    slices(loop)
+    loop.driver.recorders[OID].touch((b"2",), 500, 99)
+    loop.tell()
+    rest = loop.one(do.EmitRows)
+
+    assert ([], True) == (list(rest.rows), rest.is_last)
+
+
+def test_a_chunk_that_is_cut_goes_on_behind_its_last_judged_row(loop: Loop):
+    """
+    Lost touches between two slices: the rest is read again, no row twice.
+    """
+    loop = Loop(max_touches=1)
+    chunk = slices(loop)
+    for number in range(2):
+        loop.driver.recorders[OID].touch((b"%d" % number,), 500 + number, 50)
+    loop.tell()
+    end = loop.one(do.EmitRows)
+    loop.see(loop.one(do.WriteWatermark).token)
+    loop.tell(told.VisibilityRead(SEES_ALL))
+    again = loop.one(do.ReadChunk)
+
+    assert ([], True, chunk.chunk_id) == (list(end.rows), end.is_last, end.chunk_id)
+    assert (b"1",) == again.after_key

@@ -118,7 +118,7 @@ def test_listed_keys_are_read_without_a_range():
     assert (
         f'copy (select {COLUMNS} from only "shop"."order_lines"'
         ' where ("order_id", "line_no") in'
-        " (('7'::bigint, '1'::integer), ('8'::bigint, '2'::integer))"
+        " (values ('7'::bigint, '1'::integer), ('8'::bigint, '2'::integer))"
         ' order by "order_id", "line_no") to stdout'
     ) == chunks.chunk_query(ask, LINES)
 

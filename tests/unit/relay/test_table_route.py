@@ -5,12 +5,24 @@ import json
 import pytest
 
 from towpath.relay.errors import MalformedMessageError
+from towpath.relay.routing.codec import Names, Place
+from towpath.relay.routing.columns import ColumnRules
+from towpath.relay.routing.json_codec import json_maker
 from towpath.relay.routing.record import ANY_PARTITION, Record
-from towpath.relay.routing.table import Place, TableRoute
+from towpath.relay.routing.relations import CatalogFacts
+from towpath.relay.routing.table import (
+    SKIPPED_OPERATION,
+    SKIPPED_UNCHANGED,
+    UNTOLD_KEY,
+    Ears,
+    TableRoute,
+)
 from towpath.relay.wal.messages import UNCHANGED, Row
 from towpath.relay.wal.relation import Column, Relation
 from towpath.relay.wal.sequencer import Change, Transaction
 from towpath.schemas.envelope import Operation
+from towpath.schemas.position import Position
+from towpath.settings.relay import Relay
 
 # The key's order is not the columns' order.
 LINES = Relation(
@@ -37,9 +49,21 @@ def change(
     return Change(operation, LINES, new, old, is_full, TRANSACTION, 3, 120)
 
 
-def records(made: Change) -> list[Record]:
+def route(
+    relation: Relation = LINES, ears: Ears | None = None, **rows: object
+) -> TableRoute:
+    """Make a route as the configuration of rows asks."""
+    relay = Relay.model_validate({"rows": rows})
+    facts = CatalogFacts((), {}, frozenset(relation.key_names))
+    plan = ColumnRules(relay).plan(relation, facts)
+    names = Names("towpath", "db", relation.schema, relation.table, "")
+    written = json_maker(relay)(names, plan.key, plan.columns)
+    return TableRoute("towpath", relation, plan, written, relay.rows, ears or Ears())
+
+
+def records(made: Change, **rows: object) -> list[Record]:
     """Route a change."""
-    return list(TableRoute(Place("towpath", "db"), LINES).records(made, NOW_US))
+    return list(route(made.relation, **rows).records(made, NOW_US))
 
 
 def told(record: Record) -> dict:
@@ -198,20 +222,19 @@ def test_a_change_without_its_key_is_refused():
         records(change(Operation.UPDATE, (UNCHANGED, b"7", b"n")))
 
 
-def test_a_row_of_another_width_is_refused():
+def test_a_chunks_row_of_another_width_is_refused():
     """
     A row that does not fit its relation is an error.
     """
-    with pytest.raises(ValueError, match="zip"):
-        records(change(Operation.CREATE, (b"1", b"7")))
+    with pytest.raises(MalformedMessageError):
+        route().read((b"1", b"7"), 8, "sig", "topic", NOW_US)
 
 
 def test_a_truncate_reaches_every_partition():
     """
     Each partition gets one record without a key, numbered like its partition.
     """
-    route = TableRoute(Place("towpath", "db"), LINES)
-    made = route.truncation(TRANSACTION, 0, 3, NOW_US)
+    made = route().truncation(TRANSACTION, 0, 3, NOW_US)
 
     assert [
         (0, None, "t", b"P.0000000000"),
@@ -224,8 +247,7 @@ def test_a_chunk_row_stands_at_its_low_watermark():
     """
     A READ row's position is (LOW, -1), and it names its snapshot.
     """
-    route = TableRoute(Place("towpath", "db"), LINES)
-    record = route.read((b"1", b"7", None), 0xABC, "sig", "topic", NOW_US)
+    record = route().read((b"1", b"7", None), 0xABC, "sig", "topic", NOW_US)
     source = told(record)["source"]
 
     assert (
@@ -246,13 +268,10 @@ def test_a_table_without_a_key_has_no_key_and_no_tombstone():
     Under REPLICA IDENTITY FULL such a table's delete is one record without a key.
     """
     bare = Relation(oid=8, schema="s", table="t", columns=LINES.columns, key=())
-    route = TableRoute(Place("towpath", "db"), bare)
     row = (b"1", b"7", None)
     made = Change(Operation.DELETE, bare, None, row, True, TRANSACTION, 0, 1)
 
-    assert [(None, "d")] == [
-        (r.key, told(r)["op"]) for r in route.records(made, NOW_US)
-    ]
+    assert [(None, "d")] == [(r.key, told(r)["op"]) for r in records(made)]
 
 
 def test_the_size_is_an_upper_bound():
@@ -265,3 +284,245 @@ def test_the_size_is_an_upper_bound():
     parts += [value for _, value in record.headers if isinstance(value, bytes)]
 
     assert record.size >= sum(map(len, parts))
+
+
+MOVE = change(Operation.UPDATE, (b"2", b"7", b"n"), (b"1", b"7", None))
+INSERT = change(Operation.CREATE, (b"1", b"7", b"n"))
+REMOVE = change(Operation.DELETE, None, (b"1", b"7", None))
+SAME = change(Operation.UPDATE, (b"1", b"7", b"n"), (b"1", b"7", b"n"), is_full=True)
+
+
+def test_an_update_under_default_identity_has_no_before():
+    """
+    Without an old row before is null, and the new row is whole (A56).
+    """
+    (record,) = records(change(Operation.UPDATE, (b"1", b"7", b"n")))
+
+    assert (None, "n") == (told(record)["before"], told(record)["after"]["note"])
+
+
+def test_without_tombstones_a_move_is_two_records():
+    """
+    The create then takes the number of the tombstone that is not there (A57).
+    """
+    gone, came = records(MOVE, tombstones=False)
+
+    assert [("d", b"P.0000000003"), ("c", b"P.0000000003.1")] == [
+        (told(gone)["op"], gone.position),
+        (told(came)["op"], came.position),
+    ]
+
+
+def test_a_moved_row_that_is_not_whole_is_told():
+    """
+    Nobody has what was left out under the new key: the key needs a snapshot.
+    """
+    asked: list[tuple[Relation, tuple[bytes, ...], Position]] = []
+    ears = Ears(on_incomplete=lambda *one: asked.append(one))
+    made = change(Operation.UPDATE, (b"2", b"7", UNCHANGED), (b"1", b"7", None))
+    *_, came = route(ears=ears).records(made, NOW_US)
+
+    assert ([(LINES, (b"7", b"2"), Position(1160, 3))], ("unchanged", b'["note"]')) == (
+        asked,
+        came.headers[1],
+    )
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        MOVE,
+        change(Operation.UPDATE, (b"1", b"7", UNCHANGED)),
+        change(
+            Operation.UPDATE,
+            (b"2", b"7", UNCHANGED),
+            (b"1", b"7", b"big"),
+            is_full=True,
+        ),
+    ],
+)
+def test_a_whole_row_and_a_kept_key_need_no_snapshot(made: Change):
+    """
+    Only a row that came to a new key with columns left out is told.
+    """
+    asked: list[Relation] = []
+    ears = Ears(on_incomplete=lambda relation, *_: asked.append(relation))
+    route(ears=ears).records(made, NOW_US)
+
+    assert [] == asked
+
+
+@pytest.mark.parametrize(
+    ("letter", "made", "left"),
+    [
+        ("c", INSERT, []),
+        ("u", SAME, []),
+        ("d", REMOVE, []),
+        ("u", MOVE, ["d", None, "c"]),
+        ("d", MOVE, ["c"]),
+        ("c", MOVE, ["d", None]),
+    ],
+)
+def test_a_skipped_operation_gives_no_record(
+    letter: str, made: Change, left: list[str | None]
+):
+    """
+    What is skipped leaves the other records of the change as they are.
+    """
+    found = records(made, skipped_operations=[letter])
+
+    assert left == [(told(one) or {"op": None})["op"] for one in found]
+
+
+def test_what_is_skipped_is_counted():
+    """
+    A change and a truncate that the configuration skips are told with their reason.
+    """
+    skipped: list[str] = []
+    made = route(ears=Ears(skipped.append), skipped_operations=["c", "t"])
+    made.records(INSERT, NOW_US)
+    records_left = made.truncation(TRANSACTION, 0, 3, NOW_US)
+
+    assert ([SKIPPED_OPERATION] * 2, ()) == (skipped, records_left)
+
+
+def test_an_update_that_changes_nothing_is_a_record_unless_it_is_to_be_skipped():
+    """
+    With a whole old row it is known that nothing changed (A59).
+    """
+    skipped: list[str] = []
+    none = route(ears=Ears(skipped.append), skip_unchanged=True).records(SAME, NOW_US)
+
+    assert (1, (), [SKIPPED_UNCHANGED]) == (len(records(SAME)), none, skipped)
+
+
+def test_a_change_of_an_excluded_column_changes_nothing():
+    """
+    Only what is published counts (A71).
+    """
+    made = change(
+        Operation.UPDATE, (b"1", b"7", b"b"), (b"1", b"7", b"a"), is_full=True
+    )
+    excluded = {"exclude_columns": [r"shop\.order_lines\.note"]}
+
+    assert (1, 0) == (
+        len(records(made, **excluded)),
+        len(records(made, skip_unchanged=True, **excluded)),
+    )
+
+
+def test_a_configured_key_replaces_the_tables():
+    """
+    The record's key has the named columns in their order (A71).
+    """
+    keys = {"shop.order_lines": ["note", "line_no"]}
+    (record,) = records(INSERT, key_columns=keys)
+
+    assert b'{"note":"n","line_no":1}' == record.key
+
+
+def test_a_configured_key_that_moves_is_a_move():
+    """
+    A whole old row tells that the record's key changed, whatever the table's key did.
+    """
+    made = change(
+        Operation.UPDATE, (b"1", b"7", b"b"), (b"1", b"7", b"a"), is_full=True
+    )
+    gone, tombstone, came = records(made, key_columns={"shop.order_lines": ["note"]})
+
+    assert [b'{"note":"a"}', b'{"note":"a"}', b'{"note":"b"}'] == [
+        gone.key,
+        tombstone.key,
+        came.key,
+    ]
+
+
+def test_a_configured_key_that_is_not_told_is_told_about():
+    """
+    Under another identity an old row lacks such columns: null, and never silent.
+    """
+    skipped: list[str] = []
+    keys = {"shop.order_lines": ["order_id", "note"]}
+    made = route(ears=Ears(skipped.append), key_columns=keys)
+    gone, _ = made.records(REMOVE, NOW_US)
+
+    assert (b'{"order_id":7,"note":null}', [UNTOLD_KEY]) == (gone.key, skipped)
+
+
+def test_each_envelope_is_counted_in_its_transaction():
+    """
+    A moved row is two events, its tombstone none; the block names the place.
+    """
+    counts: dict[str, int] = {}
+
+    def enrich(table: str) -> Place:
+        counts[table] = counts.get(table, 0) + 1
+        return Place("9:160", counts[table], counts[table])
+
+    gone, _, came = route(ears=Ears(enrich=enrich)).records(MOVE, NOW_US)
+    block = {"id": "9:160", "total_order": 2, "data_collection_order": 2}
+
+    assert (1, block) == (
+        told(gone)["transaction"]["total_order"],
+        told(came)["transaction"],
+    )
+
+
+def test_a_truncate_is_one_event_for_all_partitions():
+    """
+    Each partition's record has the same place in the transaction.
+    """
+    places = iter(range(1, 9))
+    ears = Ears(enrich=lambda _: Place("9:160", next(places), 1))
+    made = route(ears=ears).truncation(TRANSACTION, 0, 3, NOW_US)
+
+    assert [1, 1, 1] == [told(r)["transaction"]["total_order"] for r in made]
+
+
+def test_an_origin_is_part_of_the_source():
+    """
+    Only what was replicated to the source has one.
+    """
+    from_afar = INSERT._replace(transaction=TRANSACTION._replace(origin='a"b'))
+    (record,) = records(from_afar)
+
+    assert 'a"b' == told(record)["source"]["origin"]
+
+
+def test_a_key_that_no_chunk_finds_is_deleted_at_its_low_watermark():
+    """
+    Delete and tombstone stand at (LOW, -1) and name the snapshot.
+    """
+    gone, tombstone = route().absent((b"7", b"1"), 0xABC, "sig", "topic", NOW_US)
+    key = b'{"order_id":7,"line_no":1}'
+
+    assert (
+        ("topic", key, "d", {"line_no": 1, "order_id": 7}, None),
+        (key, None, [("position", b"0000000000000abc.-"), ("snapshot", b"sig")]),
+    ) == (
+        (
+            gone.topic,
+            gone.key,
+            told(gone)["op"],
+            told(gone)["before"],
+            told(gone)["after"],
+        ),
+        (tombstone.key, tombstone.value, tombstone.headers),
+    )
+
+
+def test_a_move_states_the_size_of_its_headers():
+    """
+    The other key in the headers counts, so that nothing is refused for its size.
+    """
+    long = b"k" * 3000
+    keyed = Relation(oid=9, schema="s", table="t", columns=(Column("k", 25),), key=(0,))
+    made = Change(
+        Operation.UPDATE, keyed, (long + b"2",), (long,), False, TRANSACTION, 0, 1
+    )
+
+    for record in records(made):
+        parts = [record.key or b"", record.value or b""]
+        parts += [value for _, value in record.headers if isinstance(value, bytes)]
+
+        assert record.size >= sum(map(len, parts))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from towpath.relay.snapshot.touches import Left, Touches
-from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
+from towpath.relay.snapshot.touches import Left, Notes, Touches
+from towpath.relay.snapshot.visibility import XidSnapshot
 
 KEY, OTHER = (b"1",), (b"2",)
 LOW = 10
@@ -11,11 +11,12 @@ LOW = 10
 SNAPSHOT = XidSnapshot(102, 105, frozenset({102}))
 
 
-def recording(**bounds: int) -> Touches:
-    """Make touches that record."""
-    touches = Touches(InvisibleTransactions(0), **bounds)
-    touches.begin()
-    return touches
+def recording(**bounds: int) -> tuple[Touches, Notes]:
+    """Make touches, and notes that are taken of them."""
+    touches, notes = Touches(), Notes(**bounds)
+    touches.notes.append(notes)
+    notes.begin()
+    return touches, notes
 
 
 @pytest.mark.parametrize(
@@ -32,12 +33,12 @@ def test_a_row_is_dropped_for_late_or_invisible_touches(xid, sequence, left):
     """
     Late is after the low watermark, however visible; invisible counts at any place.
     """
-    touches = recording()
+    touches, notes = recording()
     touches.touch(KEY, xid, sequence)
 
     assert (left, None) == (
-        touches.judge(KEY, LOW, SNAPSHOT),
-        touches.judge(OTHER, LOW, SNAPSHOT),
+        notes.judge(KEY, LOW, SNAPSHOT),
+        notes.judge(OTHER, LOW, SNAPSHOT),
     )
 
 
@@ -61,7 +62,7 @@ def test_what_is_left_follows_the_order_of_changes(changes, left, xids):
     """
     A partial change completes a whole row, but no moved or missing one.
     """
-    touches = recording()
+    touches, notes = recording()
     for sequence, (change, xid) in enumerate(zip(changes, xids, strict=False), 11):
         match change:
             case "moved":
@@ -71,30 +72,29 @@ def test_what_is_left_follows_the_order_of_changes(changes, left, xids):
             case _:
                 touches.touch(KEY, xid, sequence, partial=change == "partial")
 
-    assert left is touches.judge(KEY, LOW, SNAPSHOT)
+    assert left is notes.judge(KEY, LOW, SNAPSHOT)
 
 
 def test_truncate_touches_every_key():
     """
     After a TRUNCATE no row of an older chunk is emitted.
     """
-    touches = recording()
+    touches, notes = recording()
     touches.touch_all(101, 11)
 
-    assert Left.FULL is touches.judge(OTHER, LOW, SNAPSHOT)
+    assert Left.FULL is notes.judge(OTHER, LOW, SNAPSHOT)
 
 
 def test_a_move_touches_both_keys():
     """
     The old key of a row is as touched as its new one.
     """
-    touches = recording()
+    touches, notes = recording()
     touches.move(KEY, OTHER, 101, 11)
 
-    assert (Left.FULL, Left.FULL, False) == (
-        touches.judge(KEY, LOW, SNAPSHOT),
-        touches.judge(OTHER, LOW, SNAPSHOT),
-        touches.has_moved,
+    assert (Left.FULL, Left.FULL) == (
+        notes.judge(KEY, LOW, SNAPSHOT),
+        notes.judge(OTHER, LOW, SNAPSHOT),
     )
 
 
@@ -102,14 +102,14 @@ def test_only_what_can_drop_nothing_any_more_is_forgotten():
     """
     A touch that the chunk did not see stays, and so does one after its low watermark.
     """
-    touches = recording()
+    touches, notes = recording()
     for place, (xid, sequence) in enumerate(((101, 9), (102, 9), (103, 11))):
         touches.touch((b"%d" % place,), xid, sequence)
     touches.touch_all(101, 8)
-    touches.forget(LOW, SNAPSHOT)
+    notes.forget(LOW, SNAPSHOT)
 
     nothing = XidSnapshot(1, 1, frozenset())
-    judged = [touches.judge((b"%d" % place,), 0, nothing) for place in range(4)]
+    judged = [notes.judge((b"%d" % place,), 0, nothing) for place in range(4)]
 
     assert [None, Left.FULL, Left.FULL, None] == judged
 
@@ -118,44 +118,51 @@ def test_above_the_bound_all_is_forgotten_and_said():
     """
     Touches are bounded; losing them is never silent.
     """
-    touches = recording(max_touches=2)
+    touches, notes = recording(max_touches=2)
     for place in range(3):
         touches.touch((b"%d" % place,), 101, 11)
-    overflowed = touches.has_overflowed
-    touches.begin()
+    overflowed = notes.has_overflowed
+    notes.begin()
 
-    assert (True, False) == (overflowed, touches.has_overflowed)
+    assert (True, False) == (overflowed, notes.has_overflowed)
 
 
 def test_repeated_touches_of_one_transaction_count_once():
     """
     A hot key within one transaction takes no more memory than a cold one.
     """
-    touches = recording(max_touches=1)
+    touches, notes = recording(max_touches=1)
     for sequence in range(100):
         touches.touch(KEY, 101, sequence)
 
-    assert not touches.has_overflowed
+    assert not notes.has_overflowed
 
 
-def test_moved_keys_are_kept_before_recording_begins():
+def test_each_scan_notes_from_its_own_beginning():
     """
-    A row that moves with columns left out is remembered, and its transaction held.
+    Several scans of a table forget, and begin anew, each by itself.
     """
-    invisible = InvisibleTransactions(10)
-    touches = Touches(invisible)
-    touches.move(KEY, OTHER, 101, 1, partial=True)
-    held = invisible.confirmable(99)
+    touches, early = recording()
+    touches.touch(KEY, 101, 11)
+    late = Notes()
+    touches.notes.append(late)
+    late.begin()
+    touches.touch(OTHER, 101, 12)
+    early.forget(11, SNAPSHOT)
 
-    assert (10, (OTHER,), ()) == (held, touches.take_moved(), touches.take_moved())
+    assert ([None, Left.FULL], [None, Left.FULL]) == (
+        [early.judge(key, LOW, SNAPSHOT) for key in (KEY, OTHER)],
+        [late.judge(key, LOW, SNAPSHOT) for key in (KEY, OTHER)],
+    )
 
 
-def test_too_many_moved_keys_are_said_to_be_lost():
+def test_nothing_is_noted_before_the_beginning():
     """
-    The list of moved keys is bounded, and its loss is known.
+    What is streamed before recording begins is waited for, not noted.
     """
-    touches = recording(max_moved_keys=1)
-    touches.move(KEY, OTHER, 101, 1, partial=True)
-    touches.move(OTHER, KEY, 101, 2, partial=True)
+    touches, notes = Touches(), Notes()
+    touches.notes.append(notes)
+    touches.touch(KEY, 101, 11)
+    touches.touch_all(101, 12)
 
-    assert touches.has_lost_moves
+    assert notes.judge(KEY, LOW, SNAPSHOT) is None

@@ -86,18 +86,3 @@ def test_a_marker_is_passed_when_all_before_it_is_visible():
     invisible.see(XidSnapshot(4, 5, frozenset({4})))
 
     assert (False, True) == (waits, invisible.are_visible_until(marker))
-
-
-def test_a_held_transaction_is_not_confirmed_until_release():
-    """
-    A hold keeps the log from the running transaction on, the earliest hold first.
-    """
-    invisible = InvisibleTransactions(10)
-    invisible.hold()
-    invisible.add(3, 30)
-    invisible.hold()
-    invisible.see(XidSnapshot(4, 4, frozenset()))
-    held = invisible.confirmable(30)
-    invisible.release()
-
-    assert (10, 30) == (held, invisible.confirmable(30))

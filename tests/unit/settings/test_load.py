@@ -112,7 +112,10 @@ def test_every_mistake_is_told_at_once_with_the_nearest_name(tmp_path: Path):
 
     assert "source.0.tabels: unknown key; did you mean 'tables'?" in found
     assert "kafka.bootstrap_servers: missing" in found
-    assert "sink.0.kind: Input should be 'cache', 'search' or 'warehouse'" in found
+    assert (
+        "sink.0.kind: 'cash' is none of 'cache', 'search', 'warehouse'; "
+        "did you mean 'cache'?"
+    ) in found
     assert len(found) == 4
 
 
@@ -122,7 +125,7 @@ def test_a_list_is_not_called_short_when_its_elements_are_wrong(tmp_path: Path):
     """
     found = mistakes(tmp_path, GOOD.replace('"shop.orders"', '"orders"'))
 
-    assert found == ("source.0.tables.0: must be schema.table",)
+    assert found == ("source.0.tables.0: must be schema.table, not 'orders'",)
 
 
 def test_mistakes_of_the_environment_join_those_of_the_file(tmp_path: Path):

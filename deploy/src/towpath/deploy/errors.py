@@ -44,3 +44,9 @@ class SignalRefusedError(UsageError):
     """A signal could not be written as it was asked."""
 
     remedy = "Run towpath relay init first, and give every signal an id of its own."
+
+
+class ConnectorError(UsageError):
+    """What is to be converted is not the configuration of a Postgres connector."""
+
+    remedy = "Give the JSON that Kafka Connect has for a Debezium Postgres connector."

@@ -53,12 +53,19 @@ def record_all(session: Session | Connection, events: Iterable[OutboxEvent]) -> 
     Raises:
         InvalidEventError: One of them is not valid; none was written.
     """
-    rows = [_row(event) for event in events]
+    rows = [checked_row(event) for event in events]
     if rows:
         session.execute(insert(outbox_table), rows)
 
 
-def _row(event: OutboxEvent) -> dict[str, Any]:
+def checked_row(event: OutboxEvent) -> dict[str, Any]:
+    """
+    Return the event as a row of the outbox: its columns by name.
+
+    Raises:
+        InvalidEventError: The event is not what its schema says, or could not be
+            delivered.
+    """
     payload = plain(event.payload)
     schema = check_event(event.type, payload)
     _check_delivery(event)

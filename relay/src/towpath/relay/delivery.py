@@ -30,19 +30,26 @@ class Acknowledgement(Protocol):
     def offset(self) -> int | None: ...
 
 
+# A topic's partition, as the client names it.
+Partition = tuple[str | None, int | None]
+
+
 class Delivery:
     """
     The records of one transaction, or one chunk, on their way: one callback for all.
 
-    It is told of each record where it came to stand, which is all that marks need.
+    It is told of each record where it came to stand, which is all that marks need. A
+    streamed record's position is bound to the callback (``partial(delivery, text)``);
+    ``passed`` is the callback of records that have no place in the stream's order.
     """
 
-    __slots__ = ("_ledger", "end_lsn", "pending")
+    __slots__ = ("_ledger", "committed_us", "end_lsn", "pending")
 
     def __init__(self, ledger: "DeliveryLedger") -> None:
         self._ledger = ledger
         self.pending = 0
         self.end_lsn = 0
+        self.committed_us = 0
 
     def expect(self, value: bytes | None) -> None:
         """Count a record in, before it is handed to the client."""
@@ -54,13 +61,29 @@ class Delivery:
         self.pending -= 1
         self._ledger.in_flight_bytes -= len(value or b"") + RECORD_BYTES
 
-    def __call__(self, error: object, acknowledgement: Acknowledgement) -> None:
-        """Take the client's word on one record."""
-        self._ledger.in_flight_bytes -= len(acknowledgement) + RECORD_BYTES
+    def __call__(
+        self, position: bytes, error: object, acknowledgement: Acknowledgement
+    ) -> None:
+        """Take the client's word on one streamed record. Hot path."""
+        ledger = self._ledger
+        ledger.in_flight_bytes -= len(acknowledgement) + RECORD_BYTES
         if error is None:
             self.pending -= 1
-        elif self._ledger.failure is None:
-            self._ledger.failure = str(error)
+            place = acknowledgement.topic(), acknowledgement.partition()
+            ledger.reached[place] = position, acknowledgement
+        elif ledger.failure is None:
+            ledger.failure = str(error)
+
+    def passed(self, error: object, acknowledgement: Acknowledgement) -> None:
+        """Take the client's word on a record that is no part of the stream."""
+        ledger = self._ledger
+        ledger.in_flight_bytes -= len(acknowledgement) + RECORD_BYTES
+        if error is None:
+            self.pending -= 1
+            place = acknowledgement.topic(), acknowledgement.partition()
+            ledger.passed[place] = acknowledgement
+        elif ledger.failure is None:
+            ledger.failure = str(error)
 
 
 class DeliveryLedger:
@@ -70,20 +93,39 @@ class DeliveryLedger:
     Attributes:
         in_flight_bytes: Handed over and not acknowledged; 0 if and only if none is.
         failure: Why the client gave a record up, once it did.
+        reached: By topic and partition, the last acknowledged streamed record: its
+            position, and where it stands.
+        passed: The same of records beside the stream.
+        settled_count: How many transactions were settled since somebody looked.
+        settled_us: When the first of them was committed.
     """
 
     def __init__(self, start_lsn: int) -> None:
         self.in_flight_bytes = 0
         self.failure: str | None = None
+        self.reached: dict[Partition, tuple[bytes, Acknowledgement]] = {}
+        self.passed: dict[Partition, Acknowledgement] = {}
+        self.settled_count = 0
+        self.settled_us = 0
         self._acknowledged_lsn = start_lsn
         self._open: Delivery | None = None
         self._unsettled: deque[Delivery] = deque()
         self._held: dict[str, list[Delivery]] = {}
         self._chunks: dict[int, Delivery] = {}
 
-    def begin(self) -> Delivery:
-        """Open the delivery of the transaction that begins."""
+    def loose(self) -> Delivery:
+        """Return a delivery that no LSN waits for; its owner looks at ``pending``."""
+        return Delivery(self)
+
+    def begin(self, committed_us: int = 0) -> Delivery:
+        """
+        Open the delivery of the transaction that begins.
+
+        Args:
+            committed_us: When it was committed; 0: its latency is not looked at.
+        """
         delivery = Delivery(self)
+        delivery.committed_us = committed_us
         self._open = delivery
         return delivery
 
@@ -132,7 +174,11 @@ class DeliveryLedger:
         """Return the LSN below which everything is settled."""
         unsettled = self._unsettled
         while unsettled and not unsettled[0].pending:
-            self._acknowledged_lsn = unsettled.popleft().end_lsn
+            delivery = unsettled.popleft()
+            self._acknowledged_lsn = delivery.end_lsn
+            if not self.settled_count:
+                self.settled_us = delivery.committed_us
+            self.settled_count += 1
         return self._acknowledged_lsn
 
     @property

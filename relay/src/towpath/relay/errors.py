@@ -4,10 +4,13 @@ What can go wrong in the relay, and what its loop does about it.
 ::
 
     TowpathError
+    ├── UsageError               HALT: the command cannot be carried out
+    │   └── StateRefusedError        the state does not allow what was asked
     ├── UnavailableError          RETRY: connect again, resume from the log
     │   ├── SourceUnavailableError   Postgres is away
     │   ├── SlotBusyError            another process holds the slot
     │   ├── BrokerUnavailableError   Kafka is away
+    │   ├── RegistryUnavailableError the schema registry is away
     │   └── DeliveryFailedError      a record was refused: restart from the log
     ├── DataError                 DEAD_LETTER: set one record aside
     │   └── UnroutableError          an outbox row has no place to go
@@ -18,11 +21,30 @@ What can go wrong in the relay, and what its loop does about it.
         ├── SlotLostError            the log that the slot needed is gone
         ├── SlotHeldError            another relay holds the slot, and stays
         ├── BrokerRefusedError       Kafka refuses us or a topic
+        │   └── TopicRefusedError       Kafka refuses a topic's name
+        ├── RegistryRefusedError     the schema registry refuses us
+        ├── SchemaRefusedError       the schema registry refuses a table's schema
+        │   └── NameCollisionError      two names are one in Avro or in Kafka
+        ├── OutboxUpdatedError       an outbox row was updated, and that is to stop us
+        ├── ParkedOverflowError      more aggregates are parked than are kept in mind
+        ├── TopicTruncatedError      a topic ends below what it had
+        ├── PartitionCountChangedError  keys would stand elsewhere than before
         ├── StateLostError           state and slot do not belong together
-        └── ForeignSourceError       another database than the one we followed
+        └── HistoryChangedError      the source's history is not the one we followed
 """
 
-from towpath.schemas.failure import DataError, HaltError, UnavailableError
+from towpath.schemas.failure import (
+    DataError,
+    HaltError,
+    UnavailableError,
+    UsageError,
+)
+
+
+class StateRefusedError(UsageError):
+    """The relay's state does not allow what a command asked of it."""
+
+    remedy = "Look at towpath relay state show, and ask for what the state allows."
 
 
 class SourceUnavailableError(UnavailableError):
@@ -41,6 +63,12 @@ class BrokerUnavailableError(UnavailableError):
     """Kafka cannot be reached."""
 
     remedy = "Check that Kafka runs and that [kafka] bootstrap_servers leads to it."
+
+
+class RegistryUnavailableError(UnavailableError):
+    """The schema registry cannot be reached, or has no answer now."""
+
+    remedy = "Check that the schema registry runs and that [registry] url leads to it."
 
 
 class DeliveryFailedError(UnavailableError):
@@ -76,7 +104,10 @@ class NotPreparedError(HaltError):
 class SlotLostError(HaltError):
     """Postgres dropped log that the slot still needed."""
 
-    remedy = "Drop the slot, run towpath relay init, and snapshot every table again."
+    remedy = (
+        'Set relay.on_gap to "plan" or "snapshot", or run towpath relay init if there '
+        "was never a slot: a new slot is made, and the gap is closed by snapshots."
+    )
 
 
 class SlotHeldError(HaltError):
@@ -91,19 +122,85 @@ class BrokerRefusedError(HaltError):
     remedy = "Correct what the message names on the broker or in towpath.toml."
 
 
-class StateLostError(HaltError):
-    """The relay's state in Kafka names a slot that is not there."""
+class TopicRefusedError(BrokerRefusedError):
+    """Kafka refuses a topic's name; an event that asks for it is set aside instead."""
 
     remedy = (
-        "Changes since the slot vanished are not in Kafka: delete the state topic, "
-        "run towpath relay init, and snapshot every table again."
+        "Name the table or the prefix so that its topic differs from every other in "
+        "more than dots and underscores."
     )
 
 
-class ForeignSourceError(HaltError):
-    """The database is not the one whose history this relay followed."""
+class RegistryRefusedError(HaltError):
+    """The schema registry refuses the login or a right, or is none."""
+
+    remedy = "Correct [registry] url, or grant there what the message names."
+
+
+class SchemaRefusedError(HaltError):
+    """The schema registry refuses the schema of a table's new shape."""
 
     remedy = (
-        "Point [source] dsn at the database of before, or choose another prefix "
-        "for the new one."
+        "Relax the compatibility of the subject that the message names and start "
+        'again, or set relay.rows.on_refused_schema = "park".'
+    )
+
+
+class NameCollisionError(SchemaRefusedError):
+    """Two names of the source become one in the names that records may have."""
+
+    remedy = "Rename or exclude one of the two that the message names."
+
+
+class OutboxUpdatedError(HaltError):
+    """A row of the outbox was updated; only inserts are events."""
+
+    remedy = (
+        'Mend what updates outbox rows; with on_update = "error" the relay passes over '
+        "the update."
+    )
+
+
+class ParkedOverflowError(HaltError):
+    """More aggregates are parked behind a dead letter than the relay keeps in mind."""
+
+    remedy = (
+        "Mend what writes the rows in the relay's dead letters and release them, or "
+        "raise [relay] max_parked_keys."
+    )
+
+
+class TopicTruncatedError(HaltError):
+    """A topic was truncated, or deleted and made anew: what it had is not known."""
+
+    remedy = (
+        "Bring the topic back, or run towpath relay state repair and fill its readers "
+        "again."
+    )
+
+
+class PartitionCountChangedError(HaltError):
+    """A topic has other partitions than it had: keys would change their order."""
+
+    remedy = (
+        "Make the topic anew with its former partition count, or stop the services, "
+        "let the relay drain with the former count and run towpath relay state repair."
+    )
+
+
+class StateLostError(HaltError):
+    """The source knows of a past that the relay's state in Kafka does not tell."""
+
+    remedy = (
+        "Run towpath relay state repair, which finds the published positions in the "
+        "topics; the log names what was found."
+    )
+
+
+class HistoryChangedError(HaltError):
+    """The source was restored, promoted or replaced since it was last followed."""
+
+    remedy = (
+        'Point [source] dsn at the database of before, or set relay.on_gap to "plan" '
+        'or "snapshot" to go on and close the gap by snapshots.'
     )

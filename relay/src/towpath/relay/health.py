@@ -1,86 +1,115 @@
 """
 The admin port: ``/metrics``, ``/health/live``, ``/health/ready``.
 
+*Live* means that the loop turns: restarting a process that does not may help, a source
+or a broker that is away is no reason to. *Ready* means that a heartbeat of this very
+process went through the source's log and came back lately.
+
 A thread of its own answers from the tally, which the loop writes: nothing that a
-scraper does can hold the loop up.
+scraper does can hold the loop up. Only this host is listened to unless the
+configuration says otherwise: the port knows no login.
 """
 
 import threading
-from collections.abc import Iterable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from towpath.relay.metrics import TallyCollector
 from towpath.relay.tally import Tally
-from towpath.schemas import telemetry
+from towpath.schemas.clock import Clock
+
+LOCAL_HOST: Final = "127.0.0.1"
 
 _TEXT: Final = "text/plain; charset=utf-8"
 
+# A scraper that opens a connection and says nothing holds a thread for this long.
+_REQUEST_TIMEOUT_S: Final = 10.0
 
-class TallyCollector(Collector):
-    """Shows the tally as metrics."""
 
-    def __init__(self, tally: Tally) -> None:
+class Answer(NamedTuple):
+    """What a page says."""
+
+    status: HTTPStatus
+    body: bytes
+    content_type: str = _TEXT
+
+
+class Pages:
+    """The admin port's pages, without the port."""
+
+    def __init__(self, tally: Tally, clock: Clock) -> None:
         self._tally = tally
+        self._clock = clock
+        self._registry = CollectorRegistry()
+        self._registry.register(TallyCollector(tally, clock))
 
-    def collect(self) -> Iterable[Metric]:
-        tally = self._tally
-        counts = (
-            (telemetry.RELAY_TRANSACTIONS, "Transactions", tally.transactions),
-            (telemetry.RELAY_RECORDS, "Records produced", tally.records),
-            (telemetry.SNAPSHOT_ROWS, "Snapshot rows produced", tally.snapshot_rows),
-        )
-        for name, what, value in counts:
-            yield CounterMetricFamily(name, what, value)
-        gauges = (
-            (telemetry.RELAY_IN_FLIGHT_BYTES, "On their way", tally.in_flight_bytes),
-            (telemetry.RELAY_CONFIRMED_LSN, "Confirmed LSN", tally.confirmed_lsn),
-            (telemetry.RELAY_RECEIVED_LSN, "Received LSN", tally.received_lsn),
-        )
-        for name, what, value in gauges:
-            yield GaugeMetricFamily(name, what, value)
-        reasons = (
-            (telemetry.RELAY_DEAD_LETTERS, "Dead letters", tally.dead_letters),
-            (telemetry.RELAY_SKIPPED, "Changes without a record", tally.skipped),
-        )
-        for name, what, counter in reasons:
-            family = CounterMetricFamily(name, what, labels=["reason"])
-            for reason, count in list(counter.items()):
-                family.add_metric([reason], count)
-            yield family
+    def answer(self, path: str) -> Answer:
+        """Return the page at ``path``; what follows a question mark is left out."""
+        match path.partition("?")[0]:
+            case "/metrics":
+                body = generate_latest(self._registry)
+                return Answer(HTTPStatus.OK, body, CONTENT_TYPE_LATEST)
+            case "/health/live":
+                return self._live()
+            case "/health/ready":
+                return self._ready()
+            case _:
+                told = b"/metrics, /health/live, /health/ready\n"
+                return Answer(HTTPStatus.NOT_FOUND, told)
+
+    def _live(self) -> Answer:
+        if self._tally.is_stuck(self._clock.monotonic_s()):
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, b"the loop is stuck\n")
+        return Answer(HTTPStatus.OK, b"live\n")
+
+    def _ready(self) -> Answer:
+        reason = self._tally.unready(self._clock.monotonic_s())
+        if reason is not None:
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n".encode())
+        return Answer(HTTPStatus.OK, b"ready\n")
+
+
+class _Server(ThreadingHTTPServer):
+    """A server that does not print what becomes of its visitors."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass
 
 
 class HealthServer:
     """Serves the admin port until it is closed."""
 
-    def __init__(self, port: int, tally: Tally) -> None:
+    def __init__(
+        self, port: int, tally: Tally, clock: Clock, host: str = LOCAL_HOST
+    ) -> None:
         """
-        Listen on ``port`` of this host; 0 takes a free one.
+        Listen on ``port`` of ``host``; 0 takes a free one.
 
         Raises:
             OSError: The port is taken.
         """
-        registry = CollectorRegistry()
-        registry.register(TallyCollector(tally))
+        pages = Pages(tally, clock)
 
         class Handler(BaseHTTPRequestHandler):
+            timeout = _REQUEST_TIMEOUT_S
+
             def do_GET(self) -> None:
-                answer = _answer(self.path, tally, registry)
-                self.send_response(answer[0])
-                self.send_header("Content-Type", _TEXT)
-                self.send_header("Content-Length", str(len(answer[1])))
+                answer = pages.answer(self.path)
+                self.send_response(answer.status)
+                self.send_header("Content-Type", answer.content_type)
+                self.send_header("Content-Length", str(len(answer.body)))
                 self.end_headers()
-                self.wfile.write(answer[1])
+                self.wfile.write(answer.body)
 
             def log_message(self, *_: Any) -> None:  # noqa: ANN401 - the library's
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server((host, port), Handler)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="health", daemon=True
         )
@@ -96,17 +125,3 @@ class HealthServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-def _answer(
-    path: str, tally: Tally, registry: CollectorRegistry
-) -> tuple[HTTPStatus, bytes]:
-    if path == "/metrics":
-        return HTTPStatus.OK, generate_latest(registry)
-    if path == "/health/live":
-        return HTTPStatus.OK, b"live\n"
-    if path == "/health/ready":
-        if tally.is_streaming:
-            return HTTPStatus.OK, b"ready\n"
-        return HTTPStatus.SERVICE_UNAVAILABLE, b"not streaming\n"
-    return HTTPStatus.NOT_FOUND, b"/metrics, /health/live, /health/ready\n"

@@ -4,10 +4,10 @@ What the loop needs of the world, in the loop's words.
 The edges (``postgres``, ``kafka``) fit these; the loop knows neither.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from towpath.relay.delivery import Delivery
+from towpath.relay.delivery import Acknowledgement
 from towpath.relay.routing.record import Record
 from towpath.relay.routing.relations import CatalogFacts
 from towpath.relay.snapshot.effects import WorkerEffect
@@ -34,12 +34,16 @@ class ReplicationStream(Protocol):
         """End the stream. Never raises."""
 
 
+# Told from ``poll``, once per record: an error or None, and where the record stands.
+OnDelivery = Callable[[object, Acknowledgement], None]
+
+
 class RecordProducer(Protocol):
     """The way into Kafka."""
 
-    def produce(self, record: Record, delivery: Delivery) -> bool:
+    def produce(self, record: Record, on_delivery: OnDelivery) -> bool:
         """
-        Hand a record over; ``delivery`` is called from ``poll``, once per record.
+        Hand a record over.
 
         Returns:
             False if there is no room: ``poll``, then try again.
@@ -55,6 +59,18 @@ class RecordProducer(Protocol):
 
     def flush(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` until nothing is on its way."""
+
+    @property
+    def needs_commit(self) -> bool:
+        """Whether records wait for ``commit`` to become visible."""
+
+    def commit(self) -> None:
+        """
+        Make what was acknowledged visible; nothing to do without transactions.
+
+        Raises:
+            DeliveryFailedError: It was given up.
+        """
 
 
 class TopicFacts(NamedTuple):
@@ -74,6 +90,14 @@ class TopicCatalog(Protocol):
         Raises:
             BrokerUnavailableError: Kafka does not answer.
             BrokerRefusedError: Kafka refuses the topic.
+        """
+
+    def ends(self, topic: str, partition_count: int) -> Mapping[int, int]:
+        """
+        Return the end offset of each partition.
+
+        Raises:
+            BrokerUnavailableError: Kafka does not answer.
         """
 
 

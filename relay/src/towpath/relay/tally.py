@@ -1,34 +1,131 @@
 """
-What the relay counts: read by the metrics, and logged once per reason.
+What the relay counts and last saw: read by the metrics, logged once per reason.
 
-Plain integers, written by the loop alone; another thread may read them at any time.
+Plain values, written by the loop's thread (the slot's view by whoever watches it);
+another thread may read them at any time. What needs the clock is told the time.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
+
+from towpath.relay.latency import Histogram, SourceClock
+from towpath.relay.wal.sequencer import Transaction
+
+# A beat may be late, and one may be lost with its connection; a third is not chance.
+_BEATS: Final = 3
+
+# The longest that one step of the loop takes on purpose is a request to Kafka or
+# Postgres (10 s); several of them follow each other when a connection is made anew.
+STUCK_AFTER_S: Final = 60.0
+
+# A reason is a constant of ours; should one ever hold something that varies, neither
+# metrics nor the log are flooded with it.
+_MAX_REASONS: Final = 100
+OTHER_REASONS: Final = "other reasons"
 
 
 def _say_nothing(_what: str, _reason: str) -> None:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """
+    What was seen of the slot.
+
+    Attributes:
+        retained_bytes: Log that the server keeps for it.
+        lag_bytes: Log between the confirmed position and the server's end.
+        safe_wal_bytes: What may still be written until the slot is lost; None without
+            a bound.
+        wal_status: ``reserved``, ``extended``, ``unreserved`` or ``lost``.
+        is_active: Whether somebody follows it.
+        inactive_s: For how long nobody has; None while somebody does, or if the server
+            does not tell.
+    """
+
+    retained_bytes: int
+    lag_bytes: int
+    safe_wal_bytes: int | None
+    wal_status: str
+    is_active: bool
+    inactive_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotView:
+    """
+    How far the snapshots of this process are.
+
+    Attributes:
+        waiting: Tables whose turn has not come.
+        running: Tables that are being read.
+        completed: Tables that were completed.
+        failed: Tables that failed.
+        stopped: Tables that were stopped by a signal.
+        rows: Rows sent per table, by ``schema.table``: captured tables only.
+        started_at_s: Monotonic, when the oldest running one began; None without.
+    """
+
+    waiting: int
+    running: int
+    completed: int
+    failed: int
+    stopped: int
+    rows: dict[str, int]
+    started_at_s: float | None
+
+
 @dataclass(slots=True)
 class Tally:
     """
-    Counters of one process, across reconnects.
+    Counters and last sights of one process, across reconnects.
 
     ``on_first`` is told what happened and why, the first time for each reason.
+
+    Attributes:
+        run_id: Of this process: only its own heartbeats make it ready.
+        heartbeat_interval_s: How often it beats.
+        tables: The captured tables.
+        max_in_flight_bytes: The bound of ``in_flight_bytes``.
+        changes: Messages of transactions read, whatever became of them.
+        duplicates: Records left out after a restart because Kafka had them.
+        marks: Marks published to the state topic.
+        parked_keys: Aggregates whose events are set aside.
+        left_bytes: Not acknowledged when the time for a stop was over.
+        turned_at_s: Monotonic, when the loop last turned.
+        latency: From commit to acknowledgement, on the source's clock.
     """
 
     on_first: Callable[[str, str], None] = _say_nothing
+    run_id: str = ""
+    heartbeat_interval_s: float = 10.0
+    tables: tuple[str, ...] = ()
+    max_in_flight_bytes: int = 0
     transactions: int = 0
+    changes: int = 0
     records: int = 0
+    duplicates: int = 0
+    marks: int = 0
+    parked_keys: int = 0
     in_flight_bytes: int = 0
     received_lsn: int = 0
     confirmed_lsn: int = 0
     snapshot_rows: int = 0
+    snapshot_dropped_rows: int = 0
     is_streaming: bool = False
+    left_bytes: int = 0
+    turned_at_s: float = 0.0
+    slot: SlotView | None = None
+    snapshot: SnapshotView | None = None
+    last_transaction: Transaction | None = None
+    last_read_us: int = 0
+    heartbeat_counter: int = 0
+    heartbeat_at_s: float | None = None
+    latency: Histogram = field(default_factory=Histogram)
+    source_clock: SourceClock = field(default_factory=SourceClock)
     dead_letters: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
 
@@ -42,7 +139,61 @@ class Tally:
         """Count a change that gives no record although it might be expected to."""
         self._count(self.skipped, "a change gave no record", reason)
 
+    def committed(
+        self, transaction: Transaction, end_lsn: int, changes: int, now_us: int
+    ) -> None:
+        """Count a transaction that was read to its end, with its messages."""
+        self.transactions += 1
+        self.changes += changes
+        self.received_lsn = end_lsn
+        self.last_transaction = transaction
+        self.last_read_us = now_us
+
+    def settled(self, committed_us: int, count: int, now_us: int) -> None:
+        """
+        Count transactions whose every record Kafka has acknowledged.
+
+        Args:
+            committed_us: When the oldest of them was committed.
+            count: How many were found settled at once.
+            now_us: When they were.
+        """
+        self.latency.observe(self.source_clock.since_s(committed_us, now_us), count)
+
+    def heartbeat_seen(self, counter: int, run_id: str, now_s: float) -> None:
+        """Note that a heartbeat came round; those of other processes do not count."""
+        if run_id == self.run_id:
+            self.heartbeat_counter = counter
+            self.heartbeat_at_s = now_s
+
+    def heartbeat_age_s(self, now_s: float) -> float | None:
+        """Return how long ago our last heartbeat came round; None before the first."""
+        return None if self.heartbeat_at_s is None else now_s - self.heartbeat_at_s
+
+    def unready(self, now_s: float) -> str | None:
+        """Return why the relay is not ready; None if it is."""
+        if not self.is_streaming:
+            return "not streaming"
+        age_s = self.heartbeat_age_s(now_s)
+        if age_s is None:
+            return "no heartbeat has come round yet"
+        if age_s > _BEATS * self.heartbeat_interval_s:
+            return f"the last heartbeat came round {age_s:.0f} s ago"
+        return None
+
+    def is_stuck(self, now_s: float) -> bool:
+        """
+        Tell whether the loop has not turned for so long that it never will.
+
+        While nothing is streamed there is no loop: what is waited for then has bounds
+        of its own.
+        """
+        return self.is_streaming and now_s - self.turned_at_s > STUCK_AFTER_S
+
     def _count(self, counter: Counter[str], what: str, reason: str) -> None:
         if reason not in counter:
-            self.on_first(what, reason)
+            if len(counter) >= _MAX_REASONS:
+                reason = OTHER_REASONS
+            if reason not in counter:
+                self.on_first(what, reason)
         counter[reason] += 1

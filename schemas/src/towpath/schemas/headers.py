@@ -14,9 +14,27 @@ AGGREGATE_TYPE: Final = "aggregate_type"
 EVENT_SCHEMA: Final = "schema"
 OCCURRED_AT: Final = "occurred_at"
 TRACEPARENT: Final = "traceparent"
+SCHEMA_VERSION: Final = "schema_version"
+
+# CloudEvents in Kafka, binary mode: what names the event stands in headers.
+CE_SPECVERSION: Final = "ce_specversion"
+CE_ID: Final = "ce_id"
+CE_SOURCE: Final = "ce_source"
+CE_TYPE: Final = "ce_type"
+CE_SUBJECT: Final = "ce_subject"
+CE_TIME: Final = "ce_time"
+CE_DATASCHEMA: Final = "ce_dataschema"
+CONTENT_TYPE: Final = "content-type"
 
 # Dead letters: ours, and Kafka Connect's beside them, for tools that know those.
 REASON: Final = "reason"
+FORM: Final = "form"
+SOURCE_TABLE: Final = "table"
+OPERATION: Final = "op"
+OLD_ROW: Final = "old"
+# The aggregate whose later events wait behind this one; and up to where they are let go.
+PARKED: Final = "parked"
+RELEASED: Final = "released"
 SOURCE_TOPIC: Final = "topic"
 SOURCE_PARTITION: Final = "partition"
 SOURCE_OFFSET: Final = "offset"

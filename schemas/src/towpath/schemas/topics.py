@@ -57,6 +57,16 @@ def heartbeat_topic(prefix: str) -> str:
     return f"__debezium-heartbeat.{prefix}"
 
 
+def transaction_topic(prefix: str) -> str:
+    """Name the topic of transaction boundaries."""
+    return f"{prefix}.transaction"
+
+
+def message_topic(prefix: str) -> str:
+    """Name the topic of logical messages."""
+    return f"{prefix}.message"
+
+
 def dead_letter_topic(prefix: str, part: str) -> str:
     """Name the dead letters of the relay (``relay``) or of a sink (its name)."""
     return f"{prefix}.dead.{part}"

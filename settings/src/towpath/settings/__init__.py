@@ -5,7 +5,7 @@ Every process reads the whole file, so that an unknown key is noticed wherever i
 stands. Every mistake is reported in one go, with the nearest known name.
 """
 
-from towpath.settings.load import load
+from towpath.settings.load import load, read
 from towpath.settings.model import (
     Kafka,
     Registry,
@@ -77,4 +77,5 @@ __all__ = [
     "Transactions",
     "UnknownTypes",
     "load",
+    "read",
 ]

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from towpath.settings.relay import Relay
 from towpath.settings.section import IDENTIFIER, NAME, PREFIX, Section, TableName
+from towpath.settings.syntax import ClientOption
 
 
 class Source(Section):
@@ -22,9 +23,15 @@ class Source(Section):
 
 
 class Kafka(Section):
-    """``[kafka]``: the brokers."""
+    """
+    ``[kafka]``: the brokers.
+
+    ``client`` holds further settings of the relay's clients under librdkafka's names:
+    TLS, login, timeouts. What the relay sets itself, it refuses there.
+    """
 
     bootstrap_servers: str
+    client: dict[ClientOption, str] = Field(default_factory=dict)
 
 
 class Registry(Section):

@@ -7,7 +7,9 @@ from typing import Any, Final
 
 from pydantic import Field
 
+from towpath.schemas import headers
 from towpath.settings.section import Section, TableName
+from towpath.settings.syntax import Pattern, PlacementText, TopicTemplate
 
 
 class MissingColumn(enum.StrEnum):
@@ -18,7 +20,12 @@ class MissingColumn(enum.StrEnum):
 
 
 class EmptyPayload(enum.StrEnum):
-    """What a null or empty payload becomes; both have a null value in Kafka."""
+    """
+    What a null, empty or blank payload becomes.
+
+    ``event``: an event whose value is the payload as it is, null or empty, in its
+    envelope if it has one. ``tombstone``: an event without a value, envelope or not.
+    """
 
     EVENT = "event"
     TOMBSTONE = "tombstone"
@@ -58,6 +65,18 @@ class OutboxColumns(Section):
     timestamp: str = ""
     schema_version: str = ""
 
+    @property
+    def standing_headers(self) -> Mapping[str, str]:
+        """The headers that every event has, and the column that each comes from."""
+        return {
+            headers.EVENT_ID: self.id,
+            headers.EVENT_TYPE: self.type,
+            headers.AGGREGATE_TYPE: self.aggregate_type,
+            headers.OCCURRED_AT: self.occurred_at,
+            headers.TRACEPARENT: self.traceparent,
+            headers.SCHEMA_VERSION: self.schema_version,
+        }
+
 
 class Outbox(Section):
     """
@@ -72,12 +91,12 @@ class Outbox(Section):
     """
 
     table: TableName = "towpath.outbox"
-    topic: str = "outbox.event.{aggregate_type}"
+    topic: TopicTemplate = "outbox.event.{aggregate_type}"
     columns: OutboxColumns = OutboxColumns()
     route_by: str = ""
-    route_regex: str = ""
+    route_regex: Pattern = ""
     route_replacement: str = ""
-    placements: tuple[str, ...] = ()
+    placements: tuple[PlacementText, ...] = ()
     on_missing_column: MissingColumn = MissingColumn.ERROR
     on_empty_payload: EmptyPayload = EmptyPayload.EVENT
     on_update: OnUpdate = OnUpdate.WARN

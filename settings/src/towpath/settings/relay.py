@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from towpath.settings.outbox import DEBEZIUM_OUTBOX, Outbox
 from towpath.settings.rows import DEBEZIUM_ROWS, Rows
 from towpath.settings.section import Section
+from towpath.settings.syntax import Pattern
 
 _MEBIBYTE = 1024 * 1024
 _GIBIBYTE = 1024 * _MEBIBYTE
@@ -55,8 +56,8 @@ class Messages(Section):
     """
 
     publish: bool = False
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    include: tuple[Pattern, ...] = ()
+    exclude: tuple[Pattern, ...] = ()
 
 
 class Relay(Section):
@@ -69,6 +70,7 @@ class Relay(Section):
     """
 
     preset: Literal["towpath", "debezium"] = "towpath"
+    admin_host: str = "127.0.0.1"
     admin_port: int = Field(default=0, ge=0, le=65535)
     delivery: DeliveryMode = DeliveryMode.IDEMPOTENT
     on_gap: OnGap = OnGap.PLAN

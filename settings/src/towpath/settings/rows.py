@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from towpath.settings.section import Section, TableName
+from towpath.settings.syntax import HashName, Pattern
 
 
 class RecordFormat(enum.StrEnum):
@@ -82,10 +83,10 @@ class ColumnRule(Section):
     hex digest of salt and value, no longer than the column.
     """
 
-    columns: tuple[str, ...] = Field(min_length=1)
+    columns: tuple[Pattern, ...] = Field(min_length=1)
     form: Literal["mask", "truncate", "hash"]
     length: int | None = Field(default=None, ge=0)
-    algorithm: str = "SHA-256"
+    algorithm: HashName = "SHA-256"
     salt: str = ""
 
     @model_validator(mode="after")
@@ -122,10 +123,10 @@ class Rows(Section):
     skipped_operations: tuple[Literal["c", "u", "d", "t"], ...] = ()
     skip_unchanged: bool = False
     key_columns: dict[TableName, tuple[str, ...]] = Field(default_factory=dict)
-    include_columns: tuple[str, ...] = ()
-    exclude_columns: tuple[str, ...] = ()
+    include_columns: tuple[Pattern, ...] = ()
+    exclude_columns: tuple[Pattern, ...] = ()
     mask: tuple[ColumnRule, ...] = ()
-    source_types: tuple[str, ...] = ()
+    source_types: tuple[Pattern, ...] = ()
     sanitize_names: bool = False
     on_refused_schema: RefusedSchema = RefusedSchema.HALT
 

@@ -25,6 +25,11 @@ _COMMANDS: Final = (
     ("down", "stack:down", "Stop the local stack; its data stays."),
     ("status", "stack:status", "Show each part: port, process, memory, uptime."),
     ("logs", "stack:logs", "Show what a part has printed."),
+    (
+        "config",
+        "config:app",
+        "Check the configuration, show it whole, or make one from a connector's.",
+    ),
     ("relay", "relay:app", "Set up the source, run the relay, ask how it is."),
     ("sink", "sink:app", "Run sinks, list them, add one and fill it."),
     ("snapshot", "snapshot:app", "Fill sinks from existing rows."),
@@ -33,7 +38,9 @@ _COMMANDS: Final = (
         "verify:verify",
         "Compare a sink with the source, every key and column.",
     ),
+    ("doctor", "doctor:doctor", "Check source and broker; tell each cure."),
     ("demo", "demo:demo", "Run the whole platform and prove that it agrees."),
+    ("bench", "bench:app", "Measure, side by side with others, and verify."),
 )
 for _name, _place, _help in _COMMANDS:
     app.command(f"{_PACKAGE}.{_place}", name=_name, help=_help)

@@ -1,4 +1,4 @@
-"""``towpath relay init | run | status``."""
+"""``towpath relay init | run | status``; ``state`` is a group of its own."""
 
 from typing import Annotated
 
@@ -7,6 +7,11 @@ from cyclopts import App, Parameter
 from towpath.deploy.cli.places import ConfigOption, config_file
 
 app = App(name="relay", help="Set up the source, run the relay, ask how it is.")
+app.command(
+    "towpath.deploy.cli.state:app",
+    name="state",
+    help="Show what the relay knows, keep a copy, skip a transaction, repair.",
+)
 
 
 @app.command
@@ -47,7 +52,11 @@ def status(
     config: ConfigOption = None,
 ) -> int:
     """
-    Tell how the slot and the relay are.
+    Tell how the relay is, as the source and the state topic tell it.
+
+    Whether the slot is followed, how far it is behind and how much log it keeps; the
+    lineage and its gap, what was published, and how old the newest marks are. Exit 1 if
+    nobody follows the slot.
 
     Args:
         json: Print one JSON document.

@@ -31,6 +31,7 @@ _AWAY: Final = frozenset(
         KafkaError._RESOLVE,  # noqa: SLF001
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.NOT_CONTROLLER,
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -70,6 +71,7 @@ def configuration(kafka: Kafka, more: Mapping[str, Any] = _NOTHING) -> dict[str,
         "logger": client_logger(),
         # A broker that comes back is found within a second or two.
         "reconnect.backoff.max.ms": 2000,
+        **kafka.client,
         **more,
     }
 

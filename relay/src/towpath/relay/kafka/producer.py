@@ -1,6 +1,10 @@
 """
 The one producer: idempotent, ``acks=all``, without a limit on delivery time.
 
+With ``delivery = "transactional"`` its records are also part of Kafka's transactions,
+which the loop ends every tenth of a second: what a dead process left open is aborted by
+the broker when the next one begins, and a process that was taken for dead is fenced.
+
 A record is acknowledged, or on its way; if the client ever gives one up, the process
 goes back to what the log still has. The partitioner is Java's, so that a key stands
 where any other client would put it.
@@ -11,9 +15,13 @@ from typing import Final
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from towpath.relay.delivery import Delivery
 from towpath.relay.errors import DeliveryFailedError
-from towpath.relay.kafka.client import configuration, translated
+from towpath.relay.kafka.client import (
+    REQUEST_TIMEOUT_S,
+    configuration,
+    translated,
+)
+from towpath.relay.ports import OnDelivery
 from towpath.relay.routing.record import Record
 from towpath.settings import Kafka
 
@@ -42,6 +50,7 @@ class KafkaProducer:
         max_in_flight_bytes: int,
         batch_bytes: int,
         record_bytes: int,
+        transactional_id: str | None = None,
     ) -> None:
         """
         Make the producer; it connects in the background.
@@ -51,13 +60,20 @@ class KafkaProducer:
             max_in_flight_bytes: The loop's bound.
             batch_bytes: No batch is larger: the smallest limit of any topic.
             record_bytes: No record is larger: the largest limit of any topic.
+            transactional_id: Who it is to the broker; None: without transactions.
         """
         self._fatal: str | None = None
+        self._is_transactional = transactional_id is not None
+        self._has_uncommitted = False
         self._is_away = False
+        of_transactions = (
+            {} if transactional_id is None else {"transactional.id": transactional_id}
+        )
         self._producer = Producer(
             configuration(
                 kafka,
                 {
+                    **of_transactions,
                     "acks": "all",
                     "enable.idempotence": True,
                     "compression.type": "lz4",
@@ -76,7 +92,47 @@ class KafkaProducer:
         )
         self._produce = self._producer.produce
 
-    def produce(self, record: Record, delivery: Delivery) -> bool:
+    def begin(self) -> None:
+        """
+        Fence whoever had our name before, and abort what it left open.
+
+        Call order: before what Kafka has is looked at; nothing without transactions.
+
+        Raises:
+            BrokerUnavailableError: Kafka does not answer.
+            BrokerRefusedError: Kafka refuses transactions.
+        """
+        if not self._is_transactional:
+            return
+        try:
+            self._producer.init_transactions(REQUEST_TIMEOUT_S)
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            raise translated(error, "beginning transactions") from error
+
+    @property
+    def needs_commit(self) -> bool:
+        """Whether records wait for ``commit`` to become visible."""
+        return self._has_uncommitted
+
+    def commit(self) -> None:
+        """
+        End the transaction and begin the next one; nothing without transactions.
+
+        Raises:
+            DeliveryFailedError: It was given up, or another process took our name.
+        """
+        if not self._is_transactional:
+            return
+        try:
+            self._producer.commit_transaction(REQUEST_TIMEOUT_S)
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            reason = f"committing to Kafka: {error.args[0].str()}"
+            raise DeliveryFailedError(reason) from error
+        self._has_uncommitted = False
+
+    def produce(self, record: Record, on_delivery: OnDelivery) -> bool:
         """
         Hand a record over; False if the client's queue is full.
 
@@ -89,13 +145,14 @@ class KafkaProducer:
             # By place: topic, value, key, partition, callback, on_delivery, timestamp,
             # headers. Names would cost a third of the call.
             self._produce(
-                topic, value, key, partition, delivery, None, timestamp_ms, headers
+                topic, value, key, partition, on_delivery, None, timestamp_ms, headers
             )
         except BufferError:
             return False
         except KafkaException as error:
             self._raise_if_fatal()
             raise translated(error, f"producing to {topic}") from error
+        self._has_uncommitted = self._is_transactional
         return True
 
     def poll(self, timeout_s: float) -> None:

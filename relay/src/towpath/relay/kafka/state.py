@@ -1,14 +1,10 @@
 """
-The relay's state in Kafka: which history of which database it follows.
+The state topic, read and written at start; the loop writes it too, by its producer.
 
-Key ``lineage``, value ``{"system_identifier", "timeline", "offset", "slot"}``, in the
-compacted topic ``<prefix>.relay-state``. It is acknowledged there before the first
-record of the lineage is published. It stands in Kafka, not in the database, because
-the database may be the thing that was restored.
+What stands in it is told by ``towpath.relay.state``.
 """
 
-from dataclasses import asdict
-from typing import Final
+from collections.abc import Iterator
 
 import orjson
 from confluent_kafka import (
@@ -21,17 +17,16 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from towpath.relay.errors import BrokerUnavailableError, StateLostError
+from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
     configuration,
     translated,
 )
-from towpath.relay.kafka.lineage import Lineage
+from towpath.relay.routing.record import Record
+from towpath.relay.state import Document, State, parse_state
 from towpath.schemas import topics
 from towpath.settings import Kafka
-
-_LINEAGE_KEY: Final = b"lineage"
 
 
 class StateTopic:
@@ -39,15 +34,30 @@ class StateTopic:
 
     def __init__(self, kafka: Kafka, prefix: str) -> None:
         self._kafka = kafka
-        self._topic = topics.state_topic(prefix)
+        self.topic = topics.state_topic(prefix)
 
-    def read_lineage(self) -> Lineage | None:
+    def read(self) -> State:
         """
-        Return the newest lineage; None if none was ever written.
+        Return the state as it stands.
 
         Raises:
             BrokerUnavailableError: Kafka does not answer.
-            StateLostError: What stands there is not a lineage.
+            StateLostError: What stands there cannot be read.
+        """
+        newest: dict[str, bytes] = {}
+        for message in self.messages():
+            key, value = (message.key() or b"").decode(), message.value()
+            newest.pop(key, None)
+            if value:
+                newest[key] = value
+        return parse_state(newest)
+
+    def messages(self) -> Iterator[Message]:
+        """
+        Return every record of the topic, oldest first.
+
+        Raises:
+            BrokerUnavailableError: Kafka does not answer.
         """
         consumer = Consumer(
             configuration(
@@ -56,61 +66,70 @@ class StateTopic:
                     "group.id": "towpath-relay-state",
                     "enable.auto.commit": False,
                     "enable.partition.eof": True,
+                    "isolation.level": "read_committed",
                     # The end is what is waited for: let the broker say so at once.
                     "fetch.wait.max.ms": 10,
                 },
             )
         )
         try:
-            consumer.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
-            return self._newest(consumer)
+            # Knowing the leader beforehand saves half a second of waiting for it.
+            consumer.list_topics(self.topic, timeout=REQUEST_TIMEOUT_S)
+            consumer.assign([TopicPartition(self.topic, 0, OFFSET_BEGINNING)])
+            yield from self._until_end(consumer)
         except KafkaException as error:
-            raise translated(error, f"reading {self._topic}") from error
+            raise translated(error, f"reading {self.topic}") from error
         finally:
             consumer.close()
 
-    def write_lineage(self, lineage: Lineage) -> None:
+    def write(self, key: str, document: Document) -> None:
         """
-        Write a lineage; it is durable when this returns.
+        Write one document; it is durable when this returns.
 
         Raises:
             BrokerUnavailableError: Kafka does not answer in time.
         """
-        refused: list[KafkaError] = []
+        value = orjson.dumps(document)
+        record = Record(self.topic, key.encode(), value, [], b"", 0, len(value))
+        write_now(self._kafka, record)
 
-        def on_delivery(error: KafkaError | None, _message: Message) -> None:
-            if error is not None:
-                refused.append(error)
-
-        producer = Producer(
-            configuration(self._kafka, {"enable.idempotence": True, "acks": "all"})
-        )
-        value = orjson.dumps(asdict(lineage))
-        producer.produce(self._topic, value, _LINEAGE_KEY, on_delivery=on_delivery)
-        if producer.flush(REQUEST_TIMEOUT_S) or refused:
-            reason = f"{self._topic} did not take the lineage"
-            raise BrokerUnavailableError(reason)
-
-    def _newest(self, consumer: Consumer) -> Lineage | None:
-        newest: bytes | None = None
+    def _until_end(self, consumer: Consumer) -> Iterator[Message]:
         while True:
             message = consumer.poll(REQUEST_TIMEOUT_S)
             if message is None:
-                reason = f"{self._topic} could not be read in {REQUEST_TIMEOUT_S:g} s"
+                reason = f"{self.topic} could not be read in {REQUEST_TIMEOUT_S:g} s"
                 raise BrokerUnavailableError(reason)
             error = message.error()
             if error is None:
-                if message.key() == _LINEAGE_KEY:
-                    newest = message.value()
+                yield message
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-                return None if newest is None else _parse(newest)
+                return
             else:
                 raise KafkaException(error)
 
 
-def _parse(text: bytes) -> Lineage:
-    try:
-        return Lineage(**orjson.loads(text))
-    except (orjson.JSONDecodeError, TypeError) as error:
-        reason = "the state topic holds a lineage that cannot be read"
-        raise StateLostError(reason) from error
+def write_now(kafka: Kafka, record: Record) -> None:
+    """
+    Write one record, beside the loop's producer; it is durable when this returns.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer in time.
+    """
+    refused: list[KafkaError] = []
+
+    def on_delivery(error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            refused.append(error)
+
+    # One record that replaces its like: no need to wait for a producer's id.
+    producer = Producer(configuration(kafka, {"acks": "all", "linger.ms": 0}))
+    producer.produce(
+        record.topic,
+        record.value,
+        record.key,
+        headers=record.headers,
+        on_delivery=on_delivery,
+    )
+    if producer.flush(REQUEST_TIMEOUT_S) or refused:
+        reason = f"{record.topic} did not take a record"
+        raise BrokerUnavailableError(reason)

@@ -18,13 +18,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
     ResourceType,
 )
 
-from towpath.relay.errors import BrokerUnavailableError
+from towpath.relay.errors import BrokerUnavailableError, TopicRefusedError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
     configuration,
     translated,
 )
 from towpath.relay.kafka.producer import MAX_BATCH_BYTES
+from towpath.relay.kafka.tails import end_offsets
 from towpath.relay.ports import TopicFacts
 from towpath.schemas import topics as names
 from towpath.schemas.clock import Clock, Deadline
@@ -33,6 +34,8 @@ from towpath.settings import Kafka, Topics
 _LOG = structlog.get_logger(__name__)
 
 _LIMIT: Final = "max.message.bytes"
+# The relay's dead letters tell which aggregates are parked: they are let go by people.
+_FOR_EVER: Final = -1
 # What a broker takes if it does not say: Kafka's own default.
 DEFAULT_LIMIT_BYTES: Final = 1_048_588
 # A new topic is known to every broker within tens of milliseconds.
@@ -62,6 +65,7 @@ class KafkaTopics:
 
     def __init__(self, kafka: Kafka, settings: Topics, clock: Clock) -> None:
         self._clock = clock
+        self._kafka = kafka
         self._settings = settings
         self._batch_bytes = MAX_BATCH_BYTES
         self._record_bytes = DEFAULT_LIMIT_BYTES
@@ -84,7 +88,12 @@ class KafkaTopics:
         self._create(
             self._compacted(name) for name in compacted if name not in existing
         )
-        self._create(self._streamed(name) for name in streamed if name not in existing)
+        dead = names.dead_letter_topic(prefix, "relay")
+        self._create(
+            self._streamed(name, _FOR_EVER if name == dead else None)
+            for name in streamed
+            if name not in existing
+        )
         facts = self._facts_of([*streamed, *compacted])
         limits = [each.limit_bytes for each in facts.values()]
         self._batch_bytes = min(self._batch_bytes, *limits)
@@ -116,6 +125,28 @@ class KafkaTopics:
         self._heed(topic, facts.limit_bytes)
         return facts
 
+    def ends(self, topic: str, partition_count: int) -> Mapping[int, int]:
+        """
+        Return the end offset of each partition.
+
+        A topic just made may take a moment until each has a leader that knows of it.
+
+        Raises:
+            BrokerUnavailableError: Kafka does not answer.
+        """
+        places = [(topic, at) for at in range(partition_count)]
+        deadline = Deadline(self._clock, REQUEST_TIMEOUT_S)
+        while True:
+            try:
+                found = end_offsets(self._kafka, places)
+            except BrokerUnavailableError:
+                if deadline.passed():
+                    raise
+            else:
+                if deadline.passed() or min(found.values()) >= 0:
+                    return {partition: end for (_, partition), end in found.items()}
+            self._clock.wait(_SPREADING_S)
+
     def _heed(self, topic: str, limit_bytes: int) -> None:
         if self._batch_bytes <= limit_bytes <= self._record_bytes:
             return
@@ -124,13 +155,15 @@ class KafkaTopics:
         reason = f"topic {topic} takes {limit_bytes} bytes: the producer must know"
         raise BrokerUnavailableError(reason)
 
-    def _streamed(self, name: str) -> NewTopic:
+    def _streamed(self, name: str, retention_ms: int | None = None) -> NewTopic:
         settings = self._settings
+        if retention_ms is None:
+            retention_ms = settings.retention_hours * 3_600_000
         return NewTopic(
             name,
             num_partitions=settings.partitions,
             replication_factor=settings.replication_factor,
-            config={"retention.ms": str(settings.retention_hours * 3_600_000)},
+            config={"retention.ms": str(retention_ms)},
         )
 
     def _compacted(self, name: str) -> NewTopic:
@@ -153,7 +186,11 @@ class KafkaTopics:
         try:
             future.result(REQUEST_TIMEOUT_S)
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            code = error.args[0].code()
+            if code == KafkaError.TOPIC_EXCEPTION:
+                reason = f"making topic {name}: {error.args[0].str()}"
+                raise TopicRefusedError(reason) from error
+            if code != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise translated(error, f"making topic {name}") from error
         else:
             _LOG.info("topic made", topic=name)

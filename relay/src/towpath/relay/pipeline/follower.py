@@ -3,18 +3,25 @@ Follows the stream: each step of it becomes records, touches and facts. Hot path
 
 Rows are produced as they arrive; nothing is collected until the commit. Every step
 that a snapshot's watermarks must be ordered against raises ``sequence`` by one.
+
+A transaction that an operator wants set aside (``skip``) goes to the dead letters raw,
+message by message; shapes in it still count, because what follows needs them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from towpath.relay.delivery import Delivery
+from towpath.relay.pipeline.aside import SetAside
 from towpath.relay.pipeline.core import Core
 from towpath.relay.pipeline.snapshots import Snapshots
+from towpath.relay.pipeline.spoken import Listener, deliver
+from towpath.relay.routing.record import Record
+from towpath.relay.routing.refused import RefusedRoute
 from towpath.relay.routing.router import Route
 from towpath.relay.routing.table import TableRoute, complete
-from towpath.relay.snapshot.facts import SignalSeen, WatermarkSeen
-from towpath.relay.snapshot.tokens import WATERMARK_PREFIX
+from towpath.relay.routing.transactions import TransactionMetadata
+from towpath.relay.snapshot.facts import SignalSeen
 from towpath.relay.snapshot.touches import Touches
 from towpath.relay.wal.frames import PAYLOAD_AT, start_lsn
 from towpath.relay.wal.messages import UNCHANGED, RelationShape, Row
@@ -36,10 +43,21 @@ TRUNCATED_OUTBOX: Final = "the outbox table was truncated"
 class Follower:
     """Takes frames with stream messages, one by one."""
 
-    def __init__(self, core: Core, sequencer: Sequencer, snapshots: Snapshots) -> None:
+    def __init__(
+        self,
+        core: Core,
+        sequencer: Sequencer,
+        snapshots: Snapshots,
+        listener: Listener,
+        metadata: TransactionMetadata | None,
+        aside: SetAside,
+    ) -> None:
+        self.snapshots = snapshots
         self._core = core
         self._sequencer = sequencer
-        self._snapshots = snapshots
+        self._listener = listener
+        self._metadata = metadata
+        self._aside = aside
         self._feed = sequencer.feed
         self._send = core.outlet.send
         self._recorders = snapshots.recorders
@@ -70,21 +88,34 @@ class Follower:
             UnavailableError: A part that it needs is away.
         """
         self._now_us = now_us
+        if self._aside.is_open and self._aside.takes(frame):
+            self._aside.bury(frame, self._delivery)
+            return
         step = self._feed(parse_message(frame, PAYLOAD_AT), start_lsn(frame))
         if step is not None:
             self._doings[type(step)](step)
 
-    def _begun(self, _transaction: Transaction) -> None:
-        self._delivery = self._core.ledger.begin()
+    def _begun(self, transaction: Transaction) -> None:
+        self._delivery = self._core.ledger.begin(transaction.committed_us)
+        if self._metadata is not None:
+            self._metadata.begin(transaction)
+        if transaction.commit_lsn in self._aside.commit_lsns:
+            self._aside.open(transaction)
 
     def _committed(self, step: Committed) -> None:
         transaction, end_lsn = step
         core = self._core
+        count = self._sequencer.ordinal
+        if self._metadata is not None and self._delivery is not None:
+            end = self._metadata.end(transaction, count)
+            if end is not None:
+                self._send(end, self._delivery)
+        if self._aside.is_open:
+            self._aside.close(transaction, self._delivery)
         self._delivery = None
         core.ledger.commit(end_lsn)
         core.invisible.add(transaction.xid, end_lsn)
-        core.tally.transactions += 1
-        core.tally.received_lsn = end_lsn
+        core.tally.committed(transaction, end_lsn, count, self._now_us)
 
     def _changed(self, change: Change) -> None:
         self._sequence += 1
@@ -95,8 +126,7 @@ class Follower:
         if route is None:
             self._signalled(change)
             return
-        for record in route.records(change, self._now_us):
-            self._send(record, self._delivery)
+        self._deliver(route.records(change, self._now_us))
 
     def _truncated(self, step: Truncation) -> None:
         self._sequence += 1
@@ -105,14 +135,14 @@ class Follower:
             if relation.oid in self._recorders:
                 self._recorders[relation.oid].touch_all(xid, self._sequence)
             route = self._routes[relation.oid]
-            if not isinstance(route, TableRoute):
+            if not isinstance(route, TableRoute | RefusedRoute):
                 self._core.tally.skip(TRUNCATED_OUTBOX)
                 continue
             partitions = self._core.outlet.facts(route.topic).partition_count
-            for record in route.truncation(
+            records = route.truncation(
                 step.transaction, step.ordinal, partitions, self._now_us
-            ):
-                self._send(record, self._delivery)
+            )
+            self._deliver(records)
 
     def _shaped(self, shape: RelationShape) -> None:
         transaction = self._sequencer.transaction
@@ -124,15 +154,32 @@ class Follower:
         shapes = self._core.shapes
         relation = shapes.bind(shape, since, timestamp_ms, self._delivery)
         self._sequencer.bind(relation)
-        self._routes[relation.oid] = self._core.router.route(relation)
+        facts = shapes.facts_of(relation)
+        self._routes[relation.oid] = self._core.router.route(relation, facts)
 
     def _spoken(self, step: Spoken) -> None:
-        if step.prefix != WATERMARK_PREFIX:
-            return
         self._sequence += 1
-        token = step.content.decode(errors="replace")
-        fact = WatermarkSeen(token, step.log_lsn, self._sequence)
-        self._snapshots.tell(fact)
+        records = self._listener.take(step, self._sequence, self._now_us)
+        if step.transaction is not None:
+            self._deliver(records)
+        elif records:
+            deliver(self._core, records, step.lsn)
+
+    def _deliver(self, records: Sequence[Record]) -> None:
+        """Send records of the open transaction."""
+        delivery = self._delivery
+        if delivery is None or not records:
+            return
+        if self._metadata is not None:
+            self._announce(delivery)
+        for record in records:
+            self._send(record, delivery)
+
+    def _announce(self, delivery: Delivery) -> None:
+        """Tell that the transaction begins, before its first event."""
+        begin = self._metadata.due() if self._metadata is not None else None
+        if begin is not None:
+            self._send(begin, delivery)
 
     def _signalled(self, change: Change) -> None:
         """Hand a new signal over; its transaction waits until the answer is stored."""
@@ -148,7 +195,7 @@ class Follower:
         self._core.ledger.hold(signal_id)
         kind, data = texts.get("type") or "", texts.get("data")
         fact = SignalSeen(signal_id, kind, data, change.transaction.xid)
-        self._snapshots.tell(fact)
+        self.snapshots.tell(fact)
 
 
 def _touch(touches: Touches, change: Change, sequence: int) -> None:

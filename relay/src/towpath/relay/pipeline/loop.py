@@ -3,7 +3,7 @@ The loop: one thread between the stream and Kafka.
 
 ::
 
-    read frames -> follow each -> acknowledgements -> snapshots -> feedback -> again
+    read frames -> follow each -> acknowledgements -> marks -> snapshots -> feedback
 
 It never blocks for longer than a wait that is written here. At the bound of bytes on
 their way it stops reading the socket, so that back-pressure reaches the server, and
@@ -13,20 +13,24 @@ goes on with everything else: feedback above all, which has its own timer.
 from collections.abc import Callable
 from typing import Final
 
+import structlog
+
 from towpath.relay.pipeline.core import Core
 from towpath.relay.pipeline.follower import Follower
+from towpath.relay.pipeline.marking import MARKS_INTERVAL_S, Marking
 from towpath.relay.pipeline.outlet import WAIT_S
-from towpath.relay.pipeline.snapshots import TICK_INTERVAL_S, Snapshots
+from towpath.relay.pipeline.snapshots import TICK_INTERVAL_S
 from towpath.relay.ports import ReplicationStream
-from towpath.relay.wal.frames import KEEPALIVE, parse_keepalive
+from towpath.relay.wal.frames import KEEPALIVE, parse_keepalive, sent_us
 from towpath.schemas.clock import Deadline
+from towpath.schemas.position import format_lsn
 
 # A sixth of wal_sender_timeout's default of 60 s, so that several lost updates
 # do not disconnect us. Lower only costs traffic; higher risks reconnects.
 STATUS_INTERVAL_S: Final = 10.0
 
-# Progress is told at most this often. Each update costs the server a little; a
-# hundred a second would be felt, one a second would keep log for longer.
+# Progress is told at most this often; it is stored ten times a second, so that this
+# only spreads what follows a pause.
 PROGRESS_INTERVAL_S: Final = 0.02
 
 # While records are on their way the client must be polled for acknowledgements:
@@ -37,6 +41,13 @@ POLL_INTERVAL_S: Final = 0.01
 IDLE_INTERVAL_S: Final = 1.0
 
 
+_LOG = structlog.get_logger("towpath.relay")
+
+
+class _OutOfTimeError(Exception):
+    """The process is to end, and the time for ending well is over."""
+
+
 class Pipeline:
     """Runs the loop until it is told to stop."""
 
@@ -45,20 +56,23 @@ class Pipeline:
         core: Core,
         stream: ReplicationStream,
         follower: Follower,
-        snapshots: Snapshots,
+        marking: Marking,
         max_in_flight_bytes: int,
         is_stopping: Callable[[], bool],
     ) -> None:
         self._core = core
         self._stream = stream
         self._follower = follower
-        self._snapshots = snapshots
+        self._snapshots = follower.snapshots
+        self._marking = marking
         self._max_in_flight_bytes = max_in_flight_bytes
         self._is_stopping = is_stopping
         self._has_left_out = False
         self._told_lsn = 0
         self._told_at_s = float("-inf")
-        core.outlet.while_waiting = self._tell_progress
+        self._stop_timeout_s = 0.0
+        self._deadline: Deadline | None = None
+        core.outlet.while_waiting = self._look_after
 
     def run(self, stop_timeout_s: float) -> None:
         """
@@ -67,30 +81,71 @@ class Pipeline:
         Raises:
             TowpathError: What ended it; its disposition says what to do.
         """
+        core = self._core
+        self._stop_timeout_s = stop_timeout_s
         self._snapshots.resume()
-        self._core.tally.is_streaming = True
+        core.tally.turned_at_s = core.clock.monotonic_s()
+        core.tally.is_streaming = True
         try:
             while not self._is_stopping():
                 self._turn()
+            self._finish(self._ending())
+        except _OutOfTimeError:
+            core.tally.left_bytes = core.ledger.in_flight_bytes
+            _LOG.warning(
+                "stopped before Kafka had acknowledged everything",
+                in_flight_bytes=core.ledger.in_flight_bytes,
+                stored_lsn=format_lsn(self._marking.stored_lsn),
+                remedy="Nothing is lost: the next start reads it from the log again.",
+            )
         finally:
-            self._core.tally.is_streaming = False
-        self._finish(Deadline(self._core.clock, stop_timeout_s))
+            core.tally.is_streaming = False
+
+    def _ending(self) -> Deadline:
+        """Return the one deadline of everything that is still to be done."""
+        if self._deadline is None:
+            self._deadline = Deadline(self._core.clock, self._stop_timeout_s)
+        return self._deadline
 
     def _turn(self) -> None:
         core = self._core
-        if core.ledger.in_flight_bytes < self._max_in_flight_bytes:
+        if self._has_room():
             self._read()
             core.outlet.poll(0)
         else:
             core.outlet.poll(WAIT_S)
         self._snapshots.turn(core.clock.monotonic_s())
-        self._tell_progress()
+        self._look_after()
+
+    def _has_room(self) -> bool:
+        is_below = self._core.ledger.in_flight_bytes < self._max_in_flight_bytes
+        return is_below and not self._snapshots.is_full
+
+    def _look_after(self) -> None:
+        """Do what must not wait, whatever else does; also while there is no room."""
+        core = self._core
+        if self._is_stopping() and self._ending().passed():
+            raise _OutOfTimeError
+        now_s = core.clock.monotonic_s()
+        core.tally.turned_at_s = now_s
+        self._marking.turn(now_s, core.tally)
+        self._tell_progress(now_s)
+        ledger = core.ledger
+        ledger.acknowledged()
+        if ledger.settled_count:
+            if ledger.settled_us:
+                core.tally.settled(
+                    ledger.settled_us, ledger.settled_count, core.now_us()
+                )
+            ledger.settled_count = 0
 
     def _read(self) -> None:
         frames = self._stream.read(self._patience_s())
         if not frames:
             return
         now_us = self._core.now_us()
+        # Once per read is enough, and costs nothing per frame.
+        self._core.tally.source_clock.observe(sent_us(frames[-1]), now_us)
         follower = self._follower
         follow = follower.follow
         is_ending = self._is_stopping()
@@ -106,9 +161,12 @@ class Pipeline:
                 follow(frame, now_us)
 
     def _patience_s(self) -> float:
-        core = self._core
-        if core.ledger.in_flight_bytes:
+        if self._snapshots.has_ready:
+            return 0.0
+        if self._core.ledger.in_flight_bytes:
             return POLL_INTERVAL_S
+        if self._marking.confirmable() > self._marking.stored_lsn:
+            return MARKS_INTERVAL_S
         return TICK_INTERVAL_S if self._snapshots.is_busy else IDLE_INTERVAL_S
 
     def _keep_alive(self, frame: bytes) -> None:
@@ -120,18 +178,16 @@ class Pipeline:
         if not is_open and not core.invisible.count:
             core.ledger.idle_until(keepalive.wal_end)
         if keepalive.reply_requested:
-            self._tell(self._confirmable())
+            self._tell(self._marking.stored_lsn)
 
-    def _confirmable(self) -> int:
-        return self._core.invisible.confirmable(self._core.ledger.acknowledged())
-
-    def _tell_progress(self) -> None:
+    def _tell_progress(self, now_s: float) -> None:
         """Send feedback by its own timer, and sooner when there is progress."""
-        waited_s = self._core.clock.monotonic_s() - self._told_at_s
+        waited_s = now_s - self._told_at_s
         if waited_s < PROGRESS_INTERVAL_S:
             return
         self._core.tally.in_flight_bytes = self._core.ledger.in_flight_bytes
-        lsn = self._confirmable()
+        self._core.tally.parked_keys = len(self._core.router.parked)
+        lsn = self._marking.stored_lsn
         if lsn > self._told_lsn or waited_s >= STATUS_INTERVAL_S:
             self._tell(lsn)
 
@@ -143,20 +199,26 @@ class Pipeline:
         core.tally.confirmed_lsn = self._told_lsn
 
     def _finish(self, deadline: Deadline) -> None:
-        """Complete the open transaction, wait for Kafka, confirm."""
+        """Complete the open transaction, wait for Kafka, store it, confirm."""
         core = self._core
-        while self._follower.is_inside and not deadline.passed():
+        # What is left of a long transaction comes again, without what Kafka has of it.
+        completing = Deadline(core.clock, deadline.remaining_s() / 2)
+        while self._follower.is_inside and not completing.passed():
             self._turn()
         core.outlet.flush(deadline.remaining_s())
-        while not self._is_settled() and not deadline.passed():
+        if core.ledger.in_flight_bytes:
+            raise _OutOfTimeError
+        while not self._is_visible() and not deadline.passed():
             self._snapshots.probe(core.clock.monotonic_s())
             self._turn_without_reading()
-        self._tell(self._confirmable())
+        self._marking.finish(is_clean=core.ledger.is_idle)
+        while not self._marking.settled() and not deadline.passed():
+            core.outlet.poll(POLL_INTERVAL_S)
+        self._tell(self._marking.stored_lsn)
 
     def _turn_without_reading(self) -> None:
         self._core.outlet.poll(POLL_INTERVAL_S)
         self._snapshots.turn(self._core.clock.monotonic_s())
 
-    def _is_settled(self) -> bool:
-        core = self._core
-        return core.ledger.acknowledged() <= self._confirmable()
+    def _is_visible(self) -> bool:
+        return self._core.ledger.acknowledged() <= self._marking.confirmable()

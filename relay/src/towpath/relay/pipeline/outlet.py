@@ -7,18 +7,32 @@ room the loop's own duties (feedback, above all) go on through ``while_waiting``
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from towpath.relay.delivery import Delivery, DeliveryLedger
-from towpath.relay.errors import DeliveryFailedError
-from towpath.relay.ports import RecordProducer, TopicCatalog, TopicFacts
-from towpath.relay.routing.dead import DeadLetters
+from towpath.relay.errors import DeliveryFailedError, TopicRefusedError
+from towpath.relay.marks import Published
+from towpath.relay.ports import OnDelivery, RecordProducer, TopicCatalog, TopicFacts
+from towpath.relay.routing.dead import (
+    NO_SUCH_PARTITION,
+    TOPIC_REFUSED,
+    DeadLetters,
+    is_event,
+)
+from towpath.relay.routing.partition import partition_of
 from towpath.relay.routing.record import ANY_PARTITION, Record
 from towpath.relay.tally import Tally
 
 # How long one wait for room lasts before the loop's duties are looked after again.
 WAIT_S: Final = 0.05
+
+# Names of topics that Kafka refuses: each is asked for once, within this bound.
+_REMEMBERED: Final = 1024
+
+# Finds a topic's end offsets, by partition.
+FindEnds = Callable[[], Mapping[int, int]]
 
 
 class Outlet:
@@ -31,44 +45,103 @@ class Outlet:
         ledger: DeliveryLedger,
         dead: DeadLetters,
         tally: Tally,
+        published: Published,
     ) -> None:
         self.while_waiting: Callable[[], None] = _do_nothing
+        self.admit: Callable[[str, FindEnds], None] = _admit_all
+        # How often everything acknowledged until then was made visible.
+        self.commits = 0
         self._producer = producer
         self._catalog = catalog
         self._ledger = ledger
         self._dead = dead
         self._tally = tally
         self._facts: dict[str, TopicFacts] = {}
+        self._admitted: set[str] = set()
+        self._refused: set[str] = set()
+        # Only while the stream repeats what came before a crash.
+        self._published = published if published.horizon else None
         # For notifications and shapes, which no transaction waits for.
-        self._loose = Delivery(ledger)
+        self._loose = ledger.loose()
 
-    def send(self, record: Record, delivery: Delivery | None = None) -> None:
+    def send(self, record: Record, delivery: Delivery) -> None:
         """
-        Produce a record, as part of ``delivery`` if any; waits while there is no room.
+        Produce a streamed record; waits while there is no room.
+
+        What Kafka has of it since before a crash is left out.
 
         Raises:
             DeliveryFailedError: A record was given up; nothing more may be produced.
             UnavailableError: Kafka is away when a new topic is needed.
         """
-        topic = record.topic
-        facts = self._facts.get(topic) or self._learn(topic)
+        facts = self._facts.get(record.topic)
+        if facts is None:
+            record, facts = self._first_of_topic(record)
+        if record.partition >= facts.partition_count:
+            record, facts = self._set_aside(record, NO_SUCH_PARTITION)
         if record.size > facts.limit_bytes:
-            room_bytes = self.facts(self._dead.topic).limit_bytes
-            record = self._dead.of_large(record, facts.limit_bytes, room_bytes)
-            facts = self.facts(self._dead.topic)
+            record, facts = self._too_large(record, facts)
+        topic = record.topic
+        if topic not in self._admitted:
+            self._admit(topic, facts)
+        if record.key is None and record.partition == ANY_PARTITION:
+            partition = zlib.crc32(record.position) % facts.partition_count
+            record = record._replace(partition=partition)
+        if self._published is not None and self._is_published(record, facts):
+            return
+        self._produce(record, delivery, partial(delivery, record.position))
+        self._tally.records += 1
+
+    def tell(self, record: Record, delivery: Delivery | None = None) -> None:
+        """
+        Produce a record that has no place in the stream's order: READ, shape, notice.
+
+        Raises:
+            DeliveryFailedError: A record was given up; nothing more may be produced.
+            UnavailableError: Kafka is away when a new topic is needed.
+        """
+        self.note(record, delivery)
+        self._tally.records += 1
+
+    def note(self, record: Record, delivery: Delivery | None = None) -> None:
+        """
+        Produce a record for the relay itself, which is not counted: mark, heartbeat.
+
+        Raises:
+            DeliveryFailedError: A record was given up; nothing more may be produced.
+            UnavailableError: Kafka is away when a new topic is needed.
+        """
+        facts = self._facts.get(record.topic) or self.facts(record.topic)
+        if record.size > facts.limit_bytes:
+            record, facts = self._too_large(record, facts)
         if record.key is None and record.partition == ANY_PARTITION:
             partition = zlib.crc32(record.position) % facts.partition_count
             record = record._replace(partition=partition)
         if delivery is None:
             delivery = self._loose
-        delivery.expect(record.value)
-        while not self._producer.produce(record, delivery):
-            self._wait(delivery, record)
-        self._tally.records += 1
+        self._produce(record, delivery, delivery.passed)
 
     def facts(self, topic: str) -> TopicFacts:
         """Return a topic's facts, from memory if it was met before."""
-        return self._facts.get(topic) or self._learn(topic)
+        facts = self._facts.get(topic)
+        if facts is None:
+            facts = self._facts[topic] = self._catalog.ensure(topic)
+        return facts
+
+    @property
+    def needs_commit(self) -> bool:
+        """Whether records wait for ``commit`` to become visible."""
+        return self._producer.needs_commit
+
+    def commit(self) -> None:
+        """
+        Make what is acknowledged visible, where that is a step of its own.
+
+        Raises:
+            DeliveryFailedError: It was given up.
+        """
+        self._producer.commit()
+        self.commits += 1
 
     def poll(self, timeout_s: float) -> None:
         """
@@ -91,6 +164,13 @@ class Outlet:
         self._producer.flush(timeout_s)
         self.poll(0)
 
+    def _produce(
+        self, record: Record, delivery: Delivery, on_delivery: OnDelivery
+    ) -> None:
+        delivery.expect(record.value)
+        while not self._producer.produce(record, on_delivery):
+            self._wait(delivery, record)
+
     def _wait(self, delivery: Delivery, record: Record) -> None:
         try:
             self.poll(WAIT_S)
@@ -99,10 +179,53 @@ class Outlet:
             delivery.withdraw(record.value)
             raise
 
-    def _learn(self, topic: str) -> TopicFacts:
-        facts = self._facts[topic] = self._catalog.ensure(topic)
-        return facts
+    def _first_of_topic(self, record: Record) -> tuple[Record, TopicFacts]:
+        """Learn a topic; an event of a topic that Kafka refuses is set aside."""
+        topic = record.topic
+        if topic not in self._refused:
+            try:
+                return record, self.facts(topic)
+            except TopicRefusedError:
+                if not is_event(record):
+                    raise
+            if len(self._refused) >= _REMEMBERED:
+                self._refused.clear()
+            self._refused.add(topic)
+        return self._set_aside(record, TOPIC_REFUSED)
+
+    def _set_aside(self, record: Record, reason: str) -> tuple[Record, TopicFacts]:
+        return self._dead.of_record(record, reason), self.facts(self._dead.topic)
+
+    def _too_large(
+        self, record: Record, facts: TopicFacts
+    ) -> tuple[Record, TopicFacts]:
+        """Set a record aside that its topic does not take."""
+        dead = self.facts(self._dead.topic)
+        return self._dead.of_large(record, facts.limit_bytes, dead.limit_bytes), dead
+
+    def _admit(self, topic: str, facts: TopicFacts) -> None:
+        count = facts.partition_count
+        self.admit(topic, lambda: self._catalog.ends(topic, count))
+        self._admitted.add(topic)
+
+    def _is_published(self, record: Record, facts: TopicFacts) -> bool:
+        """Tell whether Kafka has the record; stop asking once the stream is past."""
+        published = self._published
+        if published is None or record.position > published.horizon:
+            self._published = None
+            return False
+        partition = record.partition
+        if partition == ANY_PARTITION and record.key is not None:
+            partition = partition_of(record.key, facts.partition_count)
+        if not published.has(record.topic, partition, record.position):
+            return False
+        self._tally.duplicates += 1
+        return True
 
 
 def _do_nothing() -> None:
+    pass
+
+
+def _admit_all(_topic: str, _ends: FindEnds) -> None:
     pass

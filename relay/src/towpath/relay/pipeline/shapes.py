@@ -11,6 +11,7 @@ from typing import NamedTuple
 from towpath.relay.delivery import Delivery
 from towpath.relay.pipeline.outlet import Outlet
 from towpath.relay.ports import TableCatalog
+from towpath.relay.routing.columns import ColumnRules
 from towpath.relay.routing.relations import (
     NOTHING_KNOWN,
     CatalogFacts,
@@ -37,12 +38,15 @@ class Shapes:
         catalog: TableCatalog,
         outlet: Outlet,
         is_captured: Callable[[str], bool],
+        rules: ColumnRules,
     ) -> None:
         self._prefix = prefix
         self._catalog = catalog
         self._outlet = outlet
         self._is_captured = is_captured
+        self._rules = rules
         self._told: dict[str, _Told] = {}
+        self._facts: dict[int, tuple[Relation, CatalogFacts]] = {}
 
     def bind(
         self,
@@ -58,10 +62,13 @@ class Shapes:
             SourceUnavailableError: The catalog does not answer.
         """
         if not self._is_captured(f"{shape.schema}.{shape.table}"):
-            return bind(shape, NOTHING_KNOWN)
+            relation = bind(shape, NOTHING_KNOWN)
+            self._facts[relation.oid] = relation, NOTHING_KNOWN
+            return relation
         type_oids = [column.type_oid for column in shape.columns]
         facts = self._catalog.describe(shape.oid, type_oids)
         relation = bind(shape, facts)
+        self._facts[relation.oid] = relation, facts
         told = self._told.get(relation.name)
         if told is None or (told.relation, told.facts) != (relation, facts):
             self._tell(_Told(relation, facts, since), timestamp_ms, delivery)
@@ -78,17 +85,32 @@ class Shapes:
         told = self._told.get(relation.name)
         if told is not None and (told.relation == relation or told.since > since):
             return
+        facts = self.facts_of(relation)
+        self._tell(_Told(relation, facts, since), timestamp_ms, None)
+
+    def facts_of(self, relation: Relation) -> CatalogFacts:
+        """
+        Return what the catalog told of a shape, or tells now if it was not asked yet.
+
+        Raises:
+            SourceUnavailableError: The catalog does not answer.
+        """
+        known, facts = self._facts.get(relation.oid, (None, NOTHING_KNOWN))
+        if known == relation:
+            return facts
         type_oids = [column.type_oid for column in relation.columns]
         facts = self._catalog.describe(relation.oid, type_oids)
-        self._tell(_Told(relation, facts, since), timestamp_ms, None)
+        self._facts[relation.oid] = relation, facts
+        return facts
 
     def _tell(self, told: _Told, timestamp_ms: int, delivery: Delivery | None) -> None:
         record = relation_record(
             self._prefix,
             told.relation,
             told.facts,
+            self._rules.plan(told.relation, told.facts),
             str(told.since).encode(),
             timestamp_ms,
         )
-        self._outlet.send(record, delivery)
+        self._outlet.tell(record, delivery)
         self._told[told.relation.name] = told

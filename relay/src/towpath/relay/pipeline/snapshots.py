@@ -3,13 +3,23 @@ Between the loop and the snapshot driver: facts in, effects out.
 
 What the loop does itself (rows, notifications) is done at once, in stream order; the
 rest is for the worker, whose answers come back as facts in the loop's own time.
+
+A chunk goes out in slices, a few milliseconds of them in each turn of the loop, so that
+live changes pass in between; each row is judged in the moment in which it goes out.
 """
 
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Final
 
+from towpath.relay.delivery import Delivery
+from towpath.relay.errors import MalformedMessageError
 from towpath.relay.pipeline.core import Core
+from towpath.relay.pipeline.sight import SnapshotSight
 from towpath.relay.ports import SnapshotReader
 from towpath.relay.routing.notification import notification
+from towpath.relay.routing.record import Record
+from towpath.relay.routing.refused import RefusedRoute
 from towpath.relay.routing.table import TableRoute
 from towpath.relay.snapshot.driver import SnapshotDriver
 from towpath.relay.snapshot.effects import (
@@ -17,15 +27,21 @@ from towpath.relay.snapshot.effects import (
     EmitRows,
     Notify,
     ProbeVisibility,
+    StoreKeys,
 )
 from towpath.relay.snapshot.facts import (
     Delivered,
     Fact,
+    Key,
+    KeysStored,
     SignalStored,
     Tick,
+    Turn,
     VisibilityRead,
 )
+from towpath.relay.wal.relation import Relation
 from towpath.schemas import topics
+from towpath.schemas.position import Position
 
 # How stale the confirmed position may be for want of knowing what is visible. One
 # query of a few microseconds each; ten times rarer only keeps log for longer.
@@ -34,8 +50,26 @@ PROBE_INTERVAL_S: Final = 0.1
 # The driver counts time by ticks; its own pace is no finer.
 TICK_INTERVAL_S: Final = 0.02
 
-# Acknowledgements are taken in between, so that they do not pile up behind a chunk.
-_ROWS_BETWEEN_POLLS: Final = 500
+# A slice is the least that goes out at once: about half a millisecond.
+SLICE_ROWS: Final = 64
+
+# How long slices go out before the stream is looked at again: what a live change waits
+# for a snapshot. Half of it costs a tenth of a snapshot's speed.
+EMIT_S: Final = 0.003
+
+# While more than this is on its way to Kafka, one slice a turn goes out and no more:
+# live changes stand in the same queue. It is what 200,000 rows a second need in 50 ms.
+MAX_AHEAD_BYTES: Final = 4 * 1024 * 1024
+
+# While more than this of requested keys waits to be stored the stream is not read: a
+# mass update is streamed faster than a slow source may store what it asks for.
+MAX_REQUESTED_BYTES: Final = 16 * 1024 * 1024
+
+
+UNTOLD_DELETE: Final = (
+    "a key that was asked for is gone, and the configured key of its records cannot be "
+    "made of the primary key alone"
+)
 
 
 class Snapshots:
@@ -46,17 +80,47 @@ class Snapshots:
     ) -> None:
         self.recorders = driver.recorders
         self._core = core
+        self._sight = SnapshotSight(core.tally, core.clock)
         self._driver = driver
         self._reader = reader
         self._is_probing = False
         self._probed_at_s = float("-inf")
         self._ticked_at_s = float("-inf")
-        self._route: TableRoute | None = None
+        self._routes: dict[int, TableRoute | RefusedRoute] = {}
+        self._chunks: dict[int, Delivery] = {}
+        self._requested_bytes: dict[str, int] = {}
+        self._acknowledged: deque[tuple[int, int]] = deque()
 
     @property
     def is_busy(self) -> bool:
         """Whether the loop should come by often."""
         return self._driver.is_busy or bool(self._core.invisible.count)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether rows wait to go out: the loop should not sleep at all."""
+        return self._driver.has_ready
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the stream should not be read until requests are stored."""
+        return sum(self._requested_bytes.values()) >= MAX_REQUESTED_BYTES
+
+    def complete_key(self, relation: Relation, key: Key, position: Position) -> None:
+        """
+        Ask for a row that came to a new key with columns left out.
+
+        The open transaction is held until that is stored. Call order: for each such
+        change, also when Kafka has its records already.
+
+        Args:
+            relation: The row's table.
+            key: The raw text of its new key, in key order.
+            position: The change's own.
+        """
+        request = self._driver.requests.ask(relation, key, position)
+        if request is not None:
+            self._core.ledger.hold(request)
 
     def resume(self) -> None:
         """Take up what is stored. Call order: before the first stream message."""
@@ -64,25 +128,60 @@ class Snapshots:
 
     def tell(self, fact: Fact) -> None:
         """Tell the driver, and do what it wants done."""
+        self._sight.see(fact)
         for effect in self._driver.on(fact):
+            self._sight.see(effect)
             self._perform(effect)
 
     def turn(self, now_s: float) -> None:
-        """Bring facts that came in the meantime; ask for some."""
+        """Bring facts that came in the meantime; ask for some; let rows out."""
         core = self._core
         for fact in self._reader.facts():
-            if isinstance(fact, SignalStored):
-                core.ledger.release(fact.signal_id)
-            elif isinstance(fact, VisibilityRead):
-                self._is_probing = False
+            self._note(fact)
             self.tell(fact)
-        for chunk_id in core.ledger.take_delivered():
-            self.tell(Delivered(chunk_id))
+        self._tell_delivered()
         if self._driver.is_busy and now_s - self._ticked_at_s >= TICK_INTERVAL_S:
             self._ticked_at_s = now_s
             self.tell(Tick(now_s))
         if core.invisible.count and now_s - self._probed_at_s >= PROBE_INTERVAL_S:
             self.probe(now_s)
+        self._let_out()
+
+    def _tell_delivered(self) -> None:
+        """Tell of chunks that Kafka has, acknowledged and visible."""
+        outlet = self._core.outlet
+        for chunk_id in self._core.ledger.take_delivered():
+            self._acknowledged.append((outlet.commits, chunk_id))
+        while self._acknowledged:
+            commits, chunk_id = self._acknowledged[0]
+            if outlet.needs_commit and outlet.commits <= commits:
+                break
+            self._acknowledged.popleft()
+            self.tell(Delivered(chunk_id))
+
+    def _note(self, fact: Fact) -> None:
+        """Take from a fact what concerns the loop itself."""
+        match fact:
+            case SignalStored():
+                self._core.ledger.release(fact.signal_id)
+            case KeysStored():
+                self._core.ledger.release(fact.snapshot_id)
+                del self._requested_bytes[fact.snapshot_id]
+            case VisibilityRead():
+                self._is_probing = False
+            case _:
+                pass
+
+    def _let_out(self) -> None:
+        """Emit rows for a few milliseconds, and at least a slice."""
+        core = self._core
+        until_s = core.clock.monotonic_s() + EMIT_S
+        while self._driver.has_ready:
+            self.tell(Turn(SLICE_ROWS))
+            core.outlet.poll(0)
+            is_ahead = core.ledger.in_flight_bytes >= MAX_AHEAD_BYTES
+            if is_ahead or core.clock.monotonic_s() >= until_s:
+                break
 
     def probe(self, now_s: float) -> None:
         """Ask which transactions are visible, unless an answer is on its way."""
@@ -97,6 +196,9 @@ class Snapshots:
                 self._emit(effect)
             case Notify():
                 self._notify(effect)
+            case StoreKeys():
+                self._requested_bytes[effect.snapshot_id] = effect.size_bytes
+                self._reader.submit(effect)
             case _:
                 self._reader.submit(effect)
 
@@ -108,19 +210,43 @@ class Snapshots:
         topic = route.topic
         if effect.target is not None:
             topic = topics.backfill_topic(topic, effect.target)
-        delivery = core.ledger.begin_chunk(effect.chunk_id)
-        for count, row in enumerate(effect.rows, start=1):
-            record = route.read(row, effect.log_lsn, effect.snapshot_id, topic, now_us)
-            core.outlet.send(record, delivery)
-            if count % _ROWS_BETWEEN_POLLS == 0:
-                core.outlet.poll(0)
-        core.ledger.end_chunk(effect.chunk_id)
-        core.tally.snapshot_rows += len(effect.rows)
+        place = (effect.log_lsn, effect.snapshot_id, topic, now_us)
+        delivery = self._delivery_of(effect.chunk_id)
+        for row in effect.rows:
+            core.outlet.tell(route.read(row, *place), delivery)
+        for record in self._deletes(route, effect.absent, place):
+            core.outlet.tell(record, delivery)
+        core.tally.snapshot_rows += len(effect.rows) + len(effect.absent)
+        if effect.is_last:
+            core.ledger.end_chunk(effect.chunk_id)
+            del self._chunks[effect.chunk_id]
 
-    def _route_of(self, effect: EmitRows) -> TableRoute:
-        route = self._route
-        if route is None or route.relation != effect.relation:
-            route = self._route = self._core.router.table(effect.relation)
+    def _deletes(
+        self,
+        route: TableRoute | RefusedRoute,
+        keys: Iterable[Key],
+        place: tuple[int, str, str, int],
+    ) -> Iterator[Record]:
+        """Give the deletes of keys that are gone, where a record's key can be told."""
+        for key in keys:
+            try:
+                yield from route.absent(key, *place)
+            except MalformedMessageError:
+                self._core.tally.skip(UNTOLD_DELETE)
+
+    def _delivery_of(self, chunk_id: int) -> Delivery:
+        delivery = self._chunks.get(chunk_id)
+        if delivery is None:
+            delivery = self._chunks[chunk_id] = self._core.ledger.begin_chunk(chunk_id)
+        return delivery
+
+    def _route_of(self, effect: EmitRows) -> TableRoute | RefusedRoute:
+        relation = effect.relation
+        route = self._routes.get(relation.oid)
+        if route is None or route.relation != relation:
+            facts = self._core.shapes.facts_of(relation)
+            route = self._core.router.table(relation, facts)
+            self._routes[relation.oid] = route
         return route
 
     def _notify(self, effect: Notify) -> None:
@@ -132,4 +258,4 @@ class Snapshots:
             effect.additional_data,
             core.now_us() // 1000,
         )
-        core.outlet.send(record)
+        core.outlet.tell(record)

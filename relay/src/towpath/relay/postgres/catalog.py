@@ -1,10 +1,11 @@
 """What the relay asks the catalog: shapes, the slot, and who holds it."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from towpath.relay.postgres.connect import Connection, translated
 from towpath.relay.postgres.queries import query
+from towpath.relay.routing.forms.types import TypeFacts, TypeField
 from towpath.relay.routing.relations import CatalogFacts
 
 
@@ -26,24 +27,26 @@ class PostgresCatalog:
 
     def describe(self, table_oid: int, type_oids: Sequence[int]) -> CatalogFacts:
         """
-        Return a table's key and its types' names.
+        Return a table's keys, and its types with all that is inside them.
 
         Raises:
             SourceUnavailableError: The connection is gone.
         """
         with translated("reading the catalog"):
             execute = self._connection.execute
-            keys = execute(query("read_key_columns"), {"oid": table_oid}).fetchall()
-            types = execute(
-                query("read_type_names"), {"oids": list(type_oids)}
-            ).fetchall()
+            keys = execute(query("read_keys"), {"oid": table_oid}).fetchall()
+            found = execute(query("read_types"), {"oids": list(type_oids)}).fetchall()
             required = execute(
                 query("read_required_columns"), {"oid": table_oid}
             ).fetchall()
+        primary, *others = [tuple(names) for (names,) in keys] or [()]
+        types = {int(oid): _type(*row) for oid, *row in found}
         return CatalogFacts(
-            key_names=tuple(name for (name,) in keys),
-            type_names={int(oid): str(name) for oid, name in types},
+            key_names=primary,
+            type_names={oid: facts.full_name for oid, facts in types.items()},
             required_names=frozenset(name for (name,) in required),
+            other_keys=tuple(others),
+            types=types,
         )
 
     def slot(self, name: str) -> SlotFacts | None:
@@ -74,3 +77,20 @@ class PostgresCatalog:
             return "nobody, by now"
         pid, application, address = row
         return f"process {pid} of the server, {application or 'unnamed'} at {address}"
+
+
+def _type(*row: Any) -> TypeFacts:  # noqa: ANN401 - a row of the driver's
+    name, full_name, kind, category, element_oid, delimiter, *rest = row
+    base_oid, base_typmod, labels, fields = rest
+    return TypeFacts(
+        name=name,
+        full_name=full_name,
+        kind=kind,
+        category=category,
+        element_oid=element_oid,
+        delimiter=delimiter,
+        base_oid=base_oid,
+        base_typmod=base_typmod,
+        labels=tuple(labels or ()),
+        fields=tuple(TypeField(*field) for field in fields or ()),
+    )

@@ -15,6 +15,7 @@ import psycopg
 from towpath.relay.postgres import tables
 from towpath.relay.postgres.connect import Connection
 from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.snapshot_store import SnapshotStore
 from towpath.relay.snapshot import chunks
 from towpath.relay.snapshot.copytext import decode_line
 from towpath.relay.snapshot.effects import ReadChunk, ReadPlan
@@ -65,6 +66,8 @@ class ChunkReader:
             if shape.relation.oid != ask.table_oid:
                 reason = "it was dropped and made anew, or renamed, since the signal"
                 raise tables.TableRefusedError(reason)
+            if ask.keys_of is not None:
+                return self._listed_plan(ask, ask.keys_of, shape)
             rows, _ = self._copy(chunks.maximum_key_query(shape))
             estimate = connection.execute(
                 chunks.estimate_query(shape, ask.condition).encode()
@@ -74,6 +77,14 @@ class ChunkReader:
             ask.request_id,
             Plan(shape, _maximum(rows), int(estimated_rows)),
         )
+
+    def _listed_plan(
+        self, ask: ReadPlan, snapshot_id: str, shape: TableShape
+    ) -> PlanRead:
+        store = SnapshotStore(self._connection)
+        keys = store.read_keys(snapshot_id, ask.collection)
+        tables.check_width(shape, keys)
+        return PlanRead(ask.request_id, Plan(shape, None, len(keys), keys))
 
     def read_chunk(self, ask: ReadChunk) -> ChunkRead:
         """

@@ -16,8 +16,9 @@ Every connection asks for the same text forms, so that a value reads the same in
 stream, in a chunk and in the catalog.
 """
 
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -53,6 +54,7 @@ SETTINGS: Final = MappingProxyType(
         "IntervalStyle": "postgres",
         "extra_float_digits": "3",
         "bytea_output": "hex",
+        "lc_monetary": "C",
         "client_min_messages": "warning",
         "search_path": "pg_catalog",
     }
@@ -66,6 +68,7 @@ _BY_STATE: Final = MappingProxyType(
         "42704": NotPreparedError,
     }
 )
+_PORTS: Final = re.compile(r"[0-9,]*\Z")
 _AWAY: Final = ("08", "57P0", "53")
 
 
@@ -79,10 +82,10 @@ def connect(dsn: str, *, replication: bool = False) -> Connection:
 
     Raises:
         SourceUnavailableError: The server cannot be reached.
-        SourceRefusedError: The server refuses the login.
+        SourceRefusedError: The server refuses the login, or ``dsn`` cannot be read.
     """
+    wanted = _parts(dsn)
     with translated("connecting"):
-        wanted = conninfo.conninfo_to_dict(dsn)
         options = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
         wanted["options"] = f"{wanted.get('options') or ''} {options}".strip()
         wanted["client_encoding"] = "UTF8"
@@ -95,6 +98,25 @@ def connect(dsn: str, *, replication: bool = False) -> Connection:
         return psycopg.Connection.connect(
             conninfo.make_conninfo("", **wanted), autocommit=True
         )
+
+
+def _parts(dsn: str) -> dict[str, Any]:
+    """
+    Take a DSN apart.
+
+    What libpq says of one that it cannot read quotes it, password included, as it does
+    with a port that is none (where an unescaped slash in a password ends up): nothing
+    of it may reach a log.
+    """
+    with suppress(psycopg.Error):
+        parts: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
+        if _PORTS.match(str(parts.get("port") or "")):
+            return parts
+    reason = (
+        "[source] dsn cannot be read: write name=value pairs, with quotes around values"
+        " that have blanks, or a URI, with special characters of the password as %XX"
+    )
+    raise SourceRefusedError(reason)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from psycopg import pq
 
 from towpath.relay.errors import SourceUnavailableError
+from towpath.relay.lineage import Fork
 from towpath.relay.postgres.connect import (
     Connection,
     connect,
@@ -21,6 +22,7 @@ from towpath.relay.postgres.connect import (
     quoted,
     translated,
 )
+from towpath.relay.postgres.timeline import read_forks
 from towpath.relay.wal.frames import status_update
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import TowpathError
@@ -99,6 +101,16 @@ class SlotStream:
             reason = "the server does not identify itself"
             raise SourceUnavailableError(reason)
         return SystemIdentity(str(row[0]), int(row[1]))
+
+    def forks(self, timeline: int) -> tuple[Fork, ...]:
+        """
+        Return how a timeline came to be. Call order: before ``start``.
+
+        Raises:
+            SourceUnavailableError: The connection is gone.
+        """
+        with translated("reading the timeline's history"):
+            return read_forks(self._connection, timeline)
 
     def start(self, slot: str, publications: Sequence[str]) -> None:
         """

@@ -4,16 +4,22 @@ Signals and progress in the source database: ``towpath.signal``, ``towpath.snaps
 Keys are stored as JSON lists of their text, so that a person can read them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from psycopg.types.json import Jsonb
 
 from towpath.relay.postgres.connect import Connection
 from towpath.relay.postgres.queries import query
-from towpath.relay.snapshot.effects import AnswerSignal, SaveProgress, StoreSignal
+from towpath.relay.snapshot.effects import (
+    AnswerSignal,
+    SaveProgress,
+    StoreKeys,
+    StoreSignal,
+)
 from towpath.relay.snapshot.facts import (
     Key,
+    KeysStored,
     ProgressSaved,
     Resumed,
     SignalStored,
@@ -29,19 +35,38 @@ class SnapshotStore:
 
     def read_unfinished(self) -> Resumed:
         """Return the snapshots that have not ended, the first asked first."""
-        rows = self._connection.execute(query("read_unfinished_snapshots"))
-        return Resumed(tuple(_stored(row) for row in rows))
+        rows = self._connection.execute(query("read_unfinished_snapshots")).fetchall()
+        place = self._connection.execute(query("read_asked_until")).fetchone()
+        asked_until = place[0] if place else None
+        return Resumed(tuple(_stored(row) for row in rows), asked_until)
+
+    def read_keys(self, snapshot_id: str, collection: str) -> tuple[Key, ...]:
+        """Return the listed keys of a table that are not delivered yet."""
+        names = {"snapshot_id": snapshot_id, "collection": collection}
+        row = self._connection.execute(query("read_pending_keys"), names).fetchone()
+        return _keys(row[0]) if row else ()
 
     def store_signal(self, effect: StoreSignal) -> SignalStored:
         """Answer a signal and store its tables, unless it was answered before."""
         with self._connection.transaction():
             is_new = self._is_new(effect)
             if is_new:
-                for table in effect.tables:
-                    self._connection.execute(query("insert_snapshot"), table._asdict())
+                self._insert(effect.tables, "insert_snapshot")
                 for table in effect.stops:
                     self._connection.execute(query("stop_snapshot"), table._asdict())
         return SignalStored(effect.signal_id, is_new)
+
+    def store_keys(self, effect: StoreKeys) -> KeysStored:
+        """Store what the relay asks for; forget what it has got long ago."""
+        with self._connection.transaction():
+            self._insert(effect.tables, "store_request")
+            self._connection.execute(query("delete_old_requests"))
+        return KeysStored(effect.snapshot_id)
+
+    def _insert(self, tables: Iterable[StoredTable], statement: str) -> None:
+        for table in tables:
+            fields = table._asdict() | {"pending_keys": _keys_json(table)}
+            self._connection.execute(query(statement), fields)
 
     def answer_signal(self, effect: AnswerSignal) -> None:
         """Write how a signal's run goes, beside what was written before."""
@@ -53,7 +78,7 @@ class SnapshotStore:
         fields = table._asdict() | {
             "last_key": _key_json(table.last_key),
             "maximum_key": _key_json(table.maximum_key),
-            "pending_keys": Jsonb([_texts(key) for key in table.pending_keys]),
+            "pending_keys": _keys_json(table),
             "percent": table.percent,
         }
         self._connection.execute(query("save_progress"), fields)
@@ -88,8 +113,17 @@ def _stored(row: tuple[Any, ...]) -> StoredTable:
     return table._replace(
         last_key=_key(row[8]),
         maximum_key=_key(row[9]),
-        pending_keys=tuple(_bytes(texts) for texts in row[10] or ()),
+        pending_keys=_keys(row[10]) if table.asked_keys is None else None,
     )
+
+
+def _keys(listed: list[list[str]] | None) -> tuple[Key, ...]:
+    return tuple(_bytes(texts) for texts in listed or ())
+
+
+def _keys_json(table: StoredTable) -> Jsonb | None:
+    keys = table.pending_keys
+    return None if keys is None else Jsonb([_texts(key) for key in keys])
 
 
 def _texts(key: Key) -> list[str]:

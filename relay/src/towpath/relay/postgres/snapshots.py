@@ -24,7 +24,7 @@ from towpath.relay.postgres.connect import Connection, connect, failure, transla
 from towpath.relay.postgres.lane import Lane
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.snapshot_store import SnapshotStore
-from towpath.relay.postgres.tables import TableRefusedError, describe
+from towpath.relay.postgres.tables import TableRefusedError, describe, spell
 from towpath.relay.snapshot.effects import (
     AnswerSignal,
     InspectTables,
@@ -32,11 +32,13 @@ from towpath.relay.snapshot.effects import (
     ReadChunk,
     ReadPlan,
     SaveProgress,
+    StoreKeys,
     StoreSignal,
     WorkerEffect,
     WriteWatermark,
 )
 from towpath.relay.snapshot.facts import (
+    Key,
     ReadFailed,
     Resumed,
     TableShape,
@@ -70,7 +72,14 @@ _RECOVERABLE: Final = ("08", "40", "53", "57", "58", "25P0", "55P03")
 _CLOSE_TIMEOUT_S: Final = 2.0
 
 _Reading = WriteWatermark | ReadPlan | ReadChunk
-_Storing = ProbeVisibility | InspectTables | StoreSignal | AnswerSignal | SaveProgress
+_Storing = (
+    ProbeVisibility
+    | InspectTables
+    | StoreSignal
+    | StoreKeys
+    | AnswerSignal
+    | SaveProgress
+)
 
 
 class SnapshotWorker:
@@ -251,6 +260,13 @@ class SnapshotWorker:
                     detail=effect.detail,
                 )
                 return store.store_signal(effect)
+            case StoreKeys():
+                _LOG.info(
+                    "rows are read by their new key",
+                    snapshot_id=effect.snapshot_id,
+                    keys={t.collection: t.asked_keys for t in effect.tables},
+                )
+                return store.store_keys(effect)
             case SaveProgress():
                 return store.save_progress(effect)
             case AnswerSignal():
@@ -262,12 +278,16 @@ class SnapshotWorker:
     ) -> TablesInspected:
         shapes: dict[str, TableShape] = {}
         refusals: dict[str, str] = {}
+        keys: tuple[Key, ...] = ()
         for collection in effect.collections:
             try:
-                shapes[collection] = describe(connection, collection, self._publication)
+                shape = describe(connection, collection, self._publication)
+                if effect.keys:
+                    keys = spell(connection, shape, effect.keys)
+                shapes[collection] = shape
             except TableRefusedError as refusal:
                 refusals[collection] = str(refusal)
-        return TablesInspected(effect.signal_id, shapes, refusals)
+        return TablesInspected(effect.signal_id, shapes, refusals, keys)
 
 
 def _may_recover(error: psycopg.Error) -> bool:

@@ -4,17 +4,25 @@ What the catalog says of a table that is to be read, and whether it can be.
 Asked again under each chunk's lock: the chunk brings the columns of its own moment.
 """
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+import psycopg
 
 from towpath.relay.postgres.connect import Connection
 from towpath.relay.postgres.queries import query
-from towpath.relay.snapshot.facts import TableShape
+from towpath.relay.snapshot import chunks
+from towpath.relay.snapshot.copytext import decode_line
+from towpath.relay.snapshot.facts import Key, TableShape, key_of
 from towpath.relay.wal.relation import Column, Relation
 from towpath.schemas.failure import DataError
 
 _PARTITIONED: Final = "p"
 _KINDS: Final = frozenset({"r", _PARTITIONED})
 _PERMANENT: Final = "p"
+_KEYS_PER_QUERY: Final = 500
+# Data exceptions, a domain's constraints, a type that is no more.
+_WRONG_VALUE: Final = ("22", "23", "42")
 
 
 class TableRefusedError(DataError):
@@ -82,6 +90,47 @@ def describe(connection: Connection, collection: str, publication: str) -> Table
     )
     types = tuple(column.type_name for column in key)
     return TableShape(relation, types, partitioned=table.kind == _PARTITIONED)
+
+
+def spell(
+    connection: Connection, shape: TableShape, keys: Sequence[Key]
+) -> tuple[Key, ...]:
+    """
+    Return listed keys as the server writes them, each once: ``007`` is ``7``.
+
+    Raises:
+        TableRefusedError: One of them is no key of this table.
+    """
+    check_width(shape, keys)
+    spelt: dict[Key, None] = {}
+    for place in range(0, len(keys), _KEYS_PER_QUERY):
+        asked = keys[place : place + _KEYS_PER_QUERY]
+        statement = chunks.spelling_query(asked, shape).encode()
+        try:
+            with connection.cursor().copy(statement) as copy:
+                rows = [decode_line(bytes(line)) for line in copy]
+        except psycopg.Error as error:
+            if not (error.sqlstate or "").startswith(_WRONG_VALUE):
+                raise
+            reason = f"a listed key is none of this table: {error.diag.message_primary}"
+            raise TableRefusedError(reason) from error
+        spelt.update((key_of(row, range(len(row))), None) for row in rows)
+    return tuple(spelt)
+
+
+def check_width(shape: TableShape, keys: Sequence[Key]) -> None:
+    """
+    Make sure that keys have as many parts as the table's.
+
+    Raises:
+        TableRefusedError: One has not.
+    """
+    names = shape.relation.key_names
+    for key in keys:
+        if len(key) != len(names):
+            texts = [part.decode(errors="replace") for part in key]
+            reason = f"its key is ({', '.join(names)}), which {texts} does not fit"
+            raise TableRefusedError(reason)
 
 
 def _refusal(table: _Table, key: list[_KeyColumn], publication: str) -> str:

@@ -1,17 +1,36 @@
-"""Which route a relation takes: outbox, table, or none for the signal table."""
+"""
+Which route a relation takes: outbox, table, or none for the signal table.
+
+A shape that the registry refuses halts, or has a route of its own that sets its rows
+aside, as ``on_refused_schema`` says.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from towpath.relay.errors import SchemaRefusedError
+from towpath.relay.routing.codec import Codec, Names
+from towpath.relay.routing.columns import ColumnRules
+from towpath.relay.routing.connect_schema import Field
+from towpath.relay.routing.counted import CountedChanges
 from towpath.relay.routing.dead import DeadLetters
 from towpath.relay.routing.outbox import OutboxRoute
+from towpath.relay.routing.parked import Parked
 from towpath.relay.routing.record import Record
-from towpath.relay.routing.table import Place, TableRoute
+from towpath.relay.routing.refused import RefusedRoute
+from towpath.relay.routing.relations import CatalogFacts
+from towpath.relay.routing.table import Ears, Place, TableRoute
 from towpath.relay.wal.relation import Relation
 from towpath.relay.wal.sequencer import Change
+from towpath.schemas import topics
+from towpath.settings.relay import Relay
+from towpath.settings.rows import RefusedSchema
 
 SIGNAL_TABLE: Final = "towpath.signal"
+
+# Makes a shape's codec: names, the key's columns in key order, the value's columns.
+MakeCodec = Callable[[Names, Sequence[Field], Sequence[Field]], Codec]
 
 
 class Route(Protocol):
@@ -28,38 +47,71 @@ class Router:
 
     Attributes:
         place: Prefix and database, for topics and envelopes.
-        outbox_table: The outbox, as ``schema.table``.
-        outbox_topic: The template of its topics.
+        relay: ``[relay]``: what the routes go by.
         dead: Where unroutable rows go.
-        on_skipped: Told why a change gives no record although one might be expected.
+        parked: Which aggregates wait behind one that was set aside.
+        rules: Which columns are published, and how.
+        make_codec: Makes the codec of a shape of a table.
+        ears: Who is told what the routes see.
     """
 
     place: Place
-    outbox_table: str
-    outbox_topic: str
+    relay: Relay
     dead: DeadLetters
-    on_skipped: Callable[[str], None]
+    parked: Parked
+    rules: ColumnRules
+    make_codec: MakeCodec
+    ears: Ears
 
-    def route(self, relation: Relation) -> Route | None:
+    def route(self, relation: Relation, facts: CatalogFacts) -> Route | None:
         """
         Return the route of a relation; None for the signal table.
 
         Raises:
-            NotPreparedError: The outbox table lacks a column.
+            NotPreparedError: The outbox table lacks a column, or a configured key.
+            SchemaRefusedError: The registry refuses the shape, and that halts.
         """
         if relation.name == SIGNAL_TABLE:
             return None
         if self.is_outbox(relation.name):
-            return OutboxRoute(relation, self.outbox_topic, self.dead, self.on_skipped)
-        return self.table(relation)
+            outbox = OutboxRoute(
+                relation,
+                self.relay.outbox,
+                self.dead,
+                self.parked,
+                self.ears.on_skipped,
+            )
+            if self.ears.enrich is None:
+                return outbox
+            return CountedChanges(outbox, relation.name, self.ears.enrich)
+        return self.table(relation, facts)
 
-    def table(self, relation: Relation) -> TableRoute:
-        """Return the table route of a relation."""
-        return TableRoute(self.place, relation)
+    def table(
+        self, relation: Relation, facts: CatalogFacts
+    ) -> TableRoute | RefusedRoute:
+        """
+        Return the table route of a relation.
+
+        Raises:
+            NotPreparedError: A configured key names a column that is not there.
+            SchemaRefusedError: The registry refuses the shape, and that halts.
+        """
+        prefix, database = self.place
+        topic = topics.table_topic(prefix, relation.schema, relation.table)
+        names = Names(prefix, database, relation.schema, relation.table, topic)
+        rows = self.relay.rows
+        try:
+            plan = self.rules.plan(relation, facts)
+            written = self.make_codec(names, plan.key, plan.columns)
+        except SchemaRefusedError as failure:
+            if rows.on_refused_schema is RefusedSchema.HALT:
+                raise
+            return RefusedRoute(relation, topic, self.dead, str(failure))
+        return TableRoute(prefix, relation, plan, written, rows, self.ears)
 
     def is_outbox(self, name: str) -> bool:
         """Tell whether the table of this name is the outbox."""
-        return name == self.outbox_table
+        return name == self.relay.outbox.table
 
     def is_captured(self, name: str) -> bool:
         """Tell whether the table's rows are published as row changes."""

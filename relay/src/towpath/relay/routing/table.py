@@ -7,30 +7,57 @@ update                    ``u``
 update of the key         ``d`` old, tombstone old, ``c`` new
 delete                    ``d``, tombstone
 truncate                  ``t`` to every partition
-chunk row                 ``r``
+chunk row                 ``r``; a key that a chunk did not find: ``d``, tombstone
 ========================  =====================================================
 
-Everything that does not depend on the row is made once per shape: names, encoders,
-and the envelope's bytes between them. A value that the stream left out is taken from
-the old row if that is whole, and otherwise left out here too and named in the header
-``unchanged``.
+What the codec writes, the route decides: which records there are, their keys, headers
+and positions. A value that the stream left out is taken from the old row if that has
+it, and otherwise named in the header ``unchanged``. A changed key whose new row is not
+whole is told to ``on_incomplete``: under the new key nobody has what was left out, so
+that the row must be read again by its key.
+
+What the configuration skips is counted, gives no record, and takes no number: the
+first record of a change has its plain position, the further ones ``.1``, ``.2``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import orjson
 
 from towpath.relay.errors import MalformedMessageError
+from towpath.relay.routing.codec import Codec, Facts
+from towpath.relay.routing.codec import Place as Placed
+from towpath.relay.routing.plan import Plan
 from towpath.relay.routing.record import ANY_PARTITION, FIXED_BYTES, Header, Record
-from towpath.relay.routing.values import Encode, encoder
 from towpath.relay.wal.messages import UNCHANGED, Row
 from towpath.relay.wal.relation import Relation
 from towpath.relay.wal.sequencer import Change, Transaction
-from towpath.schemas import envelope, headers, topics
-from towpath.schemas.envelope import Operation
+from towpath.schemas import headers, topics
+from towpath.schemas.envelope import INCREMENTAL, STREAMED, Operation
+from towpath.schemas.position import Position
+from towpath.settings.rows import Rows
 
-_NULL: Final = b"null"
+_STREAMED: Final = STREAMED.encode()
+_INCREMENTAL: Final = INCREMENTAL.encode()
+
+# Looked up once, not per record.
+_POSITION: Final = headers.POSITION
+_CREATE: Final = Operation.CREATE
+_DELETE: Final = Operation.DELETE
+
+SKIPPED_OPERATION: Final = "the configuration skips the operation"
+SKIPPED_UNCHANGED: Final = "an update changed nothing that is published"
+UNTOLD_KEY: Final = (
+    "the replica identity does not tell the whole configured key of an old row: "
+    "set REPLICA IDENTITY FULL"
+)
+
+# Skips a named tuple's own constructor, which costs more than the tuple.
+_make: Final = tuple.__new__
+
+_Key = bytes | None
 
 
 class Place(NamedTuple):
@@ -40,32 +67,61 @@ class Place(NamedTuple):
     database: str
 
 
+def _say_nothing(_reason: str) -> None:
+    pass
+
+
+def _ask_nothing(
+    _relation: Relation, _key: tuple[bytes, ...], _position: Position
+) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Ears:
+    """
+    Who is told what a route sees, and asked what it does not know.
+
+    Attributes:
+        on_skipped: Told why a change gives no record, or not the one it should.
+        on_incomplete: Told a relation, the texts of a key (in key order) whose row is
+            not whole in Kafka, and the change's position: it needs a snapshot of that
+            key. Told again on a replay.
+        enrich: Counts an envelope of a table in its transaction and returns its place;
+            None without enrichment.
+    """
+
+    on_skipped: Callable[[str], None] = _say_nothing
+    on_incomplete: Callable[[Relation, tuple[bytes, ...], Position], None] = (
+        _ask_nothing
+    )
+    enrich: Callable[[str], Placed] | None = None
+
+
 class TableRoute:
     """Turns the changes of one shape of one table into records."""
 
-    def __init__(self, place: Place, relation: Relation) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        relation: Relation,
+        plan: Plan,
+        written: Codec,
+        rows: Rows,
+        ears: Ears,
+    ) -> None:
         self.relation = relation
-        self.topic = topics.table_topic(place.prefix, relation.schema, relation.table)
-        self._columns: list[tuple[bytes, Encode]] = [
-            (orjson.dumps(column.name) + b":", encoder(column.type_oid))
-            for column in relation.columns
-        ]
-        self._key: list[tuple[int, bytes, Encode]] = [
-            (index, *self._columns[index]) for index in relation.key
-        ]
-        names = orjson.dumps(
-            {
-                "db": place.database,
-                "schema": relation.schema,
-                "table": relation.table,
-            }
-        )
-        prefix = orjson.dumps(place.prefix).decode()
-        self._source = (
-            f'{{"version":"{envelope.SOURCE_VERSION}",'
-            f'"connector":"{envelope.CONNECTOR}","name":{prefix},"ts_ms":'
-        ).encode()
-        self._names = b"," + names[1:-1]
+        self.topic = topics.table_topic(prefix, relation.schema, relation.table)
+        self._plan = plan
+        self._key_of = written.key
+        self._value_of = written.value
+        self._has_tombstones = rows.tombstones
+        self._skipped = frozenset(rows.skipped_operations)
+        self._skips_unchanged = rows.skip_unchanged
+        self._key_places = tuple(field.at for field in plan.key)
+        self._has_own_key = self._key_places == relation.key
+        self._ears = ears
+        self._enrich = ears.enrich
 
     def records(self, change: Change, now_us: int) -> Sequence[Record]:
         """
@@ -75,9 +131,14 @@ class TableRoute:
             MalformedMessageError: The change lacks its key.
         """
         operation = change.operation
-        if operation is Operation.CREATE:
-            return (self._upsert(change, b"c", change.new or (), None, now_us),)
-        if operation is Operation.DELETE:
+        if operation is _CREATE:
+            if "c" in self._skipped:
+                return self._skip(SKIPPED_OPERATION)
+            new = change.new or ()
+            return (self._upsert(change, b"c", new, None, now_us),)
+        if operation is _DELETE:
+            if "d" in self._skipped:
+                return self._skip(SKIPPED_OPERATION)
             return self._delete(change, change.old or (), now_us)
         return self._update(change, now_us)
 
@@ -85,9 +146,11 @@ class TableRoute:
         self, transaction: Transaction, ordinal: int, partitions: int, now_us: int
     ) -> Sequence[Record]:
         """Return one ``t`` per partition: each one's rows are gone."""
+        if "t" in self._skipped:
+            return self._skip(SKIPPED_OPERATION)
         head = transaction.place + b"%010d" % ordinal
-        source = self._streamed(transaction, transaction.commit_lsn)
-        value = _envelope(_NULL, _NULL, source, b"t", now_us)
+        facts = self._facts(transaction, transaction.commit_lsn, b"t", now_us)
+        value = self._value_of(None, None, facts, is_full=False)
         records = []
         for partition in range(partitions):
             position = head + b".%d" % partition if partition else head
@@ -98,137 +161,179 @@ class TableRoute:
     def read(
         self, row: Row, log_lsn: int, snapshot_id: str, topic: str, now_us: int
     ) -> Record:
-        """Return the record of a row that a chunk read."""
-        position = b"%016x.-" % log_lsn
-        now_ms = now_us // 1000
-        source = (
-            self._source
-            + b'%d,"snapshot":"%s"' % (now_ms, envelope.INCREMENTAL.encode())
-            + self._names
-            + b',"txId":null,"lsn":null,"commit_lsn":%d,"xmin":null}' % log_lsn
-        )
-        after, _ = self._object(row)
-        value = _envelope(_NULL, after, source, b"r", now_us)
-        key = self._key_of(row)
-        marks: list[Header] = [
-            (headers.POSITION, position),
-            (headers.SNAPSHOT, snapshot_id.encode()),
-        ]
-        size = len(value) + len(key or b"") + FIXED_BYTES
-        return Record(topic, key, value, marks, position, now_ms, size)
+        """
+        Return the record of a row that a chunk read.
+
+        Raises:
+            MalformedMessageError: The row has not the width of the shape.
+        """
+        facts = self._read_facts(b"r", log_lsn, now_us)
+        value = self._value_of(None, self._whole(row), facts, is_full=False)
+        return _read(topic, self._key_of(row), value, log_lsn, snapshot_id, now_us)
+
+    def absent(
+        self,
+        key: Sequence[bytes],
+        log_lsn: int,
+        snapshot_id: str,
+        topic: str,
+        now_us: int,
+    ) -> Sequence[Record]:
+        """Return the records of a key, in key order, that a chunk did not find."""
+        texts = dict(zip(self.relation.key, key, strict=True))
+        row = tuple(texts.get(at) for at in range(len(self.relation.columns)))
+        facts = self._read_facts(b"d", log_lsn, now_us)
+        value = self._value_of(row, None, facts, is_full=False)
+        name = self._old_key(row, is_full=False)
+        gone = _read(topic, name, value, log_lsn, snapshot_id, now_us)
+        if name is None or not self._has_tombstones:
+            return (gone,)
+        return gone, _read(topic, name, None, log_lsn, snapshot_id, now_us)
 
     def key_bytes(self, row: Row) -> tuple[bytes, ...]:
-        """Return the raw text of the key's columns, in key order."""
+        """Return the raw text of the table's own key, in key order."""
         return tuple(_present(row[index]) for index in self.relation.key)
 
     def _update(self, change: Change, now_us: int) -> Sequence[Record]:
         new, old = change.new or (), change.old
-        if old is None:
-            return (self._upsert(change, b"u", new, None, now_us),)
-        new = complete(new, old, self.relation, is_full=change.is_full)
-        before = self._object(old)[0] if change.is_full else None
-        if not self.relation.key or self.key_bytes(old) == self.key_bytes(new):
-            return (self._upsert(change, b"u", new, before, now_us),)
-        return self._move(change, old, new, now_us)
+        if old is not None:
+            new = complete(new, old, self.relation, is_full=change.is_full)
+            if self._is_moved(old, new, is_full=change.is_full):
+                return self._move(change, old, new, now_us)
+        if "u" in self._skipped:
+            return self._skip(SKIPPED_OPERATION)
+        before = old if change.is_full else None
+        if self._skips_unchanged and before is not None and self._same(before, new):
+            return self._skip(SKIPPED_UNCHANGED)
+        return (self._upsert(change, b"u", new, before, now_us),)
+
+    def _is_moved(self, old: Row, new: Row, *, is_full: bool) -> bool:
+        """Tell whether the record's key changed; a key that is not told did not."""
+        places = self._key_places
+        if is_full or self._has_own_key:
+            return any(old[at] != new[at] for at in places)
+        # A short old row comes only when the identity changed, and tells it alone.
+        return any(old[at] != new[at] for at in self.relation.key)
 
     def _move(
         self, change: Change, old: Row, new: Row, now_us: int
     ) -> Sequence[Record]:
-        old_key, new_key = self._key_of(old), self._key_of(new)
-        gone, tombstone = self._delete(change, old, now_us)
-        gone.headers.append((headers.NEW_KEY, new_key))
-        came = self._upsert(change, b"c", new, None, now_us, number=2)
-        came.headers.append((headers.OLD_KEY, old_key))
-        return gone, tombstone, came
+        old_key, new_key = self._old_key(old, is_full=change.is_full), self._key_of(new)
+        records: list[Record] = []
+        if "d" not in self._skipped:
+            gone, *tombstone = self._delete(change, old, now_us)
+            records = [_marked(gone, headers.NEW_KEY, new_key), *tombstone]
+        if "c" not in self._skipped:
+            number = len(records)
+            came = self._upsert(change, b"c", new, None, now_us, number=number)
+            records.append(_marked(came, headers.OLD_KEY, old_key))
+            if UNCHANGED in new:
+                position = Position(change.transaction.log_lsn, change.ordinal)
+                self._ears.on_incomplete(self.relation, self.key_bytes(new), position)
+        return records or self._skip(SKIPPED_OPERATION)
 
     def _upsert(
         self,
         change: Change,
         operation: bytes,
         new: Row,
-        before: bytes | None,
+        before: Row | None,
         now_us: int,
         *,
         number: int = 0,
     ) -> Record:
         transaction = change.transaction
-        after, absent = self._object(new)
-        source = self._streamed(transaction, change.lsn)
-        value = _envelope(before or _NULL, after, source, operation, now_us)
-        record = self._record(
-            self._key_of(new), value, _position(change, number), transaction
-        )
-        if absent:
-            record.headers.append((headers.UNCHANGED, orjson.dumps(absent)))
+        facts = self._facts(transaction, change.lsn, operation, now_us)
+        value = self._value_of(before, new, facts, is_full=True)
+        position = transaction.place + b"%010d" % change.ordinal
+        if number:
+            position += b".%d" % number
+        record = self._record(self._key_of(new), value, position, transaction)
+        if change.operation is not _CREATE and UNCHANGED in new:
+            absent = [f.name for f in self._plan.columns if new[f.at] is UNCHANGED]
+            if absent:
+                return _marked(record, headers.UNCHANGED, orjson.dumps(absent))
         return record
 
     def _delete(self, change: Change, old: Row, now_us: int) -> tuple[Record, ...]:
         transaction = change.transaction
-        before = self._object(old)[0] if change.is_full else self._present_object(old)
-        source = self._streamed(transaction, change.lsn)
-        value = _envelope(before, _NULL, source, b"d", now_us)
-        key = self._key_of(old)
+        facts = self._facts(transaction, change.lsn, b"d", now_us)
+        value = self._value_of(old, None, facts, is_full=change.is_full)
+        key = self._old_key(old, is_full=change.is_full)
         gone = self._record(key, value, _position(change, 0), transaction)
-        if key is None:
+        if key is None or not self._has_tombstones:
             return (gone,)
         return gone, self._record(key, None, _position(change, 1), transaction)
 
+    def _old_key(self, old: Row, *, is_full: bool) -> _Key:
+        """Return an old row's key; a configured one may not be told whole."""
+        if not is_full and not set(self._key_places) <= set(self.relation.key):
+            self._ears.on_skipped(UNTOLD_KEY)
+        return self._key_of(old)
+
+    def _same(self, old: Row, new: Row) -> bool:
+        """Tell whether nothing that is published changed; both rows are whole."""
+        return all(old[field.at] == new[field.at] for field in self._plan.columns)
+
+    def _skip(self, reason: str) -> Sequence[Record]:
+        self._ears.on_skipped(reason)
+        return ()
+
     def _record(
         self,
-        key: bytes | None,
+        key: _Key,
         value: bytes | None,
         position: bytes,
         transaction: Transaction,
         partition: int = ANY_PARTITION,
     ) -> Record:
-        return Record(
-            self.topic,
-            key,
-            value,
-            [(headers.POSITION, position)],
-            position,
-            transaction.committed_us // 1000,
-            len(value or b"") + len(key or b"") + FIXED_BYTES,
-            partition,
+        size = FIXED_BYTES + len(key or b"") + len(value or b"")
+        return _make(
+            Record,
+            (
+                self.topic,
+                key,
+                value,
+                [(_POSITION, position)],
+                position,
+                transaction.committed_us // 1000,
+                size,
+                partition,
+            ),
         )
 
-    def _streamed(self, transaction: Transaction, lsn: int) -> bytes:
-        return (
-            self._source
-            + b'%d,"snapshot":"false"' % (transaction.committed_us // 1000)
-            + self._names
-            + b',"txId":%d,"lsn":%d,"commit_lsn":%d,"xmin":null}'
-            % (transaction.xid, lsn, transaction.commit_lsn)
+    def _facts(
+        self, transaction: Transaction, lsn: int, operation: bytes, now_us: int
+    ) -> Facts:
+        xid, commit_lsn, _, committed_us, _, origin = transaction
+        enrich = self._enrich
+        place = None if enrich is None else enrich(self.relation.name)
+        return _make(
+            Facts,
+            (
+                operation,
+                committed_us,
+                now_us,
+                _STREAMED,
+                xid,
+                lsn,
+                commit_lsn,
+                origin,
+                place,
+            ),
         )
 
-    def _object(self, row: Row) -> tuple[bytes, list[str]]:
-        """Return the row as a JSON object, and the names of what it lacks."""
-        parts = []
-        absent = []
-        for (name, encode), value in zip(self._columns, row, strict=True):
-            if value is None:
-                parts.append(name + _NULL)
-            elif value is UNCHANGED:
-                absent.append(orjson.loads(name[:-1]))
-            else:
-                parts.append(name + encode(value))
-        return b"{" + b",".join(parts) + b"}", absent
+    def _read_facts(self, operation: bytes, log_lsn: int, now_us: int) -> Facts:
+        return _make(
+            Facts,
+            (operation, now_us, now_us, _INCREMENTAL, None, None, log_lsn, None, None),
+        )
 
-    def _present_object(self, row: Row) -> bytes:
-        """Return what a key-only old row holds: the rest of it says nothing."""
-        columns = zip(self._columns, row, strict=True)
-        parts = [
-            name + encode(value)
-            for (name, encode), value in columns
-            if isinstance(value, bytes)
-        ]
-        return b"{" + b",".join(parts) + b"}"
-
-    def _key_of(self, row: Row) -> bytes | None:
-        if not self._key:
-            return None
-        parts = [name + encode(_present(row[i])) for i, name, encode in self._key]
-        return b"{" + b",".join(parts) + b"}"
+    def _whole(self, row: Row) -> Row:
+        if len(row) != len(self.relation.columns):
+            reason = f"a row of {len(row)} values for {self.relation.name}"
+            raise MalformedMessageError(reason)
+        return row
 
 
 def complete(new: Row, old: Row, relation: Relation, *, is_full: bool) -> Row:
@@ -239,6 +344,32 @@ def complete(new: Row, old: Row, relation: Relation, *, is_full: bool) -> Row:
         before if after is UNCHANGED and (is_full or index in relation.key) else after
         for index, (before, after) in enumerate(zip(old, new, strict=True))
     )
+
+
+def _read(
+    topic: str,
+    key: _Key,
+    value: bytes | None,
+    log_lsn: int,
+    snapshot_id: str,
+    now_us: int,
+) -> Record:
+    position = b"%016x.-" % log_lsn
+    marks: list[Header] = [
+        (headers.POSITION, position),
+        (headers.SNAPSHOT, snapshot_id.encode()),
+    ]
+    size = FIXED_BYTES + len(key or b"") + len(value or b"")
+    now_ms = now_us // 1000
+    return _make(
+        Record, (topic, key, value, marks, position, now_ms, size, ANY_PARTITION)
+    )
+
+
+def _marked(record: Record, name: str, value: bytes | None) -> Record:
+    """Add a header whose length is the row's affair."""
+    size = record.size + len(value or b"")
+    return record._replace(headers=[*record.headers, (name, value)], size=size)
 
 
 def _present(value: object) -> bytes:
@@ -252,13 +383,3 @@ def _position(change: Change, number: int) -> bytes:
     if number:
         return change.transaction.place + b"%010d.%d" % (change.ordinal, number)
     return change.transaction.place + b"%010d" % change.ordinal
-
-
-def _envelope(
-    before: bytes, after: bytes, source: bytes, operation: bytes, now_us: int
-) -> bytes:
-    return (
-        b'{"before":%b,"after":%b,"source":%b,"op":"%b","ts_ms":%d,"ts_us":%d,'
-        b'"ts_ns":%d,"transaction":null}'
-        % (before, after, source, operation, now_us // 1000, now_us, now_us * 1000)
-    )

@@ -18,7 +18,9 @@ def chunk_query(ask: ReadChunk, shape: TableShape) -> str:
     names = _row(map(quoted_name, shape.relation.key_names))
     if ask.keys:
         listed = ", ".join(_literals(shape, key) for key in ask.keys)
-        bounds, limit = [f"{names} in ({listed})"], ""
+        # A list of rows is planned as one OR for each: eight times slower for 500.
+        rows = listed if len(shape.key_types) == 1 else f"values {listed}"
+        bounds, limit = [f"{names} in ({rows})"], ""
     else:
         ends = ((">", ask.after_key), ("<=", ask.maximum_key))
         bounds = [
@@ -31,6 +33,12 @@ def chunk_query(ask: ReadChunk, shape: TableShape) -> str:
     source, order = table_source(shape), _order(shape, "")
     query = f"select {_columns(shape)} from {source}{where} order by {order}{limit}"
     return f"copy ({query}) to stdout"
+
+
+def spelling_query(keys: Iterable[Key], shape: TableShape) -> str:
+    """Return the COPY that reads keys as the server writes them; no table is read."""
+    listed = ", ".join(_literals(shape, key) for key in keys)
+    return f"copy (values {listed}) to stdout"
 
 
 def maximum_key_query(shape: TableShape) -> str:

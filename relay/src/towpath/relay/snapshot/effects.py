@@ -18,12 +18,15 @@ from towpath.relay.wal.relation import Relation
 @dataclass(frozen=True, slots=True)
 class EmitRows:
     """
-    Produce rows as READ at ``Position(log_lsn, -1)``, then tell ``Delivered``.
+    Produce rows as READ at ``Position(log_lsn, -1)``, at once and in order.
 
     Attributes:
-        chunk_id: To be told in ``Delivered`` once Kafka has acknowledged all rows.
+        chunk_id: To be told in ``Delivered`` once the last part of the chunk was told
+            and Kafka has acknowledged all of it.
         relation: The shape that the rows have.
-        rows: Never empty.
+        rows: May be empty, to tell of the last part.
+        absent: Keys that were asked for and have no row: deletes at the same place.
+        is_last: No more of this chunk will come.
         log_lsn: The chunk's low watermark.
         snapshot_id: The signal's id, for the header ``snapshot``.
         target: The one sink that gets them, through ``<topic>.backfill.<target>``;
@@ -36,6 +39,8 @@ class EmitRows:
     log_lsn: int
     snapshot_id: str
     target: str | None
+    absent: tuple[Key, ...] = ()
+    is_last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +67,15 @@ class ProbeVisibility:
 
 @dataclass(frozen=True, slots=True)
 class InspectTables:
-    """Look the collections up in the catalog: ``TablesInspected``."""
+    """
+    Look the collections up in the catalog: ``TablesInspected``.
+
+    ``keys`` are a signal's own words for keys of its only collection.
+    """
 
     signal_id: str
     collections: tuple[str, ...]
+    keys: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,19 @@ class StoreSignal:
     detail: Mapping[str, Any]
     tables: tuple[StoredTable, ...] = ()
     stops: tuple[StoredTable, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreKeys:
+    """
+    Store what the relay itself asks for, in one transaction: ``KeysStored``.
+
+    ``size_bytes`` is what the keys take in memory until then.
+    """
+
+    snapshot_id: str
+    tables: tuple[StoredTable, ...]
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +134,17 @@ class WriteWatermark:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """Read shape, maximum key and size of a table: ``PlanRead`` or ``ReadFailed``."""
+    """
+    Read shape, maximum key and size of a table: ``PlanRead`` or ``ReadFailed``.
+
+    ``keys_of`` names the snapshot whose stored keys are to be read instead of a range.
+    """
 
     request_id: int
     collection: str
     table_oid: int
     condition: str | None = None
+    keys_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +180,7 @@ WorkerEffect = (
     ProbeVisibility
     | InspectTables
     | StoreSignal
+    | StoreKeys
     | AnswerSignal
     | SaveProgress
     | WriteWatermark

@@ -53,13 +53,15 @@ class Plan:
 
     Attributes:
         shape: The table when the plan was made.
-        maximum_key: No chunk goes beyond it; None: the table is empty.
+        maximum_key: No chunk goes beyond it; None: there is no range to read.
         estimated_rows: What the server's statistics say, for the percentage.
+        keys: Just these are asked for, and not yet delivered.
     """
 
     shape: TableShape
     maximum_key: Key | None
     estimated_rows: int
+    keys: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,10 @@ class StoredTable(NamedTuple):
     """
     One row of ``towpath.snapshot``: a table in a snapshot, as far as it is stored.
 
-    ``pending_keys`` are still to be read again; ``last_key`` and everything below it
-    has been acknowledged by Kafka.
+    ``pending_keys`` are still to be read, or read again; None: as they are stored.
+    ``last_key`` and everything below it has been acknowledged by Kafka. ``asked_keys``
+    says how many keys were listed; None: the whole table is read. ``asked_until`` is
+    the place of the last change that made the relay itself ask; None: a signal asked.
     """
 
     snapshot_id: str
@@ -103,12 +107,14 @@ class StoredTable(NamedTuple):
     max_rows_per_second: int | None = None
     last_key: Key | None = None
     maximum_key: Key | None = None
-    pending_keys: tuple[Key, ...] = ()
+    pending_keys: tuple[Key, ...] | None = ()
     rows: int = 0
     dropped: int = 0
     chunks: int = 0
     estimated_rows: int = 0
     error: str | None = None
+    asked_keys: int | None = None
+    asked_until: str | None = None
 
     @property
     def percent(self) -> float | None:
@@ -171,6 +177,18 @@ class Tick:
     now_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """
+    So many rows may be judged and emitted now, before the stream goes on.
+
+    A row is emitted in the moment in which it is judged: what the stream brings of its
+    key between two turns is heeded.
+    """
+
+    max_rows: int
+
+
 # From the worker -------------------------------------------------------------------
 
 
@@ -181,9 +199,14 @@ class Resumed:
 
     Told at start, before the first message of the stream: keys that change while
     nobody listens would be lost.
+
+    Attributes:
+        tables: Those that have not ended, and the others of their snapshots.
+        asked_until: The place of the last change for which the relay itself asked.
     """
 
     tables: tuple[StoredTable, ...]
+    asked_until: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +218,16 @@ class VisibilityRead:
 
 @dataclass(frozen=True, slots=True)
 class TablesInspected:
-    """The tables that a signal names: those to read, and why not the others."""
+    """
+    The tables that a signal names: those to read, and why not the others.
+
+    ``keys`` are those that it lists, as the server writes them.
+    """
 
     signal_id: str
     shapes: Mapping[str, TableShape]
     refusals: Mapping[str, str]
+    keys: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +240,13 @@ class SignalStored:
 
     signal_id: str
     is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeysStored:
+    """A ``StoreKeys`` is durable: the transactions that led to it may be confirmed."""
+
+    snapshot_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,12 +292,13 @@ class ProgressSaved:
     request_id: int
 
 
-LoopFact = SignalSeen | WatermarkSeen | Delivered | Tick
+LoopFact = SignalSeen | WatermarkSeen | Delivered | Tick | Turn
 WorkerFact = (
     Resumed
     | VisibilityRead
     | TablesInspected
     | SignalStored
+    | KeysStored
     | WatermarkWritten
     | PlanRead
     | ChunkRead

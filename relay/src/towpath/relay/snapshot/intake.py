@@ -14,12 +14,14 @@ from typing import Any
 
 from towpath.relay.snapshot.effects import Effect, InspectTables, StoreSignal
 from towpath.relay.snapshot.facts import (
+    Key,
     SignalSeen,
     SignalStored,
     StoredTable,
     TableShape,
     TablesInspected,
 )
+from towpath.relay.snapshot.requests import SNAPSHOT_PREFIX
 from towpath.relay.snapshot.signals import (
     ExecuteSnapshot,
     LogMessage,
@@ -98,7 +100,7 @@ class Intake:
         if not fact.shapes:
             return [self._store("rejected", _refused(refusals))]
         tables = (
-            *_queued(signal.signal_id, request, fact.shapes),
+            *_queued(signal.signal_id, request, fact.shapes, fact.keys),
             *_failed(signal.signal_id, refusals, len(fact.shapes)),
         )
         detail = {"tables": list(fact.shapes), **_refused(refusals)}
@@ -118,6 +120,9 @@ class Intake:
     def _begin(
         self, signal: SignalSeen, open_tables: Collection[StoredTable]
     ) -> Effect:
+        if signal.signal_id.startswith(SNAPSHOT_PREFIX):
+            reason = f"ids that begin with {SNAPSHOT_PREFIX} are the relay's own"
+            raise SignalRejectedError(reason)
         request = parse_signal(signal.type, signal.data)
         if isinstance(request, LogMessage):
             return self._store("completed", {"message": request.message})
@@ -130,10 +135,13 @@ class Intake:
             reason = f"target {request.target!r} is not a sink of the configuration"
             raise SignalRejectedError(reason)
         expansion = expand(request.collections, self._captured)
+        if request.keys and len(expansion.collections) + len(expansion.refusals) != 1:
+            reason = "keys are those of one table: name just that in data-collections"
+            raise SignalRejectedError(reason)
         self._refusals = expansion.refusals
         if expansion.collections:
             self._request = request
-            return InspectTables(signal.signal_id, expansion.collections)
+            return InspectTables(signal.signal_id, expansion.collections, request.keys)
         if expansion.refusals:
             return self._store("rejected", _refused(expansion.refusals))
         return self._store("completed", {"rows": 0, "tables": {}})
@@ -170,7 +178,10 @@ def _refused(refusals: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _queued(
-    signal_id: str, request: ExecuteSnapshot, shapes: Mapping[str, TableShape]
+    signal_id: str,
+    request: ExecuteSnapshot,
+    shapes: Mapping[str, TableShape],
+    keys: tuple[Key, ...],
 ) -> tuple[StoredTable, ...]:
     return tuple(
         StoredTable(
@@ -182,6 +193,9 @@ def _queued(
             condition=request.condition_of(collection),
             target=request.target,
             max_rows_per_second=request.max_rows_per_second,
+            pending_keys=keys,
+            estimated_rows=len(keys),
+            asked_keys=len(keys) if request.keys else None,
         )
         for ordinal, (collection, shape) in enumerate(shapes.items())
     )

@@ -5,26 +5,30 @@ The chunks of one table between the question and Kafka's acknowledgement.
 
     asked -> window (read, stream passes it) -> judged -> delivered -> stored
 
+A chunk is judged and emitted part by part, so that the stream goes on in between.
+
 Three places in the table: ``_asked_key``, where the reader is; ``_judged_key``, up to
 which rows were emitted or dropped; and the stored table's ``last_key``, up to which
-Kafka has acknowledged. A chunk that cannot be judged is read again from the second, one
+Kafka has acknowledged. What cannot be judged is read again from the second, what is
 lost in a crash from the third.
 
-Keys to be read again are in exactly one of three hands: waiting, asked for by a window,
-or emitted and not acknowledged. All of them are stored with the progress.
+Keys to be read, because they are asked for or the stream does not carry their row, are
+in exactly one of three hands: waiting, asked for by a window, or emitted and not
+acknowledged. All of them are stored with the progress.
 """
 
 import itertools
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from towpath.relay.snapshot.effects import EmitRows, ReadChunk
 from towpath.relay.snapshot.facts import Chunk, Key, Plan, StoredTable, WatermarkSeen
 from towpath.relay.snapshot.tokens import Tokens
-from towpath.relay.snapshot.touches import Touches
+from towpath.relay.snapshot.touches import Notes
 from towpath.relay.snapshot.window import Verdict, Window
+from towpath.relay.wal.relation import Relation
 
 # One chunk is read, one waits for the stream, one for Kafka: more adds only memory.
 MAX_CHUNKS_IN_FLIGHT: Final = 3
@@ -34,14 +38,28 @@ MAX_KEYS_PER_CHUNK: Final = 500
 
 @dataclass(slots=True)
 class _Delivery:
-    """A judged chunk that waits for Kafka."""
+    """A chunk on its way to Kafka: what was judged of it so far."""
 
     chunk_id: int
-    last_key: Key | None
-    row_count: int
-    dropped: int
-    keys: tuple[Key, ...]
-    is_acknowledged: bool
+    last_key: Key | None = None
+    row_count: int = 0
+    dropped: int = 0
+    keys: tuple[Key, ...] = ()
+    has_emitted: bool = False
+    is_acknowledged: bool = False
+
+    def add(self, verdict: Verdict) -> None:
+        """Take in a part."""
+        self.last_key = verdict.last_key or self.last_key
+        self.row_count += len(verdict.rows) + len(verdict.absent)
+        self.dropped += verdict.dropped
+
+
+class Part(NamedTuple):
+    """What came of judging a part of a chunk: to be emitted, and how many rows."""
+
+    emission: EmitRows | None
+    judged: int
 
 
 class Reading:
@@ -55,7 +73,9 @@ class Reading:
         self._has_reached_end = False
         self._windows: deque[Window] = deque()
         self._deliveries: deque[_Delivery] = deque()
-        self._waiting: dict[Key, None] = dict.fromkeys(table.pending_keys)
+        self._judging: _Delivery | None = None
+        self._must_load = table.pending_keys is None
+        self._waiting: dict[Key, None] = dict.fromkeys(table.pending_keys or ())
         self._last_mark: str | None = None
         self._seen_mark: WatermarkSeen | None = None
 
@@ -71,8 +91,15 @@ class Reading:
             self._windows or self._deliveries or self._waiting
         )
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether there are rows that the stream has passed."""
+        return bool(self._windows) and self._windows[0].is_ready
+
     def progress(self) -> StoredTable:
         """Return what a restart needs to know now."""
+        if self._must_load:
+            return self._stored
         asked = (window.keys for window in self._windows)
         emitted = (delivery.keys for delivery in self._deliveries)
         keys = itertools.chain(self._waiting, *asked, *emitted)
@@ -81,6 +108,12 @@ class Reading:
     def amend(self, **fields: Any) -> None:  # noqa: ANN401 - the row's own fields
         """Set fields of the stored table; ``StoredTable`` names them."""
         self._stored = self._stored._replace(**fields)
+
+    def load(self, keys: Iterable[Key]) -> None:
+        """Take in the stored keys that are asked for."""
+        if self._must_load:
+            self._must_load = False
+            self.read_again(keys)
 
     def read_again(self, keys: Iterable[Key]) -> None:
         """Put keys on the list of those to be read again."""
@@ -148,14 +181,30 @@ class Reading:
         self.read_again(self._windows.pop().keys)
         self._last_mark = self._seen_mark = None
 
-    def rewind(self) -> None:
-        """Forget every chunk that is not judged: they will be read again."""
+    def rewind(self) -> list[EmitRows]:
+        """Forget every row that is not judged: it will be read again."""
+        effects = self.cut()
         for window in self._windows:
             self.read_again(window.keys)
         self._windows.clear()
         self._asked_key = self._judged_key
         self._has_reached_end = False
         self._last_mark = self._seen_mark = None
+        return effects
+
+    def cut(self) -> list[EmitRows]:
+        """End the chunk that is judged in part where it is."""
+        if self._judging is None:
+            return []
+        window = self._windows.popleft()
+        rest = dict.fromkeys(window.unjudged_keys)
+        self._judging.keys = tuple(key for key in window.keys if key not in rest)
+        self.read_again(rest)
+        chunk, low = window.chunk, window.low
+        delivery = self._close_delivery()
+        if chunk is None or low is None or not delivery.has_emitted:
+            return []
+        return [self._emission(delivery, chunk.shape.relation, low.log_lsn)]
 
     def see(self, mark: WatermarkSeen) -> None:
         """Take in a watermark from the stream."""
@@ -164,26 +213,65 @@ class Reading:
         if mark.token == self._last_mark:
             self._seen_mark = mark
 
-    def close_next(self, touches: Touches) -> list[EmitRows] | None:
-        """Judge the first chunk if the stream has passed it; None: it has not."""
-        if not self._windows or not self._windows[0].is_ready:
+    def judge_next(self, notes: Notes, max_rows: int) -> Part | None:
+        """
+        Judge rows of the first chunk if the stream has passed it; None: it has not.
+
+        What is to be emitted must be emitted before the stream goes on.
+        """
+        if not self.has_ready:
             return None
-        window = self._windows.popleft()
-        verdict = window.close(touches)
+        window = self._windows[0]
+        verdict = window.judge(notes, max_rows)
         self.read_again(verdict.incomplete)
         self._judged_key = verdict.last_key or self._judged_key
-        self._deliveries.append(_delivery(window, verdict))
-        if not verdict.rows:
-            return []
-        emission = EmitRows(
-            chunk_id=window.chunk_id,
-            relation=verdict.relation,
+        if self._judging is None:
+            self._judging = _Delivery(window.chunk_id, keys=window.keys)
+        delivery = self._judging
+        delivery.add(verdict)
+        has_more = bool(verdict.rows or verdict.absent)
+        must_tell = has_more or (verdict.is_last and delivery.has_emitted)
+        delivery.has_emitted |= has_more
+        if verdict.is_last:
+            self._windows.popleft()
+            self._close_delivery()
+        if not must_tell:
+            return Part(None, verdict.judged)
+        emission = self._emission(
+            delivery,
+            verdict.relation,
+            verdict.log_lsn,
             rows=verdict.rows,
-            log_lsn=verdict.log_lsn,
+            absent=tuple(verdict.absent),
+            is_last=verdict.is_last,
+        )
+        return Part(emission, verdict.judged)
+
+    def _close_delivery(self) -> _Delivery:
+        """Let the chunk that was judged wait for Kafka."""
+        delivery, self._judging = self._judging, None
+        if delivery is None:
+            message = "no chunk is being judged"
+            raise RuntimeError(message)
+        delivery.is_acknowledged = not delivery.has_emitted
+        self._deliveries.append(delivery)
+        return delivery
+
+    def _emission(
+        self,
+        delivery: _Delivery,
+        relation: Relation,
+        log_lsn: int,
+        **part: Any,  # noqa: ANN401 - the fields of EmitRows
+    ) -> EmitRows:
+        return EmitRows(
+            chunk_id=delivery.chunk_id,
+            relation=relation,
+            log_lsn=log_lsn,
             snapshot_id=self._stored.snapshot_id,
             target=self._stored.target,
+            **{"rows": ()} | part,
         )
-        return [emission]
 
     def acknowledge(self, chunk_id: int) -> None:
         """Take in that Kafka has a chunk's rows."""
@@ -204,14 +292,3 @@ class Reading:
                 error=None,
             )
         return before is not self._stored
-
-
-def _delivery(window: Window, verdict: Verdict) -> _Delivery:
-    return _Delivery(
-        chunk_id=window.chunk_id,
-        last_key=verdict.last_key,
-        row_count=len(verdict.rows),
-        dropped=verdict.dropped,
-        keys=window.keys,
-        is_acknowledged=not verdict.rows,
-    )

@@ -1,8 +1,9 @@
-"""One signal's snapshot: its tables, in order, and what became of each."""
+"""One snapshot: its tables, in order, and what became of each."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from towpath.relay.snapshot.effects import AnswerSignal
 from towpath.relay.snapshot.facts import StoredTable
 
 # A refused table is failed from the first and tells nothing.
@@ -10,13 +11,14 @@ _BEGUN: Final = frozenset({"running", "completed", "stopped"})
 
 
 class Run:
-    """The tables of one signal."""
+    """The tables of one signal, or of one request of the relay's own."""
 
     def __init__(self, tables: Iterable[StoredTable]) -> None:
         ordered = sorted(tables, key=lambda table: table.ordinal)
         self._tables = {table.collection: table for table in ordered}
         self.snapshot_id = ordered[0].snapshot_id
         self.is_announced = any(table.state in _BEGUN for table in ordered)
+        self._has_signal = ordered[0].asked_until is None
 
     @property
     def collections(self) -> tuple[str, ...]:
@@ -40,6 +42,12 @@ class Run:
         """Return the signal's final status: one table that failed fails it."""
         is_whole = all(table.state == "completed" for table in self.tables)
         return "completed" if is_whole else "failed"
+
+    def answer(self, status: str, detail: Mapping[str, Any]) -> list[AnswerSignal]:
+        """Return what tells the signal; nothing if the relay itself asked."""
+        if not self._has_signal:
+            return []
+        return [AnswerSignal(self.snapshot_id, status, detail)]
 
     def detail(self) -> Mapping[str, Any]:
         """Return the counts of the signal's answer, and why tables failed."""

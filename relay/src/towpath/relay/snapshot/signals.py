@@ -3,17 +3,20 @@ Signals: what a row of the signal table asks for, in Debezium's names and JSON.
 
 ``execute-snapshot`` takes ``data-collections`` (``schema.table`` or a regular
 expression that matches all of one), ``type``, ``additional-conditions`` (each a
-``data-collection`` and a ``filter``), and on top of Debezium's ``target`` and
-``max-rows-per-second``. A signal that cannot be carried out is rejected with the
-reason; the stream goes on.
+``data-collection`` and a ``filter``), and on top of Debezium's ``target``,
+``max-rows-per-second`` and ``keys``: just these primary keys of the one table, each a
+list of values in key order, at most 10,000. A signal that cannot be carried out is
+rejected with the reason; the stream goes on.
 """
 
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final, NoReturn
 
+from towpath.relay.snapshot.facts import Key
 from towpath.schemas.failure import DataError
 
 # What a plain name holds; anything else makes the entry a regular expression.
@@ -25,8 +28,12 @@ _EXECUTE_FIELDS: Final = frozenset(
         "additional-conditions",
         "target",
         "max-rows-per-second",
+        "keys",
     }
 )
+# They are stored in one row, and written again with each chunk's progress: more would
+# be felt in the source. Whoever has more sends several signals.
+MAX_KEYS: Final = 10_000
 _LATER: Final = frozenset({"pause-snapshot", "resume-snapshot"})
 
 
@@ -38,12 +45,17 @@ class SignalRejectedError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class ExecuteSnapshot:
-    """Read these collections; ``conditions`` maps entries to their filters."""
+    """
+    Read these collections; ``conditions`` maps entries to their filters.
+
+    ``keys`` are all that is to be read, if there are any.
+    """
 
     collections: tuple[str, ...]
     conditions: Mapping[str, str]
     target: str | None = None
     max_rows_per_second: int | None = None
+    keys: tuple[Key, ...] = ()
 
     def condition_of(self, collection: str) -> str | None:
         """Return the filter that applies to a captured table."""
@@ -114,8 +126,6 @@ def expand(entries: Sequence[str], captured: Collection[str]) -> Expansion:
 
 
 def _execute(fields: Mapping[str, Any]) -> ExecuteSnapshot:
-    if "keys" in fields:
-        _reject("a snapshot of listed keys is not supported yet")
     unknown = sorted(set(fields) - _EXECUTE_FIELDS)
     if unknown:
         _reject(f"unknown field {unknown[0]!r} in the signal's data")
@@ -133,12 +143,52 @@ def _execute(fields: Mapping[str, Any]) -> ExecuteSnapshot:
         conditions=_conditions(fields.get("additional-conditions") or []),
         target=target,
         max_rows_per_second=rate,
+        keys=_keys(fields),
     )
+
+
+def _keys(fields: Mapping[str, Any]) -> tuple[Key, ...]:
+    if "keys" not in fields:
+        return ()
+    keys = fields["keys"]
+    if fields.get("additional-conditions"):
+        # A row that the filter leaves out would be taken for deleted.
+        _reject("keys and additional-conditions exclude each other")
+    if not isinstance(keys, list) or not keys:
+        _reject("keys must be a list of keys, each a list of values in key order")
+    if len(keys) > MAX_KEYS:
+        _reject(f"{len(keys)} keys are listed; at most {MAX_KEYS} may be")
+    return tuple(dict.fromkeys(map(_key, keys)))
+
+
+def _key(values: object) -> Key:
+    if not isinstance(values, list) or not values:
+        _reject(f"key {_shown(values)} is not a list of values in key order")
+    return tuple(map(_key_part, values))
+
+
+def _key_part(value: object) -> bytes:
+    """Return a value's text, as exact as it was written."""
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    if not isinstance(value, (str, int, float, Decimal)):
+        _reject(f"{_shown(value)} in a key is not a text, a number or a truth value")
+    try:
+        text = str(value).encode()
+    except UnicodeEncodeError:
+        text = b"\0"
+    if b"\0" in text:
+        _reject(f"{_shown(value)} in a key is not a text that Postgres holds")
+    return text
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value, default=str)[:100]
 
 
 def _object(data: str | None) -> Mapping[str, Any]:
     try:
-        fields = json.loads(data or "{}")
+        fields = json.loads(data or "{}", parse_float=Decimal)
     except (ValueError, RecursionError) as error:
         _reject(f"the signal's data are not JSON: {error}")
     if not isinstance(fields, dict):

@@ -12,25 +12,24 @@ What such a touch leaves behind
     MOVED: the row came here from another key, with columns left out; no earlier change
     of this key can fill them in.
 
-After PARTIAL on nothing, and after MOVED, the key must be read again. A moved key goes
-on that list at once: its row may have left the part that is still to be read for the
-part that has been read. So it also holds its transaction back from being confirmed,
-until the list is stored.
+After PARTIAL on nothing, and after MOVED, the key must be read again. A row may also
+leave the part that is still to be read for the part that has been read: such a key is
+asked for by the relay itself (``requests``), and the scan ends after that.
 
 Touches are on the hot path and bounded. Above the bound they are all forgotten, and the
-driver records anew, as at the beginning.
+driver records anew, as at the beginning. Several scans may read one table at a time:
+each takes notes of its own, since each begins, forgets and begins anew by itself.
 """
 
 import enum
 from typing import Final
 
 from towpath.relay.snapshot.facts import Key
-from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
+from towpath.relay.snapshot.visibility import XidSnapshot
 
 # One touch of a short key costs about 300 bytes: 60 MB at the bound. Half of it makes
 # a busy table record anew while the stream lags; double threatens the relay's 150 MB.
 MAX_TOUCHES: Final = 200_000
-MAX_MOVED_KEYS: Final = 20_000
 
 
 class Left(enum.IntEnum):
@@ -44,59 +43,33 @@ class Left(enum.IntEnum):
 _Touch = tuple[int, int, Left]
 
 
-class Touches:
-    """The touches of one table."""
+class Notes:
+    """What one scan notes of its table's touches."""
 
-    def __init__(
-        self,
-        invisible: InvisibleTransactions,
-        *,
-        max_touches: int = MAX_TOUCHES,
-        max_moved_keys: int = MAX_MOVED_KEYS,
-    ) -> None:
-        self._invisible = invisible
+    def __init__(self, *, max_touches: int = MAX_TOUCHES) -> None:
         self._max_touches = max_touches
-        self._max_moved_keys = max_moved_keys
         self._by_key: dict[Key, list[_Touch]] = {}
         self._of_all: list[_Touch] = []
         self._count = 0
         self._is_recording = False
-        self._moved: dict[Key, None] = {}
         self._has_overflowed = False
-        self._has_lost_moves = False
 
-    # Told by the loop, per change ----------------------------------------------
+    def note(self, key: Key, xid: int, sequence: int, left: Left) -> None:
+        """Note what a change left behind of a key."""
+        if not self._is_recording:
+            return
+        touches = self._by_key.setdefault(key, [])
+        if touches and touches[-1][0] == xid:
+            touches[-1] = (xid, sequence, _after(touches[-1][2], left))
+        else:
+            touches.append((xid, sequence, left))
+            self._grow()
 
-    def touch(
-        self, key: Key, xid: int, sequence: int, *, partial: bool = False
-    ) -> None:
-        """Record that a change touched a key."""
-        if self._is_recording:
-            self._record(key, xid, sequence, Left.PARTIAL if partial else Left.FULL)
-
-    def move(
-        self,
-        old_key: Key,
-        new_key: Key,
-        xid: int,
-        sequence: int,
-        *,
-        partial: bool = False,
-    ) -> None:
-        """Record that an update changed a row's key."""
-        if partial:
-            self._remember_moved(new_key)
-        if self._is_recording:
-            self._record(old_key, xid, sequence, Left.FULL)
-            self._record(new_key, xid, sequence, Left.MOVED if partial else Left.FULL)
-
-    def touch_all(self, xid: int, sequence: int) -> None:
-        """Record a TRUNCATE: it touches every key."""
+    def note_all(self, xid: int, sequence: int) -> None:
+        """Note that a change touched every key."""
         if self._is_recording:
             self._of_all.append((xid, sequence, Left.FULL))
             self._grow()
-
-    # Told by the driver --------------------------------------------------------
 
     def begin(self) -> None:
         """Record from here on; whatever came before is forgotten."""
@@ -108,22 +81,6 @@ class Touches:
     def has_overflowed(self) -> bool:
         """Whether touches were lost: no chunk read since ``begin`` can be judged."""
         return self._has_overflowed
-
-    @property
-    def has_lost_moves(self) -> bool:
-        """Whether moved keys were lost: the table cannot be completed."""
-        return self._has_lost_moves
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether keys wait to be taken by ``take_moved``."""
-        return bool(self._moved)
-
-    def take_moved(self) -> tuple[Key, ...]:
-        """Hand over the keys that must be read again because a row came to them."""
-        moved = tuple(self._moved)
-        self._moved.clear()
-        return moved
 
     def judge(self, key: Key, low: int, snapshot: XidSnapshot) -> Left | None:
         """
@@ -158,14 +115,6 @@ class Touches:
         self._of_all = [touch for touch in self._of_all if is_needed(touch)]
         self._count = sum(map(len, self._by_key.values())) + len(self._of_all)
 
-    def _record(self, key: Key, xid: int, sequence: int, left: Left) -> None:
-        touches = self._by_key.setdefault(key, [])
-        if touches and touches[-1][0] == xid:
-            touches[-1] = (xid, sequence, _after(touches[-1][2], left))
-        else:
-            touches.append((xid, sequence, left))
-            self._grow()
-
     def _grow(self) -> None:
         self._count += 1
         if self._count > self._max_touches:
@@ -178,12 +127,40 @@ class Touches:
         self._of_all = []
         self._count = 0
 
-    def _remember_moved(self, key: Key) -> None:
-        self._invisible.hold()
-        self._moved[key] = None
-        if len(self._moved) > self._max_moved_keys:
-            self._moved.clear()
-            self._has_lost_moves = True
+
+class Touches:
+    """The touches of one table: told by the loop, per change; noted by every scan."""
+
+    def __init__(self) -> None:
+        self.notes: list[Notes] = []
+
+    def touch(
+        self, key: Key, xid: int, sequence: int, *, partial: bool = False
+    ) -> None:
+        """Record that a change touched a key."""
+        left = Left.PARTIAL if partial else Left.FULL
+        for notes in self.notes:
+            notes.note(key, xid, sequence, left)
+
+    def move(
+        self,
+        old_key: Key,
+        new_key: Key,
+        xid: int,
+        sequence: int,
+        *,
+        partial: bool = False,
+    ) -> None:
+        """Record that an update changed a row's key."""
+        left = Left.MOVED if partial else Left.FULL
+        for notes in self.notes:
+            notes.note(old_key, xid, sequence, Left.FULL)
+            notes.note(new_key, xid, sequence, left)
+
+    def touch_all(self, xid: int, sequence: int) -> None:
+        """Record a TRUNCATE: it touches every key."""
+        for notes in self.notes:
+            notes.note_all(xid, sequence)
 
 
 def _after(left: Left | None, newer: Left) -> Left:

@@ -69,7 +69,6 @@ class InvisibleTransactions:
     def __init__(self, start_lsn: int) -> None:
         self._unseen: deque[tuple[int, int]] = deque()
         self._last_end_lsn = start_lsn
-        self._held_lsn: int | None = None
 
     @property
     def count(self) -> int:
@@ -98,17 +97,6 @@ class InvisibleTransactions:
         """Tell whether everything streamed before the marker is known visible."""
         return not self._unseen or self._unseen[0][1] >= marker
 
-    def hold(self) -> None:
-        """Keep the running transaction from being confirmed until ``release``."""
-        if self._held_lsn is None:
-            self._held_lsn = self._last_end_lsn
-
-    def release(self) -> None:
-        """End a ``hold``."""
-        self._held_lsn = None
-
     def confirmable(self, lsn: int) -> int:
         """Return how far the log may be forgotten, given what Kafka acknowledged."""
-        if self._unseen:
-            lsn = min(lsn, self._unseen[0][1])
-        return lsn if self._held_lsn is None else min(lsn, self._held_lsn)
+        return min(lsn, self._unseen[0][1]) if self._unseen else lsn

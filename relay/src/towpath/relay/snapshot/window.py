@@ -3,41 +3,51 @@ A chunk between its watermarks, from which the stream evicts rows.
 
 ::
 
-    ASKED --low seen--> OPEN --high seen, rows here--> READY --close--> judged
+    ASKED --low seen--> OPEN --high seen, rows here--> READY --judge, part by part-->
       └───────────────── rows may come at any moment ────────┘
 
 The high watermark of one chunk may be the low one of the next: every query starts after
-its low watermark is in the log and ends before its high one is.
+its low watermark is in the log and ends before its high one is. Whatever the stream
+brings between two parts evicts from the rest, as it did before the high watermark.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from towpath.relay.snapshot.facts import Chunk, Key, Row, WatermarkSeen, key_of
-from towpath.relay.snapshot.touches import Left, Touches
+from towpath.relay.snapshot.touches import Left, Notes
 from towpath.relay.wal.relation import Relation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verdict:
     """
-    What becomes of a chunk.
+    What becomes of a part of a chunk.
 
     Attributes:
         relation: The shape of the rows.
         log_lsn: The place of the low watermark, and so of the rows.
         rows: To be emitted, in the order read.
-        dropped: How many were not.
+        judged: How many rows the part had.
+        dropped: How many of them are not emitted.
         incomplete: Keys whose row the stream does not carry whole: to be read again.
-        last_key: The chunk's last key, dropped or not; None for a list of keys.
+        absent: Keys looked for that have no row, which nothing contradicts.
+        last_key: The part's last key, dropped or not; None for a list of keys.
+        is_last: Nothing is left of the chunk.
     """
 
     relation: Relation
     log_lsn: int
-    rows: Sequence[Row]
-    dropped: int
-    incomplete: tuple[Key, ...]
-    last_key: Key | None
+    rows: list[Row] = field(default_factory=list)
+    judged: int = 0
+    dropped: int = 0
+    incomplete: list[Key] = field(default_factory=list)
+    absent: list[Key] = field(default_factory=list)
+    last_key: Key | None = None
+    is_last: bool = False
+
+
+_Judge = Callable[[Key], Left | None]
 
 
 class Window:
@@ -57,6 +67,8 @@ class Window:
         self.high: WatermarkSeen | None = None
         self.chunk: Chunk | None = None
         self.low_token = low_token
+        self._judged = 0
+        self._found: set[Key] = set()
 
     def see(self, mark: WatermarkSeen) -> None:
         """Take in a watermark, of this window or of another."""
@@ -70,9 +82,14 @@ class Window:
         """Whether the stream has passed the window and the rows are here."""
         return None not in (self.low, self.high, self.chunk)
 
-    def close(self, touches: Touches) -> Verdict:
+    @property
+    def unjudged_keys(self) -> tuple[Key, ...]:
+        """The keys looked for of which nothing was said yet."""
+        return tuple(key for key in self.keys if key not in self._found)
+
+    def judge(self, notes: Notes, max_rows: int) -> Verdict:
         """
-        Judge every row; then forget the touches that matter to no later chunk.
+        Judge the next rows; after the last, forget what matters to no later chunk.
 
         Raises:
             RuntimeError: The window is not ready.
@@ -81,34 +98,47 @@ class Window:
         if low is None or chunk is None or self.high is None:
             message = f"chunk {self.chunk_id} is not between its watermarks"
             raise RuntimeError(message)
-        kept: list[Row] = []
-        incomplete: list[Key] = []
-        found: list[Key] = []
-        for row in chunk.rows:
-            key = key_of(row, chunk.shape.relation.key)
-            found.append(key)
-            left = touches.judge(key, low.sequence, chunk.snapshot)
-            if left is None:
-                kept.append(row)
-            elif left is not Left.FULL:
-                incomplete.append(key)
-        incomplete += self._incomplete_absent(found, chunk, low.sequence, touches)
-        touches.forget(low.sequence, chunk.snapshot)
-        return Verdict(
-            relation=chunk.shape.relation,
-            log_lsn=low.log_lsn,
-            rows=kept,
-            dropped=len(chunk.rows) - len(kept),
-            incomplete=tuple(incomplete),
-            last_key=None if self.keys else chunk.last_key,
-        )
+        part = chunk.rows[self._judged : self._judged + max_rows]
+        self._judged += len(part)
+        verdict = Verdict(chunk.shape.relation, low.log_lsn)
 
-    def _incomplete_absent(
-        self, found: Sequence[Key], chunk: Chunk, low: int, touches: Touches
-    ) -> list[Key]:
-        """Return the keys looked for in vain that may yet have a row."""
-        absent = [key for key in self.keys if key not in frozenset(found)]
-        if not chunk.is_last:
-            return absent
-        judged = ((key, touches.judge(key, low, chunk.snapshot)) for key in absent)
-        return [key for key, left in judged if left not in {None, Left.FULL}]
+        def judge(key: Key) -> Left | None:
+            left = notes.judge(key, low.sequence, chunk.snapshot)
+            if left is not None and left is not Left.FULL:
+                verdict.incomplete.append(key)
+            return left
+
+        self._judge_rows(part, judge, verdict)
+        if self._judged == len(chunk.rows):
+            verdict.is_last = True
+            self._judge_missing(judge, verdict)
+            notes.forget(low.sequence, chunk.snapshot)
+        return verdict
+
+    def _judge_rows(self, rows: Sequence[Row], judge: _Judge, verdict: Verdict) -> None:
+        indexes = verdict.relation.key
+        key: Key | None = None
+        for row in rows:
+            key = key_of(row, indexes)
+            if judge(key) is None:
+                verdict.rows.append(row)
+            if self.keys:
+                self._found.add(key)
+        verdict.judged = len(rows)
+        verdict.dropped = len(rows) - len(verdict.rows)
+        verdict.last_key = None if self.keys else key
+
+    def _judge_missing(self, judge: _Judge, verdict: Verdict) -> None:
+        """Judge the keys looked for that no row was found for."""
+        missing = self.unjudged_keys
+        if self.chunk is None or not self.chunk.is_last:
+            verdict.incomplete.extend(missing)
+            return
+        absent = [key for key in missing if judge(key) is None]
+        # A row whose key equals one that is asked for, but is spelt in another way
+        # (1.0 and 1.00), was found: none of the missing keys is known to be absent.
+        is_respelt = not self._found.issubset(self.keys)
+        if is_respelt:
+            verdict.dropped += len(absent)
+        else:
+            verdict.absent.extend(absent)

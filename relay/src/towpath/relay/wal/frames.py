@@ -21,6 +21,8 @@ KEEPALIVE: Final = ord("k")
 PAYLOAD_AT: Final = 25
 
 _start_lsn: Final = Struct(">xQ16x").unpack_from
+_SENT: Final = Struct(">q")
+_SENT_AT: Final = {WAL_DATA: 17, KEEPALIVE: 9}
 _KEEPALIVE: Final = Struct(">BQqB")
 _STATUS: Final = Struct(">cQQQqB")
 
@@ -37,13 +39,28 @@ def start_lsn(frame: bytes) -> int:
     Return the LSN at which the message of a ``w`` frame was written; 0 if none.
 
     Raises:
-        MalformedMessageError: The frame ends before its message.
+        MalformedMessageError: It is not such a frame, or ends before its message.
     """
-    if len(frame) <= PAYLOAD_AT:
-        reason = f"a frame of {len(frame)} bytes has no message"
+    if len(frame) <= PAYLOAD_AT or frame[0] != WAL_DATA:
+        reason = f"a frame of {len(frame)} bytes without a message: {frame[:8]!r}"
         raise MalformedMessageError(reason)
     lsn: int = _start_lsn(frame)[0]
     return lsn
+
+
+def sent_us(frame: bytes) -> int:
+    """
+    Return when the server sent a frame, in microseconds since 1970, by its clock.
+
+    Raises:
+        MalformedMessageError: The frame is of no known kind, or cut short.
+    """
+    at = _SENT_AT.get(frame[0]) if frame else None
+    if at is None or len(frame) < at + _SENT.size:
+        reason = f"a frame without its time: {frame[:8]!r}"
+        raise MalformedMessageError(reason)
+    sent: int = _SENT.unpack_from(frame, at)[0]
+    return sent + EPOCH_US
 
 
 def parse_keepalive(frame: bytes) -> Keepalive:

@@ -38,6 +38,8 @@ class Transaction(NamedTuple):
     What all changes of one transaction share.
 
     ``place`` is the first half of their positions' text, up to and with the dot.
+    ``origin`` names the replication origin, if the transaction was replicated itself;
+    it is told after the begin, so that only what follows it knows it.
     """
 
     xid: int
@@ -45,6 +47,7 @@ class Transaction(NamedTuple):
     log_lsn: int
     committed_us: int
     place: bytes
+    origin: str | None = None
 
 
 class Change(NamedTuple):
@@ -89,13 +92,19 @@ class Committed(NamedTuple):
 
 
 class Spoken(NamedTuple):
-    """A logical message; outside a transaction it stands at (its LSN, -1)."""
+    """
+    A logical message; outside a transaction it stands at (its LSN, -1).
+
+    ``lsn`` is where it was written; outside a transaction that is what may be
+    confirmed once it is delivered.
+    """
 
     prefix: str
     content: bytes
     log_lsn: int
     ordinal: int
     transaction: Transaction | None
+    lsn: int
 
 
 Step = Transaction | Change | Truncation | Committed | Spoken | RelationShape | None
@@ -132,7 +141,7 @@ class Sequencer:
             LogicalMessage: self._speak,
             RelationShape: _pass_on,
             TypeName: _leave_out,
-            Origin: _leave_out,
+            Origin: self._originate,
         }
 
     @property
@@ -142,7 +151,11 @@ class Sequencer:
 
     @property
     def ordinal(self) -> int:
-        """The ordinal that the next change of the open transaction will have."""
+        """
+        The ordinal that the next change of the open transaction will have.
+
+        After its commit: how many messages it had.
+        """
         return self._ordinal
 
     @property
@@ -171,7 +184,7 @@ class Sequencer:
         log_lsn = self._offset + final_lsn
         transaction = _make(
             Transaction,
-            (xid, final_lsn, log_lsn, committed_us, b"%016x." % log_lsn),
+            (xid, final_lsn, log_lsn, committed_us, b"%016x." % log_lsn, None),
         )
         self._transaction = transaction
         self._ordinal = 0
@@ -184,6 +197,13 @@ class Sequencer:
             raise MalformedMessageError(reason)
         self._transaction = None
         return _make(Committed, (transaction, message.end_lsn))
+
+    def _originate(self, message: Origin, _lsn: int) -> None:
+        """Note the origin; a transaction of several pieces may name several."""
+        if self._transaction is None:
+            reason = "an origin outside a transaction"
+            raise MalformedMessageError(reason)
+        self._transaction = self._transaction._replace(origin=message.name)
 
     def _insert(self, message: Insert, lsn: int) -> Change:
         oid, new = message
@@ -212,12 +232,13 @@ class Sequencer:
         return Truncation(relations, transaction, ordinal, lsn)
 
     def _speak(self, message: LogicalMessage, _lsn: int) -> Spoken:
-        if not message.is_transactional:
-            log_lsn = self._offset + message.lsn
-            return Spoken(message.prefix, message.content, log_lsn, READ_ORDINAL, None)
+        is_transactional, lsn, prefix, content = message
+        if not is_transactional:
+            log_lsn = self._offset + lsn
+            return Spoken(prefix, content, log_lsn, READ_ORDINAL, None, lsn)
         transaction, ordinal = self._count()
         log_lsn = transaction.log_lsn
-        return Spoken(message.prefix, message.content, log_lsn, ordinal, transaction)
+        return Spoken(prefix, content, log_lsn, ordinal, transaction, lsn)
 
     def _place(self, oid: int, row: Row) -> tuple[Relation, Transaction, int]:
         transaction = self._transaction
@@ -253,5 +274,5 @@ def _pass_on(message: RelationShape, _lsn: int) -> RelationShape:
     return message
 
 
-def _leave_out(_message: TypeName | Origin, _lsn: int) -> None:
+def _leave_out(_message: TypeName, _lsn: int) -> None:
     return None

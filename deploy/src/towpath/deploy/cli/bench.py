@@ -1,0 +1,63 @@
+"""``towpath bench relay``."""
+
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+app = App(name="bench", help="Measure, side by side with others, and verify.")
+
+CaseName = Literal["drain_1", "drain_100", "steady_500", "steady_2000", "steady_5000"]
+
+
+@app.command
+def relay(  # noqa: PLR0913 - each is an option of the command
+    *,
+    case: Annotated[
+        tuple[CaseName, ...], Parameter(negative="", help="Only these cases.")
+    ] = (),
+    rows: Annotated[int | None, Parameter(validator=Number(gte=1000))] = None,
+    rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=100))] = 3,
+    duration: Annotated[float, Parameter(validator=Number(gte=1))] = 20.0,
+    warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 5.0,
+    with_debezium: Annotated[bool, Parameter(negative="")] = False,
+    kill: Annotated[bool, Parameter(negative="")] = False,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """
+    Measure the relay beside the server's own decoding, and verify every event.
+
+    Five cases: a committed backlog of 250-byte events, with 1 and with 100 rows a
+    transaction, is drained into Kafka (drain_1, drain_100), and a steady load of 500,
+    2,000 and 5,000 transactions a second is followed (steady_500 to steady_5000). A
+    stack of its own is started in a temporary folder and removed again.
+
+    Exit 0 if every run's topic held every event once, unchanged and in order per key;
+    1, and not one figure, if not; 3 if a part was not there.
+
+    Args:
+        case: Only these cases; may be said several times.
+        rows: Rows of a backlog [300,000; with --kill 100,000].
+        rounds: How often each system runs each case; the order alternates.
+        duration: Seconds for which a steady load is measured.
+        warm_up: Seconds for which a steady load goes on before that.
+        with_debezium: Measure Debezium too, stock and tuned; fetches its archives.
+        kill: Kill the relay in the middle of a drain instead, and count what is lost
+            and repeated, and how long the first new event takes.
+        json: Print one JSON document.
+        keep: Leave logs and configuration files in place.
+    """
+    from towpath.deploy.bench.play import play  # noqa: PLC0415 - keeps --help fast
+    from towpath.loadtests.bench.kill import ROWS  # noqa: PLC0415 - keeps --help fast
+    from towpath.loadtests.bench.plan import CASES, Options  # noqa: PLC0415 - as above
+
+    options = Options(
+        rows=rows or (ROWS if kill else Options().rows),
+        rounds=rounds,
+        duration_s=duration,
+        warm_up_s=warm_up,
+        cases=tuple(name for name in CASES if not case or name in case),
+        with_debezium=with_debezium,
+    )
+    return play(options, kill=kill, keep=keep, as_json=json)

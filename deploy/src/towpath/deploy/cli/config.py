@@ -1,0 +1,177 @@
+"""``towpath config check | show | from-debezium``."""
+
+import json as json_text
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+from cyclopts import App, Parameter
+
+from towpath.deploy.cli.places import ConfigOption, config_file
+from towpath.deploy.debezium.connector import Connector, read_properties
+from towpath.deploy.debezium.conversion import Conversion, convert
+from towpath.deploy.debezium.outcome import Verdict
+from towpath.deploy.debezium.toml_text import written
+from towpath.schemas.failure import UsageError
+from towpath.settings import load
+from towpath.settings.secrets import masked
+
+app = App(
+    name="config",
+    help="Check the configuration, show it whole, or make one from a connector's.",
+)
+
+
+@app.command
+def check(*, config: ConfigOption = None) -> int:
+    """
+    Check the configuration and print what is in force, secrets masked.
+
+    What is in force is the file with the environment laid over it
+    (TOWPATH_RELAY__OUTBOX__TOPIC overrides relay.outbox.topic; a name that ends in
+    _FILE holds the name of a file with the value) and the default of every key that
+    nobody wrote. Every mistake is told at once, with the nearest valid name. No server
+    is asked: towpath doctor does that. Exit 2 if there are mistakes.
+
+    Args:
+        config: Configuration file.
+    """
+    path = config_file(config)
+    print(written(_effective(path), f"{path}, with the environment and all defaults"))
+    print(f"{path}: no mistakes", file=sys.stderr)
+    return 0
+
+
+@app.command
+def show(
+    *,
+    json: Annotated[
+        bool, Parameter(name="--json", negative="", help="Print one JSON document.")
+    ] = False,
+    config: ConfigOption = None,
+) -> int:
+    """
+    Print the configuration in force, every key with its value, secrets masked.
+
+    Args:
+        json: Print one JSON document instead of TOML.
+        config: Configuration file.
+    """
+    effective = _effective(config_file(config))
+    print(json_text.dumps(effective, indent=1) if json else written(effective))
+    return 0
+
+
+@app.command(name="from-debezium")
+def from_debezium(  # noqa: PLR0913 - the command's options
+    connector: Path,
+    /,
+    *,
+    out: Path | None = None,
+    dsn: str | None = None,
+    kafka: str = "",
+    registry: str = "",
+    include_secrets: Annotated[bool, Parameter(negative="")] = False,
+    json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """
+    Make a towpath.toml from a Debezium Postgres connector, and say what became of it.
+
+    Each property of the connector and of its outbox event router has a line in the
+    report: taken (with the key and its value), same by default, not needed, not
+    supported (with what to do instead) or unknown. Topics, keys and values stay as
+    they are for the connector's consumers (relay.preset = "debezium").
+
+    The file goes to standard output and the report to standard error; with --out the
+    report goes to standard output. Nothing is started and nothing is changed.
+
+    Args:
+        connector: The JSON as Kafka Connect has it, with or without name and config.
+        out: Where to write the file; it must not be there yet.
+        dsn: Ask this database which tables a regular expression means.
+        kafka: Kafka's address, which the connector does not know: host:port.
+        registry: The schema registry's address.
+        include_secrets: Write passwords into the file instead of leaving them out.
+        json: Print one JSON document: document, properties and what is to be done.
+    """
+    conversion = convert(
+        Connector(
+            read_properties(_text(connector)),
+            catalog=_catalog(dsn),
+            includes_secrets=include_secrets,
+            brokers=kafka,
+            registry=registry,
+        )
+    )
+    text = written(conversion.document, f"From {connector.name}, by towpath config.")
+    if out is not None:
+        _write(out, text)
+    if json:
+        print(json_text.dumps(_as_json(conversion, text), indent=1, ensure_ascii=False))
+        return 0
+    if out is None:
+        print(text)
+    _report(conversion, sys.stderr if out is None else sys.stdout)
+    return 0
+
+
+def _effective(path: Path) -> dict[str, Any]:
+    settings = load(path, os.environ)  # noqa: TID251 - a root
+    shown = masked(settings.model_dump(mode="json", exclude_none=True))
+    return shown if isinstance(shown, dict) else {}
+
+
+def _catalog(dsn: str | None) -> Any:  # noqa: ANN401 - the mapping of read_catalog
+    from towpath.deploy.debezium.catalog import (  # noqa: PLC0415 - seldom needed
+        read_catalog,
+    )
+
+    return None if dsn is None else read_catalog(dsn)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        message = f"{path}: {error.strerror or 'cannot be read'}"
+        raise UsageError(message) from error
+    except UnicodeDecodeError as error:
+        message = f"{path}: not UTF-8 text"
+        raise UsageError(message) from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        message = f"{path}: {error.strerror or 'cannot be written'}"
+        raise UsageError(message) from error
+
+
+def _as_json(conversion: Conversion, text: str) -> dict[str, object]:
+    properties = [
+        {
+            "property": each.name,
+            "value": each.value,
+            "verdict": each.verdict.value,
+            "text": each.text,
+            "implied": each.is_implied,
+        }
+        for each in conversion.findings
+    ]
+    return {"toml": text, "properties": properties, "to_do": list(conversion.to_do)}
+
+
+def _report(conversion: Conversion, file: TextIO) -> None:
+    """Print one line per property, so that a search finds it whole."""
+    for each in conversion.findings:
+        name = f"{each.name} (Debezium's default)" if each.is_implied else each.name
+        print(f"{name}: {each.text}", file=file)
+    counts = Counter(each.verdict for each in conversion.findings)
+    said = (f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    print(f"\n{', '.join(said)}\n", file=file)
+    for line in conversion.to_do:
+        print(f"- {line}", file=file)

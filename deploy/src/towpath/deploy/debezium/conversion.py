@@ -1,0 +1,295 @@
+"""
+The conversion: each property by its rule, and the file checked after each.
+
+A property whose keys the configuration refuses gives none, and is told as not
+supported with that reason: so the file that comes out can always be loaded.
+"""
+
+import copy
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pydantic import BaseModel
+
+from towpath.deploy.debezium.connector import Connector
+from towpath.deploy.debezium.outcome import (
+    Finding,
+    Keys,
+    Outcome,
+    Verdict,
+    assignments,
+    not_supported,
+    same,
+    sentence,
+)
+from towpath.deploy.debezium.properties import PROPERTIES
+from towpath.deploy.debezium.router import ROUTER, transform_option
+from towpath.deploy.debezium.rows import MASK
+from towpath.deploy.debezium.rules import Given, Property, pattern_of
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings import Settings, read
+from towpath.settings.secrets import MASKED
+from towpath.settings.shape import section_of
+
+_NO_DSN: Final = "postgresql://"
+_BROKERS: Final = "127.0.0.1:9092"
+_REGISTRY: Final = "http://127.0.0.1:8081"
+_SECRET: Final = re.compile(r"(?i)(password|secret|jaas|token|keystore\.key)")
+_TRANSFORM: Final = "transforms."
+
+
+class Conversion(NamedTuple):
+    """
+    What came out.
+
+    Attributes:
+        document: The file, ready to be written.
+        findings: One per property, in the connector's order, then what was implied.
+        to_do: What a person has to do or to correct before the first start.
+    """
+
+    document: Mapping[str, Any]
+    findings: tuple[Finding, ...]
+    to_do: tuple[str, ...]
+
+
+class _Rule(NamedTuple):
+    """A rule that was found for a property, and what it is given."""
+
+    known: Property
+    given: Given
+
+
+def convert(connector: Connector) -> Conversion:
+    """Convert a connector, property by property."""
+    draft = _Draft(connector)
+    findings = [draft.take(name, value) for name, value in _ordered(connector)]
+    order = {name: place for place, name in enumerate(connector.properties)}
+    findings.sort(key=lambda finding: order[finding.name])
+    findings += [draft.imply(name, known) for name, known in _implied(connector)]
+    document = arranged(draft.document, Settings)
+    return Conversion(document, tuple(findings), tuple(_to_do(document)))
+
+
+class _Draft:
+    """The document so far; it is a valid configuration at every moment."""
+
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
+        self._seen: dict[str, str] = {}
+        self.document: dict[str, Any] = {
+            "version": 1,
+            "source": [{"dsn": _NO_DSN}],
+            "kafka": {"bootstrap_servers": connector.brokers or _BROKERS},
+            "registry": {"url": connector.registry or _REGISTRY},
+            "relay": {"preset": "debezium"},
+        }
+        self._defaults = _checked(self.document)
+
+    def take(self, name: str, value: str) -> Finding:
+        """Convert one property that is written."""
+        found = _find(name, value, self._connector)
+        if found is None:
+            return _finding(name, value, Outcome(Verdict.UNKNOWN, _guess(name)))
+        first = self._seen.setdefault(_identity(found), name)
+        if first != name:
+            outcome = not_supported(f"{first} says it already, and wins")
+        else:
+            outcome = self._laid(self._outcome(found))
+        return _finding(name, value, outcome, is_secret=found.known.is_secret)
+
+    def imply(self, name: str, known: Property) -> Finding:
+        """Convert Debezium's default of a property that is not written."""
+        value = known.implied or ""
+        outcome = self._laid(self._outcome(_Rule(known, Given(name, value))))
+        return _finding(name, value, outcome)._replace(is_implied=True)
+
+    def _outcome(self, found: _Rule) -> Outcome:
+        try:
+            return found.known.rule(found.given, self._connector)
+        except ValueError as error:
+            return not_supported(str(error))
+
+    def _laid(self, outcome: Outcome) -> Outcome:
+        """Lay the keys over the document, if it can still be loaded with them."""
+        if not outcome.keys:
+            return outcome
+        if self._are_defaults(outcome.keys):
+            if outcome.verdict is Verdict.TAKEN:
+                return same(assignments(outcome.keys))
+            return outcome._replace(keys={})
+        trial = copy.deepcopy(self.document)
+        for path, value in outcome.keys.items():
+            _lay(trial, path, value)
+        try:
+            _checked(trial)
+        except ConfigurationError as refused:
+            mistakes = "; ".join(refused.mistakes)
+            return not_supported(mistakes.replace("source.0.", "source."))
+        self.document = trial
+        return outcome
+
+    def _are_defaults(self, keys: Keys) -> bool:
+        return all(
+            _is_default(self._defaults, self.document, path, value)
+            for path, value in keys.items()
+        )
+
+
+def _checked(document: Mapping[str, Any]) -> Settings:
+    return read(document, {}, Path("/"))
+
+
+def _lay(document: dict[str, Any], path: tuple[str, ...], value: object) -> None:
+    here: Any = document
+    for step in path[:-1]:
+        here = here[step][0] if step == "source" else here.setdefault(step, {})
+    before = here.get(path[-1])
+    # Several properties may each bring a rule of [[relay.rows.mask]].
+    if path == MASK and isinstance(before, list) and isinstance(value, list):
+        value = [*before, *value]
+    here[path[-1]] = value
+
+
+def _is_default(
+    defaults: Settings,
+    document: Mapping[str, Any],
+    path: tuple[str, ...],
+    value: object,
+) -> bool:
+    """Tell whether a key has this value without being written."""
+    here: object = defaults.model_dump(mode="json")
+    written: object = document
+    for step in path:
+        here = here.get(step) if isinstance(here, dict) else None
+        written = written.get(step) if isinstance(written, dict) else None
+        if step == "source":
+            here = here[0] if isinstance(here, list) else None
+            written = written[0] if isinstance(written, list) else None
+    return written in (None, value) and here == value
+
+
+def _ordered(connector: Connector) -> list[tuple[str, str]]:
+    """Return the properties in the order in which they can be understood."""
+    ranks = {name: place for place, name in enumerate(_names())}
+
+    def rank(item: tuple[str, str]) -> tuple[int, bool]:
+        found = _find(*item, connector)
+        if found is None:
+            return len(ranks), False
+        # Of two names of one property, today's wins.
+        return ranks.get(found.known.name, 0), item[0] in found.known.older
+
+    return sorted(connector.properties.items(), key=rank)
+
+
+def _names() -> Iterator[str]:
+    return (known.name for known in (*PROPERTIES, *ROUTER))
+
+
+def _find(name: str, value: str, connector: Connector) -> _Rule | None:
+    """Find what is known of a property: by its name, then by a name with stars."""
+    transform = next(
+        (t for t in connector.transforms if name.startswith(f"{_TRANSFORM}{t}.")), None
+    )
+    if transform is not None:
+        return _find_option(name, value, transform, connector)
+    for known in PROPERTIES:
+        if name == known.name or name in known.older:
+            return _Rule(known, Given(name, value))
+    for known in PROPERTIES:
+        match = pattern_of(known.name).fullmatch(name) if "*" in known.name else None
+        if match is not None:
+            return _Rule(known, Given(name, value, match.groups()))
+    return None
+
+
+def _find_option(
+    name: str, value: str, transform: str, connector: Connector
+) -> _Rule | None:
+    option = name.removeprefix(f"{_TRANSFORM}{transform}.")
+    given = Given(name, value, (transform, option))
+    for known in ROUTER:
+        is_routed = transform == connector.router or option == "type"
+        if option == known.name and is_routed:
+            return _Rule(known, given)
+    if transform == connector.router:
+        return None
+    return _Rule(Property(f"{_TRANSFORM}*", transform_option), given)
+
+
+def _identity(found: _Rule) -> str:
+    """Name a property the same under its old and its new name."""
+    has_older = found.given.name in (found.known.name, *found.known.older)
+    return found.known.name if has_older else found.given.name
+
+
+def _implied(connector: Connector) -> Iterator[tuple[str, Property]]:
+    """List what is not written and has a default that must be."""
+    for known in PROPERTIES:
+        names = (known.name, *known.older)
+        is_message = known.name == "message.prefix.include.list"
+        if is_message and "message.prefix.exclude.list" in connector.properties:
+            continue
+        if known.implied is not None and not connector.properties.keys() & set(names):
+            yield known.name, known
+    for known in ROUTER:
+        name = f"{_TRANSFORM}{connector.router}.{known.name}"
+        is_missing = known.implied is not None and name not in connector.properties
+        if connector.router is not None and is_missing:
+            yield name, known
+
+
+def _finding(
+    name: str, value: str, outcome: Outcome, *, is_secret: bool = False
+) -> Finding:
+    hides = bool(value) and bool(_SECRET.search(name))
+    hides = hides or (is_secret and "password" in value.lower())
+    shown = MASKED if hides else value
+    return Finding(name, shown, outcome.verdict, sentence(outcome), is_implied=False)
+
+
+def _guess(name: str) -> str:
+    known = [name for name in _names() if "*" not in name]
+    known += [older for each in PROPERTIES for older in each.older]
+    option = name.split(".", 2)[-1] if name.startswith(_TRANSFORM) else name
+    close = difflib.get_close_matches(option, known, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else " of Debezium's connector"
+
+
+def _to_do(document: Mapping[str, Any]) -> Iterator[str]:
+    source, relay = document["source"][0], document["relay"]
+    if source["dsn"] == _NO_DSN:
+        yield "source.dsn is empty: write where the database is."
+    if document["kafka"]["bootstrap_servers"] == _BROKERS:
+        yield (
+            "kafka.bootstrap_servers is a guess: Kafka Connect's worker has the true "
+            "one; give it with --kafka."
+        )
+    if "tables" not in source and "table" not in relay.get("outbox", {}):
+        yield "source.tables is empty: name the tables that are to be captured."
+    yield (
+        "Slot and publication of the connector belong to it while it exists. To lose "
+        "nothing, write other names to source.slot and source.publication, run towpath "
+        "relay init while the connector still runs, stop the connector, start the "
+        "relay: what both have published is there twice. Then drop the connector's."
+    )
+
+
+def arranged(document: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Return a document with its keys in the order of the reference."""
+    ordered: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        if name not in document:
+            continue
+        inner, value = section_of(field.annotation), document[name]
+        if inner is not None and isinstance(value, Mapping):
+            ordered[name] = arranged(value, inner)
+        elif inner is not None and isinstance(value, list):
+            ordered[name] = [arranged(each, inner) for each in value]
+        else:
+            ordered[name] = value
+    return ordered

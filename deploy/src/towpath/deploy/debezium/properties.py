@@ -1,0 +1,305 @@
+"""
+Every property of the connector that is known, with what becomes of it.
+
+The names of Debezium 1.x stand beside those of today. Properties of the event router
+are in ``router``.
+"""
+
+from typing import Final
+
+from towpath.deploy.debezium import address, router, rows, running, tables
+from towpath.deploy.debezium.rules import (
+    Property,
+    always,
+    boolean,
+    choice,
+    key,
+    needless,
+    only,
+    refused,
+    seconds,
+    whole,
+)
+
+_ROWS: Final = "relay.rows"
+_DSN: Final = address.part_of_dsn
+_ITS_OWN: Final = "while the connector has one of that name, write another"
+_NO_CLASSIC: Final = needless(
+    "snapshots run in chunks beside the stream, without a long transaction"
+)
+_NO_WORKER: Final = needless("there is no Kafka Connect worker")
+_OWN_BACKPRESSURE: Final = needless(
+    "relay.max_in_flight_bytes bounds what is read ahead, down to the socket"
+)
+_WRITE_SIGNALS: Final = "signals are rows of towpath.signal: write them there"
+_MAKE_TOPICS: Final = refused("make topics with other settings before the relay does")
+_ONE_CLIENT: Final = needless("kafka.client holds for all clients of the relay")
+_DEAD_LETTERS: Final = always("what cannot be published is in <prefix>.dead.relay")
+_SIGNALS: Final = refused(_WRITE_SIGNALS)
+
+_SOURCE: Final = (
+    Property("name", needless("a relay is known by its slot and its prefix")),
+    Property("connector.class", needless("the relay follows Postgres only")),
+    Property("tasks.max", always("one relay follows one slot")),
+    Property("plugin.name", only("pgoutput", "", "pgoutput is what is read, and all")),
+    Property("slot.name", key("source.slot", remark=_ITS_OWN), implied="debezium"),
+    Property("slot.drop.on.stop", running.slot_drop),
+    Property("slot.stream.params", refused("the relay chooses pgoutput's options")),
+    Property("slot.max.retries", running.takeover),
+    Property("slot.retry.delay.ms", running.takeover),
+    Property("slot.failover", always("relay init makes failover slots from 17 on")),
+    Property(
+        "publication.name",
+        key("source.publication", remark=_ITS_OWN),
+        implied="dbz_publication",
+    ),
+    Property("publication.autocreate.mode", running.autocreate),
+    Property(
+        "publish.via.partition.root",
+        only("true", "", "partitions are published as their root"),
+    ),
+    Property(
+        "replica.identity.autoset.values",
+        refused("run ALTER TABLE ... REPLICA IDENTITY yourself"),
+    ),
+    Property("database.hostname", _DSN),
+    Property("database.port", _DSN),
+    Property("database.user", _DSN),
+    Property(address.PASSWORD, address.password, is_secret=True),
+    Property("database.dbname", _DSN),
+    Property("database.sslmode", _DSN),
+    Property("database.sslcert", _DSN),
+    Property("database.sslkey", _DSN),
+    Property("database.sslpassword", address.key_password, is_secret=True),
+    Property("database.sslrootcert", _DSN),
+    Property("database.sslfactory", refused("TLS is libpq's own: use database.ssl*")),
+    Property("database.tcpKeepAlive", address.keepalive),
+    Property(
+        "database.initial.statements",
+        refused("set session parameters with ALTER ROLE ... SET"),
+    ),
+    Property(
+        "database.query.timeout.ms", refused("run ALTER ROLE ... SET statement_timeout")
+    ),
+    Property("driver.*", refused("there is no JDBC driver: add libpq's to source.dsn")),
+    Property("read.only", refused("heartbeats and watermarks need a right to write")),
+    Property("topic.prefix", running.prefix, ("database.server.name",)),
+    Property(
+        "table.include.list", tables.include_list, ("table.whitelist",), implied=""
+    ),
+    Property("table.exclude.list", tables.other_list, ("table.blacklist",)),
+    Property("schema.include.list", tables.other_list, ("schema.whitelist",)),
+    Property("schema.exclude.list", tables.other_list, ("schema.blacklist",)),
+)
+
+_ROW_FORMS: Final = (
+    Property("column.include.list", rows.included_columns, ("column.whitelist",)),
+    Property("column.exclude.list", rows.excluded_columns, ("column.blacklist",)),
+    Property(
+        "time.precision.mode",
+        choice(
+            f"{_ROWS}.times",
+            {
+                "adaptive": "adaptive",
+                "adaptive_time_microseconds": "adaptive_time_microseconds",
+                "connect": "connect",
+                "isostring": "iso",
+            },
+            "relay.rows.times decides",
+        ),
+    ),
+    Property(
+        "decimal.handling.mode",
+        choice(f"{_ROWS}.decimals", {m: m for m in ("precise", "double", "string")}),
+    ),
+    Property(
+        "hstore.handling.mode",
+        choice(f"{_ROWS}.hstore", {m: m for m in ("map", "json")}),
+    ),
+    Property(
+        "interval.handling.mode",
+        choice(f"{_ROWS}.intervals", {m: m for m in ("numeric", "string")}),
+    ),
+    Property(
+        "binary.handling.mode",
+        choice(
+            f"{_ROWS}.binaries",
+            {m: m for m in ("bytes", "base64", "base64-url-safe", "hex")},
+        ),
+    ),
+    Property(
+        "include.unknown.datatypes",
+        choice(f"{_ROWS}.unknown_types", {"true": "bytes", "false": "omit"}),
+    ),
+    Property("tombstones.on.delete", key(f"{_ROWS}.tombstones", boolean)),
+    Property("column.truncate.to.*.chars", rows.truncate),
+    Property("column.mask.with.*.chars", rows.mask),
+    Property("column.mask.hash.v2.*.with.salt.*", rows.hashed, is_secret=True),
+    Property("column.mask.hash.*.with.salt.*", rows.hashed, is_secret=True),
+    Property("column.propagate.source.type", rows.source_types),
+    Property(
+        "datatype.propagate.source.type",
+        refused("write expressions on columns to relay.rows.source_types"),
+    ),
+    Property("message.key.columns", rows.key_columns),
+    Property(
+        "unavailable.value.placeholder",
+        rows.placeholder,
+        ("toasted.value.placeholder",),
+    ),
+    Property("skipped.operations", rows.skipped),
+    Property("skip.messages.without.change", key(f"{_ROWS}.skip_unchanged", boolean)),
+    Property("field.name.adjustment.mode", rows.sanitized, ("sanitize.field.names",)),
+    Property(
+        "schema.name.adjustment.mode",
+        needless("names of schemas are made legal wherever the form asks for it"),
+    ),
+    Property("money.fraction.digits", only("2", "", "money has two fraction digits")),
+    Property("converters", refused("choose among the forms of relay.rows")),
+    Property("value.converter", rows.value_converter),
+    Property("key.converter", rows.key_converter),
+    Property("value.converter.*", rows.converter_option),
+    Property("key.converter.*", rows.converter_option),
+    Property("header.converter", needless("headers are text")),
+    Property("schema.refresh.mode", needless("each change has its own time's shape")),
+    Property(
+        "event.processing.failure.handling.mode",
+        needless("a row that cannot be published is a dead letter, and nothing else"),
+    ),
+    Property(
+        "event.converting.failure.handling.mode",
+        needless("a row that cannot be published is a dead letter, and nothing else"),
+    ),
+    Property("extended.headers.enabled", refused("the header position tells more")),
+)
+
+_RUNNING: Final = (
+    Property(
+        "provide.transaction.metadata", key("relay.transactions.metadata", boolean)
+    ),
+    Property(
+        "message.prefix.include.list",
+        running.messages,
+        implied="",
+    ),
+    Property("message.prefix.exclude.list", running.messages),
+    Property("heartbeat.interval.ms", running.heartbeat_interval),
+    Property(
+        "topic.heartbeat.prefix", running.heartbeat_prefix, ("heartbeat.topics.prefix",)
+    ),
+    Property("heartbeat.action.query", key("relay.heartbeat_query")),
+    Property("exactly.once.support", running.exactly_once),
+    Property("max.queue.size", _OWN_BACKPRESSURE),
+    Property("max.queue.size.in.bytes", running.in_flight),
+    Property("max.batch.size", _OWN_BACKPRESSURE),
+    Property("poll.interval.ms", needless("nothing polls: the stream is followed")),
+    Property(
+        "status.update.interval.ms", always("progress is told within 10 s, and at once")
+    ),
+    Property("lsn.flush.mode", only("connector", "", "the relay itself confirms")),
+    Property("lsn.flush.timeout.*", needless("confirming never waits")),
+    Property("flush.lsn.source", only("true", "", "the relay itself confirms")),
+    Property("offset.mismatch.strategy", needless("lineages and marks decide")),
+    Property(
+        "retriable.restart.connector.wait.ms", always("the delay grows by itself")
+    ),
+    Property("errors.max.retries", always("what may pass is tried again without end")),
+    Property("xmin.fetch.interval.ms", only("0", "", "source.xmin is always null")),
+    Property("connection.validation.timeout.ms", _NO_WORKER),
+    Property("executor.shutdown.timeout.ms", key("relay.stop_timeout_s", seconds)),
+)
+
+_SNAPSHOTS: Final = (
+    Property("snapshot.mode", running.snapshot_mode),
+    Property("snapshot.mode.*", _NO_CLASSIC),
+    Property("snapshot.lock.timeout.ms", _NO_CLASSIC),
+    Property("snapshot.locking.mode", _NO_CLASSIC),
+    Property("snapshot.isolation.mode", _NO_CLASSIC),
+    Property("snapshot.query.mode", _NO_CLASSIC),
+    Property("snapshot.delay.ms", needless("a snapshot starts when it is asked for")),
+    Property("streaming.delay.ms", _NO_CLASSIC),
+    Property("snapshot.fetch.size", _NO_CLASSIC),
+    Property("snapshot.max.threads", _NO_CLASSIC),
+    Property("snapshot.tables.order.by.row.count", _NO_CLASSIC),
+    Property(
+        "snapshot.include.collection.list",
+        needless("towpath snapshot start names the tables"),
+    ),
+    Property(
+        "snapshot.select.statement.overrides",
+        refused("all rows are read: keep what you do not want out of the table"),
+    ),
+    Property(
+        "snapshot.select.statement.overrides.*",
+        refused("all rows are read: keep what you do not want out of the table"),
+    ),
+    Property("incremental.snapshot.chunk.size", key("relay.chunk_rows", whole)),
+    Property(
+        "incremental.snapshot.allow.schema.changes",
+        always("each chunk brings its own columns"),
+    ),
+    Property(
+        "incremental.snapshot.watermarking.strategy",
+        needless("watermarks are logical messages"),
+    ),
+    Property("signal.data.collection", running.signal_collection),
+    Property(
+        "signal.enabled.channels",
+        only("source", "signals are rows of towpath.signal", _WRITE_SIGNALS),
+    ),
+    Property("signal.kafka.bootstrap.servers", running.brokers),
+    Property("signal.kafka.topic", _SIGNALS),
+    Property("signal.kafka.groupId", _SIGNALS),
+    Property("signal.kafka.poll.timeout.ms", _SIGNALS),
+    Property("signal.consumer.*", _SIGNALS),
+    Property("signal.file", _SIGNALS),
+    Property("signal.poll.interval.ms", needless("signals arrive by the stream")),
+    Property(
+        "notification.enabled.channels",
+        only(
+            "sink",
+            "notifications are in <prefix>.notifications",
+            "notifications are in <prefix>.notifications only",
+        ),
+    ),
+    Property("notification.sink.topic.name", running.notification_topic),
+)
+
+_KAFKA: Final = (
+    Property("topic.creation.enable", always("the relay makes its topics")),
+    Property("topic.creation.default.partitions", running.partitions),
+    Property("topic.creation.default.replication.factor", running.replication),
+    Property("topic.creation.default.retention.ms", running.retention),
+    Property("topic.creation.default.*", _MAKE_TOPICS),
+    Property("topic.creation.*", _MAKE_TOPICS),
+    Property("topic.delimiter", only(".", "", "topics are <prefix>.<schema>.<table>")),
+    Property("topic.naming.strategy", refused("topics are <prefix>.<schema>.<table>")),
+    Property("topic.cache.size", needless("names are built once per table")),
+    Property("topic.transaction", running.transaction_topic),
+    Property("bootstrap.servers", running.brokers),
+    Property("producer.override.*", running.client_option, is_secret=True),
+    Property("producer.*", running.client_option, is_secret=True),
+    Property("consumer.override.*", _ONE_CLIENT),
+    Property("consumer.*", _ONE_CLIENT),
+    Property("admin.override.*", _ONE_CLIENT),
+    Property("schema.history.internal.*", needless("Postgres needs no schema history")),
+    Property("database.history.*", needless("Postgres needs no schema history")),
+    Property("transforms", router.transforms),
+    Property("predicates", needless("relay.outbox.table names the router's table")),
+    Property("predicates.*", needless("relay.outbox.table names the router's table")),
+    Property("errors.tolerance", _DEAD_LETTERS),
+    Property("errors.log.enable", always("what is set aside is logged")),
+    Property("errors.log.include.messages", refused("row values are never logged")),
+    Property("errors.retry.*", always("what may pass is tried again without end")),
+    Property("errors.deadletterqueue.*", _DEAD_LETTERS),
+    Property("transaction.boundary", _NO_WORKER),
+    Property("transaction.boundary.interval.ms", _NO_WORKER),
+    Property("offsets.storage.topic", needless("marks are in <prefix>.relay-state")),
+    Property("config.action.reload", _NO_WORKER),
+    Property("custom.metric.tags", refused("add labels where the metrics are scraped")),
+    Property("guardrail.*", needless("source.tables names the tables one by one")),
+    Property("openlineage.integration.*", refused("no lineage is sent to OpenLineage")),
+    Property("internal.*", needless("it is internal to Debezium")),
+)
+
+PROPERTIES: Final = (*_SOURCE, *_ROW_FORMS, *_RUNNING, *_SNAPSHOTS, *_KAFKA)

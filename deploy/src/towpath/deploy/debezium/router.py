@@ -1,0 +1,171 @@
+"""
+The outbox event router: every option of it, by name.
+
+Its topic is the routed column's value, rewritten by expression and replacement. With
+the default expression that is a plain template; any other becomes ``route_regex`` and
+``route_replacement``.
+"""
+
+import re
+from typing import Final
+
+from towpath.deploy.debezium.connector import ROUTER_TYPE, Connector, split
+from towpath.deploy.debezium.outcome import (
+    Outcome,
+    not_needed,
+    not_supported,
+    same,
+    taken,
+)
+from towpath.deploy.debezium.rules import (
+    Given,
+    Property,
+    boolean,
+    choice,
+    key,
+    listed,
+    needless,
+    refused,
+)
+from towpath.deploy.debezium.tables import outbox_table
+from towpath.settings.syntax import ROUTED_VALUE, python_pattern
+
+_OUTBOX: Final = "relay.outbox"
+_COLUMNS: Final = "relay.outbox.columns"
+_TABLE: Final = ("relay", "outbox", "table")
+_TOPIC: Final = ("relay", "outbox", "topic")
+_REGEX: Final = ("relay", "outbox", "route_regex")
+_REPLACEMENT: Final = ("relay", "outbox", "route_replacement")
+_DEFAULT_REGEX: Final = "(?<routedByValue>.*)"
+_DEFAULT_REPLACEMENT: Final = "outbox.event.${routedByValue}"
+_WHOLE: Final = re.compile(r"\((?:\?<([A-Za-z]\w*)>)?\.[*+]\)")
+
+# What other transforms do, and what does it here.
+_OTHERS: Final = {
+    "ExtractNewRecordState": "the sinks and the consumers read the envelope's after",
+    "ByLogicalTableRouter": "partitioned tables are published as their root; "
+    "rename topics at the consumers",
+    "RegexRouter": "topics are named <prefix>.<schema>.<table>; "
+    "rename them at the consumers",
+    "ContentBasedRouter": "route at the consumers",
+    "Filter": "give the publication a row filter in Postgres instead",
+    "DecodeLogicalDecodingMessageContent": "a message's content is published as it is",
+    "MaskField": "use relay.rows.mask",
+    "ReplaceField": "use relay.rows.include_columns or exclude_columns",
+    "ExtractChangedRecordState": "the header unchanged tells what was left out",
+    "PartitionRouting": "use relay.rows.key_columns",
+}
+
+
+def transforms(given: Given, connector: Connector) -> Outcome:
+    """Take the event router; say of the other transforms that they are gone."""
+    others = [name for name in split(given.value) if name != connector.router]
+    gone = f"not run here: {', '.join(others)} (see their types)" if others else ""
+    if connector.router is None:
+        return not_supported(gone) if others else not_needed("there are none")
+    table = outbox_table(connector)
+    if table is None:
+        return not_supported(
+            "which table the event router reads cannot be told: "
+            "write it to relay.outbox.table, and leave it out of source.tables"
+        )
+    return taken({_TABLE: table}, gone)
+
+
+def transform_type(given: Given, connector: Connector) -> Outcome:
+    """Name what does a transform's work here."""
+    if given.value == ROUTER_TYPE:
+        if given.parts[0] == connector.router:
+            return same("the relay routes the outbox itself")
+        return not_supported("a relay has one outbox: run a second relay for this one")
+    last = re.split(r"[.$]", given.value.removesuffix("$Value").removesuffix("$Key"))[
+        -1
+    ]
+    advice = _OTHERS.get(last, "do its work at the consumers")
+    return not_supported(f"no transforms are run: {advice}")
+
+
+def transform_option(given: Given, _connector: Connector) -> Outcome:
+    """Tell of another transform's option."""
+    return not_supported(f"it belongs to transform {given.parts[0]}, which is not run")
+
+
+def _topic_of(connector: Connector) -> Outcome:
+    regex = connector.routed("route.topic.regex", _DEFAULT_REGEX)
+    replacement = connector.routed("route.topic.replacement", _DEFAULT_REPLACEMENT)
+    whole = _WHOLE.fullmatch(regex)
+    if whole is not None:
+        names = ["$1", "$0", "${" + (whole[1] or "1") + "}"]
+        topic = replacement
+        for name in names:
+            topic = topic.replace(name, ROUTED_VALUE)
+        return taken({_TOPIC: topic})
+    return taken(
+        {_TOPIC: ROUTED_VALUE, _REGEX: python_pattern(regex), _REPLACEMENT: replacement}
+    )
+
+
+def _topic(_given: Given, connector: Connector) -> Outcome:
+    return _topic_of(connector)
+
+
+def _spare_key(given: Given, connector: Connector) -> Outcome:
+    if connector.routed("table.field.event.key"):
+        return not_needed("table.field.event.key names the key")
+    return key(f"{_COLUMNS}.aggregate_id")(given, connector)
+
+
+def _expanded(given: Given, _connector: Connector) -> Outcome:
+    boolean(given.value)
+    return same("a JSON payload is published as the JSON it is")
+
+
+_UPDATES: Final = {"warn": "warn", "error": "error", "fatal": "halt"}
+_MISSING: Final = {"true": "error", "false": "skip"}
+_EMPTY: Final = {"true": "tombstone", "false": "event"}
+_NO_SPANS: Final = "no spans are made: a traceparent is carried or continued"
+
+ROUTER: Final[tuple[Property, ...]] = (
+    Property("type", transform_type),
+    Property("predicate", needless("relay.outbox.table names the table")),
+    Property("negate", needless("relay.outbox.table names the table")),
+    Property("table.field.event.id", key(f"{_COLUMNS}.id")),
+    Property("table.field.event.key", key(f"{_COLUMNS}.aggregate_id")),
+    Property("table.field.event.type", key(f"{_COLUMNS}.type")),
+    Property("table.field.event.timestamp", key(f"{_COLUMNS}.timestamp")),
+    Property("table.field.event.payload", key(f"{_COLUMNS}.payload")),
+    Property("table.field.event.payload.id", _spare_key),
+    Property("table.field.event.schema.version", key(f"{_COLUMNS}.schema_version")),
+    Property(
+        "table.fields.additional.placement",
+        key(f"{_OUTBOX}.placements", listed),
+        implied="",
+    ),
+    Property(
+        "table.fields.additional.error.on.missing",
+        choice(f"{_OUTBOX}.on_missing_column", _MISSING),
+    ),
+    Property("table.op.invalid.behavior", choice(f"{_OUTBOX}.on_update", _UPDATES)),
+    Property("debezium.op.invalid.behavior", choice(f"{_OUTBOX}.on_update", _UPDATES)),
+    Property("table.expand.json.payload", _expanded),
+    Property(
+        "table.json.payload.null.behavior",
+        needless("the payload is published untouched, its nulls too"),
+    ),
+    Property("route.by.field", key(f"{_COLUMNS}.aggregate_type")),
+    Property("route.topic.regex", _topic),
+    Property("route.topic.replacement", _topic),
+    Property(
+        "route.tombstone.on.empty.payload",
+        choice(f"{_OUTBOX}.on_empty_payload", _EMPTY),
+    ),
+    Property(
+        "tracing.span.context.field",
+        refused(
+            "write a W3C traceparent into a column of its own, "
+            "and name that in relay.outbox.columns.traceparent"
+        ),
+    ),
+    Property("tracing.operation.name", needless(_NO_SPANS)),
+    Property("tracing.with.context.field.only", needless(_NO_SPANS)),
+)

@@ -1,0 +1,220 @@
+"""Rules about row changes: forms of values, keys, columns, and what is left out."""
+
+import binascii
+import re
+from typing import Final
+
+from towpath.deploy.debezium.connector import Connector, split
+from towpath.deploy.debezium.outcome import (
+    KeyPath,
+    Outcome,
+    not_needed,
+    not_supported,
+    same,
+    taken,
+)
+from towpath.deploy.debezium.rules import Given, boolean, listed, whole
+from towpath.deploy.debezium.tables import captured, matches, plain_names
+
+ROWS: Final = ("relay", "rows")
+FORMAT: Final = (*ROWS, "format")
+MASK: Final = (*ROWS, "mask")
+REGISTRY_URL: Final = ("registry", "url")
+_COLUMN: Final = re.compile(r"[\w$]+")
+_HEX: Final = "hex:"
+_OPERATIONS: Final = ("c", "u", "d", "t")
+_RAW: Final = ("StringConverter", "ByteArrayConverter", "BinaryDataConverter")
+_RAW_CLASSES: Final = (*_RAW, "ByteBufferConverter")
+_REGISTRY_OPTIONS: Final = ("schema.registry.url", "apicurio.registry.url")
+
+
+def truncate(given: Given, _connector: Connector) -> Outcome:
+    """Take ``column.truncate.to.*.chars``."""
+    return _rule(given, {"form": "truncate", "length": whole(given.parts[0])})
+
+
+def mask(given: Given, _connector: Connector) -> Outcome:
+    """Take ``column.mask.with.*.chars``."""
+    return _rule(given, {"form": "mask", "length": whole(given.parts[0])})
+
+
+def hashed(given: Given, _connector: Connector) -> Outcome:
+    """Take ``column.mask.hash.*.with.salt.*``; the salt stays a secret."""
+    algorithm, salt = given.parts
+    return _rule(given, {"form": "hash", "algorithm": algorithm, "salt": salt})
+
+
+def _rule(given: Given, form: dict[str, object]) -> Outcome:
+    return taken({MASK: [{"columns": listed(given.value), **form}]})
+
+
+def key_columns(given: Given, connector: Connector) -> Outcome:
+    """Take ``message.key.columns``: tables and columns by name, or by the catalog."""
+    found: dict[str, list[str]] = {}
+    unknown: list[str] = []
+    for entry in filter(None, (part.strip() for part in given.value.split(";"))):
+        expression, colon, columns = entry.rpartition(":")
+        tables = _tables(expression, connector)
+        for table in tables:
+            names = _columns(table, columns, connector)
+            if names:
+                found[table] = names
+        if not colon or not tables or any(t not in found for t in tables):
+            unknown.append(entry)
+    if not given.value.strip():
+        return same("it is empty")
+    keys: dict[KeyPath, object] = {(*ROWS, "key_columns"): found} if found else {}
+    if unknown:
+        entries = ", ".join(map(repr, unknown))
+        return not_supported(
+            f"{entries} names no captured table with plain columns: give --dsn to "
+            "expand it, or write relay.rows.key_columns yourself",
+            keys,
+        )
+    return taken(keys)
+
+
+def _tables(expression: str, connector: Connector) -> list[str]:
+    tables = captured(connector)
+    plain = [name for name in plain_names(expression) if name in tables]
+    return plain or [table for table in tables if matches(expression, table)]
+
+
+def _columns(table: str, text: str, connector: Connector) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if all(_COLUMN.fullmatch(name) for name in names):
+        return names
+    known = (connector.catalog or {}).get(table, ())
+    return [
+        column
+        for column in known
+        if any(re.search(name, column) for name in names if _is_expression(name))
+    ]
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return bool(text)
+
+
+def placeholder(given: Given, _connector: Connector) -> Outcome:
+    """Take the placeholder of unchanged values; ``hex:`` is text in hex digits."""
+    text = given.value
+    if text.startswith(_HEX):
+        try:
+            text = binascii.unhexlify(text.removeprefix(_HEX)).decode()
+        except (binascii.Error, ValueError) as error:
+            message = f"{given.value!r} is not text in hex digits"
+            raise ValueError(message) from error
+    return taken({(*ROWS, "placeholder"): text})
+
+
+def skipped(given: Given, _connector: Connector) -> Outcome:
+    """Take the operations that are not published."""
+    names = [name.lower() for name in split(given.value)]
+    known = [name for name in names if name in _OPERATIONS]
+    if not set(names) <= {*_OPERATIONS, "none"}:
+        message = f"{given.value!r} is not made of c, u, d, t and none"
+        raise ValueError(message)
+    return taken({(*ROWS, "skipped_operations"): known})
+
+
+def sanitized(given: Given, _connector: Connector) -> Outcome:
+    """Take the adjustment of field names, under its old or its new name."""
+    ours = {"true": True, "false": False, "avro": True, "none": False}
+    value = given.value.strip().lower()
+    if value in ours:
+        return taken({(*ROWS, "sanitize_names"): ours[value]})
+    if value == "avro_unicode":
+        return not_supported("illegal characters become underscores, not \\u escapes")
+    message = f"{given.value!r} is none of {', '.join(ours)}"
+    raise ValueError(message)
+
+
+def value_converter(given: Given, connector: Connector) -> Outcome:
+    """Take the converter of values as the form of row changes."""
+    last = _class_name(given.value)
+    if last in _RAW_CLASSES:
+        return same("outbox payloads are published untouched")
+    ours = _form(given, connector)
+    if ours is None:
+        return not_supported("row changes are JSON, JSON with schemas, or Avro")
+    is_quoted = connector.router is not None and last == "JsonConverter"
+    if is_quoted and connector.routed("table.expand.json.payload") != "true":
+        return not_supported(
+            "outbox payloads are published as the JSON that they are, not as JSON text "
+            "in quotes: parse them once",
+            {FORMAT: ours},
+        )
+    return taken({FORMAT: ours})
+
+
+def key_converter(given: Given, connector: Connector) -> Outcome:
+    """Say that keys have the form of values; outbox keys are text."""
+    ours = _form(given, connector)
+    values = connector.get("value.converter")
+    if _class_name(given.value) in _RAW_CLASSES:
+        return same("outbox keys are plain text")
+    if connector.router is not None:
+        return not_supported("outbox keys are plain text")
+    if ours is None:
+        return not_supported("keys are JSON, JSON with schemas, or Avro")
+    like = Given("value.converter", values)
+    if values and ours != _form(like, connector):
+        return not_supported("keys have the form of values: relay.rows.format")
+    if not values:
+        return taken({FORMAT: ours}, "values have the same form")
+    return same("keys have the form of values: relay.rows.format")
+
+
+def converter_option(given: Given, connector: Connector) -> Outcome:
+    """Tell of one option of a converter."""
+    option = given.parts[0]
+    if option == "schemas.enable":
+        boolean(given.value)
+        return not_needed("relay.rows.format says it")
+    if option in _REGISTRY_OPTIONS:
+        first = split(given.value)[0] if split(given.value) else ""
+        own = option.startswith("apicurio")
+        remark = "the address must be the Confluent-compatible one" if own else ""
+        return taken({REGISTRY_URL: connector.registry or first}, remark)
+    if option.endswith("auto.register.schemas"):
+        return same("schemas are registered by the relay")
+    return not_supported("the forms of relay.rows have no such option")
+
+
+def _form(given: Given, connector: Connector) -> str | None:
+    """Return our record format for a converter; None if there is none."""
+    last = _class_name(given.value)
+    if last == "JsonConverter":
+        enabled = connector.get(f"{given.name}.schemas.enable", default="true")
+        return "json-schema" if boolean(enabled) else "json"
+    return "avro" if last == "AvroConverter" else None
+
+
+def source_types(given: Given, _connector: Connector) -> Outcome:
+    """Take the columns whose schema tells Postgres's type."""
+    return taken({(*ROWS, "source_types"): listed(given.value)})
+
+
+def columns(name: str, given: Given) -> Outcome:
+    """Take a list of column expressions; an empty one changes nothing."""
+    chosen = listed(given.value)
+    return taken({(*ROWS, name): chosen}) if chosen else same("it is empty")
+
+
+def included_columns(given: Given, _connector: Connector) -> Outcome:
+    """Take the columns that are published."""
+    return columns("include_columns", given)
+
+
+def excluded_columns(given: Given, _connector: Connector) -> Outcome:
+    """Take the columns that are left out."""
+    return columns("exclude_columns", given)
+
+
+def _class_name(text: str) -> str:
+    return text.strip().rpartition(".")[2]

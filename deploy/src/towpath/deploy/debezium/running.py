@@ -1,0 +1,226 @@
+"""Rules about running: the slot, heartbeats, topics, signals, Kafka's clients."""
+
+import re
+from typing import Final
+
+from towpath.deploy.debezium.connector import Connector, split
+from towpath.deploy.debezium.outcome import (
+    Outcome,
+    not_needed,
+    not_supported,
+    same,
+    taken,
+)
+from towpath.deploy.debezium.rules import Given, boolean, seconds, whole
+from towpath.deploy.debezium.tables import captured
+from towpath.schemas.topics import heartbeat_topic, notifications_topic
+
+RELAY: Final = "relay"
+PREFIX: Final = ("source", "prefix")
+BROKERS: Final = ("kafka", "bootstrap_servers")
+CLIENT: Final = ("kafka", "client")
+_MESSAGES: Final = ("relay", "messages")
+_HEARTBEAT: Final = "__debezium-heartbeat"
+_MS_PER_HOUR: Final = 3_600_000
+_JAAS: Final = re.compile(r"""(username|password)\s*=\s*["']([^"']*)["']""")
+# What the relay sets by itself, and why nobody else may.
+_OURS: Final = {
+    "acks": "every record is acknowledged by all replicas (acks=all)",
+    "enable.idempotence": "the producer is always idempotent",
+    "compression.type": "records travel compressed with lz4",
+    "linger.ms": "batches wait at most a millisecond",
+    "batch.size": "the topics' own limits bound a batch",
+    "max.request.size": "the topics' own limits bound a record",
+    "buffer.memory": "relay.max_in_flight_bytes bounds what is on its way",
+    "delivery.timeout.ms": "records are delivered without a limit of time",
+    "max.in.flight.requests.per.connection": "the producer is always idempotent",
+    "transactional.id": "relay.delivery decides",
+    "partitioner.class": "keys are placed as Java's default does",
+    "key.serializer": "relay.rows.format decides",
+    "value.serializer": "relay.rows.format decides",
+}
+_SAME_NAMES: Final = ("security.protocol", "sasl.mechanism", "client.rack")
+_KEPT: Final = (*_SAME_NAMES, "ssl.endpoint.identification.algorithm")
+
+
+def prefix(given: Given, _connector: Connector) -> Outcome:
+    """Take the prefix of all topics."""
+    return taken({PREFIX: given.value.strip()})
+
+
+def takeover(given: Given, connector: Connector) -> Outcome:
+    """Take retries times delay as the time that a held slot is waited for."""
+    retries = whole(connector.get("slot.max.retries", default="6"))
+    delay_ms = whole(connector.get("slot.retry.delay.ms", default="10000"))
+    wait = seconds(str(retries * delay_ms))
+    whole(given.value)
+    return taken({(RELAY, "takeover_timeout_s"): wait}, "retries times delay")
+
+
+def heartbeat_interval(given: Given, _connector: Connector) -> Outcome:
+    """Take the interval; heartbeats cannot be switched off."""
+    if whole(given.value) == 0:
+        return not_needed("the relay beats every 10 s of its own; it must not be off")
+    return taken({(RELAY, "heartbeat_interval_s"): seconds(given.value)})
+
+
+def heartbeat_prefix(given: Given, connector: Connector) -> Outcome:
+    """Keep the one name that the heartbeat topic has."""
+    if given.value == _HEARTBEAT:
+        return same()
+    topic = heartbeat_topic(connector.prefix)
+    return not_supported(f"heartbeats are always in {topic}: read them there")
+
+
+def retention(given: Given, _connector: Connector) -> Outcome:
+    """Take the retention of new topics in whole hours, rounded up."""
+    ms = whole(given.value)
+    if ms < 0:
+        return not_supported("topics are kept for a time: set topics.retention_hours")
+    hours = max(1, -(-ms // _MS_PER_HOUR))
+    remark = "" if hours * _MS_PER_HOUR == ms else "rounded up to whole hours"
+    return taken({("topics", "retention_hours"): hours}, remark)
+
+
+def topic_count(name: str, given: Given) -> Outcome:
+    """Take a number of new topics; -1 is the broker's own."""
+    if whole(given.value) == -1:
+        return not_supported(f"the broker's own number: write it to topics.{name}")
+    return taken({("topics", name): whole(given.value)})
+
+
+def partitions(given: Given, _connector: Connector) -> Outcome:
+    """Take the partitions of new topics."""
+    return topic_count("partitions", given)
+
+
+def replication(given: Given, _connector: Connector) -> Outcome:
+    """Take the replicas of new topics."""
+    return topic_count("replication_factor", given)
+
+
+def in_flight(given: Given, _connector: Connector) -> Outcome:
+    """Take the bound of the queue in bytes."""
+    if whole(given.value) == 0:
+        return not_needed("what is in flight is always bounded")
+    return taken({(RELAY, "max_in_flight_bytes"): whole(given.value)})
+
+
+def messages(given: Given, connector: Connector) -> Outcome:
+    """Publish logical messages, as Debezium does unless told which."""
+    if not given.value and connector.router and not captured(connector):
+        return not_needed("only the outbox is captured")
+    keys: dict[tuple[str, ...], object] = {(*_MESSAGES, "publish"): True}
+    if given.value:
+        name = "exclude" if "exclude" in given.name else "include"
+        keys[(*_MESSAGES, name)] = list(split(given.value))
+    return taken(keys)
+
+
+def exactly_once(given: Given, _connector: Connector) -> Outcome:
+    """Take exactly-once support as delivery in Kafka's transactions."""
+    if given.value.strip().lower() == "required":
+        return taken({(RELAY, "delivery"): "transactional"})
+    return same("no streamed record is published twice after a crash")
+
+
+def signal_collection(given: Given, _connector: Connector) -> Outcome:
+    """Keep the one signal table."""
+    if given.value.endswith("towpath.signal"):
+        return same()
+    return not_supported(
+        "signals are rows of towpath.signal, which relay init makes, "
+        "with the same columns and JSON: write them there"
+    )
+
+
+def snapshot_mode(given: Given, _connector: Connector) -> Outcome:
+    """Tell how existing rows come into the stream."""
+    if given.value.strip().lower() in {"never", "no_data", "schema_only"}:
+        return same("nothing is read until a snapshot is asked for")
+    return not_needed(
+        "snapshots are asked for, and run beside the stream: towpath snapshot start"
+    )
+
+
+def brokers(given: Given, connector: Connector) -> Outcome:
+    """Take Kafka's addresses; security protocols before them are left out."""
+    text = connector.brokers or ",".join(
+        one.rpartition("://")[2] for one in split(given.value)
+    )
+    return taken({BROKERS: text})
+
+
+def client_option(given: Given, connector: Connector) -> Outcome:
+    """Tell of a pass-through setting of Kafka's clients, as librdkafka spells it."""
+    option = given.parts[-1]
+    if option == "bootstrap.servers":
+        return brokers(given, connector)
+    if option in _OURS:
+        return not_needed(_OURS[option])
+    if option == "sasl.jaas.config":
+        return _login(given, connector)
+    if option in _KEPT:
+        return taken({(*CLIENT, option): given.value})
+    if option.startswith("ssl."):
+        return not_supported(
+            "keys and certificates are PEM files: set ssl.ca.location, "
+            "ssl.certificate.location and ssl.key.location in kafka.client"
+        )
+    return not_supported(
+        "if librdkafka has it, write it to kafka.client under librdkafka's name"
+    )
+
+
+def _login(given: Given, connector: Connector) -> Outcome:
+    found = dict(_JAAS.findall(given.value))
+    if "username" not in found:
+        return not_supported(
+            "write librdkafka's settings of your login method to kafka.client"
+        )
+    keys: dict[tuple[str, ...], object] = {
+        (*CLIENT, "sasl.username"): found["username"]
+    }
+    if connector.includes_secrets and found.get("password"):
+        keys[(*CLIENT, "sasl.password")] = found["password"]
+        return taken(keys)
+    return not_supported(
+        "a password does not belong into the file: set "
+        "TOWPATH_KAFKA__CLIENT__SASL_PASSWORD, or convert with --include-secrets",
+        keys,
+    )
+
+
+def notification_topic(given: Given, connector: Connector) -> Outcome:
+    """Keep the one topic of notifications."""
+    ours = notifications_topic(connector.prefix)
+    if given.value == ours:
+        return same()
+    return not_supported(f"notifications are always in {ours}: read them there")
+
+
+def transaction_topic(given: Given, connector: Connector) -> Outcome:
+    """Keep the one topic of transaction metadata."""
+    if given.value in {"", "transaction"}:
+        return same()
+    return not_supported(f"it is always {connector.prefix}.transaction: read it there")
+
+
+def autocreate(given: Given, _connector: Connector) -> Outcome:
+    """Tell how publications come to be."""
+    mode = given.value.strip().lower()
+    if mode == "disabled":
+        return same("publications are made by relay init only, never while running")
+    if mode == "filtered":
+        return same("relay init names the tables one by one")
+    return not_supported(
+        "relay init names the tables one by one: if the publication of that name is "
+        "for all tables, drop it or write another name to source.publication"
+    )
+
+
+def slot_drop(given: Given, _connector: Connector) -> Outcome:
+    """Never drop a slot."""
+    if not boolean(given.value):
+        return same("a slot is never dropped by the relay")
+    return not_supported("drop it by hand: select pg_drop_replication_slot(...)")

@@ -1,0 +1,196 @@
+r"""
+Which tables are captured: Debezium's regular expressions made into names.
+
+An entry that is a plain name, or a plain choice (``public\.(orders|customers)``),
+needs nobody; any other expression is held against the source's catalog, if that was
+asked. Expressions match whole names, in any case, as Debezium's do. The event router's
+table becomes the outbox; the signal table is ours.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from towpath.deploy.debezium.connector import Connector, split
+from towpath.deploy.debezium.outcome import (
+    KeyPath,
+    Outcome,
+    not_needed,
+    not_supported,
+    same,
+    taken,
+)
+from towpath.deploy.debezium.rules import Given
+
+TABLES: Final = ("source", "tables")
+_PLAIN: Final = re.compile(r"[\w$]+(?:\\?\.[\w$]+)*")
+_CHOICE: Final = re.compile(r"([^()|]*)\((?:\?:)?([^()]*)\)([^()|]*)")
+_INCLUDE: Final = ("table.include.list", "table.whitelist")
+_EXCLUDE: Final = ("table.exclude.list", "table.blacklist")
+_SCHEMAS: Final = ("schema.include.list", "schema.whitelist")
+_NO_SCHEMAS: Final = ("schema.exclude.list", "schema.blacklist")
+_SYSTEM: Final = ("information_schema", "pg_catalog", "towpath")
+_EXPAND: Final = (
+    "give --dsn to expand it, or write the names into source.tables yourself"
+)
+
+
+class Selection(NamedTuple):
+    """
+    What a connector captures.
+
+    Attributes:
+        tables: By name, the outbox and the signal table among them.
+        open: Entries that only the catalog could make into names.
+    """
+
+    tables: tuple[str, ...]
+    open: tuple[str, ...]
+
+
+def captured(connector: Connector) -> tuple[str, ...]:
+    """Return the tables whose rows are published as row changes."""
+    apart = {outbox_table(connector), signal_table(connector)}
+    return tuple(t for t in selection(connector).tables if t not in apart)
+
+
+def selection(connector: Connector) -> Selection:
+    """Hold the connector's lists against what is known."""
+    entries = split(connector.get(*_INCLUDE))
+    if connector.catalog is not None:
+        found = [t for t in connector.catalog if _is_included(t, entries)]
+        return Selection(tuple(_filtered(found, connector)), ())
+    names: list[str] = []
+    unknown: list[str] = []
+    for entry in entries:
+        plain = plain_names(entry)
+        names += plain
+        if not plain:
+            unknown.append(entry)
+    unique = dict.fromkeys(name for name in names if _is_table(name))
+    unknown += [name for name in names if not _is_table(name)]
+    return Selection(tuple(_filtered(unique, connector)), tuple(unknown))
+
+
+def plain_names(expression: str) -> list[str]:
+    """Return the names that an expression stands for, if it needs no catalog."""
+    choice = _CHOICE.fullmatch(expression)
+    texts = [expression]
+    if choice is not None:
+        head, middle, tail = choice.groups()
+        texts = [head + one + tail for one in middle.split("|")]
+    if not all(_PLAIN.fullmatch(text) for text in texts):
+        return []
+    return [text.replace("\\", "") for text in texts]
+
+
+def matches(expression: str, name: str) -> bool:
+    """Tell whether an expression matches a whole name, in any case."""
+    try:
+        return re.fullmatch(expression, name, re.IGNORECASE) is not None
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+def signal_table(connector: Connector) -> str:
+    """Return the signal table; Debezium writes the database before it, or does not."""
+    parts = connector.get("signal.data.collection").strip().split(".")
+    return ".".join(parts[-2:])
+
+
+def outbox_table(connector: Connector) -> str | None:
+    """
+    Return the event router's table, if the lists tell which it is.
+
+    That is the one that its predicate's expression picks by topic, else the only one
+    that is captured, else the only one whose name says outbox.
+    """
+    if connector.router is None:
+        return None
+    signal = signal_table(connector)
+    candidates = [t for t in selection(connector).tables if t != signal]
+    picked = _picked_by_predicate(candidates, connector)
+    named = [t for t in candidates if "outbox" in t.lower()]
+    for group in (picked, candidates, named):
+        if len(group) == 1:
+            return group[0]
+    return None
+
+
+def include_list(given: Given, connector: Connector) -> Outcome:
+    """Take the list of tables; it is also asked for where none is written."""
+    chosen = selection(connector)
+    tables = list(captured(connector))
+    keys: dict[KeyPath, object] = {TABLES: tables} if tables else {}
+    if chosen.open:
+        entries = ", ".join(map(repr, chosen.open))
+        return not_supported(f"{entries} is an expression: {_EXPAND}", keys)
+    if not given.value and connector.catalog is None:
+        return not_supported(
+            "Debezium captures every table that the other lists leave: "
+            f"{_EXPAND.replace('expand it', 'find them')}"
+        )
+    if not chosen.tables:
+        return not_supported("the database has no such table: check source.tables")
+    if not tables:
+        return not_needed("all that is captured is the outbox or the signal table")
+    return taken(keys, _apart(connector))
+
+
+def other_list(given: Given, connector: Connector) -> Outcome:
+    """Tell what a list beside the include list did to the tables."""
+    if not given.value:
+        return same("it is empty")
+    if connector.catalog is None and not connector.get(*_INCLUDE):
+        return not_supported(f"tables are named one by one: {_EXPAND}")
+    tables = list(captured(connector))
+    return (
+        taken({TABLES: tables}, "what it leaves")
+        if tables
+        else not_needed("no table that is captured is left")
+    )
+
+
+def _apart(connector: Connector) -> str:
+    names = (
+        (outbox_table(connector), "the outbox"),
+        (signal_table(connector), "the signal table"),
+    )
+    tables = selection(connector).tables
+    said = [f"{table} is {what}" for table, what in names if table in tables]
+    return " and ".join(said)
+
+
+def _is_table(name: str) -> bool:
+    return name.count(".") == 1
+
+
+def _is_included(table: str, entries: Iterable[str]) -> bool:
+    if table.split(".", 1)[0] in _SYSTEM:
+        return False
+    return not entries or any(matches(entry, table) for entry in entries)
+
+
+def _filtered(tables: Iterable[str], connector: Connector) -> list[str]:
+    """Apply the lists beside the include list."""
+    excluded = split(connector.get(*_EXCLUDE))
+    schemas = split(connector.get(*_SCHEMAS))
+    no_schemas = split(connector.get(*_NO_SCHEMAS))
+    kept = []
+    for table in tables:
+        schema = table.split(".", 1)[0]
+        is_left_out = any(matches(one, table) for one in excluded) or any(
+            matches(one, schema) for one in no_schemas
+        )
+        is_in_schema = not schemas or any(matches(one, schema) for one in schemas)
+        if is_in_schema and not is_left_out:
+            kept.append(table)
+    return kept
+
+
+def _picked_by_predicate(tables: list[str], connector: Connector) -> list[str]:
+    predicate = connector.routed("predicate")
+    expression = connector.get(f"predicates.{predicate}.pattern")
+    if not expression or connector.routed("negate").lower() == "true":
+        return []
+    return [t for t in tables if matches(expression, f"{connector.prefix}.{t}")]

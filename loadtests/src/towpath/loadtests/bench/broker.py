@@ -1,0 +1,153 @@
+"""
+The broker: topics that note the time of append, their ends, and what is in them.
+
+The time of append is the broker's default while a benchmark runs, because the topics
+are made by the systems themselves, each in its own way.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from towpath.loadtests.bench.errors import BenchError
+from towpath.loadtests.bench.verdict import Arrival, digest
+from towpath.schemas.clock import Clock, Deadline
+
+PARTITIONS: Final = 6
+_TIMEOUT_S: Final = 10.0
+_READ_WITHIN_S: Final = 120.0
+_MESSAGES_AT_ONCE: Final = 10_000
+_EVENT_ID: Final = "id"
+# Answers of a topic that is not there, or not everywhere yet.
+_NOT_THERE: Final = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client's own name for it
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+)
+
+
+class Broker:
+    """The one broker of a benchmark."""
+
+    def __init__(self, bootstrap: str, clock: Clock) -> None:
+        self._bootstrap = bootstrap
+        self._clock = clock
+        # What the client meets on the way is raised, or asked again.
+        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+
+    def date_by_append(self) -> None:
+        """Have the broker date each record when it appends it, in every new topic."""
+        entry = ConfigEntry(
+            "log.message.timestamp.type",
+            "LogAppendTime",
+            incremental_operation=AlterConfigOpType.SET,
+        )
+        (broker,) = self._admin.list_topics(timeout=_TIMEOUT_S).brokers
+        resource = ConfigResource(
+            ResourceType.BROKER, str(broker), incremental_configs=[entry]
+        )
+        _await(self._admin.incremental_alter_configs([resource]))
+
+    def make_topic(self, topic: str) -> None:
+        """Make a topic, if it is not there, for a system that does not make its own."""
+        if not self.ends(topic):
+            wanted = NewTopic(topic, num_partitions=PARTITIONS, replication_factor=1)
+            _await(self._admin.create_topics([wanted]))
+
+    def delete_topics(self, prefix: str) -> None:
+        """Delete every topic whose name holds the prefix."""
+        names = [
+            t for t in self._admin.list_topics(timeout=_TIMEOUT_S).topics if prefix in t
+        ]
+        if names:
+            _await(self._admin.delete_topics(names, request_timeout=_TIMEOUT_S))
+
+    def ends(self, topic: str) -> dict[int, int]:
+        """Return each partition's end offset; nothing while there is no topic."""
+        try:
+            found = self._admin.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
+            newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # a driver's
+            asked = {TopicPartition(topic, p): newest for p in found.partitions}
+            answers = self._admin.list_offsets(asked) if asked else {}
+            return {
+                p.partition: f.result(_TIMEOUT_S).offset for p, f in answers.items()
+            }
+        except KafkaException as error:
+            if error.args[0].code() in _NOT_THERE:
+                return {}
+            message = f"the broker does not tell the end of {topic}: {error}"
+            raise BenchError(message) from error
+
+    def read(self, topic: str) -> list[Arrival]:
+        """
+        Read a topic from its beginning to its present end, partition by partition.
+
+        Raises:
+            BenchError: It could not be read in time.
+        """
+        ends = {p: end for p, end in self.ends(topic).items() if end}
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "group.id": topic,
+                "enable.auto.commit": False,
+                "log_level": 0,
+            }
+        )
+        try:
+            consumer.assign([TopicPartition(topic, p, 0) for p in ends])
+            found = list(self._arrivals(consumer, topic, ends))
+        finally:
+            consumer.close()
+        return sorted(found)
+
+    def _arrivals(
+        self, consumer: Consumer, topic: str, ends: Mapping[int, int]
+    ) -> Iterator[Arrival]:
+        left = dict(ends)
+        deadline = Deadline(self._clock, _READ_WITHIN_S)
+        while left:
+            if deadline.passed():
+                message = f"{topic} was not read after {_READ_WITHIN_S:.0f} s"
+                raise BenchError(message)
+            for message_ in consumer.consume(_MESSAGES_AT_ONCE, 1.0):
+                if message_.error() is not None:
+                    continue
+                arrival = _arrival(message_)
+                yield arrival
+                if arrival.offset + 1 >= left.get(arrival.partition, 0):
+                    left.pop(arrival.partition, None)
+
+
+def _arrival(record: Any) -> Arrival:  # noqa: ANN401 - a driver's object
+    headers = dict(record.headers() or ())
+    event_id = headers.get(_EVENT_ID) or b""
+    return Arrival(
+        record.partition(),
+        record.offset(),
+        # One system's identifiers are JSON strings, depending on its converter.
+        event_id.strip(b'"'),
+        record.key() or b"",
+        digest(record.value()),
+        record.timestamp()[1],
+    )
+
+
+def _await(futures: Mapping[Any, Any]) -> None:
+    for what, future in futures.items():
+        try:
+            future.result(_TIMEOUT_S)
+        except KafkaException as error:
+            message = f"the broker refuses {what}: {error}"
+            raise BenchError(message) from error

@@ -1,0 +1,95 @@
+"""
+Figures of runs: rates from append times, percentiles, medians of rounds, ratios.
+
+Pure. A run's figures are a flat mapping of names with units to numbers; a case's are
+the minimum, median and maximum of each over the rounds.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from towpath.loadtests.bench.verdict import Arrival, Fact
+from towpath.loadtests.percentile import at
+
+Figures = dict[str, float]
+
+_MS: Final = 1000.0
+# The broker's time is cut to whole milliseconds; on average that hides half of one.
+_CUT_OFF_MS: Final = 0.5
+_FEWEST: Final = 2
+
+
+class Spread(NamedTuple):
+    """One figure over the rounds."""
+
+    min: float
+    median: float
+    max: float
+
+
+def drain_figures(appended_ms: Sequence[int], started_ms: float) -> Figures:
+    """
+    Return the rates of a drain.
+
+    ``events_per_s`` counts from the first append to the last. A JVM warms up, so the
+    second half is told apart, and so is the whole from the start of the process.
+    """
+    ordered = sorted(appended_ms)
+    count = len(ordered)
+    first, middle, last = ordered[0], ordered[count // 2], ordered[-1]
+    return {
+        "events_per_s": _rate(count, last - first),
+        "second_half_per_s": _rate(count - count // 2, last - middle),
+        "from_start_per_s": _rate(count, last - started_ms),
+        "first_event_s": (first - started_ms) / _MS,
+    }
+
+
+def latency_figures(latencies_ms: Iterable[float]) -> Figures:
+    """Return the percentiles of at least one latency, and the largest."""
+    ordered = sorted(latencies_ms)
+    shares = {"p50_ms": 0.50, "p95_ms": 0.95, "p99_ms": 0.99}
+    found = {name: at(ordered, share) for name, share in shares.items()}
+    return found | {"max_ms": ordered[-1], "samples": float(len(ordered))}
+
+
+def latencies_ms(
+    facts: Mapping[bytes, Fact], arrivals: Iterable[Arrival], since_us: int
+) -> list[float]:
+    """Return commit to append of each event that was committed after ``since_us``."""
+    found = []
+    for arrival in arrivals:
+        committed_us = facts[arrival.event_id].committed_us
+        if committed_us >= since_us:
+            appended_ms = arrival.appended_ms + _CUT_OFF_MS
+            found.append(appended_ms - committed_us / _MS)
+    return found
+
+
+def spread(rounds: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
+    """Return minimum, median and maximum of each figure that every round has."""
+    names = [name for name in rounds[0] if all(name in one for one in rounds)]
+    return {
+        name: Spread(
+            min(one[name] for one in rounds),
+            statistics.median(one[name] for one in rounds),
+            max(one[name] for one in rounds),
+        )
+        for name in names
+    }
+
+
+def ratio(
+    ours: Mapping[str, Spread] | None, theirs: Mapping[str, Spread] | None, name: str
+) -> float | None:
+    """Return the ratio of the medians of one figure, or None if one lacks it."""
+    if not ours or not theirs or name not in ours or name not in theirs:
+        return None
+    other = theirs[name].median
+    return ours[name].median / other if other else None
+
+
+def _rate(count: int, elapsed_ms: float) -> float:
+    """Return events a second; what is over within a clock's tick took one."""
+    return count * _MS / max(1.0, elapsed_ms) if count >= _FEWEST else 0.0

@@ -1,0 +1,219 @@
+"""
+All cases, all rounds, all systems; what differs anywhere ends the figures.
+
+``measure`` runs drains and steady loads, ``measure_kill`` the kills. Both return what
+they found; stopping the stack is their caller's.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+import psycopg
+from confluent_kafka import KafkaException
+
+from towpath.loadtests.bench import drain, kill, publishers, steady
+from towpath.loadtests.bench.errors import BenchError
+from towpath.loadtests.bench.figures import Figures
+from towpath.loadtests.bench.machine import machine
+from towpath.loadtests.bench.plan import (
+    DRAINS,
+    LIMIT,
+    RECVLOGICAL,
+    RELAY,
+    STEADIES,
+    Bench,
+    Run,
+    in_turn,
+)
+from towpath.loadtests.bench.result import Case, Result
+from towpath.loadtests.bench.source import Source, made
+from towpath.loadtests.bench.verdict import Fact, Verdict
+
+KILL: Final = "kill_1"
+_BASE: Final = "base"
+_TRUTH: Final = "truth"
+
+
+class _Book:
+    """What was found so far, by case and system."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._cases: dict[str, dict[str, list[Figures]]] = {}
+        self._findings: list[str] = []
+
+    def note(self, case: str, system: str, figures: Figures) -> None:
+        """Keep a run's figures."""
+        systems = self._cases.setdefault(case, defaultdict(list))
+        systems[system].append(figures)
+
+    def judge(self, run: Run, verdict: Verdict) -> None:
+        """Keep what is wrong with a run."""
+        found = verdict.findings()
+        if found:
+            self._findings.append(f"{run.name}: {', '.join(found)}")
+            self._bench.screen.say(f"[red]{self._findings[-1]}[/red]")
+        else:
+            self._bench.screen.say(f"{run.name}: {verdict.events:,} events verified")
+
+    def close(self) -> Result:
+        """Return all of it."""
+        options = self._bench.options
+        cases = tuple(
+            Case(name=name, rounds={s: tuple(found) for s, found in systems.items()})
+            for name, systems in self._cases.items()
+        )
+        return Result(
+            rows=options.rows,
+            rounds=options.rounds,
+            machine=machine(),
+            cases=cases,
+            findings=tuple(self._findings),
+        )
+
+
+def measure(bench: Bench) -> Result:
+    """
+    Run the cases that were asked for.
+
+    Raises:
+        BenchError: A system or a part was not there any more, or not done in time.
+    """
+    book = _Book(bench)
+    with _translated():
+        bench.broker.date_by_append()
+        for case in bench.options.cases:
+            if case in DRAINS:
+                _drain_case(bench, book, case)
+            else:
+                _steady_case(bench, book, case)
+    return book.close()
+
+
+def measure_kill(bench: Bench) -> Result:
+    """
+    Kill each publisher in the middle of a drain, once a round.
+
+    Raises:
+        BenchError: It was not done in time.
+    """
+    book = _Book(bench)
+    with _translated():
+        bench.broker.date_by_append()
+        _kill_case(bench, book)
+    return book.close()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Name what a driver raises when its server is gone."""
+    try:
+        yield
+    except (psycopg.Error, KafkaException, TimeoutError) as error:
+        message = f"a server of the benchmark does not answer: {error}".strip()
+        raise BenchError(message) from error
+
+
+def _kill_case(bench: Bench, book: _Book) -> None:
+    with _backlog(bench, KILL, 1) as (base, facts):
+        for number in range(bench.options.rounds):
+            for system in in_turn(bench.options.publishers, number):
+                run = _run(KILL, system, number, base.source)
+                with _copied(bench, run, base):
+                    figures, verdict = kill.kill(bench, run, facts)
+                book.note(KILL, system, figures)
+                # What others lose or repeat is a figure; what ours does is a finding.
+                book.judge(run, verdict if system == RELAY else _forgiven(verdict))
+
+
+def _drain_case(bench: Bench, book: _Book, case: str) -> None:
+    options = bench.options
+    systems = (LIMIT, RECVLOGICAL, *options.publishers)
+    with _backlog(bench, case, DRAINS[case]) as (base, facts):
+        for number in range(options.rounds):
+            for system in in_turn(systems, number):
+                run = _run(case, system, number, base.source)
+                with _copied(bench, run, base):
+                    book.note(case, system, _drain(bench, book, run, facts))
+
+
+def _drain(bench: Bench, book: _Book, run: Run, facts: Mapping[bytes, Fact]) -> Figures:
+    if run.system in {LIMIT, RECVLOGICAL}:
+        return drain.decode(bench, run, len(facts))
+    figures, verdict = drain.drain(bench, run, facts)
+    book.judge(run, verdict)
+    return figures
+
+
+def _steady_case(bench: Bench, book: _Book, case: str) -> None:
+    options = bench.options
+    with made(bench.place, f"bench_{case}", bench.clock) as source:
+        base = _run(case, _BASE, 0, source)
+        publishers.prepare_source(bench, base)
+        source.prepare()
+        source.drop_slot(base.name)
+        for number in range(options.rounds):
+            for system in in_turn(options.publishers, number):
+                run = replace(_run(case, system, number, source), is_steady=True)
+                truth = f"{run.name}_{_TRUTH}"
+                source.settle()
+                source.make_slot(run.name)
+                source.make_slot(truth)
+                with _cleared(bench, run):
+                    rate = STEADIES[case]
+                    figures, verdict = steady.follow(bench, run, rate, truth)
+                source.drop_slot(truth)
+                book.note(case, system, figures)
+                book.judge(run, verdict)
+
+
+@contextmanager
+def _backlog(
+    bench: Bench, case: str, per_transaction: int
+) -> Iterator[tuple[Run, dict[bytes, Fact]]]:
+    """Commit a backlog behind a slot; give the slot's run and what was committed."""
+    rows = bench.options.rows
+    with made(bench.place, f"bench_{case}", bench.clock) as source:
+        base = _run(case, _BASE, 0, source)
+        publishers.prepare_source(bench, base)
+        source.prepare()
+        tell = bench.screen.begin(f"{case}: writing the backlog", rows)
+        source.fill(rows, per_transaction, tell)
+        truth = replace(base, system=_TRUTH, name=f"bench_{case}_{_TRUTH}")
+        source.copy_slot(base.name, truth.name)
+        bench.screen.begin(f"{case}: reading what was committed", 0)
+        facts = source.facts(truth.name)
+        source.drop_slot(truth.name)
+        yield base, facts
+
+
+@contextmanager
+def _copied(bench: Bench, run: Run, base: Run) -> Iterator[None]:
+    """Give the run a slot that begins before the backlog."""
+    run.source.copy_slot(base.name, run.name)
+    run.source.settle()
+    with _cleared(bench, run):
+        yield
+
+
+@contextmanager
+def _cleared(bench: Bench, run: Run) -> Iterator[None]:
+    """Leave no process, no slot and no topic of the run behind."""
+    try:
+        yield
+    finally:
+        bench.place.launcher.stop(run.name)
+    run.source.drop_slot(run.name)
+    bench.broker.delete_topics(run.name)
+
+
+def _run(case: str, system: str, number: int, source: Source) -> Run:
+    name = f"bench_{case}_{system}_{number}"
+    return Run(system=system, name=name, source=source)
+
+
+def _forgiven(verdict: Verdict) -> Verdict:
+    return verdict._replace(lost=0, duplicates=0)

@@ -1,0 +1,215 @@
+"""
+The source: one database for each case, its backlog, its slots, and what it says is so.
+
+The outbox table and its publication are those that ``towpath relay init`` makes. Each
+run reads the same log through a copy of one slot that was made before the first row.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Self
+
+import psycopg
+from psycopg import sql
+
+from towpath.loadtests.bench import pgoutput
+from towpath.loadtests.bench.errors import BenchError
+from towpath.loadtests.bench.place import Place
+from towpath.loadtests.bench.verdict import Fact, digest
+from towpath.schemas.clock import Clock, Deadline
+
+PUBLICATION: Final = "towpath_outbox"
+
+# Rows written between two looks at the progress bar: a second's worth.
+_PIECE_ROWS: Final = 20_000
+# The server's own decoding gives its answer in pieces of so many messages.
+CHUNK_MESSAGES: Final = 100_000
+_RELEASED_WITHIN_S: Final = 30.0
+_LOOK_EVERY_S: Final = 0.05
+
+# A payload is 250 bytes of JSON. Hexadecimal digits of hashes: no two are alike, and
+# they compress as badly as identifiers do. A thousand aggregates take turns.
+_PREPARE: Final = """
+create schema bench;
+create function bench.payload(n bigint) returns json language sql as $$
+  select (rpad('{"n":' || n || ',"pad":"' || md5(n::text) || md5((n + 1)::text)
+    || md5((n + 2)::text) || md5((n + 3)::text) || md5((n + 4)::text)
+    || md5((n + 5)::text) || md5((n + 6)::text), 248, '0') || '"}')::json
+$$;
+create procedure bench.fill(from_row int, to_row int, per_transaction int)
+language plpgsql as $$
+begin
+  for at_row in from_row .. to_row - 1 by per_transaction loop
+    insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload)
+    select gen_random_uuid(), 'bench', (n % 1000)::text, 'Benched',
+      bench.payload(n)
+    from generate_series(at_row, least(at_row + per_transaction, to_row) - 1) n;
+    commit;
+  end loop;
+end $$;
+"""
+_READ_CHUNK: Final = """
+select data from pg_logical_slot_get_binary_changes(
+  %s, null, %s, 'proto_version', '1', 'publication_names', %s)
+"""
+_COUNT_CHUNK: Final = """
+select count(*) from pg_logical_slot_get_binary_changes(
+  %s, null, %s, 'proto_version', '1', 'publication_names', %s)
+"""
+
+
+class Source:
+    """One case's database. Call order: made by ``made``, then ``prepare``, once."""
+
+    def __init__(self, place: Place, name: str, clock: Clock) -> None:
+        self.name = name
+        self.dsn = place.dsn_of(name)
+        self._clock = clock
+        self._connection = psycopg.connect(self.dsn, autocommit=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def prepare(self) -> None:
+        """Make what writes the rows; the outbox must be there."""
+        self._connection.execute(_PREPARE)
+
+    def fill(
+        self, rows: int, per_transaction: int, tell: Callable[[int], None]
+    ) -> None:
+        """Commit a backlog, and tell how many rows are there."""
+        # The log is flushed later by itself; what is measured begins after that.
+        self._connection.execute("set synchronous_commit = off")
+        for first in range(0, rows, _PIECE_ROWS):
+            last = min(rows, first + _PIECE_ROWS)
+            arguments = (first, last, per_transaction)
+            self._connection.execute("call bench.fill(%s, %s, %s)", arguments)
+            tell(last)
+        self._connection.execute("set synchronous_commit = on")
+        self.settle()
+
+    def settle(self) -> None:
+        """Have everything written that the server would write sooner or later."""
+        self._connection.execute("checkpoint")
+
+    def row_count(self) -> int:
+        """Count the rows of the outbox."""
+        return int(self._one("select count(*) from towpath.outbox"))
+
+    def end_lsn(self) -> str:
+        """Return the end of the log."""
+        return str(self._one("select pg_current_wal_flush_lsn()::text"))
+
+    def make_slot(self, slot: str) -> None:
+        """Make a slot that begins here."""
+        self._one(
+            "select pg_create_logical_replication_slot(%s, 'pgoutput')::text", slot
+        )
+
+    def copy_slot(self, original: str, slot: str) -> None:
+        """Make a slot that begins where another does."""
+        self._one(
+            "select pg_copy_logical_replication_slot(%s, %s)::text", original, slot
+        )
+
+    def drop_slot(self, slot: str) -> None:
+        """
+        Drop a slot once its reader has gone.
+
+        Raises:
+            BenchError: The reader stays.
+        """
+        deadline = Deadline(self._clock, _RELEASED_WITHIN_S)
+        while not deadline.passed():
+            with contextlib.suppress(psycopg.errors.ObjectInUse):
+                self._connection.execute(
+                    "select pg_drop_replication_slot(slot_name)"
+                    " from pg_replication_slots where slot_name = %s",
+                    (slot,),
+                )
+                return
+            self._clock.wait(_LOOK_EVERY_S)
+        message = f"slot {slot} is still read by process {self.reader_pid(slot)}"
+        raise BenchError(message)
+
+    def reader_pid(self, slot: str) -> int | None:
+        """Return the server process that sends what a slot gives, if there is one."""
+        found = self._one(
+            "select active_pid from pg_replication_slots where slot_name = %s", slot
+        )
+        return None if found is None else int(found)
+
+    def backend_pid(self) -> int:
+        """Return the server process that serves this connection."""
+        return self._connection.info.backend_pid
+
+    def decode(self, slot: str, tell: Callable[[int], None]) -> int:
+        """Let the server decode all that a slot has, and count the messages."""
+        total = 0
+        while count := int(self._one(_COUNT_CHUNK, slot, CHUNK_MESSAGES, PUBLICATION)):
+            total += count
+            tell(total)
+        return total
+
+    def facts(self, slot: str) -> dict[bytes, Fact]:
+        """Read what was committed, by event id; uses the slot up."""
+        rows = pgoutput.rows(self._messages(slot))
+        return {
+            row.values["id"] or b"": Fact(
+                ordinal,
+                row.values["aggregate_id"] or b"",
+                digest(row.values["payload"]),
+                row.committed_us,
+            )
+            for ordinal, row in enumerate(rows)
+        }
+
+    def _messages(self, slot: str) -> Iterator[bytes]:
+        with self._connection.cursor(binary=True) as cursor:
+            while True:
+                cursor.execute(_READ_CHUNK, (slot, CHUNK_MESSAGES, PUBLICATION))
+                chunk = cursor.fetchall()
+                if not chunk:
+                    return
+                for (message,) in chunk:
+                    yield message
+
+    def _one(self, statement: str, *arguments: object) -> Any:  # noqa: ANN401 - a value of SQL
+        row = self._connection.execute(statement.encode(), arguments).fetchone()
+        return None if row is None else row[0]
+
+
+@contextlib.contextmanager
+def made(place: Place, name: str, clock: Clock) -> Iterator[Source]:
+    """Make a database for the block, and drop it and its slots behind it."""
+    identifier = sql.Identifier(name)
+    with psycopg.connect(place.dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("create database {}").format(identifier))
+    try:
+        with Source(place, name, clock) as source:
+            yield source
+    finally:
+        _drop(place, name)
+
+
+def _drop(place: Place, name: str) -> None:
+    """Drop what can be dropped; a server that is away takes it all with it."""
+    with (
+        contextlib.suppress(psycopg.Error),
+        psycopg.connect(place.dsn, autocommit=True) as connection,
+    ):
+        connection.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+            " where datname = %s",
+            (name,),
+        )
+        connection.execute(
+            "select pg_drop_replication_slot(slot_name)"
+            " from pg_replication_slots where database = %s",
+            (name,),
+        )
+        statement = sql.SQL("drop database if exists {} with (force)")
+        connection.execute(statement.format(sql.Identifier(name)))

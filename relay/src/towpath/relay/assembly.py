@@ -1,0 +1,210 @@
+"""
+One attempt: every part is made anew from what the log and the state topic hold.
+
+::
+
+    claim the slot -> what Kafka has -> which history -> stream -> follow
+
+Kafka is looked at only after the claim, and after the broker has been told that a dead
+process of our name is to be heard no more: what is there then is all that there is.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import structlog
+
+from towpath.relay import lineage as lineages
+from towpath.relay.kafka.parked import read_parked
+from towpath.relay.kafka.producer import KafkaProducer
+from towpath.relay.kafka.state import StateTopic, write_now
+from towpath.relay.kafka.tails import read_tails
+from towpath.relay.line import Line, Past, World
+from towpath.relay.lineage import Decision, Lineage, Remembered
+from towpath.relay.marks import Marks, Published
+from towpath.relay.postgres.catalog import PostgresCatalog
+from towpath.relay.postgres.connect import connect
+from towpath.relay.postgres.guardian import Guardian
+from towpath.relay.postgres.history import History, Memory
+from towpath.relay.postgres.ownership import Ownership
+from towpath.relay.postgres.replication import SlotStream
+from towpath.relay.postgres.snapshots import SnapshotWorker
+from towpath.relay.state import LINEAGE_KEY, SETTINGS_KEY
+from towpath.relay.stored_settings import as_before, deciding, differences
+from towpath.schemas.position import format_lsn
+from towpath.settings import DeliveryMode, Settings
+
+_LOG = structlog.get_logger("towpath.relay")
+
+
+class Attempt:
+    """From connecting to the end of one connection's lifetime."""
+
+    def __init__(self, world: World, is_stopping: Callable[[], bool]) -> None:
+        self._world = world
+        self._is_stopping = is_stopping
+        self._why_anew: str | None = None
+
+    def run(self) -> None:
+        """
+        Follow the source; returns when told to stop.
+
+        Raises:
+            TowpathError: What ended it; its disposition says what to do.
+        """
+        while not self._is_stopping():
+            self._why_anew = None
+            with ExitStack() as closing:
+                self._follow(closing)
+
+    def _begin_anew(self, why: str) -> None:
+        """End this connection's lifetime, from any thread."""
+        _LOG.warning("connecting anew", reason=why)
+        self._why_anew = why
+        self._world.wakeup.wake()
+
+    def _follow(self, closing: ExitStack) -> None:
+        """Follow until told to stop, or until the settings of before have served."""
+        settings, topics = self._world.settings, self._world.topics
+        topics.open(settings.database.prefix, settings.database.tables)
+        ownership = self._claim(closing)
+        producer = self._make_producer(closing)
+        producer.begin()
+        past = self._look_back()
+        source = settings.database
+        connection = closing.enter_context(connect(source.dsn))
+        stream = SlotStream(source.dsn, self._world.clock, self._world.wakeup)
+        closing.callback(stream.close)
+        memory = self._memory(past)
+        history = History(settings, memory, self._world.clock, connection, stream)
+        decision = history.follow()
+        settings, until_log_lsn = self._settle_settings(past, decision)
+        line = Line(self._world, settings, past, decision)
+        pipeline = line.assemble(
+            producer,
+            stream,
+            PostgresCatalog(connection),
+            self._make_worker(closing, settings),
+            lambda stored_log_lsn: (
+                self._is_stopping()
+                or self._why_anew is not None
+                or 0 < until_log_lsn < stored_log_lsn
+            ),
+        )
+        self._watch(closing, ownership)
+        names = settings.database
+        stream.start(names.slot, (names.publication, names.outbox_publication))
+        _LOG.info(
+            "streaming",
+            confirmed_lsn=format_lsn(decision.confirmed_lsn),
+            lineage=decision.lineage.number,
+            published_position=past.published.horizon.decode() or None,
+        )
+        pipeline.run(settings.relay.stop_timeout_s)
+
+    def _watch(self, closing: ExitStack, ownership: Ownership) -> None:
+        world = self._world
+        guardian = Guardian(
+            world.settings, world.tally, world.clock, ownership, self._begin_anew
+        )
+        closing.callback(guardian.close)
+        guardian.start()
+
+    def _claim(self, closing: ExitStack) -> Ownership:
+        settings, world = self._world.settings, self._world
+        ownership = Ownership(settings.database.dsn, settings.database.slot)
+        closing.callback(ownership.close)
+        ownership.acquire(
+            world.clock,
+            world.wakeup,
+            settings.relay.takeover_timeout_s,
+            self._is_stopping,
+        )
+        return ownership
+
+    def _make_producer(self, closing: ExitStack) -> KafkaProducer:
+        settings, topics = self._world.settings, self._world.topics
+        is_transactional = settings.relay.delivery is DeliveryMode.TRANSACTIONAL
+        name = f"towpath-{settings.database.prefix}-{settings.database.slot}"
+        producer = KafkaProducer(
+            settings.kafka,
+            max_in_flight_bytes=settings.relay.max_in_flight_bytes,
+            batch_bytes=topics.batch_bytes,
+            record_bytes=topics.record_bytes,
+            transactional_id=name if is_transactional else None,
+        )
+        closing.callback(producer.close)
+        return producer
+
+    def _make_worker(self, closing: ExitStack, settings: Settings) -> SnapshotWorker:
+        source = settings.database
+        worker = SnapshotWorker(
+            source.dsn, self._world.wakeup.wake, publication=source.publication
+        )
+        closing.callback(worker.close)
+        return worker
+
+    def _look_back(self) -> Past:
+        settings = self._world.settings
+        state = StateTopic(settings.kafka, settings.database.prefix).read()
+        tails = read_tails(
+            settings.kafka,
+            state.marks,
+            is_transactional=settings.relay.delivery is DeliveryMode.TRANSACTIONAL,
+        )
+        parked = read_parked(
+            settings.kafka, settings.database.prefix, settings.relay.max_parked_keys
+        )
+        self._world.tally.parked_keys = len(parked)
+        return Past(state, Marks(tails), Published(tails), parked)
+
+    def _memory(self, past: Past) -> Memory:
+        settings, state = self._world.settings, past.state
+        topic = StateTopic(settings.kafka, settings.database.prefix)
+        confirmed = state.confirmed
+
+        def read() -> Remembered:
+            return Remembered(
+                lineages=lineages.parse_lineages(state.lineage),
+                confirmed_lsn=None if confirmed is None else confirmed.lsn,
+                confirmed_log_lsn=None if confirmed is None else confirmed.log_lsn,
+                published_log_lsn=past.published_log_lsn,
+                heartbeat=0 if confirmed is None else confirmed.heartbeat,
+                has_records=bool(past.published.horizon),
+            )
+
+        def write(known: Sequence[Lineage]) -> None:
+            topic.write(LINEAGE_KEY, lineages.document(known))
+
+        def confirm(lsn: int) -> None:
+            if confirmed is not None:
+                log_lsn = confirmed.log_lsn - confirmed.lsn + lsn
+                back = confirmed._replace(lsn=lsn, log_lsn=log_lsn)
+                topic.write(CONFIRMED_KEY, back._asdict())
+
+        def publish(record: Record) -> None:
+            write_now(settings.kafka, record)
+
+        return Memory(read, write, publish, confirm)
+
+    def _settle_settings(self, past: Past, decision: Decision) -> tuple[Settings, int]:
+        """
+        Return the settings to run with, and until which log LSN; 0: without end.
+
+        Those of the file are stored before the first record that they form.
+        """
+        settings, stored = self._world.settings, past.state.settings
+        changed = () if stored is None else differences(settings, stored)
+        confirmed = decision.lineage.offset + decision.confirmed_lsn
+        horizon = past.published.log_lsn
+        if stored is not None and changed and horizon >= confirmed:
+            _LOG.warning(
+                "the settings of before hold until what Kafka has is passed",
+                changed=list(changed),
+                until_log_lsn=horizon,
+            )
+            return as_before(settings, stored), horizon
+        if stored is None or changed:
+            topic = StateTopic(settings.kafka, settings.database.prefix)
+            topic.write(SETTINGS_KEY, deciding(settings))
+        return settings, 0

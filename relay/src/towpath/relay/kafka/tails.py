@@ -1,0 +1,188 @@
+"""
+The tails of our topics: each partition from its mark to its end, read at start.
+
+What a dead process had published after its last marks stands there; its positions make
+the marks exact. Only headers are looked at. A partition that ends below its mark was
+truncated or made anew, and nobody can tell what it had: that stops the start.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
+    AdminClient,
+    OffsetSpec,
+)
+
+from towpath.relay.errors import (
+    BrokerUnavailableError,
+    PartitionCountChangedError,
+    TopicTruncatedError,
+)
+from towpath.relay.kafka.client import (
+    REQUEST_TIMEOUT_S,
+    configuration,
+    translated,
+)
+from towpath.relay.marks import Mark, TopicMarks
+from towpath.schemas import headers
+from towpath.settings import Kafka
+
+Places = dict[tuple[str, int], Mark]
+
+
+def read_tails(
+    kafka: Kafka, marks: Mapping[str, TopicMarks], *, is_transactional: bool
+) -> Mapping[str, TopicMarks]:
+    """
+    Return the marks as the topics themselves tell them.
+
+    Args:
+        kafka: The brokers.
+        marks: As stored.
+        is_transactional: Whether only what was committed counts.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+        TopicTruncatedError: A partition ends below its mark.
+        PartitionCountChangedError: A topic has other partitions than it had.
+    """
+    places = {
+        (topic, partition): mark
+        for topic, of_topic in marks.items()
+        for partition, mark in of_topic.items()
+    }
+    if places:
+        _check_counts(kafka, marks)
+        ends = end_offsets(kafka, places)
+        _check_ends(places, ends)
+        longer = {at: places[at] for at, end in ends.items() if end > places[at][0]}
+        if longer:
+            places |= _scan(kafka, longer, is_transactional=is_transactional)
+        places = {at: Mark(ends[at], mark.position) for at, mark in places.items()}
+    return {
+        topic: {at: places[topic, at] for at in of_topic}
+        for topic, of_topic in marks.items()
+    }
+
+
+def end_offsets(
+    kafka: Kafka, places: Iterable[tuple[str, int]]
+) -> dict[tuple[str, int], int]:
+    """
+    Return the end offset of each partition; -1 for one that is not there.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    admin = AdminClient(configuration(kafka))
+    asked = {
+        TopicPartition(*at): OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library's
+        for at in places
+    }
+    futures = admin.list_offsets(asked, request_timeout=REQUEST_TIMEOUT_S)
+    ends = {}
+    for place, future in futures.items():
+        try:
+            ends[place.topic, place.partition] = future.result(REQUEST_TIMEOUT_S).offset
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise translated(error, f"finding the end of {place.topic}") from error
+            ends[place.topic, place.partition] = -1
+    return ends
+
+
+def _check_counts(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> None:
+    admin = AdminClient(configuration(kafka))
+    try:
+        cluster = admin.list_topics(timeout=REQUEST_TIMEOUT_S)
+    except KafkaException as error:
+        raise translated(error, "listing topics") from error
+    for topic, of_topic in marks.items():
+        there = cluster.topics.get(topic)
+        count = len(there.partitions) if there is not None else 0
+        if count and count != len(of_topic):
+            reason = f"topic {topic} had {len(of_topic)} partitions and has {count} now"
+            raise PartitionCountChangedError(reason)
+
+
+def _check_ends(
+    places: Mapping[tuple[str, int], Mark], ends: Mapping[tuple[str, int], int]
+) -> None:
+    for (topic, partition), mark in sorted(places.items()):
+        end = ends[topic, partition]
+        if end < mark.next_offset:
+            what = "is gone" if end < 0 else f"ends at {end}"
+            reason = (
+                f"partition {partition} of {topic} {what}, "
+                f"but reached {mark.next_offset} before"
+            )
+            raise TopicTruncatedError(reason)
+
+
+def _scan(kafka: Kafka, places: Places, *, is_transactional: bool) -> Places:
+    """Read partitions from their marks on, and return what they had at their ends."""
+    consumer = Consumer(
+        configuration(
+            kafka,
+            {
+                "group.id": "towpath-relay-tails",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                # A mark may lie below what retention has left.
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed"
+                if is_transactional
+                else "read_uncommitted",
+                "fetch.wait.max.ms": 10,
+            },
+        )
+    )
+    found = dict(places)
+    open_places = set(places)
+    try:
+        # Knowing the leaders beforehand saves half a second of waiting for them.
+        consumer.list_topics(timeout=REQUEST_TIMEOUT_S)
+        consumer.assign(
+            [TopicPartition(*at, mark.next_offset) for at, mark in places.items()]
+        )
+        while open_places:
+            message = consumer.poll(REQUEST_TIMEOUT_S)
+            if message is None:
+                reason = f"{len(open_places)} partitions could not be read to their end"
+                raise BrokerUnavailableError(reason)
+            _take(message, found, open_places)
+    except KafkaException as error:
+        raise translated(error, "reading the tails of our topics") from error
+    finally:
+        consumer.close()
+    return found
+
+
+def _take(message: Message, found: Places, open_places: set[tuple[str, int]]) -> None:
+    error = message.error()
+    at = message.topic() or "", message.partition() or 0
+    if error is not None:
+        if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - public
+            raise KafkaException(error)
+        open_places.discard(at)
+        return
+    position = streamed_position(message)
+    before = found[at].position
+    if position is not None and (before is None or position > before):
+        found[at] = found[at]._replace(position=position)
+
+
+def streamed_position(message: Message) -> bytes | None:
+    """Return the position of a streamed record; None for any other record."""
+    told = dict(message.headers() or ())
+    if headers.SNAPSHOT in told:
+        return None
+    position = told.get(headers.POSITION)
+    return position if isinstance(position, bytes) else None

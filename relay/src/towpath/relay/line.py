@@ -1,0 +1,250 @@
+"""
+The loop of one connection, put together: outlet, routes, snapshots, marks.
+
+Everything here is made anew for each connection; what outlives it comes in through
+``World`` and ``Past``.
+"""
+
+import uuid
+from collections.abc import Callable
+from typing import NamedTuple
+
+import structlog
+
+from towpath.relay.declared_sinks import DeclaredSinks
+from towpath.relay.delivery import DeliveryLedger
+from towpath.relay.kafka.producer import KafkaProducer
+from towpath.relay.kafka.topics import KafkaTopics
+from towpath.relay.lineage import Decision
+from towpath.relay.marks import Marks, Published
+from towpath.relay.pipeline.aside import SetAside
+from towpath.relay.pipeline.core import Core
+from towpath.relay.pipeline.follower import Follower
+from towpath.relay.pipeline.loop import Pipeline
+from towpath.relay.pipeline.marking import Marked, Marking
+from towpath.relay.pipeline.outlet import Outlet
+from towpath.relay.pipeline.shapes import Shapes
+from towpath.relay.pipeline.snapshots import Snapshots
+from towpath.relay.pipeline.spoken import EventRoute, Listener, MessageRoutes
+from towpath.relay.postgres.catalog import PostgresCatalog
+from towpath.relay.postgres.replication import SlotStream, Wakeup
+from towpath.relay.postgres.snapshots import SnapshotWorker
+from towpath.relay.registry.client import SchemaIds
+from towpath.relay.routing.codecs import CodecFactory
+from towpath.relay.routing.columns import ColumnRules
+from towpath.relay.routing.counted import CountedEvents
+from towpath.relay.routing.dead import DeadLetters
+from towpath.relay.routing.documents import Documents
+from towpath.relay.routing.message import MessageRecords
+from towpath.relay.routing.outbox import WRONGLY_UPDATED
+from towpath.relay.routing.parked import Parked
+from towpath.relay.routing.record import Record
+from towpath.relay.routing.router import Router
+from towpath.relay.routing.table import Ears, Place
+from towpath.relay.routing.tableless import TablelessEvents
+from towpath.relay.routing.transactions import TransactionMetadata
+from towpath.relay.snapshot.driver import Limits, SnapshotDriver
+from towpath.relay.snapshot.visibility import InvisibleTransactions
+from towpath.relay.state import State, StateRecords
+from towpath.relay.tally import Tally
+from towpath.relay.wal.relation import Relation
+from towpath.relay.wal.sequencer import Sequencer
+from towpath.schemas.clock import Clock
+from towpath.schemas.position import Position
+from towpath.settings import Settings
+
+_LOG = structlog.get_logger("towpath.relay")
+
+
+class World(NamedTuple):
+    """
+    What outlives attempts.
+
+    Attributes:
+        settings: Of the file.
+        sinks: The declared sinks, as of each call.
+        topics: Knows and makes topics.
+        schema_ids: Knows and registers schemas.
+        tally: What is counted.
+        clock: The time.
+        wakeup: Ends the loop's waits.
+    """
+
+    settings: Settings
+    sinks: DeclaredSinks
+    topics: KafkaTopics
+    schema_ids: SchemaIds
+    tally: Tally
+    clock: Clock
+    wakeup: Wakeup
+
+
+class Past(NamedTuple):
+    """What Kafka tells of what was before."""
+
+    state: State
+    marks: Marks
+    published: Published
+    parked: Parked
+
+    @property
+    def published_log_lsn(self) -> int:
+        """The highest log LSN of any streamed record."""
+        confirmed = self.state.confirmed
+        stored = confirmed.published_log_lsn if confirmed is not None else 0
+        return max(stored, self.published.log_lsn)
+
+
+class Line:
+    """Puts the loop of one connection together."""
+
+    def __init__(
+        self, world: World, settings: Settings, past: Past, decision: Decision
+    ) -> None:
+        self._world = world
+        self._settings = settings
+        self._past = past
+        self._decision = decision
+        self._records = StateRecords(settings.database.prefix)
+        self._documents = Documents(settings.relay.rows.format, world.schema_ids)
+        self._snapshots: Snapshots | None = None
+
+    def assemble(
+        self,
+        producer: KafkaProducer,
+        stream: SlotStream,
+        catalog: PostgresCatalog,
+        worker: SnapshotWorker,
+        is_ending: Callable[[int], bool],
+    ) -> Pipeline:
+        """Return the loop, ready to run."""
+        settings, world = self._settings, self._world
+        relay, prefix = settings.relay, settings.database.prefix
+        metadata = None
+        if relay.transactions.metadata:
+            metadata = TransactionMetadata(prefix, self._documents)
+        core = self._core(producer, stream, catalog, metadata)
+        marking = self._marking(core)
+        driver = SnapshotDriver(
+            core.invisible,
+            captured=settings.database.tables,
+            sinks=world.sinks,
+            run_id=uuid.uuid4().hex,
+            limits=Limits(settings.relay.chunk_rows),
+        )
+        snapshots = self._snapshots = Snapshots(core, driver, worker)
+        listener = self._listener(core, snapshots, marking, metadata)
+        follower = self._follower(core, snapshots, listener, metadata)
+        return Pipeline(
+            core,
+            stream,
+            follower,
+            marking,
+            settings.relay.max_in_flight_bytes,
+            lambda: is_ending(marking.stored_log_lsn),
+        )
+
+    def _core(
+        self,
+        producer: KafkaProducer,
+        stream: SlotStream,
+        catalog: PostgresCatalog,
+        metadata: TransactionMetadata | None,
+    ) -> Core:
+        database, tally = self._settings.database, self._world.tally
+        relay, parked = self._settings.relay, self._past.parked
+        start_lsn = self._decision.confirmed_lsn
+        ledger = DeliveryLedger(start_lsn)
+        dead = DeadLetters(database.prefix, self._bury, parked)
+        published = self._past.published
+        outlet = Outlet(producer, self._world.topics, ledger, dead, tally, published)
+        rules = ColumnRules(relay, tally.skip)
+        router = Router(
+            place=Place(database.prefix, stream.database),
+            relay=relay,
+            dead=dead,
+            parked=parked,
+            rules=rules,
+            make_codec=CodecFactory(relay, self._world.schema_ids).make,
+            ears=Ears(
+                on_skipped=self._skip,
+                on_incomplete=self._complete,
+                enrich=None if metadata is None else metadata.place,
+            ),
+        )
+        return Core(
+            ledger=ledger,
+            invisible=InvisibleTransactions(start_lsn),
+            outlet=outlet,
+            router=router,
+            shapes=Shapes(database.prefix, catalog, outlet, router.is_captured, rules),
+            tally=tally,
+            clock=self._world.clock,
+        )
+
+    def _marking(self, core: Core) -> Marking:
+        known = Marked(
+            marks=self._past.marks,
+            published_log_lsn=self._past.published_log_lsn,
+            offset=self._decision.lineage.offset,
+            heartbeat=self._decision.heartbeat,
+        )
+        return Marking(
+            known, self._records, core.outlet, core.ledger, core.invisible, core.clock
+        )
+
+    def _bury(self, reason: str) -> None:
+        """Count a dead letter, and what is parked by now."""
+        self._world.tally.bury(reason)
+        self._world.tally.parked_keys = len(self._past.parked)
+
+    def _skip(self, reason: str) -> None:
+        """Count a change that gives no record; some are errors each time."""
+        self._world.tally.skip(reason)
+        if reason == WRONGLY_UPDATED:
+            _LOG.error(reason, table=self._settings.relay.outbox.table)
+
+    def _complete(
+        self, relation: Relation, key: tuple[bytes, ...], position: Position
+    ) -> None:
+        """Have a row read whose new key came without all of it."""
+        if self._snapshots is not None:
+            self._snapshots.complete_key(relation, key, position)
+
+    def _listener(
+        self,
+        core: Core,
+        snapshots: Snapshots,
+        marking: Marking,
+        metadata: TransactionMetadata | None,
+    ) -> Listener:
+        relay, place, skip = self._settings.relay, core.router.place, core.tally.skip
+        enrich = None if metadata is None else metadata.place
+        events: EventRoute = TablelessEvents(
+            relay.outbox, core.router.dead, self._past.parked, skip
+        )
+        if enrich is not None:
+            events = CountedEvents(events, relay.outbox.message_prefix, enrich)
+        messages = None
+        if relay.messages.publish:
+            messages = MessageRecords(
+                place.prefix, place.database, relay, self._documents, skip, enrich
+            )
+        routes = MessageRoutes(relay.outbox.message_prefix, events, messages)
+        return Listener(core, snapshots, marking, routes)
+
+    def _follower(
+        self,
+        core: Core,
+        snapshots: Snapshots,
+        listener: Listener,
+        metadata: TransactionMetadata | None,
+    ) -> Follower:
+        letters = core.router.dead
+
+        def letter(raw: bytes, position: bytes, timestamp_ms: int) -> Record:
+            return letters.of_skipped(raw, position, timestamp_ms)
+
+        sequencer = Sequencer(self._decision.lineage.offset)
+        aside = SetAside(core, self._past.state.skips, letter, self._records)
+        return Follower(core, sequencer, snapshots, listener, metadata, aside)

@@ -1,0 +1,164 @@
+"""
+Marks: what each partition of our topics has, so that nothing is published twice.
+
+A *mark* of a partition says: every streamed record up to ``position`` that belongs here
+stands below ``next_offset``. Marks are written while records flow, so they trail a
+little; after a crash the partition is read from its mark to its end, and what is found
+there makes the mark exact. Within a partition, positions of streamed records only rise,
+because one idempotent producer writes them in the stream's order; so the last position
+tells of all before it. READ rows stand out of that order and move only ``next_offset``.
+
+Pure: what is read and written, and how, is told by ``kafka``.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from towpath.relay.delivery import Acknowledgement, Partition
+from towpath.schemas.position import parse_position
+
+
+class Mark(NamedTuple):
+    """
+    What a partition has.
+
+    ``position`` is the text of the last streamed record's; None: there is none yet.
+    """
+
+    next_offset: int
+    position: bytes | None
+
+
+TopicMarks = Mapping[int, Mark]
+_NOTHING: Final[TopicMarks] = MappingProxyType({})
+
+
+class Confirmed(NamedTuple):
+    """
+    How far Postgres may forget; stored before Postgres is told.
+
+    Attributes:
+        lsn: What Postgres is told.
+        log_lsn: The same with the lineage's offset.
+        published_log_lsn: The highest log LSN of any streamed record so far.
+        heartbeat: The highest heartbeat counter that was streamed; 0: none.
+        is_clean: Whether the relay stopped by itself, with nothing on its way.
+        at: When, as RFC 3339.
+    """
+
+    lsn: int
+    log_lsn: int
+    published_log_lsn: int
+    heartbeat: int
+    is_clean: bool
+    at: str
+
+
+class Marks:
+    """The marks of every topic, as they move."""
+
+    def __init__(self, known: Mapping[str, TopicMarks]) -> None:
+        self._marks = {topic: dict(marks) for topic, marks in known.items()}
+
+    def knows(self, topic: str) -> bool:
+        """Tell whether the topic has its first mark."""
+        return topic in self._marks
+
+    def begin(self, topic: str, ends: Mapping[int, int]) -> None:
+        """Take a topic in, with the end offset of each partition."""
+        self._marks[topic] = {at: Mark(end, None) for at, end in ends.items()}
+
+    def of(self, topic: str) -> TopicMarks:
+        """Return a topic's marks."""
+        return self._marks[topic]
+
+    def topics(self) -> Mapping[str, TopicMarks]:
+        """Return every topic's marks."""
+        return self._marks
+
+    def move(
+        self,
+        reached: Mapping[Partition, tuple[bytes, Acknowledgement]],
+        passed: Mapping[Partition, Acknowledgement],
+    ) -> frozenset[str]:
+        """Take in what was acknowledged; return the topics whose marks moved."""
+        moved: set[str] = set()
+        for (topic, partition), (position, place) in reached.items():
+            moved.update(self._raise(topic, partition, place.offset(), position))
+        for (topic, partition), place in passed.items():
+            moved.update(self._raise(topic, partition, place.offset(), None))
+        return frozenset(moved)
+
+    def _raise(
+        self,
+        topic: str | None,
+        partition: int | None,
+        offset: int | None,
+        position: bytes | None,
+    ) -> Iterable[str]:
+        marks = self._marks.get(topic or "")
+        if marks is None or partition is None or offset is None or topic is None:
+            return ()
+        before = marks[partition]
+        marks[partition] = Mark(
+            max(before.next_offset, offset + 1), position or before.position
+        )
+        return (topic,)
+
+
+class Published:
+    """
+    Which records Kafka has already, as of the start.
+
+    Attributes:
+        horizon: The highest position of any partition; nothing above it is there.
+    """
+
+    def __init__(self, tails: Mapping[str, TopicMarks]) -> None:
+        self._highs = {
+            (topic, partition): mark.position
+            for topic, marks in tails.items()
+            for partition, mark in marks.items()
+            if mark.position is not None
+        }
+        self.horizon = max(self._highs.values(), default=b"")
+
+    @property
+    def log_lsn(self) -> int:
+        """The log LSN of the horizon; 0 if nothing was ever published."""
+        return parse_position(self.horizon.decode()).log_lsn if self.horizon else 0
+
+    def has(self, topic: str, partition: int, position: bytes) -> bool:
+        """Tell whether the record at this position is there."""
+        high = self._highs.get((topic, partition))
+        return high is not None and position <= high
+
+
+def marks_document(marks: TopicMarks) -> dict[str, Any]:
+    """Return a topic's marks as the state topic holds them."""
+    return {
+        "partitions": {
+            str(partition): {
+                "next_offset": mark.next_offset,
+                "position": mark.position.decode() if mark.position else None,
+            }
+            for partition, mark in sorted(marks.items())
+        }
+    }
+
+
+def parse_marks(document: Mapping[str, Any]) -> TopicMarks:
+    """
+    Read a topic's marks.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: It is not what was written.
+    """
+    return {
+        int(partition): Mark(
+            int(mark["next_offset"]),
+            mark["position"].encode() if mark["position"] is not None else None,
+        )
+        for partition, mark in document["partitions"].items()
+    }

@@ -1,0 +1,261 @@
+"""
+The tally as Prometheus metrics; ``docs/metrics.md`` tells what each is for.
+
+Every label has a bound that the configuration or this code sets: captured tables, our
+own reasons, the states that Postgres and snapshots have. A quantity that is not known
+(yet, or on this server) is left out rather than shown as zero.
+"""
+
+import importlib.metadata
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from towpath.relay.tally import SlotView, SnapshotView, Tally
+from towpath.schemas import telemetry
+from towpath.schemas.clock import Clock
+
+WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
+_MICROSECONDS: Final = 1_000_000
+
+
+class TallyCollector(Collector):
+    """Shows the tally."""
+
+    def __init__(self, tally: Tally, clock: Clock) -> None:
+        self._tally = tally
+        self._clock = clock
+        self._build = {
+            "version": importlib.metadata.version("towpath-relay"),
+            "python": platform.python_version(),
+        }
+
+    def collect(self) -> Iterable[Metric]:
+        tally, now_s = self._tally, self._clock.monotonic_s()
+        name = telemetry.BUILD_INFO.removesuffix("_info")
+        yield InfoMetricFamily(name, "What this process was built from.", self._build)
+        yield from _counters(tally)
+        yield from _gauges(tally, now_s)
+        yield from _last(tally)
+        yield HistogramMetricFamily(
+            telemetry.RELAY_LATENCY,
+            "From a commit to the acknowledgement of its last record, by the source's"
+            " clock.",
+            buckets=tally.latency.buckets(),
+            sum_value=tally.latency.sum_s,
+        )
+        yield _labelled(
+            telemetry.RELAY_TABLE,
+            "One per captured table.",
+            "table",
+            dict.fromkeys(tally.tables, 1),
+        )
+        if tally.slot is not None:
+            yield from _slot(tally.slot)
+        if tally.snapshot is not None:
+            yield from _snapshot(tally.snapshot, now_s)
+
+
+def _counters(tally: Tally) -> Iterator[Metric]:
+    counts = (
+        (telemetry.RELAY_TRANSACTIONS, "Transactions read.", tally.transactions),
+        (
+            telemetry.RELAY_CHANGES,
+            "Changes and logical messages read, whatever became of them.",
+            tally.changes,
+        ),
+        (telemetry.RELAY_RECORDS, "Records handed to Kafka.", tally.records),
+        (
+            telemetry.RELAY_DUPLICATES,
+            "Records left out after a restart, because Kafka had them.",
+            tally.duplicates,
+        ),
+        (telemetry.RELAY_MARKS, "Marks published to the state topic.", tally.marks),
+        (telemetry.SNAPSHOT_ROWS, "Snapshot rows produced.", tally.snapshot_rows),
+        (
+            telemetry.SNAPSHOT_DROPPED_ROWS,
+            "Snapshot rows left out, because the stream has a newer one.",
+            tally.snapshot_dropped_rows,
+        ),
+    )
+    for name, what, value in counts:
+        yield CounterMetricFamily(name, what, value)
+    reasons = (
+        (telemetry.RELAY_DEAD_LETTERS, "Records set aside.", tally.dead_letters),
+        (telemetry.RELAY_SKIPPED, "Changes without a record.", tally.skipped),
+    )
+    for name, what, counter in reasons:
+        family = CounterMetricFamily(name, what, labels=["reason"])
+        for reason, count in list(counter.items()):
+            family.add_metric([reason], count)
+        yield family
+
+
+def _gauges(tally: Tally, now_s: float) -> Iterator[Metric]:
+    age_s = tally.heartbeat_age_s(now_s)
+    gauges = (
+        (
+            telemetry.RELAY_STREAMING,
+            "1 while the slot's stream is open.",
+            int(tally.is_streaming),
+        ),
+        (
+            telemetry.RELAY_PARKED_KEYS,
+            "Aggregates whose events are set aside behind a dead letter.",
+            tally.parked_keys,
+        ),
+        (
+            telemetry.RELAY_IN_FLIGHT_BYTES,
+            "Handed to Kafka and not acknowledged.",
+            tally.in_flight_bytes,
+        ),
+        (
+            telemetry.RELAY_IN_FLIGHT_LIMIT,
+            "In-flight bytes at which the relay stops reading.",
+            tally.max_in_flight_bytes,
+        ),
+        (
+            telemetry.RELAY_CONFIRMED_LSN,
+            "LSN below which the server may forget.",
+            tally.confirmed_lsn,
+        ),
+        (
+            telemetry.RELAY_RECEIVED_LSN,
+            "LSN up to which the log was read.",
+            tally.received_lsn,
+        ),
+        (
+            telemetry.RELAY_CLOCK_AHEAD,
+            "What this host's clock is ahead of the source's.",
+            tally.source_clock.ahead_us / _MICROSECONDS,
+        ),
+        (
+            telemetry.RELAY_HEARTBEATS,
+            "Counter of this process's last heartbeat that came round.",
+            tally.heartbeat_counter,
+        ),
+        (
+            telemetry.RELAY_HEARTBEAT_AGE,
+            "How long ago this process's last heartbeat came round.",
+            age_s,
+        ),
+    )
+    for name, what, value in gauges:
+        if value is not None:
+            yield GaugeMetricFamily(name, what, value)
+
+
+def _last(tally: Tally) -> Iterator[Metric]:
+    """Tell of the transaction that was read last."""
+    last, read_us = tally.last_transaction, tally.last_read_us
+    if last is None:
+        return
+    behind_s = tally.source_clock.since_s(last.committed_us, read_us)
+    gauges = (
+        (
+            telemetry.RELAY_LAST_COMMIT,
+            "Commit time of the transaction read last, by the source's clock.",
+            last.committed_us / _MICROSECONDS,
+        ),
+        (
+            telemetry.RELAY_LAST_READ,
+            "When the last transaction was read, by this host's clock.",
+            read_us / _MICROSECONDS,
+        ),
+        (
+            telemetry.RELAY_LAST_TRANSACTION,
+            "Transaction id (32 bits) of the transaction read last.",
+            last.xid,
+        ),
+        (
+            telemetry.RELAY_BEHIND,
+            "From the last read transaction's commit to its reading, by one clock.",
+            behind_s,
+        ),
+    )
+    for name, what, value in gauges:
+        yield GaugeMetricFamily(name, what, value)
+
+
+def _slot(slot: SlotView) -> Iterator[Metric]:
+    gauges = (
+        (
+            telemetry.SLOT_RETAINED,
+            "Log that the server keeps for the slot.",
+            slot.retained_bytes,
+        ),
+        (
+            telemetry.SLOT_LAG,
+            "Log between the confirmed LSN and the server's end.",
+            slot.lag_bytes,
+        ),
+        (
+            telemetry.SLOT_SAFE,
+            "Log that may be written until the slot is lost; absent without a bound.",
+            slot.safe_wal_bytes,
+        ),
+        (
+            telemetry.SLOT_ACTIVE,
+            "1 while somebody follows the slot.",
+            int(slot.is_active),
+        ),
+        (
+            telemetry.SLOT_INACTIVE,
+            "For how long nobody has followed the slot; absent while somebody does.",
+            slot.inactive_s,
+        ),
+    )
+    for name, what, value in gauges:
+        if value is not None:
+            yield GaugeMetricFamily(name, what, value)
+    yield _labelled(
+        telemetry.SLOT_STATUS,
+        "1 for the slot's wal_status, 0 for the others.",
+        "status",
+        {status: int(status == slot.wal_status) for status in WAL_STATUSES},
+    )
+
+
+def _snapshot(view: SnapshotView, now_s: float) -> Iterator[Metric]:
+    yield _labelled(
+        telemetry.SNAPSHOT_TABLES,
+        "Tables of this process's snapshots, by state.",
+        "state",
+        {
+            "waiting": view.waiting,
+            "running": view.running,
+            "completed": view.completed,
+            "failed": view.failed,
+            "stopped": view.stopped,
+        },
+    )
+    yield _labelled(
+        telemetry.SNAPSHOT_TABLE_ROWS,
+        "Rows that the last snapshot of a table has sent.",
+        "table",
+        view.rows,
+    )
+    if view.started_at_s is not None:
+        yield GaugeMetricFamily(
+            telemetry.SNAPSHOT_DURATION,
+            "For how long the oldest running snapshot has been running.",
+            now_s - view.started_at_s,
+        )
+
+
+def _labelled(
+    name: str, what: str, label: str, values: Mapping[str, float]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, what, labels=[label])
+    for value, number in list(values.items()):
+        family.add_metric([value], number)
+    return family

@@ -1,0 +1,119 @@
+"""
+Logical messages: by their prefix they are watermarks, heartbeats, events or messages.
+
+=========================  =========================================================
+``towpath.watermark``      told to the snapshot driver
+``towpath.heartbeat``      our own beat came round: noted, and told to the beat's topic
+``outbox.message_prefix``  an event without a table
+any other                  ``<prefix>.message``, if the configuration wants them
+=========================  =========================================================
+
+A message outside a transaction is its own: what comes of it holds the log back until
+Kafka has it, and is confirmed by its own LSN.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+import orjson
+
+from towpath.relay.delivery import Delivery
+from towpath.relay.pipeline.core import Core
+from towpath.relay.pipeline.marking import Marking
+from towpath.relay.pipeline.snapshots import Snapshots
+from towpath.relay.routing.record import FIXED_BYTES, Record
+from towpath.relay.snapshot.facts import WatermarkSeen
+from towpath.relay.snapshot.tokens import WATERMARK_PREFIX
+from towpath.relay.wal.sequencer import Spoken
+from towpath.schemas import topics
+
+HEARTBEAT_PREFIX: Final = "towpath.heartbeat"
+
+
+class EventRoute(Protocol):
+    """Makes events of logical messages."""
+
+    def records(self, spoken: Spoken, now_us: int) -> Sequence[Record]:
+        """Return the records that the message gives, in their order."""
+
+
+class MessageRoute(Protocol):
+    """Makes records of logical messages, as they are."""
+
+    def record(self, spoken: Spoken, now_us: int) -> Record | None:
+        """Return the message's record; None for one that is not published."""
+
+
+class MessageRoutes(NamedTuple):
+    """
+    What becomes of messages that are not our own.
+
+    Attributes:
+        events_prefix: The prefix of those that are events.
+        events: Makes events of them.
+        messages: Publishes all others; None: nobody wants them.
+    """
+
+    events_prefix: str
+    events: EventRoute
+    messages: MessageRoute | None
+
+
+class Listener:
+    """Takes logical messages, and returns the records that they give."""
+
+    def __init__(
+        self,
+        core: Core,
+        snapshots: Snapshots,
+        marking: Marking,
+        routes: MessageRoutes,
+    ) -> None:
+        self._core = core
+        self._snapshots = snapshots
+        self._marking = marking
+        self._routes = routes
+
+    def take(self, spoken: Spoken, sequence: int, now_us: int) -> Sequence[Record]:
+        """Do what the message asks for; return the streamed records it gives."""
+        prefix = spoken.prefix
+        if prefix == WATERMARK_PREFIX:
+            token = spoken.content.decode(errors="replace")
+            self._snapshots.tell(WatermarkSeen(token, spoken.log_lsn, sequence))
+            return ()
+        if prefix == HEARTBEAT_PREFIX:
+            self._beat(spoken, now_us)
+            return ()
+        events_prefix, events, messages = self._routes
+        if prefix == events_prefix:
+            return events.records(spoken, now_us)
+        record = messages.record(spoken, now_us) if messages is not None else None
+        return () if record is None else (record,)
+
+    def _beat(self, spoken: Spoken, now_us: int) -> None:
+        try:
+            told = orjson.loads(spoken.content)
+            counter, run_id = int(told["counter"]), str(told["run"])
+        except (ValueError, KeyError, TypeError):
+            self._core.tally.skip("a heartbeat that is not ours")
+            return
+        core = self._core
+        self._marking.heartbeat = max(self._marking.heartbeat, counter)
+        core.tally.heartbeat_seen(counter, run_id, core.clock.monotonic_s())
+        core.outlet.note(_heartbeat(core.router.place.prefix, now_us // 1000))
+
+
+def deliver(core: Core, records: Sequence[Record], lsn: int) -> None:
+    """Send the records of a message outside a transaction; ``lsn`` may be confirmed."""
+    delivery: Delivery = core.ledger.begin()
+    for record in records:
+        core.outlet.send(record, delivery)
+    core.ledger.commit(lsn)
+
+
+def _heartbeat(prefix: str, now_ms: int) -> Record:
+    """Return a heartbeat record, in Debezium's shape."""
+    key = orjson.dumps({"serverName": prefix})
+    value = orjson.dumps({"ts_ms": now_ms})
+    size = len(key) + len(value) + FIXED_BYTES
+    return Record(topics.heartbeat_topic(prefix), key, value, [], b"", now_ms, size)

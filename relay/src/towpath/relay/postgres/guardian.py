@@ -1,0 +1,215 @@
+"""
+The guardian: keeps a quiet database's log moving, and watches over the slot.
+
+A thread with a connection of its own. Each interval, and at once, it
+
+1. makes sure that the counter in the table has not gone back: then the database did;
+2. beats: raises the counter and says so in the log, in one transaction;
+3. runs the configured heartbeat query, whose failure stops nothing;
+4. looks at the slot and the claim, and tells of bounds that are crossed.
+
+It connects again by itself, and its failure never stops the relay. What means that the
+relay follows the wrong thing (slot lost, claim lost, history gone back) is told to
+``on_lost`` once, and then it beats no more: the next attempt has a new guardian.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+import psycopg
+import structlog
+
+from towpath.relay.errors import SourceUnavailableError
+from towpath.relay.postgres.connect import Connection, connect, quoted, translated
+from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.slot_watch import (
+    OUTBOX_UPDATED,
+    Crossing,
+    SlotLook,
+    SlotWatch,
+    loss,
+)
+from towpath.relay.tally import SlotView, Tally
+from towpath.schemas.clock import Clock
+from towpath.schemas.failure import TowpathError
+from towpath.settings import OnUpdate, Settings
+
+_LOG = structlog.get_logger("towpath.relay.guardian")
+
+# Bounds of what it asks: a lock on the heartbeat row, or a slow query, ends a turn.
+_BOUNDS: Final = b"set statement_timeout = '20s'; set lock_timeout = '5s'"
+_CLOSE_TIMEOUT_S: Final = 5.0
+
+
+class Claim(Protocol):
+    """The claim on the slot, which stands as long as its connection."""
+
+    def check(self) -> None:
+        """
+        Make sure that it stands.
+
+        Raises:
+            SourceUnavailableError: It does not any more.
+        """
+
+
+class Guardian:
+    """Watches from ``start`` to ``close``; one per attempt."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        tally: Tally,
+        clock: Clock,
+        claim: Claim,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        """
+        Prepare; nothing is done yet.
+
+        Args:
+            settings: Source, intervals and bounds.
+            tally: Takes the view of the slot; its ``run_id`` goes into each beat.
+            clock: The time.
+            claim: The claim on the slot.
+            on_lost: Is told, in the guardian's thread, why the relay must begin anew.
+        """
+        self._settings = settings
+        self._tally = tally
+        self._clock = clock
+        self._claim = claim
+        self._on_lost = on_lost
+        self._watch = SlotWatch(settings.relay)
+        self._connection: Connection | None = None
+        self._counter = 0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="guardian", daemon=True)
+
+    def start(self) -> None:
+        """Begin, with a beat at once."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End. Never raises."""
+        self._ending.set()
+        connection = self._connection
+        active = psycopg.pq.TransactionStatus.ACTIVE
+        if connection is not None and connection.info.transaction_status == active:
+            with suppress(psycopg.Error):
+                connection.cancel_safe(timeout=_CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            while not self._ending.is_set():
+                reason = self._turn()
+                if reason is not None:
+                    self._on_lost(reason)
+                    return
+                self._ending.wait(self._settings.relay.heartbeat_interval_s)
+        finally:
+            self._disconnect()
+
+    def _turn(self) -> str | None:
+        """Do everything once; return why the relay must begin anew, if it must."""
+        try:
+            self._claim.check()
+        except SourceUnavailableError as gone:
+            return f"the claim on the slot is lost: {gone}"
+        try:
+            return self._look_and_beat()
+        except TowpathError as failure:
+            if not self._ending.is_set():
+                _LOG.warning("the guardian could not do its turn", reason=str(failure))
+            self._disconnect()
+            return None
+
+    def _look_and_beat(self) -> str | None:
+        with translated("watching over the slot"):
+            connection = self._connected()
+            look = self._look(connection)
+            reason = loss(look, self._settings.database.slot)
+            if reason is None and look is not None:
+                self._note(look)
+                reason = self._regress(connection)
+            if reason is None:
+                self._beat(connection)
+        return reason
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            self._connection = connect(self._settings.database.dsn)
+            self._connection.execute(_BOUNDS)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.close()
+
+    def _look(self, connection: Connection) -> SlotLook | None:
+        outbox = quoted(*self._settings.relay.outbox.table.split(".", 1))
+        parameters = {"slot": self._settings.database.slot, "outbox": outbox}
+        row = connection.execute(query("watch_slot"), parameters).fetchone()
+        return None if row is None else SlotLook(*row)
+
+    def _note(self, look: SlotLook) -> None:
+        view = self._watch.view(look, self._clock.monotonic_s())
+        self._tally.slot = view
+        for crossing in self._watch.crossings(view):
+            _tell(crossing, view)
+        if self._settings.relay.outbox.on_update is OnUpdate.WARN:
+            for _ in range(self._watch.new_outbox_updates(look)):
+                self._tally.skip(OUTBOX_UPDATED)
+
+    def _regress(self, connection: Connection) -> str | None:
+        """Tell whether the counter is lower than our own last beat left it."""
+        if not self._counter:
+            return None
+        row = connection.execute(query("read_counter")).fetchone()
+        counter = int(row[0]) if row else 0
+        if counter >= self._counter:
+            return None
+        return (
+            f"the database went back in time: its heartbeat is {counter}, "
+            f"it was {self._counter}"
+        )
+
+    def _beat(self, connection: Connection) -> None:
+        with connection.transaction():
+            row = connection.execute(query("beat")).fetchone()
+            counter = int(row[0]) if row else 0
+            content = json.dumps({"counter": counter, "run": self._tally.run_id})
+            connection.execute(query("tell_beat"), {"content": content})
+        self._counter = counter
+        statement = self._settings.relay.heartbeat_query
+        if not statement:
+            return
+        try:
+            connection.execute(statement.encode())
+        except psycopg.Error as error:
+            if connection.broken:
+                raise
+            _LOG.warning("the heartbeat query failed", reason=str(error).strip())
+
+
+def _tell(crossing: Crossing, view: SlotView) -> None:
+    """Log a crossing at its level, and its end as information."""
+    what = {
+        "bound": crossing.what,
+        "retained_bytes": view.retained_bytes,
+        "safe_wal_bytes": view.safe_wal_bytes,
+        "wal_status": view.wal_status,
+        "inactive_s": view.inactive_s,
+    }
+    if not crossing.is_over:
+        _LOG.info("the slot is back within its bound", **what)
+    elif crossing.level == "error":
+        _LOG.error("the slot is beyond its bound", **what)
+    else:
+        _LOG.warning("the slot is beyond its bound", **what)

@@ -1,0 +1,344 @@
+"""
+Checks of the source, from facts alone: each finding says why it matters and its cure.
+
+``capture_findings`` is what ``relay init`` asks before it does anything;
+``running_findings`` is what a relay needs on top, once the source is prepared.
+"""
+
+from collections.abc import Iterable, Iterator
+from types import MappingProxyType
+from typing import Final
+
+from towpath.relay.errors import SourceRefusedError, SourceUnavailableError
+from towpath.relay.finding import Finding, error, warning
+from towpath.relay.postgres.connect import connect, quoted
+from towpath.relay.postgres.source_facts import (
+    MemberFacts,
+    PublicationFacts,
+    SourceFacts,
+    TableFacts,
+)
+from towpath.schemas.failure import TowpathError
+from towpath.settings import Settings
+
+_OLDEST_VERSION: Final = 150000
+_ORDINARY: Final = frozenset("rp")
+_PERMANENT: Final = "p"
+_UNBOUNDED: Final = -1
+_DEFAULT_DECODING_KIBIBYTES: Final = 65536
+_ALL: Final = PublicationFacts(
+    is_for_all=False, operations=(True,) * 4, via_root=True, tables={}
+)
+_OPERATIONS: Final = ("insert", "update", "delete", "truncate")
+_LETTERS: Final = MappingProxyType(
+    {"insert": "c", "update": "u", "delete": "d", "truncate": "t"}
+)
+# A transaction of this age is not the traffic of an application any more.
+_OLD_S: Final = 300.0
+
+
+def capture_findings(facts: SourceFacts, settings: Settings) -> list[Finding]:
+    """Return what stands in the way of capturing the configured tables, or may."""
+    return [
+        *_server_findings(facts),
+        *(
+            finding
+            for name in settings.database.tables
+            for finding in _table_findings(name, facts, settings)
+        ),
+        *_publication_findings(facts, settings),
+    ]
+
+
+def running_findings(facts: SourceFacts, settings: Settings) -> list[Finding]:
+    """Return what a relay lacks that ``relay init`` makes, and what endangers it."""
+    return [
+        *_prepared_findings(facts, settings),
+        *_slot_findings(facts, settings.database.slot),
+        *_room_findings(facts),
+        *_bound_findings(facts),
+        *_old_findings(facts),
+    ]
+
+
+def replication_findings(dsn: str) -> list[Finding]:
+    """Try a connection in replication mode; a pooler between does not know it."""
+    try:
+        connection = connect(dsn, replication=True)
+        with connection:
+            connection.execute(b"IDENTIFY_SYSTEM")
+    except (SourceUnavailableError, SourceRefusedError) as refused:
+        return [_refused_replication(refused)]
+    return []
+
+
+def _refused_replication(refused: TowpathError) -> Finding:
+    return error(
+        f"no replication connection ({refused})",
+        "the log is streamed over one, and ordinary connections work",
+        "let [source] dsn lead to the server itself, not to PgBouncer or another "
+        "pooler; grant the role REPLICATION and allow it in pg_hba.conf",
+    )
+
+
+def _server_findings(facts: SourceFacts) -> Iterator[Finding]:
+    server = facts.server
+    if server.version < _OLDEST_VERSION:
+        yield error(
+            f"the server's version is {server.version}",
+            "what publications know came with version 15",
+            "it must be 15 or later: upgrade the server",
+        )
+    if server.is_standby:
+        yield error(
+            "the server is a standby",
+            "slot, heartbeats and signals are written on a primary only",
+            "let [source] dsn lead to the primary, or run pg_ctl promote",
+        )
+    if server.wal_level != "logical":
+        yield error(
+            f"wal_level is {server.wal_level}",
+            "the log does not tell rows",
+            "run ALTER SYSTEM SET wal_level = 'logical' and restart the server",
+        )
+    if server.encoding != "UTF8":
+        yield error(
+            f"the database's encoding is {server.encoding}",
+            "records are UTF-8, and some characters would have no form",
+            "it must be UTF8: dump and restore it into one that is",
+        )
+    if not server.may_replicate:
+        yield error(
+            "the role may not replicate",
+            "the slot could not be made or read",
+            "run ALTER ROLE CURRENT_USER REPLICATION as a superuser",
+        )
+
+
+def _table_findings(
+    name: str, facts: SourceFacts, settings: Settings
+) -> Iterator[Finding]:
+    table = facts.tables.get(name)
+    if table is None:
+        yield error(
+            f"{name}: there is no such table",
+            "nothing would ever come from it",
+            "correct [source] tables",
+        )
+        return
+    if table.kind not in _ORDINARY:
+        yield error(
+            f"{name}: not a table",
+            "views and foreign tables have no log",
+            "remove it from [source] tables",
+        )
+        return
+    publication = facts.publications.get(settings.database.publication, _ALL)
+    wanted = settings.relay.rows.key_columns.get(name, table.key)
+    for member in table.members:
+        yield from _member_findings(member, table, frozenset(wanted), publication)
+    if not wanted:
+        yield warning(
+            f"{name}: no primary key",
+            "its rows are streamed without a key and cannot be snapshotted",
+            f"ALTER TABLE {_sql(name)} ADD PRIMARY KEY (...)",
+        )
+    yield from _key_findings(name, table, frozenset(wanted), publication)
+
+
+def _member_findings(
+    member: MemberFacts,
+    table: TableFacts,
+    wanted: frozenset[str],
+    publication: PublicationFacts,
+) -> Iterator[Finding]:
+    """Check what keeps a table's rows: whether log is written, and old rows told."""
+    alter = f"ALTER TABLE {_sql(member.name)}"
+    if member.persistence != _PERMANENT:
+        yield error(
+            f"{member.name}: not logged",
+            "its changes are not in the log",
+            f"run {alter} SET LOGGED",
+        )
+    is_identified = member.identity == "f" or bool(member.identity_columns)
+    if not publication.sends_old_rows:
+        if not is_identified:
+            yield warning(
+                f"{member.name}: its rows cannot be identified",
+                "only its inserts are streamed, as its publication sends no more",
+                f"run {alter} REPLICA IDENTITY FULL before it sends updates",
+            )
+    elif not is_identified:
+        cure = f"{alter} REPLICA IDENTITY FULL"
+        if table.key:
+            cure = f"{alter} REPLICA IDENTITY DEFAULT"
+        else:
+            cure = f"{alter} ADD PRIMARY KEY (...), or {cure}"
+        yield error(
+            f"{member.name}: its rows cannot be identified",
+            "Postgres refuses the application's updates and deletes of published rows",
+            f"run {cure}",
+        )
+    elif member.identity != "f" and not wanted <= member.identity_columns:
+        lacking = ", ".join(sorted(wanted - member.identity_columns))
+        yield error(
+            f"{member.name}: its replica identity lacks {lacking}",
+            "a delete would not tell the record's key",
+            f"run {alter} REPLICA IDENTITY "
+            + ("DEFAULT" if wanted <= set(table.key) else "FULL"),
+        )
+
+
+def _key_findings(
+    name: str, table: TableFacts, wanted: frozenset[str], publication: PublicationFacts
+) -> Iterator[Finding]:
+    published = publication.tables.get(name)
+    columns = published.columns if published else None
+    if columns is not None and not wanted <= columns:
+        lacking = ", ".join(sorted(wanted - columns))
+        yield error(
+            f"{name}: the publication's column list leaves out {lacking}",
+            "records would have no key",
+            "list the key's columns too: run ALTER PUBLICATION ... SET TABLE "
+            f"{_sql(name)} ({', '.join(sorted(columns | wanted))})",
+        )
+    if table.unstable_key:
+        yield warning(
+            f"{name}: the collation of {', '.join(table.unstable_key)} is not "
+            "deterministic",
+            "different keys count as equal, so it cannot be snapshotted",
+            f"ALTER TABLE {_sql(name)} ALTER COLUMN {quoted(table.unstable_key[0])} "
+            'TYPE text COLLATE "C"',
+        )
+    if table.has_row_security:
+        yield warning(
+            f"{name}: row security is on",
+            "a snapshot sees only the rows that the role may see, the stream all",
+            "run ALTER ROLE ... BYPASSRLS for the role of [source] dsn",
+        )
+
+
+def _publication_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
+    """Tell what an existing publication, which is used as it is, leaves out."""
+    name = settings.database.publication
+    publication = facts.publications.get(name)
+    if publication is None:
+        return
+    skipped = settings.relay.rows.skipped_operations
+    silent = [
+        operation
+        for operation, is_sent in zip(_OPERATIONS, publication.operations, strict=True)
+        if not is_sent and _LETTERS[operation] not in skipped
+    ]
+    if silent:
+        yield warning(
+            f"publication {name} does not send {', '.join(silent)}",
+            "sinks would keep what the source changed or deleted",
+            f"ALTER PUBLICATION {quoted(name)} SET (publish = "
+            "'insert, update, delete, truncate')",
+        )
+    for table, published in publication.tables.items():
+        if published.row_filter is not None and table in settings.database.tables:
+            yield warning(
+                f"publication {name} filters the rows of {table}",
+                "sinks and snapshots have only rows that pass, and verify will differ",
+                f"ALTER PUBLICATION {quoted(name)} DROP TABLE {_sql(table)}; "
+                f"ALTER PUBLICATION {quoted(name)} ADD TABLE {_sql(table)}",
+            )
+    for schema in sorted(publication.schemas):
+        yield warning(
+            f"publication {name} sends all of schema {schema}",
+            "tables that are not configured are streamed too",
+            f"ALTER PUBLICATION {quoted(name)} DROP TABLES IN SCHEMA {quoted(schema)}",
+        )
+
+
+def _prepared_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
+    """Tell what towpath relay init has not made, or not for these tables."""
+    source, outbox = settings.database, settings.relay.outbox.table
+    init = "run towpath relay init"
+    for name in (source.publication, source.outbox_publication):
+        if name not in facts.publications:
+            yield error(f"publication {name} is missing", "nothing is sent", init)
+    for publication, table in (
+        *((source.publication, each) for each in source.tables),
+        (source.outbox_publication, outbox),
+    ):
+        existing = facts.publications.get(publication)
+        if existing is not None and not existing.covers(table):
+            what = f"publication {publication} does not name {table}"
+            yield error(what, "its changes are not sent", init)
+    for name in ("towpath.signal", "towpath.snapshot", "towpath.heartbeat", outbox):
+        if name not in facts.own_tables:
+            yield error(f"table {name} is missing", "the relay needs it", init)
+
+
+def _slot_findings(facts: SourceFacts, slot: str) -> Iterator[Finding]:
+    if facts.slot is None:
+        yield error(
+            f"slot {slot} is missing", "no log is kept for us", "run towpath relay init"
+        )
+    elif not facts.slot.is_ours:
+        what = f"slot {slot} is {facts.slot.kind}"
+        yield error(what, "it is not ours", "choose another name in [source] slot")
+    elif facts.slot.is_lost:
+        cause = facts.slot.invalidation_reason or "max_slot_wal_keep_size"
+        yield error(
+            f"slot {slot} has lost log that it needed ({cause})",
+            "changes are missing, and a new lineage begins at the next start",
+            "raise the bound that the reason names, then start the relay with "
+            'relay.on_gap = "snapshot"',
+        )
+
+
+def _room_findings(facts: SourceFacts) -> Iterator[Finding]:
+    server = facts.server
+    if facts.slot is None and server.slots >= server.max_slots:
+        yield error(
+            f"all {server.max_slots} replication slots are taken",
+            "ours could not be made",
+            f"ALTER SYSTEM SET max_replication_slots = {server.max_slots + 5} and "
+            "restart the server, or drop an unused slot",
+        )
+    is_following = facts.slot is not None and facts.slot.is_active
+    if not is_following and server.senders >= server.max_senders:
+        yield error(
+            f"all {server.max_senders} WAL senders are in use",
+            "the stream could not be opened",
+            f"ALTER SYSTEM SET max_wal_senders = {server.max_senders + 5} and "
+            "restart the server",
+        )
+
+
+def _bound_findings(facts: SourceFacts) -> Iterator[Finding]:
+    server = facts.server
+    if server.keep_mebibytes == _UNBOUNDED:
+        yield warning(
+            "max_slot_wal_keep_size is -1",
+            "a relay that stays away fills the disk with log",
+            "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf()",
+        )
+    if server.decoding_kibibytes < _DEFAULT_DECODING_KIBIBYTES:
+        yield warning(
+            f"logical_decoding_work_mem is {server.decoding_kibibytes} kB",
+            "large transactions spill to disk and come late",
+            "ALTER SYSTEM SET logical_decoding_work_mem = '64MB'; "
+            "SELECT pg_reload_conf()",
+        )
+
+
+def _old_findings(facts: SourceFacts) -> Iterable[Finding]:
+    for who, application, age_s in facts.old_transactions:
+        is_prepared = who.startswith("prepared ")
+        if age_s >= _OLD_S or (is_prepared and facts.slot is None):
+            yield warning(
+                f"transaction of {who} ({application}) is open for {age_s:.0f} s",
+                "making a slot waits for it, and it keeps log and dead rows",
+                f"ROLLBACK PREPARED '{who.removeprefix('prepared ')}'"
+                if is_prepared
+                else f"SELECT pg_terminate_backend({who})",
+            )
+
+
+def _sql(name: str) -> str:
+    return quoted(*name.split(".", 1))

@@ -1,0 +1,178 @@
+"""What the source's catalog tells before anything is done, as plain values."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from towpath.relay.lineage import FoundSlot
+from towpath.relay.postgres.connect import Connection, translated
+from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.slot import read_slot
+from towpath.settings import Settings
+
+# Our own tables, by the statement that makes each.
+OWN_TABLES: Final[Mapping[str, str]] = {
+    "towpath.outbox": "create_outbox_table",
+    "towpath.signal": "create_signal_table",
+    "towpath.snapshot": "create_snapshot_table",
+    "towpath.heartbeat": "create_heartbeat_table",
+}
+
+
+class MemberFacts(NamedTuple):
+    """
+    What keeps rows: a table itself, or a leaf of a partitioned one.
+
+    ``identity_columns`` are those of its replica identity; empty for FULL and NOTHING.
+    """
+
+    name: str
+    persistence: str
+    identity: str
+    identity_columns: frozenset[str]
+
+
+class TableFacts(NamedTuple):
+    """What decides whether a table can be captured."""
+
+    kind: str
+    has_row_security: bool
+    key: tuple[str, ...]
+    unstable_key: tuple[str, ...]
+    members: tuple[MemberFacts, ...]
+
+
+class PublishedTable(NamedTuple):
+    """How a publication names a table: its column list and its row filter, if any."""
+
+    columns: frozenset[str] | None = None
+    row_filter: str | None = None
+
+
+class PublicationFacts(NamedTuple):
+    """What a publication sends."""
+
+    is_for_all: bool
+    operations: tuple[bool, bool, bool, bool]
+    via_root: bool
+    tables: Mapping[str, PublishedTable]
+    schemas: frozenset[str] = frozenset()
+
+    @property
+    def sends_old_rows(self) -> bool:
+        """Whether updates or deletes are sent, for which rows must be identified."""
+        return self.operations[1] or self.operations[2]
+
+    def covers(self, table: str) -> bool:
+        """Tell whether the table is sent, by its name or its schema's."""
+        return (
+            self.is_for_all
+            or table in self.tables
+            or table.split(".", 1)[0] in self.schemas
+        )
+
+
+class ServerFacts(NamedTuple):
+    """The server, its settings and what is in use of them."""
+
+    version: int
+    wal_level: str
+    encoding: str
+    is_standby: bool = False
+    may_replicate: bool = True
+    max_slots: int = 10
+    slots: int = 0
+    max_senders: int = 10
+    senders: int = 0
+    keep_mebibytes: int = -1
+    decoding_kibibytes: int = 65536
+    now: datetime | None = None
+
+
+class OldTransaction(NamedTuple):
+    """A transaction that making a slot would wait for."""
+
+    who: str
+    application: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """What there is before anything is done."""
+
+    server: ServerFacts
+    own_tables: frozenset[str]
+    tables: Mapping[str, TableFacts]
+    publications: Mapping[str, PublicationFacts]
+    slot: FoundSlot | None
+    old_transactions: Sequence[OldTransaction] = ()
+
+
+def read_facts(connection: Connection, settings: Settings) -> SourceFacts:
+    """
+    Read what there is.
+
+    Raises:
+        SourceUnavailableError: The connection is gone.
+    """
+    source = settings.database
+    with translated("reading the catalog"):
+        execute = connection.execute
+        server = execute(query("read_server_facts")).fetchone() or (0, "", "")
+        names = [*OWN_TABLES, settings.relay.outbox.table]
+        own = execute(query("read_existing_tables"), {"names": names}).fetchall()
+        rows = execute(query("read_tables"), {"names": list(source.tables)}).fetchall()
+        old = execute(query("read_old_transactions")).fetchall()
+        return SourceFacts(
+            server=ServerFacts(*server),
+            own_tables=frozenset(name for (name,) in own),
+            tables=_tables(rows),
+            publications={
+                name: facts
+                for name in (source.publication, source.outbox_publication)
+                if (facts := _read_publication(connection, name)) is not None
+            },
+            slot=read_slot(connection, source.slot),
+            old_transactions=[OldTransaction(*each) for each in old],
+        )
+
+
+def _tables(rows: Iterable[Sequence[Any]]) -> dict[str, TableFacts]:
+    """Gather a table's rows, one for each of its leaves."""
+    tables: dict[str, TableFacts] = {}
+    for name, kind, is_guarded, key, unstable, *leaf in rows:
+        facts = tables.setdefault(
+            name,
+            TableFacts(kind, is_guarded, tuple(key or ()), tuple(unstable or ()), ()),
+        )
+        member_name, persistence, identity, columns = leaf
+        if member_name is not None:
+            member = MemberFacts(
+                member_name, persistence, identity, frozenset(columns or ())
+            )
+            tables[name] = facts._replace(members=(*facts.members, member))
+    return tables
+
+
+def _read_publication(connection: Connection, name: str) -> PublicationFacts | None:
+    execute, parameters = connection.execute, {"publication": name}
+    row = execute(query("read_publication"), parameters).fetchone()
+    if row is None:
+        return None
+    tables = execute(query("read_publication_tables"), parameters).fetchall()
+    schemas = execute(query("read_publication_schemas"), parameters).fetchall()
+    is_for_all, insert, update, delete, truncate, via_root = row
+    return PublicationFacts(
+        is_for_all=is_for_all,
+        operations=(insert, update, delete, truncate),
+        via_root=via_root,
+        tables={
+            table: PublishedTable(
+                None if columns is None else frozenset(columns), row_filter
+            )
+            for table, columns, row_filter in tables
+        },
+        schemas=frozenset(schema for (schema,) in schemas),
+    )

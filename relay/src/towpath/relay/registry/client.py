@@ -1,0 +1,123 @@
+"""
+Ids of schemas, from a registry with Confluent's interface.
+
+A schema is looked up first and registered only if the subject does not have it: a
+replay of old shapes, and a registry that may only be read, work too. Compatibility
+levels are the operators' own; the relay changes none.
+"""
+
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import quote
+
+import requests
+from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
+
+from towpath.relay.errors import (
+    RegistryRefusedError,
+    RegistryUnavailableError,
+    SchemaRefusedError,
+)
+
+# One answer takes milliseconds, and the loop waits for it: this bounds a registry that
+# hangs, well below the minute after which Postgres ends a silent connection.
+REQUEST_TIMEOUT_S: Final = 5.0
+
+_INCOMPATIBLE: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
+_PASSING: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+_MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
+
+
+class SchemaIds:
+    """Asks for ids; each schema of a subject once, as long as it is answered for."""
+
+    def __init__(self, url: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        self._url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._session = requests.Session()
+        self._known: dict[tuple[str, str], int] = {}
+
+    def __call__(self, subject: str, schema: str) -> int:
+        """
+        Return the id of a schema, which is registered if the subject has it not.
+
+        Raises:
+            RegistryUnavailableError: No answer now.
+            RegistryRefusedError: The registry refuses us, or is none.
+            SchemaRefusedError: The registry refuses the schema.
+        """
+        known = self._known.get((subject, schema))
+        if known is None:
+            known = self._find(subject, schema)
+            if known is None:
+                known = self._register(subject, schema)
+            self._known[subject, schema] = known
+        return known
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._session.close()
+
+    def _find(self, subject: str, schema: str) -> int | None:
+        answer = self._post(f"/subjects/{quote(subject, safe='')}", schema)
+        if answer.status_code == HTTPStatus.NOT_FOUND:
+            return None
+        # Some registries refuse to look for what they would refuse to take.
+        if answer.status_code in _INCOMPATIBLE:
+            return None
+        return _id(answer)
+
+    def _register(self, subject: str, schema: str) -> int:
+        answer = self._post(f"/subjects/{quote(subject, safe='')}/versions", schema)
+        if answer.status_code in _INCOMPATIBLE:
+            reason = (
+                f"the schema registry refuses a schema for the subject {subject}: "
+                f"{_told(answer)}"
+            )
+            raise SchemaRefusedError(reason)
+        return _id(answer)
+
+    def _post(self, path: str, schema: str) -> requests.Response:
+        try:
+            return self._session.post(
+                self._url + path,
+                json={"schemaType": "AVRO", "schema": schema},
+                headers={"Content-Type": _MEDIA_TYPE, "Accept": _MEDIA_TYPE},
+                timeout=self._timeout_s,
+            )
+        except (InvalidSchema, InvalidURL, MissingSchema) as e:
+            reason = "[registry] url is not an address of a schema registry"
+            raise RegistryRefusedError(reason) from e
+        except requests.RequestException as e:
+            # Not the error's text, which may hold the address with its password.
+            reason = f"the schema registry cannot be reached: {type(e).__name__}"
+            raise RegistryUnavailableError(reason) from e
+
+
+def _id(answer: requests.Response) -> int:
+    status = answer.status_code
+    if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        reason = f"the schema registry has no answer now: {_told(answer)}"
+        raise RegistryUnavailableError(reason)
+    if not answer.ok:
+        reason = f"the schema registry refuses the relay: {_told(answer)}"
+        raise RegistryRefusedError(reason)
+    schema_id = _document(answer).get("id")
+    if not isinstance(schema_id, int):
+        reason = "what answers at [registry] url is not a schema registry"
+        raise RegistryRefusedError(reason)
+    return schema_id
+
+
+def _told(answer: requests.Response) -> str:
+    """Return the status, and what the registry says about it."""
+    message = _document(answer).get("message") or answer.reason
+    return f"{answer.status_code} {message}"
+
+
+def _document(answer: requests.Response) -> dict[str, Any]:
+    try:
+        document = answer.json()
+    except requests.JSONDecodeError:
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,223 @@
+"""
+What a lost state must have been, from what Kafka and the source still have. Pure.
+
+If only marks do not fit their topics any more (truncated, made anew, other partitions),
+those marks are made anew. If the lineage is lost, everything is. The one question then
+is what was added to the source's LSNs. If a row change proves it, or if everything
+published lies within the server's log, the history goes on where it was, and nothing is
+published twice. Otherwise a new lineage begins above everything, with a gap whose plan
+is a snapshot of every captured table.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from towpath.relay.errors import StateRefusedError
+from towpath.relay.lineage import Found, FoundSlot, Gap, Lineage, document
+from towpath.relay.marks import Confirmed, TopicMarks, marks_document
+from towpath.relay.state import (
+    CONFIRMED_KEY,
+    LINEAGE_KEY,
+    MARKS_KEY,
+    SETTINGS_KEY,
+)
+from towpath.schemas.position import format_lsn
+
+_ALIGNMENT: Final = 8
+_NUMBER: Final = 1
+_REFILL: Final = (
+    "what these topics lack of the log from the confirmed position on is published "
+    "again; what they lost below it is not: fill their readers again"
+)
+_SETTINGS: Final = (
+    "the settings of the file are taken for those of before: if they decide otherwise "
+    "than then, records that Kafka has are published again"
+)
+_AGAIN: Final = "what Kafka has of it is published again, at new positions"
+_CLOSED_BY: Final = (
+    "snapshots of every captured table close the gap: relay.on_gap says who asks"
+)
+LOST: Final = "the state topic was lost, and nothing proves where its lineage began"
+
+
+class Evidence(NamedTuple):
+    """
+    What is known without the state.
+
+    Attributes:
+        marks: What each partition has.
+        published_log_lsn: The highest log LSN of any streamed record.
+        offsets: What is added to the source's LSNs, by the log LSN that proves it.
+        found: What the source tells of itself.
+        settings: What the file says decides ordinals, routes, keys and partitions.
+        tables: The captured tables.
+        at: The time, as RFC 3339.
+    """
+
+    marks: Mapping[str, TopicMarks]
+    published_log_lsn: int
+    offsets: Mapping[int, int]
+    found: Found
+    settings: Mapping[str, Any]
+    tables: Sequence[str]
+    at: str
+
+
+class Repair(NamedTuple):
+    """
+    What would be written, in this order, and what a person should know.
+
+    Attributes:
+        documents: By key; None takes a key back. The lineage comes last, so that a half
+            repair can be repeated.
+        notes: One sentence each.
+        is_whole: Whether every other key is taken back too.
+    """
+
+    documents: Mapping[str, Mapping[str, Any] | None]
+    notes: tuple[str, ...]
+    is_whole: bool
+
+
+def plan_repair(evidence: Evidence) -> Repair:
+    """
+    Return what the state must have been.
+
+    Raises:
+        StateRefusedError: There is no slot, or it is in use.
+    """
+    slot = _usable_slot(evidence.found)
+    offset, told = _offset(evidence)
+    lineage = _lineage(evidence, slot, offset)
+    documents: dict[str, Mapping[str, Any] | None] = {
+        f"{MARKS_KEY}{topic}": marks_document(marks)
+        for topic, marks in sorted(evidence.marks.items())
+    }
+    documents[SETTINGS_KEY] = evidence.settings
+    if offset is not None:
+        documents[CONFIRMED_KEY] = Confirmed(
+            lsn=slot.confirmed_lsn,
+            log_lsn=offset + slot.confirmed_lsn,
+            published_log_lsn=evidence.published_log_lsn,
+            heartbeat=0,
+            is_clean=False,
+            at=evidence.at,
+        )._asdict()
+    documents[LINEAGE_KEY] = document([lineage])
+    notes = (told, *_notes(slot, is_exact=offset is not None))
+    return Repair(documents, notes, is_whole=True)
+
+
+def misfits(
+    marks: Mapping[str, TopicMarks],
+    counts: Mapping[str, int],
+    ends: Mapping[tuple[str, int], int],
+) -> dict[str, str]:
+    """
+    Return the topics that marks do not fit any more, and why.
+
+    Args:
+        marks: As stored.
+        counts: The partitions of each topic that there is.
+        ends: The end offset of each marked partition; -1 if it is gone.
+    """
+    found = {}
+    for topic, of_topic in sorted(marks.items()):
+        count = counts.get(topic, 0)
+        short = [n for n, mark in of_topic.items() if ends[topic, n] < mark.next_offset]
+        if not count:
+            found[topic] = "is gone"
+        elif count != len(of_topic):
+            found[topic] = f"had {len(of_topic)} partitions and has {count}"
+        elif short:
+            found[topic] = f"ends below its mark in partition {short[0]}"
+    return found
+
+
+def plan_marks(
+    reasons: Mapping[str, str], marks: Mapping[str, TopicMarks], found: Found
+) -> Repair:
+    """
+    Return new marks for topics that were truncated, made anew or given partitions.
+
+    Args:
+        reasons: By topic, why its marks do not fit.
+        marks: What these topics have now; without one that has nothing.
+        found: What the source tells of itself.
+
+    Raises:
+        StateRefusedError: The slot is in use.
+    """
+    _refuse_in_use(found)
+    documents = {
+        f"{MARKS_KEY}{topic}": marks_document(marks[topic]) if topic in marks else None
+        for topic in reasons
+    }
+    told = tuple(f"{topic} {reason}" for topic, reason in reasons.items())
+    return Repair(
+        documents,
+        (*told, _REFILL),
+        is_whole=False,
+    )
+
+
+def _refuse_in_use(found: Found) -> None:
+    if found.slot is not None and found.slot.is_active:
+        reason = f"slot {found.slot_name} is in use: stop the relay first"
+        raise StateRefusedError(reason)
+
+
+def _usable_slot(found: Found) -> FoundSlot:
+    slot = found.slot
+    if slot is None or not slot.is_ours or slot.is_lost:
+        reason = (
+            f"slot {found.slot_name} is not there or of no use: drop it if there is "
+            "one, run towpath relay init, then repair the state"
+        )
+        raise StateRefusedError(reason)
+    _refuse_in_use(found)
+    return slot
+
+
+def _offset(evidence: Evidence) -> tuple[int | None, str]:
+    """Return what is added to LSNs, None if nobody knows, and how that is known."""
+    highest, end_lsn = evidence.published_log_lsn, evidence.found.current_lsn
+    if evidence.offsets:
+        log_lsn = max(evidence.offsets)
+        offset = evidence.offsets[log_lsn]
+        if offset >= 0 and offset % _ALIGNMENT == 0 and highest - offset <= end_lsn:
+            return offset, f"a row change proves that {offset} is added to LSNs"
+    elif highest <= end_lsn:
+        return 0, (
+            "nothing that was published lies beyond the server's log, which ends at "
+            f"{format_lsn(end_lsn)}: it is taken for the first lineage"
+        )
+    return None, (
+        f"published is {format_lsn(highest)}, the server's log ends at "
+        f"{format_lsn(end_lsn)}: a new lineage begins above what was published"
+    )
+
+
+def _lineage(evidence: Evidence, slot: FoundSlot, offset: int | None) -> Lineage:
+    found = evidence.found
+    gap = None
+    if offset is None:
+        above = evidence.published_log_lsn + _ALIGNMENT
+        offset = -(-above // _ALIGNMENT) * _ALIGNMENT
+        gap = Gap(LOST, slot.confirmed_lsn, evidence.at, tuple(evidence.tables))
+    return Lineage(
+        number=_NUMBER,
+        system_identifier=found.system_identifier,
+        timeline=found.timeline,
+        offset=offset,
+        slot=found.slot_name,
+        gap=gap,
+        start_lsn=None if gap else slot.confirmed_lsn,
+    )
+
+
+def _notes(slot: FoundSlot, *, is_exact: bool) -> tuple[str, ...]:
+    begin = f"the log is streamed from {format_lsn(slot.confirmed_lsn)} on"
+    if is_exact:
+        return f"{begin}; what Kafka has is left out", _SETTINGS
+    return f"{begin}; {_AGAIN}", _CLOSED_BY, _SETTINGS

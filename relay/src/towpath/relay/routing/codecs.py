@@ -1,0 +1,84 @@
+"""
+Which codec writes a table's shape: made once per shape, when the stream brings it.
+
+With Avro this is where the schemas become known to the registry, under the subjects
+``<topic>-key`` and ``<topic>-value``. Two tables whose names become one name, in Kafka
+or in Avro, are refused: neither could be told from the other.
+"""
+
+from collections.abc import Sequence
+
+from towpath.relay.errors import NameCollisionError
+from towpath.relay.routing.avro_codec import AvroCodec, Ids, Style
+from towpath.relay.routing.avro_schema import avro_text
+from towpath.relay.routing.codec import Codec, Names, RegisterSchema
+from towpath.relay.routing.connect_schema import (
+    Field,
+    envelope_schema,
+    key_schema,
+    sanitized_path,
+)
+from towpath.relay.routing.json_codec import json_maker
+from towpath.relay.routing.json_schema_codec import JsonSchemaCodec
+from towpath.settings.relay import Relay
+from towpath.settings.rows import RecordFormat
+
+
+class CodecFactory:
+    """
+    Makes codecs as ``[relay.rows]`` asks for them.
+
+    One factory serves the whole process, so that it knows every table's names.
+    ``register`` is asked with Avro only.
+    """
+
+    def __init__(self, relay: Relay, register: RegisterSchema) -> None:
+        self._format = relay.rows.format
+        self._style = Style(relay.rows.placeholder, relay.preset == "debezium")
+        self._make_json = json_maker(relay)
+        self._register = register
+        self._owners: dict[str, tuple[str, str]] = {}
+
+    def make(
+        self, names: Names, key: Sequence[Field], columns: Sequence[Field]
+    ) -> Codec:
+        """
+        Return a shape's codec; ``key`` in key order, ``columns`` in that of the rows.
+
+        Raises:
+            NameCollisionError: Two tables, or two structs' fields, become one name.
+            SchemaRefusedError: The registry refuses the shape.
+            RegistryRefusedError: The registry refuses us.
+            RegistryUnavailableError: The registry is away.
+        """
+        self._claim(names.topic, names)
+        if self._format is RecordFormat.AVRO:
+            return self._avro(names, key, columns)
+        inner = self._make_json(names, key, columns)
+        if self._format is RecordFormat.JSON:
+            return inner
+        envelope = envelope_schema(names, key, columns)
+        return JsonSchemaCodec(inner, key_schema(names, key), envelope)
+
+    def _avro(
+        self, names: Names, key: Sequence[Field], columns: Sequence[Field]
+    ) -> Codec:
+        self._claim(
+            sanitized_path(f"{names.prefix}.{names.schema}.{names.table}"), names
+        )
+        value_text = avro_text(envelope_schema(names, key, columns))
+        key_id = None
+        if key:
+            key_text = avro_text(key_schema(names, key))
+            key_id = self._register(f"{names.topic}-key", key_text)
+        ids = Ids(key_id, self._register(f"{names.topic}-value", value_text))
+        return AvroCodec(names, key, columns, ids, self._style)
+
+    def _claim(self, name: str, names: Names) -> None:
+        """Note whose a topic's or a record's name is."""
+        table = (names.schema, names.table)
+        owner = self._owners.setdefault(name, table)
+        if owner != table:
+            one, other = ".".join(owner), ".".join(table)
+            reason = f"the tables {one!r} and {other!r} are both named {name!r}"
+            raise NameCollisionError(reason)

@@ -1,0 +1,253 @@
+"""
+Plain JSON: the envelope's bytes. Hot path.
+
+Everything that does not depend on the row is made once per shape. A value that the
+stream left out is left out here too, or is the placeholder where one is configured and
+the column's form can hold it: in texts and bytes, and as the one entry of their arrays
+and maps.
+
+``source`` names what Debezium's does, and ``commit_lsn``; ``origin`` only for what was
+replicated to the source itself. With Debezium's preset there are also ``ts_us``,
+``ts_ns`` and ``sequence``, its text ``["<LSN of the commit>","<LSN of the row>"]``:
+ordered by both numbers, rows are in the order of their commits.
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Final
+
+import orjson
+
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.routing.codec import Codec, Facts, Names, Place
+from towpath.relay.routing.connect_schema import Field
+from towpath.relay.routing.forms.form import Schema
+from towpath.relay.wal.messages import UNCHANGED, Row
+from towpath.schemas import envelope
+from towpath.settings.relay import Relay
+
+_NULL: Final = b"null"
+_LEFT_OUT: Final = b""
+_HEX: Final = "hex:"
+
+# Name, form, and what stands for NULL and for a value that was left out; the name
+# begins with a comma and each of the others with the name.
+_Column = tuple[bytes, Callable[[bytes], bytes], bytes, bytes]
+
+
+class JsonCodec:
+    """Writes the keys and values of one shape, for rows that have its width."""
+
+    def __init__(
+        self,
+        names: Names,
+        key: Sequence[Field],
+        columns: Sequence[Field],
+        *,
+        placeholder: str | None = None,
+        is_debezium: bool = False,
+    ) -> None:
+        self._columns = [_column(field, placeholder) for field in columns]
+        self._pick = _picker(columns)
+        self._key = [
+            (field.at, _head(field), field.form.json, field.is_nullable)
+            for field in key
+        ]
+        # Most tables have a key of one column, whose record needs no list.
+        self._only = None
+        if len(self._key) == 1:
+            ((at, head, encode, _),) = self._key
+            self._only = at, b"{" + head[1:], encode
+        self._envelope = _envelope(names)
+        self._is_debezium = is_debezium
+        self._now_us = -1
+        self._times = b""
+
+    def key(self, row: Row) -> bytes | None:
+        """
+        Return the key of a row; None for a table without one.
+
+        Raises:
+            MalformedMessageError: The row lacks a column of its key.
+        """
+        if self._only is not None:
+            at, head, encode = self._only
+            value = row[at]
+            if type(value) is bytes:
+                return head + encode(value) + b"}"
+        parts = []
+        for at, head, encode, is_nullable in self._key:
+            value = row[at]
+            if type(value) is bytes:
+                parts.append(head + encode(value))
+            elif value is None and is_nullable:
+                parts.append(head + _NULL)
+            else:
+                raise _keyless()
+        return b"{" + b"".join(parts)[1:] + b"}" if parts else None
+
+    def value(
+        self, before: Row | None, after: Row | None, facts: Facts, *, is_full: bool
+    ) -> bytes:
+        """Return the envelope."""
+        operation, committed_us, now_us, snapshot, xid, lsn, commit_lsn, origin, at = (
+            facts
+        )
+        if now_us != self._now_us:
+            self._now_us = now_us
+            self._times = _times(now_us)
+        old = _NULL
+        if before is not None:
+            old = self._object(before) if is_full else self._told(before)
+        return self._envelope % (
+            old,
+            _NULL if after is None else self._object(after),
+            committed_us // 1000,
+            snapshot,
+            _NULL if xid is None else b"%d" % xid,
+            _NULL if lsn is None else b"%d" % lsn,
+            commit_lsn,
+            b"" if origin is None else b',"origin":' + orjson.dumps(origin),
+            _finer(facts) if self._is_debezium else b"",
+            operation,
+            self._times,
+            _NULL if at is None else _place_json(at),
+        )
+
+    def _object(self, row: Row) -> bytes:
+        if self._pick is not None:
+            row = self._pick(row)
+        parts = [
+            null
+            if value is None
+            else unchanged
+            if value is UNCHANGED
+            else head + encode(value)
+            for (head, encode, null, unchanged), value in zip(
+                self._columns, row, strict=False
+            )
+        ]
+        return b"{" + b"".join(parts)[1:] + b"}"
+
+    def _told(self, row: Row) -> bytes:
+        """Return what a key-only old row holds: the rest of it says nothing."""
+        if self._pick is not None:
+            row = self._pick(row)
+        columns = zip(self._columns, row, strict=False)
+        parts = [
+            head + encode(value)
+            for (head, encode, _, _), value in columns
+            if isinstance(value, bytes)
+        ]
+        return b"{" + b"".join(parts)[1:] + b"}"
+
+
+def _envelope(names: Names) -> bytes:
+    """Return what all envelopes of a table share, as a format."""
+    told = {"db": names.database, "schema": names.schema, "table": names.table}
+    head = {
+        "version": envelope.SOURCE_VERSION,
+        "connector": envelope.CONNECTOR,
+        "name": names.prefix,
+    }
+    first, second = (
+        orjson.dumps(part)[1:-1].replace(b"%", b"%%") for part in (head, told)
+    )
+    return (
+        b'{"before":%b,"after":%b,"source":{'
+        + first
+        + b',"ts_ms":%d,"snapshot":"%b",'
+        + second
+        + b',"txId":%b,"lsn":%b,"commit_lsn":%d,"xmin":null%b%b},"op":"%b",%b'
+        + b',"transaction":%b}'
+    )
+
+
+def _times(now_us: int) -> bytes:
+    times = now_us // 1000, now_us, now_us * 1000
+    return b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d' % times
+
+
+def _finer(facts: Facts) -> bytes:
+    """Return what only Debezium's source has; a chunk's row has no LSN of its own."""
+    committed_us, commit_lsn = facts.committed_us, facts.commit_lsn
+    lsn = commit_lsn if facts.lsn is None else facts.lsn
+    sequence = orjson.dumps(f'["{commit_lsn}","{lsn}"]')
+    finer = committed_us, committed_us * 1000, sequence
+    return b',"ts_us":%d,"ts_ns":%d,"sequence":%b' % finer
+
+
+def json_maker(
+    relay: Relay,
+) -> Callable[[Names, Sequence[Field], Sequence[Field]], Codec]:
+    """Return what makes codecs as the configuration asks for them."""
+    placeholder = relay.rows.placeholder
+    is_debezium = relay.preset == "debezium"
+
+    def make(names: Names, key: Sequence[Field], columns: Sequence[Field]) -> Codec:
+        return JsonCodec(
+            names, key, columns, placeholder=placeholder, is_debezium=is_debezium
+        )
+
+    return make
+
+
+def filler(schema: Schema, placeholder: str) -> bytes | None:
+    """
+    Return the placeholder in a column's form; None where the form has none.
+
+    A number or an instant has none: it would look like data. The header ``unchanged``
+    names every column that was left out, whatever stands in its place.
+    """
+    marker = placeholder.encode()
+    if placeholder.startswith(_HEX):
+        marker = bytes.fromhex(placeholder.removeprefix(_HEX))
+    if schema.kind == "string":
+        return orjson.dumps(marker.decode(errors="replace"))
+    if schema.kind == "bytes" and schema.name is None:
+        return b'"' + base64.b64encode(marker) + b'"'
+    entry = filler(schema.items, placeholder) if schema.items else None
+    if entry is None:
+        return None
+    if schema.kind == "array":
+        return b"[" + entry + b"]"
+    return b"{" + orjson.dumps(marker.decode(errors="replace")) + b":" + entry + b"}"
+
+
+def _head(field: Field) -> bytes:
+    return b"," + orjson.dumps(field.name) + b":"
+
+
+def _column(field: Field, placeholder: str | None) -> _Column:
+    head = _head(field)
+    unchanged = _LEFT_OUT
+    if placeholder is not None:
+        stands_in = filler(field.form.schema, placeholder)
+        unchanged = _LEFT_OUT if stands_in is None else head + stands_in
+    return head, field.form.json, head + _NULL, unchanged
+
+
+def _picker(columns: Sequence[Field]) -> Callable[[Row], Row] | None:
+    """Return what picks the published values of a row; None if they are its first."""
+    places = [field.at for field in columns]
+    if places == list(range(len(places))):
+        return None
+    if len(places) == 1:
+        (only,) = places
+        return lambda row: (row[only],)
+    return itemgetter(*places)
+
+
+def _place_json(place: Place) -> bytes:
+    transaction_id, total_order, collection_order = place
+    return b'{"id":%b,"total_order":%d,"data_collection_order":%d}' % (
+        orjson.dumps(transaction_id),
+        total_order,
+        collection_order,
+    )
+
+
+def _keyless() -> MalformedMessageError:
+    reason = "a change lacks a column of its key: check the table's replica identity"
+    return MalformedMessageError(reason)

@@ -1,0 +1,36 @@
+"""
+Where a key stands: murmur2, as Java's default partitioner and ``murmur2_random`` do it.
+
+The client chooses partitions by itself; the relay needs to know beforehand only while
+it skips what Kafka already has, after a crash.
+"""
+
+from typing import Final
+
+_SEED: Final = 0x9747B28C
+_M: Final = 0x5BD1E995
+_R: Final = 24
+_MASK: Final = 0xFFFFFFFF
+_POSITIVE: Final = 0x7FFFFFFF
+
+
+def murmur2(data: bytes) -> int:
+    """Return the 32-bit hash, unsigned."""
+    length = len(data)
+    h = _SEED ^ length
+    whole = length & ~3
+    for at in range(0, whole, 4):
+        k = int.from_bytes(data[at : at + 4], "little") * _M & _MASK
+        k ^= k >> _R
+        h = (h * _M & _MASK) ^ (k * _M & _MASK)
+    tail = data[whole:]
+    if tail:
+        h = (h ^ int.from_bytes(tail, "little")) * _M & _MASK
+    h ^= h >> 13
+    h = h * _M & _MASK
+    return h ^ h >> 15
+
+
+def partition_of(key: bytes, partition_count: int) -> int:
+    """Return the partition of a record with this key."""
+    return (murmur2(key) & _POSITIVE) % partition_count

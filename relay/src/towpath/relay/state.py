@@ -1,0 +1,125 @@
+"""
+The relay's state: what the compacted topic ``<prefix>.relay-state`` holds.
+
+==================  ================================================================
+``lineage``         which histories of which databases it has followed, newest last
+``confirmed``       how far Postgres may forget; stored before Postgres is told
+``marks:<topic>``   what each partition has (``marks``)
+``settings``        what decided ordinals, routes, keys and partitions
+``skip:<lsn>``      a transaction that an operator wants set aside
+==================  ================================================================
+
+It stands in Kafka, not in the database, because the database may be the thing that was
+restored. Values are JSON; an empty value takes the key back. Pure: ``kafka.state``
+reads and writes the topic.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+
+from towpath.relay.errors import StateLostError
+from towpath.relay.marks import (
+    Confirmed,
+    TopicMarks,
+    marks_document,
+    parse_marks,
+)
+from towpath.relay.routing.record import FIXED_BYTES, Record
+from towpath.schemas import topics
+from towpath.schemas.position import parse_lsn
+
+LINEAGE_KEY: Final = "lineage"
+CONFIRMED_KEY: Final = "confirmed"
+SETTINGS_KEY: Final = "settings"
+MARKS_KEY: Final = "marks:"
+SKIP_KEY: Final = "skip:"
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """
+    What the state topic holds.
+
+    Attributes:
+        lineage: The document under ``lineage``; None if none was ever written.
+        confirmed: How far Postgres may forget; None before the first time.
+        marks: By topic.
+        settings: The document under ``settings``; None if none was ever written.
+        skips: Commit LSNs of transactions to set aside.
+    """
+
+    lineage: Document | None = None
+    confirmed: Confirmed | None = None
+    marks: Mapping[str, TopicMarks] = field(
+        default_factory=lambda: MappingProxyType(dict[str, TopicMarks]())
+    )
+    settings: Document | None = None
+    skips: frozenset[int] = frozenset()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever written."""
+        return self.lineage is None and not self.marks
+
+
+def parse_state(newest: Mapping[str, bytes]) -> State:
+    """
+    Return the state that the newest values make.
+
+    Raises:
+        StateLostError: One of them cannot be read.
+    """
+    try:
+        return _parse({key: orjson.loads(text) for key, text in newest.items()})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"the state topic holds what cannot be read: {error}"
+        raise StateLostError(reason) from error
+
+
+def _parse(documents: Mapping[str, Any]) -> State:
+    confirmed = documents.get(CONFIRMED_KEY)
+    return State(
+        lineage=documents.get(LINEAGE_KEY),
+        confirmed=None if confirmed is None else Confirmed(**confirmed),
+        marks={
+            key.removeprefix(MARKS_KEY): parse_marks(document)
+            for key, document in documents.items()
+            if key.startswith(MARKS_KEY)
+        },
+        settings=documents.get(SETTINGS_KEY),
+        skips=frozenset(
+            parse_lsn(key.removeprefix(SKIP_KEY))
+            for key, document in documents.items()
+            if key.startswith(SKIP_KEY) and not document.get("done")
+        ),
+    )
+
+
+class StateRecords:
+    """Makes the records that the loop itself writes into the state topic."""
+
+    def __init__(self, prefix: str) -> None:
+        self.topic = topics.state_topic(prefix)
+
+    def marks(self, topic: str, marks: TopicMarks, now_ms: int) -> Record:
+        """Return the record of a topic's marks."""
+        return self._record(f"{MARKS_KEY}{topic}", marks_document(marks), now_ms)
+
+    def confirmed(self, confirmed: Confirmed, now_ms: int) -> Record:
+        """Return the record of how far Postgres may forget."""
+        return self._record(CONFIRMED_KEY, confirmed._asdict(), now_ms)
+
+    def skipped(self, lsn_text: str, now_ms: int) -> Record:
+        """Return the record that says that a transaction was set aside."""
+        return self._record(f"{SKIP_KEY}{lsn_text}", {"done": True}, now_ms)
+
+    def _record(self, key: str, document: Document, now_ms: int) -> Record:
+        name, value = key.encode(), orjson.dumps(document)
+        size = len(name) + len(value) + FIXED_BYTES
+        return Record(self.topic, name, value, [], b"", now_ms, size)

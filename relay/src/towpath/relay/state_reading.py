@@ -1,0 +1,64 @@
+"""What every command of the state needs: the state topic as it stands, and the slot."""
+
+from towpath.relay.errors import StateRefusedError
+from towpath.relay.kafka.rescue import partition_counts
+from towpath.relay.kafka.state import StateTopic, write_now
+from towpath.relay.postgres.catalog import PostgresCatalog, SlotFacts
+from towpath.relay.postgres.connect import connect
+from towpath.relay.routing.record import Record
+from towpath.schemas import topics as names
+from towpath.schemas.failure import UnavailableError
+from towpath.settings import Settings
+
+
+def newest(settings: Settings) -> dict[str, bytes]:
+    """
+    Return the newest value of each key of the state topic.
+
+    Raises:
+        StateRefusedError: There is no state topic.
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    require_topic(settings)
+    newest: dict[str, bytes] = {}
+    for message in StateTopic(settings.kafka, settings.database.prefix).messages():
+        key, value = (message.key() or b"").decode(errors="replace"), message.value()
+        newest.pop(key, None)
+        if value:
+            newest[key] = value
+    return newest
+
+
+def require_topic(settings: Settings) -> None:
+    """
+    Make sure that there is a state topic.
+
+    Raises:
+        StateRefusedError: There is none.
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    topic = names.state_topic(settings.database.prefix)
+    if topic not in partition_counts(settings.kafka):
+        reason = f"there is no state topic {topic}"
+        raise StateRefusedError(reason)
+
+
+def take_back(settings: Settings, key: str) -> None:
+    """
+    Remove a key from the state topic; it is gone when this returns.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    topic = names.state_topic(settings.database.prefix)
+    write_now(settings.kafka, Record(topic, key.encode(), None, [], b"", 0, len(key)))
+
+
+def slot_facts(settings: Settings) -> tuple[SlotFacts | None, str | None]:
+    """Ask the server for its view of the slot; why it did not answer, otherwise."""
+    source = settings.database
+    try:
+        with connect(source.dsn) as connection:
+            return PostgresCatalog(connection).slot(source.slot), None
+    except UnavailableError as error:
+        return None, str(error)

@@ -1,0 +1,127 @@
+"""``towpath relay state repair``: look at Kafka and the source, then write."""
+
+from contextlib import ExitStack
+
+from towpath.relay.errors import StateLostError, StateRefusedError
+from towpath.relay.kafka.rescue import known_ends, look_through, partition_counts
+from towpath.relay.kafka.state import StateTopic
+from towpath.relay.kafka.topics import KafkaTopics
+from towpath.relay.lineage import Found, Remembered, parse_lineages
+from towpath.relay.postgres.connect import connect
+from towpath.relay.postgres.history import History, Memory
+from towpath.relay.postgres.replication import SlotStream, Wakeup
+from towpath.relay.repair import Evidence, Repair, misfits, plan_marks, plan_repair
+from towpath.relay.state import State, parse_state
+from towpath.relay.state_reading import newest, take_back
+from towpath.relay.stored_settings import deciding
+from towpath.schemas import topics as names
+from towpath.schemas.clock import Clock, SystemClock
+from towpath.settings import Settings
+from towpath.settings.syntax import ROUTED_VALUE
+
+
+def plan(settings: Settings, clock: Clock | None = None) -> Repair:
+    """
+    Look at what Kafka and the source have, and return what has to be written.
+
+    Raises:
+        StateRefusedError: Nothing is wrong, or the slot is gone or in use.
+        BrokerUnavailableError: Kafka does not answer.
+        SourceUnavailableError: The source does not answer.
+    """
+    time = clock or SystemClock()
+    state = _whole_state(settings)
+    if state is not None:
+        return _plan_marks(settings, state, time)
+    found = _found(settings, time)
+    remains = look_through(settings.kafka, _own_topics(settings))
+    return plan_repair(
+        Evidence(
+            marks=remains.marks,
+            published_log_lsn=remains.published_log_lsn,
+            offsets=remains.offsets,
+            found=found,
+            settings=deciding(settings),
+            tables=settings.database.tables,
+            at=time.now().isoformat(timespec="seconds"),
+        )
+    )
+
+
+def _plan_marks(settings: Settings, state: State, clock: Clock) -> Repair:
+    """Plan for marks that do not fit their topics any more."""
+    ends = known_ends(settings.kafka, state.marks)
+    reasons = misfits(state.marks, partition_counts(settings.kafka), ends)
+    if not reasons:
+        reason = "the state is there and fits the topics: nothing is to be repaired"
+        raise StateRefusedError(reason)
+    remains = look_through(settings.kafka, reasons)
+    return plan_marks(reasons, remains.marks, _found(settings, clock))
+
+
+def carry_out(settings: Settings, repair: Repair, clock: Clock | None = None) -> None:
+    """
+    Write what a repair found; the lineage last, so that it can be repeated.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    source = settings.database
+    topics = KafkaTopics(settings.kafka, settings.topics, clock or SystemClock())
+    topics.open(source.prefix, source.tables)
+    topic = StateTopic(settings.kafka, source.prefix)
+    if repair.is_whole:
+        for key in set(newest(settings)) - set(repair.documents):
+            take_back(settings, key)
+    for key, each in repair.documents.items():
+        if each is None:
+            take_back(settings, key)
+        else:
+            topic.write(key, each)
+
+
+def _whole_state(settings: Settings) -> State | None:
+    """Return the state, if it tells a lineage; None if it is lost or unreadable."""
+    try:
+        state = parse_state(newest(settings))
+        return state if parse_lineages(state.lineage) else None
+    except (StateLostError, StateRefusedError):
+        return None
+
+
+def _found(settings: Settings, clock: Clock) -> Found:
+    dsn = settings.database.dsn
+    with ExitStack() as closing:
+        connection = closing.enter_context(connect(dsn))
+        stream = SlotStream(dsn, clock, Wakeup())
+        closing.callback(stream.close)
+        nothing = Memory(Remembered, lambda _: None, lambda _: None)
+        history = History(settings, nothing, clock, connection, stream)
+        return history.found(0)
+
+
+def _own_topics(settings: Settings) -> set[str]:
+    """List the topics that streamed records may be in."""
+    source, outbox = settings.database, settings.relay.outbox
+    prefix = source.prefix
+    own = {names.table_topic(prefix, *table.split(".", 1)) for table in source.tables}
+    own |= {
+        names.dead_letter_topic(prefix, "relay"),
+        names.transaction_topic(prefix),
+        names.message_topic(prefix),
+    }
+    head, _, tail = outbox.topic.partition(ROUTED_VALUE)
+    others = set(partition_counts(settings.kafka)) - _not_streamed(prefix)
+    return own | {
+        name
+        for name in others
+        if name.startswith(head) and name.endswith(tail) and not name.startswith("__")
+    }
+
+
+def _not_streamed(prefix: str) -> set[str]:
+    return {
+        names.state_topic(prefix),
+        names.relations_topic(prefix),
+        names.notifications_topic(prefix),
+    }

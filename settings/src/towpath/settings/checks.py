@@ -1,0 +1,175 @@
+"""
+What sections must agree on, checked without asking any server.
+
+Each check says which keys it reads; it is left out while one of them is a mistake
+itself, so that no mistake is told twice.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from towpath.schemas import headers
+from towpath.settings.mistakes import did_you_mean
+from towpath.settings.model import Settings
+from towpath.settings.rows import RecordFormat
+from towpath.settings.shape import Place
+from towpath.settings.syntax import (
+    ROUTED_VALUE,
+    PlacedIn,
+    parse_placement,
+    unknown_groups,
+)
+
+Check = Callable[[Settings], Iterator[str]]
+
+# Beside those that every event has: what tells records apart after a restart.
+_OUR_HEADERS: Final = frozenset(
+    {headers.POSITION, headers.SNAPSHOT, headers.PARKED, headers.RELEASED}
+)
+_BROKER: Final = re.compile(r"[^\s,:/]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
+
+
+def contradictions(settings: Settings, wrong: Iterable[Place] = ()) -> list[str]:
+    """
+    List what contradicts.
+
+    Args:
+        settings: What was read; where a key was wrong, its default.
+        wrong: Where keys were wrong.
+    """
+    spoiled = [".".join(s for s in place if isinstance(s, str)) for place in wrong]
+    return [
+        mistake
+        for reads, check in _CHECKS
+        if not any(_touches(key, place) for key in reads for place in spoiled)
+        for mistake in check(settings)
+    ]
+
+
+def _touches(key: str, place: str) -> bool:
+    return f"{place}.".startswith(f"{key}.") or f"{key}.".startswith(f"{place}.")
+
+
+def _keys_of_captured_tables(settings: Settings) -> Iterator[str]:
+    tables = settings.database.tables
+    for table in settings.relay.rows.key_columns:
+        if table not in tables:
+            yield (
+                f"relay.rows.key_columns.{table}: not one of source.tables"
+                f"{did_you_mean(table, tables)}"
+            )
+
+
+def _outbox_is_no_captured_table(settings: Settings) -> Iterator[str]:
+    table = settings.relay.outbox.table
+    if table in settings.database.tables:
+        yield (
+            f"source.tables: {table} is the outbox (relay.outbox.table), "
+            "whose rows become events: leave it out"
+        )
+
+
+def _tables_once(settings: Settings) -> Iterator[str]:
+    tables = settings.database.tables
+    for table in sorted({t for t in tables if tables.count(t) > 1}):
+        yield f"source.tables: {table} is named more than once"
+
+
+def _two_publications(settings: Settings) -> Iterator[str]:
+    source = settings.database
+    if source.publication == source.outbox_publication:
+        yield (
+            "source.outbox_publication: must differ from source.publication: "
+            "the outbox's sends inserts only"
+        )
+
+
+def _thresholds_rise(settings: Settings) -> Iterator[str]:
+    relay = settings.relay
+    if relay.retained_warning_bytes > relay.retained_critical_bytes:
+        yield (
+            "relay.retained_critical_bytes: must be at least "
+            f"relay.retained_warning_bytes, which is {relay.retained_warning_bytes}"
+        )
+
+
+def _route_is_whole(settings: Settings) -> Iterator[str]:
+    outbox = settings.relay.outbox
+    if outbox.route_replacement and not outbox.route_regex:
+        yield "relay.outbox.route_replacement: needs relay.outbox.route_regex"
+        return
+    for group in unknown_groups(outbox.route_regex, outbox.route_replacement):
+        yield (
+            f"relay.outbox.route_replacement: {group} is no group of "
+            "relay.outbox.route_regex"
+        )
+    if outbox.route_regex and ROUTED_VALUE not in outbox.topic:
+        yield f"relay.outbox.topic: lacks {ROUTED_VALUE}, so route_regex has no use"
+
+
+def _placements_agree(settings: Settings) -> Iterator[str]:
+    outbox = settings.relay.outbox
+    placements = [parse_placement(text) for text in outbox.placements]
+    taken = Counter(
+        (each.place, "" if each.place is PlacedIn.PARTITION else each.name)
+        for each in placements
+    )
+    for (place, name), count in taken.items():
+        if count > 1:
+            which = f"{place} {name}".strip()
+            yield f"relay.outbox.placements: {which} is given more than once"
+    standing = outbox.columns.standing_headers
+    for each in placements:
+        if each.place is PlacedIn.ENVELOPE and each.name == "payload":
+            yield "relay.outbox.placements: the payload itself is payload in envelopes"
+        is_ours = each.name in standing or each.name in _OUR_HEADERS
+        is_header = each.place is PlacedIn.HEADER
+        if is_header and is_ours and standing.get(each.name) != each.column:
+            yield f"relay.outbox.placements: header {each.name} is the relay's own"
+
+
+def _cloudevents_have_types(settings: Settings) -> Iterator[str]:
+    outbox = settings.relay.outbox
+    if outbox.cloudevents and not outbox.columns.type:
+        yield "relay.outbox.cloudevents: needs relay.outbox.columns.type"
+
+
+def _one_of_a_kind(settings: Settings) -> Iterator[str]:
+    messages = settings.relay.messages
+    if messages.include and messages.exclude:
+        yield "relay.messages: include and exclude exclude each other"
+
+
+def _addresses(settings: Settings) -> Iterator[str]:
+    if not settings.database.dsn.strip():
+        yield "source.dsn: must not be empty"
+    brokers = [one.strip() for one in settings.kafka.bootstrap_servers.split(",")]
+    for broker in brokers:
+        if not _BROKER.fullmatch(broker):
+            yield f"kafka.bootstrap_servers: must be host:port, not {broker!r}"
+    url = settings.registry.url
+    is_used = settings.relay.rows.format is RecordFormat.AVRO
+    if is_used and not url.startswith(("http://", "https://")):
+        yield "registry.url: must begin with http:// or https://"
+
+
+_CHECKS: Final[tuple[tuple[tuple[str, ...], Check], ...]] = (
+    (("source.tables", "relay.rows.key_columns"), _keys_of_captured_tables),
+    (("source.tables", "relay.outbox.table"), _outbox_is_no_captured_table),
+    (("source.tables",), _tables_once),
+    (("source.publication", "source.outbox_publication"), _two_publications),
+    (
+        ("relay.retained_warning_bytes", "relay.retained_critical_bytes"),
+        _thresholds_rise,
+    ),
+    (("relay.outbox",), _route_is_whole),
+    (("relay.outbox",), _placements_agree),
+    (("relay.outbox",), _cloudevents_have_types),
+    (("relay.messages",), _one_of_a_kind),
+    (
+        ("source.dsn", "kafka", "registry", "relay.rows.format"),
+        _addresses,
+    ),
+)

@@ -1,0 +1,133 @@
+"""
+The environment laid over the file, at any depth.
+
+``TOWPATH_<SECTION>__<KEY>`` overrides a key (``TOWPATH_RELAY__OUTBOX__TOPIC``). The one
+source needs no index (``TOWPATH_SOURCE__DSN``); a sink is named
+(``TOWPATH_SINK__CACHE__URL``, dashes as underscores). Plain values are taken as they
+are; lists and tables are written as TOML or JSON. A variable that ends in ``_FILE``
+names a file that holds the value. Kafka's client settings have underscores for their
+dots (``TOWPATH_KAFKA__CLIENT__SASL_PASSWORD``). A name without ``__`` is none of ours.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from towpath.settings.model import Settings
+from towpath.settings.shape import Place, annotation_at, is_structured
+
+_PREFIX: Final = "TOWPATH_"
+_SEPARATOR: Final = "__"
+_FILE_SUFFIX: Final = "_FILE"
+_CLIENT: Final = ["kafka", "client"]
+
+
+class Overlay(NamedTuple):
+    """
+    What the environment did.
+
+    Attributes:
+        mistakes: What could not be laid over the file.
+        variables: Which variable wrote the value at a place.
+    """
+
+    mistakes: list[str]
+    variables: dict[Place, str]
+
+
+class _RefusedError(Exception):
+    """A variable that cannot be laid over the file; the text says why."""
+
+
+def lay_over(document: dict[str, Any], environ: Mapping[str, str]) -> Overlay:
+    """Write every variable of ours into the document."""
+    overlay = Overlay([], {})
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith(_PREFIX) or _SEPARATOR not in variable:
+            continue
+        path = variable.removeprefix(_PREFIX).lower().split(_SEPARATOR)
+        try:
+            overlay.variables[_put(document, path, variable, text)] = variable
+        except _RefusedError as refused:
+            overlay.mistakes.append(f"{variable}: {refused}")
+    return overlay
+
+
+def variable_for(path: tuple[str, ...]) -> str:
+    """Name the variable that overrides a key."""
+    return _PREFIX + _SEPARATOR.join(path).upper()
+
+
+def _put(document: dict[str, Any], path: list[str], variable: str, text: str) -> Place:
+    if variable.endswith(_FILE_SUFFIX) and not _is_key(path):
+        path = [*path[:-1], path[-1].removesuffix(_FILE_SUFFIX.lower())]
+        text = _read(text)
+    if path[:-1] == _CLIENT:
+        # No shell takes a dot in a name, and none of these settings has an underscore.
+        path = [*path[:-1], path[-1].replace("_", ".")]
+    section, place = _section(document, path)
+    where = (*place, path[-1])
+    section[path[-1]] = _value(where, text)
+    return where
+
+
+def _is_key(path: list[str]) -> bool:
+    return annotation_at(Settings, tuple(path)) is not None
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8").rstrip("\n")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        message = f"{name}: {reason}"
+        raise _RefusedError(message) from error
+
+
+def _section(document: dict[str, Any], path: list[str]) -> tuple[dict[str, Any], Place]:
+    """Follow a path to the table that holds its last step; make what is missing."""
+    here: Any = document
+    place: list[int | str] = []
+    steps = list(path[:-1])
+    while steps:
+        step = steps.pop(0)
+        here = here.setdefault(step, {})
+        place.append(step)
+        if isinstance(here, list):
+            index, is_named = _element(here, steps[0] if steps else "")
+            here = here[index]
+            place.append(index)
+            steps = steps[1:] if is_named else steps
+        if not isinstance(here, dict):
+            message = "there is no such section in the file"
+            raise _RefusedError(message)
+    return here, tuple(place)
+
+
+def _element(tables: list[Any], name: str) -> tuple[int, bool]:
+    """Find the table of a name, or the only one there is."""
+    for index, table in enumerate(tables):
+        named = table.get("name") if isinstance(table, dict) else None
+        if isinstance(named, str) and named.replace("-", "_") == name:
+            return index, True
+    if len(tables) != 1:
+        message = f"there is no {name!r} in the file"
+        raise _RefusedError(message)
+    return 0, False
+
+
+def _value(place: Place, text: str) -> object:
+    """Read a list or a table from text; anything else is its text."""
+    if not is_structured(annotation_at(Settings, place)):
+        return text
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        message = f"expected a list or a table in TOML or JSON, not {text!r}"
+        raise _RefusedError(message) from error

@@ -1,0 +1,148 @@
+"""
+Mistakes in words: where, what was expected, and the nearest valid name.
+
+A place is told as the file writes it (``relay.delivery``), or as the variable that
+wrote the value. The words are ours, not the validating library's.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from pydantic_core import ErrorDetails
+
+from towpath.settings.environment import variable_for
+from towpath.settings.model import Settings
+from towpath.settings.section import PATTERN_WORDS
+from towpath.settings.shape import Place, keys, section_at
+
+# Below this likeness a name of the same section is no guess at what was meant.
+_ALIKE: Final = 0.6
+_KEY_STEP: Final = "[key]"
+
+_EXPECTED: Final[Mapping[str, str]] = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text in quotes",
+    "bool": "true or false",
+    "tuple": 'a list, such as ["a", "b"]',
+    "dict": "a table of keys and values",
+    "model": "a section with keys of its own",
+    "path": "the name of a file or folder",
+}
+_BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
+    "greater_than": ("gt", "more than {}"),
+    "greater_than_equal": ("ge", "at least {}"),
+    "less_than": ("lt", "less than {}"),
+    "less_than_equal": ("le", "at most {}"),
+    "string_too_short": ("min_length", "at least {} character"),
+    "too_short": ("min_length", "at least {} of them"),
+    "too_long": ("max_length", "at most {} of them"),
+}
+
+
+def tell_all(
+    details: Sequence[ErrorDetails], variables: Mapping[Place, str]
+) -> list[str]:
+    """Tell each mistake once: a list is not short when its elements are wrong."""
+    places = [detail["loc"] for detail in details]
+    return [
+        _tell(detail, variables)
+        for detail in details
+        if detail["type"] != "too_short" or not _has_below(detail["loc"], places)
+    ]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Name the known word that is nearest; nothing if there is none at all."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _has_below(place: Place, places: Iterable[Place]) -> bool:
+    return any(p[: len(place)] == place != p for p in places)
+
+
+def _tell(detail: ErrorDetails, variables: Mapping[Place, str]) -> str:
+    place = tuple(step for step in detail["loc"] if step != _KEY_STEP)
+    variable = _variable(place, variables)
+    name = variable or ".".join(str(step) for step in place) or "file"
+    if detail["type"] == "extra_forbidden":
+        return f"{name}: unknown key{_nearest(place, is_variable=bool(variable))}"
+    return f"{name}: {_what(detail)}"
+
+
+def _variable(place: Place, variables: Mapping[Place, str]) -> str | None:
+    """Find the variable that wrote this value, or the table around it."""
+    for length in range(len(place), 0, -1):
+        found = variables.get(place[:length])
+        if found is not None:
+            rest = place[length:]
+            return found + "".join(f"[{step}]" for step in rest)
+    return None
+
+
+def _what(detail: ErrorDetails) -> str:
+    kind, value = detail["type"], detail["input"]
+    context: Mapping[str, Any] = detail.get("ctx", {})
+    if kind == "missing":
+        return "missing"
+    if kind == "string_pattern_mismatch":
+        return f"{PATTERN_WORDS[context['pattern']]}, not {_shown(value)}"
+    if kind in {"enum", "literal_error"}:
+        return _none_of(value, context["expected"])
+    if kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        return f"must be {words.format(_number(context[name]))}{_given(value)}"
+    expected = _EXPECTED.get(kind.partition("_")[0])
+    if expected is not None:
+        return f"expected {expected}, not {_shown(value)}"
+    return detail["msg"].removeprefix("Value error, ")
+
+
+def _none_of(value: object, expected: str) -> str:
+    words = expected.replace(" or ", ", ")
+    if not isinstance(value, str):
+        return f"{_shown(value)} is none of {words}"
+    known = [word.strip("'") for word in words.split(", ")]
+    return f"{value!r} is none of {words}{did_you_mean(value, known)}"
+
+
+def _number(bound: object) -> object:
+    is_whole = isinstance(bound, float) and bound.is_integer()
+    return int(bound) if is_whole else bound  # type: ignore[call-overload]  # a float
+
+
+def _given(value: object) -> str:
+    is_plain = isinstance(value, int | float | str) and value != ""
+    return f", not {value}" if is_plain else ""
+
+
+def _shown(value: object) -> str:
+    """Show a plain value; name the kind of anything larger."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float | str):
+        return repr(value)
+    return "a list" if isinstance(value, list) else "a table"
+
+
+def _nearest(place: Place, *, is_variable: bool) -> str:
+    """Name the nearest key of the section; or the section that has such a key."""
+    word, above = str(place[-1]), place[:-1]
+    section = section_at(Settings, above)
+    known = [] if section is None else list(section.model_fields)
+    names = tuple(str(step) for step in above if not isinstance(step, int))
+    if not difflib.get_close_matches(word, known, n=1, cutoff=_ALIKE):
+        elsewhere = [key for key in keys(Settings) if key.path[-1] == word]
+        if elsewhere:
+            path = elsewhere[0].path
+            return f"; did you mean {_spoken(path, is_variable=is_variable)!r}?"
+    if is_variable and known:
+        near = difflib.get_close_matches(word, known, n=1, cutoff=0.0)[0]
+        return f"; did you mean {variable_for((*names, near))!r}?"
+    return did_you_mean(word, known)
+
+
+def _spoken(path: tuple[str, ...], *, is_variable: bool) -> str:
+    return variable_for(path) if is_variable else ".".join(path)

@@ -1,0 +1,38 @@
+"""
+Secrets masked, wherever a configuration is shown.
+
+A value is a secret by its key's name (password, token, salt), or holds one: the
+password in an address, in either of the two forms that libpq takes.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+MASKED: Final = "********"
+_NAMES: Final = re.compile(r"password|secret|salt|token|\.pem$|oauthbearer\.config")
+# Greedy on purpose: with a stray @ in a password too much is masked, never too little.
+_IN_ADDRESS: Final = re.compile(r"(://[^:/@\s]*:).*@", re.DOTALL)
+_IN_OPTIONS: Final = re.compile(
+    r"(password\s*=\s*)('(?:[^'\\]|\\.)*'?|[^\s&]+)", re.IGNORECASE
+)
+
+
+def masked(value: object, name: str = "") -> object:
+    """
+    Return a copy of a value, section or whole document without its secrets.
+
+    Args:
+        value: What is to be shown.
+        name: The key that holds it.
+    """
+    if isinstance(value, Mapping):
+        return {key: masked(each, str(key)) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(each, name) for each in value]
+    if not isinstance(value, str) or not value:
+        return value
+    if _NAMES.search(name.lower()):
+        return MASKED
+    text = _IN_ADDRESS.sub(rf"\1{MASKED}@", value)
+    return _IN_OPTIONS.sub(rf"\1{MASKED}", text)

@@ -1,0 +1,85 @@
+"""
+The file's shape as data: which keys there are, where, and what each one takes.
+
+Everything is read off the model, so that messages, overrides and the reference know
+exactly the keys that are read.
+"""
+
+import typing
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+# Where a mistake or a key stands: names of keys, and places in lists.
+Place = tuple[int | str, ...]
+
+
+class Key(NamedTuple):
+    """
+    One key of the file.
+
+    Attributes:
+        path: Its sections and its name; list indices are left out.
+        field: What it takes, and its default.
+    """
+
+    path: tuple[str, ...]
+    field: FieldInfo
+
+    @property
+    def name(self) -> str:
+        """The key with its sections, as it is spoken of."""
+        return ".".join(self.path)
+
+
+def keys(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[Key]:
+    """Walk every key that holds a value, not a section of its own."""
+    for name, field in model.model_fields.items():
+        inner = section_of(field.annotation)
+        if inner is None:
+            yield Key((*above, name), field)
+        else:
+            yield from keys(inner, (*above, name))
+
+
+def section_of(annotation: object) -> type[BaseModel] | None:
+    """Return the section that an annotation holds, alone or in a list."""
+    candidates = (annotation, *typing.get_args(annotation))
+    return next((c for c in candidates if _is_section(c)), None)
+
+
+def section_at(root: type[BaseModel], place: Place) -> type[BaseModel] | None:
+    """Return the section that stands at a place; None if none does."""
+    model: type[BaseModel] | None = root
+    for step in place:
+        if isinstance(step, int):
+            continue
+        if model is None or step not in model.model_fields:
+            return None
+        model = section_of(model.model_fields[step].annotation)
+    return model
+
+
+def annotation_at(root: type[BaseModel], place: Place) -> object:
+    """Return what a key takes; None if there is no such key."""
+    model = section_at(root, place[:-1])
+    name = place[-1] if place else None
+    if model is None or not isinstance(name, str):
+        return None
+    field = model.model_fields.get(name)
+    return None if field is None else field.annotation
+
+
+def is_structured(annotation: object) -> bool:
+    """Tell whether a key takes a list, a table or a section, not one plain value."""
+    origin = typing.get_origin(annotation)
+    return origin in _STRUCTURED or _is_section(annotation)
+
+
+_STRUCTURED: Final = frozenset({tuple, list, dict})
+
+
+def _is_section(candidate: object) -> typing.TypeGuard[type[BaseModel]]:
+    return isinstance(candidate, type) and issubclass(candidate, BaseModel)

@@ -1,0 +1,163 @@
+"""
+Small languages inside values: placements, topic templates, regular expressions.
+
+A placement is ``column:header|partition|envelope`` with an optional ``:alias``; a
+topic template is what Kafka takes, with ``{aggregate_type}``; regular expressions are
+Python's, and must match whole. Each reader raises ``ValueError`` with one sentence.
+"""
+
+import enum
+import hashlib
+import re
+from typing import Annotated, Final, NamedTuple
+
+from pydantic import AfterValidator
+
+from towpath.schemas.topics import is_legal_topic
+
+ROUTED_VALUE: Final = "{aggregate_type}"
+_PARTS: Final = (2, 3)
+_GROUP: Final = re.compile(r"\$(?:(\d+)|\{([^}]*)\})")
+_JAVA_GROUP: Final = re.compile(r"\(\?<(?=[A-Za-z])")
+
+
+class PlacedIn(enum.StrEnum):
+    """Where an additional column goes."""
+
+    HEADER = "header"
+    PARTITION = "partition"
+    ENVELOPE = "envelope"
+
+
+class Placement(NamedTuple):
+    """One additional column of an outbox row; ``name`` is its alias, or itself."""
+
+    column: str
+    place: PlacedIn
+    name: str
+
+
+def parse_placement(text: str) -> Placement:
+    """
+    Read one placement.
+
+    Raises:
+        ValueError: The text is none.
+    """
+    parts = [part.strip() for part in text.split(":")]
+    if len(parts) not in _PARTS or not all(parts):
+        message = f"{text!r} is not column:header, column:partition or column:envelope"
+        raise ValueError(message)
+    column, place, *alias = parts
+    known = [one.value for one in PlacedIn]
+    if place not in known:
+        message = f"{text!r}: {place!r} is none of {', '.join(map(repr, known))}"
+        raise ValueError(message)
+    return Placement(column, PlacedIn(place), alias[0] if alias else column)
+
+
+def python_pattern(text: str) -> str:
+    """Write a regular expression's named groups as Python does: ``(?P<name>``."""
+    return _JAVA_GROUP.sub("(?P<", text)
+
+
+def compiled(text: str) -> re.Pattern[str]:
+    """
+    Compile a regular expression; Java's ``(?<name>...)`` is taken too.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return re.compile(python_pattern(text))
+    except (re.error, OverflowError, RecursionError) as error:
+        message = f"not a regular expression: {error}: {text!r}"
+        raise ValueError(message) from error
+
+
+def unknown_groups(pattern: str, replacement: str) -> list[str]:
+    """List what a replacement refers to (``$1``, ``${name}``) and no group gives."""
+    regex = compiled(pattern)
+    return [
+        match[0]
+        for match in _GROUP.finditer(replacement)
+        if not _has_group(regex, match)
+    ]
+
+
+def _has_group(regex: re.Pattern[str], reference: re.Match[str]) -> bool:
+    number, name = reference.groups()
+    if number is not None:
+        # As in Java, `$12` is group 1 and a 2 where there is no group 12.
+        return int(number[0]) <= regex.groups
+    return name in regex.groupindex
+
+
+def _check_placement(text: str) -> str:
+    parse_placement(text)
+    return text
+
+
+def _check_pattern(text: str) -> str:
+    if text:
+        compiled(text)
+    return text
+
+
+def _check_template(text: str) -> str:
+    filled = text.replace(ROUTED_VALUE, "a")
+    if not is_legal_topic(filled):
+        message = (
+            f"{text!r} is not a topic that Kafka takes: letters, digits, dots, dashes "
+            f"and underscores, and {ROUTED_VALUE} for the aggregate type"
+        )
+        raise ValueError(message)
+    return text
+
+
+# What decides whether records are lost, repeated or put into another partition.
+_OWN_OPTIONS: Final = frozenset(
+    {
+        "bootstrap.servers",
+        "metadata.broker.list",
+        "acks",
+        "request.required.acks",
+        "enable.idempotence",
+        "transactional.id",
+        "partitioner",
+        "message.timeout.ms",
+        "delivery.timeout.ms",
+        "max.in.flight",
+        "max.in.flight.requests.per.connection",
+        "message.max.bytes",
+        "batch.size",
+        "group.id",
+        "auto.offset.reset",
+        "enable.auto.commit",
+        "enable.partition.eof",
+        "isolation.level",
+    }
+)
+
+
+def _check_option(name: str) -> str:
+    if name in _OWN_OPTIONS:
+        message = f"{name!r} is set by the relay itself: leave it out"
+        raise ValueError(message)
+    return name
+
+
+def _check_hash(text: str) -> str:
+    name = text.lower().replace("-", "").replace("_", "")
+    known = {one.replace("_", ""): one for one in sorted(hashlib.algorithms_guaranteed)}
+    if name not in known or name.startswith("shake"):
+        message = f"{text!r} is no hash that is known here, such as 'SHA-256'"
+        raise ValueError(message)
+    return text
+
+
+PlacementText = Annotated[str, AfterValidator(_check_placement)]
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
+TopicTemplate = Annotated[str, AfterValidator(_check_template)]
+HashName = Annotated[str, AfterValidator(_check_hash)]
+ClientOption = Annotated[str, AfterValidator(_check_option)]

@@ -1,0 +1,133 @@
+"""``towpath doctor`` against a real source and a real broker."""
+
+import json
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from towpath.deploy.cli.app import run
+from towpath.relay.__main__ import init
+from towpath.schemas.topics import table_topic
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+
+@pytest.fixture
+def config(database: str, stack, unique: str, tmp_path: Path) -> Path:
+    """Write a configuration for a database with one table."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("create table public.note (id int primary key)")
+    return configure(tmp_path, database, stack.kafka, unique)
+
+
+def configure(folder: Path, dsn: str, kafka: str, name: str) -> Path:
+    """Write a configuration."""
+    path = folder / "towpath.toml"
+    path.write_text(
+        f"""
+version = 1
+[[source]]
+dsn = "{dsn}"
+prefix = "{name}"
+slot = "{name}"
+tables = ["public.note"]
+[kafka]
+bootstrap_servers = "{kafka}"
+[registry]
+url = "http://127.0.0.1:1"
+""",
+        encoding="utf-8",
+    )
+    return path
+
+
+def examined(config: Path, capsys) -> tuple[int, list[dict]]:
+    """Run the command, and return its exit code and its document."""
+    capsys.readouterr()
+    code = run(["doctor", "--json", "--config", str(config)])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_what_init_makes_is_missed_before_and_not_after(config: Path, capsys):
+    """
+    Before init every missing part is an error with its cure; after it none is left.
+    """
+    code, before = examined(config, capsys)
+    missing = [row for row in before if row["cure"] == "run towpath relay init"]
+    init(config, dry_run=False)
+    _, after = examined(config, capsys)
+    errors = [row for row in after if row["level"] != "warning"]
+
+    assert (1, 7, []) == (code, len(missing), errors)
+
+
+def test_a_server_without_bound_is_warned_of_on_the_screen(config: Path, capsys):
+    """
+    W-14: the table shows what, why and the command that cures it.
+    """
+    init(config, dry_run=False)
+    capsys.readouterr()
+    code = run(["doctor", "--config", str(config)])
+    shown = "".join(capsys.readouterr().out.split())
+
+    assert (1, True, True) == (
+        code,
+        "max_slot_wal_keep_sizeis-1" in shown,
+        "SETmax_slot_wal_keep_size" in shown,
+    )
+
+
+def test_a_broker_that_is_away_does_not_hide_the_source(
+    database: str, unique: str, tmp_path: Path, capsys
+):
+    """
+    A part that cannot be asked gives exit code 3; the other is examined all the same.
+    """
+    config = configure(tmp_path, database, "127.0.0.1:1", unique)
+    code, rows = examined(config, capsys)
+    parts = {(row["part"], row["level"]) for row in rows}
+
+    assert (3, True, True) == (
+        code,
+        ("broker", "unavailable") in parts,
+        ("source", "error") in parts,
+    )
+
+
+def test_a_role_that_may_not_replicate_is_told_so(config: Path, unique: str, capsys):
+    """
+    B79: ordinary connections work and the replication protocol does not: why, and what.
+    """
+    text = config.read_text(encoding="utf-8")
+    dsn = text.partition('dsn = "')[2].partition('"')[0]
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"create role {unique} login")
+        try:
+            config.write_text(text.replace("postgres@", f"{unique}@"), encoding="utf-8")
+            code, rows = examined(config, capsys)
+        finally:
+            connection.execute(f"drop role {unique}")
+    told = [row for row in rows if "PgBouncer" in row["cure"]]
+
+    assert (1, 1) == (code, len(told))
+
+
+def test_a_topic_that_forgets_too_early_is_found(
+    config: Path, unique: str, stack, capsys
+):
+    """
+    A topic that somebody made by hand is compared with what [topics] asks for.
+    """
+    admin = AdminClient({"bootstrap.servers": stack.kafka})
+    name = table_topic(unique, "public", "note")
+    made = admin.create_topics(
+        [NewTopic(name, 1, 1, config={"retention.ms": "7200000"})]
+    )
+    made[name].result(10)
+    init(config, dry_run=False)
+    _, rows = examined(config, capsys)
+    told = [row["what"] for row in rows if name in row["what"]]
+
+    assert [f"topic {name} keeps records for 2 h, [topics] says 168 h"] == told

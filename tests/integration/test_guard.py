@@ -1,0 +1,408 @@
+"""The guardian, the claim on a slot, and set-up, on a real server."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import psycopg
+import pytest
+from structlog.testing import capture_logs
+
+from towpath.relay.errors import (
+    NotPreparedError,
+    SlotHeldError,
+    SourceUnavailableError,
+)
+from towpath.relay.finding import errors
+from towpath.relay.postgres import preflight, setup
+from towpath.relay.postgres.catalog import PostgresCatalog
+from towpath.relay.postgres.connect import connect
+from towpath.relay.postgres.guardian import Guardian
+from towpath.relay.postgres.ownership import Ownership, Patience, wait_for_slot
+from towpath.relay.postgres.replication import SlotStream, Wakeup
+from towpath.relay.postgres.slot_watch import OUTBOX_UPDATED
+from towpath.relay.tally import Tally
+from towpath.schemas.clock import Deadline, SystemClock
+from towpath.settings import Kafka, Registry, Relay, Settings, Source
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+CLOCK = SystemClock()
+PUT = (
+    "insert into towpath.outbox (id, aggregate_type, aggregate_id, type)"
+    " values (gen_random_uuid(), 'a', 'b', 'c')"
+)
+
+BREAK_CLAIM = (
+    "select pg_terminate_backend(l.pid) from pg_locks l, pg_database d"
+    " where locktype = 'advisory' and d.oid = l.database"
+    " and d.datname = current_database()"
+)
+
+
+def settings_of(dsn: str, slot: str, **relay) -> Settings:
+    """Configure a relay of this database."""
+    return Settings(
+        version=1,
+        source=(Source(dsn=dsn, slot=slot, prefix=slot),),
+        kafka=Kafka(bootstrap_servers="x"),
+        registry=Registry(url="http://x"),
+        relay=Relay(heartbeat_interval_s=0.1, **relay),
+    )
+
+
+def prepare(settings: Settings) -> list[setup.Step]:
+    """Make what ``relay init`` makes."""
+    with connect(settings.database.dsn) as connection:
+        facts = setup.read_facts(connection, settings)
+        setup.check(facts, settings)
+        steps = setup.plan(facts, settings)
+        setup.carry_out(connection, steps)
+    return steps
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    """Wait until something holds."""
+    deadline = Deadline(CLOCK, 30)
+    while not holds():
+        assert not deadline.passed(), what
+        CLOCK.wait(0.02)
+
+
+class Watched:
+    """A guardian at work, and what it tells."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.tally = Tally(run_id="this run")
+        self.lost: list[str] = []
+        self.claim = Ownership(settings.database.dsn, settings.database.slot)
+        self.claim.acquire(CLOCK, threading.Event(), 5, lambda: False)
+        self.guardian = Guardian(
+            settings, self.tally, CLOCK, self.claim, self.lost.append
+        )
+        self.guardian.start()
+
+    def close(self) -> None:
+        """End both."""
+        self.guardian.close()
+        self.claim.close()
+
+
+@pytest.fixture
+def source(database: str) -> Iterator[psycopg.Connection]:
+    """Lend a connection of the application's."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        yield connection
+
+
+def watch(dsn: str, slot: str, **relay) -> closing:
+    """Prepare a database and watch over its slot."""
+    settings = settings_of(dsn, slot, **relay)
+    prepare(settings)
+    return closing(Watched(settings))
+
+
+def test_a_beat_is_in_the_table_and_in_the_log(database: str, unique: str, source):
+    """
+    W-13: a quiet database's log moves, and each beat names the run that made it.
+    """
+    with watch(database, unique) as watched:
+        until(lambda: counter(source) >= 3, "three beats")
+        until(lambda: watched.tally.slot is not None, "a look at the slot")
+        lost = list(watched.lost)
+    rows = source.execute(
+        "select data from pg_logical_slot_peek_binary_changes(%s, null, null,"
+        " 'proto_version', '1', 'publication_names', 'towpath', 'messages', 'true')",
+        [unique],
+    ).fetchall()
+    told = [bytes(data) for (data,) in rows if b"towpath.heartbeat" in bytes(data)]
+    body = json.loads(told[0][told[0].index(b"{") :])
+
+    assert ([], 1, "this run") == (lost, body["counter"], body["run"])
+
+
+def counter(source: psycopg.Connection) -> int:
+    """Read the heartbeat's counter."""
+    row = source.execute("select max(counter) from towpath.heartbeat").fetchone()
+    return (row[0] if row else 0) or 0
+
+
+def test_a_failing_heartbeat_query_stops_nothing(database: str, unique: str, source):
+    """
+    The configured query runs after each beat; its failure is logged, and beats go on.
+    """
+    query = "select 1 / 0"
+    with capture_logs() as logs, watch(database, unique, heartbeat_query=query):
+        until(lambda: counter(source) >= 3, "three beats")
+
+    assert any("division by zero" in str(record.get("reason")) for record in logs)
+
+
+@pytest.mark.parametrize(
+    ("hurt", "reason"),
+    [
+        ("select pg_drop_replication_slot('{slot}')", "is gone"),
+        ("update towpath.heartbeat set counter = 0", "back in time"),
+        (
+            BREAK_CLAIM,
+            "claim on the slot is lost",
+        ),
+    ],
+    ids=["slot", "heartbeat", "claim"],
+)
+def test_what_is_lost_is_told_once(
+    database: str, unique: str, source, hurt: str, reason: str
+):
+    """
+    A slot that is gone, a counter that went back, a broken claim: begin anew.
+    """
+    with watch(database, unique) as watched:
+        until(lambda: counter(source) >= 3, "three beats")
+        source.execute(hurt.format(slot=unique))
+        until(lambda: bool(watched.lost), "it is told")
+        until(lambda: not watched.guardian._thread.is_alive(), "it has ended")
+        lost = list(watched.lost)
+
+    assert (1, True) == (len(lost), reason in lost[0])
+
+
+def test_the_guardian_connects_again_by_itself(database: str, unique: str, source):
+    """
+    Its own connection may break: it beats on, and the relay hears nothing of it.
+    """
+    with watch(database, unique) as watched:
+        until(lambda: counter(source) >= 2, "two beats")
+        pid = watched.guardian._connection.info.backend_pid
+        source.execute("select pg_terminate_backend(%s)", [pid])
+        seen = counter(source)
+        until(lambda: counter(source) >= seen + 3, "it beats again")
+        lost = list(watched.lost)
+
+    assert [] == lost
+
+
+def test_bounds_are_told_when_they_are_crossed(database: str, unique: str, source):
+    """
+    W-15: retained log beyond its bounds is logged once per crossing, at its level.
+    """
+    bounds = {"retained_warning_bytes": 1, "retained_critical_bytes": 2}
+    with capture_logs() as logs, watch(database, unique, **bounds):
+        until(lambda: counter(source) >= 5, "five beats")
+    told = [
+        (record["bound"], record["log_level"]) for record in logs if "bound" in record
+    ]
+
+    assert [
+        ("retained_critical_bytes", "error"),
+        ("retained_warning_bytes", "warning"),
+    ] == told
+
+
+def test_updated_outbox_rows_are_counted(database: str, unique: str, source):
+    """
+    A44: an update that the publication does not send is still counted.
+    """
+    with watch(database, unique) as watched:
+        until(lambda: counter(source) >= 2, "two beats")
+        source.execute(PUT)
+        source.execute("update towpath.outbox set type = 'd'")
+        source.execute("select pg_stat_force_next_flush()")
+        source.execute("select 1")
+        until(lambda: watched.tally.skipped[OUTBOX_UPDATED] == 1, "it is counted")
+        lost = list(watched.lost)
+
+    assert [] == lost
+
+
+def test_a_second_relay_waits_and_names_the_holder(database: str, unique: str):
+    """
+    A95: the claim is exclusive; who waits in vain says who has it.
+    """
+    with closing(Ownership(database, unique)) as first:
+        first.acquire(CLOCK, threading.Event(), 5, lambda: False)
+        pid = first._connection.info.backend_pid
+        with (
+            closing(Ownership(database, unique)) as second,
+            capture_logs() as logs,
+            pytest.raises(SlotHeldError, match=f"process {pid} .*towpath-relay.*since"),
+        ):
+            second.acquire(CLOCK, threading.Event(), 0.6, lambda: False)
+
+    assert ["waiting for the slot"] == [record["event"] for record in logs]
+
+
+def test_a_waiting_relay_takes_over(database: str, unique: str):
+    """
+    Once the first relay is gone the second one has the slot.
+    """
+    first = Ownership(database, unique)
+    first.acquire(CLOCK, threading.Event(), 5, lambda: False)
+    timer = threading.Timer(0.3, first.close)
+    timer.start()
+    with closing(Ownership(database, unique)) as second:
+        second.acquire(CLOCK, threading.Event(), 20, lambda: False)
+        timer.join()
+        holder = second.holder()
+
+        assert str(second._connection.info.backend_pid) in holder
+
+
+def test_a_slot_that_is_read_by_others_is_waited_for(database: str, unique: str):
+    """
+    A95: whoever reads the slot without the claim is waited for, then named.
+    """
+    settings = settings_of(database, unique)
+    prepare(settings)
+    names = (settings.database.publication, settings.database.outbox_publication)
+    with (
+        closing(SlotStream(database, CLOCK, Wakeup())) as other,
+        closing(SlotStream(database, CLOCK, Wakeup())) as ours,
+        connect(database) as connection,
+    ):
+        other.start(unique, names)
+
+        def attempt() -> bool:
+            ours.start(unique, names)
+            return True
+
+        catalog = PostgresCatalog(connection)
+        patience = Patience(CLOCK, threading.Event(), 0.6, lambda: False)
+        with pytest.raises(SlotHeldError, match=r"held by process \d+ of the server"):
+            wait_for_slot(unique, attempt, lambda: catalog.holder(unique), patience)
+        other.close()
+        patient = patience._replace(timeout_s=20)
+        wait_for_slot(unique, attempt, lambda: catalog.holder(unique), patient)
+        slot = catalog.slot(unique)
+
+    assert slot is not None
+    assert slot.is_active
+
+
+def test_another_slot_is_another_claim(database: str, unique: str):
+    """
+    Two relays of one database hold a slot each.
+    """
+    with closing(Ownership(database, unique)) as first:
+        first.acquire(CLOCK, threading.Event(), 0, lambda: False)
+        with closing(Ownership(database, f"{unique}_b")) as second:
+            second.acquire(CLOCK, threading.Event(), 0, lambda: False)
+            first.close()
+
+            with pytest.raises(SourceUnavailableError):
+                first.check()
+
+
+def test_a_dry_run_needs_no_rights(database: str, unique: str, source):
+    """
+    Facts and plan are only read: a role that may do nothing gets the same plan.
+    """
+    settings = settings_of(database, unique)
+    source.execute(f"create role {unique} login replication")
+    weak = database.replace("postgres@", f"{unique}@")
+    try:
+        with connect(database) as strong, connect(weak) as connection:
+            wanted = setup.plan(setup.read_facts(strong, settings), settings)
+            facts = setup.read_facts(connection, settings)
+            setup.check(facts, settings)
+            planned = setup.plan(facts, settings)
+    finally:
+        source.execute(f"drop role {unique}")
+
+    assert wanted == planned
+
+
+def test_init_run_twice_finds_nothing_to_do(database: str, unique: str):
+    """
+    What init made is what it wants; and the prepared source has no error.
+    """
+    settings = settings_of(database, unique)
+    first = prepare(settings)
+    with connect(database) as connection:
+        facts = setup.read_facts(connection, settings)
+    found = errors(
+        [
+            *preflight.capture_findings(facts, settings),
+            *preflight.running_findings(facts, settings),
+            *preflight.replication_findings(database),
+        ]
+    )
+
+    assert (True, [], []) == (bool(first), prepare(settings), found)
+
+
+def test_an_old_transaction_that_holds_the_slot_up_is_named(
+    database: str, unique: str, source, monkeypatch
+):
+    """
+    B30: making a slot waits for a bounded time, then says for whom.
+    """
+    monkeypatch.setattr(setup, "SLOT_TIMEOUT", b"set statement_timeout = '700ms'")
+    with psycopg.connect(database, application_name="slow poke") as other:
+        other.execute("create table public.unfinished (id int)")
+        pid = other.info.backend_pid
+        with pytest.raises(NotPreparedError, match=rf"{pid} \(slow poke"):
+            prepare(settings_of(database, unique))
+        other.rollback()
+    slots = source.execute(
+        "select count(*) from pg_replication_slots where slot_name = %s", [unique]
+    ).fetchone()
+
+    assert (0,) == slots
+
+
+def test_a_users_publication_keeps_its_lists_and_filters(
+    database: str, unique: str, source
+):
+    """
+    W-08: a table is added to a publication without touching what it says of others.
+    """
+    source.execute("create table public.a (id int primary key, note text, x int)")
+    source.execute("create table public.b (id int primary key)")
+    source.execute(
+        "create publication towpath for table public.a (id, note) where (id > 5)"
+    )
+    settings = settings_of(database, unique)
+    tables = ("public.a", "public.b")
+    wanted = settings.database.model_copy(update={"tables": tables})
+    prepare(settings.model_copy(update={"source": (wanted,)}))
+    rows = source.execute(
+        "select tablename, attnames::text[], rowfilter from pg_publication_tables"
+        " where pubname = 'towpath' and schemaname = 'public' order by 1"
+    ).fetchall()
+
+    assert [("a", ["id", "note"], "(id > 5)"), ("b", ["id"], None)] == rows
+
+
+def test_every_kind_of_table_is_described(database: str, unique: str, source):
+    """
+    Keys, identities and leaves are read as they are, and judged.
+    """
+    for statement in (
+        "create table public.plain (id int primary key)",
+        "create table public.keyless (id int)",
+        "create table public.full_row (id int)",
+        "alter table public.full_row replica identity full",
+        "create table public.by_index (id int primary key, code text not null)",
+        "create unique index by_code on public.by_index (code)",
+        "alter table public.by_index replica identity using index by_code",
+        "create unlogged table public.quick (id int primary key)",
+        "create view public.seen as select 1 as id",
+        "create table public.split (id int primary key) partition by range (id)",
+        "create table public.leaf partition of public.split default",
+        "alter table public.leaf replica identity nothing",
+    ):
+        source.execute(statement)
+    names = ("plain", "keyless", "full_row", "by_index", "quick", "seen", "split")
+    tables = tuple(f"public.{name}" for name in names)
+    settings = settings_of(database, unique)
+    wanted = settings.database.model_copy(update={"tables": tables})
+    settings = settings.model_copy(update={"source": (wanted,)})
+    with connect(database) as connection:
+        facts = setup.read_facts(connection, settings)
+    with pytest.raises(NotPreparedError) as caught:
+        setup.check(facts, settings)
+    told = sorted(line.partition(":")[0] for line in str(caught.value).splitlines())
+    wrong = ("by_index", "keyless", "leaf", "quick", "seen")
+
+    assert [f"public.{name}" for name in wrong] == told

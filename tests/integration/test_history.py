@@ -1,0 +1,410 @@
+"""Which history a real server tells, after what happens to real servers."""
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+import psycopg
+import pytest
+
+from towpath.deploy.local import databases, postgres_home
+from towpath.deploy.local.stack import Stack
+from towpath.relay.errors import HistoryChangedError, NotPreparedError, SlotLostError
+from towpath.relay.lineage import Decision, Lineage, Remembered
+from towpath.relay.postgres import setup
+from towpath.relay.postgres.connect import connect
+from towpath.relay.postgres.history import History, Memory
+from towpath.relay.postgres.replication import SlotStream, Wakeup
+from towpath.relay.routing.record import Record
+from towpath.schemas.clock import Deadline, SystemClock
+from towpath.settings import (
+    Kafka,
+    OnGap,
+    Registry,
+    Relay,
+    Settings,
+    Source,
+)
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+CLOCK = SystemClock()
+TABLE = "create table if not exists public.note (id int primary key, note text)"
+
+
+@dataclass
+class Kept:
+    """What Kafka would hold, and a relay that follows one slot of one database."""
+
+    dsn: str
+    slot: str
+    on_gap: OnGap = OnGap.PLAN
+    lineages: tuple[Lineage, ...] = ()
+    confirmed_lsn: int | None = None
+    published_log_lsn: int = 0
+    heartbeat: int = 0
+    steps: list[str] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def settings(self) -> Settings:
+        """The configuration of this relay."""
+        source = Source(
+            dsn=self.dsn, slot=self.slot, prefix=self.slot, tables=("public.note",)
+        )
+        return Settings(
+            version=1,
+            source=(source,),
+            kafka=Kafka(bootstrap_servers="x"),
+            registry=Registry(url="http://x"),
+            relay=Relay(on_gap=self.on_gap),
+        )
+
+    def prepare(self) -> None:
+        """Make what ``relay init`` makes."""
+        with connect(self.dsn) as connection:
+            connection.execute(TABLE.encode())
+            facts = setup.read_facts(connection, self.settings)
+            setup.check(facts, self.settings)
+            setup.carry_out(connection, setup.plan(facts, self.settings))
+
+    def follow(self) -> Decision:
+        """Find the lineage to follow, as each start of the relay does."""
+        self.steps.clear()
+        stream = SlotStream(self.dsn, CLOCK, Wakeup())
+        with connect(self.dsn) as connection, contextlib.closing(stream):
+            memory = Memory(self._remembered, self._write, self._publish, self._confirm)
+            history = History(self.settings, memory, CLOCK, connection, stream)
+            return history.follow()
+
+    def live(self, beats: int = 1) -> None:
+        """Let the application write, and all of it be published and confirmed."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            for _ in range(beats):
+                self.heartbeat = one(
+                    connection,
+                    "insert into towpath.heartbeat values (1, 1, now())"
+                    " on conflict (id) do update set counter = heartbeat.counter + 1"
+                    " returning counter",
+                )
+            lsn = one(connection, "select pg_current_wal_lsn() - '0/0'::pg_lsn")
+            self.confirmed_lsn = int(lsn)
+            self.published_log_lsn = self.lineages[-1].offset + int(lsn) - 8
+            connection.execute(
+                "select pg_replication_slot_advance(%s, '0/0'::pg_lsn + %s::numeric)",
+                (self.slot, self.confirmed_lsn),
+            )
+
+    def write(self, count: int = 100) -> None:
+        """Let the application write what is not published."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute(
+                "insert into public.note select i, 'x' from generate_series(1, %s) i"
+                " on conflict (id) do update set note = note.note || 'x'",
+                (count,),
+            )
+
+    def sql(self, statement: str) -> None:
+        """Run a statement on the server."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def _remembered(self) -> Remembered:
+        lsn = self.confirmed_lsn
+        offset = self.lineages[-1].offset if self.lineages else 0
+        return Remembered(
+            self.lineages,
+            lsn,
+            None if lsn is None else lsn + offset,
+            self.published_log_lsn,
+            self.heartbeat,
+            has_records=bool(self.published_log_lsn),
+        )
+
+    def _write(self, lineages: Sequence[Lineage]) -> None:
+        if len(lineages) > len(self.lineages):
+            self.confirmed_lsn, self.heartbeat = None, 0
+        self.lineages = tuple(lineages)
+        self.steps.append("state")
+
+    def _confirm(self, lsn: int) -> None:
+        self.confirmed_lsn = lsn
+        self.steps.append("confirmed")
+
+    def _publish(self, record: Record) -> None:
+        self.records.append(record)
+        self.steps.append("notification")
+
+
+def one(connection: psycopg.Connection, statement: str):
+    """Return the one value that a statement gives."""
+    row = connection.execute(statement.encode()).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    """Wait until something holds."""
+    deadline = Deadline(CLOCK, 30)
+    while not holds():
+        assert not deadline.passed(), what
+        CLOCK.wait(0.05)
+
+
+@pytest.fixture
+def kept(database: str, unique: str) -> Kept:
+    """Lend a prepared database whose relay has followed and published something."""
+    made = Kept(database, unique)
+    made.prepare()
+    made.follow()
+    made.live()
+    return made
+
+
+@pytest.fixture
+def own(tmp_path_factory) -> Iterator[Stack]:
+    """Lend a Postgres that a test may stop, copy and reconfigure."""
+    stack = Stack(tmp_path_factory.mktemp("own"))
+    stack.up(["postgres"])
+    try:
+        yield stack
+    finally:
+        stack.purge()
+
+
+def kept_on(stack: Stack, on_gap: OnGap = OnGap.PLAN) -> Kept:
+    """Prepare a database of that server and follow it."""
+    addresses = stack.addresses()
+    databases.create(addresses.dsn("postgres"), "lives")
+    made = Kept(addresses.dsn("lives"), "lives", on_gap)
+    made.prepare()
+    made.follow()
+    made.live()
+    return made
+
+
+def test_a_lineage_begins_once_and_goes_on(kept: Kept):
+    """
+    The first start writes lineage 1 at offset 0; the next ones write nothing.
+    """
+    first = kept.lineages[0]
+    decision = kept.follow()
+
+    assert (1, 0, None, [], False) == (
+        first.number,
+        first.offset,
+        decision.gap,
+        kept.steps,
+        decision.is_new,
+    )
+
+
+def test_a_slot_that_is_gone_is_announced_then_made(kept: Kept):
+    """
+    A92, X-06: notification, state, slot, and where it begins, in that order; once.
+    """
+    kept.sql(f"select pg_drop_replication_slot('{kept.slot}')")
+    decision = kept.follow()
+    (record,) = kept.records
+    told = orjson.loads(record.value or b"")
+    again = kept.follow()
+
+    assert (["Lineage", "GAP"], True) == (
+        [told["aggregate_type"], told["type"]],
+        "execute-snapshot" in told["additional_data"]["fill"],
+    )
+    assert (2, True, None, 1) == (
+        decision.lineage.number,
+        decision.lineage.offset > kept.published_log_lsn,
+        again.gap,
+        len(kept.records),
+    )
+
+
+@pytest.mark.parametrize(
+    "hurt",
+    [
+        [
+            "select pg_drop_replication_slot('{0}')",
+            "select pg_create_logical_replication_slot('{0}', 'pgoutput')",
+        ],
+        ["select pg_replication_slot_advance('{0}', pg_current_wal_lsn())"],
+    ],
+    ids=["made anew", "advanced"],
+)
+def test_a_slot_that_somebody_moved_is_a_gap(kept: Kept, hurt: list[str]):
+    """
+    A92: a slot beyond what we confirmed has skipped what was never published.
+    """
+    kept.write()
+    for statement in hurt:
+        kept.sql(statement.format(kept.slot))
+    decision = kept.follow()
+
+    assert decision.gap is not None
+    assert (
+        "somebody else" in decision.gap.reason,
+        ["notification", "state", "state"],
+    ) == (
+        True,
+        kept.steps,
+    )
+
+
+def test_a_gap_halts_if_it_is_to(kept: Kept):
+    """
+    X-03: with on_gap = halt nothing is written and nothing is made.
+    """
+    kept.on_gap = OnGap.HALT
+    kept.heartbeat += 1
+    with pytest.raises(HistoryChangedError, match="back in time"):
+        kept.follow()
+    kept.heartbeat -= 1
+    kept.sql(f"select pg_drop_replication_slot('{kept.slot}')")
+    with pytest.raises(SlotLostError, match="is gone"):
+        kept.follow()
+
+    assert ([], []) == (kept.steps, kept.records)
+
+
+def test_a_slot_of_another_database_is_left_alone(kept: Kept, stack):
+    """
+    A slot by our name in another database is refused, not dropped.
+    """
+    elsewhere = stack.dsn("postgres")
+    with psycopg.connect(elsewhere, autocommit=True) as connection:
+        kept.sql(f"select pg_drop_replication_slot('{kept.slot}')")
+        make = "select pg_create_logical_replication_slot(%s, 'pgoutput')"
+        connection.execute(make, (kept.slot,))
+        try:
+            with pytest.raises(NotPreparedError, match="database postgres"):
+                kept.follow()
+        finally:
+            connection.execute("select pg_drop_replication_slot(%s)", (kept.slot,))
+
+    assert [] == kept.steps
+
+
+def test_an_invalidated_slot_is_replaced_and_its_gap_filled(own: Stack):
+    """
+    B77: the lost slot is dropped, a new one made, and the snapshot asked for once.
+    """
+    kept = kept_on(own, OnGap.SNAPSHOT)
+    kept.sql("alter system set max_slot_wal_keep_size = '1MB'")
+    kept.sql("select pg_reload_conf()")
+    slot = "select wal_status from pg_replication_slots where slot_name = 'lives'"
+    with psycopg.connect(kept.dsn, autocommit=True) as connection:
+
+        def is_lost() -> bool:
+            kept.write()
+            connection.execute("select pg_switch_wal()")
+            connection.execute("checkpoint")
+            return one(connection, slot) == "lost"
+
+        until(is_lost, "the slot is lost")
+        decision = kept.follow()
+        kept.follow()
+        signals = connection.execute("select id, data from towpath.signal").fetchall()
+        status = one(connection, slot)
+
+    assert decision.gap is not None
+    assert ("has lost log" in decision.gap.reason, "reserved", 1) == (
+        True,
+        status,
+        len(signals),
+    )
+    assert ("gap-2", ["public.note"], True) == (
+        signals[0][0],
+        orjson.loads(signals[0][1])["data-collections"],
+        kept.lineages[-1].gap.started,
+    )
+
+
+def test_a_restored_volume_is_noticed(own: Stack):
+    """
+    The same server and timeline, but younger: its heartbeat tells, even with more log.
+    """
+    kept = kept_on(own)
+    own.down()
+    data = postgres_home.of(own.state).data
+    copy = data.with_name("copy")
+    subprocess.run(["cp", "-a", data, copy], check=True)
+    own.up(["postgres"])
+    kept.live(beats=3)
+    own.down()
+    shutil.rmtree(data)
+    copy.rename(data)
+    own.up(["postgres"])
+    for _ in range(5):
+        kept.write(2_000)
+    decision = kept.follow()
+
+    assert decision.gap is not None
+    assert ("its heartbeat is 1, streamed was 4" in decision.gap.reason, 2) == (
+        True,
+        decision.lineage.number,
+    )
+
+
+@pytest.mark.parametrize("is_ahead", [True, False], ids=["all there", "fork below"])
+def test_a_promoted_standby_is_the_same_history_if_it_has_all(
+    own: Stack, tmp_path: Path, *, is_ahead: bool
+):
+    """
+    B73, B74: the fork decides: above what was published goes on, below is a gap.
+    """
+    kept = kept_on(own)
+    with standby_of(own, kept, tmp_path) as (standby, dsn):
+        if not is_ahead:
+            # The standby hears no more of what the primary still publishes.
+            standby.down()
+        kept.live()
+        if not is_ahead:
+            own.down()
+            standby.up(["postgres"])
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            if is_ahead:
+                until(lambda: has_replayed(connection, kept), "it has all")
+            assert one(connection, "select pg_promote()")
+        kept.dsn = dsn
+        decision = kept.follow()
+        again = kept.follow()
+
+    assert (is_ahead, 2, 1 if is_ahead else 2, None) == (
+        decision.gap is None,
+        decision.lineage.timeline,
+        decision.lineage.number,
+        again.gap,
+    )
+
+
+@contextlib.contextmanager
+def standby_of(primary: Stack, kept: Kept, folder: Path) -> Iterator[tuple[Stack, str]]:
+    """Make a standby that has the slot, from a copy of the volume; lend its address."""
+    standby = Stack(folder / "standby")
+    standby.state.create()
+    home = postgres_home.of(standby.state)
+    postgres_home.create(home, standby.state)
+    primary.down()
+    subprocess.run(
+        ["cp", "-a", postgres_home.of(primary.state).data, home.data], check=True
+    )
+    (home.data / "standby.signal").touch()
+    with (home.data / "postgresql.auto.conf").open("a") as settings:
+        settings.write(f"primary_conninfo = '{kept.dsn}'\n")
+    (home.folder / "made").touch()
+    primary.up(["postgres"])
+    try:
+        yield standby, standby.up(["postgres"]).dsn("lives")
+    finally:
+        standby.purge()
+
+
+def has_replayed(connection: psycopg.Connection, kept: Kept) -> bool:
+    """Tell whether a standby has all that was confirmed."""
+    replayed = "select pg_last_wal_replay_lsn() - '0/0'::pg_lsn"
+    return one(connection, replayed) >= (kept.confirmed_lsn or 0)

@@ -1,0 +1,470 @@
+"""Row changes with schemas: a relay process, a real registry and a stock reader."""
+
+import base64
+import contextlib
+import datetime as dt
+import json
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from towpath.relay.__main__ import init
+from towpath.schemas.clock import Deadline, SystemClock
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+CLOCK = SystemClock()
+TIMEOUT_S = 60.0
+
+TABLES = """
+create schema s;
+create type s.mood as enum ('sad', 'ok');
+create type s.part as ("n o" int, note text);
+create table s.kinds (
+    id int, code text, flag boolean, small smallint, big bigint not null,
+    price numeric(12, 2), ratio double precision, note text, data bytea, doc jsonb,
+    at timestamptz, day date, uid uuid, tags text[], mood s.mood, part s.part,
+    primary key (code, id)
+);
+create table s.plain (id int primary key, n int, note text);
+create table s.aside (id int primary key);
+"""
+INSERT = """
+insert into s.kinds values (
+    7, 'A', true, -3, 9223372036854775807, 2.50, 0.1, 'Zoë', '\\x00ff', '{"a": null}',
+    '2026-01-02 03:04:05.6+00', '2026-01-02', '6f1c1a3e-0000-4000-8000-0123456789ab',
+    '{a,NULL,"b c"}', 'ok', '(1,"x y")'
+)
+"""
+ROW = {
+    "id": 7,
+    "code": "A",
+    "flag": True,
+    "small": -3,
+    "big": 9223372036854775807,
+    "price": Decimal("2.50"),
+    "ratio": 0.1,
+    "note": "Zoë",
+    "data": b"\x00\xff",
+    "doc": '{"a": null}',
+    "at": "2026-01-02T03:04:05.600000Z",
+    "day": "2026-01-02",
+    "uid": "6f1c1a3e-0000-4000-8000-0123456789ab",
+    "tags": ["a", None, "b c"],
+    "mood": "ok",
+    "part": {"n_o": 1, "note": "x y"},
+}
+
+
+class Source:
+    """A database with a few tables, the relay that follows it, and its topics."""
+
+    def __init__(self, dsn: str, kafka: str, registry_url: str, folder: Path) -> None:
+        self.dsn = dsn
+        self.kafka = kafka
+        self.registry_url = registry_url
+        self.prefix = f"t{uuid.uuid4().hex[:10]}"
+        self.folder = folder
+        self.config = folder / "towpath.toml"
+        self.connection = psycopg.connect(dsn, autocommit=True)
+        self.connection.execute(TABLES)
+        self.registry = SchemaRegistryClient({"url": registry_url})
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, rows: str, *, relay: str = "", registry_url: str = "") -> None:
+        """Prepare the database and start a relay with these settings."""
+        self.config.write_text(
+            f"""
+version = 1
+[[source]]
+dsn = "{self.dsn}"
+prefix = "{self.prefix}"
+slot = "{self.prefix}"
+tables = ["s.kinds", "s.plain", "s.aside"]
+[kafka]
+bootstrap_servers = "{self.kafka}"
+[registry]
+url = "{registry_url or self.registry_url}"
+[topics]
+partitions = 2
+[relay]
+{relay}
+[relay.rows]
+{rows}
+""",
+            encoding="utf-8",
+        )
+        init(self.config, dry_run=False)
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "towpath.relay", str(self.config)],
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def log_file(self) -> Path:
+        return self.folder / "relay.log"
+
+    def log(self) -> str:
+        """Read the relay's log so far."""
+        return self.log_file.read_text(encoding="utf-8")
+
+    def exit_code(self) -> int:
+        """Wait until the relay has ended by itself."""
+        assert self.process is not None
+        return self.process.wait(TIMEOUT_S)
+
+    def topic(self, table: str) -> str:
+        """Name a table's topic."""
+        return f"{self.prefix}.s.{table}"
+
+    def run(self, *statements: str) -> None:
+        """Run statements on the source, each in a transaction of its own."""
+        for statement in statements:
+            self.connection.execute(statement)
+
+    def read(self, topic: str, *, at_least: int) -> list[Message]:
+        """Read a topic until it has so many records, in their positions' order."""
+        consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": "test"})
+        deadline = Deadline(CLOCK, TIMEOUT_S)
+        found: list[Message] = []
+        try:
+            partitions = self._partitions(consumer, topic, deadline)
+            consumer.assign([TopicPartition(topic, at, 0) for at in partitions])
+            while len(found) < at_least and not deadline.passed():
+                found += [m for m in consumer.consume(100, 0.2) if m.error() is None]
+        finally:
+            consumer.close()
+        assert len(found) >= at_least, self.log()
+        return sorted(found, key=lambda m: dict(m.headers())["position"])
+
+    def _partitions(
+        self, consumer: Consumer, topic: str, deadline: Deadline
+    ) -> list[int]:
+        while not deadline.passed():
+            with contextlib.suppress(KafkaException):
+                found = consumer.list_topics(topic, timeout=5).topics[topic].partitions
+                if found:
+                    return list(found)
+            CLOCK.wait(0.1)
+        pytest.fail(f"there is no topic {topic}: {self.log()}")
+
+    def decode(self, message: Message, field: str) -> Any:
+        """Decode a key or a value as any consumer of the registry does."""
+        reader = AvroDeserializer(self.registry)
+        data = message.key() if field == MessageField.KEY else message.value()
+        return reader(data, SerializationContext(message.topic(), field))
+
+    def values(self, table: str, *, at_least: int) -> list[Any]:
+        """Read a topic's decoded values; None for a tombstone."""
+        messages = self.read(self.topic(table), at_least=at_least)
+        return [self.decode(message, MessageField.VALUE) for message in messages]
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self.registry.__exit__()
+        until(self._is_slot_dropped, "the slot is free")
+        self.connection.close()
+
+    def _is_slot_dropped(self) -> bool:
+        with contextlib.suppress(psycopg.errors.ObjectInUse):
+            self.connection.execute(
+                "select pg_drop_replication_slot(slot_name)"
+                " from pg_replication_slots where slot_name = %s",
+                (self.prefix,),
+            )
+            return True
+        return False
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    """Wait for a condition."""
+    deadline = Deadline(CLOCK, TIMEOUT_S)
+    while not holds():
+        if deadline.passed():
+            pytest.fail(f"waited {TIMEOUT_S:g} s in vain until {what}")
+        CLOCK.wait(0.05)
+
+
+@pytest.fixture
+def source(database: str, stack, tmp_path: Path) -> Iterator[Source]:
+    """Lend a database with tables; no relay follows it yet."""
+    lent = Source(database, stack.kafka, stack.registry_url, tmp_path)
+    yield lent
+    lent.close()
+
+
+def test_a_stock_reader_reads_the_rows_back(source: Source):
+    """
+    Keys, rows and the source's facts arrive in Avro as they are in the table.
+    """
+    source.start('format = "avro"\ndecimals = "precise"')
+    source.run(INSERT, "update s.kinds set small = 4", "delete from s.kinds")
+    messages = source.read(source.topic("kinds"), at_least=4)
+    values = [source.decode(message, MessageField.VALUE) for message in messages]
+    keys = [source.decode(message, MessageField.KEY) for message in messages]
+    absent = dict.fromkeys(ROW) | {"id": 7, "code": "A"}
+
+    assert (
+        [("c", None, ROW), ("u", None, ROW | {"small": 4}), ("d", absent, None), None],
+        [{"code": "A", "id": 7}] * 4,
+        (source.prefix, "s", "kinds", "false"),
+    ) == (
+        [value and (value["op"], value["before"], value["after"]) for value in values],
+        keys,
+        tuple(
+            values[0]["source"][name]
+            for name in ("name", "schema", "table", "snapshot")
+        ),
+    )
+
+
+@pytest.mark.parametrize("placeholder", [None, "left out"])
+def test_an_unchanged_toasted_value_is_told_from_null(source: Source, placeholder):
+    """
+    Avro leaves nothing out: null or the placeholder stands there, and a header says so.
+    """
+    told = "" if placeholder is None else f'placeholder = "{placeholder}"'
+    source.start(f'format = "avro"\n{told}')
+    source.run(
+        "alter table s.plain alter note set storage external",
+        "insert into s.plain values (1, 1, repeat('x', 10000))",
+        "update s.plain set n = 2",
+        "update s.plain set note = null",
+    )
+    messages = source.read(source.topic("plain"), at_least=3)
+    values = [source.decode(message, MessageField.VALUE) for message in messages]
+
+    assert (
+        ["x" * 10000, placeholder, None],
+        [None, b'["note"]', None],
+    ) == (
+        [value["after"]["note"] for value in values],
+        [dict(message.headers()).get("unchanged") for message in messages],
+    )
+
+
+def test_ddl_between_changes_registers_a_second_version(source: Source):
+    """
+    Each change has the shape of its time; the subject counts both, the key's only one.
+    """
+    source.start('format = "avro"')
+    source.run(
+        "insert into s.plain values (1, 1, 'a')",
+        "alter table s.plain add column more text default 'm', drop column n",
+        "insert into s.plain values (2, 'b')",
+    )
+    values = source.values("plain", at_least=2)
+    subject = source.topic("plain")
+
+    assert (
+        [{"id": 1, "n": 1, "note": "a"}, {"id": 2, "note": "b", "more": "m"}],
+        [1, 2],
+        [1],
+    ) == (
+        [value["after"] for value in values],
+        source.registry.get_versions(f"{subject}-value"),
+        source.registry.get_versions(f"{subject}-key"),
+    )
+
+
+def refuse(source: Source, rows: str) -> None:
+    """Publish a row, then make a change of type that the subject does not allow."""
+    source.start(rows)
+    source.run("insert into s.plain values (1, 1, 'a')")
+    source.values("plain", at_least=1)
+    source.registry.set_compatibility(f"{source.topic('plain')}-value", "BACKWARD")
+    source.run(
+        "alter table s.plain alter n type text",
+        "insert into s.plain values (2, 'two', 'b')",
+        "update s.plain set note = 'c' where id = 2",
+        "delete from s.plain where id = 1",
+    )
+
+
+def test_a_refused_schema_halts_with_its_remedy(source: Source):
+    """
+    The relay stops, says which subject refuses it, and what to do.
+    """
+    refuse(source, 'format = "avro"')
+    code = source.exit_code()
+    subject = f"{source.topic('plain')}-value"
+    source.registry.set_compatibility(subject, "NONE")
+    source.start('format = "avro"')
+    after = [value and value["after"] for value in source.values("plain", at_least=5)]
+
+    assert (
+        3,
+        True,
+        True,
+        [
+            {"id": 1, "n": 1, "note": "a"},
+            {"id": 2, "n": "two", "note": "b"},
+            {"id": 2, "n": "two", "note": "c"},
+            None,
+            None,
+        ],
+    ) == (
+        code,
+        f"refuses a schema for the subject {subject}: 409" in source.log(),
+        "Relax the compatibility of the subject that the message names" in source.log(),
+        after,
+    )
+
+
+def test_a_refused_schema_parks_its_rows_and_all_else_flows(source: Source):
+    """
+    Every change of the refused shape is a dead letter, in order; the next shape flows.
+    """
+    refuse(source, 'format = "avro"\non_refused_schema = "park"')
+    source.run(
+        "truncate s.plain",
+        "insert into s.aside values (5)",
+        "alter table s.plain alter n type int using 2",
+        "insert into s.plain values (3, 3, 'd')",
+    )
+    aside = source.values("aside", at_least=1)
+    plain = source.values("plain", at_least=2)
+    dead = source.read(f"{source.prefix}.dead.relay", at_least=4)
+    told = [dict(message.headers()) for message in dead]
+
+    assert (
+        [{"id": 5}],
+        [{"id": 1, "n": 1, "note": "a"}, {"id": 3, "n": 3, "note": "d"}],
+        [
+            (b"c", {"id": "2", "n": "two", "note": "b"}),
+            (b"u", {"id": "2", "n": "two", "note": "c"}),
+            (b"d", {"id": "1", "n": None, "note": None}),
+            (b"t", {"id": None, "n": None, "note": None}),
+        ],
+        ["409"] * 4,
+    ) == (
+        [value["after"] for value in aside],
+        [value["after"] for value in plain],
+        [
+            (headers["op"], json.loads(message.value()))
+            for headers, message in zip(told, dead, strict=True)
+        ],
+        [
+            headers["__connect.errors.exception.message"].decode().split()[10]
+            for headers in told
+        ],
+    )
+
+
+def test_a_registry_that_is_away_is_waited_for(source: Source):
+    """
+    Nothing is lost while it is away, and the relay goes on by itself when it is back.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    source.start('format = "avro"', registry_url=f"http://127.0.0.1:{port}")
+    source.run("insert into s.aside values (1)")
+    until(lambda: "schema registry cannot be reached" in source.log(), "it is missed")
+    with answering(port):
+        (message,) = source.read(source.topic("aside"), at_least=1)
+
+    assert b"\x00\x00\x00\x00\x07\x02" == message.key()
+
+
+@contextlib.contextmanager
+def answering(port: int) -> Iterator[None]:
+    """Answer as a registry does that knows every schema by one number."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = b'{"id": 7}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", port), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield
+        server.shutdown()
+        thread.join()
+
+
+def connect_value(schema: dict[str, Any], value: Any) -> Any:
+    """Read JSON as Kafka Connect's converter does, and refuse what it would."""
+    kind, name = schema["type"], schema.get("name", "")
+    if value is None:
+        assert schema["optional"] or "default" in schema, schema
+        return schema.get("default")
+    if kind == "struct":
+        return {
+            field["field"]: connect_value(field, value.get(field["field"]))
+            for field in schema["fields"]
+        }
+    if kind == "array":
+        return [connect_value(schema["items"], entry) for entry in value]
+    if kind == "bytes":
+        return read_bytes(schema, base64.b64decode(value, validate=True))
+    expected = {"boolean": bool, "string": str, "double": float}.get(kind, int)
+    assert type(value) is expected, (schema, value)
+    if name == "io.debezium.time.Date":
+        return str(dt.date(1970, 1, 1) + dt.timedelta(value))
+    return value
+
+
+def read_bytes(schema: dict[str, Any], data: bytes) -> bytes | Decimal:
+    """Read bytes as their semantic type says."""
+    if schema.get("name") != "org.apache.kafka.connect.data.Decimal":
+        return data
+    unscaled = int.from_bytes(data, "big", signed=True)
+    return Decimal(unscaled).scaleb(-int(schema["parameters"]["scale"]))
+
+
+@pytest.mark.parametrize("preset", ["towpath", "debezium"])
+def test_json_with_schemas_reads_as_its_schema_says(source: Source, preset: str):
+    """
+    A reader that knows only the schema reads every key and value, with either preset.
+    """
+    rows = 'format = "json-schema"\ndecimals = "precise"'
+    source.start(rows, relay=f'preset = "{preset}"')
+    source.run(INSERT, "delete from s.kinds")
+    created, deleted, tombstone = source.read(source.topic("kinds"), at_least=3)
+    read = [
+        connect_value(document["schema"], document["payload"])
+        for document in (
+            json.loads(data)
+            for data in (created.key(), created.value(), deleted.value())
+        )
+    ]
+    after = read[1]["after"]
+
+    assert (
+        {"code": "A", "id": 7},
+        ROW | {"part": {"n o": 1, "note": "x y"}, "at": after["at"]},
+        {"code": "A", "id": 7},
+        None,
+    ) == (
+        read[0],
+        after,
+        {name: value for name, value in read[2]["before"].items() if value is not None},
+        tombstone.value(),
+    )

@@ -1,0 +1,510 @@
+"""Transactions, messages, origin and operations of a relay between real servers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from prometheus_client.parser import text_string_to_metric_families
+
+from towpath.relay.__main__ import init
+from towpath.schemas import telemetry
+from towpath.schemas.clock import Deadline, SystemClock
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+CLOCK = SystemClock()
+TIMEOUT_S = 60.0
+TABLES = """
+create schema shop;
+create table shop.line (id bigint primary key, note text);
+create table shop.item (id bigint primary key, note text);
+"""
+
+
+class Running:
+    """A database, the relay process that follows it, and what it wrote."""
+
+    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
+        self.dsn = dsn
+        self.kafka = kafka
+        self.prefix = prefix
+        self.config = folder / "towpath.toml"
+        self.log_file = folder / "relay.log"
+        self.source = psycopg.connect(dsn, autocommit=True)
+        self.source.execute(TABLES)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def prepare(self, sections: str = "", tables: tuple[str, ...] | None = None):
+        """Write the configuration, and let the relay prepare the database."""
+        self.configure(self.dsn, sections, tables)
+        init(self.config, dry_run=False)
+
+    def configure(
+        self, dsn: str, sections: str = "", tables: tuple[str, ...] | None = None
+    ) -> None:
+        """Write the configuration; ``sections`` begin inside ``[relay]``."""
+        captured = ("shop.line", "shop.item") if tables is None else tables
+        self.config.write_text(
+            f"""
+version = 1
+[[source]]
+dsn = "{dsn}"
+prefix = "{self.prefix}"
+slot = "{self.prefix}"
+tables = {json.dumps(captured)}
+[kafka]
+bootstrap_servers = "{self.kafka}"
+[registry]
+url = "http://127.0.0.1:1"
+[topics]
+partitions = 1
+[relay]
+{sections}
+[relay.outbox]
+topic = "{self.prefix}.event.{{aggregate_type}}"
+""",
+            encoding="utf-8",
+        )
+
+    def start(self, *, streams: bool = True) -> subprocess.Popen[bytes]:
+        """Start a relay process, and wait until it streams."""
+        seen = len(self.logged("streaming"))
+        with self.log_file.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "towpath.relay", str(self.config)],
+                stdout=log,
+                stderr=log,
+            )
+        self.processes.append(process)
+        if streams:
+            until(lambda: len(self.logged("streaming")) > seen, "the relay streams")
+        return process
+
+    def stop(self, process: subprocess.Popen[bytes]) -> int:
+        """Let a process end by itself, and return its exit code."""
+        process.terminate()
+        return process.wait(20)
+
+    def close(self) -> None:
+        """Leave no process behind; the database's fixture drops the slot."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self.source.close()
+
+    def lines(self) -> list[str]:
+        """Read every line that the processes printed."""
+        if not self.log_file.exists():
+            return []
+        return self.log_file.read_text(encoding="utf-8").splitlines()
+
+    def logged(self, event: str) -> list[dict]:
+        """Read the log records of one event."""
+        records = [json.loads(line) for line in self.lines()]
+        return [record for record in records if record["event"] == event]
+
+    def has_tried(self, count: int) -> bool:
+        """Tell whether more than so many attempts have failed."""
+        return len(self.logged("trying again")) > count
+
+    def fetch(self, path: str) -> tuple[int, str]:
+        """Ask the admin port of the relay that was started last."""
+        port = self.logged("relay started")[-1]["admin_port"]
+        url = f"http://127.0.0.1:{port}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=5) as page:
+                return page.status, page.read().decode()
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code, refused.read().decode()
+
+    def metrics(self) -> dict[str, float]:
+        """Scrape as Prometheus does; samples with labels by ``name{value}``."""
+        told = {}
+        for family in text_string_to_metric_families(self.fetch("/metrics")[1]):
+            for sample in family.samples:
+                labels = ",".join(sample.labels.values())
+                name = f"{sample.name}{{{labels}}}" if labels else sample.name
+                told[name] = sample.value
+        return told
+
+    def end(self, topic: str) -> int:
+        """Return the end offset of a topic's one partition; 0 without the topic."""
+        consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": "test"})
+        place = TopicPartition(f"{self.prefix}.{topic}", 0)
+        try:
+            return consumer.get_watermark_offsets(place, timeout=10)[1]
+        except KafkaException:
+            return 0
+        finally:
+            consumer.close()
+
+    def read(self, topic: str, *, at_least: int) -> list[Message]:
+        """Read the one partition of a topic until there are so many records."""
+        consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": "test"})
+        name = f"{self.prefix}.{topic}"
+        deadline = Deadline(CLOCK, TIMEOUT_S)
+        found: list[Message] = []
+        try:
+            while not consumer.list_topics(name, timeout=10).topics[name].partitions:
+                assert not deadline.passed(), f"no topic {name}"
+                CLOCK.wait(0.05)
+            consumer.assign([TopicPartition(name, 0, 0)])
+            while len(found) < at_least and not deadline.passed():
+                found += [m for m in consumer.consume(500, 0.2) if m.error() is None]
+            while more := [m for m in consumer.consume(500, 0.5) if m.error() is None]:
+                found += more
+        finally:
+            consumer.close()
+        return found
+
+
+def until(holds: Callable[[], bool], what: str, pause_s: float = 0.05) -> None:
+    """Wait for a condition, looking again after each pause."""
+    deadline = Deadline(CLOCK, TIMEOUT_S)
+    while not holds():
+        if deadline.passed():
+            pytest.fail(f"waited {TIMEOUT_S:g} s in vain until {what}")
+        CLOCK.wait(pause_s)
+
+
+def values(messages: list[Message]) -> list[dict]:
+    """Read the values of records, tombstones left out."""
+    return [json.loads(m.value()) for m in messages if m.value() is not None]
+
+
+def positions(messages: list[Message]) -> list[str]:
+    """Read the positions of records."""
+    return [dict(m.headers())["position"].decode() for m in messages]
+
+
+@pytest.fixture
+def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Running]:
+    """Lend a relay over a fresh database; nothing is prepared or started."""
+    lent = Running(database, stack.kafka, unique, tmp_path)
+    yield lent
+    lent.close()
+
+
+TABLELESS = json.dumps(
+    {
+        "id": "0b6f5a1e-0000-4000-8000-000000000001",
+        "aggregate_type": "order",
+        "aggregate_id": "7",
+        "type": "Placed",
+        "payload": {},
+    }
+)
+METADATA = "[relay.transactions]\nmetadata = true\n[relay.messages]\npublish = true"
+
+
+def test_one_id_joins_all_of_a_transaction(relay: Running):
+    """
+    A78, A80, A82: BEGIN, every event and END tell one id; END counts per collection.
+    """
+    relay.prepare(METADATA)
+    relay.start()
+    with relay.source.transaction():
+        relay.source.execute("insert into shop.line values (1, 'a'), (2, 'b')")
+        relay.source.execute("insert into shop.item values (1, 'a')")
+        relay.source.execute("update shop.line set id = 3 where id = 2")
+        relay.source.execute("select pg_logical_emit_message(true, 'users', 'hello')")
+        relay.source.execute(
+            "insert into towpath.outbox (id, aggregate_type, aggregate_id, type,"
+            " payload) values (gen_random_uuid(), 'order', '7', 'Placed', '{}')"
+        )
+        relay.source.execute(
+            "select pg_logical_emit_message(true, 'towpath.outbox', %s)", (TABLELESS,)
+        )
+    relay.source.execute("create table shop.aside (id int primary key)")
+    relay.source.execute("insert into shop.line values (9, 'next')")
+    boundaries = relay.read("transaction", at_least=4)
+    begin, end, *following = values(boundaries)
+    lines = values(relay.read("shop.line", at_least=6))
+    told = [
+        (one["op"], one["transaction"])
+        for one in lines[:4]
+        + values(relay.read("shop.item", at_least=1))
+        + values(relay.read("message", at_least=1))
+    ]
+    counts = {
+        each["data_collection"]: each["event_count"] for each in end["data_collections"]
+    }
+
+    assert (
+        {begin["id"], end["id"]},
+        [
+            ("c", 1, 1),
+            ("c", 2, 2),
+            ("d", 4, 3),
+            ("c", 5, 4),
+            ("c", 3, 1),
+            ("m", 6, 1),
+        ],
+        ("BEGIN", None, None, "END", 8),
+        {"shop.line": 4, "shop.item": 1, "message": 1, "towpath.outbox": 2},
+        [("BEGIN", None), ("END", 1)],
+        sorted(positions(boundaries)),
+    ) == (
+        {place["id"] for _, place in told},
+        [(op, at["total_order"], at["data_collection_order"]) for op, at in told],
+        (
+            begin["status"],
+            begin["event_count"],
+            begin["data_collections"],
+            end["status"],
+            end["event_count"],
+        ),
+        counts,
+        [(one["status"], one["event_count"]) for one in following],
+        positions(boundaries),
+    )
+
+
+def test_a_kill_in_a_transaction_leaves_its_counts_right(relay: Running):
+    """
+    A80: the transaction is streamed again, counted as before, and told once.
+    """
+    relay.prepare("max_in_flight_bytes = 2097152\n" + METADATA)
+    relay.source.execute(
+        "insert into shop.line select n, repeat('x', 200)"
+        " from generate_series(1, 60000) n"
+    )
+    process = relay.start(streams=False)
+    until(lambda: relay.end("shop.line") > 1000, "it has begun", pause_s=0.001)
+    process.kill()
+    process.wait()
+    written = relay.end("shop.line")
+    relay.start()
+    boundaries = relay.read("transaction", at_least=2)
+    lines = values(relay.read("shop.line", at_least=60_000))
+    orders = [one["transaction"]["total_order"] for one in lines]
+
+    assert (True, ["BEGIN", "END"], 60_000, list(range(1, 60_001)), 1) == (
+        1000 < written < 60_000,
+        [one["status"] for one in values(boundaries)],
+        values(boundaries)[-1]["event_count"],
+        orders,
+        len({one["transaction"]["id"] for one in lines}),
+    )
+
+
+def test_messages_are_published_as_the_configuration_says(relay: Running):
+    """
+    A81, A83: both kinds, any bytes, by prefix, ours never; and once, also by a restart.
+    """
+    rules = '[relay.messages]\npublish = true\nexclude = ["secret.*"]'
+    relay.prepare(rules, tables=())
+    process = relay.start()
+    emit = "select pg_logical_emit_message(%s, %s, %s::bytea)"
+    relay.source.execute(emit, (False, "foo", b"bar"))
+    relay.source.execute(emit, (False, "secret.key", b"no"))
+    relay.source.execute(emit, (True, "préfixe ☃", b"\0\xff"))
+    relay.source.execute(emit, (False, "towpath.verify", b"ours"))
+    relay.read("message", at_least=2)
+    code = relay.stop(process)
+    relay.start()
+    relay.source.execute(emit, (False, "last", b""))
+    messages = relay.read("message", at_least=3)
+    told = values(messages)
+
+    assert (
+        0,
+        [("foo", b"bar"), ("préfixe ☃", b"\0\xff"), ("last", b"")],
+        [True, False, True],
+        [{"prefix": one["message"]["prefix"]} for one in told],
+        sorted(positions(messages)),
+    ) == (
+        code,
+        [
+            (one["message"]["prefix"], b64decode(one["message"]["content"]))
+            for one in told
+        ],
+        [one["source"]["txId"] is None for one in told],
+        [json.loads(m.key()) for m in messages],
+        positions(messages),
+    )
+
+
+def test_a_change_tells_where_it_was_replicated_from(relay: Running):
+    """
+    The replication origin stands in the source of each row of its transaction only.
+    """
+    relay.prepare()
+    relay.start()
+    origin = f"{relay.prefix}_far"
+    relay.source.execute("select pg_replication_origin_create(%s)", (origin,))
+    relay.source.execute("select pg_replication_origin_session_setup(%s)", (origin,))
+    relay.source.execute("insert into shop.line values (1, 'far'), (2, 'far')")
+    relay.source.execute("select pg_replication_origin_session_reset()")
+    relay.source.execute("insert into shop.line values (3, 'near')")
+    lines = values(relay.read("shop.line", at_least=3))
+    relay.source.execute("select pg_replication_origin_drop(%s)", (origin,))
+
+    assert [origin, origin, None] == [one["source"].get("origin") for one in lines]
+
+
+def test_ready_means_that_its_own_heartbeat_came_round(relay: Running):
+    """
+    Streaming alone is not ready; a beat makes it so, and its absence ends it.
+    """
+    relay.prepare("heartbeat_interval_s = 0.5")
+    with psycopg.connect(relay.dsn) as other:
+        other.execute("lock table towpath.heartbeat in exclusive mode")
+        relay.start()
+        streaming = telemetry.RELAY_STREAMING
+        until(lambda: relay.metrics()[streaming] == 1, "the loop turns")
+        before = relay.fetch("/health/ready")
+        live = relay.fetch("/health/live")
+    until(lambda: relay.fetch("/health/ready")[0] == 200, "it is ready")
+    with psycopg.connect(relay.dsn) as other:
+        other.execute("lock table towpath.heartbeat in exclusive mode")
+        until(lambda: relay.fetch("/health/ready")[0] == 503, "it is not ready")
+        after = relay.fetch("/health/ready")[1]
+
+    assert (
+        (503, "no heartbeat has come round yet\n"),
+        (200, "live\n"),
+        True,
+    ) == (before, live, after.startswith("the last heartbeat came round"))
+
+
+def test_the_metrics_tell_what_happened(relay: Running):
+    """
+    Counts, latencies, slot and clock are there, as Prometheus's own parser reads them.
+    """
+    relay.prepare("heartbeat_interval_s = 0.2")
+    relay.start()
+    for number in range(20):
+        relay.source.execute("insert into shop.line values (%s, 'a')", (number,))
+    relay.read("shop.line", at_least=20)
+    count = telemetry.RELAY_LATENCY + "_count"
+    until(lambda: relay.metrics()[count] >= 20, "twenty transactions are settled")
+    until(lambda: telemetry.SLOT_RETAINED in relay.metrics(), "the slot was seen")
+    told = relay.metrics()
+    heartbeats = telemetry.RELAY_HEARTBEATS
+    until(lambda: relay.metrics()[heartbeats] > told[heartbeats], "it beats again")
+
+    assert (1, True, True, True, True, 1, 1, True) == (
+        told[telemetry.RELAY_STREAMING],
+        told[telemetry.RELAY_RECORDS] >= 20,
+        told[telemetry.RELAY_CHANGES] >= 20,
+        told[telemetry.RELAY_LATENCY + "_bucket{10.0}"] >= 20,
+        told[telemetry.RELAY_CONFIRMED_LSN] > 0,
+        told[telemetry.SLOT_STATUS + "{reserved}"],
+        told[telemetry.RELAY_TABLE + "{shop.line}"],
+        abs(told[telemetry.RELAY_CLOCK_AHEAD]) < 0.5,
+    )
+
+
+def test_the_metrics_tell_how_far_a_snapshot_is(relay: Running):
+    """
+    After a snapshot its table is completed, with its rows.
+    """
+    relay.prepare()
+    relay.source.execute(
+        "insert into shop.line select n, 'a' from generate_series(1, 30) n"
+    )
+    relay.start()
+    relay.source.execute(
+        "insert into towpath.signal (id, type, data)"
+        """ values ('s', 'execute-snapshot', '{"data-collections": ["shop.line"]}')"""
+    )
+    completed = telemetry.SNAPSHOT_TABLES + "{completed}"
+    until(lambda: relay.metrics().get(completed) == 1, "the table is completed")
+    told = relay.metrics()
+    running = telemetry.SNAPSHOT_TABLES + "{running}"
+
+    assert (0, 30, False) == (
+        told[running],
+        told[telemetry.SNAPSHOT_TABLE_ROWS + "{shop.line}"],
+        telemetry.SNAPSHOT_DURATION in told,
+    )
+
+
+def test_a_stop_keeps_its_deadline_with_kafka_frozen(relay: Running, stack):
+    """
+    Told to stop, it ends in time, says what is left, and the next start brings it.
+    """
+    relay.prepare("stop_timeout_s = 2")
+    process = relay.start()
+    relay.source.execute("insert into shop.line values (0, 'a')")
+    relay.read("shop.line", at_least=1)
+    kafka = next(part for part in stack.stack.status() if part.name == "kafka")
+    os.kill(kafka.pid, signal.SIGSTOP)
+    try:
+        relay.source.execute(
+            "insert into shop.line select n, 'a' from generate_series(1, 500) n"
+        )
+        read = telemetry.RELAY_CHANGES
+        until(lambda: relay.metrics()[read] > 500, "it has read them")
+        began_s = CLOCK.monotonic_s()
+        code = relay.stop(process)
+        took_s = CLOCK.monotonic_s() - began_s
+    finally:
+        os.kill(kafka.pid, signal.SIGCONT)
+    (left,) = relay.logged("stopped before Kafka had acknowledged everything")
+    relay.start()
+    lines = values(relay.read("shop.line", at_least=501))
+
+    assert (3, True, True, list(range(501))) == (
+        code,
+        took_s < 4,
+        left["in_flight_bytes"] > 0,
+        [one["after"]["id"] for one in lines],
+    )
+
+
+def test_a_stop_is_heeded_while_a_part_is_away(relay: Running):
+    """
+    While it waits for a database that is not there, SIGTERM still ends it at once.
+    """
+    relay.prepare()
+    relay.configure("postgresql://u:hunter2@127.0.0.1:1/db")
+    process = relay.start(streams=False)
+    until(lambda: bool(relay.logged("trying again")), "it tries again")
+
+    assert 0 == relay.stop(process)
+
+
+def test_every_line_is_json_and_tells_no_credential(relay: Running):
+    """
+    Away, refused or unreadable: each line is a log record, without the password.
+    """
+    secret = "hunter2"  # noqa: S105 - what must not be shown
+    port = relay.source.info.port
+    codes = []
+    for dsn in (
+        f"postgresql://u:{secret}%zz@127.0.0.1:{port}/db",
+        f"host=127.0.0.1 user=u password={secret} {secret}",
+    ):
+        relay.configure(dsn)
+        codes.append(relay.start(streams=False).wait(30))
+    for dsn in (
+        f"postgresql://u:{secret}@127.0.0.1:1/db",
+        f"host=127.0.0.1 port={port} user=nobody_here password={secret} dbname=no",
+    ):
+        relay.configure(dsn)
+        tried = len(relay.logged("trying again"))
+        process = relay.start(streams=False)
+        until(partial(relay.has_tried, tried), "it tries again")
+        codes.append(relay.stop(process))
+    lines = relay.lines()
+    fields = {"at", "level", "logger", "event"}
+
+    assert ([3, 3, 0, 0], [], []) == (
+        codes,
+        [line for line in lines if not fields <= json.loads(line).keys()],
+        [line for line in lines if secret in line],
+    )

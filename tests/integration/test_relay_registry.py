@@ -1,0 +1,195 @@
+"""The relay's client of the schema registry, against the real one and a broken one."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+
+from towpath.relay.errors import (
+    RegistryRefusedError,
+    RegistryUnavailableError,
+    SchemaRefusedError,
+)
+from towpath.relay.registry.client import SchemaIds
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+
+def record(**fields: object) -> str:
+    """Make a record's schema with such fields."""
+    listed = [{"name": name, "type": of} for name, of in fields.items()]
+    return json.dumps({"type": "record", "name": "Row", "fields": listed})
+
+
+@pytest.fixture
+def ids(stack) -> Iterator[SchemaIds]:
+    """Lend a client of the real registry."""
+    with closing(SchemaIds(stack.registry_url)) as lent:
+        yield lent
+
+
+@pytest.fixture
+def answering() -> Iterator[HTTPServer]:
+    """Lend a server that answers as ``server.answer`` says, and counts."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            server.paths.append(self.path)
+            status, body = server.answers[
+                min(len(server.paths), len(server.answers)) - 1
+            ]
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server.paths = []
+    server.answers = []
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def url(server: HTTPServer) -> str:
+    """Name a server's address."""
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+def test_a_schema_is_registered_once(stack, ids: SchemaIds, unique: str):
+    """
+    Another process finds the same ids, and a subject's older shapes keep theirs.
+    """
+    first, second = record(a="int"), record(a="int", b="int")
+    told = [ids(unique, schema) for schema in (first, second, first)]
+    with closing(SchemaIds(stack.registry_url)) as other:
+        again = [other(unique, schema) for schema in (first, second)]
+    with closing(SchemaRegistryClient({"url": stack.registry_url})) as client:
+        versions = client.get_versions(unique)
+        known = json.loads(client.get_schema(told[1]).schema_str)
+
+    assert ([1, 2], told[:2], told[0], json.loads(second)) == (
+        versions,
+        again,
+        told[2],
+        known,
+    )
+
+
+def test_an_incompatible_schema_is_refused_until_the_subject_allows_it(
+    stack, ids: SchemaIds, unique: str
+):
+    """
+    The error names the subject; once it is relaxed the same schema is taken.
+    """
+    first = record(a="int")
+    known = ids(unique, first)
+    with closing(SchemaRegistryClient({"url": stack.registry_url})) as client:
+        client.set_compatibility(unique, "BACKWARD")
+        with pytest.raises(SchemaRefusedError) as raised:
+            ids(unique, record(a="string"))
+        client.set_compatibility(unique, "NONE")
+    with closing(SchemaIds(stack.registry_url)) as other:
+        unchanged = other(unique, first)
+    taken = ids(unique, record(a="string"))
+
+    assert (True, known, True) == (
+        f"the subject {unique}: 409" in str(raised.value),
+        unchanged,
+        taken != known,
+    )
+
+
+def test_a_schema_that_is_none_is_refused(ids: SchemaIds, unique: str):
+    """
+    What the registry cannot read is refused with its reason.
+    """
+    with pytest.raises(SchemaRefusedError) as raised:
+        ids(unique, '{"type": "record", "name": "no-name", "fields": []}')
+
+    assert f"the subject {unique}: 422" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ((500, b""), RegistryUnavailableError),
+        ((429, b'{"message": "slowly"}'), RegistryUnavailableError),
+        ((401, b'{"message": "who"}'), RegistryRefusedError),
+        ((404, b"<html>"), RegistryRefusedError),
+        ((200, b"<html>"), RegistryRefusedError),
+        ((200, b"[1]"), RegistryRefusedError),
+    ],
+)
+def test_every_other_answer_is_the_right_failure(answering, answer, error):
+    """
+    What may pass is tried again; what will not, halts.
+    """
+    answering.answers = [answer]
+    with closing(SchemaIds(url(answering))) as ids, pytest.raises(error) as raised:
+        ids("s", "{}")
+
+    assert type(raised.value) is error
+
+
+def test_a_known_schema_asks_nothing_more(answering):
+    """
+    One look-up per schema and subject, and one registration if it was not there.
+    """
+    answering.answers = [(404, b"{}"), (200, b'{"id": 7}')]
+    with closing(SchemaIds(url(answering))) as ids:
+        told = [ids("a/b", "{}") for _ in range(3)]
+
+    assert ([7, 7, 7], ["/subjects/a%2Fb", "/subjects/a%2Fb/versions"]) == (
+        told,
+        answering.paths,
+    )
+
+
+def test_a_registry_that_is_away_or_hangs_is_unavailable():
+    """
+    A closed port and one that never answers are tried again; no password is told.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        address = f"http://me:secret@127.0.0.1:{hanging.getsockname()[1]}"
+        with (
+            closing(SchemaIds(address, timeout_s=0.2)) as ids,
+            pytest.raises(RegistryUnavailableError) as silent,
+        ):
+            ids("s", "{}")
+    with (
+        closing(SchemaIds(address)) as ids,
+        pytest.raises(RegistryUnavailableError) as closed,
+    ):
+        ids("s", "{}")
+
+    assert (
+        "the schema registry cannot be reached: ReadTimeout",
+        "the schema registry cannot be reached: ConnectionError",
+    ) == (str(silent.value), str(closed.value))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8081", "redis://127.0.0.1", "http://"])
+def test_an_address_that_is_none_halts(address: str):
+    """
+    What no registry can have as its address is not tried again.
+    """
+    with (
+        closing(SchemaIds(address)) as ids,
+        pytest.raises(RegistryRefusedError) as told,
+    ):
+        ids("s", "{}")
+
+    assert "[registry] url" in str(told.value)

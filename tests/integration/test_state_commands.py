@@ -1,0 +1,434 @@
+"""The state in the operator's hands, between a real Postgres and a real Kafka."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from towpath.deploy.cli import app as root
+from towpath.deploy.cli import state
+from towpath.relay.kafka.state import StateTopic
+from towpath.relay.kafka.topics import KafkaTopics
+from towpath.relay.marks import Mark
+from towpath.schemas.clock import Deadline, SystemClock
+from towpath.schemas.position import format_lsn, format_position
+from towpath.schemas.topics import state_topic
+from towpath.settings import Settings, load
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+CLOCK = SystemClock()
+TABLES = """
+create schema shop;
+create table shop.item (id int primary key, note text);
+"""
+GAP = {
+    "reason": "slot towpath is gone",
+    "since_lsn": 0x5000,
+    "at": "2026-01-02T03:04:05+00:00",
+    "plan": ["shop.item"],
+    "started": False,
+}
+
+
+class Site:
+    """A prepared database, its topics, and the commands that are tried on them."""
+
+    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path, capsys) -> None:
+        self.kafka = kafka
+        self.prefix = prefix
+        self.config = folder / "towpath.toml"
+        self.log = folder / "relay.log"
+        self._capsys = capsys
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.source = psycopg.connect(dsn, autocommit=True)
+        self.source.execute(TABLES)
+        self.config.write_text(
+            f"""
+version = 1
+[[source]]
+dsn = "{dsn}"
+prefix = "{prefix}"
+slot = "{prefix}"
+tables = ["shop.item"]
+[kafka]
+bootstrap_servers = "{kafka}"
+[registry]
+url = "http://127.0.0.1:1"
+[topics]
+partitions = 2
+[relay.outbox]
+topic = "{prefix}.event.{{aggregate_type}}"
+""",
+            encoding="utf-8",
+        )
+        self.run("relay", "init")
+
+    @property
+    def settings(self) -> Settings:
+        return load(self.config, {})
+
+    @property
+    def state(self) -> StateTopic:
+        return StateTopic(self.settings.kafka, self.prefix)
+
+    def run(self, *words: str) -> tuple[int, str, str]:
+        """Carry out a command; return its exit code and what it said."""
+        code = root.run([*words, "--config", str(self.config)])
+        said = self._capsys.readouterr()
+        return code, said.out, said.err
+
+    def confirmed_lsn(self) -> int:
+        """Ask the server how far the slot is confirmed."""
+        row = self.source.execute(
+            "select (confirmed_flush_lsn - '0/0'::pg_lsn)::bigint"
+            " from pg_replication_slots where slot_name = %s",
+            (self.prefix,),
+        ).fetchone()
+        assert row is not None
+        return row[0]
+
+    def make_topics(self) -> None:
+        """Make the topics that a relay makes when it starts."""
+        settings = self.settings
+        topics = KafkaTopics(settings.kafka, settings.topics, CLOCK)
+        topics.open(self.prefix, ())
+        self._capsys.readouterr()
+
+    def make_state(self, *, gap: dict | None = None) -> int:
+        """Write a state as a relay would; return the confirmed LSN."""
+        self.make_topics()
+        lsn = self.confirmed_lsn()
+        lineage = {
+            "number": 1,
+            "system_identifier": "77",
+            "timeline": 1,
+            "offset": 0,
+            "slot": self.prefix,
+            "gap": gap,
+            "start_lsn": lsn,
+        }
+        self.state.write("lineage", {"lineages": [lineage]})
+        confirmed = {
+            "lsn": lsn,
+            "log_lsn": lsn,
+            "published_log_lsn": lsn,
+            "heartbeat": 3,
+            "is_clean": False,
+            "at": CLOCK.now().isoformat(),
+        }
+        self.state.write("confirmed", confirmed)
+        return lsn
+
+    def commit_lsns(self) -> list[int]:
+        """Return the commit LSNs that the slot has not streamed yet."""
+        rows = self.source.execute(
+            "select data from pg_logical_slot_peek_binary_changes(%s, null, null,"
+            " 'proto_version', '1', 'publication_names', 'towpath')",
+            (self.prefix,),
+        )
+        begins = [data for (data,) in rows if data[:1] == b"B"]
+        return [int.from_bytes(data[1:9], "big") for data in begins]
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start a relay process."""
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "towpath.relay", str(self.config)],
+                stdout=log,
+                stderr=log,
+            )
+        self.processes.append(process)
+        return process
+
+    def is_followed(self) -> bool:
+        """Ask the server whether somebody follows the slot."""
+        row = self.source.execute(
+            "select active from pg_replication_slots where slot_name = %s",
+            (self.prefix,),
+        ).fetchone()
+        return bool(row and row[0])
+
+    def records(self, topic: str) -> list[tuple[bytes | None, bytes]]:
+        """Read key and position of every record of a topic."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.kafka,
+                "group.id": self.prefix,
+                "enable.partition.eof": True,
+            }
+        )
+        places = [TopicPartition(topic, n, 0) for n in range(2)]
+        consumer.assign(places)
+        found, open_count = [], len(places)
+        while open_count:
+            message = consumer.poll(10)
+            assert message is not None, "the topic could not be read"
+            if message.error():
+                open_count -= 1
+            else:
+                found.append((message.key(), dict(message.headers())["position"]))
+        consumer.close()
+        return found
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        until(lambda: not self.is_followed(), "the slot is free")
+        self.source.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+            " where slot_name = %s",
+            (self.prefix,),
+        )
+        self.source.close()
+
+
+def until(is_true: Callable[[], bool], what: str) -> None:
+    """Wait until something is so."""
+    deadline = Deadline(CLOCK, 60)
+    while not is_true():
+        assert not deadline.passed(), f"not in time: {what}"
+        CLOCK.wait(0.05)
+
+
+@pytest.fixture
+def site(stack, database, unique, tmp_path, capsys, monkeypatch) -> Iterator[Site]:
+    """Lend a prepared site; commands leave this process's log as it is."""
+    monkeypatch.setattr(state, "configure_logs", lambda: None)
+    made = Site(database, stack.kafka, unique, tmp_path, capsys)
+    yield made
+    made.close()
+
+
+def test_without_a_state_every_command_says_so(site: Site):
+    """
+    Before the relay has ever run there is nothing to show, to export or to skip.
+    """
+    answers = [
+        site.run("relay", "state", *words)
+        for words in (("show",), ("export",), ("skip", "0/8", "--yes"))
+    ]
+
+    assert all("there is no state topic" in said for _, _, said in answers)
+    assert [code for code, _, _ in answers] == [2, 2, 2]
+
+
+def test_show_tells_everything_that_is_known(site: Site):
+    """
+    Lineages with their gaps, positions, marks, parked aggregates, skips and the slot.
+    """
+    lsn = site.make_state(gap=GAP)
+    position = format_position(lsn, 0)
+    marks = {"0": {"next_offset": 4, "position": position}}
+    site.state.write(f"marks:{site.prefix}.shop.item", {"partitions": marks})
+    site.state.write("settings", {"source": {"tables": []}, "relay": {}})
+    site.state.write(f"skip:{format_lsn(lsn + 8)}", {"asked_at": "x", "done": False})
+    producer = Producer({"bootstrap.servers": site.kafka})
+    letter = {"position": position, "parked": "41[1]", "aggregate_type": "order"}
+    producer.produce(f"{site.prefix}.dead.relay", b"{}", headers=letter)
+    assert producer.flush(20) == 0
+
+    code, out, err = site.run("relay", "state", "show", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    human = site.run("relay", "state", "show")[1]
+    parked = {"aggregate_type": "order", "aggregate_id": "41[1]", "since": position}
+
+    assert told["lineages"][0]["gap"]["plan"] == ["shop.item"]
+    assert told["confirmed"]["lsn"] == format_lsn(lsn)
+    assert told["marks"][0]["position"] == position
+    assert told["marks"][0]["end_offset"] is None
+    assert told["parked"] == {"count": 1, "first": [parked]}
+    assert [each["lsn"] for each in told["skips"]] == [format_lsn(lsn + 8)]
+    assert "source.tables" in told["settings_differ"]
+    assert told["slot"]["confirmed_lsn"] == format_lsn(lsn)
+    assert "gap before lineage 1" in human
+
+    assert "41[1]" in human
+
+
+def test_show_works_without_the_source(site: Site):
+    """
+    When Postgres is away the state is still told, and why its side is missing.
+    """
+    site.make_state()
+    dsn = "postgresql://nobody@127.0.0.1:1/none"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOWPATH_SOURCE__DSN", dsn)
+        code, out, _ = site.run("relay", "state", "show", "--json")
+    told = json.loads(out)
+
+    assert (code, told["slot"], bool(told["source_error"])) == (0, None, True)
+
+
+def test_export_prints_every_record(site: Site):
+    """
+    Lines of JSON, oldest first, with their offsets and times.
+    """
+    site.make_state()
+
+    lines = site.run("relay", "state", "export")[1].splitlines()
+    records = [json.loads(line) for line in lines]
+
+    assert [record["offset"] for record in records] == [0, 1]
+    assert [record["key"] for record in records] == ["lineage", "confirmed"]
+
+    assert records[1]["value"]["heartbeat"] == 3
+
+
+def test_skip_is_asked_about_written_and_taken_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    A typed LSN confirms; anything else does nothing; a pending one can be undone.
+    """
+    lsn = site.make_state()
+    text = format_lsn(lsn + 64)
+    monkeypatch.setattr("builtins.input", lambda _: "yes")
+    refused = site.run("relay", "state", "skip", text)
+    assert refused[0] == 1
+    assert site.state.read().skips == frozenset()
+    monkeypatch.setattr("builtins.input", lambda _: text)
+    position = format_position(lsn + 64, 7)
+    accepted = site.run("relay", "state", "skip", position)
+    assert accepted[0] == 0
+    assert "a slot never goes back" in accepted[1]
+    assert site.state.read().skips == frozenset({lsn + 64})
+
+    assert site.run("relay", "state", "skip", "--undo", text)[0] == 0
+    assert site.state.read().skips == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("beyond", "reason"),
+    [(0, "is confirmed already"), (-8, "is confirmed already"), (9, "no commit's")],
+)
+def test_what_cannot_be_skipped_is_refused(site: Site, beyond: int, reason: str):
+    """
+    Confirmed transactions are forgotten; no commit stands at an odd place.
+    """
+    lsn = site.make_state()
+    lsn -= lsn % 8
+    answer = site.run("relay", "state", "skip", format_lsn(lsn + beyond), "--yes")
+
+    assert (answer[0], reason in answer[2]) == (2, True)
+
+
+def test_nothing_can_be_skipped_while_nothing_is_known(site: Site):
+    """
+    Without a confirmed position nobody can tell what is still to come.
+    """
+    site.make_topics()
+    site.state.write("settings", {})
+    answer = site.run("relay", "state", "skip", "0/8", "--yes")
+
+    assert (answer[0], "nothing is known" in answer[2]) == (2, True)
+
+
+def test_status_tells_of_slot_and_state(site: Site):
+    """
+    Both sides stand in one answer; nobody follows the slot: 1.
+    """
+    site.make_state(gap=GAP)
+    code, out, _ = site.run("relay", "status", "--json")
+    told = json.loads(out)
+
+    assert (code, told["state"], told["lineage"]) == (1, "known", 1)
+    assert told["gap"] == GAP["reason"]
+    assert told["marks_age_s"] < 60
+
+    assert told["lag_bytes"] >= 0
+
+
+def test_a_lost_state_is_repaired_and_nothing_is_published_twice(site: Site):
+    """
+    The state topic is deleted beside a slot that trails; the relay goes on.
+    """
+    topic = f"{site.prefix}.shop.item"
+    relay = site.start()
+    insert = "insert into shop.item select n, 'x' from generate_series(%s::int, %s) n"
+    site.source.execute(insert, (1, 500))
+    until(lambda: len(site.records(topic)) == 500, "the first rows are there")
+    relay.kill()
+    relay.wait()
+    site.source.execute(insert, (501, 900))
+    admin = AdminClient({"bootstrap.servers": site.kafka})
+    admin.delete_topics([state_topic(site.prefix)])[state_topic(site.prefix)].result(20)
+    until(lambda: not site.is_followed(), "the slot is free")
+
+    dry = site.run("relay", "state", "repair", "--dry-run")
+    assert (dry[0], f"marks:{topic}" in dry[1]) == (0, True)
+    assert site.run("relay", "state", "repair", "--yes")[0] == 0
+    assert site.run("relay", "state", "repair", "--yes")[0] == 2
+    again = site.start()
+    until(lambda: len(site.records(topic)) >= 900, "all rows are there")
+    again.terminate()
+    assert again.wait(30) == 0
+    positions = [position for _, position in site.records(topic)]
+
+    assert (len(positions), len(set(positions))) == (900, 900)
+
+
+def test_marks_that_fit_no_more_are_repaired(site: Site):
+    """
+    A topic that was deleted loses its mark; a truncated one gets a new one.
+    """
+    lsn = site.make_state()
+    gone, short = f"{site.prefix}.shop.gone", f"{site.prefix}.shop.item"
+    settings = site.settings
+    KafkaTopics(settings.kafka, settings.topics, CLOCK).open(
+        site.prefix, ("shop.item",)
+    )
+    position = format_position(lsn, 0)
+    for topic in (gone, short):
+        each = {"next_offset": 4, "position": position}
+        site.state.write(f"marks:{topic}", {"partitions": {"0": each, "1": each}})
+    producer = Producer({"bootstrap.servers": site.kafka})
+    headers = {"position": position}
+    producer.produce(short, b"{}", partition=0, headers=headers)
+    assert producer.flush(20) == 0
+
+    answer = site.run("relay", "state", "repair", "--yes")
+    assert answer[0] == 0, answer
+    marks = site.state.read().marks
+
+    assert set(marks) == {short}
+    assert marks[short][0] == Mark(1, position.encode())
+
+    assert marks[short][1] == Mark(0, None)
+
+
+def test_a_skipped_transaction_is_set_aside_and_the_rest_flows(site: Site):
+    """
+    What an operator skips goes to the dead letters; what follows is published.
+    """
+    topic = f"{site.prefix}.shop.item"
+    first = site.start()
+    site.source.execute("insert into shop.item values (1, 'before')")
+    until(lambda: len(site.records(topic)) == 1, "the first row is there")
+    first.terminate()
+    assert first.wait(30) == 0
+    site.source.execute("insert into shop.item values (2, 'skipped')")
+    site.source.execute("insert into shop.item values (3, 'after')")
+    lsn = format_lsn(site.commit_lsns()[0])
+    assert site.run("relay", "state", "skip", lsn, "--yes")[0] == 0
+
+    again = site.start()
+    until(lambda: len(site.records(topic)) >= 2, "the row behind it is there")
+    until(lambda: len(site.records(f"{site.prefix}.dead.relay")) >= 1, "dead letter")
+    again.terminate()
+    assert again.wait(30) == 0
+    keys = [json.loads(key or b"")["id"] for key, _ in site.records(topic)]
+    told = json.loads(site.run("relay", "state", "show", "--json")[1])
+
+    assert [(each["lsn"], each["done"]) for each in told["skips"]] == [(lsn, True)]
+
+    assert sorted(keys) == [1, 3]

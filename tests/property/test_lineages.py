@@ -1,0 +1,331 @@
+"""
+Random lives of a source (restores, promotions, lost slots, crashes) and its relay.
+
+A model of server and Kafka drives the real decision and asserts at every start of the
+relay: positions never go back, every loss is announced, and nothing without a cause.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towpath.relay import continuity
+from towpath.relay.lineage import Fork, Found, FoundSlot, Lineage, Remembered
+
+AT = "2026-01-02T03:04:05+00:00"
+BEGINNING_LSN = 400
+
+
+class Commit(NamedTuple):
+    """A commit record: where it stands, its own number, and the heartbeat with it."""
+
+    lsn: int
+    number: int
+    heartbeat: int
+
+
+@dataclass(frozen=True)
+class Server:
+    """A database; ``saved_lsn`` is what a crash leaves of the slot's position."""
+
+    system: int = 1
+    timeline: int = 1
+    forks: tuple[Fork, ...] = ()
+    commits: tuple[Commit, ...] = ()
+    end_lsn: int = BEGINNING_LSN
+    slot_lsn: int | None = None
+    saved_lsn: int | None = None
+    is_lost: bool = False
+
+    @property
+    def heartbeat(self) -> int:
+        """The counter in the heartbeat table."""
+        return self.commits[-1].heartbeat if self.commits else 0
+
+    def with_slot(self) -> "Server":
+        """Make the slot at the end of the log."""
+        end = self.end_lsn
+        return replace(self, slot_lsn=end, saved_lsn=end, is_lost=False)
+
+
+@dataclass
+class World:
+    """The server, what Kafka holds, and what really happened."""
+
+    server: Server = field(default_factory=lambda: Server().with_slot())
+    copies: list[Server] = field(default_factory=list)
+    commit_count: int = 0
+    lineages: tuple[Lineage, ...] = ()
+    confirmed: tuple[int, int, int] = (0, 0, 0)
+    published: dict[int, Commit] = field(default_factory=dict)
+    forgiven: set[int] = field(default_factory=set)
+    is_hurt: bool = False
+
+    # What happens to the source ------------------------------------------------------
+
+    def commit(self, size: int, beats: int = 0) -> None:
+        """Append a commit, and some log behind it."""
+        server = self.server
+        self.commit_count += 1
+        heartbeat = server.heartbeat + beats
+        new = Commit(server.end_lsn, self.commit_count, heartbeat)
+        self.server = replace(
+            server, commits=(*server.commits, new), end_lsn=server.end_lsn + 8 * size
+        )
+
+    def copy(self) -> None:
+        """Copy the volume."""
+        self.copies.append(replace(self.server, slot_lsn=self.server.saved_lsn))
+
+    def restore(self, which: int) -> None:
+        """
+        Put a copy of the volume back.
+
+        Heartbeats tell it if one was streamed in between, which the model sees to.
+        """
+        if not self.copies:
+            return
+        copied = self.copies[which % len(self.copies)]
+        kept = {commit.number for commit in copied.commits}
+        vanished = {c.number for c in self._ours().values()} - kept
+        is_known = self.lineages and self.confirmed[1] >= self.lineages[-1].offset
+        if vanished and (not is_known or copied.heartbeat >= self.confirmed[2]):
+            return
+        self.is_hurt |= (copied.commits, copied.timeline) != (
+            self.server.commits,
+            self.server.timeline,
+        )
+        self.is_hurt |= copied.slot_lsn is None or copied.is_lost
+        self.server = copied
+
+    def load_elsewhere(self) -> None:
+        """Load a dump into another server, with a slot of its own."""
+        self.server = Server(system=self.server.system + 1).with_slot()
+        self.copies.clear()
+        self.is_hurt = True
+
+    def promote(self, lag: int) -> None:
+        """Promote a standby that lacks the last commits; it has the slot in step."""
+        old = self.server
+        kept = old.commits[: len(old.commits) - lag] if lag else old.commits
+        end = (
+            old.commits[len(kept)].lsn if len(kept) < len(old.commits) else old.end_lsn
+        )
+        slot = None if old.saved_lsn is None else min(old.saved_lsn, end)
+        fork = Fork(old.timeline, end)
+        self.server = replace(
+            old,
+            timeline=old.timeline + 1,
+            forks=(*old.forks, fork),
+            commits=kept,
+            end_lsn=end,
+            slot_lsn=slot,
+            saved_lsn=slot,
+        )
+        self.copies.clear()
+        self.is_hurt |= bool(self.vanished())
+
+    def crash_server(self) -> None:
+        """Forget what was confirmed since the slot was last saved."""
+        self.server = replace(self.server, slot_lsn=self.server.saved_lsn)
+
+    def save_slot(self) -> None:
+        """Let the server save the slot."""
+        self.server = replace(self.server, saved_lsn=self.server.slot_lsn)
+
+    def drop_slot(self) -> None:
+        """Drop the slot."""
+        self.server = replace(self.server, slot_lsn=None, saved_lsn=None)
+        self.is_hurt = True
+
+    def invalidate_slot(self) -> None:
+        """Have the server give up the slot's log."""
+        self.server = replace(self.server, is_lost=True)
+        self.is_hurt = True
+
+    def remake_slot(self) -> None:
+        """Drop the slot and make it anew, or move it on: all the same to us."""
+        self.is_hurt |= self.server.end_lsn != self.server.slot_lsn
+        self.server = self.server.with_slot()
+
+    # What the relay does -------------------------------------------------------------
+
+    def follow(self, crash_at: int, count: int) -> None:
+        """Start the relay; it ends after one of its steps, or some commits."""
+        was_pending = bool(self.lineages) and self.lineages[-1].start_lsn is None
+        harm = self.lost() - self.forgiven | self.vanished()
+        must_tell = bool(self.lineages) and not was_pending and bool(harm)
+        decision = continuity.decide(self._remembered(), self._found(), (), AT)
+        reason = decision.gap.reason if decision.gap else None
+        assert reason is None or self.is_hurt, f"announced without a cause: {reason}"
+        assert reason is not None or not must_tell, f"not announced: {harm}"
+        self.is_hurt = False
+        self.lineages = decision.lineages
+        if crash_at == 0:
+            # What is pending still lacks its slot, whatever else happens.
+            self.is_hurt = decision.lineage.start_lsn is None
+            return
+        if decision.needs_slot:
+            self.server = self.server.with_slot()
+        if self.lineages[-1].start_lsn is None:
+            if crash_at == 1:
+                self.is_hurt = True
+                return
+            begun = replace(self.lineages[-1], start_lsn=self.server.slot_lsn)
+            self.lineages = (*self.lineages[:-1], begun)
+        self.forgiven = self.lost() | self.forgiven
+        if crash_at > 1:
+            self.commit(1, beats=1)
+            self._stream(count)
+
+    def _stream(self, count: int) -> None:
+        """Publish what Kafka lacks; all of it is confirmed, in Kafka first."""
+        lineage, has = self.lineages[-1], self._numbers()
+        ahead = [c for c in self.server.commits if c.lsn >= (self.server.slot_lsn or 0)]
+        for commit in ahead[:count] if count else ahead:
+            if commit.number not in has:
+                log_lsn = lineage.offset + commit.lsn
+                assert log_lsn > self._highest(), "a position went back"
+                self.published[log_lsn] = commit
+        if not count:
+            end = self.server.end_lsn
+            beat = self.server.heartbeat
+            self.confirmed = (end, lineage.offset + end, beat)
+            self.server = replace(self.server, slot_lsn=end)
+
+    def _remembered(self) -> Remembered:
+        lsn, log_lsn, heartbeat = self.confirmed
+        has = log_lsn > 0
+        return Remembered(
+            self.lineages,
+            lsn if has else None,
+            log_lsn if has else None,
+            self._highest(),
+            heartbeat,
+            has_records=bool(self.published),
+        )
+
+    def _found(self) -> Found:
+        server, slot = self.server, None
+        if server.slot_lsn is not None:
+            slot = FoundSlot(server.slot_lsn, "lost" if server.is_lost else "reserved")
+        return Found(
+            str(server.system),
+            server.timeline,
+            server.forks,
+            server.end_lsn,
+            slot,
+            server.heartbeat,
+            "towpath",
+        )
+
+    # What really is ------------------------------------------------------------------
+
+    def lost(self) -> set[int]:
+        """Return the commits that are there and will never be streamed."""
+        server = self.server
+        slot = server.slot_lsn
+        from_lsn = server.end_lsn if slot is None or server.is_lost else slot
+        unread = {c.number for c in server.commits if c.lsn < from_lsn}
+        return unread - {commit.number for commit in self.published.values()}
+
+    def vanished(self) -> set[int]:
+        """Return what the newest lineage has published and the server never wrote."""
+        return self._numbers() - {commit.number for commit in self.server.commits}
+
+    def _numbers(self) -> set[int]:
+        return {commit.number for commit in self._ours().values()}
+
+    def _ours(self) -> dict[int, Commit]:
+        offset = self.lineages[-1].offset if self.lineages else 0
+        return {at: c for at, c in self.published.items() if at >= offset}
+
+    def _highest(self) -> int:
+        return max(self.published, default=0)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("commit"), st.integers(1, 50)),
+        st.tuples(st.just("follow"), st.integers(0, 3), st.integers(0, 3)),
+        st.tuples(st.just("follow"), st.just(3), st.just(0)),
+        st.tuples(st.just("copy")),
+        st.tuples(st.just("restore"), st.integers(0, 3)),
+        st.tuples(st.just("promote"), st.integers(0, 4)),
+        st.sampled_from(
+            [
+                ("load_elsewhere",),
+                ("crash_server",),
+                ("save_slot",),
+                ("drop_slot",),
+                ("invalidate_slot",),
+                ("remake_slot",),
+            ]
+        ),
+    ),
+    max_size=25,
+)
+
+
+def live(steps: list[tuple]) -> World:
+    """Let a world live through steps, between two whole runs of the relay."""
+    world = World()
+    for name, *arguments in [("follow", 3, 0), *steps, ("follow", 3, 0)]:
+        getattr(world, name)(*arguments)
+    return world
+
+
+@given(STEPS)
+def test_positions_never_go_back_and_every_gap_is_told(steps: list[tuple]):
+    """
+    Whatever happens to the source, each loss is announced, and nothing without cause.
+    """
+    world = live(steps)
+
+    assert sorted(world.published) == list(world.published)
+
+
+@pytest.mark.parametrize(
+    ("defect", "steps"),
+    [
+        (
+            "_timeline_reasons",
+            [
+                *[("commit", 1), ("commit", 1), ("follow", 3, 2)],
+                *[("promote", 2), ("commit", 9)],
+            ],
+        ),
+        (
+            "_regress_reasons",
+            [("copy",), ("commit", 1), ("follow", 3, 0), ("restore", 0)],
+        ),
+        ("_slot_reasons", [("commit", 1), ("drop_slot",)]),
+        ("_slot_reasons", [("commit", 1), ("remake_slot",)]),
+    ],
+)
+def test_a_blind_eye_is_found_out(monkeypatch, defect: str, steps: list[tuple]):
+    """
+    Each kind of cause that is left out of the decision is missed by the model.
+    """
+    monkeypatch.setattr(continuity, defect, lambda _known, _found: iter(()))
+    with pytest.raises(AssertionError, match=r"not announced|went back"):
+        live(steps)
+
+
+def test_an_offset_that_is_kept_is_found_out(monkeypatch):
+    """
+    A new lineage that took no higher offset would publish positions that go back.
+    """
+    original = continuity._new
+
+    def kept(*arguments):
+        decision = original(*arguments)
+        lineage = replace(decision.lineage, offset=0)
+        return replace(decision, lineages=(*decision.lineages[:-1], lineage))
+
+    monkeypatch.setattr(continuity, "_new", kept)
+    with pytest.raises(AssertionError, match="went back"):
+        live([("commit", 9), ("follow", 3, 0), ("load_elsewhere",)])

@@ -1,0 +1,435 @@
+"""
+Resume without duplicates: the real outlet, marks and ledger over a broker that crashes.
+
+The broker takes records into queues, appends them in order per partition whenever it
+likes, and acknowledges what it appended whenever it likes. At a crash each partition
+appends some more of what was on its way and loses the rest. The stream begins again at
+what Postgres was told.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towpath.relay.delivery import Acknowledgement, Delivery, DeliveryLedger
+from towpath.relay.marks import Marks, Published, parse_marks
+from towpath.relay.pipeline.marking import Marked, Marking
+from towpath.relay.pipeline.outlet import Outlet
+from towpath.relay.ports import TopicFacts
+from towpath.relay.routing.partition import partition_of
+from towpath.relay.routing.record import ANY_PARTITION, Record
+from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
+from towpath.relay.state import StateRecords
+from towpath.relay.tally import Tally
+from towpath.schemas import topics
+
+PARTITIONS = 3
+STATE = topics.state_topic("p")
+EVERYTHING = XidSnapshot(10**6, 10**6, frozenset())
+
+
+@dataclass
+class Stored:
+    """What a broker tells of a record, once it stands."""
+
+    record: Record
+    place: tuple[str, int]
+    at: int
+
+    def __len__(self) -> int:
+        return len(self.record.value or b"")
+
+    def topic(self) -> str:
+        return self.place[0]
+
+    def partition(self) -> int:
+        return self.place[1]
+
+    def offset(self) -> int:
+        return self.at
+
+
+@dataclass
+class Broker:
+    """Partitions, what is on its way to them, and what is not acknowledged yet."""
+
+    logs: dict[tuple[str, int], list[Record]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    coming: dict[tuple[str, int], deque[tuple[Record, Callable[..., None]]]] = field(
+        default_factory=lambda: defaultdict(deque)
+    )
+    unheard: dict[tuple[str, int], deque[Callable[[], None]]] = field(
+        default_factory=lambda: defaultdict(deque)
+    )
+    needs_commit = False
+
+    def produce(self, record: Record, on_delivery: Callable[..., None]) -> bool:
+        partition = record.partition
+        count = 1 if record.topic == STATE else PARTITIONS
+        if partition == ANY_PARTITION:
+            partition = partition_of(record.key or b"", count)
+        self.coming[record.topic, partition].append((record, on_delivery))
+        return True
+
+    def append(self, place: tuple[str, int], *, is_heard: bool = True) -> None:
+        record, on_delivery = self.coming[place].popleft()
+        log = self.logs[place]
+        log.append(record)
+        told = Stored(record, place, len(log) - 1)
+        if is_heard:
+            self.unheard[place].append(lambda: on_delivery(None, told))
+
+    def finish(self, place: tuple[str, int]) -> None:
+        """Append what comes to a partition, and let it be heard."""
+        while self.coming[place]:
+            self.append(place)
+        while self.unheard[place]:
+            self.unheard[place].popleft()()
+
+    def finish_all(self) -> None:
+        for place in list(self.coming):
+            self.finish(place)
+
+    def poll(self, _timeout_s: float) -> None:
+        """Waiting for something in earnest: everything comes through."""
+        self.finish_all()
+
+    def flush(self, timeout_s: float) -> None:
+        self.poll(timeout_s)
+
+    def commit(self) -> None:
+        pass
+
+    def ensure(self, topic: str) -> TopicFacts:
+        return TopicFacts(1_000_000, 1 if topic == STATE else PARTITIONS)
+
+    def ends(self, topic: str, partition_count: int) -> Mapping[int, int]:
+        return {at: len(self.logs[topic, at]) for at in range(partition_count)}
+
+    def crash(self, choose: Callable[[int], int]) -> None:
+        """Append some of what is on its way, unheard; lose the rest."""
+        for place in sorted(self.coming):
+            for _ in range(choose(len(self.coming[place]))):
+                self.append(place, is_heard=False)
+        self.coming.clear()
+        self.unheard.clear()
+
+    def documents(self) -> dict[str, Any]:
+        """Return the newest documents of the state topic."""
+        return {
+            (r.key or b"").decode(): orjson.loads(r.value or b"")
+            for r in self.logs[STATE, 0]
+        }
+
+
+class Clock:
+    """Time that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.now_s, UTC)
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wait(self, delay_s: float) -> None:
+        self.now_s += delay_s
+
+
+def tails(broker: Broker, documents: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the topics from their marks to their ends, as the relay does at start."""
+    found = {}
+    for key, document in documents.items():
+        if not key.startswith("marks:"):
+            continue
+        topic = key.removeprefix("marks:")
+        marks = dict(parse_marks(document))
+        for at, mark in marks.items():
+            log = broker.logs[topic, at]
+            assert mark.next_offset <= len(log)
+            later = [r.position for r in log[mark.next_offset :] if r.position]
+            highest = max([*later, mark.position or b""])
+            marks[at] = mark._replace(next_offset=len(log), position=highest or None)
+        found[topic] = marks
+    return found
+
+
+@dataclass
+class Process:
+    """One relay process, as far as it matters here."""
+
+    broker: Broker
+    clock: Clock
+    start_lsn: int
+
+    def __post_init__(self) -> None:
+        found = tails(self.broker, self.broker.documents())
+        published = Published(found)
+        self.ledger = DeliveryLedger(self.start_lsn)
+        self.invisible = InvisibleTransactions(self.start_lsn)
+        self.tally = Tally()
+        self.outlet = Outlet(
+            self.broker, self.broker, self.ledger, _Dead(), self.tally, published
+        )
+        self.marking = Marking(
+            Marked(Marks(found), published.log_lsn, 0, 0),
+            StateRecords("p"),
+            self.outlet,
+            self.ledger,
+            self.invisible,
+            self.clock,
+        )
+        self._delivery: Delivery | None = None
+
+    def take(self, number: int, step: Record | int | None) -> None:
+        """Take the stream's next step: a begin, a record, or an end."""
+        if isinstance(step, Record):
+            self.outlet.send(step, self._delivery)
+        elif step is None:
+            self._delivery = self.ledger.begin()
+        else:
+            self.ledger.commit(step)
+            self.invisible.add(number, step)
+
+
+class _Dead:
+    """No record is too large here."""
+
+    topic = "p.dead.relay"
+
+
+Transactions = list[list[tuple[str, bytes | None]]]
+
+
+def records_of(number: int, rows: list[tuple[str, bytes | None]]) -> list[Record]:
+    """Return the records of a transaction, the same at every replay."""
+    return [
+        Record(
+            topic,
+            key,
+            b"%d" % at,
+            [],
+            b"%016x.%010d" % (lsn_of(number), at),
+            0,
+            100,
+        )
+        for at, (topic, key) in enumerate(rows)
+    ]
+
+
+def lsn_of(number: int) -> int:
+    """Return the commit LSN of a transaction; its end is four bytes behind."""
+    return (number + 1) * 8
+
+
+def some_history(random: Random) -> Transactions:
+    """Make up transactions of a few records each, on two topics."""
+    return [
+        [
+            (random.choice("tu"), random.choice([b"a", b"b", b"c", b"d", None]))
+            for _ in range(random.randrange(4))
+        ]
+        for _ in range(random.randrange(1, 9))
+    ]
+
+
+@dataclass
+class Life:
+    """A history, streamed by one process after another."""
+
+    history: Transactions
+    random: Random
+    broker: Broker = field(default_factory=Broker)
+    clock: Clock = field(default_factory=Clock)
+    confirmed: int = 0
+    steps: int = 120
+
+    def live(self) -> Broker:
+        """Stream through crashes, to the end; return the broker."""
+        while self._live_until_crash():
+            self.broker.crash(lambda n: self.random.randint(0, n))
+        return self.broker
+
+    def _live_until_crash(self) -> bool:
+        process = Process(self.broker, self.clock, self.confirmed)
+        coming = deque(self._stream())
+        deeds = {
+            4: self._append,
+            5: self._hear,
+            6: lambda: process.invisible.see(EVERYTHING),
+            7: lambda: self._turn(process),
+            8: lambda: self._store(process),
+        }
+        while self.steps > 0:
+            self.steps -= 1
+            doing = self.random.randrange(10)
+            if doing <= 3 and coming:
+                process.take(*coming.popleft())
+            elif doing == 9 and self.random.random() < 0.4:
+                return True
+            elif doing in deeds:
+                deeds[doing]()
+        for step in coming:
+            process.take(*step)
+        self.broker.finish_all()
+        return False
+
+    def _stream(self) -> list[tuple[int, Record | int | None]]:
+        """List begins (None), records and ends from the confirmed LSN on."""
+        return [
+            (number, step)
+            for number, rows in enumerate(self.history)
+            if lsn_of(number) + 4 > self.confirmed
+            for step in (None, *records_of(number, rows), lsn_of(number) + 4)
+        ]
+
+    def _append(self) -> None:
+        places = sorted(at for at, coming in self.broker.coming.items() if coming)
+        if places:
+            self.broker.append(self.random.choice(places))
+
+    def _hear(self) -> None:
+        places = sorted(at for at, told in self.broker.unheard.items() if told)
+        if places:
+            self.broker.unheard[self.random.choice(places)].popleft()()
+
+    def _turn(self, process: Process) -> None:
+        self.clock.now_s += 0.2
+        process.marking.turn(self.clock.now_s, process.tally)
+        self.confirmed = max(self.confirmed, process.marking.stored_lsn)
+
+    def _store(self, process: Process) -> None:
+        self.broker.finish((STATE, 0))
+        self._turn(process)
+
+
+def check(history: Transactions, broker: Broker) -> None:
+    """Every record stands exactly once, in the order of positions."""
+    expected = defaultdict(list)
+    for number, rows in enumerate(history):
+        for record in records_of(number, rows):
+            expected[record.topic].append(record.position)
+    found = defaultdict(list)
+    for (topic, _), log in sorted(broker.logs.items()):
+        if topic != STATE:
+            positions = [record.position for record in log]
+            assert sorted(positions) == positions
+            found[topic] += positions
+
+    assert {t: sorted(p) for t, p in expected.items()} == {
+        t: sorted(p) for t, p in found.items() if p
+    }
+
+
+def live(seed: int) -> None:
+    """Make up a history, stream it through crashes, and look at what stands."""
+    random = Random(seed)  # noqa: S311 - no secret
+    history = some_history(random)
+    check(history, Life(history, random).live())
+
+
+@given(st.integers(0, 2**32))
+def test_no_crash_loses_or_repeats_a_record(seed: int):
+    """
+    Killed at any moment, any number of times, each record stands once and in order.
+    """
+    live(seed)
+
+
+def seen_red() -> None:
+    """Make sure that some history of a thousand finds out what is broken."""
+
+    def live_a_thousand() -> None:
+        for seed in range(1000):
+            live(seed)
+
+    with pytest.raises(AssertionError):
+        live_a_thousand()
+
+
+def test_the_histories_refute_keyless_records_anywhere(monkeypatch):
+    """
+    A record without a key must stand where its position says, or a replay repeats it.
+    """
+    original = Outlet.send
+    places = iter(range(10**9))
+
+    def anywhere(self: Outlet, record: Record, delivery: Any) -> None:
+        if record.key is None:
+            record = record._replace(partition=next(places) % PARTITIONS)
+        original(self, record, delivery)
+
+    monkeypatch.setattr(Outlet, "send", anywhere)
+
+    seen_red()
+
+
+def test_the_histories_refute_marks_that_trust_what_is_only_handed_over(monkeypatch):
+    """
+    What is confirmed must have been acknowledged.
+    """
+    monkeypatch.setattr(DeliveryLedger, "acknowledged", _last_committed)
+
+    seen_red()
+
+
+def _last_committed(ledger: DeliveryLedger) -> int:
+    if ledger._unsettled:
+        return ledger._unsettled[-1].end_lsn
+    return ledger._acknowledged_lsn
+
+
+def test_the_histories_refute_a_topic_without_its_first_mark(monkeypatch):
+    """
+    A topic's first mark must stand before its first record.
+    """
+
+    def unmarked(self: Marking, topic: str, find_ends: Callable[[], Any]) -> None:
+        if not self._marks.knows(topic):
+            self._marks.begin(topic, find_ends())
+
+    monkeypatch.setattr(Marking, "_admit", unmarked)
+
+    seen_red()
+
+
+def test_the_histories_refute_a_comparison_by_the_highest_of_all(monkeypatch):
+    """
+    What one partition has says nothing of another.
+    """
+
+    def has(self: Published, _topic: str, _partition: int, position: bytes) -> bool:
+        return position <= self.horizon
+
+    monkeypatch.setattr(Published, "has", has)
+
+    seen_red()
+
+
+def test_the_histories_refute_forgetting_what_is_published(monkeypatch):
+    """
+    Without looking at the tails, what came after the last marks comes twice.
+    """
+    monkeypatch.setattr(Published, "has", lambda *_: False)
+
+    seen_red()
+
+
+def test_an_acknowledgement_is_what_the_client_gives():
+    """
+    The fake fits the protocol that the ledger reads.
+    """
+    told: Acknowledgement = Stored(records_of(0, [("t", b"a")])[0], ("t", 1), 7)
+
+    assert ("t", 1, 7) == (told.topic(), told.partition(), told.offset())

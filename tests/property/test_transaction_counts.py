@@ -1,0 +1,116 @@
+"""Transaction metadata under any transactions, restarts included."""
+
+import json
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towpath.relay.routing.documents import Documents
+from towpath.relay.routing.record import Record
+from towpath.relay.routing.transactions import TransactionMetadata
+from towpath.relay.wal.sequencer import Transaction
+from towpath.settings.rows import RecordFormat
+
+# What a message of a transaction gives: an event of a table, two for a changed key, or
+# nothing, as with a table that is not captured.
+MESSAGES = st.lists(
+    st.lists(st.sampled_from(["s.a", "s.b", "message"]), max_size=2), max_size=12
+)
+HISTORIES = st.lists(MESSAGES, max_size=6)
+
+
+def made() -> TransactionMetadata:
+    """Make the metadata of a process that has only begun."""
+    return TransactionMetadata("p", Documents(RecordFormat.JSON, lambda *_: 0))
+
+
+def transaction(number: int) -> Transaction:
+    """Make the transaction of a number."""
+    lsn = 8 * (number + 1)
+    return Transaction(number % 3, lsn, lsn, 1000 * number, b"%016x." % lsn)
+
+
+def stream(metadata: TransactionMetadata, history: list, first: int = 0):
+    """Stream transactions from one on; give what becomes of them."""
+    records: list[Record] = []
+    places = []
+    for number, messages in enumerate(history[first:], start=first):
+        metadata.begin(transaction(number))
+        for collections in messages:
+            places += [metadata.place(collection) for collection in collections]
+            records.append(metadata.due())
+        records.append(metadata.end(transaction(number), len(messages)))
+    return [record for record in records if record is not None], places
+
+
+@given(HISTORIES)
+def test_end_counts_what_the_places_counted(history: list):
+    """
+    A78, A80: per transaction, places number its events without gaps, END agrees.
+    """
+    records, places = stream(made(), history)
+    ends = [json.loads(record.value) for record in records[1::2]]
+    events = [[c for group in messages for c in group] for messages in history]
+    expected = [Counter(each) for each in events if each]
+    numbered = [
+        (number, Counter(each[:number])[each[number - 1]])
+        for each in events
+        for number in range(1, len(each) + 1)
+    ]
+
+    assert (expected, [sum(each.values()) for each in expected], numbered) == (
+        [
+            {c["data_collection"]: c["event_count"] for c in end["data_collections"]}
+            for end in ends
+        ],
+        [end["event_count"] for end in ends],
+        [(place.total_order, place.collection_order) for place in places],
+    )
+
+
+@given(HISTORIES)
+def test_positions_of_boundaries_rise_strictly(history: list):
+    """
+    BEGIN and END alternate, in the topic's strictly rising order of positions.
+    """
+    records, _ = stream(made(), history)
+    positions = [record.position for record in records]
+    statuses = [json.loads(record.value)["status"] for record in records]
+
+    assert (sorted(set(positions)), ["BEGIN", "END"] * (len(records) // 2)) == (
+        positions,
+        statuses,
+    )
+
+
+@given(HISTORIES, st.data())
+def test_a_replay_from_any_transaction_gives_the_same(history: list, draw):
+    """
+    After a crash, a new process that begins at any transaction repeats the very same.
+    """
+    records, places = stream(made(), history)
+    first = draw.draw(st.integers(0, len(history)))
+    again, places_again = stream(made(), history, first)
+
+    assert (
+        records[len(records) - len(again) :],
+        places[len(places) - len(places_again) :],
+    ) == (again, places_again)
+
+
+@given(HISTORIES, HISTORIES, st.integers(0, 12))
+def test_a_transaction_cut_short_leaves_nothing_behind(
+    before: list, history: list, cut: int
+):
+    """
+    When the stream breaks inside a transaction, the next begin counts from the start.
+    """
+    metadata = made()
+    for number, messages in enumerate(before):
+        metadata.begin(transaction(number))
+        for collections in messages[:cut]:
+            for collection in collections:
+                metadata.place(collection)
+
+    assert stream(made(), history) == stream(metadata, history)

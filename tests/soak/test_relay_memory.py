@@ -1,0 +1,268 @@
+"""
+The relay's memory under what is too much for it: a huge transaction, a broker away.
+
+The soak's sizes take minutes to an hour; the same tests run small as integration. Each
+has a stack of its own, because it stops the broker.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import psycopg
+import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from towpath.deploy.local import lifecycle
+from towpath.deploy.local.lazy import LazyStack
+from towpath.relay.__main__ import init
+from towpath.schemas.clock import Deadline, SystemClock
+
+CLOCK = SystemClock()
+SMALL = (pytest.mark.integration, pytest.mark.timeout(150))
+LARGE = (pytest.mark.soak, pytest.mark.timeout(3600))
+
+MEBIBYTE = 1024 * 1024
+LIMIT_BYTES = 300 * MEBIBYTE
+TOPIC = "events.order"
+KEYS = 1000
+
+CONFIGURATION = """\
+version = 1
+[[source]]
+dsn = "{dsn}"
+[kafka]
+bootstrap_servers = "{kafka}"
+[registry]
+url = "http://127.0.0.1:1"
+[relay.outbox]
+topic = "events.{{aggregate_type}}"
+"""
+# 250 bytes of payload that compress badly; its number tells place and order.
+INSERT = """
+insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload)
+select gen_random_uuid(), 'order', (n %% 1000)::text, 'Placed',
+  (rpad('{"n":' || n || ',"pad":"' || md5(n::text) || md5((n + 1)::text)
+    || md5((n + 2)::text) || md5((n + 3)::text) || md5((n + 4)::text)
+    || md5((n + 5)::text) || md5((n + 6)::text), 248, '0') || '"}')::json
+from generate_series(%s::int, %s::int - 1) n
+"""
+
+
+class Size(NamedTuple):
+    """How much, and how long a broker is away."""
+
+    rows: int
+    away_s: float
+    patience_s: float
+
+
+SIZES = [
+    pytest.param(Size(200_000, 8.0, 100.0), marks=SMALL, id="small"),
+    pytest.param(Size(5_000_000, 300.0, 1800.0), marks=LARGE, id="large"),
+]
+
+
+class Contents(NamedTuple):
+    """What a topic holds, by number."""
+
+    lost: int
+    twice: int
+    disordered: int
+
+
+class Rig:
+    """A stack, a prepared source and one relay process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stack = LazyStack(folder)
+        self.stack.up("postgres", "kafka")
+        self.source = psycopg.connect(self.stack.dsn("shop"), autocommit=True)
+        config = folder / "towpath.toml"
+        config.write_text(
+            CONFIGURATION.format(dsn=self.stack.dsn("shop"), kafka=self.stack.kafka)
+        )
+        init(config, dry_run=False)
+        self._log = (folder / "relay.log").open("wb")
+        self.relay = subprocess.Popen(
+            [sys.executable, "-m", "towpath.relay", str(config)],
+            stdout=self._log,
+            stderr=self._log,
+        )
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.relay.kill()
+        self.relay.wait()
+        self._log.close()
+        self.source.close()
+        self.stack.stack.purge()
+
+    def insert(self, rows: int, per_transaction: int) -> None:
+        """Commit rows, so many at a time."""
+        for first in range(0, rows, per_transaction):
+            self.source.execute(INSERT, (first, min(rows, first + per_transaction)))
+
+    def sent_lsn(self) -> str:
+        """Return how far the server has sent."""
+        row = self.source.execute(
+            "select coalesce(max(sent_lsn)::text, '') from pg_stat_replication"
+        ).fetchone()
+        return row[0]
+
+    def peak_bytes(self) -> int:
+        """Return the largest resident set that the relay ever had."""
+        status = Path(f"/proc/{self.relay.pid}/status").read_text(encoding="ascii")
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+
+    def until(self, holds: Callable[[], bool], what: str, patience_s: float) -> None:
+        """Wait for a condition, as long as the relay lives."""
+        deadline = Deadline(CLOCK, patience_s)
+        while not holds():
+            if deadline.passed():
+                pytest.fail(f"waited {patience_s:g} s in vain until {what}")
+            assert self.relay.poll() is None, "the relay has ended"
+            CLOCK.wait(0.25)
+
+    def until_there(self, rows: int, patience_s: float) -> None:
+        """Wait until the topic has so many records."""
+        with contextlib.closing(self._consumer()) as consumer:
+            self.until(
+                lambda: sum(ends_by_now(consumer).values()) >= rows,
+                f"{rows:,} events are there",
+                patience_s,
+            )
+
+    def until_sending_stops(self, patience_s: float) -> None:
+        """Wait until the relay takes no more: back-pressure has reached the server."""
+        seen: list[str] = []
+
+        def is_still() -> bool:
+            seen.append(self.sent_lsn())
+            return len(seen) > 12 and len(set(seen[-12:])) == 1
+
+        self.until(is_still, "the relay reads no more", patience_s)
+
+    def contents(self, rows: int) -> Contents:
+        """Read the whole topic: every number once, rising per key."""
+        counts = bytearray(rows)
+        newest: dict[bytes, int] = {}
+        disordered = 0
+        with contextlib.closing(self._consumer()) as consumer:
+            left = {p: end for p, end in ends(consumer).items() if end}
+            consumer.assign([TopicPartition(TOPIC, p, 0) for p in left])
+            while left:
+                for message in consumer.consume(10_000, 5.0):
+                    assert message.error() is None, message.error()
+                    number = int(message.value()[5:].partition(b",")[0])
+                    counts[number] += 1
+                    disordered += number < newest.get(message.key(), -1)
+                    newest[message.key()] = number
+                    if message.offset() + 1 >= left.get(message.partition(), 0):
+                        left.pop(message.partition(), None)
+        return Contents(counts.count(0), sum(count > 1 for count in counts), disordered)
+
+    def _consumer(self) -> Consumer:
+        return Consumer(
+            {
+                "bootstrap.servers": self.stack.kafka,
+                "group.id": "soak",
+                "log_level": 0,
+            }
+        )
+
+    @contextlib.contextmanager
+    def broker_stopped(self) -> Iterator[None]:
+        """Stop the broker where it stands; its sockets stay open."""
+        broker = psutil.Process(self._broker_pid())
+        broker.suspend()
+        try:
+            yield
+        finally:
+            broker.resume()
+
+    @contextlib.contextmanager
+    def broker_killed(self) -> Iterator[None]:
+        """Kill the broker; it comes back on its data."""
+        os.kill(self._broker_pid(), signal.SIGKILL)
+        yield
+        part = next(p for p in self.stack.stack.parts() if p.name == "kafka")
+        lifecycle.bring_up(part, self.stack.stack.state)
+
+    def _broker_pid(self) -> int:
+        status = self.stack.stack.status()
+        return next(part.pid for part in status if part.name == "kafka")
+
+
+def ends(consumer: Consumer) -> dict[int, int]:
+    """Return each partition's end offset; nothing while there is no topic."""
+    partitions = consumer.list_topics(TOPIC, timeout=10).topics[TOPIC].partitions
+    return {
+        p: consumer.get_watermark_offsets(TopicPartition(TOPIC, p), timeout=10)[1]
+        for p in partitions
+    }
+
+
+def ends_by_now(consumer: Consumer) -> dict[int, int]:
+    """Return the ends, or nothing while a broker is not back yet."""
+    with contextlib.suppress(KafkaException):
+        return ends(consumer)
+    return {}
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """Lend a relay that streams, over an empty source."""
+    lent = Rig(tmp_path)
+    try:
+        lent.until(lambda: lent.sent_lsn() != "", "the relay streams", 60)
+        yield lent
+    finally:
+        lent.close()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_huge_transaction_passes_through_little_memory(rig: Rig, size: Size):
+    """
+    Rows of one transaction are produced as they come, and none is kept (I8).
+    """
+    rig.insert(size.rows, per_transaction=size.rows)
+    rig.until_there(size.rows, size.patience_s)
+    peak_bytes = rig.peak_bytes()
+
+    assert (Contents(0, 0, 0), True) == (
+        rig.contents(size.rows),
+        peak_bytes < LIMIT_BYTES,
+    ), f"peak: {peak_bytes / MEBIBYTE:.0f} MiB"
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_broker_away_under_load_costs_little_memory(rig: Rig, size: Size, how: str):
+    """
+    At its bound the relay reads no more, and goes on where it was afterwards (I8).
+    """
+    away = rig.broker_stopped if how == "stopped" else rig.broker_killed
+    # The topic is there before, and the producer knows it.
+    rig.insert(1000, per_transaction=100)
+    rig.until_there(1000, size.patience_s)
+    with away():
+        rig.source.execute("set synchronous_commit = off")
+        for first in range(1000, size.rows, 1000):
+            rig.source.execute(INSERT, (first, min(size.rows, first + 1000)))
+        rig.until_sending_stops(size.patience_s)
+        CLOCK.wait(size.away_s)
+    rig.until_there(size.rows, size.patience_s)
+    peak_bytes = rig.peak_bytes()
+
+    assert (Contents(0, 0, 0), True) == (
+        rig.contents(size.rows),
+        peak_bytes < LIMIT_BYTES,
+    ), f"peak: {peak_bytes / MEBIBYTE:.0f} MiB"

@@ -1,0 +1,175 @@
+"""Every property of the connector and its router, by name: none is unknown."""
+
+import pytest
+
+from towpath.deploy.debezium.connector import ROUTER_TYPE, Connector
+from towpath.deploy.debezium.conversion import convert
+from towpath.deploy.debezium.outcome import Finding, Verdict
+
+# The 59 of the connector's documented table, in its order and under its names, each
+# with a value that makes sense; then the three that came after, and pass-through.
+CONNECTOR = {
+    "name": "inventory",
+    "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+    "tasks.max": "1",
+    "plugin.name": "pgoutput",
+    "slot.name": "debezium",
+    "slot.drop.on.stop": "false",
+    "publication.name": "dbz_publication",
+    "database.hostname": "db",
+    "database.port": "5432",
+    "database.user": "u",
+    "database.password": "secret",
+    "database.dbname": "d",
+    "database.server.name": "fulfillment",
+    "schema.whitelist": "s",
+    "schema.blacklist": "t",
+    "table.whitelist": "s.a,s.b",
+    "table.blacklist": "s.c",
+    "column.whitelist": "s.a.x",
+    "column.blacklist": "s.a.y",
+    "time.precision.mode": "adaptive",
+    "decimal.handling.mode": "precise",
+    "hstore.handling.mode": "map",
+    "interval.handling.mode": "numeric",
+    "database.sslmode": "require",
+    "database.sslcert": "/c",
+    "database.sslkey": "/k",
+    "database.sslpassword": "secret",
+    "database.sslrootcert": "/r",
+    "database.tcpKeepAlive": "true",
+    "tombstones.on.delete": "true",
+    "column.truncate.to.20.chars": "s.a.t",
+    "column.mask.with.3.chars": "s.a.m",
+    "column.mask.hash.SHA-256.with.salt.CzQMA0cB5K": "s.a.h",
+    "column.propagate.source.type": "s.a.p",
+    "datatype.propagate.source.type": ".+\\.VARCHAR",
+    "message.key.columns": "s.a:x,y",
+    "publication.autocreate.mode": "filtered",
+    "binary.handling.mode": "bytes",
+    "snapshot.mode": "initial",
+    "snapshot.lock.timeout.ms": "10000",
+    "snapshot.select.statement.overrides": "s.a",
+    "event.processing.failure.handling.mode": "fail",
+    "max.queue.size": "20240",
+    "max.batch.size": "10240",
+    "poll.interval.ms": "1000",
+    "include.unknown.datatypes": "false",
+    "database.initial.statements": "set x = 1",
+    "heartbeat.interval.ms": "60000",
+    "heartbeat.topics.prefix": "__debezium-heartbeat",
+    "heartbeat.action.query": "insert into h default values",
+    "schema.refresh.mode": "columns_diff",
+    "snapshot.delay.ms": "5",
+    "snapshot.fetch.size": "10240",
+    "slot.stream.params": "include-lsn=true",
+    "sanitize.field.names": "true",
+    "slot.max.retries": "6",
+    "slot.retry.delay.ms": "10000",
+    "toasted.value.placeholder": "__debezium_unavailable_value",
+    "provide.transaction.metadata": "false",
+}
+LATER = {
+    "incremental.snapshot.chunk.size": "1024",
+    "signal.data.collection": "s.dbz_signal",
+    "producer.override.compression.type": "lz4",
+    "consumer.override.max.poll.records": "10",
+}
+# Today's names of those that were renamed.
+RENAMED = {
+    "topic.prefix": "fulfillment",
+    "schema.include.list": "s",
+    "schema.exclude.list": "t",
+    "table.include.list": "s.a",
+    "table.exclude.list": "s.c",
+    "column.include.list": "s.a.x",
+    "column.exclude.list": "s.a.y",
+    "field.name.adjustment.mode": "avro",
+    "topic.heartbeat.prefix": "beats",
+    "unavailable.value.placeholder": "?",
+}
+ROUTER = {
+    "type": ROUTER_TYPE,
+    "table.field.event.id": "a",
+    "table.field.event.key": "b",
+    "table.field.event.type": "c",
+    "table.field.event.timestamp": "d",
+    "table.field.event.payload": "e",
+    "table.field.event.payload.id": "f",
+    "table.field.event.schema.version": "g",
+    "table.fields.additional.placement": "h:header:i,j:envelope,k:partition",
+    "table.fields.additional.error.on.missing": "false",
+    "table.op.invalid.behavior": "error",
+    "debezium.op.invalid.behavior": "error",
+    "table.expand.json.payload": "true",
+    "table.json.payload.null.behavior": "ignore",
+    "route.by.field": "l",
+    "route.topic.regex": "(?<routedByValue>.*)",
+    "route.topic.replacement": "outbox.event.${routedByValue}",
+    "route.tombstone.on.empty.payload": "true",
+    "tracing.span.context.field": "m",
+    "tracing.operation.name": "n",
+    "tracing.with.context.field.only": "false",
+    "predicate": "p",
+}
+
+
+def finding(name: str, value: str, **others: str) -> Finding:
+    """Convert a connector that has this property, and return what became of it."""
+    base = {"connector.class": CONNECTOR["connector.class"], **others}
+    found = convert(Connector({**base, name: value})).findings
+    return next(each for each in found if each.name == name)
+
+
+def test_the_documented_table_is_here_whole() -> None:
+    """
+    Fifty-nine properties, as many as the connector documents.
+    """
+    assert len(CONNECTOR) == 59
+
+
+@pytest.mark.parametrize("name", [*CONNECTOR, *LATER, *RENAMED])
+def test_no_property_of_the_connector_is_unknown(name: str) -> None:
+    """
+    Each alone has a verdict and a sentence that goes on after it.
+    """
+    value = {**CONNECTOR, **LATER, **RENAMED}[name]
+    found = finding(name, value)
+    assert found.text.startswith(found.verdict.value)
+
+    assert found.verdict is not Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("option", ROUTER)
+def test_no_option_of_the_router_is_unknown(option: str) -> None:
+    """
+    Each option of the event router has a verdict too.
+    """
+    name = f"transforms.outbox.{option}"
+    others = {"transforms": "outbox", "transforms.outbox.type": ROUTER_TYPE}
+    found = finding(name, ROUTER[option], **others)
+
+    assert found.verdict is not Verdict.UNKNOWN
+
+
+def test_all_together_convert() -> None:
+    """
+    A connector with every property at once has one finding for each.
+    """
+    routed = {f"transforms.r.{name}": value for name, value in ROUTER.items()}
+    everything = {**CONNECTOR, **LATER, **RENAMED, "transforms": "r", **routed}
+    findings = convert(Connector(everything)).findings
+    named = [each.name for each in findings if not each.is_implied]
+
+    assert list(everything) == named
+
+
+def test_two_names_of_one_property_are_not_both_taken() -> None:
+    """
+    The old name beside the new one is told to have lost.
+    """
+    found = finding("table.whitelist", "s.b", **{"table.include.list": "s.a"})
+    others = finding("table.include.list", "s.a", **{"table.whitelist": "s.b"})
+    losers = [each for each in (found, others) if "says it already" in each.text]
+
+    assert [found] == losers

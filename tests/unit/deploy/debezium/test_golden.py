@@ -1,0 +1,50 @@
+"""Three real-looking connectors: the file and the report that come out of each."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from towpath.deploy.debezium.connector import Connector, read_properties
+from towpath.deploy.debezium.conversion import convert
+from towpath.deploy.debezium.toml_text import written
+from towpath.settings import load
+
+DATA = Path(__file__).parents[3] / "data/debezium"
+NAMES = ("inventory", "outbox", "mixed")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_connector_becomes_the_file_that_was_agreed(name: str) -> None:
+    """
+    The written file is the golden one, and says what the document says.
+    """
+    text = (DATA / f"{name}.json").read_text(encoding="utf-8")
+    conversion = convert(Connector(read_properties(text)))
+    out = written(conversion.document)
+    assert tomllib.loads(out) == conversion.document
+
+    assert out == (DATA / f"{name}.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_connector_is_reported_line_by_line(name: str) -> None:
+    """
+    Each property has its line, in the connector's order, then what was implied.
+    """
+    text = (DATA / f"{name}.json").read_text(encoding="utf-8")
+    properties = read_properties(text)
+    conversion = convert(Connector(properties))
+    named = [each.name for each in conversion.findings if not each.is_implied]
+    assert list(properties) == named
+    lines = [f"{each.name}: {each.text}\n" for each in conversion.findings]
+
+    assert "".join(lines) == (DATA / f"{name}.report").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_golden_file_loads(name: str) -> None:
+    """
+    What came out is a configuration as it stands.
+    """
+    assert load(DATA / f"{name}.toml", {}).relay.preset == "debezium"

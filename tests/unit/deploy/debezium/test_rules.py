@@ -1,0 +1,314 @@
+"""Single conversions: units, choices, addresses, lists, secrets, routes."""
+
+import json
+
+import pytest
+
+from towpath.deploy.debezium.connector import ROUTER_TYPE, Connector, read_properties
+from towpath.deploy.debezium.conversion import Conversion, convert
+from towpath.deploy.debezium.outcome import Verdict
+from towpath.deploy.errors import ConnectorError
+
+BASE = {"connector.class": "io.debezium.connector.postgresql.PostgresConnector"}
+ROUTED = {"transforms": "o", "transforms.o.type": ROUTER_TYPE}
+
+
+def converted(properties: dict[str, str], **more: object) -> Conversion:
+    """Convert a connector with these properties."""
+    return convert(Connector({**BASE, **properties}, **more))  # type: ignore[arg-type]
+
+
+def text_of(conversion: Conversion, name: str) -> str:
+    """Return the sentence about a property."""
+    return next(each.text for each in conversion.findings if each.name == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("heartbeat.interval.ms", "1500", "taken as relay.heartbeat_interval_s = 1.5"),
+        ("heartbeat.interval.ms", "1", "taken as relay.heartbeat_interval_s = 0.001"),
+        ("heartbeat.interval.ms", "60000", "taken as relay.heartbeat_interval_s = 60"),
+        (
+            "heartbeat.interval.ms",
+            "10000",
+            "same by default: relay.heartbeat_interval_s = 10",
+        ),
+        ("heartbeat.interval.ms", "ten", "not supported: 'ten' is not a whole number"),
+        (
+            "topic.creation.default.retention.ms",
+            "3600000",
+            "taken as topics.retention_hours = 1",
+        ),
+        (
+            "topic.creation.default.retention.ms",
+            "3600001",
+            "taken as topics.retention_hours = 2; rounded up to whole hours",
+        ),
+        ("tombstones.on.delete", "FALSE", "taken as relay.rows.tombstones = false"),
+        (
+            "tombstones.on.delete",
+            "yes",
+            "not supported: 'yes' is not true or false",
+        ),
+        (
+            "decimal.handling.mode",
+            "precise",
+            'same by default: relay.rows.decimals = "precise"',
+        ),
+        (
+            "skipped.operations",
+            "t",
+            'same by default: relay.rows.skipped_operations = ["t"]',
+        ),
+        (
+            "toasted.value.placeholder",
+            "hex:3f",
+            'taken as relay.rows.placeholder = "?"',
+        ),
+        (
+            "column.mask.hash.MD2.with.salt.x",
+            "a.b.c",
+            (
+                "not supported: relay.rows.mask.0.algorithm: 'MD2' is no hash that is "
+                "known here, such as 'SHA-256'"
+            ),
+        ),
+        (
+            "column.include.list",
+            "a.b.(c",
+            (
+                "not supported: relay.rows.include_columns.0: "
+                "not a regular expression: missing ), unterminated subpattern at "
+                "position 4: 'a.b.(c'"
+            ),
+        ),
+        ("table.include.lists", "s.a", "unknown property; did you mean "),
+    ],
+)
+def test_a_value_is_converted_exactly(name: str, value: str, text: str) -> None:
+    """
+    Milliseconds, booleans and words become ours, or the sentence says why not.
+    """
+    assert text_of(converted({name: value}), name).startswith(text)
+
+
+def test_slot_retries_become_the_time_that_is_waited() -> None:
+    """
+    Retries times delay is how long a held slot is waited for.
+    """
+    conversion = converted({"slot.max.retries": "5", "slot.retry.delay.ms": "100"})
+
+    assert conversion.document["relay"]["takeover_timeout_s"] == 0.5
+
+
+def test_an_address_is_put_together_and_quoted() -> None:
+    """
+    What is special in an address is quoted; the password stays out of it.
+    """
+    conversion = converted(
+        {
+            "database.hostname": "::1",
+            "database.port": "5433",
+            "database.user": "a@b",
+            "database.password": "p/w",
+            "database.dbname": "my db",
+            "database.sslmode": "require",
+            "database.tcpKeepAlive": "false",
+        }
+    )
+    dsn = conversion.document["source"][0]["dsn"]
+    assert "p/w" not in json.dumps(conversion.document)
+
+    assert dsn == ("postgresql://a%40b@[::1]:5433/my%20db?sslmode=require&keepalives=0")
+
+
+def test_secrets_are_written_only_when_asked_for() -> None:
+    """
+    With the option the password is in the file, and masked in the report all the same.
+    """
+    properties = {
+        "database.hostname": "h",
+        "database.user": "u",
+        "database.password": "p@w",
+        "producer.override.sasl.jaas.config": 'x required username="k" password="s";',
+    }
+    open_one = converted(properties, includes_secrets=True)
+    told = json.dumps([each._asdict() for each in open_one.findings])
+    assert open_one.document["source"][0]["dsn"] == "postgresql://u:p%40w@h:5432/"
+    assert open_one.document["kafka"]["client"]["sasl.password"] == "s"
+    assert "p%40w" not in told
+    assert "p@w" not in told
+    written = json.dumps(converted(properties).document)
+
+    assert ("p%40w" in written, '"s"' in written) == (False, False)
+
+
+def test_plain_names_and_choices_need_no_database() -> None:
+    """
+    Names, escaped names and a choice among names become tables; patterns are told.
+    """
+    conversion = converted({"table.include.list": r"s.a, s\.b,s.(c|d), s\.e.*"})
+    text = text_of(conversion, "table.include.list")
+    assert conversion.document["source"][0]["tables"] == ["s.a", "s.b", "s.c", "s.d"]
+
+    assert "'s\\\\.e.*' is an expression: give --dsn" in text
+
+
+def test_patterns_are_held_against_the_catalog() -> None:
+    """
+    With the catalog every list is applied to the tables that there are.
+    """
+    catalog = dict.fromkeys(("s.a", "s.ab", "s.tmp", "t.a", "u.a"), ("id", "at"))
+    conversion = converted(
+        {
+            "schema.include.list": "s|t",
+            "table.include.list": r"[ST]\.a.*,s.tmp",
+            "table.exclude.list": "s.tmp",
+            "message.key.columns": "s.*:^i",
+        },
+        catalog=catalog,
+    )
+    assert conversion.document["relay"]["rows"]["key_columns"] == {
+        "s.a": ["id"],
+        "s.ab": ["id"],
+    }
+
+    assert conversion.document["source"][0]["tables"] == ["s.a", "s.ab", "t.a"]
+
+
+@pytest.mark.parametrize(
+    ("properties", "table"),
+    [
+        ({"table.include.list": "public.events"}, "public.events"),
+        ({"table.include.list": "s.a,s.my_outbox"}, "s.my_outbox"),
+        (
+            {
+                "topic.prefix": "p",
+                "table.include.list": "s.a,s.b",
+                "transforms.o.predicate": "x",
+                "predicates.x.pattern": "p.s.b",
+            },
+            "s.b",
+        ),
+    ],
+)
+def test_the_routers_table_becomes_the_outbox(
+    properties: dict[str, str], table: str
+) -> None:
+    """
+    The predicate tells it, or it is the only table, or the one named outbox.
+    """
+    document = converted({**ROUTED, **properties}).document
+    assert table not in document["source"][0].get("tables", [])
+
+    assert document["relay"]["outbox"]["table"] == table
+
+
+def test_a_router_without_a_telling_table_is_a_finding() -> None:
+    """
+    Which of two tables is the outbox cannot be guessed.
+    """
+    conversion = converted({**ROUTED, "table.include.list": "s.a,s.b"})
+
+    assert "write it to relay.outbox.table" in text_of(conversion, "transforms")
+
+
+@pytest.mark.parametrize(
+    ("regex", "replacement", "outbox"),
+    [
+        (None, "${routedByValue}.events", {"topic": "{aggregate_type}.events"}),
+        ("(.*)", "x.$1", {"topic": "x.{aggregate_type}"}),
+        (
+            "(?<a>[a-z]+)-(.*)",
+            "${a}.$2",
+            {
+                "topic": "{aggregate_type}",
+                "route_regex": "(?P<a>[a-z]+)-(.*)",
+                "route_replacement": "${a}.$2",
+            },
+        ),
+    ],
+)
+def test_a_route_becomes_a_template_or_a_rewriting(
+    regex: str | None, replacement: str, outbox: dict[str, str]
+) -> None:
+    """
+    An expression for everything is a template; any other rewrites the value.
+    """
+    properties = {"transforms.o.route.topic.replacement": replacement}
+    if regex is not None:
+        properties["transforms.o.route.topic.regex"] = regex
+    document = converted({**ROUTED, **properties}).document
+
+    assert {**outbox, "placements": []} == document["relay"]["outbox"]
+
+
+@pytest.mark.parametrize(
+    ("converter", "enabled", "form"),
+    [
+        ("org.apache.kafka.connect.json.JsonConverter", "false", "json"),
+        ("io.confluent.connect.avro.AvroConverter", "true", "avro"),
+    ],
+)
+def test_a_converter_becomes_the_form_of_rows(
+    converter: str, enabled: str, form: str
+) -> None:
+    """
+    JSON with or without schemas, or Avro.
+    """
+    properties = {
+        "value.converter": converter,
+        "value.converter.schemas.enable": enabled,
+    }
+
+    assert converted(properties).document["relay"]["rows"]["format"] == form
+
+
+def test_quoted_payloads_are_told() -> None:
+    """
+    A JSON converter that wrote text in quotes is no silent change for consumers.
+    """
+    name = "value.converter"
+    conversion = converted(
+        {**ROUTED, name: "org.apache.kafka.connect.json.JsonConverter"}
+    )
+
+    assert "parse them once" in text_of(conversion, name)
+
+
+def test_what_is_refused_leaves_the_rest_alone() -> None:
+    """
+    One value that the configuration refuses costs only its own key.
+    """
+    conversion = converted({"slot.name": "Not-Legal", "publication.name": "pub"})
+    verdicts = {each.name: each.verdict for each in conversion.findings}
+    assert verdicts["slot.name"] is Verdict.NOT_SUPPORTED
+
+    assert conversion.document["source"][0]["publication"] == "pub"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[]", "not an object"),
+        ('"x"', "not an object"),
+        ("{}", "no connector.class"),
+        ('{"a": "b"}', "no connector.class"),
+        (
+            '{"connector.class": "io.debezium.connector.mysql.MySqlConnector"}',
+            "not Deb",
+        ),
+        ('{"name": "x", "config": {"slot.name": {"a": 1}}}', "slot.name: a property"),
+        ('{"slot.name": "\\ud800"}', "not text"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_garbage_is_one_clear_error(text: str, reason: str) -> None:
+    """
+    What is no Postgres connector is refused with the reason.
+    """
+    with pytest.raises(ConnectorError, match=reason):
+        read_properties(text)

@@ -1,0 +1,63 @@
+"""The archives of a comparison, and the remains of benchmarks that were killed."""
+
+import os
+from pathlib import Path
+
+from towpath.deploy.bench import debezium
+from towpath.deploy.bench.play import clear_abandoned
+from towpath.deploy.jars import lock
+
+PID_OF_NOBODY = 2**22 + 1
+
+
+def test_the_archives_of_a_comparison_have_a_lock_of_their_own():
+    """
+    Each has a sha256, a size and its own file name; nobody else's lock names them.
+    """
+    jars = lock.read(debezium.LOCK)
+    odd = [
+        jar.coordinate
+        for jar in jars
+        if jar.use != "debezium"
+        or len(jar.sha256) != 64
+        or jar.size_bytes <= 0
+        or jar.repository_path.name != jar.file
+    ]
+    others = {jar.use for jar in lock.read()}
+
+    assert ([], len(jars), False, True) == (
+        odd,
+        len({jar.file for jar in jars}),
+        "debezium" in others,
+        any("debezium-connector-postgres:3.7.0.Final" in j.coordinate for j in jars),
+    )
+
+
+def test_connect_gets_the_locked_archives_only():
+    """
+    The class path names files, so that whatever else lies in the store stays out.
+    """
+    words = debezium.command(Path("/java"), [Path("/s/a.jar"), Path("/s/b.jar")])
+
+    assert ("/java/bin/java", "/s/a.jar:/s/b.jar", False) == (
+        words[0],
+        words[words.index("-cp") + 1],
+        any("*" in word for word in words),
+    )
+
+
+def test_the_next_benchmark_clears_away_what_a_killed_one_left(tmp_path: Path):
+    """
+    A folder whose owner lives, or that was kept, stays; one of nobody's goes.
+    """
+    folders = {}
+    for name, owner in (("mine", os.getpid()), ("left", PID_OF_NOBODY), ("kept", None)):
+        folders[name] = tmp_path / f"towpath-bench-{name}"
+        folders[name].mkdir()
+        if owner is not None:
+            (folders[name] / "owner").write_text(f"{owner}\n")
+    clear_abandoned(tmp_path)
+
+    assert {"mine": True, "left": False, "kept": True} == {
+        name: folder.exists() for name, folder in folders.items()
+    }

@@ -1,0 +1,161 @@
+"""``towpath config``: what it prints, where, and how it ends."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from towpath.deploy.cli import app as root
+from towpath.settings import load
+
+DATA = Path(__file__).parents[2] / "data/debezium"
+GOOD = """
+version = 1
+[[source]]
+dsn = "postgresql://u:hunter2@127.0.0.1/shop"
+[kafka]
+bootstrap_servers = "127.0.0.1:9092"
+[kafka.client]
+"sasl.password" = "hunter2"
+[registry]
+url = "http://127.0.0.1:8081"
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    """Write a configuration, and return its name."""
+    path = folder / "towpath.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_check_prints_what_is_in_force_without_secrets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The file, the environment and all defaults, as a file that could be loaded.
+    """
+    monkeypatch.setenv("TOWPATH_TOPICS__PARTITIONS", "12")
+
+    code = root.run(["config", "check", "--config", written(tmp_path, GOOD)])
+
+    said = capsys.readouterr()
+    document = tomllib.loads(said.out)
+    assert code == 0
+    assert "no mistakes" in said.err
+    assert "hunter2" not in said.out
+    assert document["topics"]["partitions"] == 12
+
+    assert document["relay"]["rows"]["decimals"] == "string"
+
+
+def test_check_tells_every_mistake_and_exits_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    One line for each, with the remedy below.
+    """
+    text = GOOD + '[relay]\ndelivery = "transactionel"\nchunk_row = 5\n'
+
+    code = root.run(["config", "check", "--config", written(tmp_path, text)])
+
+    said = capsys.readouterr().err
+    assert code == 2
+    assert "did you mean 'transactional'?" in said
+
+    assert "did you mean 'chunk_rows'?" in said
+
+
+def test_show_prints_json_for_scripts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    The same as one document.
+    """
+    path = written(tmp_path, GOOD)
+
+    assert root.run(["config", "show", "--json", "--config", path]) == 0
+
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["kafka"]["client"]["sasl.password"] == "********"
+
+    assert shown["source"][0]["dsn"] == "postgresql://u:********@127.0.0.1/shop"
+
+
+def test_a_connector_is_written_to_a_file_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    With --out the report is on standard output, and the file loads.
+    """
+    out = tmp_path / "towpath.toml"
+    words = ["config", "from-debezium", str(DATA / "inventory.json"), "--out", str(out)]
+
+    assert root.run([*words, "--kafka", "k:9092"]) == 0
+
+    said = capsys.readouterr().out
+    assert "slot.name: taken as source.slot = " in said
+    assert "dbz&secret" not in said
+    assert load(out, {}).kafka.bootstrap_servers == "k:9092"
+
+    assert (root.run(words), "File exists" in capsys.readouterr().err) == (2, True)
+
+
+def test_without_out_the_file_is_on_standard_output(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """
+    So that it can be piped; the report goes to standard error.
+    """
+    assert root.run(["config", "from-debezium", str(DATA / "outbox.json")]) == 0
+
+    said = capsys.readouterr()
+    assert tomllib.loads(said.out)["relay"]["preset"] == "debezium"
+
+    assert "tracing.span.context.field: not supported: " in said.err
+
+
+def test_a_conversion_is_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    For scripts: file, properties and what is left to do.
+    """
+    words = ["config", "from-debezium", str(DATA / "mixed.json"), "--json"]
+
+    assert root.run(words) == 0
+
+    told = json.loads(capsys.readouterr().out)
+    verdicts = {each["property"]: each["verdict"] for each in told["properties"]}
+    assert tomllib.loads(told["toml"])["source"][0]["prefix"] == "shop"
+
+    assert verdicts["tombstone.on.delete"] == "unknown property"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 1}'])
+def test_garbage_exits_2_with_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    """
+    What is no connector is refused; nothing is written.
+    """
+    path = tmp_path / "connector.json"
+    path.write_text(text, encoding="utf-8")
+    out = tmp_path / "towpath.toml"
+
+    code = root.run(["config", "from-debezium", str(path), "--out", str(out)])
+
+    lines = capsys.readouterr().err.splitlines()
+    assert (code, len(lines), lines[0][:7]) == (2, 2, "error: ")
+
+    assert not out.exists()
+
+
+def test_a_missing_connector_exits_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    The message names the file that is not there.
+    """
+    code = root.run(["config", "from-debezium", str(tmp_path / "absent.json")])
+
+    assert (code, "absent.json: No such file" in capsys.readouterr().err) == (2, True)

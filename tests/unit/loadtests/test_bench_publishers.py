@@ -1,0 +1,53 @@
+"""What Debezium is told: its makers' defaults, or tuned for what is measured."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from towpath.loadtests.bench.plan import DEBEZIUM_STOCK, DEBEZIUM_TUNED, Run
+from towpath.loadtests.bench.publishers import connector
+
+SOURCE = SimpleNamespace(dsn="postgresql://postgres@127.0.0.1:20001/bench_drain_1")
+TUNED = {"max.batch.size", "poll.interval.ms", "producer.override.linger.ms"}
+
+
+def told(system: str, *, is_steady: bool = False) -> dict[str, str]:
+    """Return the settings of a run."""
+    return connector(
+        Run(system=system, name="bench_x_0", source=SOURCE, is_steady=is_steady)
+    )
+
+
+def test_the_connector_reads_the_runs_slot_and_writes_its_topic():
+    """
+    Address, slot and topic are the run's own.
+    """
+    settings = told(DEBEZIUM_STOCK)
+
+    assert (
+        ("127.0.0.1", "20001", "postgres", "bench_drain_1"),
+        "bench_x_0",
+        "bench_x_0.event.${routedByValue}",
+    ) == (
+        tuple(
+            settings[f"database.{n}"] for n in ("hostname", "port", "user", "dbname")
+        ),
+        settings["slot.name"],
+        settings["transforms.outbox.route.topic.replacement"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("system", "is_steady", "tuned"),
+    [
+        (DEBEZIUM_STOCK, False, set()),
+        (DEBEZIUM_STOCK, True, set()),
+        (DEBEZIUM_TUNED, False, TUNED),
+        (DEBEZIUM_TUNED, True, TUNED - {"max.batch.size"}),
+    ],
+)
+def test_stock_is_stock_and_tuned_is_for_the_case(system, is_steady, tuned):
+    """
+    A drain wants large batches; a steady load wants nobody to wait.
+    """
+    assert tuned == TUNED & set(told(system, is_steady=is_steady))

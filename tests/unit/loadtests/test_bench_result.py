@@ -1,0 +1,127 @@
+"""The JSON of a benchmark, and the table that a person reads."""
+
+import io
+
+from rich.console import Console
+
+from towpath.loadtests.bench.plan import CASES, in_turn
+from towpath.loadtests.bench.result import Case, Result
+from towpath.loadtests.bench.table import draw
+
+MACHINE = {"processor": "p", "cores": 2}
+
+
+def drains() -> Case:
+    """Make a case of two rounds."""
+    return Case(
+        name="drain_1",
+        rounds={
+            "limit": ({"events_per_s": 200.0}, {"events_per_s": 400.0}),
+            "relay": ({"events_per_s": 110.0}, {"events_per_s": 130.0}),
+            "debezium_tuned": ({"events_per_s": 40.0}, {"events_per_s": 20.0}),
+        },
+    )
+
+
+def steady() -> Case:
+    """Make a case of a steady load, without Debezium."""
+    return Case(name="steady_500", rounds={"relay": ({"p50_ms": 2.0, "p99_ms": 4.0},)})
+
+
+def result(*findings: str) -> Result:
+    """Make the result of both."""
+    return Result(
+        rows=1000,
+        rounds=2,
+        machine=MACHINE,
+        cases=(drains(), steady()),
+        findings=findings,
+    )
+
+
+def shown(found: Result) -> str:
+    """Draw a result."""
+    console = Console(file=io.StringIO(), width=140)
+    console.print(draw(found))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_verified_result_has_every_figure_and_ratio():
+    """
+    Each system's spreads, and the ratios of the medians.
+    """
+    told = result().as_json()
+
+    assert (
+        (True, [], ["drain_1", "steady_500"], MACHINE),
+        {"min": 110.0, "median": 120.0, "max": 130.0},
+        ("events_per_s", 0.4, 4.0, None),
+        ("p99_ms", None, None),
+    ) == (
+        (told["verified"], told["findings"], list(told["cases"]), told["machine"]),
+        told["cases"]["drain_1"]["systems"]["relay"]["events_per_s"],
+        tuple(
+            told["cases"]["drain_1"][name]
+            for name in (
+                "ratio_of",
+                "ratio_to_limit",
+                "ratio_to_debezium",
+                "ratio_to_debezium_stock",
+            )
+        ),
+        tuple(
+            told["cases"]["steady_500"][name]
+            for name in ("ratio_of", "ratio_to_limit", "ratio_to_debezium")
+        ),
+    )
+
+
+def test_a_result_with_a_finding_has_no_figure():
+    """
+    Neither in JSON nor on the screen, and the finding is named in both.
+    """
+    found = result("bench_drain_1_relay_0: 3 lost")
+    text = shown(found)
+
+    assert (
+        (False, {}, ["bench_drain_1_relay_0: 3 lost"]),
+        (True, False, False),
+    ) == (
+        tuple(found.as_json()[name] for name in ("verified", "cases", "findings")),
+        ("3 lost" in text, "120" in text, "events/s" in text),
+    )
+
+
+def test_the_table_shows_medians_and_ratios():
+    """
+    Median with minimum and maximum, and what the relay is to the others.
+    """
+    text = shown(result())
+
+    assert [] == [
+        word
+        for word in ("120 110..130", "relay / the limit, events_per_s: 0.40", "4.0")
+        if word not in text
+    ]
+
+
+def test_the_cases_have_their_names():
+    """
+    Scripts read figures by them.
+    """
+    assert (
+        "drain_1",
+        "drain_100",
+        "steady_500",
+        "steady_2000",
+        "steady_5000",
+    ) == CASES
+
+
+def test_the_order_alternates():
+    """
+    Nobody is always the first on a cold machine.
+    """
+    assert [("a", "b"), ("b", "a"), ("a", "b")] == [
+        in_turn(("a", "b"), number) for number in range(3)
+    ]

@@ -1,0 +1,75 @@
+"""The judgement over a topic: whatever is wrong with it is found and counted."""
+
+import pytest
+
+from towpath.loadtests.bench.verdict import Arrival, Fact, Verdict, digest, judge
+
+
+def fact(number: int, key: bytes) -> tuple[bytes, Fact]:
+    """Make a committed event."""
+    body = digest(b"payload %d" % number)
+    return b"id-%d" % number, Fact(number, key, body, number * 1000)
+
+
+FACTS = dict([fact(0, b"a"), fact(1, b"b"), fact(2, b"a"), fact(3, b"b")])
+
+
+def arrival(number: int, offset: int, **changes) -> Arrival:
+    """Make the record that an event ought to become; key a lies in 0, key b in 1."""
+    event_id, committed = b"id-%d" % number, FACTS[b"id-%d" % number]
+    partition = 0 if committed.key == b"a" else 1
+    whole = Arrival(partition, offset, event_id, committed.key, committed.digest, 5)
+    return whole._replace(**changes)
+
+
+WHOLE = [arrival(0, 0), arrival(2, 1), arrival(1, 0), arrival(3, 1)]
+
+
+def test_a_whole_topic_is_clean():
+    """
+    Every event once, unchanged, in order per key: nothing is found.
+    """
+    verdict = judge(FACTS, WHOLE)
+
+    assert (Verdict(4, 0, 0, 0, 0, 0), True, ()) == (
+        verdict,
+        verdict.is_clean,
+        verdict.findings(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "finding"),
+    [
+        (WHOLE[1:], "1 lost"),
+        ([*WHOLE, arrival(3, 2)], "1 duplicates"),
+        ([*WHOLE, arrival(3, 2, event_id=b"other")], "1 unknown"),
+        ([*WHOLE[:3], arrival(3, 1, digest=digest(b"other"))], "1 changed"),
+        ([*WHOLE[:3], arrival(3, 1, digest=digest(None))], "1 changed"),
+        ([*WHOLE[:3], arrival(3, 1, key=b"a")], "1 changed"),
+        ([arrival(2, 0), arrival(0, 1), *WHOLE[2:]], "1 disordered"),
+        ([*WHOLE[:3], arrival(3, 0, partition=2)], "1 disordered"),
+        ([], "4 lost"),
+    ],
+)
+def test_a_planted_difference_is_found(arrivals: list[Arrival], finding: str):
+    """
+    Loss, repeats, strangers, another payload or key, and disorder are each counted.
+    """
+    assert (finding,) == judge(FACTS, arrivals).findings()
+
+
+def test_what_a_restart_repeats_is_no_disorder():
+    """
+    A repeat stands behind later events of its key; it counts as a repeat only.
+    """
+    verdict = judge(FACTS, [*WHOLE[:2], arrival(0, 2), *WHOLE[2:]])
+
+    assert ("1 duplicates",) == verdict.findings()
+
+
+def test_a_missing_payload_is_not_an_empty_one():
+    """
+    A tombstone in the place of an empty payload is a change.
+    """
+    assert digest(None) != digest(b"")

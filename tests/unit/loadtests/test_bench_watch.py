@@ -1,0 +1,39 @@
+"""Processor time and memory of processes, as the system counts them."""
+
+import os
+
+from towpath.loadtests.bench.watch import Watch, per_event_us
+
+PID_OF_NOBODY = 2**22 + 1
+
+
+def test_a_process_has_its_time_and_its_peak():
+    """
+    Of a new one all counts; a process that does not exist has no figures.
+    """
+    watch = Watch()
+    watch.add("process", os.getpid(), is_new=True)
+    watch.add("walsender", PID_OF_NOBODY, is_new=True)
+    watch.add("nobody", None, is_new=True)
+    watch.look()
+    figures = watch.figures()
+
+    assert (
+        {
+            *("observer_cpu_s", "observer_peak_rss_bytes"),
+            *("process_cpu_s", "process_peak_rss_bytes"),
+        },
+        True,
+        True,
+    ) == (
+        set(figures),
+        figures["process_cpu_s"] > figures["observer_cpu_s"],
+        figures["process_peak_rss_bytes"] > 1024 * 1024,
+    )
+
+
+def test_time_per_event_is_in_microseconds():
+    """
+    Two seconds for a million events are two microseconds each; for none, nothing.
+    """
+    assert (2.0, 0.0) == (per_event_us(2.0, 1_000_000), per_event_us(2.0, 0))

@@ -1,0 +1,332 @@
+"""Keys and envelopes in Avro, judged by fastavro, and in JSON with schemas."""
+
+import io
+import json
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pytest
+
+from towpath.relay.errors import MalformedMessageError, NameCollisionError
+from towpath.relay.routing.codec import Codec, Facts, Names, Place
+from towpath.relay.routing.codecs import CodecFactory
+from towpath.relay.routing.connect_schema import Field
+from towpath.relay.routing.forms.arrays import array
+from towpath.relay.routing.forms.decimals import numeric
+from towpath.relay.routing.forms.numbers import INT16, INT32
+from towpath.relay.routing.forms.texts import TEXT
+from towpath.relay.wal.messages import UNCHANGED
+from towpath.settings.relay import Relay
+from towpath.settings.rows import Decimals, RecordFormat, Rows
+
+NAMES = Names("towpath", "db", "shop", "line", "towpath.shop.line")
+PRICE = numeric((12 << 16 | 2) + 4, Decimals.PRECISE, lambda _: None)
+TAGS = array(TEXT, b",", has_schema=True)
+# The key's order is not the columns' order.
+NO, ID = (
+    Field(0, "no", INT32, is_nullable=False),
+    Field(1, "id", TEXT, is_nullable=False),
+)
+COLUMNS = (
+    NO,
+    ID,
+    Field(2, "price", PRICE, is_nullable=False),
+    Field(3, "tags", TAGS, is_nullable=True),
+    Field(4, "small", INT16, is_nullable=True),
+)
+FACTS = Facts(
+    operation=b"u",
+    committed_us=1_700_000_000_123_456,
+    now_us=1_700_000_001_000_001,
+    snapshot=b"false",
+    xid=9,
+    lsn=120,
+    commit_lsn=160,
+    origin=None,
+    transaction=None,
+)
+
+
+class Registry:
+    """Remembers what is registered, and numbers it."""
+
+    def __init__(self) -> None:
+        self.schemas: dict[str, str] = {}
+
+    def __call__(self, subject: str, schema: str) -> int:
+        """Return the next id."""
+        self.schemas[subject] = schema
+        return 256 + len(self.schemas)
+
+    def read(self, subject: str, data: bytes | None) -> dict[str, Any]:
+        """Decode a record by the schema of its subject."""
+        source = io.BytesIO(data or b"")
+        source.read(5)
+        document = fastavro.parse_schema(json.loads(self.schemas[subject]))
+        found: Any = fastavro.schemaless_reader(source, document, None)
+        assert source.read() == b""
+        return found
+
+
+def codec(registry: Registry, relay: Relay, *, key=(ID, NO)) -> Codec:
+    """Make the codec of the one table."""
+    return CodecFactory(relay, registry).make(NAMES, key, COLUMNS)
+
+
+AVRO = Relay(rows=Rows(format=RecordFormat.AVRO))
+ROW = (b"7", b"A", b"2.55", b"{a,b}", b"-3")
+
+
+def test_an_envelope_reads_back_as_it_was_told():
+    """
+    Rows, source, times and the place in the transaction survive the writing.
+    """
+    registry = Registry()
+    made = codec(registry, AVRO)
+    facts = FACTS._replace(origin="far", transaction=Place("9:160", 2, 1))
+    value = made.value(ROW, ROW, facts, is_full=True)
+    row = {
+        "no": 7,
+        "id": "A",
+        "price": Decimal("2.55"),
+        "tags": ["a", "b"],
+        "small": -3,
+    }
+
+    assert {
+        "before": row,
+        "after": row,
+        "source": {
+            "version": "0.1.0",
+            "connector": "postgresql",
+            "name": "towpath",
+            "ts_ms": 1_700_000_000_123,
+            "snapshot": "false",
+            "ts_us": None,
+            "ts_ns": None,
+            "db": "db",
+            "schema": "shop",
+            "table": "line",
+            "txId": 9,
+            "lsn": 120,
+            "commit_lsn": 160,
+            "xmin": None,
+            "origin": "far",
+            "sequence": None,
+        },
+        "op": "u",
+        "ts_ms": 1_700_000_001_000,
+        "ts_us": 1_700_000_001_000_001,
+        "ts_ns": 1_700_000_001_000_001_000,
+        "transaction": {
+            "id": "9:160",
+            "total_order": 2,
+            "data_collection_order": 1,
+        },
+    } == registry.read("towpath.shop.line-value", value)
+
+
+def test_each_envelope_tells_its_own_transaction():
+    """
+    What is remembered from row to row changes with the transaction and the time.
+    """
+    registry = Registry()
+    made = codec(registry, AVRO)
+    told = []
+    for facts in (
+        FACTS,
+        FACTS._replace(lsn=121),
+        FACTS._replace(xid=10, lsn=130, commit_lsn=170, committed_us=2_000_000),
+        FACTS._replace(now_us=FACTS.now_us + 1000, origin="far"),
+    ):
+        value = made.value(None, ROW, facts, is_full=False)
+        envelope = registry.read("towpath.shop.line-value", value)
+        source = envelope["source"]
+        names = ("txId", "lsn", "commit_lsn", "ts_ms", "origin")
+        told.append((*(source[name] for name in names), envelope["ts_ms"]))
+    committed_ms, now_ms = 1_700_000_000_123, 1_700_000_001_000
+
+    assert [
+        (9, 120, 160, committed_ms, None, now_ms),
+        (9, 121, 160, committed_ms, None, now_ms),
+        (10, 130, 170, 2000, None, now_ms),
+        (9, 120, 160, committed_ms, "far", now_ms + 1),
+    ] == told
+
+
+def test_a_chunk_s_row_has_no_transaction():
+    """
+    A READ row has no xid and no LSN of its own, and is marked as a snapshot's.
+    """
+    registry = Registry()
+    facts = FACTS._replace(
+        operation=b"r", snapshot=b"incremental", xid=None, lsn=None, commit_lsn=77
+    )
+    value = codec(registry, AVRO).value(None, ROW, facts, is_full=True)
+    envelope = registry.read("towpath.shop.line-value", value)
+    source = envelope["source"]
+
+    assert ("r", None, "incremental", None, None, 77, None) == (
+        envelope["op"],
+        envelope["before"],
+        source["snapshot"],
+        source["txId"],
+        source["lsn"],
+        source["commit_lsn"],
+        envelope["transaction"],
+    )
+
+
+def test_records_carry_confluent_s_framing():
+    """
+    A zero byte and the id of the subject's schema stand before every key and value.
+    """
+    registry = Registry()
+    made = codec(registry, AVRO)
+
+    assert (
+        b"\x00\x00\x00\x01\x01",
+        {"id": "A", "no": 7},
+        b"\x00\x00\x00\x01\x02",
+        ["towpath.shop.line-key", "towpath.shop.line-value"],
+    ) == (
+        (made.key(ROW) or b"")[:5],
+        registry.read("towpath.shop.line-key", made.key(ROW)),
+        made.value(None, ROW, FACTS, is_full=False)[:5],
+        list(registry.schemas),
+    )
+
+
+def test_a_table_without_a_key_has_no_key_schema():
+    """
+    Its records have no key, and its key's subject is never made.
+    """
+    registry = Registry()
+    made = codec(registry, AVRO, key=())
+
+    assert (None, ["towpath.shop.line-value"]) == (
+        made.key(ROW),
+        list(registry.schemas),
+    )
+
+
+@pytest.mark.parametrize(
+    ("placeholder", "expected"),
+    [
+        (None, {"no": 7, "id": "A", "price": None, "tags": None, "small": None}),
+        ("?", {"no": 7, "id": "A", "price": None, "tags": ["?"], "small": None}),
+        ("hex:3f", {"no": 7, "id": "A", "price": None, "tags": ["?"], "small": None}),
+    ],
+)
+def test_what_the_stream_left_out_is_null_or_the_placeholder(placeholder, expected):
+    """
+    Null stands there, or the placeholder where the form has room; never a number.
+    """
+    registry = Registry()
+    rows = Rows(format=RecordFormat.AVRO, placeholder=placeholder)
+    made = codec(registry, Relay(rows=rows))
+    row = (b"7", b"A", UNCHANGED, UNCHANGED, UNCHANGED)
+    value = made.value(None, row, FACTS, is_full=False)
+
+    assert expected == registry.read("towpath.shop.line-value", value)["after"]
+
+
+def test_a_key_only_row_and_a_value_without_a_form_are_null():
+    """
+    NULL, the rest of a key-only old row, and NaN as a Decimal: null, though NOT NULL.
+    """
+    registry = Registry()
+    made = codec(registry, AVRO)
+    old = (b"7", b"A", None, None, None)
+    value = made.value(old, (b"7", b"A", b"NaN", None, b"1"), FACTS, is_full=False)
+    envelope = registry.read("towpath.shop.line-value", value)
+
+    assert (
+        {"no": 7, "id": "A", "price": None, "tags": None, "small": None},
+        {"no": 7, "id": "A", "price": None, "tags": None, "small": 1},
+    ) == (envelope["before"], envelope["after"])
+
+
+@pytest.mark.parametrize("missing", [None, UNCHANGED])
+def test_a_row_without_its_key_is_malformed(missing):
+    """
+    A key's column that is missing raises the one error, in keys and in values.
+    """
+    made = codec(Registry(), AVRO)
+    row = (b"7", missing, None, None, None)
+    with pytest.raises(MalformedMessageError):
+        made.key(row)
+    with pytest.raises(MalformedMessageError) as raised:
+        made.value(row, None, FACTS, is_full=False)
+
+    assert "lacks a column of its key" in str(raised.value)
+
+
+def test_a_nullable_column_of_a_configured_key_may_be_null():
+    """
+    A key that is not the primary key can hold NULL, and an old row may not tell it.
+    """
+    registry = Registry()
+    key = (ID._replace(is_nullable=True),)
+    made = codec(registry, AVRO, key=key)
+    row = (b"7", None, None, None, None)
+    value = made.value(row, None, FACTS, is_full=False)
+
+    assert ({"id": None}, None) == (
+        registry.read("towpath.shop.line-key", made.key(row)),
+        registry.read("towpath.shop.line-value", value)["before"]["id"],
+    )
+
+
+def test_json_with_schemas_wraps_what_json_writes():
+    """
+    Key and value are ``schema`` and ``payload``; a key that is not there stays away.
+    """
+    relay = Relay(rows=Rows(format=RecordFormat.JSON_SCHEMA))
+    made, keyless = codec(Registry(), relay), codec(Registry(), relay, key=())
+    key = json.loads(made.key(ROW) or b"")
+    value = json.loads(made.value(None, ROW, FACTS, is_full=False))
+
+    assert (
+        ("towpath.shop.line.Key", {"id": "A", "no": 7}),
+        ("towpath.shop.line.Envelope", "u"),
+        None,
+    ) == (
+        (key["schema"]["name"], key["payload"]),
+        (value["schema"]["name"], value["payload"]["op"]),
+        keyless.key(ROW),
+    )
+
+
+def test_debezium_s_preset_tells_finer_times_and_the_sequence():
+    """
+    The preset's ``source`` has what Debezium's has, in Avro as in JSON.
+    """
+    registry = Registry()
+    rows = {"format": "avro"}
+    avro = codec(registry, Relay.model_validate({"preset": "debezium", "rows": rows}))
+    json_schema = codec(registry, Relay.model_validate({"preset": "debezium"}))
+    value = avro.value(None, ROW, FACTS, is_full=False)
+    told = json.loads(json_schema.value(None, ROW, FACTS, is_full=False))
+
+    assert (
+        told["payload"]["source"] | {"origin": None, "sequence": '["160","120"]'}
+        == (registry.read("towpath.shop.line-value", value)["source"])
+    )
+
+
+def test_two_tables_that_become_one_name_are_an_error():
+    """
+    The error names both (E-21); the next shape of the same table is no other table.
+    """
+    factory = CodecFactory(AVRO, Registry())
+    other = NAMES._replace(schema="a-b", topic="towpath.a-b.line")
+    factory.make(other, (ID,), COLUMNS)
+    factory.make(other, (), COLUMNS)
+    with pytest.raises(NameCollisionError) as raised:
+        factory.make(other._replace(schema="a_b", topic="x"), (ID,), COLUMNS)
+
+    assert "'a-b.line' and 'a_b.line' are both named 'towpath.a_b.line'" in str(
+        raised.value
+    )

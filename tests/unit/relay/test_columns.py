@@ -1,0 +1,248 @@
+"""Which columns are published, under which names, in which forms; and the key."""
+
+import json
+
+import pytest
+
+from towpath.relay.errors import NameCollisionError, NotPreparedError
+from towpath.relay.routing.columns import OMITTED, ColumnRules, java_string
+from towpath.relay.routing.forms.types import TypeFacts
+from towpath.relay.routing.plan import Plan
+from towpath.relay.routing.relations import CatalogFacts
+from towpath.relay.wal.relation import Column, Relation
+from towpath.settings.relay import Relay
+
+NEVER = 99_999
+PEOPLE = Relation(
+    oid=7,
+    schema="s",
+    table="people",
+    columns=(
+        Column("id", 23),
+        Column("name", 1043, 24),
+        Column("city", 25),
+        Column("age", 23),
+        Column("price", 1700, ((10 << 16) | 2) + 4),
+    ),
+    key=(0,),
+)
+
+
+def plan(relation: Relation = PEOPLE, **rows: object) -> Plan:
+    """Make a plan."""
+    facts = CatalogFacts((), {}, frozenset({"id", "name"}))
+    return ColumnRules(Relay.model_validate({"rows": rows})).plan(relation, facts)
+
+
+def values(found: Plan, **texts: str) -> dict[str, object]:
+    """Write columns' texts as JSON and read them back."""
+    return {
+        field.name: json.loads(field.form.json(texts[field.name].encode()))
+        for field in found.columns
+        if field.name in texts
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "left"),
+    [
+        ({}, ["id", "name", "city", "age", "price"]),
+        ({"exclude_columns": [r"s\.people\.(id|age)"]}, ["name", "city", "price"]),
+        ({"include_columns": [r"s\.people\.n.*", r".*\.city"]}, ["name", "city"]),
+        ({"exclude_columns": [r"people\.age"]}, ["id", "name", "city", "age", "price"]),
+    ],
+)
+def test_filters_choose_columns_of_the_value_and_never_of_the_key(
+    rows: dict[str, object], left: list[str]
+):
+    """
+    Expressions match the whole name; the key keeps its columns.
+    """
+    found = plan(**rows)
+
+    assert (left, ["id"]) == (
+        [field.name for field in found.columns],
+        [field.name for field in found.key],
+    )
+
+
+def rule(column: str, form: str, **more: object) -> dict[str, object]:
+    """Write a rule on a column."""
+    return {"columns": [rf"s\.people\.{column}"], "form": form, **more}
+
+
+def test_a_hash_is_debeziums_and_no_longer_than_its_column():
+    """
+    The known vector: salted SHA-256 of a text, cut to varchar(20) (A70).
+    """
+    mask = [rule("name", "hash", salt="CzQMA0cB5K")]
+
+    assert {"name": "8e68c68edbbac316dfe2"} == values(plan(mask=mask), name="test")
+
+
+def test_masks_and_cuts_are_as_long_as_configured():
+    """
+    Asterisks replace any value, also a number; only characters are cut.
+    """
+    mask = [
+        rule("city", "mask", length=3),
+        rule("age", "mask", length=0),
+        rule("name", "truncate", length=2),
+        rule("price", "truncate", length=2),
+    ]
+    found = plan(mask=mask)
+
+    assert {"city": "***", "age": "", "name": "žl", "price": "12.34"} == values(
+        found, city="Brno", age="7", name="žluť", price="12.34"
+    )
+
+
+def test_a_masked_key_is_whole_in_the_key():
+    """
+    Two keys must not become one: the key has its columns as they are.
+    """
+    found = plan(mask=[rule("id", "mask", length=3)])
+    (key,) = found.key
+
+    assert (b"41", {"id": "***"}, frozenset({0})) == (
+        key.form.json(b"41"),
+        values(found, id="41"),
+        found.texts,
+    )
+
+
+def test_the_first_rule_that_matches_holds():
+    """
+    A column has one rule.
+    """
+    mask = [rule("city", "truncate", length=1), rule(".*", "mask", length=2)]
+
+    assert {"city": "B", "age": "**"} == values(plan(mask=mask), city="Brno", age="7")
+
+
+@pytest.mark.parametrize("algorithm", ["MD5", "SHA-1", "SHA-512", "SHA3-256", "sha256"])
+def test_hashes_differ_by_algorithm_and_salt(algorithm: str):
+    """
+    Each algorithm that the configuration takes works, and equal texts stay equal.
+    """
+    salted, other = (
+        plan(mask=[rule("city", "hash", algorithm=algorithm, salt=salt)])
+        for salt in ("a", "b")
+    )
+    first, second, third = (
+        values(found, city="Brno")["city"] for found in (salted, salted, other)
+    )
+
+    assert (True, False) == (first == second, first == third)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("test", b"\xac\xed\x00\x05t\x00\x04test"),
+        ("ž", b"\xac\xed\x00\x05t\x00\x02\xc5\xbe"),
+        ("😀", b"\xac\xed\x00\x05t\x00\x06\xed\xa0\xbd\xed\xb8\x80"),
+    ],
+)
+def test_texts_are_serialised_as_java_does(text: str, expected: bytes):
+    """
+    Characters beyond 16 bits are two surrogates of three bytes each.
+    """
+    assert expected == java_string(text)
+
+
+def test_a_long_text_counts_in_eight_bytes():
+    """
+    Java's object stream has another mark for texts above 65,535 bytes.
+    """
+    assert (
+        b"\xac\xed\x00\x05|" + (70_000).to_bytes(8, "big")
+        == (java_string("x" * 70_000)[:13])
+    )
+
+
+def test_a_configured_key_has_its_own_order_and_may_hold_null():
+    """
+    Of its columns only those of the table's key are never null.
+    """
+    found = plan(key_columns={"s.people": ["city", "id"]})
+
+    assert [("city", True), ("id", False)] == [
+        (field.name, field.is_nullable) for field in found.key
+    ]
+
+
+def test_a_configured_key_without_its_column_is_refused():
+    """
+    The message names the table and the column.
+    """
+    with pytest.raises(NotPreparedError, match=r"s\.people: no column nick"):
+        plan(key_columns={"s.people": ["nick"]})
+
+
+def test_schemas_carry_postgres_types_where_asked():
+    """
+    Type, length and scale size a column at the other end (T-53).
+    """
+    found = plan(source_types=[r".*\.(name|price)"])
+    told = {field.name: dict(field.form.schema.parameters) for field in found.columns}
+    prefix = "__debezium.source.column"
+
+    assert (
+        {f"{prefix}.type": "TEXT", f"{prefix}.length": "20", f"{prefix}.name": "name"},
+        ("10", "2"),
+        {},
+    ) == (
+        told["name"],
+        (told["price"][f"{prefix}.length"], told["price"][f"{prefix}.scale"]),
+        told["city"],
+    )
+
+
+def test_names_are_written_as_avro_takes_them():
+    """
+    Whether the format is Avro or it is only asked for.
+    """
+    odd = Relation(oid=8, schema="s", table="t", columns=(Column("é 1", 23),), key=(0,))
+    sanitized, avro, plain = (
+        plan(odd, **rows).columns[0].name
+        for rows in ({"sanitize_names": True}, {"format": "avro"}, {})
+    )
+
+    assert ("__1", "__1", "é 1") == (sanitized, avro, plain)
+
+
+def test_names_that_become_one_are_refused():
+    """
+    Neither column could be told from the other.
+    """
+    odd = Relation(
+        oid=8,
+        schema="s",
+        table="t",
+        columns=(Column("a b", 23), Column("a-b", 23)),
+        key=(),
+    )
+
+    with pytest.raises(NameCollisionError):
+        plan(odd, sanitize_names=True)
+
+
+def test_a_column_of_an_unknown_type_that_is_left_out_is_told():
+    """
+    Left out of value and key, and never silently (T-49).
+    """
+    odd = Relation(
+        oid=8,
+        schema="s",
+        table="t",
+        columns=(Column("id", 23), Column("odd", NEVER)),
+        key=(0,),
+    )
+    told: list[str] = []
+    relay = Relay.model_validate({"rows": {"unknown_types": "omit"}})
+    types = {NEVER: TypeFacts("never", "s.never")}
+    facts = CatalogFacts((), {}, frozenset(), types=types)
+    found = ColumnRules(relay, told.append).plan(odd, facts)
+
+    assert (["id"], [OMITTED]) == ([field.name for field in found.columns], told)

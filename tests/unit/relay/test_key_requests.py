@@ -1,0 +1,140 @@
+"""What the relay itself asks for: batches, holds, and what a restart lets pass."""
+
+from dataclasses import replace
+
+import pytest
+
+from towpath.relay.snapshot.requests import MAX_BATCH_BYTES, MAX_WAIT_S, KeyRequests
+from towpath.relay.wal.relation import Column, Relation
+from towpath.schemas.position import Position
+
+A = Relation(1, "s", "a", (Column("id", 20),), (0,))
+B = Relation(2, "s", "b", (Column("id", 20),), (0,))
+
+
+def place(lsn: int, ordinal: int = 0) -> Position:
+    """Return the position of a change."""
+    return Position(lsn, ordinal)
+
+
+def key(number: int) -> tuple[bytes, ...]:
+    """Return a key."""
+    return (b"%d" % number,)
+
+
+def test_a_mass_update_is_few_stored_rows():
+    """
+    A transaction that moves 100,000 rows asks for ten snapshots, and is held for each.
+    """
+    requests = KeyRequests()
+    holds = [requests.ask(A, key(n), place(8, n)) for n in range(100_000)]
+    batches = [requests.take(0.0) for _ in range(11)]
+    sizes = [batch and batch.tables[0].asked_keys for batch in batches]
+
+    assert [10_000] * 10 + [None] == sizes
+    assert [batch.snapshot_id for batch in batches[:10]] == [h for h in holds if h]
+
+
+def test_transactions_share_a_batch_and_each_is_held_for_it():
+    """
+    Keys of several tables and transactions are stored in one go.
+    """
+    requests = KeyRequests()
+    holds = [
+        requests.ask(A, key(1), place(0x10, 3)),
+        requests.ask(A, key(2), place(0x10, 4)),
+        requests.ask(B, key(1), place(0x20, 0)),
+        requests.ask(A, key(1), place(0x20, 1)),
+    ]
+    batch = requests.take(0.0)
+    tables = [(t.collection, t.pending_keys, t.asked_until) for t in batch.tables]
+
+    name = "towpath-keys-0000000000000010"
+    assert [name, None, name, None] == holds
+    assert [
+        ("s.a", (key(1), key(2)), "0000000000000020.0000000001"),
+        ("s.b", (key(1),), "0000000000000020.0000000001"),
+    ] == tables
+
+
+def test_what_is_stored_is_not_asked_for_again():
+    """
+    After a crash a change at or below the stored place is let pass, a later one not.
+    """
+    requests = KeyRequests()
+    requests.resume("0000000000000010.0000000004")
+    asked = [requests.ask(A, key(n), place(0x10, n)) for n in (3, 4, 5)]
+
+    assert [None, None, "towpath-keys-0000000000000010.0000000005"] == asked
+
+
+def test_a_first_start_lets_nothing_pass():
+    """
+    Where nothing was stored, everything is asked for.
+    """
+    requests = KeyRequests()
+    requests.resume(None)
+
+    assert "towpath-keys-0000000000000008" == requests.ask(A, key(1), place(8))
+
+
+@pytest.mark.parametrize(
+    ("has_ended", "waited_s", "is_taken"),
+    [(False, 0.0, False), (True, 0.0, True), (False, MAX_WAIT_S, True)],
+)
+def test_a_batch_waits_for_the_one_before_but_not_long(has_ended, waited_s, is_taken):
+    """
+    While one batch is read the next fills up; after a second it is stored anyway.
+    """
+    requests = KeyRequests()
+    requests.ask(A, key(1), place(8))
+    first = requests.take(0.0)
+    requests.ask(A, key(2), place(16))
+    early = requests.take(1.0)
+    if has_ended:
+        requests.end_batch(first.tables)
+
+    assert (None, is_taken) == (early, requests.take(1.0 + waited_s) is not None)
+
+
+def test_long_keys_fill_a_batch_by_their_bytes():
+    """
+    A batch is bounded by bytes as well as by number.
+    """
+    requests = KeyRequests()
+    for number in range(3):
+        part = b"%d" % number * (MAX_BATCH_BYTES // 2)
+        requests.ask(A, (part,), place(8, number))
+    batches = [requests.take(0.0), requests.take(0.0)]
+
+    assert [2, None] == [batch and batch.tables[0].asked_keys for batch in batches]
+
+
+def test_a_table_made_anew_takes_the_place_of_the_one_before():
+    """
+    Of a table that was dropped there is nothing to read.
+    """
+    requests = KeyRequests()
+    requests.ask(A, key(1), place(8, 0))
+    requests.ask(replace(A, oid=7), key(2), place(8, 1))
+    [table] = requests.take(0.0).tables
+
+    assert (7, (key(2),)) == (table.table_oid, table.pending_keys)
+
+
+def test_a_failed_batch_is_known_to_those_who_waited_for_it():
+    """
+    Whoever waits for a table's batches learns that one of them has failed.
+    """
+    requests = KeyRequests()
+    requests.ask(A, key(1), place(8))
+    batch = requests.take(0.0)
+    waiting = requests.has_ended(requests.newest(1))
+    requests.end_batch((batch.tables[0]._replace(state="failed"),))
+
+    assert (False, True) == (waiting, requests.has_ended(requests.newest(1)))
+    assert [True, False, False] == [
+        requests.has_failed(1, 0, 1),
+        requests.has_failed(1, 1, 1),
+        requests.has_failed(2, 0, 1),
+    ]

@@ -1,0 +1,193 @@
+"""Logical messages as records."""
+
+import io
+import json
+
+import fastavro
+import pytest
+
+from towpath.relay.routing.avro_schema import avro_text
+from towpath.relay.routing.codec import Place
+from towpath.relay.routing.documents import Documents
+from towpath.relay.routing.message import LEFT_OUT, MessageRecords, value_schema
+from towpath.relay.wal.sequencer import Spoken, Transaction
+from towpath.settings.relay import Messages, Relay
+from towpath.settings.rows import Binaries, RecordFormat, Rows
+
+NOW_US = 1_700_000_001_000_007
+COMMITTED_US = 1_700_000_000_123_456
+TRANSACTION = Transaction(755, 160, 1160, COMMITTED_US, b"%016x." % 1160, "far")
+INSIDE = Spoken("foo", b"bar", 1160, 3, TRANSACTION, 120)
+OUTSIDE = Spoken("foo", b"bar", 1120, -1, None, 120)
+
+
+def records(relay: Relay | None = None, **more) -> MessageRecords:
+    """Make the records' maker, with what a test says of ``[relay]``."""
+    settings = relay or Relay(messages=Messages(publish=True))
+    more.setdefault("on_skipped", [].append)
+    documents = Documents(settings.rows.format, lambda _subject, _schema: 7)
+    return MessageRecords("shop", "db", settings, documents, **more)
+
+
+def test_a_message_outside_a_transaction_has_none():
+    """
+    A81: op m, prefix, content; no transaction id and no commit; at its own LSN.
+    """
+    record = records(place=lambda _: pytest.fail("counted")).record(OUTSIDE, NOW_US)
+    told = json.loads(record.value)
+    source = told["source"]
+
+    assert (
+        ("shop.message", b'{"prefix":"foo"}', b"0000000000000460.-"),
+        ("m", {"prefix": "foo", "content": "YmFy"}, None, NOW_US // 1000),
+        (None, None, None, 120, NOW_US // 1000),
+    ) == (
+        (record.topic, record.key, record.position),
+        (told["op"], told["message"], told["transaction"], told["ts_ms"]),
+        (
+            source["txId"],
+            source["commit_lsn"],
+            source["origin"],
+            source["lsn"],
+            source["ts_ms"],
+        ),
+    )
+
+
+def test_a_message_of_a_transaction_stands_at_its_ordinal():
+    """
+    A81: transaction id, commit, origin and place in the transaction are told.
+    """
+    counted = []
+
+    def place(collection: str) -> Place:
+        counted.append(collection)
+        return Place("755:160", 4, 1)
+
+    record = records(place=place).record(INSIDE, NOW_US)
+    told = json.loads(record.value)
+    source = told["source"]
+
+    assert (
+        b"0000000000000488.0000000003",
+        (755, 160, "far", COMMITTED_US // 1000),
+        {"id": "755:160", "total_order": 4, "data_collection_order": 1},
+        ["message"],
+    ) == (
+        record.position,
+        (source["txId"], source["commit_lsn"], source["origin"], source["ts_ms"]),
+        told["transaction"],
+        counted,
+    )
+
+
+def test_the_position_is_a_header_and_the_time_the_commits():
+    """
+    Readers find the position without reading the value.
+    """
+    record = records().record(INSIDE, NOW_US)
+
+    assert ([("position", record.position)], COMMITTED_US // 1000) == (
+        record.headers,
+        record.timestamp_ms,
+    )
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "wanted"),
+    [
+        ((), (), True),
+        (("fo+",), (), True),
+        (("fo",), (), False),
+        (("bar", "foo"), (), True),
+        ((), ("f.*",), False),
+        ((), ("fo",), True),
+        (("foo",), ("foo",), False),
+    ],
+)
+def test_prefixes_are_chosen_by_whole_matches(
+    include: tuple[str, ...], exclude: tuple[str, ...], *, wanted: bool
+):
+    """
+    A81: include and exclude match the whole prefix; what is left out is counted.
+    """
+    left_out: list[str] = []
+    messages = Messages(publish=True, include=include, exclude=exclude)
+    maker = records(Relay(messages=messages), on_skipped=left_out.append)
+    record = maker.record(OUTSIDE, NOW_US)
+
+    assert (wanted, [] if wanted else [LEFT_OUT]) == (record is not None, left_out)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["towpath.watermark", "towpath.heartbeat", "towpath.verify", "towpath.outbox"],
+)
+def test_our_own_messages_are_never_published(prefix: str):
+    """
+    Watermarks, heartbeats and events without a table are no messages of the users'.
+    """
+    left_out: list[str] = []
+    maker = records(on_skipped=left_out.append)
+    spoken = OUTSIDE._replace(prefix=prefix)
+
+    assert (None, []) == (maker.record(spoken, NOW_US), left_out)
+
+
+@pytest.mark.parametrize(
+    ("form", "content"),
+    [
+        (Binaries.BYTES, "+/8A"),
+        (Binaries.BASE64, "+/8A"),
+        (Binaries.BASE64_URL_SAFE, "-_8A"),
+        (Binaries.HEX, "fbff00"),
+    ],
+)
+def test_the_content_is_written_as_other_bytes_are(form: Binaries, content: str):
+    """
+    A81: any bytes come through, in the form that the configuration chooses.
+    """
+    relay = Relay(messages=Messages(publish=True), rows=Rows(binaries=form))
+    spoken = OUTSIDE._replace(content=b"\xfb\xff\0")
+    record = records(relay).record(spoken, NOW_US)
+
+    assert content == json.loads(record.value)["message"]["content"]
+
+
+def test_with_schemas_the_value_has_exactly_the_announced_fields():
+    """
+    Payload and schema agree, down to the source.
+    """
+    rows = Rows(format=RecordFormat.JSON_SCHEMA)
+    record = records(Relay(rows=rows)).record(INSIDE, NOW_US)
+    key, value = json.loads(record.key), json.loads(record.value)
+    fields = {field["field"]: field for field in value["schema"]["fields"]}
+    source = {field["field"] for field in fields["source"]["fields"]}
+
+    assert ({"prefix": "foo"}, fields.keys(), source, "bytes") == (
+        key["payload"],
+        value["payload"].keys(),
+        value["payload"]["source"].keys(),
+        fields["message"]["fields"][1]["type"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "content"), [(Binaries.BYTES, b"bar"), (Binaries.HEX, "626172")]
+)
+def test_in_avro_bytes_are_bytes(form: Binaries, content: bytes | str):
+    """
+    Avro has bytes of its own; texts are texts.
+    """
+    rows = Rows(format=RecordFormat.AVRO, binaries=form)
+    record = records(Relay(rows=rows)).record(INSIDE, NOW_US)
+    text = avro_text(value_schema("bytes" if form is Binaries.BYTES else "string"))
+    schema = fastavro.parse_schema(json.loads(text))
+    told = fastavro.schemaless_reader(io.BytesIO(record.value[5:]), schema, None)
+
+    assert (b"\0\0\0\0\7", "foo", content, 755) == (
+        record.value[:5],
+        told["message"]["prefix"],
+        told["message"]["content"],
+        told["source"]["txId"],
+    )

@@ -1,0 +1,217 @@
+"""Which aggregates are parked, and from which position on."""
+
+import pytest
+
+from towpath.relay.errors import ParkedOverflowError
+from towpath.relay.routing.parked import Parked, identity
+
+
+def at(number: int) -> bytes:
+    """Write a position."""
+    return b"%016x.%010d" % (160, number)
+
+
+def held(parked: Parked, *numbers: int, kind: str = "order") -> list[bool]:
+    """Ask for several positions of one aggregate."""
+    return [parked.holds(kind, b"42", at(number)) for number in numbers]
+
+
+def test_nothing_is_parked_at_first():
+    """
+    The hot path asks one question, and the answer is no.
+    """
+    parked = Parked(10)
+
+    assert (False, 0, [False]) == (bool(parked.spans), len(parked), held(parked, 1))
+
+
+def test_only_what_stands_above_waits():
+    """
+    A replay of what came before, and of the dead letter itself, decides as before.
+    """
+    parked = Parked(10)
+    parked.park("order", b"42", at(5))
+
+    assert [False, False, True] == held(parked, 4, 5, 6)
+
+
+def test_other_aggregates_flow():
+    """
+    Type and id make the aggregate.
+    """
+    parked = Parked(10)
+    parked.park("order", b"42", at(5))
+
+    assert (False, False, False) == (
+        parked.holds("customer", b"42", at(6)),
+        parked.holds("order", b"43", at(6)),
+        parked.holds("order", None, at(6)),
+    )
+
+
+def test_an_earlier_dead_letter_lowers_the_start():
+    """
+    Acknowledgements come in any order; a later one changes nothing.
+    """
+    parked = Parked(10)
+    for number in (5, 7, 3):
+        parked.park("order", b"42", at(number))
+
+    assert ([False, True, True], 1) == (held(parked, 3, 4, 8), len(parked))
+
+
+def test_without_a_type_every_type_waits():
+    """
+    Nobody can know whose the row was.
+    """
+    parked = Parked(10)
+    parked.park(None, b"42", at(5))
+
+    assert (True, True) == (
+        parked.holds("order", b"42", at(6)),
+        parked.holds("customer", b"42", at(6)),
+    )
+
+
+def test_a_release_lets_go_what_comes_after_it():
+    """
+    What was set aside before stays decided: a replay must not publish it.
+    """
+    parked = Parked(10)
+    for number in (5, 7):
+        parked.park("order", b"42", at(number))
+    parked.release("order", b"42", at(7))
+
+    assert ([False, True, True, False], 0) == (held(parked, 5, 6, 7, 8), len(parked))
+
+
+def test_a_release_below_the_last_dead_letter_lets_nothing_go():
+    """
+    What was parked meanwhile still waits, and so does all that follows it.
+    """
+    parked = Parked(10)
+    for number in (5, 9):
+        parked.park("order", b"42", at(number))
+    parked.release("order", b"42", at(7))
+
+    assert ([True, True], 1) == (held(parked, 8, 10), len(parked))
+
+
+def test_what_was_let_go_may_be_parked_again():
+    """
+    Between the two spans events flowed, and on a replay they do so again.
+    """
+    parked = Parked(10)
+    parked.park("order", b"42", at(5))
+    parked.release("order", b"42", at(5))
+    parked.park("order", b"42", at(9))
+
+    assert ([False, False, False, True], 1) == (
+        held(parked, 5, 7, 9, 10),
+        len(parked),
+    )
+
+
+def test_a_release_is_for_one_type_or_for_all():
+    """
+    Without a type it lets go every aggregate of that id.
+    """
+    parked = Parked(10)
+    for kind in ("order", "customer", None):
+        parked.park(kind, b"42", at(5))
+    parked.release("order", b"42", at(5))
+    left = len(parked)
+    parked.release(None, b"42", at(5))
+
+    assert (2, 0) == (left, len(parked))
+
+
+@pytest.mark.parametrize("kind", ["order", None])
+def test_a_release_may_be_read_before_what_it_lets_go(kind: str | None):
+    """
+    Partitions are read in any order: positions decide, also for a replay.
+    """
+    parked = Parked(10)
+    parked.release(kind, b"42", at(7))
+    for number in (5, 7):
+        parked.park("order", b"42", at(number))
+    before = held(parked, 5, 6, 7, 8)
+    parked.park("order", b"42", at(9))
+
+    assert ([False, True, True, False], [False, True]) == (before, held(parked, 9, 10))
+
+
+def test_there_is_a_bound():
+    """
+    More parked aggregates than configured halt the relay; the same again does not.
+    """
+    parked = Parked(2)
+    for _ in range(3):
+        parked.park("order", b"1", at(5))
+        parked.park("order", b"2", at(5))
+
+    with pytest.raises(ParkedOverflowError, match="more than 2"):
+        parked.park("order", b"3", at(5))
+
+
+def test_a_long_id_is_kept_as_its_hash():
+    """
+    What is remembered of an aggregate is bounded, and its hash stands for it.
+    """
+    parked = Parked(10)
+    parked.park("order", b"k" * 100_000, at(5))
+
+    assert (True, True, True) == (
+        all(len(known) < 100 for known in parked.spans),
+        parked.holds("order", b"k" * 100_000, at(6)),
+        parked.holds("order", identity(b"k" * 100_000), at(6)),
+    )
+
+
+def test_dead_letters_are_recalled():
+    """
+    Header ``parked`` parks; a record with ``released`` and no value lets go.
+    """
+    parked = Parked(10)
+    letter = [("aggregate_type", b"order"), ("position", at(5)), ("parked", b"42")]
+    parked.recall(b"42", b"{}", letter)
+    before = held(parked, 6)
+    parked.recall(b"42", None, [("aggregate_type", b"order"), ("released", at(5))])
+
+    assert ([True], [False]) == (before, held(parked, 6))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "marks"),
+    [
+        (b"42", b"{}", [("position", at(5))]),
+        (b"42", b"{}", [("parked", b"42")]),
+        (b"42", None, [("position", at(5))]),
+        (None, None, [("released", at(5))]),
+    ],
+)
+def test_other_records_park_and_release_nothing(
+    key: bytes | None, value: bytes | None, marks: list[tuple[str, bytes]]
+):
+    """
+    Row changes, messages and what is incomplete change nothing.
+    """
+    parked = Parked(10)
+    parked.recall(key, value, marks)
+
+    assert {} == parked.spans
+
+
+def test_at_a_start_the_bound_is_for_what_is_left():
+    """
+    What was let go by the end of the dead letters does not count.
+    """
+    parked = Parked(1)
+    for key in (b"1", b"2"):
+        parked.recall(key, b"{}", [("position", at(5)), ("parked", key)])
+    with pytest.raises(ParkedOverflowError):
+        parked.check()
+    parked.recall(b"1", None, [("released", at(5))])
+    parked.check()
+
+    assert 1 == len(parked)

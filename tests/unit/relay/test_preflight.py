@@ -1,0 +1,276 @@
+"""What the checks before a start find, from facts alone."""
+
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from towpath.relay.finding import Level
+from towpath.relay.kafka.preflight import ClusterFacts, TopicSettings, findings
+from towpath.relay.lineage import FoundSlot, Gap, Lineage
+from towpath.relay.postgres.preflight import running_findings
+from towpath.relay.postgres.source_facts import (
+    OldTransaction,
+    PublicationFacts,
+    PublishedTable,
+    ServerFacts,
+    SourceFacts,
+)
+from towpath.relay.postgres.timeline import _forks
+from towpath.relay.routing.gap import fill_statement, gap_record
+from towpath.settings import Kafka, Registry, Settings, Source, Topics
+
+SETTINGS = Settings(
+    version=1,
+    source=(Source(dsn="x", tables=("shop.orders",)),),
+    kafka=Kafka(bootstrap_servers="x"),
+    registry=Registry(url="http://x"),
+    topics=Topics(replication_factor=2),
+)
+NAMED = PublishedTable()
+TABLES = PublicationFacts(
+    is_for_all=False,
+    operations=(True,) * 4,
+    via_root=True,
+    tables={"shop.orders": NAMED, "towpath.signal": NAMED},
+)
+EVENTS = TABLES._replace(tables={"towpath.outbox": NAMED})
+SERVER = ServerFacts(180006, "logical", "UTF8", keep_mebibytes=51_200)
+READY = SourceFacts(
+    server=SERVER,
+    own_tables=frozenset(
+        {"towpath.outbox", "towpath.signal", "towpath.snapshot", "towpath.heartbeat"}
+    ),
+    tables={},
+    publications={"towpath": TABLES, "towpath_outbox": EVENTS},
+    slot=FoundSlot(1, is_active=True),
+)
+ORDERS = "towpath.shop.orders"
+TOPIC = TopicSettings(6, 2, {"retention.ms": "604800000", "cleanup.policy": "delete"})
+STATE = TopicSettings(1, 2, {"cleanup.policy": "compact"})
+CLUSTER = ClusterFacts(2, topics={ORDERS: TOPIC, "towpath.relay-state": STATE})
+
+
+def with_topic(**settings: str) -> ClusterFacts:
+    """Change settings of the table's topic."""
+    changed = {**TOPIC.settings, **settings}
+    return CLUSTER._replace(
+        topics={**CLUSTER.topics, ORDERS: TOPIC._replace(settings=changed)}
+    )
+
+
+def test_a_source_that_is_ready_has_no_finding():
+    """
+    Where all is as it should be, nothing is said.
+    """
+    assert [] == running_findings(READY, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("facts", "what", "cure"),
+    [
+        (replace(READY, slot=None), "slot towpath is missing", "relay init"),
+        (
+            replace(READY, slot=FoundSlot(1, invalidation_reason="wal_removed")),
+            "wal_removed",
+            "on_gap",
+        ),
+        (
+            replace(READY, slot=FoundSlot(1, is_ours=False, kind="a physical one")),
+            "a physical one",
+            "[source] slot",
+        ),
+        (
+            replace(READY, publications={"towpath": TABLES}),
+            "publication towpath_outbox is missing",
+            "relay init",
+        ),
+        (
+            replace(READY, publications={"towpath": EVENTS, "towpath_outbox": EVENTS}),
+            "does not name shop.orders",
+            "relay init",
+        ),
+        (
+            replace(READY, own_tables=frozenset({"towpath.outbox"})),
+            "table towpath.heartbeat is missing",
+            "relay init",
+        ),
+        (
+            replace(READY, slot=None, server=SERVER._replace(slots=10, max_slots=10)),
+            "all 10 replication slots",
+            "max_replication_slots = 15",
+        ),
+        (
+            replace(
+                READY,
+                slot=FoundSlot(1),
+                server=SERVER._replace(senders=10, max_senders=10),
+            ),
+            "all 10 WAL senders",
+            "max_wal_senders = 15",
+        ),
+        (
+            replace(READY, server=SERVER._replace(keep_mebibytes=-1)),
+            "max_slot_wal_keep_size is -1",
+            "'50GB'",
+        ),
+        (
+            replace(READY, server=SERVER._replace(decoding_kibibytes=64)),
+            "logical_decoding_work_mem is 64 kB",
+            "'64MB'",
+        ),
+        (
+            replace(READY, old_transactions=[OldTransaction("77", "psql", 301.0)]),
+            "transaction of 77 (psql)",
+            "pg_terminate_backend(77)",
+        ),
+        (
+            replace(
+                READY,
+                slot=None,
+                old_transactions=[OldTransaction("prepared p1", "me", 1.0)],
+            ),
+            "transaction of prepared p1",
+            "ROLLBACK PREPARED 'p1'",
+        ),
+    ],
+)
+def test_each_lack_of_the_source_is_found_with_its_cure(
+    facts: SourceFacts, what: str, cure: str
+):
+    """
+    B30, B77, W-01, W-14: what is missing or in danger is named, with what cures it.
+    """
+    found = running_findings(facts, SETTINGS)
+
+    assert any(what in each.what and cure in each.cure for each in found)
+
+
+def test_a_cluster_that_is_ready_has_no_finding():
+    """
+    Topics as we make them, on a cluster that we know, are all right.
+    """
+    assert [] == findings(CLUSTER, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "what"),
+    [
+        (CLUSTER._replace(broker_count=1), Level.ERROR, "replication_factor is 2"),
+        (
+            CLUSTER._replace(broker={"auto.create.topics.enable": "true"}),
+            Level.WARNING,
+            "auto.create",
+        ),
+        (
+            CLUSTER._replace(broker={"unclean.leader.election.enable": "true"}),
+            Level.WARNING,
+            "unclean",
+        ),
+        (
+            CLUSTER._replace(
+                topics={
+                    "towpath.relay-state": STATE._replace(
+                        settings={"cleanup.policy": "delete"}
+                    )
+                }
+            ),
+            Level.ERROR,
+            "cleanup.policy delete",
+        ),
+        (
+            CLUSTER._replace(
+                topics={"towpath.relay-state": STATE._replace(partition_count=3)}
+            ),
+            Level.ERROR,
+            "3 partitions",
+        ),
+        (with_topic(**{"retention.ms": "3600000"}), Level.WARNING, "for 1 h"),
+        (with_topic(**{"retention.bytes": "99"}), Level.WARNING, "at most 99 bytes"),
+        (
+            with_topic(**{"min.insync.replicas": "3"}),
+            Level.ERROR,
+            "min.insync.replicas is 3",
+        ),
+        (CLUSTER._replace(marked={ORDERS: 3}), Level.ERROR, "it had 3"),
+        (
+            with_topic(**{"max.message.bytes": "100"})._replace(
+                broker={"message.max.bytes": "200"}
+            ),
+            Level.WARNING,
+            "takes 100 bytes, other topics of the broker 200",
+        ),
+        (
+            CLUSTER._replace(
+                topics={
+                    ORDERS: TOPIC._replace(settings={"max.message.bytes": "200"}),
+                    "towpath.dead.relay": TOPIC._replace(
+                        settings={"max.message.bytes": "100"}
+                    ),
+                }
+            ),
+            Level.WARNING,
+            "takes 100 bytes",
+        ),
+    ],
+)
+def test_each_danger_of_the_cluster_is_found(
+    facts: ClusterFacts, level: Level, what: str
+):
+    """
+    What endangers delivery, order or retention is named at its level.
+    """
+    found = findings(facts, SETTINGS)
+
+    assert [(level, True)] == [(each.level, what in each.what) for each in found]
+
+
+def test_one_replica_on_many_brokers_is_a_warning():
+    """
+    A single replica loses acknowledged records with its broker.
+    """
+    settings = SETTINGS.model_copy(update={"topics": Topics(replication_factor=1)})
+    (found,) = findings(CLUSTER, settings)
+
+    assert "set replication_factor = 2" == found.cure
+
+
+def test_a_timelines_history_is_read_line_by_line():
+    """
+    Each line of a history file is a fork; comments and empty lines are none.
+    """
+    text = "1\t0/3000148\tno recovery target specified\n\n# x\n2\t1/A0\tbefore X\n"
+
+    assert [(1, 0x3000148), (2, 0x1_000000A0)] == [tuple(f) for f in _forks(text)]
+
+
+def test_a_gap_is_told_with_what_fills_it():
+    """
+    The notification has Debezium's shape, and carries the statement to run.
+    """
+    gap = Gap("slot x is gone", 0x10, "2026-01-02T03:04:05+00:00", ("shop.o'ne",))
+    lineage = Lineage(2, "7", 1, 808, "x", gap)
+    record = gap_record("p", lineage, gap, 5)
+    told = orjson.loads(record.value or b"")
+
+    assert ("p.notifications", b"gap-2", "Lineage", "GAP", 5) == (
+        record.topic,
+        record.key,
+        told["aggregate_type"],
+        told["type"],
+        told["timestamp"],
+    )
+    assert (fill_statement(lineage, gap), "0/10") == (
+        told["additional_data"]["fill"],
+        told["additional_data"]["since_lsn"],
+    )
+    assert "[\"shop.o''ne\"]" in fill_statement(lineage, gap)
+
+
+def test_nothing_to_snapshot_needs_no_statement():
+    """
+    Without captured tables there is nothing that a snapshot could fill.
+    """
+    gap = Gap("slot x is gone", 1, "2026-01-02T03:04:05+00:00", ())
+
+    assert "" == fill_statement(Lineage(2, "7", 1, 808, "x", gap), gap)

@@ -1,0 +1,142 @@
+"""What a lost state must have been: pure decisions from what is left."""
+
+import orjson
+import pytest
+
+from towpath.relay.errors import StateRefusedError
+from towpath.relay.lineage import Found, FoundSlot, parse_lineages
+from towpath.relay.marks import Mark
+from towpath.relay.repair import LOST, Evidence, misfits, plan_marks, plan_repair
+from towpath.relay.state import parse_state
+from towpath.schemas.position import format_position
+
+SLOT = FoundSlot(confirmed_lsn=0x5000, wal_status="reserved")
+
+
+def found(slot: FoundSlot | None = SLOT, current_lsn: int = 0x9000) -> Found:
+    """Make what the source tells of itself."""
+    return Found("77", 2, (), current_lsn, slot, 5, "towpath")
+
+
+def evidence(
+    log_lsn: int,
+    offsets: dict[int, int] | None = None,
+    source: Found | None = None,
+) -> Evidence:
+    """Make what is known when this was the highest that was published."""
+    position = format_position(log_lsn, 3).encode()
+    return Evidence(
+        marks={"t": {0: Mark(9, position), 1: Mark(0, None)}},
+        published_log_lsn=log_lsn,
+        offsets=offsets or {},
+        found=source or found(),
+        settings={"source": {"slot": "towpath"}},
+        tables=("shop.orders",),
+        at="2026-01-02T03:04:05+00:00",
+    )
+
+
+def test_what_lies_within_the_log_is_the_first_lineage():
+    """
+    Nothing beyond the server's log was published: LSNs were taken as they are.
+    """
+    documents = plan_repair(evidence(0x8000)).documents
+    lineage = parse_lineages(documents["lineage"])[0]
+    assert (lineage.offset, lineage.start_lsn, lineage.gap) == (0, 0x5000, None)
+
+    assert (documents["confirmed"] or {})["log_lsn"] == 0x5000
+
+
+def test_a_row_change_proves_what_is_added():
+    """
+    The newest proof counts, and the history goes on without a gap.
+    """
+    planned = plan_repair(evidence(0x18000, {0x8000: 0, 0x18000: 0x10000}))
+    lineage = parse_lineages(planned.documents["lineage"])[0]
+    assert "a row change proves that 65536 is added" in planned.notes[0]
+    confirmed = planned.documents["confirmed"] or {}
+    assert (confirmed["lsn"], confirmed["log_lsn"]) == (0x5000, 0x15000)
+
+    assert (lineage.offset, lineage.gap) == (0x10000, None)
+
+
+@pytest.mark.parametrize(
+    "offsets", [{}, {0x8000: 0}, {0x18000: 0x10001}, {0x18000: -8}]
+)
+def test_without_proof_a_lineage_begins_above_everything(offsets: dict[int, int]):
+    """
+    A position that no proof explains is passed, and the gap is planned for.
+    """
+    planned = plan_repair(evidence(0x18000, offsets))
+    lineage = parse_lineages(planned.documents["lineage"])[0]
+    assert "confirmed" not in planned.documents
+    assert lineage.offset > 0x18000
+    assert lineage.offset % 8 == 0
+    assert lineage.start_lsn is None
+    gap = lineage.gap
+
+    assert gap is not None
+    assert (gap.reason, gap.plan) == (LOST, ("shop.orders",))
+
+
+def test_what_is_planned_can_be_read_as_a_state():
+    """
+    The documents are those that a relay reads; the lineage is written last.
+    """
+    documents = plan_repair(evidence(0x8000)).documents
+    state = parse_state({key: orjson.dumps(each) for key, each in documents.items()})
+    assert list(documents)[-1] == "lineage"
+
+    assert state.marks["t"][0].next_offset == 9
+
+
+@pytest.mark.parametrize(
+    ("slot", "reason"),
+    [
+        (None, "is not there"),
+        (SLOT._replace(wal_status="lost"), "of no use"),
+        (SLOT._replace(is_ours=False, kind="a physical one"), "of no use"),
+        (SLOT._replace(is_active=True), "stop the relay first"),
+    ],
+)
+def test_a_repair_needs_a_slot_that_is_free(slot: FoundSlot | None, reason: str):
+    """
+    Without a slot there is nothing to go on with; beside a relay nothing is written.
+    """
+    with pytest.raises(StateRefusedError, match=reason):
+        plan_repair(evidence(0x8000, source=found(slot)))
+
+
+def test_marks_that_fit_their_topics_are_left_alone():
+    """
+    A topic that is longer than its mark is what every crash leaves.
+    """
+    marks = {"a": {0: Mark(5, None)}}
+
+    assert misfits(marks, {"a": 1}, {("a", 0): 7}) == {}
+
+
+def test_marks_that_do_not_fit_are_made_anew():
+    """
+    Truncated, deleted and widened topics are told; a gone one loses its mark.
+    """
+    marks = {
+        "gone": {0: Mark(5, None)},
+        "short": {0: Mark(5, None), 1: Mark(1, None)},
+        "wide": {0: Mark(5, None)},
+    }
+    ends = {("gone", 0): -1, ("short", 0): 4, ("short", 1): 1, ("wide", 0): 5}
+    reasons = misfits(marks, {"short": 2, "wide": 3}, ends)
+    assert reasons == {
+        "gone": "is gone",
+        "short": "ends below its mark in partition 0",
+        "wide": "had 1 partitions and has 3",
+    }
+    planned = plan_marks(reasons, {"short": {0: Mark(4, None)}}, found())
+    expected = {
+        "marks:gone": None,
+        "marks:short": {"partitions": {"0": {"next_offset": 4, "position": None}}},
+        "marks:wide": None,
+    }
+
+    assert expected == planned.documents

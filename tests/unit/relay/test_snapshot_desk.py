@@ -1,0 +1,248 @@
+"""The desk between loop and driver: slices, deliveries, and what holds a commit."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pytest
+
+from towpath.relay.delivery import DeliveryLedger
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.pipeline.snapshots import (
+    MAX_AHEAD_BYTES,
+    MAX_REQUESTED_BYTES,
+    SLICE_ROWS,
+    UNTOLD_DELETE,
+    Snapshots,
+)
+from towpath.relay.snapshot import effects as do
+from towpath.relay.snapshot import facts as told
+from towpath.relay.snapshot.requests import KeyRequests
+from towpath.relay.snapshot.visibility import InvisibleTransactions
+from towpath.relay.tally import Tally
+from towpath.relay.wal.relation import Column, Relation
+from towpath.schemas.position import Position
+
+RELATION = Relation(1, "s", "a", (Column("id", 20),), (0,))
+ROWS = ((b"1",), (b"2",), (b"3",))
+
+
+class Clock:
+    """Time that the driver moves."""
+
+    now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Driver:
+    """Emits rows one by one; each turn takes a millisecond."""
+
+    def __init__(self, clock: Clock, rows: Sequence[told.Row] = ()) -> None:
+        self.recorders: dict = {}
+        self.requests = KeyRequests()
+        self.is_busy = False
+        self.rows = list(rows)
+        self.heard: list[told.Fact] = []
+        self._clock = clock
+
+    @property
+    def has_ready(self) -> bool:
+        return bool(self.rows)
+
+    def on(self, fact: told.Fact) -> list[do.Effect]:
+        self.heard.append(fact)
+        if isinstance(fact, told.Turn):
+            assert fact.max_rows == SLICE_ROWS
+            self._clock.now_s += 0.001
+            row = self.rows.pop(0)
+            return [self.emission(rows=(row,), is_last=not self.rows)]
+        if isinstance(fact, told.Tick) and (batch := self.requests.take(0.0)):
+            return [batch]
+        return []
+
+    def emission(self, **fields) -> do.EmitRows:
+        told_ = {"rows": (), "log_lsn": 8, "snapshot_id": "s1", "target": None}
+        return do.EmitRows(chunk_id=5, relation=RELATION, **told_ | fields)
+
+
+class Route:
+    """Makes a record of whatever it is given."""
+
+    relation = RELATION
+    topic = "t.s.a"
+
+    def read(self, row: told.Row, *place: object) -> object:
+        return ("read", row, place[2])
+
+    def absent(self, key: told.Key, *place: object) -> Sequence[object]:
+        if key == (b"untold",):
+            raise MalformedMessageError
+        return (("gone", key, place[2]), ("tombstone", key, place[2]))
+
+
+class Bench:
+    """A desk over fakes."""
+
+    def __init__(self, rows: Sequence[told.Row] = ()) -> None:
+        self.clock = Clock()
+        self.driver = Driver(self.clock, rows)
+        self.told: list[told.WorkerFact] = []
+        self.submitted: list[do.Effect] = []
+        self.sent: list[object] = []
+        self.tally = Tally()
+        self.ledger = DeliveryLedger(100)
+        self.core = SimpleNamespace(
+            ledger=self.ledger,
+            invisible=InvisibleTransactions(0),
+            outlet=SimpleNamespace(
+                tell=self._send, poll=lambda _: None, needs_commit=False, commits=0
+            ),
+            router=SimpleNamespace(table=lambda *_: Route()),
+            shapes=SimpleNamespace(announce=lambda *_: None, facts_of=lambda _: None),
+            tally=self.tally,
+            clock=self.clock,
+            now_us=lambda: 7,
+        )
+        reader = SimpleNamespace(facts=self._facts, submit=self.submitted.append)
+        self.desk = Snapshots(self.core, self.driver, reader)
+
+    def _send(self, record: object, delivery: object = None) -> None:
+        del delivery
+        self.sent.append(record)
+
+    def _facts(self) -> list[told.WorkerFact]:
+        facts, self.told = self.told, []
+        return facts
+
+    def turn(self) -> None:
+        self.desk.turn(self.clock.now_s)
+
+
+def test_slices_go_out_until_the_time_is_over():
+    """
+    A turn lets out slices for three milliseconds; the rest waits for the next.
+    """
+    bench = Bench([(b"%d" % n,) for n in range(5)])
+    bench.turn()
+    first = len(bench.sent)
+    has_more = bench.desk.has_ready
+    bench.turn()
+
+    assert (3, True, 5, False) == (
+        first,
+        has_more,
+        len(bench.sent),
+        bench.desk.has_ready,
+    )
+
+
+def test_one_slice_goes_out_while_much_is_on_its_way():
+    """
+    Live changes stand in the same queue; a snapshot neither fills it nor stands still.
+    """
+    bench = Bench(ROWS)
+    bench.ledger.in_flight_bytes = MAX_AHEAD_BYTES
+    bench.turn()
+
+    assert 1 == len(bench.sent)
+
+
+def test_a_chunk_is_delivered_after_its_last_slice():
+    """
+    The driver is told once, when Kafka has all of the chunk.
+    """
+    bench = Bench([(b"%d" % n,) for n in range(4)])
+    bench.turn()
+    bench.turn()
+    early = [fact for fact in bench.driver.heard if isinstance(fact, told.Delivered)]
+    bench.turn()
+
+    assert [] == early
+    assert told.Delivered(5) in bench.driver.heard
+
+
+def test_a_chunk_is_delivered_only_once_it_is_committed():
+    """
+    What Kafka may still abort is not stored as read, however busy the stream is (I5).
+    """
+    bench = Bench(ROWS[:1])
+    outlet = bench.core.outlet
+    outlet.needs_commit = True
+    bench.turn()
+    bench.turn()
+    early = told.Delivered(5) in bench.driver.heard
+    outlet.commits += 1
+    bench.turn()
+
+    assert (False, True) == (early, told.Delivered(5) in bench.driver.heard)
+
+
+def test_absent_keys_go_where_the_rows_go():
+    """
+    Deletes of keys that were asked for travel with the chunk, also to one sink alone.
+    """
+    bench = Bench()
+    bench.driver.rows = [ROWS[0]]
+    effect = bench.driver.emission(absent=((b"9",),), target="search2")
+    bench.driver.on = lambda _: [effect]
+    bench.desk.tell(told.Tick(0.0))
+
+    topic = "t.s.a.backfill.search2"
+    key = (b"9",)
+    assert [("gone", key, topic), ("tombstone", key, topic)] == bench.sent
+    assert 1 == bench.tally.snapshot_rows
+
+
+def test_a_delete_whose_record_key_cannot_be_told_is_counted():
+    """
+    Where records have a key of their own, a missing row may leave it unknown.
+    """
+    bench = Bench()
+    effect = bench.driver.emission(absent=((b"untold",), (b"9",)))
+    bench.driver.on = lambda _: [effect]
+    bench.desk.tell(told.Tick(0.0))
+
+    assert 2 == len(bench.sent)
+    assert {UNTOLD_DELETE: 1} == bench.tally.skipped
+
+
+def test_a_transaction_is_held_until_what_it_asks_for_is_stored():
+    """
+    Its records may be acknowledged: it is settled only with its request.
+    """
+    bench = Bench()
+    bench.driver.is_busy = True
+    bench.ledger.begin()
+    for ordinal in range(2):
+        bench.desk.complete_key(RELATION, (b"1",), Position(8, ordinal))
+    bench.ledger.commit(200)
+    bench.turn()
+    [store] = bench.submitted
+    held = bench.ledger.acknowledged()
+    bench.told = [told.KeysStored(store.snapshot_id)]
+    bench.turn()
+
+    assert (100, 200) == (held, bench.ledger.acknowledged())
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "is_full"), [(1, False), (MAX_REQUESTED_BYTES, True)]
+)
+def test_the_stream_waits_while_too_much_is_to_be_stored(size_bytes, is_full):
+    """
+    A mass update is read no faster than what it asks for is stored.
+    """
+    bench = Bench()
+    effect = do.StoreKeys("towpath-keys-8", (), size_bytes)
+    bench.driver.on = lambda fact: [effect] if isinstance(fact, told.Tick) else []
+    bench.desk.tell(told.Tick(0.0))
+    before = bench.desk.is_full
+    bench.told = [told.KeysStored("towpath-keys-8")]
+    bench.turn()
+
+    assert (is_full, False) == (before, bench.desk.is_full)

@@ -1,0 +1,303 @@
+"""Events without a table: what logical messages become."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from towpath.relay.routing.dead import BEHIND, DeadLetters
+from towpath.relay.routing.outbox import OutboxRoute
+from towpath.relay.routing.outbox_event import HEADERS_NOT_AN_OBJECT, NO_AGGREGATE_TYPE
+from towpath.relay.routing.parked import Parked
+from towpath.relay.routing.record import Record
+from towpath.relay.routing.tableless import (
+    BAD_TIME,
+    LACKS_MEMBERS,
+    NO_ID,
+    TablelessEvents,
+)
+from towpath.relay.routing.told import NOT_AN_OBJECT, TOO_DEEP
+from towpath.relay.routing.topic_rule import ILLEGAL_TOPIC
+from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.sequencer import Change, Spoken, Transaction
+from towpath.schemas.envelope import Operation
+from towpath.settings.outbox import Outbox
+from towpath.settings.relay import Relay
+
+NOW_US = 1_800_000_000_000_000
+TRANSACTION = Transaction(
+    xid=9, commit_lsn=160, log_lsn=160, committed_us=1_700_000_000_123_456, place=b"P."
+)
+EVENT = {
+    "id": "10711fa5-0000-4000-8000-000000000000",
+    "aggregate_type": "order",
+    "aggregate_id": "42",
+    "type": "OrderPlaced",
+    "payload": {"total": 1},
+    "headers": {"schema": "shop.OrderPlaced:1", "n": 1.50},
+    "traceparent": "00-1",
+    "occurred_at": "2026-01-02T03:04:05.600000Z",
+}
+
+
+class Desk:
+    """A route for messages, and what it counted."""
+
+    def __init__(self, outbox: Outbox | None = None) -> None:
+        self.buried: Counter[str] = Counter()
+        self.parked = Parked(10)
+        dead = DeadLetters("towpath", lambda r: self.buried.update([r]), self.parked)
+        self.route = TablelessEvents(
+            outbox or Outbox(), dead, self.parked, lambda _: None
+        )
+
+    def say(
+        self, content: bytes | dict[str, Any], *, ordinal: int = 3, inside: bool = True
+    ) -> Record:
+        """Route a message."""
+        text = content if isinstance(content, bytes) else json.dumps(content).encode()
+        transaction = TRANSACTION if inside else None
+        place = ordinal if inside else -1
+        spoken = Spoken("towpath.outbox", text, 0x1F8, place, transaction, 0x1F8)
+        (record,) = self.route.records(spoken, NOW_US)
+        return record
+
+
+def test_a_message_gives_the_record_that_a_row_gives():
+    """
+    Topic, key, value, headers, position and time: one way for both.
+    """
+    names = tuple(EVENT)
+    columns = tuple(Column(name, 114 if name == "payload" else 25) for name in names)
+    relation = Relation(5, "towpath", "outbox", columns, ())
+    texts = EVENT | {
+        "payload": json.dumps(EVENT["payload"]),
+        "headers": json.dumps(EVENT["headers"]),
+        "occurred_at": "2026-01-02 03:04:05.6+00",
+    }
+    row = tuple(str(texts[name]).encode() for name in names)
+    parked = Parked(1)
+    dead = DeadLetters("towpath", print, parked)
+    change = Change(Operation.CREATE, relation, row, None, False, TRANSACTION, 3, 0)
+    (expected,) = OutboxRoute(relation, Outbox(), dead, parked, print).records(
+        change, NOW_US
+    )
+    made = Desk().say(EVENT)
+
+    assert expected[:6] == made[:6]
+
+
+@pytest.mark.parametrize(
+    ("payload", "value"),
+    [
+        (b'{ "n":  1.10, "big": 12345678901234567890123.0 }', None),
+        (b"[1, 2]", None),
+        (b"1.50", None),
+        (b"true", None),
+        (b'{"payload": {"payload": 1.0}}', None),
+        (b'{"a": "\\u00e9\\"payload\\": 2"}', None),
+        (b'"just text \\u00e9"', "just text é".encode()),
+        (b'""', b""),
+    ],
+)
+@pytest.mark.parametrize("name", [b"payload", b"p\\u0061yload"], ids=["bare", "hidden"])
+def test_a_payload_passes_as_it_was_written(
+    name: bytes, payload: bytes, value: bytes | None
+):
+    """
+    No number is re-serialised, no space lost; a string is its text.
+    """
+    content = (
+        b'{"note": {"payload": 0}, "id":"1","aggregate_type":"order", "aggregate_id":"4" ,'
+        b' "type":"T","%s" : %s }'
+    )
+    record = Desk().say(content % (name, payload))
+
+    assert (payload if value is None else value) == record.value
+
+
+def test_a_null_payload_is_an_event_without_a_value():
+    """
+    As a row's NULL; other optional members may be null or absent.
+    """
+    record = Desk().say(
+        {**EVENT, "payload": None, "headers": None, "traceparent": None}
+        | {"occurred_at": None, "type": None}
+    )
+
+    assert (None, ["id", "aggregate_type", "position"]) == (
+        record.value,
+        [name for name, _ in record.headers],
+    )
+
+
+@pytest.mark.parametrize(
+    ("inside", "position", "timestamp_ms"),
+    [
+        (True, b"P.0000000003", 1_700_000_000_123),
+        (False, b"00000000000001f8.-", 1_767_323_045_600),
+    ],
+)
+def test_a_message_stands_in_its_transaction_or_at_its_own_lsn(
+    inside: bool, position: bytes, timestamp_ms: int
+):
+    """
+    Outside a transaction there is no commit: the time is when it occurred.
+    """
+    record = Desk().say(EVENT, inside=inside)
+
+    assert (position, position, timestamp_ms) == (
+        record.position,
+        dict(record.headers)["position"],
+        record.timestamp_ms,
+    )
+
+
+@pytest.mark.parametrize(
+    ("occurred_at", "timestamp_ms"),
+    [
+        (None, NOW_US // 1000),
+        ("2999-01-01T00:00:00Z", NOW_US // 1000),
+        ("1960-01-01T00:00:00Z", 1),
+    ],
+)
+def test_a_time_that_kafka_refuses_is_brought_into_its_range(
+    occurred_at: str | None, timestamp_ms: int
+):
+    """
+    The record's timestamp only: the header says what the writer said.
+    """
+    record = Desk().say({**EVENT, "occurred_at": occurred_at}, inside=False)
+
+    assert timestamp_ms == record.timestamp_ms
+
+
+@pytest.mark.parametrize(
+    ("written", "header"),
+    [
+        ("2026-01-02T03:04:05+02:00", b"2026-01-02T01:04:05.000000Z"),
+        ("2026-01-02T03:04:05.6Z", b"2026-01-02T03:04:05.600000Z"),
+        ("2026-01-02T03:04:05.600000Z", b"2026-01-02T03:04:05.600000Z"),
+    ],
+)
+def test_times_are_told_in_utc(written: str, header: bytes):
+    """
+    Whatever zone they were written in.
+    """
+    record = Desk().say({**EVENT, "occurred_at": written})
+
+    assert header == dict(record.headers)["occurred_at"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", NOT_AN_OBJECT),
+        (b"[]", NOT_AN_OBJECT),
+        (b"{", NOT_AN_OBJECT),
+        (b"\xff", NOT_AN_OBJECT),
+        (b'{"id": NaN}', NOT_AN_OBJECT),
+        (b'{"id": "\\ud800"}', NOT_AN_OBJECT),
+        (json.dumps(EVENT).encode() + b"x", NOT_AN_OBJECT),
+        (b"{}", LACKS_MEMBERS),
+        ({k: v for k, v in EVENT.items() if k != "payload"}, LACKS_MEMBERS),
+        ({**EVENT, "id": 7}, NO_ID),
+        ({**EVENT, "id": None}, NO_ID),
+        ({**EVENT, "occurred_at": "now"}, BAD_TIME),
+        ({**EVENT, "occurred_at": 7}, BAD_TIME),
+        ({**EVENT, "occurred_at": "2026-01-02T03:04:05"}, BAD_TIME),
+        ({**EVENT, "headers": "{}"}, HEADERS_NOT_AN_OBJECT),
+        ({**EVENT, "headers": [1]}, HEADERS_NOT_AN_OBJECT),
+        ({**EVENT, "aggregate_type": None}, NO_AGGREGATE_TYPE),
+        ({**EVENT, "aggregate_type": "a b"}, ILLEGAL_TOPIC),
+    ],
+)
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_message_that_makes_no_event_is_a_dead_letter(
+    content: bytes | dict[str, Any], reason: str, inside: bool
+):
+    """
+    With its whole content and the reason, and counted.
+    """
+    desk = Desk()
+    record = desk.say(content, inside=inside)
+    told = json.loads(record.value or b"")["content"]
+    whole = content if isinstance(content, bytes) else json.dumps(content).encode()
+
+    assert ("towpath.dead.relay", {reason: 1}, True) == (
+        record.topic,
+        desk.buried,
+        told == {"base64": "/w=="} or told.encode() == whole,
+    )
+
+
+def test_json_that_is_nested_too_deeply_is_a_dead_letter():
+    """
+    No content stops the relay.
+    """
+    deep = b"[" * 1010 + b"]" * 1010
+    content = json.dumps({**EVENT, "payload": None}).encode()
+    desk = Desk()
+    record = desk.say(content.replace(b'"payload": null', b'"payload": ' + deep))
+
+    assert ("towpath.dead.relay", True) == (
+        record.topic,
+        desk.buried.keys() <= {TOO_DEEP, NOT_AN_OBJECT},
+    )
+
+
+def test_a_bad_message_parks_its_aggregate():
+    """
+    Rows and messages of one aggregate wait behind each other.
+    """
+    desk = Desk()
+    desk.say({**EVENT, "headers": [1]})
+    behind = desk.say(EVENT, ordinal=4)
+    other = desk.say({**EVENT, "aggregate_id": "43"}, ordinal=5)
+
+    assert (BEHIND.encode(), "outbox.event.order") == (
+        dict(behind.headers)["reason"],
+        other.topic,
+    )
+
+
+def test_a_number_as_an_id_is_its_text():
+    """
+    As it was written.
+    """
+    assert b"42" == Desk().say({**EVENT, "aggregate_id": 42}).key
+
+
+def test_options_take_members_by_their_names():
+    """
+    Placements, routes and versions; our names stay under the preset too.
+    """
+    outbox = Relay.model_validate(
+        {
+            "preset": "debezium",
+            "outbox": {
+                "route_by": "region",
+                "placements": ["type:header:eventType", "p:partition", "x:envelope"],
+            },
+        }
+    ).outbox
+    record = Desk(outbox).say({**EVENT, "region": "eu", "p": 2, "x": True})
+    marks = dict(record.headers)
+
+    assert (
+        ("outbox.event.eu", 2, b'{"payload":{"total": 1},"x":"true"}'),
+        (b"OrderPlaced", b"2026-01-02T03:04:05.600000Z"),
+    ) == (
+        (record.topic, record.partition, record.value),
+        (marks["eventType"], marks["occurred_at"]),
+    )
+
+
+def test_a_replay_gives_the_same_records():
+    """
+    Position and all: what Kafka has can be told apart (A83).
+    """
+    first, again = (Desk().say(EVENT, inside=inside) for inside in (False, False))
+
+    assert first == again

@@ -1,0 +1,51 @@
+"""How a row's value becomes a topic."""
+
+import pytest
+
+from towpath.relay.routing.topic_rule import TopicRule
+from towpath.settings.outbox import Outbox
+
+
+@pytest.mark.parametrize(
+    ("regex", "replacement", "value", "topic"),
+    [
+        ("(.*)Order", "$1s", "EuOrder", "Eus"),
+        ("(.*)Order", "$1s", "Customer", "Customer"),
+        (
+            "(?<routedByValue>.*)",
+            "outbox.event.${routedByValue}",
+            "a",
+            "outbox.event.a",
+        ),
+        ("(?<a>x)|(?<b>y)", "${a}-${b}", "y", "-y"),
+        ("(a)(b)", "$2$1$0", "ab", "baab"),
+        ("(a)", "$12", "a", "a2"),
+        ("(a)b", r"\$1$1", "ab", "$1a"),
+        ("a|ab", "x", "ab", "xb"),
+        ("a.c", "y", "xabcx", "xabcx"),
+    ],
+)
+def test_values_are_rewritten_as_javas_matcher_does(
+    regex: str, replacement: str, value: str, topic: str
+):
+    """
+    The whole value must match, and then the first match is replaced (A48).
+    """
+    outbox = Outbox(
+        topic="{aggregate_type}", route_regex=regex, route_replacement=replacement
+    )
+
+    assert topic == TopicRule(outbox, frozenset())._rewritten(value)
+
+
+def test_the_template_goes_round_what_was_rewritten():
+    """
+    First the pattern, then the template.
+    """
+    outbox = Outbox(
+        topic="events.{aggregate_type}.v1",
+        route_regex="(.*)Order",
+        route_replacement="$1",
+    )
+
+    assert "events.eu.v1" == TopicRule(outbox, frozenset()).topic("euOrder")

@@ -1,0 +1,64 @@
+"""W3C trace context: what is continued and what is carried as it is."""
+
+import pytest
+
+from towpath.relay.routing.trace import continued, from_properties
+
+TRACE_ID = b"0af7651916cd43dd8448eb211c80319c"
+PARENT = b"b7ad6b7169203331"
+GOOD = b"00-" + TRACE_ID + b"-" + PARENT + b"-01"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"x",
+        GOOD.upper(),
+        GOOD[:-1],
+        GOOD + b"0",
+        GOOD + b"-more",
+        GOOD + b"\n",
+        b"ff" + GOOD[2:],
+        b"00-" + b"0" * 32 + b"-" + PARENT + b"-01",
+        b"00-" + TRACE_ID + b"-" + b"0" * 16 + b"-01",
+    ],
+)
+def test_what_is_no_trace_context_is_carried_untouched(text: bytes):
+    """
+    The W3C's syntax decides, zeros and the forbidden version included.
+    """
+    assert text == continued(text, b"P.1")
+
+
+def test_the_span_depends_on_the_record_alone():
+    """
+    The same position gives the same parent, another position another.
+    """
+    first, again, other = (continued(GOOD, p) for p in (b"P.1", b"P.1", b"P.2"))
+
+    assert (True, False, len(GOOD)) == (first == again, first == other, len(first))
+
+
+def test_a_later_version_is_continued_as_ours():
+    """
+    Of a version to come the parts that we know are kept.
+    """
+    made = continued(b"01" + GOOD[2:] + b"-more", b"P.1")
+
+    assert (b"00-" + TRACE_ID + b"-", b"-01") == (made[:36], made[-3:])
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (b"#c\ntraceparent=" + GOOD + b"\ntracestate=a\n", GOOD),
+        (b"traceparent : " + GOOD, GOOD),
+        (b"uber-trace-id=1", None),
+    ],
+)
+def test_properties_are_searched_for_the_context(text: bytes, found: bytes | None):
+    """
+    Java's properties, as Debezium's tracing column has them.
+    """
+    assert found == from_properties(text)

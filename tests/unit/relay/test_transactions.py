@@ -1,0 +1,185 @@
+"""Transaction metadata: BEGIN, places and END."""
+
+import io
+import json
+
+import fastavro
+import pytest
+
+from towpath.relay.routing.documents import Documents
+from towpath.relay.routing.transactions import TransactionMetadata
+from towpath.relay.wal.sequencer import Transaction
+from towpath.settings.rows import RecordFormat
+
+COMMITTED_US = 1_700_000_000_123_456
+TRANSACTION = Transaction(
+    571, 53195829, 53195829, COMMITTED_US, b"%016x." % 53195829, None
+)
+
+
+def no_registry(subject: str, _schema: str) -> int:
+    """Answer for a registry that is not to be asked."""
+    return pytest.fail(f"asked for {subject}")
+
+
+@pytest.fixture
+def metadata() -> TransactionMetadata:
+    """Make one that has begun a transaction."""
+    made = TransactionMetadata("shop", Documents(RecordFormat.JSON, no_registry))
+    made.begin(TRANSACTION)
+    return made
+
+
+def test_begin_and_end_tell_of_two_tables(metadata: TransactionMetadata):
+    """
+    A78: two events of two tables: total order 1, 2, per table 1, 1, and END's counts.
+    """
+    places = [metadata.place("s1.a"), metadata.place("s2.a")]
+    begin, end = metadata.due(), metadata.end(TRANSACTION, 2)
+
+    assert (
+        [(1, 1), (2, 1)],
+        {
+            "status": "BEGIN",
+            "id": "571:53195829",
+            "event_count": None,
+            "data_collections": None,
+            "ts_ms": COMMITTED_US // 1000,
+            "commit_lsn": 53195829,
+        },
+        {
+            "status": "END",
+            "id": "571:53195829",
+            "event_count": 2,
+            "data_collections": [
+                {"data_collection": "s1.a", "event_count": 1},
+                {"data_collection": "s2.a", "event_count": 1},
+            ],
+            "ts_ms": COMMITTED_US // 1000,
+            "commit_lsn": 53195829,
+        },
+    ) == (
+        [place[1:] for place in places],
+        json.loads(begin.value),
+        json.loads(end.value),
+    )
+
+
+def test_one_id_stands_on_all_of_a_transaction(metadata: TransactionMetadata):
+    """
+    A80: BEGIN, every event and END carry the same id, which is the records' key.
+    """
+    ids = [metadata.place("s.a").transaction_id for _ in range(5)]
+    records = [metadata.due(), metadata.end(TRANSACTION, 5)]
+    ids += [json.loads(record.value)["id"] for record in records]
+    ids += [record.key.decode() for record in records]
+
+    assert {"571:53195829"} == set(ids)
+
+
+def test_begin_and_end_have_rising_positions_of_their_own(
+    metadata: TransactionMetadata,
+):
+    """
+    BEGIN stands at ordinal 0, END behind the last message; the header says so too.
+    """
+    metadata.place("s.a")
+    records = [metadata.due(), metadata.end(TRANSACTION, 12)]
+
+    assert (
+        [
+            b"00000000032bb435.0000000000",
+            b"00000000032bb435.0000000012.1",
+        ],
+        ["shop.transaction"] * 2,
+    ) == (
+        [dict(record.headers)["position"] for record in records],
+        [record.topic for record in records],
+    )
+
+
+def test_begin_is_due_once_and_not_before_an_event(metadata: TransactionMetadata):
+    """
+    BEGIN is told with the first event.
+    """
+    seen = [metadata.due()]
+    metadata.place("s.a")
+    seen += [metadata.due()]
+    metadata.place("s.a")
+    seen += [metadata.due()]
+
+    assert [False, True, False] == [record is not None for record in seen]
+
+
+def test_a_transaction_without_an_event_has_neither(metadata: TransactionMetadata):
+    """
+    Transactions that touch no captured table do not flood the topic.
+    """
+    assert (None, None) == (metadata.due(), metadata.end(TRANSACTION, 3))
+
+
+def test_each_transaction_counts_from_one(metadata: TransactionMetadata):
+    """
+    Counts and collections of one transaction do not reach into the next.
+    """
+    metadata.place("s.a")
+    metadata.end(TRANSACTION, 1)
+    following = TRANSACTION._replace(xid=572, commit_lsn=53195900)
+    metadata.begin(following)
+    place = metadata.place("s.b")
+    end = json.loads(metadata.end(following, 1).value)
+
+    assert (
+        ("572:53195900", 1, 1),
+        [{"data_collection": "s.b", "event_count": 1}],
+    ) == (place, end["data_collections"])
+
+
+def test_with_schemas_key_and_value_bring_them_along():
+    """
+    Debezium's converter finds its own structs, the key one of a single field.
+    """
+    made = TransactionMetadata("shop", Documents(RecordFormat.JSON_SCHEMA, no_registry))
+    made.begin(TRANSACTION)
+    made.place("s.a")
+    record = made.end(TRANSACTION, 1)
+    key, value = json.loads(record.key), json.loads(record.value)
+
+    assert (
+        {"id": "571:53195829"},
+        "io.debezium.connector.common.TransactionMetadataValue",
+        {field["field"] for field in value["schema"]["fields"]},
+    ) == (key["payload"], value["schema"]["name"], value["payload"].keys())
+
+
+def test_in_avro_begin_and_end_read_back():
+    """
+    Behind the schema's id stand the same documents, nulls included.
+    """
+    registered: list[tuple[str, str]] = []
+
+    def register(subject: str, schema: str) -> int:
+        registered.append((subject, schema))
+        return len(registered)
+
+    made = TransactionMetadata("shop", Documents(RecordFormat.AVRO, register))
+    made.begin(TRANSACTION)
+    made.place("s.a")
+    records = [made.due(), made.end(TRANSACTION, 1)]
+    schema = fastavro.parse_schema(json.loads(registered[1][1]))
+    begin, end = (
+        fastavro.schemaless_reader(io.BytesIO(record.value[5:]), schema, None)
+        for record in records
+    )
+
+    assert (
+        ["shop.transaction-key", "shop.transaction-value"],
+        b"\0\0\0\0\2",
+        ("BEGIN", None, None),
+        ("END", 1, [{"data_collection": "s.a", "event_count": 1}]),
+    ) == (
+        [subject for subject, _ in registered],
+        records[0].value[:5],
+        (begin["status"], begin["event_count"], begin["data_collections"]),
+        (end["status"], end["event_count"], end["data_collections"]),
+    )

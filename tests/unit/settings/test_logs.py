@@ -1,0 +1,76 @@
+"""Every line that a process of ours prints is one JSON object."""
+
+import json
+import subprocess
+import sys
+
+TALKATIVE = """
+import logging, threading, warnings
+import structlog
+from towpath.settings.logs import configure_logs
+
+LOG = structlog.get_logger("towpath.part")
+configure_logs()
+
+def fail(password):
+    raise ValueError("no")
+
+LOG.info("told", fact=1)
+LOG.debug("not told")
+logging.getLogger("library").warning("said %d", 2)
+logging.getLogger("library").error("said %d", "badly")
+logging.getLogger("library").info("not said")
+warnings.warn("careful")
+try:
+    fail("hunter2")
+except ValueError:
+    LOG.exception("failed")
+thread = threading.Thread(target=fail, args=("hunter2",))
+thread.start()
+thread.join()
+fail("hunter2")
+"""
+
+
+def talk() -> subprocess.CompletedProcess[str]:
+    """Let a process log, warn and fail in every way."""
+    return subprocess.run(
+        [sys.executable, "-c", TALKATIVE], capture_output=True, text=True, check=False
+    )
+
+
+def test_every_line_is_json_with_time_level_logger_and_event():
+    """
+    Our records, libraries' records, warnings and failures have one form.
+    """
+    talked = talk()
+    told = [json.loads(line) for line in talked.stderr.splitlines()]
+
+    assert (
+        "",
+        1,
+        [
+            ("info", "towpath.part", "told"),
+            ("warning", "library", "captured by the standard library's logging"),
+            ("error", "library", "captured by the standard library's logging"),
+            ("warning", "py.warnings", "captured by the standard library's logging"),
+            ("error", "towpath.part", "failed"),
+            ("critical", "towpath", "unexpected failure"),
+            ("critical", "towpath", "unexpected failure"),
+        ],
+        True,
+    ) == (
+        talked.stdout,
+        talked.returncode,
+        [(one["level"], one["logger"], one["event"]) for one in told],
+        all(one["at"].endswith("Z") for one in told),
+    )
+
+
+def test_a_failure_is_told_without_the_values_of_its_variables():
+    """
+    Tracebacks name places; what stood in local variables may be a credential.
+    """
+    told = talk().stderr
+
+    assert (True, False) == ('"exc_value": "no"' in told, "hunter2" in told)

@@ -1,0 +1,381 @@
+"""What a wrong configuration is told: every mistake at once, with a way out."""
+
+from pathlib import Path
+
+import pytest
+
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings import Settings, load
+
+GOOD = """
+version = 1
+[[source]]
+dsn = "postgresql://u@127.0.0.1/shop"
+tables = ["shop.orders", "shop.customers"]
+[kafka]
+bootstrap_servers = "127.0.0.1:9092"
+[registry]
+url = "http://127.0.0.1:8081"
+"""
+
+
+def read(folder: Path, more: str, **environ: str) -> Settings:
+    """Load the good file with more text under this environment."""
+    path = folder / "towpath.toml"
+    path.write_text(GOOD + more, encoding="utf-8")
+    return load(path, environ)
+
+
+def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
+    """Return what is wrong with the good file and more text."""
+    with pytest.raises(ConfigurationError) as caught:
+        read(folder, more, **environ)
+    return caught.value.mistakes
+
+
+@pytest.mark.parametrize(
+    ("more", "mistake"),
+    [
+        (
+            '[relay]\ndelivery = "transactionel"',
+            (
+                "relay.delivery: 'transactionel' is none of 'idempotent', "
+                "'transactional'; "
+                "did you mean 'transactional'?"
+            ),
+        ),
+        (
+            '[relay]\npreset = "debezum"',
+            (
+                "relay.preset: 'debezum' is none of 'towpath', 'debezium'; "
+                "did you mean 'debezium'?"
+            ),
+        ),
+        (
+            "[relay]\ndelivery = 3",
+            "relay.delivery: 3 is none of 'idempotent', 'transactional'",
+        ),
+        (
+            '[topics]\npartitions = "many"',
+            "topics.partitions: expected a whole number, not 'many'",
+        ),
+        (
+            "[topics]\nretention_hours = 1.5",
+            "topics.retention_hours: expected a whole number, not 1.5",
+        ),
+        ("[topics]\npartitions = 0", "topics.partitions: must be at least 1, not 0"),
+        (
+            "[relay]\nheartbeat_interval_s = -1",
+            "relay.heartbeat_interval_s: must be more than 0, not -1",
+        ),
+        (
+            "[relay]\nheartbeat_query = 5",
+            "relay.heartbeat_query: expected text in quotes, not 5",
+        ),
+        (
+            '[relay.rows]\ntombstones = "maybe"',
+            "relay.rows.tombstones: expected true or false, not 'maybe'",
+        ),
+        (
+            '[relay.rows]\ninclude_columns = "a"',
+            (
+                'relay.rows.include_columns: expected a list, such as ["a", "b"], '
+                "not 'a'"
+            ),
+        ),
+        (
+            "[relay]\nrows = [1]",
+            "relay.rows: expected a section with keys of its own, not a list",
+        ),
+        (
+            "[relay.rows]\nkey_columns = true",
+            "relay.rows.key_columns: expected a table of keys and values, not true",
+        ),
+        (
+            '[relay.rows.key_columns]\norders = ["id"]',
+            "relay.rows.key_columns.orders: must be schema.table, not 'orders'",
+        ),
+        (
+            '[relay.rows]\nexclude_columns = ["a.(b"]',
+            (
+                "relay.rows.exclude_columns.0: not a regular expression: "
+                "missing ), unterminated subpattern at position 2: 'a.(b'"
+            ),
+        ),
+        (
+            '[relay.outbox]\nplacements = ["a:header", "b:heder"]',
+            (
+                "relay.outbox.placements.1: 'b:heder': 'heder' is none of 'header', "
+                "'partition', 'envelope'"
+            ),
+        ),
+        (
+            '[relay.outbox]\nplacements = ["a"]',
+            (
+                "relay.outbox.placements.0: 'a' is not column:header, "
+                "column:partition or "
+                "column:envelope"
+            ),
+        ),
+        (
+            '[relay.outbox]\ntopic = "a {aggregate_type}"',
+            (
+                "relay.outbox.topic: 'a {aggregate_type}' is not a topic that Kafka "
+                "takes: "
+                "letters, digits, dots, dashes and underscores, and "
+                "{aggregate_type} for "
+                "the aggregate type"
+            ),
+        ),
+        (
+            '[relay.outbox]\ntopic = "{aggregate}"',
+            (
+                "relay.outbox.topic: '{aggregate}' is not a topic that Kafka takes: "
+                "letters, digits, dots, dashes and underscores, and "
+                "{aggregate_type} for "
+                "the aggregate type"
+            ),
+        ),
+        (
+            "[relay]\nchunk_row = 1",
+            "relay.chunk_row: unknown key; did you mean 'chunk_rows'?",
+        ),
+        (
+            "[topics]\ntombstones = true",
+            "topics.tombstones: unknown key; did you mean 'relay.rows.tombstones'?",
+        ),
+        (
+            '[[relay.rows.mask]]\ncolumns = ["a"]\nform = "hash"\nalgorithm = "MD0"',
+            (
+                "relay.rows.mask.0.algorithm: 'MD0' is no hash that is known here, "
+                "such as "
+                "'SHA-256'"
+            ),
+        ),
+    ],
+)
+def test_each_mistake_says_what_was_expected(
+    tmp_path: Path, more: str, mistake: str
+) -> None:
+    """
+    The key, what it takes, what stands there, and the nearest valid word.
+    """
+    assert mistakes(tmp_path, more) == (mistake,)
+
+
+@pytest.mark.parametrize(
+    ("more", "mistake"),
+    [
+        (
+            '[relay.rows.key_columns]\n"shop.order" = ["id"]',
+            (
+                "relay.rows.key_columns.shop.order: not one of source.tables; "
+                "did you mean 'shop.orders'?"
+            ),
+        ),
+        (
+            '[relay.outbox]\ntable = "shop.orders"',
+            (
+                "source.tables: shop.orders is the outbox (relay.outbox.table), "
+                "whose rows "
+                "become events: leave it out"
+            ),
+        ),
+        (
+            "[relay]\nretained_critical_bytes = 1",
+            (
+                "relay.retained_critical_bytes: must be at least "
+                "relay.retained_warning_bytes, which is 10737418240"
+            ),
+        ),
+        (
+            '[relay.outbox]\nroute_replacement = "a"',
+            "relay.outbox.route_replacement: needs relay.outbox.route_regex",
+        ),
+        (
+            (
+                '[relay.outbox]\nroute_regex = "(?<a>.)(.)"\n'
+                'route_replacement = "$1 ${a} $2 $21 ${b} $3"'
+            ),
+            (
+                "relay.outbox.route_replacement: ${b} is no group of "
+                "relay.outbox.route_regex"
+            ),
+        ),
+        (
+            '[relay.messages]\ninclude = ["a"]\nexclude = ["b"]',
+            "relay.messages: include and exclude exclude each other",
+        ),
+    ],
+)
+def test_sections_that_contradict_each_other_are_mistakes(
+    tmp_path: Path, more: str, mistake: str
+) -> None:
+    """
+    What can be seen without a server is seen when the file is read.
+    """
+    assert mistakes(tmp_path, more)[0] == mistake
+
+
+def test_contradictions_are_told_together_with_other_mistakes(tmp_path: Path) -> None:
+    """
+    A wrong value elsewhere does not hide that two sections contradict each other.
+    """
+    more = """
+    [relay]
+    delivery = "x"
+    retained_critical_bytes = 1
+    [[sink]]
+    kind = "cash"
+    """
+    found = mistakes(tmp_path, more)
+    about = sorted(line.partition(":")[0] for line in found)
+    expected = [
+        "relay.delivery",
+        "relay.retained_critical_bytes",
+        "sink.0.kind",
+        "sink.0.name",
+        "sink.0.route",
+        "sink.0.url",
+    ]
+
+    assert expected == about
+
+
+def test_a_check_is_left_out_while_its_keys_are_wrong(tmp_path: Path) -> None:
+    """
+    A table's name that is a mistake is not told again as a table that is missing.
+    """
+    path = tmp_path / "towpath.toml"
+    text = GOOD.replace('"shop.orders"', '"orders"')
+    path.write_text(text + '[relay.rows.key_columns]\n"shop.orders" = ["id"]')
+    with pytest.raises(ConfigurationError) as caught:
+        load(path, {})
+
+    assert caught.value.mistakes == (
+        "source.0.tables.0: must be schema.table, not 'orders'",
+    )
+
+
+def test_the_environment_reaches_every_depth(tmp_path: Path) -> None:
+    """
+    Nested keys, lists and tables, as TOML or as JSON, and Kafka's own settings.
+    """
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2\n", encoding="utf-8")
+    settings = read(
+        tmp_path,
+        '[[sink]]\nname = "big-cache"\nkind = "cache"\nurl = "x"\n'
+        '[[sink.route]]\ntopic = "a"\nname = "a"\n',
+        TOWPATH_RELAY__OUTBOX__TOPIC="events.{aggregate_type}",
+        TOWPATH_RELAY__OUTBOX__COLUMNS__ID="event_id",
+        TOWPATH_RELAY__ROWS__TOMBSTONES="false",
+        TOWPATH_RELAY__ROWS__KEY_COLUMNS='{"shop.orders": ["number"]}',
+        TOWPATH_RELAY__TRANSACTIONS="{metadata = true}",
+        TOWPATH_SOURCE__TABLES='["shop.orders"]',
+        TOWPATH_KAFKA__CLIENT__SASL_PASSWORD_FILE=str(secret),
+        TOWPATH_SINK__BIG_CACHE__URL="redis://other",
+    )
+    found = (
+        settings.relay.outbox.topic,
+        settings.relay.outbox.columns.id,
+        settings.relay.rows.tombstones,
+        settings.relay.rows.key_columns,
+        settings.relay.transactions.metadata,
+        settings.database.tables,
+        settings.kafka.client,
+        settings.sink[0].url,
+    )
+    expected = (
+        "events.{aggregate_type}",
+        "event_id",
+        False,
+        {"shop.orders": ("number",)},
+        True,
+        ("shop.orders",),
+        {"sasl.password": "hunter2"},
+        "redis://other",
+    )
+
+    assert expected == found
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "mistake"),
+    [
+        (
+            "TOWPATH_TOPICS__PARTITIONS",
+            "many",
+            "TOWPATH_TOPICS__PARTITIONS: expected a whole number, not 'many'",
+        ),
+        (
+            "TOWPATH_SOURCE__TABLES",
+            '["orders"]',
+            "TOWPATH_SOURCE__TABLES[0]: must be schema.table, not 'orders'",
+        ),
+        (
+            "TOWPATH_SOURCE__TABLES",
+            "shop.orders",
+            (
+                "TOWPATH_SOURCE__TABLES: expected a list or a table in TOML or JSON, "
+                "not 'shop.orders'"
+            ),
+        ),
+        (
+            "TOWPATH_KAFKA__BOOTSTRAP",
+            "x:1",
+            (
+                "TOWPATH_KAFKA__BOOTSTRAP: unknown key; "
+                "did you mean 'TOWPATH_KAFKA__BOOTSTRAP_SERVERS'?"
+            ),
+        ),
+        (
+            "TOWPATH_KAFKA__CLIENT__ACKS",
+            "1",
+            (
+                "TOWPATH_KAFKA__CLIENT__ACKS: 'acks' is set by the relay itself: "
+                "leave it out"
+            ),
+        ),
+        (
+            "TOWPATH_RELAY__DELIVERY",
+            "idempotant",
+            (
+                "TOWPATH_RELAY__DELIVERY: 'idempotant' is none of 'idempotent', "
+                "'transactional'; did you mean 'idempotent'?"
+            ),
+        ),
+    ],
+)
+def test_a_bad_value_is_named_by_its_variable(
+    tmp_path: Path, variable: str, value: str, mistake: str
+) -> None:
+    """
+    Whoever set a variable reads its name, not a key of a file that is right.
+    """
+    assert mistakes(tmp_path, "", **{variable: value}) == (mistake,)
+
+
+@pytest.mark.parametrize(
+    ("address", "is_good"),
+    [
+        ("broker:9092", True),
+        ("a:1, b:2", True),
+        ("[::1]:9092", True),
+        ("broker", False),
+        ("kafka://broker:9092", False),
+        ("", False),
+    ],
+)
+def test_brokers_are_hosts_with_ports(
+    tmp_path: Path, address: str, *, is_good: bool
+) -> None:
+    """
+    An address that no client could connect to is told before one tries.
+    """
+    environ = {"TOWPATH_KAFKA__BOOTSTRAP_SERVERS": address}
+    if is_good:
+        assert read(tmp_path, "", **environ).kafka.bootstrap_servers == address
+        return
+
+    assert "must be host:port" in mistakes(tmp_path, "", **environ)[0]

@@ -1,0 +1,49 @@
+"""Secrets do not show, wherever a configuration is printed."""
+
+import pytest
+
+from towpath.settings.secrets import MASKED, masked
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://u:pw@h/d", f"postgresql://u:{MASKED}@h/d"),
+        ("postgresql://u:p@w@h/d", f"postgresql://u:{MASKED}@h/d"),
+        ("postgresql://u:p/w@h/d", f"postgresql://u:{MASKED}@h/d"),
+        ("redis://:pw@h:1/0", f"redis://:{MASKED}@h:1/0"),
+        ("postgresql://u@h/d", "postgresql://u@h/d"),
+        ("http://h:8081/x", "http://h:8081/x"),
+        ("host=h password=pw user=u", f"host=h password={MASKED} user=u"),
+        ("host=h password = 'a b\\' c' user=u", f"host=h password = {MASKED} user=u"),
+        (
+            "postgresql://u@h/d?sslpassword=pw&sslmode=require",
+            f"postgresql://u@h/d?sslpassword={MASKED}&sslmode=require",
+        ),
+    ],
+)
+def test_a_password_in_an_address_is_masked(text: str, shown: str) -> None:
+    """
+    In a URL, in its options and in key=value pairs; the rest of the address stays.
+    """
+    assert masked(text) == shown
+
+
+def test_secrets_are_masked_by_their_keys_at_any_depth() -> None:
+    """
+    Salts, passwords and tokens; an empty one shows that there is none.
+    """
+    document = {
+        "kafka": {"client": {"sasl.password": "a", "sasl.username": "b"}},
+        "relay": {"rows": {"mask": [{"salt": "c", "form": "hash"}, {"salt": ""}]}},
+        "sink": [{"url": "redis://x:y@h"}],
+        "n": 5,
+    }
+    expected = {
+        "kafka": {"client": {"sasl.password": MASKED, "sasl.username": "b"}},
+        "relay": {"rows": {"mask": [{"salt": MASKED, "form": "hash"}, {"salt": ""}]}},
+        "sink": [{"url": f"redis://x:{MASKED}@h"}],
+        "n": 5,
+    }
+
+    assert expected == masked(document)

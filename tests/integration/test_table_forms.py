@@ -36,7 +36,7 @@ from towpath.settings.relay import Relay
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 CLOCK = SystemClock()
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = 60.0
 NOW_US: Final = 1_700_000_000_000_000
 UUID = "6f1c1a3e-0000-4000-8000-0123456789ab"
 
@@ -75,6 +75,7 @@ LITERALS = [
     Literal("real", "'NaN'", "NaN", SAME),
     Literal("real", "0.1", 0.1, SAME),
     Literal("double precision", "1e308", 1e308, SAME),
+    Literal("double precision", "0.1::float8 + 0.2", 0.30000000000000004, SAME),
     Literal("double precision", "'-Infinity'", "-Infinity", SAME),
     Literal("numeric(5)", "12345", "12345", "MDk="),
     Literal("numeric(5)", "-7", "-7", "+Q=="),

@@ -107,13 +107,20 @@ class World:
         self.copies.clear()
         self.is_hurt = True
 
-    def promote(self, lag: int) -> None:
+    def idle(self, size: int) -> None:
+        """Write log that holds no commit of ours."""
+        end_lsn = self.server.end_lsn + 8 * size
+        self.server = replace(self.server, end_lsn=end_lsn)
+
+    def promote(self, lag: int, idle: int) -> None:
         """Promote a standby that lacks the last commits; it has the slot in step."""
         old = self.server
         kept = old.commits[: len(old.commits) - lag] if lag else old.commits
         end = (
             old.commits[len(kept)].lsn if len(kept) < len(old.commits) else old.end_lsn
         )
+        # It may lack the idle end of the log as well.
+        end = max(end - 8 * idle, kept[-1].lsn + 8 if kept else BEGINNING_LSN)
         slot = None if old.saved_lsn is None else min(old.saved_lsn, end)
         fork = Fork(old.timeline, end)
         self.server = replace(
@@ -163,6 +170,10 @@ class World:
         assert reason is None or self.is_hurt, f"announced without a cause: {reason}"
         assert reason is not None or not must_tell, f"not announced: {harm}"
         self.is_hurt = False
+        if decision.is_changed and not decision.is_new:
+            lsn, log_lsn, heartbeat = self.confirmed
+            now = decision.confirmed_lsn
+            self.confirmed = (now, log_lsn - lsn + now, heartbeat)
         self.lineages = decision.lineages
         if crash_at == 0:
             # What is pending still lacks its slot, whatever else happens.
@@ -178,7 +189,7 @@ class World:
             self.lineages = (*self.lineages[:-1], begun)
         self.forgiven = self.lost() | self.forgiven
         if crash_at > 1:
-            self.commit(1, beats=1)
+            self.commit(5, beats=1)
             self._stream(count)
 
     def _stream(self, count: int) -> None:
@@ -254,7 +265,8 @@ STEPS = st.lists(
         st.tuples(st.just("follow"), st.just(3), st.just(0)),
         st.tuples(st.just("copy")),
         st.tuples(st.just("restore"), st.integers(0, 3)),
-        st.tuples(st.just("promote"), st.integers(0, 4)),
+        st.tuples(st.just("promote"), st.integers(0, 4), st.integers(0, 60)),
+        st.tuples(st.just("idle"), st.integers(1, 50)),
         st.sampled_from(
             [
                 ("load_elsewhere",),
@@ -295,7 +307,7 @@ def test_positions_never_go_back_and_every_gap_is_told(steps: list[tuple]):
             "_timeline_reasons",
             [
                 *[("commit", 1), ("commit", 1), ("follow", 3, 2)],
-                *[("promote", 2), ("commit", 9)],
+                *[("promote", 2, 0), ("commit", 9)],
             ],
         ),
         (

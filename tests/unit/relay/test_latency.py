@@ -50,8 +50,9 @@ def test_a_clock_that_is_off_does_not_show_in_latencies():
 
 def test_a_corrected_clock_is_followed_within_two_windows():
     """
-    B82: after our clock is set forward, what was seen before holds for one window
-    more, so that the first frame of a window decides nothing alone, and is forgotten.
+    B82: after our clock is set forward, what was seen before is forgotten.
+
+    It holds for one window more, so that the first frame of a window decides nothing.
     """
     clock = SourceClock()
     clock.observe(BEGAN_US, BEGAN_US)

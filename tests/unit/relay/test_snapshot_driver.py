@@ -887,3 +887,42 @@ def test_a_chunk_that_is_cut_goes_on_behind_its_last_judged_row(loop: Loop):
 
     assert ([], True, chunk.chunk_id) == (list(end.rows), end.is_last, end.chunk_id)
     assert (b"1",) == again.after_key
+
+
+def test_a_chunk_of_which_nothing_went_out_is_cut_in_silence():
+    """
+    Where every judged row was dropped there is no delivery to end.
+    """
+    loop = Loop(max_touches=2)
+    loop.rows_per_turn = 1
+    loop.accept()
+    first = loop.begin_reading()
+    loop.driver.recorders[OID].touch((b"1",), 500, 98)
+    loop.read(first, 1, 2)
+    loop.see(first.low_token)
+    loop.see(first.high_token)
+    for number in range(2):
+        loop.driver.recorders[OID].touch((b"%d" % number,), 501 + number, 99)
+    loop.tell()
+    thrown_away = loop.types()
+    loop.see(loop.one(do.WriteWatermark).token)
+    loop.tell(told.VisibilityRead(SEES_ALL))
+
+    assert "EmitRows" not in thrown_away
+    assert (b"1",) == loop.one(do.ReadChunk).after_key
+
+
+def test_a_high_watermark_may_be_seen_before_its_rows_are_here(loop: Loop):
+    """
+    The stream may be ahead of the reader: the next chunk's low watermark is known.
+    """
+    loop.accept()
+    first = loop.begin_reading()
+    loop.see(first.low_token)
+    loop.see(first.high_token)
+    loop.read(first, 1, 2)
+    second = loop.one(do.ReadChunk)
+    loop.read(second, 3)
+    loop.see(second.high_token)
+
+    assert (None, 300) == (second.low_token, loop.one(do.EmitRows).log_lsn)

@@ -109,6 +109,18 @@ def test_a_later_chunk_begins_after_the_last_key():
     ) == chunks.chunk_query(ask, LINES)
 
 
+def test_listed_keys_are_spelt_without_reading_the_table():
+    """
+    What a signal calls a key is cast to the key's types, and nothing is locked.
+    """
+    keys = ((b"07", b"1"), (b"it's", b"2"))
+
+    assert (
+        "copy (values ('07'::bigint, '1'::integer), ('it''s'::bigint, '2'::integer))"
+        " to stdout"
+    ) == chunks.spelling_query(keys, LINES)
+
+
 def test_listed_keys_are_read_without_a_range():
     """
     Keys to be read again are looked up wherever they stand.

@@ -109,8 +109,8 @@ def test_a_payload_passes_as_it_was_written(
     No number is re-serialised, no space lost; a string is its text.
     """
     content = (
-        b'{"note": {"payload": 0}, "id":"1","aggregate_type":"order", "aggregate_id":"4" ,'
-        b' "type":"T","%s" : %s }'
+        b'{"a": {"payload": 0}, "id":"1","aggregate_type":"order", "aggregate_id":"4",'
+        b' "type":"T" ,"%s" : %s }'
     )
     record = Desk().say(content % (name, payload))
 

@@ -29,7 +29,8 @@ from towpath.relay.postgres.history import History, Memory
 from towpath.relay.postgres.ownership import Ownership
 from towpath.relay.postgres.replication import SlotStream
 from towpath.relay.postgres.snapshots import SnapshotWorker
-from towpath.relay.state import LINEAGE_KEY, SETTINGS_KEY
+from towpath.relay.routing.record import Record
+from towpath.relay.state import CONFIRMED_KEY, LINEAGE_KEY, SETTINGS_KEY
 from towpath.relay.stored_settings import as_before, deciding, differences
 from towpath.schemas.position import format_lsn
 from towpath.settings import DeliveryMode, Settings

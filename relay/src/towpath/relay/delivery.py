@@ -45,11 +45,11 @@ class Delivery:
 
     __slots__ = ("_ledger", "committed_us", "end_lsn", "pending")
 
-    def __init__(self, ledger: "DeliveryLedger") -> None:
+    def __init__(self, ledger: "DeliveryLedger", committed_us: int = 0) -> None:
         self._ledger = ledger
         self.pending = 0
         self.end_lsn = 0
-        self.committed_us = 0
+        self.committed_us = committed_us
 
     def expect(self, value: bytes | None) -> None:
         """Count a record in, before it is handed to the client."""
@@ -124,9 +124,7 @@ class DeliveryLedger:
         Args:
             committed_us: When it was committed; 0: its latency is not looked at.
         """
-        delivery = Delivery(self)
-        delivery.committed_us = committed_us
-        self._open = delivery
+        delivery = self._open = Delivery(self, committed_us)
         return delivery
 
     def commit(self, end_lsn: int) -> None:

@@ -9,6 +9,7 @@ own reasons, the states that Postgres and snapshots have. A quantity that is not
 import importlib.metadata
 import platform
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from prometheus_client.core import (
@@ -26,6 +27,30 @@ from towpath.schemas.clock import Clock
 
 WAL_STATUSES: Final = ("reserved", "extended", "unreserved", "lost")
 _MICROSECONDS: Final = 1_000_000
+
+_HELP: Final = MappingProxyType(
+    {
+        telemetry.RELAY_STREAMING: "1 while the slot's stream is open.",
+        telemetry.RELAY_PARKED_KEYS: "Aggregates set aside behind a dead letter.",
+        telemetry.RELAY_IN_FLIGHT_BYTES: "Handed to Kafka and not acknowledged.",
+        telemetry.RELAY_IN_FLIGHT_LIMIT: "In-flight bytes at which reading stops.",
+        telemetry.RELAY_CONFIRMED_LSN: "LSN below which the server may forget.",
+        telemetry.RELAY_RECEIVED_LSN: "LSN up to which the log was read.",
+        telemetry.RELAY_CLOCK_AHEAD: "What our clock is ahead of the source's.",
+        telemetry.RELAY_HEARTBEATS: "Counter of our last heartbeat that came round.",
+        telemetry.RELAY_HEARTBEAT_AGE: "How long ago our last heartbeat came round.",
+        telemetry.RELAY_LAST_COMMIT: "Commit time of the last transaction, its clock.",
+        telemetry.RELAY_LAST_READ: "When the last transaction was read, our clock.",
+        telemetry.RELAY_LAST_TRANSACTION: "Transaction id (32 bits) read last.",
+        telemetry.RELAY_BEHIND: "From the last commit to its reading, on one clock.",
+        telemetry.SLOT_RETAINED: "Log that the server keeps for the slot.",
+        telemetry.SLOT_LAG: "Log between the confirmed LSN and the server's end.",
+        telemetry.SLOT_SAFE: "Log that may be written until the slot is lost.",
+        telemetry.SLOT_ACTIVE: "1 while somebody follows the slot.",
+        telemetry.SLOT_INACTIVE: "For how long nobody has followed the slot.",
+        telemetry.SNAPSHOT_DURATION: "For how long the oldest running one has run.",
+    }
+)
 
 
 class TallyCollector(Collector):
@@ -101,57 +126,18 @@ def _counters(tally: Tally) -> Iterator[Metric]:
 
 
 def _gauges(tally: Tally, now_s: float) -> Iterator[Metric]:
-    age_s = tally.heartbeat_age_s(now_s)
-    gauges = (
-        (
-            telemetry.RELAY_STREAMING,
-            "1 while the slot's stream is open.",
-            int(tally.is_streaming),
-        ),
-        (
-            telemetry.RELAY_PARKED_KEYS,
-            "Aggregates whose events are set aside behind a dead letter.",
-            tally.parked_keys,
-        ),
-        (
-            telemetry.RELAY_IN_FLIGHT_BYTES,
-            "Handed to Kafka and not acknowledged.",
-            tally.in_flight_bytes,
-        ),
-        (
-            telemetry.RELAY_IN_FLIGHT_LIMIT,
-            "In-flight bytes at which the relay stops reading.",
-            tally.max_in_flight_bytes,
-        ),
-        (
-            telemetry.RELAY_CONFIRMED_LSN,
-            "LSN below which the server may forget.",
-            tally.confirmed_lsn,
-        ),
-        (
-            telemetry.RELAY_RECEIVED_LSN,
-            "LSN up to which the log was read.",
-            tally.received_lsn,
-        ),
-        (
-            telemetry.RELAY_CLOCK_AHEAD,
-            "What this host's clock is ahead of the source's.",
-            tally.source_clock.ahead_us / _MICROSECONDS,
-        ),
-        (
-            telemetry.RELAY_HEARTBEATS,
-            "Counter of this process's last heartbeat that came round.",
-            tally.heartbeat_counter,
-        ),
-        (
-            telemetry.RELAY_HEARTBEAT_AGE,
-            "How long ago this process's last heartbeat came round.",
-            age_s,
-        ),
-    )
-    for name, what, value in gauges:
-        if value is not None:
-            yield GaugeMetricFamily(name, what, value)
+    values = {
+        telemetry.RELAY_STREAMING: int(tally.is_streaming),
+        telemetry.RELAY_PARKED_KEYS: tally.parked_keys,
+        telemetry.RELAY_IN_FLIGHT_BYTES: tally.in_flight_bytes,
+        telemetry.RELAY_IN_FLIGHT_LIMIT: tally.max_in_flight_bytes,
+        telemetry.RELAY_CONFIRMED_LSN: tally.confirmed_lsn,
+        telemetry.RELAY_RECEIVED_LSN: tally.received_lsn,
+        telemetry.RELAY_CLOCK_AHEAD: tally.source_clock.ahead_us / _MICROSECONDS,
+        telemetry.RELAY_HEARTBEATS: tally.heartbeat_counter,
+        telemetry.RELAY_HEARTBEAT_AGE: tally.heartbeat_age_s(now_s),
+    }
+    yield from _known(values)
 
 
 def _last(tally: Tally) -> Iterator[Metric]:
@@ -160,63 +146,24 @@ def _last(tally: Tally) -> Iterator[Metric]:
     if last is None:
         return
     behind_s = tally.source_clock.since_s(last.committed_us, read_us)
-    gauges = (
-        (
-            telemetry.RELAY_LAST_COMMIT,
-            "Commit time of the transaction read last, by the source's clock.",
-            last.committed_us / _MICROSECONDS,
-        ),
-        (
-            telemetry.RELAY_LAST_READ,
-            "When the last transaction was read, by this host's clock.",
-            read_us / _MICROSECONDS,
-        ),
-        (
-            telemetry.RELAY_LAST_TRANSACTION,
-            "Transaction id (32 bits) of the transaction read last.",
-            last.xid,
-        ),
-        (
-            telemetry.RELAY_BEHIND,
-            "From the last read transaction's commit to its reading, by one clock.",
-            behind_s,
-        ),
-    )
-    for name, what, value in gauges:
-        yield GaugeMetricFamily(name, what, value)
+    values = {
+        telemetry.RELAY_LAST_COMMIT: last.committed_us / _MICROSECONDS,
+        telemetry.RELAY_LAST_READ: read_us / _MICROSECONDS,
+        telemetry.RELAY_LAST_TRANSACTION: last.xid,
+        telemetry.RELAY_BEHIND: behind_s,
+    }
+    yield from _known(values)
 
 
 def _slot(slot: SlotView) -> Iterator[Metric]:
-    gauges = (
-        (
-            telemetry.SLOT_RETAINED,
-            "Log that the server keeps for the slot.",
-            slot.retained_bytes,
-        ),
-        (
-            telemetry.SLOT_LAG,
-            "Log between the confirmed LSN and the server's end.",
-            slot.lag_bytes,
-        ),
-        (
-            telemetry.SLOT_SAFE,
-            "Log that may be written until the slot is lost; absent without a bound.",
-            slot.safe_wal_bytes,
-        ),
-        (
-            telemetry.SLOT_ACTIVE,
-            "1 while somebody follows the slot.",
-            int(slot.is_active),
-        ),
-        (
-            telemetry.SLOT_INACTIVE,
-            "For how long nobody has followed the slot; absent while somebody does.",
-            slot.inactive_s,
-        ),
-    )
-    for name, what, value in gauges:
-        if value is not None:
-            yield GaugeMetricFamily(name, what, value)
+    values = {
+        telemetry.SLOT_RETAINED: slot.retained_bytes,
+        telemetry.SLOT_LAG: slot.lag_bytes,
+        telemetry.SLOT_SAFE: slot.safe_wal_bytes,
+        telemetry.SLOT_ACTIVE: int(slot.is_active),
+        telemetry.SLOT_INACTIVE: slot.inactive_s,
+    }
+    yield from _known(values)
     yield _labelled(
         telemetry.SLOT_STATUS,
         "1 for the slot's wal_status, 0 for the others.",
@@ -245,11 +192,14 @@ def _snapshot(view: SnapshotView, now_s: float) -> Iterator[Metric]:
         view.rows,
     )
     if view.started_at_s is not None:
-        yield GaugeMetricFamily(
-            telemetry.SNAPSHOT_DURATION,
-            "For how long the oldest running snapshot has been running.",
-            now_s - view.started_at_s,
-        )
+        yield from _known({telemetry.SNAPSHOT_DURATION: now_s - view.started_at_s})
+
+
+def _known(values: Mapping[str, float | None]) -> Iterator[Metric]:
+    """Give a gauge for each value that is known."""
+    for name, value in values.items():
+        if value is not None:
+            yield GaugeMetricFamily(name, _HELP[name], value)
 
 
 def _labelled(

@@ -6,10 +6,11 @@ from towpath.relay.errors import StateLostError, StateRefusedError
 from towpath.relay.kafka.rescue import known_ends, look_through, partition_counts
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import KafkaTopics
-from towpath.relay.lineage import Found, Remembered, parse_lineages
-from towpath.relay.postgres.connect import connect
-from towpath.relay.postgres.history import History, Memory
+from towpath.relay.lineage import Found, parse_lineages
+from towpath.relay.postgres.connect import connect, translated
+from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.replication import SlotStream, Wakeup
+from towpath.relay.postgres.slot import read_slot
 from towpath.relay.repair import Evidence, Repair, misfits, plan_marks, plan_repair
 from towpath.relay.state import State, parse_state
 from towpath.relay.state_reading import newest, take_back
@@ -90,14 +91,25 @@ def _whole_state(settings: Settings) -> State | None:
 
 
 def _found(settings: Settings, clock: Clock) -> Found:
-    dsn = settings.database.dsn
+    """Ask the source what it is; its heartbeat has nothing to be compared with."""
+    source = settings.database
     with ExitStack() as closing:
-        connection = closing.enter_context(connect(dsn))
-        stream = SlotStream(dsn, clock, Wakeup())
+        connection = closing.enter_context(connect(source.dsn))
+        stream = SlotStream(source.dsn, clock, Wakeup())
         closing.callback(stream.close)
-        nothing = Memory(Remembered, lambda _: None, lambda _: None)
-        history = History(settings, nothing, clock, connection, stream)
-        return history.found(0)
+        identity = stream.identify()
+        with translated("reading the source's history"):
+            row = connection.execute(query("read_log_end")).fetchone()
+            slot = read_slot(connection, source.slot)
+        return Found(
+            system_identifier=identity.system_identifier,
+            timeline=identity.timeline,
+            forks=stream.forks(identity.timeline),
+            current_lsn=int(row[0]) if row else 0,
+            slot=slot,
+            heartbeat=0,
+            slot_name=source.slot,
+        )
 
 
 def _own_topics(settings: Settings) -> set[str]:

@@ -6,8 +6,8 @@ exactly the keys that are read.
 """
 
 import typing
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -70,6 +70,22 @@ def annotation_at(root: type[BaseModel], place: Place) -> object:
         return None
     field = model.model_fields.get(name)
     return None if field is None else field.annotation
+
+
+def arranged(document: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Return a document with its keys in the order of the reference."""
+    ordered: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        if name not in document:
+            continue
+        inner, value = section_of(field.annotation), document[name]
+        if inner is not None and isinstance(value, Mapping):
+            ordered[name] = arranged(value, inner)
+        elif inner is not None and isinstance(value, list):
+            ordered[name] = [arranged(each, inner) for each in value]
+        else:
+            ordered[name] = value
+    return ordered
 
 
 def is_structured(annotation: object) -> bool:

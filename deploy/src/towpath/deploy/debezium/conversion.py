@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from pydantic import BaseModel
-
 from towpath.deploy.debezium.connector import Connector
 from towpath.deploy.debezium.outcome import (
     Finding,
@@ -32,7 +30,7 @@ from towpath.deploy.debezium.rules import Given, Property, pattern_of
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Settings, read
 from towpath.settings.secrets import MASKED
-from towpath.settings.shape import section_of
+from towpath.settings.shape import arranged
 
 _NO_DSN: Final = "postgresql://"
 _BROKERS: Final = "127.0.0.1:9092"
@@ -277,19 +275,3 @@ def _to_do(document: Mapping[str, Any]) -> Iterator[str]:
         "relay init while the connector still runs, stop the connector, start the "
         "relay: what both have published is there twice. Then drop the connector's."
     )
-
-
-def arranged(document: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """Return a document with its keys in the order of the reference."""
-    ordered: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
-        if name not in document:
-            continue
-        inner, value = section_of(field.annotation), document[name]
-        if inner is not None and isinstance(value, Mapping):
-            ordered[name] = arranged(value, inner)
-        elif inner is not None and isinstance(value, list):
-            ordered[name] = [arranged(each, inner) for each in value]
-        else:
-            ordered[name] = value
-    return ordered

@@ -79,7 +79,7 @@ def judge(facts: Mapping[bytes, Fact], arrivals: Iterable[Arrival]) -> Verdict:
             duplicates += 1
             continue
         seen.add(event_id)
-        changed += (key, fact.digest) != (fact.key, fact.digest)
+        changed += (key, body) != (fact.key, fact.digest)
         home, ordinal = last.get(fact.key, (partition, -1))
         disordered += partition != home or fact.ordinal < ordinal
         last[fact.key] = (home, max(ordinal, fact.ordinal))

@@ -37,7 +37,6 @@ class SetAside:
         records: StateRecords,
     ) -> None:
         self.commit_lsns = commit_lsns
-        self.is_open = False
         self._core = core
         self._make_letter = make_letter
         self._records = records
@@ -48,7 +47,6 @@ class SetAside:
         """Begin to set a transaction aside."""
         self._transaction = transaction
         self._number = 0
-        self.is_open = True
 
     def takes(self, frame: bytes) -> bool:
         """Tell whether this message is set aside, and not needed to go on."""
@@ -67,7 +65,6 @@ class SetAside:
 
     def close(self, transaction: Transaction, delivery: Delivery | None) -> None:
         """Note that the transaction was set aside."""
-        self.is_open = False
         self._transaction = None
         now_ms = self._core.now_us() // 1000
         lsn_text = format_lsn(transaction.commit_lsn)

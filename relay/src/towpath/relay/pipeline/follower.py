@@ -23,9 +23,20 @@ from towpath.relay.routing.table import TableRoute, complete
 from towpath.relay.routing.transactions import TransactionMetadata
 from towpath.relay.snapshot.facts import SignalSeen
 from towpath.relay.snapshot.touches import Touches
-from towpath.relay.wal.frames import PAYLOAD_AT, start_lsn
-from towpath.relay.wal.messages import UNCHANGED, RelationShape, Row
-from towpath.relay.wal.pgoutput import parse_message
+from towpath.relay.wal.frames import PAYLOAD_AT, UNPACK_START
+from towpath.relay.wal.messages import (
+    UNCHANGED,
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    LogicalMessage,
+    RelationShape,
+    Row,
+    Truncate,
+    Update,
+)
+from towpath.relay.wal.pgoutput import KINDS, PARSER_ERRORS, PARSERS, malformed
 from towpath.relay.wal.sequencer import (
     Change,
     Committed,
@@ -38,6 +49,16 @@ from towpath.schemas.envelope import Operation
 from towpath.schemas.position import Position
 
 TRUNCATED_OUTBOX: Final = "the outbox table was truncated"
+
+
+# How a kind of message is read, placed in the order, and what is done then.
+_Path = tuple[
+    Callable[[bytes, int], Any], Callable[[Any, int], Any], Callable[[Any], None]
+]
+
+
+def _do_nothing(_step: None) -> None:
+    pass
 
 
 class Follower:
@@ -58,21 +79,18 @@ class Follower:
         self._listener = listener
         self._metadata = metadata
         self._aside = aside
-        self._feed = sequencer.feed
         self._send = core.outlet.send
         self._recorders = snapshots.recorders
         self._routes: dict[int, Route | None] = {}
         self._delivery: Delivery | None = None
         self._sequence = 0
         self._now_us = 0
-        self._doings: dict[type, Callable[[Any], None]] = {
-            Transaction: self._begun,
-            Change: self._changed,
-            Truncation: self._truncated,
-            Committed: self._committed,
-            Spoken: self._spoken,
-            RelationShape: self._shaped,
-        }
+        self._is_aside = False
+        ledger = core.ledger
+        self._open, self._close = ledger.begin, ledger.commit
+        self._stream_commit = core.invisible.add
+        self._tally = core.tally
+        self._paths = self._make_paths()
 
     @property
     def is_inside(self) -> bool:
@@ -88,34 +106,56 @@ class Follower:
             UnavailableError: A part that it needs is away.
         """
         self._now_us = now_us
-        if self._aside.is_open and self._aside.takes(frame):
+        if self._is_aside and self._aside.takes(frame):
             self._aside.bury(frame, self._delivery)
             return
-        step = self._feed(parse_message(frame, PAYLOAD_AT), start_lsn(frame))
-        if step is not None:
-            self._doings[type(step)](step)
+        try:
+            parse, place, do = self._paths[frame[PAYLOAD_AT]]
+            message = parse(frame, PAYLOAD_AT + 1)
+        except PARSER_ERRORS as error:
+            raise malformed(frame, PAYLOAD_AT) from error
+        do(place(message, UNPACK_START(frame)[0]))
+
+    def _make_paths(self) -> dict[int, _Path]:
+        """Say by tag how a message is read, placed, and what is done then."""
+        doings: dict[type, Callable[[Any], None]] = {
+            Begin: self._begun,
+            Insert: self._changed,
+            Update: self._changed,
+            Delete: self._changed,
+            Commit: self._committed,
+            RelationShape: self._shaped,
+            Truncate: self._truncated,
+            LogicalMessage: self._spoken,
+        }
+        steps = self._sequencer.steps
+        return {
+            tag: (PARSERS[tag], steps[kind], doings.get(kind, _do_nothing))
+            for tag, kind in KINDS.items()
+        }
 
     def _begun(self, transaction: Transaction) -> None:
-        self._delivery = self._core.ledger.begin(transaction.committed_us)
+        self._delivery = self._open(transaction.committed_us)
         if self._metadata is not None:
             self._metadata.begin(transaction)
         if transaction.commit_lsn in self._aside.commit_lsns:
             self._aside.open(transaction)
+            self._is_aside = True
 
     def _committed(self, step: Committed) -> None:
         transaction, end_lsn = step
-        core = self._core
         count = self._sequencer.ordinal
         if self._metadata is not None and self._delivery is not None:
             end = self._metadata.end(transaction, count)
             if end is not None:
                 self._send(end, self._delivery)
-        if self._aside.is_open:
+        if self._is_aside:
             self._aside.close(transaction, self._delivery)
+            self._is_aside = False
         self._delivery = None
-        core.ledger.commit(end_lsn)
-        core.invisible.add(transaction.xid, end_lsn)
-        core.tally.committed(transaction, end_lsn, count, self._now_us)
+        self._close(end_lsn)
+        self._stream_commit(transaction.xid, end_lsn)
+        self._tally.committed(transaction, end_lsn, count, self._now_us)
 
     def _changed(self, change: Change) -> None:
         self._sequence += 1
@@ -126,7 +166,14 @@ class Follower:
         if route is None:
             self._signalled(change)
             return
-        self._deliver(route.records(change, self._now_us))
+        records = route.records(change, self._now_us)
+        delivery = self._delivery
+        if delivery is None or not records:
+            return
+        if self._metadata is not None:
+            self._announce(delivery)
+        for record in records:
+            self._send(record, delivery)
 
     def _truncated(self, step: Truncation) -> None:
         self._sequence += 1

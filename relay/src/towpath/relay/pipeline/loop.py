@@ -21,7 +21,7 @@ from towpath.relay.pipeline.marking import MARKS_INTERVAL_S, Marking
 from towpath.relay.pipeline.outlet import WAIT_S
 from towpath.relay.pipeline.snapshots import TICK_INTERVAL_S
 from towpath.relay.ports import ReplicationStream
-from towpath.relay.wal.frames import KEEPALIVE, parse_keepalive, sent_us
+from towpath.relay.wal.frames import WAL_DATA, parse_keepalive, sent_us
 from towpath.schemas.clock import Deadline
 from towpath.schemas.position import format_lsn
 
@@ -150,7 +150,7 @@ class Pipeline:
         follow = follower.follow
         is_ending = self._is_stopping()
         for frame in frames:
-            if frame[0] == KEEPALIVE:
+            if frame[0] != WAL_DATA:
                 self._keep_alive(frame)
             elif is_ending and not follower.is_inside:
                 # The rest is streamed again at next start; a later word of the server

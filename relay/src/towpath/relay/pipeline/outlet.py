@@ -14,7 +14,7 @@ from typing import Final
 from towpath.relay.delivery import Delivery, DeliveryLedger
 from towpath.relay.errors import DeliveryFailedError, TopicRefusedError
 from towpath.relay.marks import Published
-from towpath.relay.ports import OnDelivery, RecordProducer, TopicCatalog, TopicFacts
+from towpath.relay.ports import RecordProducer, TopicCatalog, TopicFacts
 from towpath.relay.routing.dead import (
     NO_SUCH_PARTITION,
     TOPIC_REFUSED,
@@ -52,12 +52,14 @@ class Outlet:
         # How often everything acknowledged until then was made visible.
         self.commits = 0
         self._producer = producer
+        self._produce = producer.produce
         self._catalog = catalog
         self._ledger = ledger
         self._dead = dead
         self._tally = tally
         self._facts: dict[str, TopicFacts] = {}
-        self._admitted: set[str] = set()
+        # Of the topics that have their first mark: what a record may take.
+        self._limits: dict[str, int] = {}
         self._refused: set[str] = set()
         # Only while the stream repeats what came before a crash.
         self._published = published if published.horizon else None
@@ -74,22 +76,21 @@ class Outlet:
             DeliveryFailedError: A record was given up; nothing more may be produced.
             UnavailableError: Kafka is away when a new topic is needed.
         """
-        facts = self._facts.get(record.topic)
-        if facts is None:
-            record, facts = self._first_of_topic(record)
-        if record.partition >= facts.partition_count:
-            record, facts = self._set_aside(record, NO_SUCH_PARTITION)
-        if record.size > facts.limit_bytes:
-            record, facts = self._too_large(record, facts)
-        topic = record.topic
-        if topic not in self._admitted:
-            self._admit(topic, facts)
-        if record.key is None and record.partition == ANY_PARTITION:
-            partition = zlib.crc32(record.position) % facts.partition_count
-            record = record._replace(partition=partition)
-        if self._published is not None and self._is_published(record, facts):
-            return
-        self._produce(record, delivery, partial(delivery, record.position))
+        topic, key, value, _, position, _, size, partition = record
+        if (
+            size > self._limits.get(topic, 0)
+            or key is None
+            or partition != ANY_PARTITION
+            or self._published is not None
+        ):
+            prepared = self._prepare(record)
+            if prepared is None:
+                return
+            record, value, position = prepared, prepared.value, prepared.position
+        delivery.expect(value)
+        on_delivery = partial(delivery, position)
+        while not self._produce(record, on_delivery):
+            self._wait(delivery, record)
         self._tally.records += 1
 
     def tell(self, record: Record, delivery: Delivery | None = None) -> None:
@@ -119,7 +120,9 @@ class Outlet:
             record = record._replace(partition=partition)
         if delivery is None:
             delivery = self._loose
-        self._produce(record, delivery, delivery.passed)
+        delivery.expect(record.value)
+        while not self._produce(record, delivery.passed):
+            self._wait(delivery, record)
 
     def facts(self, topic: str) -> TopicFacts:
         """Return a topic's facts, from memory if it was met before."""
@@ -164,12 +167,26 @@ class Outlet:
         self._producer.flush(timeout_s)
         self.poll(0)
 
-    def _produce(
-        self, record: Record, delivery: Delivery, on_delivery: OnDelivery
-    ) -> None:
-        delivery.expect(record.value)
-        while not self._producer.produce(record, on_delivery):
-            self._wait(delivery, record)
+    def _prepare(self, record: Record) -> Record | None:
+        """
+        Return what is to be produced of a record; None if Kafka has it.
+
+        The way of what is not plain: the first record of a topic, a record without a
+        key or with a partition of its own, a large one, and all after a crash.
+        """
+        facts = self._facts.get(record.topic)
+        if facts is None:
+            record, facts = self._first_of_topic(record)
+        if record.partition >= facts.partition_count:
+            record, facts = self._set_aside(record, NO_SUCH_PARTITION)
+        if record.size > facts.limit_bytes:
+            record, facts = self._too_large(record, facts)
+        if record.topic not in self._limits:
+            self._admit(record.topic, facts)
+        if record.key is None and record.partition == ANY_PARTITION:
+            partition = zlib.crc32(record.position) % facts.partition_count
+            record = record._replace(partition=partition)
+        return None if self._is_published(record, facts) else record
 
     def _wait(self, delivery: Delivery, record: Record) -> None:
         try:
@@ -206,7 +223,7 @@ class Outlet:
     def _admit(self, topic: str, facts: TopicFacts) -> None:
         count = facts.partition_count
         self.admit(topic, lambda: self._catalog.ends(topic, count))
-        self._admitted.add(topic)
+        self._limits[topic] = facts.limit_bytes
 
     def _is_published(self, record: Record, facts: TopicFacts) -> bool:
         """Tell whether Kafka has the record; stop asking once the stream is past."""

@@ -3,10 +3,10 @@ The guardian: keeps a quiet database's log moving, and watches over the slot.
 
 A thread with a connection of its own. Each interval, and at once, it
 
-1. makes sure that the counter in the table has not gone back: then the database did;
-2. beats: raises the counter and says so in the log, in one transaction;
-3. runs the configured heartbeat query, whose failure stops nothing;
-4. looks at the slot and the claim, and tells of bounds that are crossed.
+1. looks at the claim and the slot, and tells of bounds that are crossed;
+2. beats: raises the counter and says so in the log, in one transaction, which is
+   rolled back if the counter is not above the last one: then the database went back;
+3. runs the configured heartbeat query, whose failure stops nothing.
 
 It connects again by itself, and its failure never stops the relay. What means that the
 relay follows the wrong thing (slot lost, claim lost, history gone back) is told to
@@ -135,9 +135,7 @@ class Guardian:
             reason = loss(look, self._settings.database.slot)
             if reason is None and look is not None:
                 self._note(look)
-                reason = self._regress(connection)
-            if reason is None:
-                self._beat(connection)
+                reason = self._beat(connection)
         return reason
 
     def _connected(self) -> Connection:
@@ -167,26 +165,27 @@ class Guardian:
             for _ in range(self._watch.new_outbox_updates(look)):
                 self._tally.skip(OUTBOX_UPDATED)
 
-    def _regress(self, connection: Connection) -> str | None:
-        """Tell whether the counter is lower than our own last beat left it."""
-        if not self._counter:
-            return None
-        row = connection.execute(query("read_counter")).fetchone()
-        counter = int(row[0]) if row else 0
-        if counter >= self._counter:
-            return None
-        return (
-            f"the database went back in time: its heartbeat is {counter}, "
-            f"it was {self._counter}"
-        )
-
-    def _beat(self, connection: Connection) -> None:
+    def _beat(self, connection: Connection) -> str | None:
+        """Beat, unless the counter is not above our own last one: return why not."""
+        before, counter = self._counter, 0
         with connection.transaction():
             row = connection.execute(query("beat")).fetchone()
             counter = int(row[0]) if row else 0
+            if before and counter <= before:
+                raise psycopg.Rollback
             content = json.dumps({"counter": counter, "run": self._tally.run_id})
             connection.execute(query("tell_beat"), {"content": content})
+        if before and counter <= before:
+            return (
+                "the database went back in time: its heartbeat was "
+                f"{counter - 1}, we had left it at {before}"
+            )
         self._counter = counter
+        self._act(connection)
+        return None
+
+    def _act(self, connection: Connection) -> None:
+        """Run the configured heartbeat query; its failure stops nothing."""
         statement = self._settings.relay.heartbeat_query
         if not statement:
             return

@@ -409,9 +409,6 @@ select pg_catalog.pg_is_in_recovery(),
 -- It waits for a beat that is decoded already and not visible yet.
 select coalesce((select counter from towpath.heartbeat where id = 1 for share), 0)
 
--- name: read_counter
-select coalesce((select counter from towpath.heartbeat where id = 1), 0)
-
 -- name: read_slot_details
 -- Whatever carries the name, in whichever database: database, plugin, whether it is
 -- temporary, confirmed LSN as a number, status, holder, and what newer servers tell.

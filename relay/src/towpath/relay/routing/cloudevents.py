@@ -13,11 +13,13 @@ content-type       the row's own, or by the payload's type; none without a value
 """
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from towpath.relay.errors import UnroutableError
 from towpath.relay.routing.draft import Draft, Step
 from towpath.relay.routing.outbox_columns import BYTEA, JSON_TYPES
+from towpath.relay.routing.record import Header
 from towpath.schemas import headers
 
 NOT_A_CLOUDEVENT: Final = "a CloudEvent needs an id and a type, and the row lacks one"
@@ -49,33 +51,40 @@ def cloudevent_step(source: str, payload_oid: int, *, is_enveloped: bool) -> Ste
         payload_oid: The type of the payload's column.
         is_enveloped: Whether the value is an envelope of JSON.
     """
-    source_bytes = source.encode()
+    fixed: tuple[Header, ...] = (
+        (headers.CE_SPECVERSION, _VERSION),
+        (headers.CE_SOURCE, source.encode()),
+    )
     content_type = _JSON if is_enveloped else _content_type(payload_oid)
 
     def step(draft: Draft) -> None:
         event_id, event_type = draft.parts[0], draft.parts[3]
         if not event_id or not event_type:
             raise UnroutableError(NOT_A_CLOUDEVENT)
-        draft.add(headers.CE_SPECVERSION, _VERSION)
-        draft.add(headers.CE_ID, event_id)
-        draft.add(headers.CE_SOURCE, source_bytes)
-        draft.add(headers.CE_TYPE, event_type)
-        _add_optional(draft)
-        if draft.value is not None and draft.header(headers.CONTENT_TYPE) is None:
-            draft.add(headers.CONTENT_TYPE, content_type)
+        found = dict(draft.headers)
+        draft.extend(
+            *fixed,
+            (headers.CE_ID, event_id),
+            (headers.CE_TYPE, event_type),
+            *_optional(found, draft.key),
+        )
+        if draft.value is not None and headers.CONTENT_TYPE not in found:
+            draft.extend((headers.CONTENT_TYPE, content_type))
 
     return step
 
 
-def _add_optional(draft: Draft) -> None:
-    if draft.key:
-        draft.add(headers.CE_SUBJECT, _subject(draft.key))
-    occurred_at = draft.header(headers.OCCURRED_AT)
-    if occurred_at is not None and _RFC_3339.match(occurred_at):
-        draft.add(headers.CE_TIME, occurred_at)
-    schema = draft.header(headers.EVENT_SCHEMA)
+def _optional(
+    found: Mapping[str, str | bytes | None], key: bytes | None
+) -> Iterable[Header]:
+    if key:
+        yield headers.CE_SUBJECT, _subject(key)
+    occurred_at = found.get(headers.OCCURRED_AT)
+    if isinstance(occurred_at, bytes) and _RFC_3339.match(occurred_at):
+        yield headers.CE_TIME, occurred_at
+    schema = found.get(headers.EVENT_SCHEMA)
     if schema:
-        draft.add(headers.CE_DATASCHEMA, schema)
+        yield headers.CE_DATASCHEMA, schema
 
 
 def _subject(key: bytes) -> bytes:

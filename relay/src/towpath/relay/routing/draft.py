@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from towpath.relay.routing.outbox_columns import Parts
 from towpath.relay.routing.record import ANY_PARTITION, Header, Record
 from towpath.relay.wal.messages import Row
+
+# Skips a named tuple's own constructor, which costs more than the tuple.
+_make: Final = tuple.__new__
 
 
 @dataclass(slots=True)
@@ -37,35 +41,31 @@ class Draft:
     row: Row
     partition: int = ANY_PARTITION
 
-    def add(self, name: str, value: bytes | None) -> None:
-        """Append a header."""
-        self.headers.append((name, value))
-        self.size += len(name) + len(value or b"")
+    def extend(self, *more: Header) -> None:
+        """Append headers."""
+        self.headers += more
+        self.size += sum([len(name) + len(value or b"") for name, value in more])
 
-    def header(self, name: str) -> bytes | None:
-        """Return the first header of a name; None without."""
-        for known, value in self.headers:
+    def rewrite(self, name: str, change: Callable[[bytes], bytes]) -> None:
+        """Give a header another value of the same length, if there is one."""
+        for at, (known, value) in enumerate(self.headers):
             if known == name and isinstance(value, bytes):
-                return value
-        return None
-
-    def replace(self, name: str, value: bytes) -> None:
-        """Give the headers of a name another value of the same length."""
-        self.headers[:] = [
-            (known, value if known == name else old) for known, old in self.headers
-        ]
+                self.headers[at] = name, change(value)
 
     def record(self) -> Record:
         """Return what it has become."""
-        return Record(
-            self.topic,
-            self.key,
-            self.value,
-            self.headers,
-            self.position,
-            self.timestamp_ms,
-            self.size,
-            self.partition,
+        return _make(
+            Record,
+            (
+                self.topic,
+                self.key,
+                self.value,
+                self.headers,
+                self.position,
+                self.timestamp_ms,
+                self.size,
+                self.partition,
+            ),
         )
 
 

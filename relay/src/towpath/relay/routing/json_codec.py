@@ -19,10 +19,10 @@ from typing import Final
 
 import orjson
 
-from towpath.relay.errors import MalformedMessageError
 from towpath.relay.routing.codec import Codec, Facts, Names, Place
 from towpath.relay.routing.connect_schema import Field
 from towpath.relay.routing.forms.form import Schema
+from towpath.relay.routing.row_records import key_text
 from towpath.relay.wal.messages import UNCHANGED, Row
 from towpath.schemas import envelope
 from towpath.settings.relay import Relay
@@ -79,12 +79,10 @@ class JsonCodec:
         parts = []
         for at, head, encode, is_nullable in self._key:
             value = row[at]
-            if type(value) is bytes:
-                parts.append(head + encode(value))
-            elif value is None and is_nullable:
+            if value is None and is_nullable:
                 parts.append(head + _NULL)
             else:
-                raise _keyless()
+                parts.append(head + encode(key_text(value)))
         return b"{" + b"".join(parts)[1:] + b"}" if parts else None
 
     def value(
@@ -246,8 +244,3 @@ def _place_json(place: Place) -> bytes:
         total_order,
         collection_order,
     )
-
-
-def _keyless() -> MalformedMessageError:
-    reason = "a change lacks a column of its key: check the table's replica identity"
-    return MalformedMessageError(reason)

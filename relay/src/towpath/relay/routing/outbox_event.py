@@ -247,9 +247,8 @@ def _read_entries(text: bytes) -> dict[str, bytes]:
 
 
 def _continue_trace(draft: Draft) -> None:
-    trace = draft.header(headers.TRACEPARENT)
-    if trace is not None:
-        draft.replace(headers.TRACEPARENT, continued(trace, draft.position))
+    position = draft.position
+    draft.rewrite(headers.TRACEPARENT, lambda trace: continued(trace, position))
 
 
 def _entomb(draft: Draft) -> None:
@@ -262,7 +261,7 @@ def _version_step(at: int) -> Step:
     def step(draft: Draft) -> None:
         version = draft.row[at]
         if isinstance(version, bytes):
-            draft.add(headers.SCHEMA_VERSION, version)
+            draft.extend((headers.SCHEMA_VERSION, version))
 
     return step
 

@@ -83,7 +83,7 @@ def _header(relation: Relation, placement: Placement) -> Step:
 
     def step(draft: Draft) -> None:
         value = as_bytes(draft.row[at], oid)
-        draft.add(name, value if value is None else words.get(value, value))
+        draft.extend((name, value if value is None else words.get(value, value)))
 
     return step
 

@@ -30,7 +30,13 @@ from towpath.relay.errors import MalformedMessageError
 from towpath.relay.routing.codec import Codec, Facts
 from towpath.relay.routing.codec import Place as Placed
 from towpath.relay.routing.plan import Plan
-from towpath.relay.routing.record import ANY_PARTITION, FIXED_BYTES, Header, Record
+from towpath.relay.routing.record import ANY_PARTITION, FIXED_BYTES, Record
+from towpath.relay.routing.row_records import (
+    key_text,
+    marked,
+    position_of,
+    read_record,
+)
 from towpath.relay.wal.messages import UNCHANGED, Row
 from towpath.relay.wal.relation import Relation
 from towpath.relay.wal.sequencer import Change, Transaction
@@ -115,11 +121,11 @@ class TableRoute:
         self._plan = plan
         self._key_of = written.key
         self._value_of = written.value
+        self._width = len(relation.columns)
         self._has_tombstones = rows.tombstones
         self._skipped = frozenset(rows.skipped_operations)
         self._skips_unchanged = rows.skip_unchanged
         self._key_places = tuple(field.at for field in plan.key)
-        self._has_own_key = self._key_places == relation.key
         self._ears = ears
         self._enrich = ears.enrich
 
@@ -167,9 +173,14 @@ class TableRoute:
         Raises:
             MalformedMessageError: The row has not the width of the shape.
         """
+        if len(row) != self._width:
+            reason = f"a row of {len(row)} values for {self.relation.name}"
+            raise MalformedMessageError(reason)
         facts = self._read_facts(b"r", log_lsn, now_us)
-        value = self._value_of(None, self._whole(row), facts, is_full=False)
-        return _read(topic, self._key_of(row), value, log_lsn, snapshot_id, now_us)
+        value = self._value_of(None, row, facts, is_full=False)
+        return read_record(
+            topic, self._key_of(row), value, log_lsn, snapshot_id, now_us
+        )
 
     def absent(
         self,
@@ -185,14 +196,14 @@ class TableRoute:
         facts = self._read_facts(b"d", log_lsn, now_us)
         value = self._value_of(row, None, facts, is_full=False)
         name = self._old_key(row, is_full=False)
-        gone = _read(topic, name, value, log_lsn, snapshot_id, now_us)
+        gone = read_record(topic, name, value, log_lsn, snapshot_id, now_us)
         if name is None or not self._has_tombstones:
             return (gone,)
-        return gone, _read(topic, name, None, log_lsn, snapshot_id, now_us)
+        return gone, read_record(topic, name, None, log_lsn, snapshot_id, now_us)
 
     def key_bytes(self, row: Row) -> tuple[bytes, ...]:
         """Return the raw text of the table's own key, in key order."""
-        return tuple(_present(row[index]) for index in self.relation.key)
+        return tuple(key_text(row[index]) for index in self.relation.key)
 
     def _update(self, change: Change, now_us: int) -> Sequence[Record]:
         new, old = change.new or (), change.old
@@ -209,11 +220,9 @@ class TableRoute:
 
     def _is_moved(self, old: Row, new: Row, *, is_full: bool) -> bool:
         """Tell whether the record's key changed; a key that is not told did not."""
-        places = self._key_places
-        if is_full or self._has_own_key:
-            return any(old[at] != new[at] for at in places)
         # A short old row comes only when the identity changed, and tells it alone.
-        return any(old[at] != new[at] for at in self.relation.key)
+        places = self._key_places if is_full else self.relation.key
+        return any(old[at] != new[at] for at in places)
 
     def _move(
         self, change: Change, old: Row, new: Row, now_us: int
@@ -222,11 +231,11 @@ class TableRoute:
         records: list[Record] = []
         if "d" not in self._skipped:
             gone, *tombstone = self._delete(change, old, now_us)
-            records = [_marked(gone, headers.NEW_KEY, new_key), *tombstone]
+            records = [marked(gone, headers.NEW_KEY, new_key), *tombstone]
         if "c" not in self._skipped:
             number = len(records)
             came = self._upsert(change, b"c", new, None, now_us, number=number)
-            records.append(_marked(came, headers.OLD_KEY, old_key))
+            records.append(marked(came, headers.OLD_KEY, old_key))
             if UNCHANGED in new:
                 position = Position(change.transaction.log_lsn, change.ordinal)
                 self._ears.on_incomplete(self.relation, self.key_bytes(new), position)
@@ -252,7 +261,7 @@ class TableRoute:
         if change.operation is not _CREATE and UNCHANGED in new:
             absent = [f.name for f in self._plan.columns if new[f.at] is UNCHANGED]
             if absent:
-                return _marked(record, headers.UNCHANGED, orjson.dumps(absent))
+                return marked(record, headers.UNCHANGED, orjson.dumps(absent))
         return record
 
     def _delete(self, change: Change, old: Row, now_us: int) -> tuple[Record, ...]:
@@ -260,10 +269,10 @@ class TableRoute:
         facts = self._facts(transaction, change.lsn, b"d", now_us)
         value = self._value_of(old, None, facts, is_full=change.is_full)
         key = self._old_key(old, is_full=change.is_full)
-        gone = self._record(key, value, _position(change, 0), transaction)
+        gone = self._record(key, value, position_of(change, 0), transaction)
         if key is None or not self._has_tombstones:
             return (gone,)
-        return gone, self._record(key, None, _position(change, 1), transaction)
+        return gone, self._record(key, None, position_of(change, 1), transaction)
 
     def _old_key(self, old: Row, *, is_full: bool) -> _Key:
         """Return an old row's key; a configured one may not be told whole."""
@@ -329,12 +338,6 @@ class TableRoute:
             (operation, now_us, now_us, _INCREMENTAL, None, None, log_lsn, None, None),
         )
 
-    def _whole(self, row: Row) -> Row:
-        if len(row) != len(self.relation.columns):
-            reason = f"a row of {len(row)} values for {self.relation.name}"
-            raise MalformedMessageError(reason)
-        return row
-
 
 def complete(new: Row, old: Row, relation: Relation, *, is_full: bool) -> Row:
     """Fill what the stream left out of a new row from what it says of the old one."""
@@ -344,42 +347,3 @@ def complete(new: Row, old: Row, relation: Relation, *, is_full: bool) -> Row:
         before if after is UNCHANGED and (is_full or index in relation.key) else after
         for index, (before, after) in enumerate(zip(old, new, strict=True))
     )
-
-
-def _read(
-    topic: str,
-    key: _Key,
-    value: bytes | None,
-    log_lsn: int,
-    snapshot_id: str,
-    now_us: int,
-) -> Record:
-    position = b"%016x.-" % log_lsn
-    marks: list[Header] = [
-        (headers.POSITION, position),
-        (headers.SNAPSHOT, snapshot_id.encode()),
-    ]
-    size = FIXED_BYTES + len(key or b"") + len(value or b"")
-    now_ms = now_us // 1000
-    return _make(
-        Record, (topic, key, value, marks, position, now_ms, size, ANY_PARTITION)
-    )
-
-
-def _marked(record: Record, name: str, value: bytes | None) -> Record:
-    """Add a header whose length is the row's affair."""
-    size = record.size + len(value or b"")
-    return record._replace(headers=[*record.headers, (name, value)], size=size)
-
-
-def _present(value: object) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    reason = "a change lacks a column of its key: check the table's replica identity"
-    raise MalformedMessageError(reason)
-
-
-def _position(change: Change, number: int) -> bytes:
-    if number:
-        return change.transaction.place + b"%010d.%d" % (change.ordinal, number)
-    return change.transaction.place + b"%010d" % change.ordinal

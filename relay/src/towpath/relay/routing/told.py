@@ -22,8 +22,9 @@ TOO_DEEP: Final = "the message's JSON is nested too deeply"
 _DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _COLON: Final = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
-# How a letter or an underscore of a name can be hidden from a search for the name.
-_HIDDEN: Final = ("\\u005", "\\u006", "\\u007")
+# Names that a search finds, and how their letters can be hidden from it.
+_PLAIN: Final = re.compile(r"[A-Za-z_]+\Z")
+_HIDDEN: Final = ("\\u004", "\\u005", "\\u006", "\\u007")
 
 
 class Told:
@@ -61,7 +62,8 @@ class Told:
     def _as_written(self, name: str) -> str:
         content = self._content
         quoted = f'"{name}"'
-        if content.count(quoted) == 1 and not any(h in content for h in _HIDDEN):
+        is_bare = _PLAIN.match(name) and not any(h in content for h in _HIDDEN)
+        if is_bare and content.count(quoted) == 1:
             found = _COLON.match(content, content.index(quoted) + len(quoted))
             if found is not None:
                 start = found.end()

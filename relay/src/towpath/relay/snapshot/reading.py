@@ -19,12 +19,19 @@ acknowledged. All of them are stored with the progress.
 
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from towpath.relay.snapshot.effects import EmitRows, ReadChunk
-from towpath.relay.snapshot.facts import Chunk, Key, Plan, StoredTable, WatermarkSeen
+from towpath.relay.snapshot.facts import (
+    Chunk,
+    Key,
+    Plan,
+    Row,
+    StoredTable,
+    WatermarkSeen,
+)
 from towpath.relay.snapshot.tokens import Tokens
 from towpath.relay.snapshot.touches import Notes
 from towpath.relay.snapshot.window import Verdict, Window
@@ -41,6 +48,8 @@ class _Delivery:
     """A chunk on its way to Kafka: what was judged of it so far."""
 
     chunk_id: int
+    relation: Relation
+    log_lsn: int
     last_key: Key | None = None
     row_count: int = 0
     dropped: int = 0
@@ -194,17 +203,15 @@ class Reading:
 
     def cut(self) -> list[EmitRows]:
         """End the chunk that is judged in part where it is."""
-        if self._judging is None:
+        delivery = self._judging
+        if delivery is None:
             return []
         window = self._windows.popleft()
         rest = dict.fromkeys(window.unjudged_keys)
-        self._judging.keys = tuple(key for key in window.keys if key not in rest)
+        delivery.keys = tuple(key for key in window.keys if key not in rest)
         self.read_again(rest)
-        chunk, low = window.chunk, window.low
-        delivery = self._close_delivery()
-        if chunk is None or low is None or not delivery.has_emitted:
-            return []
-        return [self._emission(delivery, chunk.shape.relation, low.log_lsn)]
+        self._close(delivery)
+        return [self._emission(delivery)] if delivery.has_emitted else []
 
     def see(self, mark: WatermarkSeen) -> None:
         """Take in a watermark from the stream."""
@@ -225,52 +232,50 @@ class Reading:
         verdict = window.judge(notes, max_rows)
         self.read_again(verdict.incomplete)
         self._judged_key = verdict.last_key or self._judged_key
-        if self._judging is None:
-            self._judging = _Delivery(window.chunk_id, keys=window.keys)
-        delivery = self._judging
+        delivery = self._judging or _Delivery(
+            window.chunk_id, verdict.relation, verdict.log_lsn, keys=window.keys
+        )
+        self._judging = delivery
         delivery.add(verdict)
         has_more = bool(verdict.rows or verdict.absent)
         must_tell = has_more or (verdict.is_last and delivery.has_emitted)
         delivery.has_emitted |= has_more
         if verdict.is_last:
             self._windows.popleft()
-            self._close_delivery()
+            self._close(delivery)
         if not must_tell:
             return Part(None, verdict.judged)
         emission = self._emission(
             delivery,
-            verdict.relation,
-            verdict.log_lsn,
             rows=verdict.rows,
             absent=tuple(verdict.absent),
             is_last=verdict.is_last,
         )
         return Part(emission, verdict.judged)
 
-    def _close_delivery(self) -> _Delivery:
+    def _close(self, delivery: _Delivery) -> None:
         """Let the chunk that was judged wait for Kafka."""
-        delivery, self._judging = self._judging, None
-        if delivery is None:
-            message = "no chunk is being judged"
-            raise RuntimeError(message)
+        self._judging = None
         delivery.is_acknowledged = not delivery.has_emitted
         self._deliveries.append(delivery)
-        return delivery
 
     def _emission(
         self,
         delivery: _Delivery,
-        relation: Relation,
-        log_lsn: int,
-        **part: Any,  # noqa: ANN401 - the fields of EmitRows
+        rows: Sequence[Row] = (),
+        absent: tuple[Key, ...] = (),
+        *,
+        is_last: bool = True,
     ) -> EmitRows:
         return EmitRows(
             chunk_id=delivery.chunk_id,
-            relation=relation,
-            log_lsn=log_lsn,
+            relation=delivery.relation,
+            rows=rows,
+            absent=absent,
+            is_last=is_last,
+            log_lsn=delivery.log_lsn,
             snapshot_id=self._stored.snapshot_id,
             target=self._stored.target,
-            **{"rows": ()} | part,
         )
 
     def acknowledge(self, chunk_id: int) -> None:

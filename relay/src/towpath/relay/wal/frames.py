@@ -20,7 +20,8 @@ WAL_DATA: Final = ord("w")
 KEEPALIVE: Final = ord("k")
 PAYLOAD_AT: Final = 25
 
-_start_lsn: Final = Struct(">xQ16x").unpack_from
+# Where a frame's message was written, for a frame that is known to be one of WAL data.
+UNPACK_START: Final = Struct(">xQ16x").unpack_from
 _SENT: Final = Struct(">q")
 _SENT_AT: Final = {WAL_DATA: 17, KEEPALIVE: 9}
 _KEEPALIVE: Final = Struct(">BQqB")
@@ -44,7 +45,7 @@ def start_lsn(frame: bytes) -> int:
     if len(frame) <= PAYLOAD_AT or frame[0] != WAL_DATA:
         reason = f"a frame of {len(frame)} bytes without a message: {frame[:8]!r}"
         raise MalformedMessageError(reason)
-    lsn: int = _start_lsn(frame)[0]
+    lsn: int = UNPACK_START(frame)[0]
     return lsn
 
 

@@ -73,10 +73,15 @@ def parse_message(data: bytes, at: int = 0) -> Message:
         MalformedMessageError: The bytes are not exactly one known message.
     """
     try:
-        return _PARSERS[data[at]](data, at + 1)
-    except (KeyError, IndexError, struct.error) as error:
-        message = f"malformed message of {len(data) - at} bytes: {data[at : at + 8]!r}"
-        raise MalformedMessageError(message) from error
+        return PARSERS[data[at]](data, at + 1)
+    except PARSER_ERRORS as error:
+        raise malformed(data, at) from error
+
+
+def malformed(data: bytes, at: int) -> MalformedMessageError:
+    """Return the error of a message that begins at byte ``at`` and cannot be read."""
+    reason = f"malformed message of {len(data) - at} bytes: {data[at : at + 8]!r}"
+    return MalformedMessageError(reason)
 
 
 def _row(data: bytes, at: int) -> tuple[Row, int]:
@@ -217,7 +222,12 @@ def _logical_message(data: bytes, at: int) -> LogicalMessage:
     return LogicalMessage(bool(flags), lsn, prefix, content)
 
 
-_PARSERS: Final[Mapping[int, Callable[[bytes, int], Message]]] = MappingProxyType(
+# What a parser raises beside MalformedMessageError if the bytes are too short, and the
+# lookup for a tag that has none.
+PARSER_ERRORS: Final = (KeyError, IndexError, struct.error)
+
+# By tag. A parser takes the message's bytes and where they go on behind the tag.
+PARSERS: Final[Mapping[int, Callable[[bytes, int], Message]]] = MappingProxyType(
     {
         ord("B"): _begin,
         ord("C"): _commit,
@@ -229,5 +239,21 @@ _PARSERS: Final[Mapping[int, Callable[[bytes, int], Message]]] = MappingProxyTyp
         ord("D"): _delete,
         ord("T"): _truncate,
         ord("M"): _logical_message,
+    }
+)
+
+# What each tag's parser returns.
+KINDS: Final[Mapping[int, type]] = MappingProxyType(
+    {
+        ord("B"): Begin,
+        ord("C"): Commit,
+        ord("O"): Origin,
+        ord("R"): RelationShape,
+        ord("Y"): TypeName,
+        ord("I"): Insert,
+        ord("U"): Update,
+        ord("D"): Delete,
+        ord("T"): Truncate,
+        ord("M"): LogicalMessage,
     }
 )

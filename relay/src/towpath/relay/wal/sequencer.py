@@ -10,7 +10,7 @@ transaction as received, before any filter, so that it is the same on every repl
 ``log_lsn`` is the lineage's offset plus the LSN of the commit record, known at Begin.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from towpath.relay.errors import MalformedMessageError
@@ -124,6 +124,9 @@ class Sequencer:
 
     Call order: after a ``RelationShape`` step the caller binds the relation, before
     the next message is fed.
+
+    Attributes:
+        steps: What ``feed`` does, by the message's type, for callers that know it.
     """
 
     def __init__(self, lineage_offset: int) -> None:
@@ -131,7 +134,7 @@ class Sequencer:
         self._relations: dict[int, Relation] = {}
         self._transaction: Transaction | None = None
         self._ordinal = 0
-        self._steps: dict[type, Callable[[Any, int], Step]] = {
+        self.steps: Mapping[type, Callable[[Any, int], Step]] = {
             Begin: self._begin,
             Commit: self._commit,
             Insert: self._insert,
@@ -174,7 +177,7 @@ class Sequencer:
         Raises:
             MalformedMessageError: The message is out of turn, or its relation unknown.
         """
-        return self._steps[type(message)](message, lsn)
+        return self.steps[type(message)](message, lsn)
 
     def _begin(self, message: Begin, _lsn: int) -> Transaction:
         if self._transaction is not None:

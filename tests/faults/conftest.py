@@ -1,0 +1,397 @@
+"""
+What the crash tests share: a source with a history, relays that die, and a reckoning.
+
+Two relays follow one database, each with a slot and a prefix of its own. The first is
+killed; the second, the witness, is not. In the end each streamed record must stand in
+the first's topics as it stands in the witness's: once, in the same partition, in order.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from towpath.relay.__main__ import init
+from towpath.schemas.clock import Deadline, SystemClock
+
+CLOCK = SystemClock()
+TIMEOUT_S = 60.0
+RUNNER = Path(__file__).with_name("relay_with_fault.py")
+
+TABLES = """
+create schema shop;
+create table shop.line (id bigint primary key, note text, n int);
+create table shop.bare (id bigint, note text);
+alter table shop.bare replica identity full;
+"""
+# What is told of the time of publishing, which differs from relay to relay.
+NOW = re.compile(rb'"ts_[mun]s":\s*\d+')
+
+
+class Stood(NamedTuple):
+    """Where a streamed record stands, and as what."""
+
+    topic: str
+    partition: int
+    position: str
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+class Follower:
+    """One prefix: its configuration, its processes, and what stands in its topics."""
+
+    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
+        self.dsn = dsn
+        self.kafka = kafka
+        self.prefix = prefix
+        self.config = folder / f"{prefix}.toml"
+        self.log_file = folder / f"{prefix}.log"
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.isolation = "read_uncommitted"
+
+    def configure(
+        self,
+        *,
+        relay: str = "",
+        source: str = "",
+        outbox: str = "",
+        tables: tuple[str, ...] = ("shop.line", "shop.bare"),
+        sections: str = "",
+    ) -> None:
+        """Write the configuration."""
+        if "transactional" in relay:
+            self.isolation = "read_committed"
+        topic = "" if "topic" in outbox else f'topic = "{self.prefix}.{{aggregate_type}}"'
+        self.config.write_text(
+            f"""
+version = 1
+[[source]]
+dsn = "{self.dsn}"
+prefix = "{self.prefix}"
+slot = "{self.prefix}"
+tables = {json.dumps(tables)}
+{source}
+[kafka]
+bootstrap_servers = "{self.kafka}"
+[registry]
+url = "http://127.0.0.1:1"
+[topics]
+partitions = 3
+[relay]
+heartbeat_interval_s = 0.5
+{relay}
+[relay.outbox]
+{topic}
+{outbox}
+{sections}
+""",
+            encoding="utf-8",
+        )
+
+    def prepare(self) -> None:
+        """Let the relay prepare the database."""
+        with contextlib.redirect_stdout(None):
+            init(self.config, dry_run=False)
+
+    def start(self, point: str = "", nth: int = 1) -> subprocess.Popen[bytes]:
+        """Start a relay process; with a point, one that kills itself there."""
+        command = ["-m", "towpath.relay", str(self.config)]
+        if point:
+            command = [str(RUNNER), str(self.config), point, str(nth)]
+        with self.log_file.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, *command], stdout=log, stderr=log
+            )
+        self.processes.append(process)
+        return process
+
+    def die(self, point: str, nth: int = 1) -> None:
+        """Start a process and wait until it has killed itself."""
+        code = self.start(point, nth).wait(TIMEOUT_S)
+        assert code == -signal.SIGKILL, f"{point} {nth}: exit {code}, {self.tail()}"
+
+    def kill(self) -> None:
+        """Kill the process that was started last."""
+        self.processes[-1].kill()
+        self.processes[-1].wait()
+
+    def stop(self) -> int:
+        """Let the process that was started last end by itself."""
+        self.processes[-1].terminate()
+        return self.processes[-1].wait(30)
+
+    def tail(self) -> str:
+        """Read the end of the log."""
+        return self.log_file.read_text(encoding="utf-8")[-3000:]
+
+    def logged(self, event: str) -> list[dict]:
+        """Read the log records of one event."""
+        if not self.log_file.exists():
+            return []
+        lines = self.log_file.read_text(encoding="utf-8").splitlines()
+        records = [json.loads(line) for line in lines if line.startswith("{")]
+        return [record for record in records if record["event"] == event]
+
+    def close(self) -> None:
+        """Leave no process and no slot behind."""
+        for process in self.processes:
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGCONT)
+                process.kill()
+            process.wait()
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+
+            def is_dropped() -> bool:
+                with contextlib.suppress(psycopg.errors.ObjectInUse):
+                    connection.execute(
+                        "select pg_drop_replication_slot(slot_name)"
+                        " from pg_replication_slots where slot_name = %s",
+                        (self.prefix,),
+                    )
+                    return True
+                return False
+
+            until(is_dropped, "the slot is free")
+
+    def topics(self) -> dict[str, int]:
+        """Return the partition counts of the topics below the prefix."""
+        admin = AdminClient({"bootstrap.servers": self.kafka})
+        found = admin.list_topics(timeout=10).topics
+        return {
+            name: len(topic.partitions)
+            for name, topic in found.items()
+            if name.startswith(f"{self.prefix}.")
+        }
+
+    def records(self, *names: str) -> list[Message]:
+        """Read topics from their beginning to their end; all of ours if none is named."""
+        places = [
+            TopicPartition(topic, partition, 0)
+            for topic, count in self.topics().items()
+            if not names or topic.removeprefix(f"{self.prefix}.") in names
+            for partition in range(count)
+        ]
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.kafka,
+                "group.id": "test",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "isolation.level": self.isolation,
+                "fetch.wait.max.ms": 20,
+            }
+        )
+        found: list[Message] = []
+        left = {(place.topic, place.partition) for place in places}
+        deadline = Deadline(CLOCK, TIMEOUT_S)
+        try:
+            consumer.assign(places)
+            while left and not deadline.passed():
+                for message in consumer.consume(1000, 0.2):
+                    error = message.error()
+                    if error is None:
+                        found.append(message)
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        left.discard((message.topic(), message.partition()))
+        finally:
+            consumer.close()
+        assert not left, "topics could not be read to their end"
+        return found
+
+    def streamed(self, *names: str) -> list[Stood]:
+        """Return the streamed records, in the order of each partition."""
+        ours = self.prefix.encode()
+        found = []
+        for message in self.records(*names):
+            headers = [(n, _plain(v, ours)) for n, v in message.headers() or ()]
+            told = dict(headers)
+            if "position" not in told or "snapshot" in told:
+                continue
+            found.append(
+                Stood(
+                    message.topic().removeprefix(f"{self.prefix}."),
+                    message.partition(),
+                    (told["position"] or b"").decode(),
+                    message.key(),
+                    _plain(message.value(), ours),
+                    tuple(headers),
+                )
+            )
+        return found
+
+
+def _plain(text: bytes | None, prefix: bytes) -> bytes | None:
+    """Leave out what differs from relay to relay."""
+    return text and NOW.sub(b"", text.replace(prefix, b"PREFIX"))
+
+
+class Faults:
+    """A database with tables and a history, the relay to be killed, and the witness."""
+
+    def __init__(self, dsn: str, kafka: str, unique: str, folder: Path) -> None:
+        self.source = psycopg.connect(dsn, autocommit=True)
+        self.source.execute(TABLES)
+        self.dsn = dsn
+        self.relay = Follower(dsn, kafka, f"{unique}a", folder)
+        self.witness = Follower(dsn, kafka, f"{unique}w", folder)
+        self._number = 0
+
+    def prepare(self, **options: str) -> None:
+        """Configure and prepare both, the same."""
+        for follower in (self.relay, self.witness):
+            follower.configure(**options)
+            follower.prepare()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for follower in (self.relay, self.witness):
+            follower.close()
+        self.source.close()
+
+    def insert_events(self, count: int, *, kind: str = "order", size: int = 20) -> None:
+        """Insert events in one transaction."""
+        with self.source.transaction(), self.source.cursor() as cursor:
+            cursor.executemany(
+                "insert into towpath.outbox"
+                " (id, aggregate_type, aggregate_id, type, payload)"
+                " values (gen_random_uuid(), %s, %s, 'Placed', %s)",
+                [
+                    (kind, str(n % 7), json.dumps({"n": n, "pad": "x" * size}))
+                    for n in range(count)
+                ],
+            )
+
+    def write(self, rounds: int = 1) -> None:
+        """Write a little of everything: each round is the same, with new keys."""
+        for _ in range(rounds):
+            self._number += 1
+            self._write(self._number * 1000)
+
+    def _write(self, base: int) -> None:
+        say = self.source.execute
+        self.insert_events(12)
+        say(
+            "insert into shop.line select %s + n, 'a', 0 from generate_series(1, 9) n",
+            (base,),
+        )
+        with self.source.transaction():
+            say("update shop.line set id = id + 500 where id = %s", (base + 1,))
+            say("update shop.line set n = n + 1 where id > %s", (base,))
+            say("update shop.line set id = id + 600 where id = %s", (base + 2,))
+            say("delete from shop.line where id = %s", (base + 3,))
+            say("select pg_logical_emit_message(true, 'other', 'in the middle')")
+            say("insert into shop.bare select n, 'b' from generate_series(1, 7) n")
+        event = {
+            "id": f"00000000-0000-0000-0000-{base:012}",
+            "aggregate_type": "tableless",
+            "aggregate_id": str(base),
+            "type": "Told",
+            "payload": {"base": base},
+        }
+        for is_transactional in (True, False):
+            say(
+                "select pg_logical_emit_message(%s, 'outbox', %s)",
+                (is_transactional, json.dumps(event)),
+            )
+        say("delete from shop.bare where id < 3")
+        # Too large for its topic, and for the dead letters too; then who follows it.
+        if self._number == 1:
+            self.insert_events(1, kind="big", size=1_500_000)
+            self.insert_events(14, kind="big")
+            say("insert into shop.line values (%s, %s, 0)", (base + 99, "y" * 1_200_000))
+        if self._number % 3 == 0:
+            say("truncate shop.bare")
+        self.insert_events(5, kind=f"kind{self._number}")
+
+    def end(self) -> int:
+        """Write a last transaction, and return an LSN below its end."""
+        row = self.source.execute(
+            "select (pg_current_wal_insert_lsn() - '0/0')::bigint"
+        ).fetchone()
+        self.insert_events(1, kind="end")
+        return row[0] if row else 0
+
+    def await_confirmed(self, follower: Follower, lsn: int) -> None:
+        """Wait until a relay has confirmed so much."""
+
+        def is_confirmed() -> bool:
+            code = follower.processes[-1].poll()
+            assert code is None, f"exit {code}: {follower.tail()}"
+            row = self.source.execute(
+                "select confirmed_flush_lsn >= '0/0'::pg_lsn + %s"
+                " from pg_replication_slots where slot_name = %s",
+                (lsn, follower.prefix),
+            ).fetchone()
+            return bool(row and row[0])
+
+        until(is_confirmed, "everything is confirmed")
+
+    def reckon(self) -> int:
+        """
+        Finish both relays and compare; return how many streamed records there are.
+
+        The relay is running; the witness is started here, and reads all at once.
+        """
+        lsn = self.end()
+        self.witness.start()
+        self.await_confirmed(self.relay, lsn)
+        self.await_confirmed(self.witness, lsn)
+        return self.compare()
+
+    def compare(self) -> int:
+        """Fail unless each record stands once, in order, as the witness has it."""
+        ours, theirs = self.relay.streamed(), self.witness.streamed()
+        check_order(ours)
+        check_order(theirs)
+        lost = set(theirs) - set(ours)
+        more = set(ours) - set(theirs)
+        assert (_places(lost), _places(more)) == ([], [])
+        return len(ours)
+
+
+def check_order(records: list[Stood]) -> None:
+    """Fail unless each position stands once per topic, rising in each partition."""
+    counts = Counter((r.topic, r.partition, r.position) for r in records)
+    twice = [at for at, count in counts.items() if count > 1]
+    assert twice == [], f"{len(twice)} twice of {len(records)}"
+    last: dict[tuple[str, int], str] = {}
+    for record in records:
+        at = record.topic, record.partition
+        assert last.get(at, "") < record.position, (at, last[at], record.position)
+        last[at] = record.position
+
+
+def _places(records: set[Stood]) -> list[tuple[str, int, str]]:
+    return sorted((r.topic, r.partition, r.position) for r in records)[:20]
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    """Wait for a condition."""
+    deadline = Deadline(CLOCK, TIMEOUT_S)
+    while not holds():
+        if deadline.passed():
+            pytest.fail(f"waited {TIMEOUT_S:g} s in vain until {what}")
+        CLOCK.wait(0.05)
+
+
+@pytest.fixture
+def faults(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Faults]:
+    """Lend a database with two relays over it; nothing is prepared or started."""
+    lent = Faults(database, stack.kafka, unique, tmp_path)
+    yield lent
+    lent.close()

@@ -1,0 +1,168 @@
+"""
+The real relay, which kills itself at a named point: ``CONFIG POINT NTH``.
+
+Each point wraps one method of the relay. At its NTH call the process sends itself
+SIGKILL: nothing is flushed, closed or told, as when the machine takes it away. Points
+that end in ``+`` first give the client's own thread the time to reach the broker, so
+that what was handed over stands there, unheard.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from towpath.relay import assembly
+from towpath.relay.__main__ import run
+from towpath.relay.delivery import Delivery, DeliveryLedger
+from towpath.relay.kafka import tails
+from towpath.relay.kafka.producer import KafkaProducer
+from towpath.relay.kafka.state import StateTopic
+from towpath.relay.kafka.topics import KafkaTopics
+from towpath.relay.pipeline.follower import Follower
+from towpath.relay.pipeline.loop import Pipeline
+from towpath.relay.pipeline.marking import Marking
+from towpath.relay.pipeline.outlet import Outlet
+from towpath.relay.pipeline.snapshots import Snapshots
+
+Counts = Callable[..., bool]
+
+# Long enough for the client's thread to send, and for the broker to append.
+_APPEND_S: Final = 0.15
+
+
+class Fault:
+    """Counts calls, and kills at the one that was asked for."""
+
+    def __init__(self, nth: int, *, is_late: bool) -> None:
+        self._left = nth
+        self._is_late = is_late
+
+    def strike(self) -> None:
+        """Count one call; do not return from the last."""
+        self._left -= 1
+        if self._left:
+            return
+        if self._is_late:
+            threading.Event().wait(_APPEND_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def before(self, owner: Any, name: str, counts: Counts = lambda *_, **__: True):
+        """Strike before a method, at calls whose arguments count."""
+        original = getattr(owner, name)
+
+        def struck(*args: Any, **kwargs: Any) -> Any:
+            if counts(*args, **kwargs):
+                self.strike()
+            return original(*args, **kwargs)
+
+        setattr(owner, name, struck)
+
+    def after(self, owner: Any, name: str, counts: Counts = lambda *_, **__: True):
+        """Strike after a method, at calls whose arguments count."""
+        original = getattr(owner, name)
+
+        def struck(*args: Any, **kwargs: Any) -> Any:
+            returned = original(*args, **kwargs)
+            if counts(*args, **kwargs):
+                self.strike()
+            return returned
+
+        setattr(owner, name, struck)
+
+    def within(self, count: int) -> None:
+        """Strike when so many of the three records of a key change are sent."""
+        send = Outlet.send
+        deliver = Follower._deliver
+        left = [0]
+
+        def delivered(follower: Follower, records: Any) -> None:
+            left[0] = count if len(records) == 3 else 0
+            deliver(follower, records)
+
+        def sent(outlet: Outlet, record: Any, delivery: Any) -> None:
+            send(outlet, record, delivery)
+            left[0] -= 1
+            if left[0] == 0:
+                self.strike()
+
+        Follower._deliver = delivered  # type: ignore[method-assign]
+        Outlet.send = sent  # type: ignore[method-assign]
+
+    def stored(self) -> None:
+        """Strike when a higher LSN is stored, and not yet told."""
+        settle = Marking._settle
+
+        def settled(marking: Marking) -> None:
+            before = marking.stored_lsn
+            settle(marking)
+            if marking.stored_lsn > before:
+                self.strike()
+
+        Marking._settle = settled  # type: ignore[method-assign]
+
+    def told(self) -> None:
+        """Strike when a higher LSN was told to Postgres."""
+        tell = Pipeline._tell
+
+        def told(pipeline: Pipeline, lsn: int) -> None:
+            is_new = 0 < pipeline._told_lsn < lsn
+            tell(pipeline, lsn)
+            if is_new:
+                self.strike()
+
+        Pipeline._tell = told  # type: ignore[method-assign]
+
+
+def _is_streamed(_self: Any, record: Any, *_: Any) -> bool:
+    return bool(record.position)
+
+
+def _writes(key: str) -> Counts:
+    return lambda _self, written, *_: written == key
+
+
+POINTS: Final[dict[str, Callable[[Fault], None]]] = {
+    "produced": lambda f: f.after(KafkaProducer, "produce", _is_streamed),
+    "acknowledged": lambda f: f.after(Delivery, "__call__"),
+    "before marks": lambda f: f.before(Marking, "_write"),
+    "marks produced": lambda f: f.after(Marking, "_write"),
+    "marks stored": Fault.stored,
+    "postgres told": Fault.told,
+    "deleted": lambda f: f.within(1),
+    "tombstone": lambda f: f.within(2),
+    "topic made": lambda f: f.after(KafkaTopics, "ensure"),
+    "before first mark": lambda f: f.before(Marking, "_admit"),
+    "first mark": lambda f: f.after(Marking, "_admit"),
+    "signal held": lambda f: f.after(DeliveryLedger, "hold"),
+    "signal answered": lambda f: f.before(DeliveryLedger, "release"),
+    "before tails": lambda f: f.before(assembly, "read_tails"),
+    "in tails": lambda f: f.before(tails, "_take"),
+    "after tails": lambda f: f.after(assembly, "read_tails"),
+    "before lineage": lambda f: f.before(StateTopic, "write", _writes("lineage")),
+    "lineage": lambda f: f.after(StateTopic, "write", _writes("lineage")),
+    "before settings": lambda f: f.before(StateTopic, "write", _writes("settings")),
+    "settings": lambda f: f.after(StateTopic, "write", _writes("settings")),
+    "before commit": lambda f: f.before(KafkaProducer, "commit"),
+    "commit": lambda f: f.after(KafkaProducer, "commit"),
+    "skipped": lambda f: f.after(Outlet, "note", _is_skip),
+    "stream begun": lambda f: f.after(Snapshots, "resume"),
+}
+
+
+def _is_skip(_self: Any, record: Any, *_: Any) -> bool:
+    return (record.key or b"").startswith(b"skip:")
+
+
+def main() -> int:
+    """Run the relay with the fault that the command line names."""
+    config, point, nth = sys.argv[1:]
+    POINTS[point.rstrip("+")](Fault(int(nth), is_late=point.endswith("+")))
+    return run(Path(config))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

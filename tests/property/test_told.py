@@ -1,0 +1,75 @@
+"""A message's members are cut out as they were written, whatever surrounds them."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towpath.relay.errors import UnroutableError
+from towpath.relay.routing.told import Told
+
+NAMES = st.sampled_from(["payload", "id", 'pay"load', "x", "payload ", "é"])
+SPACES = st.sampled_from(["", " ", "\n", "\t  ", "\r\n"])
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["payload", '"payload":', "\\", "é\n", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@st.composite
+def objects(draw: st.DrawFn) -> tuple[str, dict[str, tuple[object, str]]]:
+    """Write an object in any manner; return it and each member's value and text."""
+    members: dict[str, tuple[object, str]] = {}
+    parts = []
+    for name in draw(st.lists(NAMES, max_size=4)):
+        value = draw(VALUES)
+        text = json.dumps(
+            value,
+            ensure_ascii=draw(st.booleans()),
+            indent=draw(st.sampled_from([None, 1])),
+        )
+        quoted = json.dumps(name)
+        if draw(st.booleans()):
+            quoted = quoted.replace("a", "\\u0061")
+        space = [draw(SPACES) for _ in range(4)]
+        parts.append(f"{space[0]}{quoted}{space[1]}:{space[2]}{text}{space[3]}")
+        members[name] = value, text
+    content = draw(SPACES) + "{" + ",".join(parts) + (draw(SPACES) + "}")
+    return content + draw(SPACES), members
+
+
+@given(objects())
+def test_every_member_is_its_text(written: tuple[str, dict[str, tuple[object, str]]]):
+    """
+    Strings unquoted, null as nothing, everything else byte for byte; the last counts.
+    """
+    content, members = written
+    told = Told(content.encode())
+    expected = {
+        name: None
+        if value is None
+        else (value if isinstance(value, str) else text).encode()
+        for name, (value, text) in members.items()
+    }
+
+    assert expected == {name: told.text(name) for name in told.members}
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_any_content_is_an_object_or_one_named_error(content: bytes):
+    """
+    Input from outside never surprises.
+    """
+    try:
+        told = Told(content)
+    except UnroutableError:
+        return
+
+    assert isinstance(told.members, dict)

@@ -1,0 +1,130 @@
+"""What the way out sets aside, because only it knows the topics."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from towpath.relay.delivery import DeliveryLedger
+from towpath.relay.errors import TopicRefusedError
+from towpath.relay.marks import Published
+from towpath.relay.pipeline.outlet import Outlet
+from towpath.relay.ports import OnDelivery, TopicFacts
+from towpath.relay.routing.dead import (
+    NO_SUCH_PARTITION,
+    TOO_LARGE,
+    TOPIC_REFUSED,
+    DeadLetters,
+)
+from towpath.relay.routing.parked import Parked
+from towpath.relay.routing.record import ANY_PARTITION, Header, Record
+from towpath.relay.tally import Tally
+
+REFUSED = "a_b"
+
+
+class Kafka:
+    """Topics of three partitions, but for one that it refuses; keeps its records."""
+
+    needs_commit = False
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.asked: list[str] = []
+
+    def ensure(self, topic: str) -> TopicFacts:
+        """Return a topic's facts."""
+        self.asked.append(topic)
+        if topic == REFUSED:
+            raise TopicRefusedError(topic)
+        return TopicFacts(1000, 3)
+
+    def ends(self, _topic: str, partition_count: int) -> Mapping[int, int]:
+        """Return the end offsets."""
+        return dict.fromkeys(range(partition_count), 0)
+
+    def produce(self, record: Record, _on_delivery: OnDelivery) -> bool:
+        """Take a record."""
+        self.records.append(record)
+        return True
+
+    def poll(self, timeout_s: float) -> None:
+        """Acknowledge nothing."""
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait for nothing."""
+
+    def commit(self) -> None:
+        """Commit nothing."""
+
+
+def send(
+    topic: str,
+    *,
+    partition: int = ANY_PARTITION,
+    size: int = 100,
+    is_event: bool = True,
+) -> tuple[Kafka, Tally, Parked]:
+    """Send one record twice, at two positions."""
+    kafka, tally, parked = Kafka(), Tally(), Parked(10)
+    dead = DeadLetters("towpath", tally.bury, parked)
+    ledger = DeliveryLedger(0)
+    outlet = Outlet(kafka, kafka, ledger, dead, tally, Published({}))
+    marks: list[Header] = [("aggregate_type", b"order")] if is_event else []
+    for position in (b"P.1", b"P.2"):
+        record = Record(topic, b"42", b"v", marks, position, 9, size, partition)
+        outlet.send(record, ledger.begin())
+    return kafka, tally, parked
+
+
+@pytest.mark.parametrize(
+    ("topic", "partition", "size", "reason"),
+    [
+        ("e", 3, 100, NO_SUCH_PARTITION),
+        (REFUSED, ANY_PARTITION, 100, TOPIC_REFUSED),
+        ("e", ANY_PARTITION, 1001, TOO_LARGE),
+    ],
+)
+def test_an_event_that_its_topic_does_not_take_is_set_aside(
+    topic: str, partition: int, size: int, reason: str
+):
+    """
+    With its reason and counted; its aggregate is parked.
+    """
+    kafka, tally, parked = send(topic, partition=partition, size=size)
+
+    assert (["towpath.dead.relay"] * 2, {reason: 2}, True, {-1}) == (
+        [record.topic for record in kafka.records],
+        dict(tally.dead_letters),
+        parked.holds("order", b"42", b"P.2"),
+        {record.partition for record in kafka.records},
+    )
+
+
+@pytest.mark.parametrize("partition", [ANY_PARTITION, 0, 2])
+def test_an_event_that_its_topic_takes_is_sent_as_it_is(partition: int):
+    """
+    To the partition that it asks for, if it asks.
+    """
+    kafka, tally, _ = send("e", partition=partition)
+
+    assert ([("e", partition)] * 2, 0) == (
+        [(record.topic, record.partition) for record in kafka.records],
+        tally.dead_letters.total(),
+    )
+
+
+def test_a_topic_that_kafka_refuses_is_asked_for_once():
+    """
+    A writer of such events costs no request for each of them.
+    """
+    kafka, _, _ = send(REFUSED)
+
+    assert [REFUSED, "towpath.dead.relay"] == kafka.asked
+
+
+def test_a_tables_topic_that_kafka_refuses_stops_the_relay():
+    """
+    All rows of the table would be set aside: a person must name it otherwise.
+    """
+    with pytest.raises(TopicRefusedError):
+        send(REFUSED, is_event=False)

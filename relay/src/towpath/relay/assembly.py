@@ -15,10 +15,11 @@ from contextlib import ExitStack
 import structlog
 
 from towpath.relay import lineage as lineages
+from towpath.relay.errors import SourceUnavailableError
 from towpath.relay.kafka.parked import read_parked
 from towpath.relay.kafka.producer import KafkaProducer
 from towpath.relay.kafka.state import StateTopic, write_now
-from towpath.relay.kafka.tails import read_tails
+from towpath.relay.kafka.tails import end_offsets, read_tails
 from towpath.relay.line import Line, Past, World
 from towpath.relay.lineage import Decision, Lineage, Remembered
 from towpath.relay.marks import Marks, Published
@@ -26,7 +27,7 @@ from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.connect import connect
 from towpath.relay.postgres.guardian import Guardian
 from towpath.relay.postgres.history import History, Memory
-from towpath.relay.postgres.ownership import Ownership
+from towpath.relay.postgres.ownership import Ownership, Patience, wait_for_slot
 from towpath.relay.postgres.replication import SlotStream
 from towpath.relay.postgres.snapshots import SnapshotWorker
 from towpath.relay.routing.record import Record
@@ -87,14 +88,12 @@ class Attempt:
             PostgresCatalog(connection),
             self._make_worker(closing, settings),
             lambda stored_log_lsn: (
-                self._is_stopping()
-                or self._why_anew is not None
-                or 0 < until_log_lsn < stored_log_lsn
+                self._is_ending() or 0 < until_log_lsn < stored_log_lsn
             ),
         )
         self._watch(closing, ownership)
-        names = settings.database
-        stream.start(names.slot, (names.publication, names.outbox_publication))
+        if not self._start(stream, settings, PostgresCatalog(connection)):
+            return
         _LOG.info(
             "streaming",
             confirmed_lsn=format_lsn(decision.confirmed_lsn),
@@ -102,6 +101,44 @@ class Attempt:
             published_position=past.published.horizon.decode() or None,
         )
         pipeline.run(settings.relay.stop_timeout_s)
+
+    def _is_ending(self) -> bool:
+        """
+        Tell whether the process is to stop.
+
+        Raises:
+            SourceUnavailableError: The guardian wants a new beginning, at once: what
+                is on its way may be another process's by now.
+        """
+        if self._why_anew is not None:
+            raise SourceUnavailableError(self._why_anew)
+        return self._is_stopping()
+
+    def _start(
+        self, stream: SlotStream, settings: Settings, catalog: PostgresCatalog
+    ) -> bool:
+        """
+        Start the stream; False if somebody else had it until now.
+
+        Whoever read the slot may have published what has not been looked at here.
+
+        Raises:
+            SlotHeldError: Another process keeps it.
+        """
+        world, names = self._world, settings.database
+        publications = (names.publication, names.outbox_publication)
+        attempts = 0
+
+        def attempt() -> bool:
+            nonlocal attempts
+            attempts += 1
+            stream.start(names.slot, publications)
+            return True
+
+        timeout_s = settings.relay.takeover_timeout_s
+        patience = Patience(world.clock, world.wakeup, timeout_s, self._is_stopping)
+        wait_for_slot(names.slot, attempt, lambda: catalog.holder(names.slot), patience)
+        return attempts == 1
 
     def _watch(self, closing: ExitStack, ownership: Ownership) -> None:
         world = self._world
@@ -157,7 +194,26 @@ class Attempt:
             settings.kafka, settings.database.prefix, settings.relay.max_parked_keys
         )
         self._world.tally.parked_keys = len(parked)
-        return Past(state, Marks(tails), Published(tails), parked)
+        confirmed = state.confirmed
+        stored = 0 if confirmed is None else confirmed.published_log_lsn
+        published = Published(tails.marks)
+        highest = max(stored, tails.log_lsn, published.log_lsn)
+        return Past(state, Marks(tails.marks), published, highest, parked)
+
+    def _has_records(self, past: Past) -> bool:
+        """Tell whether topics of ours hold records that no state tells of."""
+        if not past.state.is_empty:
+            return False
+        world, database = self._world, self._world.settings.database
+        facts = world.topics.open(database.prefix, database.tables)
+        places = [
+            (name, partition)
+            for name, each in facts.items()
+            for partition in range(each.partition_count)
+        ]
+        return any(
+            end > 0 for end in end_offsets(world.settings.kafka, places).values()
+        )
 
     def _memory(self, past: Past) -> Memory:
         settings, state = self._world.settings, past.state
@@ -171,7 +227,7 @@ class Attempt:
                 confirmed_log_lsn=None if confirmed is None else confirmed.log_lsn,
                 published_log_lsn=past.published_log_lsn,
                 heartbeat=0 if confirmed is None else confirmed.heartbeat,
-                has_records=bool(past.published.horizon),
+                has_records=bool(past.published.horizon) or self._has_records(past),
             )
 
         def write(known: Sequence[Lineage]) -> None:

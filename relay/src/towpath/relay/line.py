@@ -80,19 +80,22 @@ class World(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What Kafka tells of what was before."""
+    """
+    What Kafka tells of what was before.
+
+    Attributes:
+        state: What the state topic holds.
+        marks: Exact, as the topics themselves tell them.
+        published: Which records are there.
+        published_log_lsn: The highest log LSN of any record, READ rows included.
+        parked: Which aggregates are parked.
+    """
 
     state: State
     marks: Marks
     published: Published
+    published_log_lsn: int
     parked: Parked
-
-    @property
-    def published_log_lsn(self) -> int:
-        """The highest log LSN of any streamed record."""
-        confirmed = self.state.confirmed
-        stored = confirmed.published_log_lsn if confirmed is not None else 0
-        return max(stored, self.published.log_lsn)
 
 
 class Line:

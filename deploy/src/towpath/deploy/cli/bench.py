@@ -19,7 +19,7 @@ def relay(  # noqa: PLR0913 - each is an option of the command
     rows: Annotated[int | None, Parameter(validator=Number(gte=1000))] = None,
     rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=100))] = 3,
     duration: Annotated[float, Parameter(validator=Number(gte=1))] = 20.0,
-    warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 5.0,
+    warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 10.0,
     with_debezium: Annotated[bool, Parameter(negative="")] = False,
     kill: Annotated[bool, Parameter(negative="")] = False,
     json: Annotated[bool, Parameter(negative="")] = False,

@@ -28,13 +28,16 @@ _TIMEOUT_S: Final = 10.0
 _READ_WITHIN_S: Final = 120.0
 _MESSAGES_AT_ONCE: Final = 10_000
 _EVENT_ID: Final = "id"
-# Answers of a topic that is not there, or not everywhere yet.
+# Answers of a topic that is not there, or that its broker does not know well yet.
 _NOT_THERE: Final = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client's own name for it
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.FENCED_LEADER_EPOCH,
 )
+_LOOK_EVERY_S: Final = 0.1
 
 
 class Broker:
@@ -96,7 +99,7 @@ class Broker:
         Raises:
             BenchError: It could not be read in time.
         """
-        ends = {p: end for p, end in self.ends(topic).items() if end}
+        ends = self._certain_ends(topic)
         consumer = Consumer(
             {
                 "bootstrap.servers": self._bootstrap,
@@ -111,6 +114,16 @@ class Broker:
         finally:
             consumer.close()
         return sorted(found)
+
+    def _certain_ends(self, topic: str) -> dict[int, int]:
+        """Return the ends of the partitions that hold something, of a topic at rest."""
+        deadline = Deadline(self._clock, _TIMEOUT_S)
+        while not (found := self.ends(topic)):
+            if deadline.passed():
+                message = f"the broker does not know {topic}"
+                raise BenchError(message)
+            self._clock.wait(_LOOK_EVERY_S)
+        return {partition: end for partition, end in found.items() if end}
 
     def _arrivals(
         self, consumer: Consumer, topic: str, ends: Mapping[int, int]

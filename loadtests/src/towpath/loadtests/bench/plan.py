@@ -53,7 +53,7 @@ class Options:
     rows: int = 300_000
     rounds: int = 3
     duration_s: float = 20.0
-    warm_up_s: float = 5.0
+    warm_up_s: float = 10.0
     cases: tuple[str, ...] = CASES
     with_debezium: bool = False
 

@@ -53,9 +53,9 @@ def follow(bench: Bench, run: Run, rate: int, truth: str) -> tuple[Figures, Verd
     watch.add("broker", bench.place.broker_pid, is_new=False)
     pid = publishers.start(bench, run)
     watch.add("process", pid, is_new=True)
+    before = run.source.row_count()
     _until_serving(bench, run, pid)
     watch.add("walsender", run.source.reader_pid(run.name), is_new=True)
-    before = run.source.row_count()
     with Client(bench.place, "pgbench", _words(bench, run, rate)) as client:
         since_us = _watch_load(bench, run, client, watch)
     count = run.source.row_count() - before
@@ -78,8 +78,10 @@ def follow(bench: Bench, run: Run, rate: int, truth: str) -> tuple[Figures, Verd
 
 
 def _until_serving(bench: Bench, run: Run, pid: int) -> None:
+    """Commit one event and wait until it is in Kafka: what comes now is followed."""
+    run.source.fill(1, 1, bench.screen.begin(f"{run.name}: starting", 0))
     deadline = Deadline(bench.clock, _SERVING_WITHIN_S)
-    while run.source.reader_pid(run.name) is None:
+    while not sum(bench.broker.ends(run.topic).values()):
         publishers.check(bench, run, pid)
         if deadline.passed():
             log = bench.place.launcher.log(run.name)

@@ -7,6 +7,7 @@ truncated or made anew, and nobody can tell what it had: that stops the start.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
 
 from confluent_kafka import (
     Consumer,
@@ -32,16 +33,39 @@ from towpath.relay.kafka.client import (
 )
 from towpath.relay.marks import Mark, TopicMarks
 from towpath.schemas import headers
+from towpath.schemas.position import parse_position
 from towpath.settings import Kafka
 
-Places = dict[tuple[str, int], Mark]
+Place = tuple[str, int]
+
+_READING: Final = {
+    "group.id": "towpath-relay-tails",
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    # A mark may lie below what retention has left.
+    "auto.offset.reset": "earliest",
+    "fetch.wait.max.ms": 10,
+}
+
+
+class Tails(NamedTuple):
+    """
+    What the topics tell.
+
+    Attributes:
+        marks: Exact, by topic.
+        log_lsn: The highest log LSN behind the stored marks, READ rows included.
+    """
+
+    marks: Mapping[str, TopicMarks]
+    log_lsn: int
 
 
 def read_tails(
     kafka: Kafka, marks: Mapping[str, TopicMarks], *, is_transactional: bool
-) -> Mapping[str, TopicMarks]:
+) -> Tails:
     """
-    Return the marks as the topics themselves tell them.
+    Return what the topics themselves tell.
 
     Args:
         kafka: The brokers.
@@ -58,18 +82,23 @@ def read_tails(
         for topic, of_topic in marks.items()
         for partition, mark in of_topic.items()
     }
+    log_lsn = 0
     if places:
         _check_counts(kafka, marks)
         ends = end_offsets(kafka, places)
         _check_ends(places, ends)
         longer = {at: places[at] for at, end in ends.items() if end > places[at][0]}
         if longer:
-            places |= _scan(kafka, longer, is_transactional=is_transactional)
+            scan = _Scan(longer)
+            scan.run(kafka, is_transactional=is_transactional)
+            places |= scan.found
+            log_lsn = scan.log_lsn
         places = {at: Mark(ends[at], mark.position) for at, mark in places.items()}
-    return {
+    exact = {
         topic: {at: places[topic, at] for at in of_topic}
         for topic, of_topic in marks.items()
     }
+    return Tails(exact, log_lsn)
 
 
 def end_offsets(
@@ -107,7 +136,10 @@ def _check_counts(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> None:
     for topic, of_topic in marks.items():
         there = cluster.topics.get(topic)
         count = len(there.partitions) if there is not None else 0
-        if count and count != len(of_topic):
+        if not count:
+            reason = f"topic {topic} is gone, but the relay has written it"
+            raise TopicTruncatedError(reason)
+        if count != len(of_topic):
             reason = f"topic {topic} had {len(of_topic)} partitions and has {count} now"
             raise PartitionCountChangedError(reason)
 
@@ -126,57 +158,61 @@ def _check_ends(
             raise TopicTruncatedError(reason)
 
 
-def _scan(kafka: Kafka, places: Places, *, is_transactional: bool) -> Places:
-    """Read partitions from their marks on, and return what they had at their ends."""
-    consumer = Consumer(
-        configuration(
-            kafka,
-            {
-                "group.id": "towpath-relay-tails",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                # A mark may lie below what retention has left.
-                "auto.offset.reset": "earliest",
-                "isolation.level": "read_committed"
-                if is_transactional
-                else "read_uncommitted",
-                "fetch.wait.max.ms": 10,
-            },
-        )
-    )
-    found = dict(places)
-    open_places = set(places)
-    try:
-        # Knowing the leaders beforehand saves half a second of waiting for them.
-        consumer.list_topics(timeout=REQUEST_TIMEOUT_S)
-        consumer.assign(
-            [TopicPartition(*at, mark.next_offset) for at, mark in places.items()]
-        )
-        while open_places:
-            message = consumer.poll(REQUEST_TIMEOUT_S)
-            if message is None:
-                reason = f"{len(open_places)} partitions could not be read to their end"
-                raise BrokerUnavailableError(reason)
-            _take(message, found, open_places)
-    except KafkaException as error:
-        raise translated(error, "reading the tails of our topics") from error
-    finally:
-        consumer.close()
-    return found
+class _Scan:
+    """Reads partitions from their marks to their ends."""
 
+    def __init__(self, places: Mapping[Place, Mark]) -> None:
+        self.found = dict(places)
+        self.log_lsn = 0
+        self._open = set(places)
 
-def _take(message: Message, found: Places, open_places: set[tuple[str, int]]) -> None:
-    error = message.error()
-    at = message.topic() or "", message.partition() or 0
-    if error is not None:
-        if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - public
-            raise KafkaException(error)
-        open_places.discard(at)
-        return
-    position = streamed_position(message)
-    before = found[at].position
-    if position is not None and (before is None or position > before):
-        found[at] = found[at]._replace(position=position)
+    def run(self, kafka: Kafka, *, is_transactional: bool) -> None:
+        """
+        Read everything.
+
+        Raises:
+            BrokerUnavailableError: Kafka does not answer.
+        """
+        level = "read_committed" if is_transactional else "read_uncommitted"
+        consumer = Consumer(
+            configuration(kafka, {**_READING, "isolation.level": level})
+        )
+        try:
+            # Knowing the leaders beforehand saves half a second of waiting for them.
+            consumer.list_topics(timeout=REQUEST_TIMEOUT_S)
+            consumer.assign(
+                [TopicPartition(*at, m.next_offset) for at, m in self.found.items()]
+            )
+            while self._open:
+                message = consumer.poll(REQUEST_TIMEOUT_S)
+                if message is None:
+                    reason = (
+                        f"{len(self._open)} partitions could not be read to the end"
+                    )
+                    raise BrokerUnavailableError(reason)
+                self._take(message)
+        except KafkaException as error:
+            raise translated(error, "reading the tails of our topics") from error
+        finally:
+            consumer.close()
+
+    def _take(self, message: Message) -> None:
+        error = message.error()
+        at = message.topic() or "", message.partition() or 0
+        if error is not None:
+            if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - public
+                raise KafkaException(error)
+            self._open.discard(at)
+            return
+        told = dict(message.headers() or ())
+        position = told.get(headers.POSITION)
+        if not isinstance(position, bytes):
+            return
+        self.log_lsn = max(self.log_lsn, parse_position(position.decode()).log_lsn)
+        before = self.found[at].position
+        is_streamed = headers.SNAPSHOT not in told
+        if is_streamed and (before is None or position > before):
+            self.found[at] = self.found[at]._replace(position=position)
 
 
 def streamed_position(message: Message) -> bytes | None:

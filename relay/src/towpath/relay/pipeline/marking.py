@@ -91,6 +91,10 @@ class Marking:
             tally.marks += len(self._moved)
             self._write(is_clean=False)
 
+    def saw(self, log_lsn: int) -> None:
+        """Note a watermark: READ rows may stand there."""
+        self._published_log_lsn = max(self._published_log_lsn, log_lsn)
+
     def finish(self, *, is_clean: bool) -> None:
         """Begin to write everything down, for the last time; ``settled`` follows."""
         self._take_in()

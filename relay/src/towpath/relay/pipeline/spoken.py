@@ -78,6 +78,7 @@ class Listener:
         """Do what the message asks for; return the streamed records it gives."""
         prefix = spoken.prefix
         if prefix == WATERMARK_PREFIX:
+            self._marking.saw(spoken.log_lsn)
             token = spoken.content.decode(errors="replace")
             self._snapshots.tell(WatermarkSeen(token, spoken.log_lsn, sequence))
             return ()

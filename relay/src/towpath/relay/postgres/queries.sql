@@ -372,10 +372,12 @@ left join pg_catalog.pg_publication_tables p on p.pubname = %(publication)s
 where c.oid in (select oid from family)
 
 -- name: describe_columns
--- Name, type and modifier, in the order of the table.
+-- Name, type and modifier, in the order of the table. Before version 18 generated
+-- columns are listed as published and never sent.
 select a.attname, a.atttypid::bigint, a.atttypmod
 from pg_catalog.pg_attribute a
 where a.attrelid = %(oid)s::oid and a.attnum > 0 and not a.attisdropped
+    and (a.attgenerated = '' or current_setting('server_version_num')::int >= 180000)
 order by a.attnum
 
 -- name: describe_key

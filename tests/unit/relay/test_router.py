@@ -1,0 +1,84 @@
+"""Which route a relation takes."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from towpath.relay.errors import SchemaRefusedError
+from towpath.relay.routing.codec import Codec, Names
+from towpath.relay.routing.columns import ColumnRules
+from towpath.relay.routing.connect_schema import Field
+from towpath.relay.routing.dead import DeadLetters
+from towpath.relay.routing.json_codec import json_maker
+from towpath.relay.routing.parked import Parked
+from towpath.relay.routing.refused import RefusedRoute
+from towpath.relay.routing.relations import NOTHING_KNOWN
+from towpath.relay.routing.router import MakeCodec, Router
+from towpath.relay.routing.table import Ears, Place, TableRoute
+from towpath.relay.wal.relation import Column, Relation
+from towpath.settings.relay import Relay
+
+
+def router(make_codec: MakeCodec | None = None, **relay: object) -> Router:
+    """Make a router."""
+    settings = Relay.model_validate(relay)
+    parked = Parked(10)
+    return Router(
+        place=Place("p", "db"),
+        relay=settings,
+        dead=DeadLetters("p", lambda _: None, parked),
+        parked=parked,
+        rules=ColumnRules(settings),
+        make_codec=make_codec or json_maker(settings),
+        ears=Ears(),
+    )
+
+
+def table(name: str) -> Relation:
+    """Make a relation."""
+    schema, _, short = name.partition(".")
+    columns = (Column("id", 23),)
+    return Relation(oid=7, schema=schema, table=short, columns=columns, key=(0,))
+
+
+def refuse(_names: Names, _key: Sequence[Field], _columns: Sequence[Field]) -> Codec:
+    """Refuse every shape."""
+    reason = "not compatible"
+    raise SchemaRefusedError(reason)
+
+
+def test_the_signal_table_has_no_route():
+    """
+    Signals are for the relay itself, and captured is neither they nor the outbox.
+    """
+    made = router(outbox={"table": "s.box"})
+    names = ("towpath.signal", "s.box", "s.other")
+
+    assert (None, [False, False, True]) == (
+        made.route(table("towpath.signal"), NOTHING_KNOWN),
+        [made.is_captured(name) for name in names],
+    )
+
+
+def test_other_tables_have_a_table_route():
+    """
+    Its topic has the prefix and the table's name.
+    """
+    route = router().route(table("s.t"), NOTHING_KNOWN)
+
+    assert (TableRoute, "p.s.t") == (
+        type(route),
+        route.topic if isinstance(route, TableRoute) else None,
+    )
+
+
+def test_a_refused_shape_halts_or_is_set_aside():
+    """
+    As the configuration says; never silently.
+    """
+    parking = router(refuse, rows={"on_refused_schema": "park"})
+    route = parking.route(table("s.t"), NOTHING_KNOWN)
+    with pytest.raises(SchemaRefusedError):
+        router(refuse).route(table("s.t"), NOTHING_KNOWN)
+
+    assert isinstance(route, RefusedRoute)

@@ -179,6 +179,7 @@ def test_every_published_name_of_the_relay_is_shown(
     tally.heartbeat_seen(1, "mine", clock.now_s)
     tally.bury("a")
     tally.skip("b")
+    tally.alter("c")
     told = metrics(pages)
     names = {
         name

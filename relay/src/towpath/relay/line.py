@@ -161,7 +161,7 @@ class Line:
         dead = DeadLetters(database.prefix, self._bury, parked)
         published = self._past.published
         outlet = Outlet(producer, self._world.topics, ledger, dead, tally, published)
-        rules = ColumnRules(relay, tally.skip)
+        rules = ColumnRules(relay, tally.alter)
         router = Router(
             place=Place(database.prefix, stream.database),
             relay=relay,

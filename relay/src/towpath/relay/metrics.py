@@ -117,6 +117,7 @@ def _counters(tally: Tally) -> Iterator[Metric]:
     reasons = (
         (telemetry.RELAY_DEAD_LETTERS, "Records set aside.", tally.dead_letters),
         (telemetry.RELAY_SKIPPED, "Changes without a record.", tally.skipped),
+        (telemetry.RELAY_ALTERED, "Values that have no form.", tally.altered),
     )
     for name, what, counter in reasons:
         family = CounterMetricFamily(name, what, labels=["reason"])

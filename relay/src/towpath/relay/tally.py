@@ -128,6 +128,7 @@ class Tally:
     source_clock: SourceClock = field(default_factory=SourceClock)
     dead_letters: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
+    altered: Counter[str] = field(default_factory=Counter)
 
     def bury(self, reason: str) -> None:
         """Count a dead letter."""
@@ -138,6 +139,10 @@ class Tally:
     def skip(self, reason: str) -> None:
         """Count a change that gives no record although it might be expected to."""
         self._count(self.skipped, "a change gave no record", reason)
+
+    def alter(self, reason: str) -> None:
+        """Count a value that its form cannot express: it is null, or left out."""
+        self._count(self.altered, "a value is not published as it is", reason)
 
     def committed(
         self, transaction: Transaction, end_lsn: int, changes: int, now_us: int

@@ -32,7 +32,7 @@ FORM: Final = "form"
 SOURCE_TABLE: Final = "table"
 OPERATION: Final = "op"
 OLD_ROW: Final = "old"
-# The aggregate whose later events wait behind this one; and up to where they are let go.
+# The aggregate whose later events wait behind this one; up to where they are let go.
 PARKED: Final = "parked"
 RELEASED: Final = "released"
 SOURCE_TOPIC: Final = "topic"

@@ -312,6 +312,28 @@ def test_a_dry_run_needs_no_rights(database: str, unique: str, source):
     assert wanted == planned
 
 
+def test_init_brings_an_older_snapshot_table_in_step(database: str, unique: str):
+    """
+    A table made before requests for keys existed gains their columns, and keeps rows.
+    """
+    settings = settings_of(database, unique)
+    with connect(database) as connection:
+        facts = setup.read_facts(connection, settings)
+        setup.carry_out(connection, setup.plan(facts, settings))
+        connection.execute(
+            "alter table towpath.snapshot drop column asked_until, drop asked_keys"
+        )
+        facts = setup.read_facts(connection, settings)
+        steps = setup.plan(facts, settings)
+        setup.carry_out(connection, steps)
+        again = setup.plan(setup.read_facts(connection, settings), settings)
+        connection.execute(
+            "select pg_drop_replication_slot(%s)", (settings.database.slot,)
+        )
+
+    assert ("making table towpath.snapshot", []) == (steps[-1].purpose, again)
+
+
 def test_init_run_twice_finds_nothing_to_do(database: str, unique: str):
     """
     What init made is what it wants; and the prepared source has no error.

@@ -193,11 +193,15 @@ where p.pubname = %(publication)s
 order by 1
 
 -- name: read_existing_tables
--- Which of the relay's own tables exist.
+-- Which of the relay's own tables exist, with the columns that they have today.
 select n.nspname || '.' || c.relname
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname || '.' || c.relname = any (%(names)s::text[])
+    and (c.relname <> 'snapshot' or exists (
+        select from pg_catalog.pg_attribute a
+        where a.attrelid = c.oid and a.attname = 'asked_until' and not a.attisdropped
+    ))
 
 
 -- snapshots -------------------------------------------------------------------------
@@ -228,7 +232,9 @@ create table if not exists towpath.snapshot (
     asked_keys int,
     asked_until text,
     primary key (snapshot_id, collection)
-)
+);
+alter table towpath.snapshot
+    add column if not exists asked_keys int, add column if not exists asked_until text
 
 -- name: read_unfinished_snapshots
 -- Every table of each snapshot that has not ended or whose signal was not told so,

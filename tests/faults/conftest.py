@@ -13,8 +13,11 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -220,11 +223,13 @@ heartbeat_interval_s = 0.5
         for message in self.records(*names):
             headers = [(n, _plain(v, ours)) for n, v in message.headers() or ()]
             told = dict(headers)
-            if "position" not in told or "snapshot" in told:
+            topic = message.topic().removeprefix(f"{self.prefix}.")
+            is_streamed = "position" in told and "snapshot" not in told
+            if topic == "relations" or not is_streamed:
                 continue
             found.append(
                 Stood(
-                    message.topic().removeprefix(f"{self.prefix}."),
+                    topic,
                     message.partition(),
                     (told["position"] or b"").decode(),
                     message.key(),
@@ -240,32 +245,20 @@ def _plain(text: bytes | None, prefix: bytes) -> bytes | None:
     return text and NOW.sub(b"", text.replace(prefix, b"PREFIX"))
 
 
-class Faults:
-    """A database with tables and a history, the relay to be killed, and the witness."""
+class Writer:
+    """Writes a little of everything, each time with new keys."""
 
-    def __init__(self, dsn: str, kafka: str, unique: str, folder: Path) -> None:
-        self.source = psycopg.connect(dsn, autocommit=True)
-        self.source.execute(TABLES)
-        self.dsn = dsn
-        self.relay = Follower(dsn, kafka, f"{unique}a", folder)
-        self.witness = Follower(dsn, kafka, f"{unique}w", folder)
-        self._number = 0
-
-    def prepare(self, **options: str) -> None:
-        """Configure and prepare both, the same."""
-        for follower in (self.relay, self.witness):
-            follower.configure(**options)
-            follower.prepare()
+    def __init__(self, dsn: str, first: int) -> None:
+        self._source = psycopg.connect(dsn, autocommit=True)
+        self._base = first
 
     def close(self) -> None:
-        """Leave nothing behind."""
-        for follower in (self.relay, self.witness):
-            follower.close()
-        self.source.close()
+        """Leave no connection behind."""
+        self._source.close()
 
     def insert_events(self, count: int, *, kind: str = "order", size: int = 20) -> None:
         """Insert events in one transaction."""
-        with self.source.transaction(), self.source.cursor() as cursor:
+        with self._source.transaction(), self._source.cursor() as cursor:
             cursor.executemany(
                 "insert into towpath.outbox"
                 " (id, aggregate_type, aggregate_id, type, payload)"
@@ -277,53 +270,113 @@ class Faults:
             )
 
     def write(self, rounds: int = 1) -> None:
-        """Write a little of everything: each round is the same, with new keys."""
+        """Write so many rounds of every kind of change."""
         for _ in range(rounds):
-            self._number += 1
-            self._write(self._number * 1000)
+            self._base += 1000
+            self._rows(self._base)
+            self._messages(self._base)
+            number = self._base // 1000
+            if number % 1000 == 1:
+                self._oversize()
+            if number % 3 == 0:
+                self._source.execute("truncate shop.bare")
+            self.insert_events(5, kind=f"kind{number % 5}")
 
-    def _write(self, base: int) -> None:
-        say = self.source.execute
+    def _rows(self, base: int) -> None:
+        say = self._source.execute
         self.insert_events(12)
         say(
             "insert into shop.line select %s + n, 'a', 0 from generate_series(1, 9) n",
             (base,),
         )
-        with self.source.transaction():
+        with self._source.transaction():
             say("update shop.line set id = id + 500 where id = %s", (base + 1,))
-            say("update shop.line set n = n + 1 where id > %s", (base,))
+            say(
+                "update shop.line set n = n + 1 where id between %s and %s",
+                (base, base + 999),
+            )
             say("update shop.line set id = id + 600 where id = %s", (base + 2,))
             say("delete from shop.line where id = %s", (base + 3,))
             say("select pg_logical_emit_message(true, 'other', 'in the middle')")
             say("insert into shop.bare select n, 'b' from generate_series(1, 7) n")
-        event = {
-            "id": f"00000000-0000-0000-0000-{base:012}",
-            "aggregate_type": "tableless",
-            "aggregate_id": str(base),
-            "type": "Told",
-            "payload": {"base": base},
-        }
-        for is_transactional in (True, False):
-            say(
+        say("delete from shop.bare where id < 3")
+
+    def _messages(self, base: int) -> None:
+        for number, is_transactional in enumerate((True, False)):
+            event = {
+                "id": str(uuid.UUID(int=base + number)),
+                "aggregate_type": "tableless",
+                "aggregate_id": str(base),
+                "type": "Told",
+                "payload": {"base": base},
+            }
+            self._source.execute(
                 "select pg_logical_emit_message(%s, 'outbox', %s)",
                 (is_transactional, json.dumps(event)),
             )
-        say("delete from shop.bare where id < 3")
-        # Too large for its topic, and for the dead letters too; then who follows it.
-        if self._number == 1:
-            self.insert_events(1, kind="big", size=1_500_000)
-            self.insert_events(14, kind="big")
-            say("insert into shop.line values (%s, %s, 0)", (base + 99, "y" * 1_200_000))
-        if self._number % 3 == 0:
-            say("truncate shop.bare")
-        self.insert_events(5, kind=f"kind{self._number}")
+
+    def _oversize(self) -> None:
+        """Write what is too large for every topic, and then who is parked behind it."""
+        self.insert_events(1, kind="big", size=1_500_000)
+        self.insert_events(14, kind="big")
+        self._source.execute(
+            "insert into shop.line values (%s, repeat('y', 1200000), 0)",
+            (self._base + 99,),
+        )
+
+
+class Faults:
+    """A database with tables and a history, the relay to be killed, and the witness."""
+
+    def __init__(self, dsn: str, kafka: str, unique: str, folder: Path) -> None:
+        self.source = psycopg.connect(dsn, autocommit=True)
+        self.source.execute(TABLES)
+        self.dsn = dsn
+        self.relay = Follower(dsn, kafka, f"{unique}a", folder)
+        self.witness = Follower(dsn, kafka, f"{unique}w", folder)
+        self.writer = Writer(dsn, 0)
+        self._writers = [self.writer]
+
+    def prepare(self, **options: str) -> None:
+        """Configure and prepare both, the same."""
+        for follower in (self.relay, self.witness):
+            follower.configure(**options)
+            follower.prepare()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for follower in (self.relay, self.witness):
+            follower.close()
+        for writer in self._writers:
+            writer.close()
+        self.source.close()
+
+    @contextlib.contextmanager
+    def load(self, writers: int = 2) -> Iterator[None]:
+        """Write all the time, from several connections."""
+        ending = threading.Event()
+
+        def write(writer: Writer) -> None:
+            while not ending.wait(0.02):
+                writer.write()
+
+        more = [Writer(self.dsn, 1_000_000 * n) for n in range(1, writers + 1)]
+        self._writers += more
+        with ThreadPoolExecutor(writers) as threads:
+            done = [threads.submit(write, writer) for writer in more]
+            try:
+                yield
+            finally:
+                ending.set()
+        for one in done:
+            one.result()
 
     def end(self) -> int:
         """Write a last transaction, and return an LSN below its end."""
         row = self.source.execute(
             "select (pg_current_wal_insert_lsn() - '0/0')::bigint"
         ).fetchone()
-        self.insert_events(1, kind="end")
+        self.writer.insert_events(1, kind="end")
         return row[0] if row else 0
 
     def await_confirmed(self, follower: Follower, lsn: int) -> None:
@@ -361,7 +414,21 @@ class Faults:
         lost = set(theirs) - set(ours)
         more = set(ours) - set(theirs)
         assert (_places(lost), _places(more)) == ([], [])
+        self._check_events(ours)
         return len(ours)
+
+
+    def _check_events(self, records: list[Stood]) -> None:
+        """Fail unless each event of the outbox stands once in all topics."""
+        told = [dict(record.headers) for record in records]
+        found = Counter(each["id"] for each in told if "id" in each)
+        stubs = sum(each.get("form") == b"stub" for each in told)
+        rows = self.source.execute("select id::text from towpath.outbox").fetchall()
+        lost = {row[0].encode() for row in rows} - set(found)
+        assert ([], True) == (
+            [event for event, count in found.items() if count > 1],
+            len(lost) <= stubs,
+        )
 
 
 def check_order(records: list[Stood]) -> None:

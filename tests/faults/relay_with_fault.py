@@ -22,11 +22,11 @@ from towpath.relay.kafka import tails
 from towpath.relay.kafka.producer import KafkaProducer
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import KafkaTopics
-from towpath.relay.pipeline.follower import Follower
 from towpath.relay.pipeline.loop import Pipeline
 from towpath.relay.pipeline.marking import Marking
 from towpath.relay.pipeline.outlet import Outlet
 from towpath.relay.pipeline.snapshots import Snapshots
+from towpath.schemas import headers
 
 Counts = Callable[..., bool]
 
@@ -73,23 +73,34 @@ class Fault:
 
         setattr(owner, name, struck)
 
-    def within(self, count: int) -> None:
-        """Strike when so many of the three records of a key change are sent."""
-        send = Outlet.send
-        deliver = Follower._deliver
-        left = [0]
+    def produced(self) -> None:
+        """Strike when a streamed record was handed to the client."""
+        produce = KafkaProducer.produce
 
-        def delivered(follower: Follower, records: Any) -> None:
-            left[0] = count if len(records) == 3 else 0
-            deliver(follower, records)
+        def produced(producer: KafkaProducer, outgoing: Any) -> int:
+            for taken, one in enumerate(outgoing):
+                if not produce(producer, [one]):
+                    return taken
+                if one[0].position:
+                    self.strike()
+            return len(outgoing)
+
+        KafkaProducer.produce = produced  # type: ignore[method-assign]
+
+    def within(self, *, has_value: bool) -> None:
+        """Strike when the delete, or the tombstone, of a key change is sent."""
+        send = Outlet.send
+        moving = [False]
 
         def sent(outlet: Outlet, record: Any, delivery: Any) -> None:
             send(outlet, record, delivery)
-            left[0] -= 1
-            if left[0] == 0:
+            outlet.let_go()
+            is_delete = any(name == headers.NEW_KEY for name, _ in record.headers)
+            is_tombstone = moving[0] and record.value is None
+            moving[0] = is_delete
+            if is_delete if has_value else is_tombstone:
                 self.strike()
 
-        Follower._deliver = delivered  # type: ignore[method-assign]
         Outlet.send = sent  # type: ignore[method-assign]
 
     def stored(self) -> None:
@@ -117,30 +128,26 @@ class Fault:
         Pipeline._tell = told  # type: ignore[method-assign]
 
 
-def _is_streamed(_self: Any, record: Any, *_: Any) -> bool:
-    return bool(record.position)
-
-
 def _writes(key: str) -> Counts:
     return lambda _self, written, *_: written == key
 
 
 POINTS: Final[dict[str, Callable[[Fault], None]]] = {
-    "produced": lambda f: f.after(KafkaProducer, "produce", _is_streamed),
+    "produced": Fault.produced,
     "acknowledged": lambda f: f.after(Delivery, "__call__"),
     "before marks": lambda f: f.before(Marking, "_write"),
     "marks produced": lambda f: f.after(Marking, "_write"),
     "marks stored": Fault.stored,
     "postgres told": Fault.told,
-    "deleted": lambda f: f.within(1),
-    "tombstone": lambda f: f.within(2),
+    "deleted": lambda f: f.within(has_value=True),
+    "tombstone": lambda f: f.within(has_value=False),
     "topic made": lambda f: f.after(KafkaTopics, "ensure"),
     "before first mark": lambda f: f.before(Marking, "_admit"),
     "first mark": lambda f: f.after(Marking, "_admit"),
     "signal held": lambda f: f.after(DeliveryLedger, "hold"),
     "signal answered": lambda f: f.before(DeliveryLedger, "release"),
     "before tails": lambda f: f.before(assembly, "read_tails"),
-    "in tails": lambda f: f.before(tails, "_take"),
+    "in tails": lambda f: f.before(tails._Scan, "_take"),
     "after tails": lambda f: f.after(assembly, "read_tails"),
     "before lineage": lambda f: f.before(StateTopic, "write", _writes("lineage")),
     "lineage": lambda f: f.after(StateTopic, "write", _writes("lineage")),

@@ -8,7 +8,7 @@ what Postgres was told.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from random import Random
@@ -23,7 +23,7 @@ from towpath.relay.delivery import Acknowledgement, Delivery, DeliveryLedger
 from towpath.relay.marks import Marks, Published, parse_marks
 from towpath.relay.pipeline.marking import Marked, Marking
 from towpath.relay.pipeline.outlet import Outlet
-from towpath.relay.ports import TopicFacts
+from towpath.relay.ports import Outgoing, TopicFacts
 from towpath.relay.routing.partition import partition_of
 from towpath.relay.routing.record import ANY_PARTITION, Record
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
@@ -72,13 +72,14 @@ class Broker:
     )
     needs_commit = False
 
-    def produce(self, record: Record, on_delivery: Callable[..., None]) -> bool:
-        partition = record.partition
-        count = 1 if record.topic == STATE else PARTITIONS
-        if partition == ANY_PARTITION:
-            partition = partition_of(record.key or b"", count)
-        self.coming[record.topic, partition].append((record, on_delivery))
-        return True
+    def produce(self, outgoing: Sequence[Outgoing]) -> int:
+        for record, on_delivery in outgoing:
+            partition = record.partition
+            count = 1 if record.topic == STATE else PARTITIONS
+            if partition == ANY_PARTITION:
+                partition = partition_of(record.key or b"", count)
+            self.coming[record.topic, partition].append((record, on_delivery))
+        return len(outgoing)
 
     def append(self, place: tuple[str, int], *, is_heard: bool = True) -> None:
         record, on_delivery = self.coming[place].popleft()
@@ -172,6 +173,7 @@ class Process:
     broker: Broker
     clock: Clock
     start_lsn: int
+    may_let_go: Callable[[], bool]
 
     def __post_init__(self) -> None:
         found = tails(self.broker, self.broker.documents())
@@ -196,6 +198,8 @@ class Process:
         """Take the stream's next step: a begin, a record, or an end."""
         if isinstance(step, Record):
             self.outlet.send(step, self._delivery)
+            if self.may_let_go():
+                self.outlet.let_go()
         elif step is None:
             self._delivery = self.ledger.begin()
         else:
@@ -262,7 +266,9 @@ class Life:
         return self.broker
 
     def _live_until_crash(self) -> bool:
-        process = Process(self.broker, self.clock, self.confirmed)
+        process = Process(
+            self.broker, self.clock, self.confirmed, lambda: self.random.random() < 0.7
+        )
         coming = deque(self._stream())
         deeds = {
             4: self._append,
@@ -282,6 +288,7 @@ class Life:
                 deeds[doing]()
         for step in coming:
             process.take(*step)
+        process.outlet.let_go()
         self.broker.finish_all()
         return False
 

@@ -1,6 +1,6 @@
 """What the way out sets aside, because only it knows the topics."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -8,7 +8,7 @@ from towpath.relay.delivery import DeliveryLedger
 from towpath.relay.errors import TopicRefusedError
 from towpath.relay.marks import Published
 from towpath.relay.pipeline.outlet import Outlet
-from towpath.relay.ports import OnDelivery, TopicFacts
+from towpath.relay.ports import Outgoing, TopicFacts
 from towpath.relay.routing.dead import (
     NO_SUCH_PARTITION,
     TOO_LARGE,
@@ -42,10 +42,10 @@ class Kafka:
         """Return the end offsets."""
         return dict.fromkeys(range(partition_count), 0)
 
-    def produce(self, record: Record, _on_delivery: OnDelivery) -> bool:
-        """Take a record."""
-        self.records.append(record)
-        return True
+    def produce(self, outgoing: Sequence[Outgoing]) -> int:
+        """Take records."""
+        self.records += [record for record, _ in outgoing]
+        return len(outgoing)
 
     def poll(self, timeout_s: float) -> None:
         """Acknowledge nothing."""
@@ -73,6 +73,7 @@ def send(
     for position in (b"P.1", b"P.2"):
         record = Record(topic, b"42", b"v", marks, position, 9, size, partition)
         outlet.send(record, ledger.begin())
+    outlet.let_go()
     return kafka, tally, parked
 
 

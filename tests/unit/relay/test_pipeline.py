@@ -21,7 +21,7 @@ from towpath.relay.pipeline.outlet import Outlet
 from towpath.relay.pipeline.shapes import Shapes
 from towpath.relay.pipeline.snapshots import Snapshots
 from towpath.relay.pipeline.spoken import Listener, MessageRoutes
-from towpath.relay.ports import OnDelivery, TopicFacts
+from towpath.relay.ports import OnDelivery, Outgoing, TopicFacts
 from towpath.relay.routing.codecs import CodecFactory
 from towpath.relay.routing.columns import ColumnRules
 from towpath.relay.routing.dead import DeadLetters
@@ -130,13 +130,11 @@ class Producer:
 
     needs_commit = False
 
-    def produce(self, record: Record, on_delivery: OnDelivery) -> bool:
-        if len(self.pending) >= self.room:
-            return False
-        if record.topic != STATE:
-            self.records.append(record)
-        self.pending.append((record, on_delivery))
-        return True
+    def produce(self, outgoing: Sequence[Outgoing]) -> int:
+        taken = outgoing[: max(0, self.room - len(self.pending))]
+        self.records += [record for record, _ in taken if record.topic != STATE]
+        self.pending += taken
+        return len(taken)
 
     def poll(self, timeout_s: float) -> None:
         if not self.is_answering:

@@ -11,6 +11,7 @@ process of our name is to be heard no more: what is there then is all that there
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Final
 
 import structlog
 
@@ -38,6 +39,8 @@ from towpath.settings import DeliveryMode, Settings
 
 _LOG = structlog.get_logger("towpath.relay")
 
+_PUBLICATIONS: Final = frozenset({"source.publication", "source.outbox_publication"})
+
 
 class Attempt:
     """From connecting to the end of one connection's lifetime."""
@@ -46,6 +49,8 @@ class Attempt:
         self._world = world
         self._is_stopping = is_stopping
         self._why_anew: str | None = None
+        # By lineage, from which log LSN on the log knows the publications of the file.
+        self._known_from: dict[int, int] = {}
 
     def run(self) -> None:
         """
@@ -80,19 +85,20 @@ class Attempt:
         memory = self._memory(past)
         history = History(settings, memory, self._world.clock, connection, stream)
         decision = history.follow()
-        settings, until_log_lsn = self._settle_settings(past, decision)
+        catalog = PostgresCatalog(connection)
+        settings, until_log_lsn = self._settle_settings(past, decision, catalog)
         line = Line(self._world, settings, past, decision)
         pipeline = line.assemble(
             producer,
             stream,
-            PostgresCatalog(connection),
+            catalog,
             self._make_worker(closing, settings),
             lambda stored_log_lsn: (
                 self._is_ending() or 0 < until_log_lsn < stored_log_lsn
             ),
         )
         self._watch(closing, ownership)
-        if not self._start(stream, settings, PostgresCatalog(connection)):
+        if not self._start(stream, settings, catalog):
             return
         _LOG.info(
             "streaming",
@@ -244,19 +250,28 @@ class Attempt:
 
         return Memory(read, write, publish, confirm)
 
-    def _settle_settings(self, past: Past, decision: Decision) -> tuple[Settings, int]:
+    def _settle_settings(
+        self, past: Past, decision: Decision, catalog: PostgresCatalog
+    ) -> tuple[Settings, int]:
         """
         Return the settings to run with, and until which log LSN; 0: without end.
 
-        Those of the file are stored before the first record that they form.
+        Those of the file are stored before the first record that they form. Other
+        publications serve from where the log ended when we first looked: before that
+        they may not have been there, and nothing may be read by them.
         """
         settings, stored = self._world.settings, past.state.settings
         changed = () if stored is None else differences(settings, stored)
         confirmed = decision.lineage.offset + decision.confirmed_lsn
         horizon = past.published.log_lsn
+        if not _PUBLICATIONS.isdisjoint(changed):
+            number, offset = decision.lineage.number, decision.lineage.offset
+            if number not in self._known_from:
+                self._known_from[number] = offset + catalog.log_end()
+            horizon = max(horizon, self._known_from[number])
         if stored is not None and changed and horizon >= confirmed:
             _LOG.warning(
-                "the settings of before hold until what Kafka has is passed",
+                "the settings of before hold until what they made is passed",
                 changed=list(changed),
                 until_log_lsn=horizon,
             )

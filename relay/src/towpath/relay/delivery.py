@@ -56,11 +56,6 @@ class Delivery:
         self.pending += 1
         self._ledger.in_flight_bytes += len(value or b"") + RECORD_BYTES
 
-    def withdraw(self, value: bytes | None) -> None:
-        """Count a record out that the client did not take."""
-        self.pending -= 1
-        self._ledger.in_flight_bytes -= len(value or b"") + RECORD_BYTES
-
     def __call__(
         self, position: bytes, error: object, acknowledgement: Acknowledgement
     ) -> None:

@@ -18,6 +18,7 @@ What can go wrong in the relay, and what its loop does about it.
         ├── MalformedMessageError    the stream is not what we know
         ├── SourceRefusedError       Postgres refuses us or a statement of ours
         ├── NotPreparedError         slot, publication or table is missing
+        ├── PublicationYoungerError  a publication is not known to the log to be read
         ├── SlotLostError            the log that the slot needed is gone
         ├── SlotHeldError            another relay holds the slot, and stays
         ├── BrokerRefusedError       Kafka refuses us or a topic
@@ -99,6 +100,15 @@ class NotPreparedError(HaltError):
     """Something that ``towpath relay init`` makes, or checks, is not right."""
 
     remedy = "Correct what the message names, then run towpath relay init."
+
+
+class PublicationYoungerError(HaltError):
+    """A publication was made, or made anew, after log that is still to be read."""
+
+    remedy = (
+        "Name the publication of before in [source] until the log is read, or drop the "
+        'slot and close the gap by snapshots (relay.on_gap = "plan" or "snapshot").'
+    )
 
 
 class SlotLostError(HaltError):

@@ -236,6 +236,12 @@ class Line:
         routes = MessageRoutes(relay.outbox.message_prefix, events, messages)
         return Listener(core, snapshots, marking, routes)
 
+    def _skips(self) -> frozenset[int]:
+        """Return the commit LSNs to set aside: asked for, or again after a crash."""
+        state, decision = self._past.state, self._decision
+        told = {at - decision.lineage.offset for at in state.skipped_log_lsns}
+        return state.skips | {lsn for lsn in told if lsn >= decision.confirmed_lsn}
+
     def _follower(
         self,
         core: Core,
@@ -249,5 +255,5 @@ class Line:
             return letters.of_skipped(raw, position, timestamp_ms)
 
         sequencer = Sequencer(self._decision.lineage.offset)
-        aside = SetAside(core, self._past.state.skips, letter, self._records)
+        aside = SetAside(core, self._skips(), letter, self._records)
         return Follower(core, sequencer, snapshots, listener, metadata, aside)

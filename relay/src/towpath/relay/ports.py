@@ -38,15 +38,20 @@ class ReplicationStream(Protocol):
 OnDelivery = Callable[[object, Acknowledgement], None]
 
 
+# A record on its way out, and who is told of it.
+Outgoing = tuple[Record, OnDelivery]
+
+
 class RecordProducer(Protocol):
     """The way into Kafka."""
 
-    def produce(self, record: Record, on_delivery: OnDelivery) -> bool:
+    def produce(self, outgoing: Sequence[Outgoing]) -> int:
         """
-        Hand a record over.
+        Hand records over, in their order; hot path.
 
         Returns:
-            False if there is no room: ``poll``, then try again.
+            How many were taken. Fewer than all: there is no room; ``poll``, then hand
+            the rest over again.
         """
 
     def poll(self, timeout_s: float) -> None:

@@ -52,6 +52,8 @@ class State:
         marks: By topic.
         settings: The document under ``settings``; None if none was ever written.
         skips: Commit LSNs of transactions to set aside.
+        skipped_log_lsns: Of those that were: one that is not confirmed comes again,
+            and is set aside again.
     """
 
     lineage: Document | None = None
@@ -61,6 +63,7 @@ class State:
     )
     settings: Document | None = None
     skips: frozenset[int] = frozenset()
+    skipped_log_lsns: frozenset[int] = frozenset()
 
     @property
     def is_empty(self) -> bool:
@@ -98,6 +101,11 @@ def _parse(documents: Mapping[str, Any]) -> State:
             for key, document in documents.items()
             if key.startswith(SKIP_KEY) and not document.get("done")
         ),
+        skipped_log_lsns=frozenset(
+            int(document["log_lsn"])
+            for key, document in documents.items()
+            if key.startswith(SKIP_KEY) and document.get("done")
+        ),
     )
 
 
@@ -115,9 +123,10 @@ class StateRecords:
         """Return the record of how far Postgres may forget."""
         return self._record(CONFIRMED_KEY, confirmed._asdict(), now_ms)
 
-    def skipped(self, lsn_text: str, now_ms: int) -> Record:
+    def skipped(self, lsn_text: str, log_lsn: int, now_ms: int) -> Record:
         """Return the record that says that a transaction was set aside."""
-        return self._record(f"{SKIP_KEY}{lsn_text}", {"done": True}, now_ms)
+        told = {"done": True, "log_lsn": log_lsn}
+        return self._record(f"{SKIP_KEY}{lsn_text}", told, now_ms)
 
     def _record(self, key: str, document: Document, now_ms: int) -> Record:
         name, value = key.encode(), orjson.dumps(document)

@@ -23,6 +23,7 @@ REQUEST_TIMEOUT_S: Final = 10.0
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
+# What passes by itself; a topic just made gives several of these for a moment.
 _AWAY: Final = frozenset(
     {
         KafkaError._TRANSPORT,  # noqa: SLF001 - the client's public names
@@ -35,6 +36,19 @@ _AWAY: Final = frozenset(
         KafkaError.NOT_CONTROLLER,
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError.CONCURRENT_TRANSACTIONS,
     }
 )
 

@@ -10,6 +10,7 @@ goes back to what the log still has. The partitioner is Java's, so that a key st
 where any other client would put it.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -21,8 +22,7 @@ from towpath.relay.kafka.client import (
     configuration,
     translated,
 )
-from towpath.relay.ports import OnDelivery
-from towpath.relay.routing.record import Record
+from towpath.relay.ports import Outgoing
 from towpath.settings import Kafka
 
 _LOG = structlog.get_logger(__name__)
@@ -132,28 +132,33 @@ class KafkaProducer:
             raise DeliveryFailedError(reason) from error
         self._has_uncommitted = False
 
-    def produce(self, record: Record, on_delivery: OnDelivery) -> bool:
+    def produce(self, outgoing: Sequence[Outgoing]) -> int:
         """
-        Hand a record over; False if the client's queue is full.
+        Hand records over; return how many were taken before there was no room.
 
         Raises:
             DeliveryFailedError: The producer can go on no more.
-            BrokerRefusedError: The client refuses the record.
+            BrokerRefusedError: The client refuses a record.
         """
-        topic, key, value, headers, _, timestamp_ms, _, partition = record
+        produce = self._produce
+        taken = 0
+        topic = ""
+        self._has_uncommitted = self._is_transactional
         try:
-            # By place: topic, value, key, partition, callback, on_delivery, timestamp,
-            # headers. Names would cost a third of the call.
-            self._produce(
-                topic, value, key, partition, on_delivery, None, timestamp_ms, headers
-            )
+            for record, on_delivery in outgoing:
+                topic, key, value, headers, _, time_ms, _, partition = record
+                # By place: topic, value, key, partition, callback, on_delivery,
+                # timestamp, headers. Names would cost a third of the call.
+                produce(
+                    topic, value, key, partition, on_delivery, None, time_ms, headers
+                )
+                taken += 1
         except BufferError:
-            return False
+            return taken
         except KafkaException as error:
             self._raise_if_fatal()
             raise translated(error, f"producing to {topic}") from error
-        self._has_uncommitted = self._is_transactional
-        return True
+        return taken
 
     def poll(self, timeout_s: float) -> None:
         """

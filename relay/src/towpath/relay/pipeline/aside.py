@@ -3,7 +3,8 @@ Setting a transaction aside, because an operator said so: ``towpath relay state 
 
 Its messages go to the dead letters as they came, undecoded: what made somebody skip it
 may be that it cannot be decoded. Its end is told to the state topic, so that the order
-to skip is carried out once and can be seen to have been.
+to skip is carried out once and can be seen to have been. Until that end is confirmed a
+crash brings the transaction again, and it is set aside again.
 """
 
 from collections.abc import Callable
@@ -68,4 +69,5 @@ class SetAside:
         self._transaction = None
         now_ms = self._core.now_us() // 1000
         lsn_text = format_lsn(transaction.commit_lsn)
-        self._core.outlet.note(self._records.skipped(lsn_text, now_ms), delivery)
+        told = self._records.skipped(lsn_text, transaction.log_lsn, now_ms)
+        self._core.outlet.note(told, delivery)

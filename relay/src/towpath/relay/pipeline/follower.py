@@ -8,24 +8,35 @@ A transaction that an operator wants set aside (``skip``) goes to the dead lette
 message by message; shapes in it still count, because what follows needs them.
 """
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from towpath.relay.delivery import Delivery
+from towpath.relay.errors import MalformedMessageError, UnroutableError
 from towpath.relay.pipeline.aside import SetAside
 from towpath.relay.pipeline.core import Core
+from towpath.relay.pipeline.recording import touch
 from towpath.relay.pipeline.snapshots import Snapshots
 from towpath.relay.pipeline.spoken import Listener, deliver
+from towpath.relay.routing.outbox import OutboxRoute
 from towpath.relay.routing.record import Record
 from towpath.relay.routing.refused import RefusedRoute
 from towpath.relay.routing.router import Route
-from towpath.relay.routing.table import TableRoute, complete
+from towpath.relay.routing.table import TableRoute
 from towpath.relay.routing.transactions import TransactionMetadata
 from towpath.relay.snapshot.facts import SignalSeen
-from towpath.relay.snapshot.touches import Touches
-from towpath.relay.wal.frames import PAYLOAD_AT, UNPACK_START
+from towpath.relay.wal.direct import (
+    BEGIN_TAG,
+    COMMIT_TAG,
+    INSERT_TAG,
+    end_of,
+    oid_of,
+    row_of,
+    transaction_of,
+)
+from towpath.relay.wal.frames import PAYLOAD_AT, UNPACK_START, WAL_DATA
 from towpath.relay.wal.messages import (
-    UNCHANGED,
     Begin,
     Commit,
     Delete,
@@ -50,6 +61,11 @@ from towpath.schemas.position import Position
 
 TRUNCATED_OUTBOX: Final = "the outbox table was truncated"
 
+
+# What a row that cannot be an event, or is cut short, raises on the short way.
+_NOT_PLAIN: Final = (UnroutableError, MalformedMessageError, IndexError, struct.error)
+
+MakeEvent = Callable[[Transaction, int, Row], Record]
 
 # How a kind of message is read, placed in the order, and what is done then.
 _Path = tuple[
@@ -82,6 +98,8 @@ class Follower:
         self._send = core.outlet.send
         self._recorders = snapshots.recorders
         self._routes: dict[int, Route | None] = {}
+        # Of the outbox: what makes an event of a row, and how many columns that has.
+        self._events: dict[int | None, tuple[MakeEvent, int]] = {}
         self._delivery: Delivery | None = None
         self._sequence = 0
         self._now_us = 0
@@ -96,6 +114,78 @@ class Follower:
     def is_inside(self) -> bool:
         """Whether a transaction is open."""
         return self._sequencer.is_inside
+
+    def follow_all(self, frames: Sequence[bytes], at: int, now_us: int) -> int:
+        """
+        Take the frames from ``at`` on; return where one is that is no WAL data.
+
+        Raises:
+            MalformedMessageError: A message is not what we know.
+            UnavailableError: A part that is needed is away.
+        """
+        if self._metadata is None and not self._aside.commit_lsns:
+            return self._follow_plain(frames, at, now_us)
+        while at < len(frames) and frames[at][0] == WAL_DATA:
+            self.follow(frames[at], now_us)
+            at += 1
+        return at
+
+    def _follow_plain(self, frames: Sequence[bytes], at: int, now_us: int) -> int:  # noqa: PLR0915 - one pass
+        """
+        Take begins, plain events and commits in one pass, with all in local names.
+
+        That spares a third of the time of an event. Whatever is not plain goes the way
+        of ``follow``, which also says what is wrong with it.
+        """
+        sequencer, count = self._sequencer, len(frames)
+        send, offset = self._send, sequencer.offset
+        transaction, ordinal = sequencer.transaction, sequencer.ordinal
+        delivery = self._delivery
+        while at < count and (frame := frames[at])[0] == WAL_DATA:
+            at += 1
+            tag = frame[PAYLOAD_AT] if len(frame) > PAYLOAD_AT else 0
+            if tag == INSERT_TAG and transaction is not None and delivery is not None:
+                record = self._plain_event(frame, transaction, ordinal)
+                if record is not None:
+                    ordinal += 1
+                    send(record, delivery)
+                    continue
+            elif tag == BEGIN_TAG and transaction is None:
+                transaction = transaction_of(frame, offset)
+                if transaction is not None:
+                    ordinal = 0
+                    delivery = self._open(transaction.committed_us)
+                    continue
+            elif tag == COMMIT_TAG:
+                end_lsn = end_of(frame, transaction)
+                if end_lsn is not None and transaction is not None:
+                    self._close(end_lsn)
+                    self._stream_commit(transaction.xid, end_lsn)
+                    self._tally.committed(transaction, end_lsn, ordinal, now_us)
+                    transaction = delivery = None
+                    continue
+            sequencer.transaction, sequencer.ordinal = transaction, ordinal
+            self._delivery = delivery
+            self.follow(frame, now_us)
+            transaction, ordinal = sequencer.transaction, sequencer.ordinal
+            delivery = self._delivery
+        sequencer.transaction, sequencer.ordinal = transaction, ordinal
+        self._delivery = delivery
+        return at
+
+    def _plain_event(
+        self, frame: bytes, transaction: Transaction, ordinal: int
+    ) -> Record | None:
+        """Return the event of an inserted row; None if it takes more than that."""
+        event = self._events.get(oid_of(frame))
+        if event is None:
+            return None
+        make, width = event
+        try:
+            row = row_of(frame, width)
+            return None if row is None else make(transaction, ordinal, row)
+        except _NOT_PLAIN:
+            return None
 
     def follow(self, frame: bytes, now_us: int) -> None:
         """
@@ -162,7 +252,7 @@ class Follower:
         oid = change.relation.oid
         route = self._routes[oid]
         if self._recorders and oid in self._recorders:
-            _touch(self._recorders[oid], change, self._sequence)
+            touch(self._recorders[oid], change, self._sequence)
         if route is None:
             self._signalled(change)
             return
@@ -202,7 +292,10 @@ class Follower:
         relation = shapes.bind(shape, since, timestamp_ms, self._delivery)
         self._sequencer.bind(relation)
         facts = shapes.facts_of(relation)
-        self._routes[relation.oid] = self._core.router.route(relation, facts)
+        route = self._routes[relation.oid] = self._core.router.route(relation, facts)
+        self._events.pop(relation.oid, None)
+        if isinstance(route, OutboxRoute):
+            self._events[relation.oid] = route.event, len(relation.columns)
 
     def _spoken(self, step: Spoken) -> None:
         self._sequence += 1
@@ -243,26 +336,3 @@ class Follower:
         kind, data = texts.get("type") or "", texts.get("data")
         fact = SignalSeen(signal_id, kind, data, change.transaction.xid)
         self.snapshots.tell(fact)
-
-
-def _touch(touches: Touches, change: Change, sequence: int) -> None:
-    """Tell a table's recorder which keys a change touched."""
-    relation, xid = change.relation, change.transaction.xid
-    new, old = change.new, change.old
-    if new is None:
-        touches.touch(_key(old or (), relation.key), xid, sequence)
-        return
-    if old is not None:
-        new = complete(new, old, relation, is_full=change.is_full)
-    partial = UNCHANGED in new
-    new_key = _key(new, relation.key)
-    old_key = new_key if old is None else _key(old, relation.key)
-    if old_key == new_key:
-        touches.touch(new_key, xid, sequence, partial=partial)
-    else:
-        touches.move(old_key, new_key, xid, sequence, partial=partial)
-
-
-def _key(row: Row, indexes: tuple[int, ...]) -> tuple[bytes, ...]:
-    values = (row[index] for index in indexes)
-    return tuple(value if isinstance(value, bytes) else b"" for value in values)

@@ -10,7 +10,7 @@ their way it stops reading the socket, so that back-pressure reaches the server,
 goes on with everything else: feedback above all, which has its own timer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -146,19 +146,33 @@ class Pipeline:
         now_us = self._core.now_us()
         # Once per read is enough, and costs nothing per frame.
         self._core.tally.source_clock.observe(sent_us(frames[-1]), now_us)
+        if self._is_stopping():
+            self._follow_to_the_end(frames, now_us)
+        else:
+            self._follow(frames, now_us)
+        self._core.outlet.let_go()
+
+    def _follow(self, frames: Sequence[bytes], now_us: int) -> None:
+        at = 0
+        while at < len(frames):
+            at = self._follower.follow_all(frames, at, now_us)
+            if at < len(frames):
+                self._keep_alive(frames[at])
+                at += 1
+
+    def _follow_to_the_end(self, frames: Sequence[bytes], now_us: int) -> None:
+        """Take what completes the open transaction, and leave out what follows it."""
         follower = self._follower
-        follow = follower.follow
-        is_ending = self._is_stopping()
         for frame in frames:
             if frame[0] != WAL_DATA:
                 self._keep_alive(frame)
-            elif is_ending and not follower.is_inside:
-                # The rest is streamed again at next start; a later word of the server
-                # would say that it has been read.
+            elif follower.is_inside:
+                follower.follow(frame, now_us)
+            else:
+                # It is streamed again at next start; a later word of the server would
+                # say that it has been read.
                 self._has_left_out = True
                 return
-            else:
-                follow(frame, now_us)
 
     def _patience_s(self) -> float:
         if self._snapshots.has_ready:

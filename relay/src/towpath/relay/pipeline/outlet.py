@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from towpath.relay.delivery import Delivery, DeliveryLedger
+from towpath.relay.delivery import RECORD_BYTES, Delivery, DeliveryLedger
 from towpath.relay.errors import DeliveryFailedError, TopicRefusedError
 from towpath.relay.marks import Published
-from towpath.relay.ports import RecordProducer, TopicCatalog, TopicFacts
+from towpath.relay.ports import Outgoing, RecordProducer, TopicCatalog, TopicFacts
 from towpath.relay.routing.dead import (
     NO_SUCH_PARTITION,
     TOPIC_REFUSED,
@@ -53,6 +53,7 @@ class Outlet:
         self.commits = 0
         self._producer = producer
         self._produce = producer.produce
+        self._outgoing: list[Outgoing] = []
         self._catalog = catalog
         self._ledger = ledger
         self._dead = dead
@@ -87,10 +88,9 @@ class Outlet:
             if prepared is None:
                 return
             record, value, position = prepared, prepared.value, prepared.position
-        delivery.expect(value)
-        on_delivery = partial(delivery, position)
-        while not self._produce(record, on_delivery):
-            self._wait(delivery, record)
+        delivery.pending += 1
+        self._ledger.in_flight_bytes += len(value or b"") + RECORD_BYTES
+        self._outgoing.append((record, partial(delivery, position)))
         self._tally.records += 1
 
     def tell(self, record: Record, delivery: Delivery | None = None) -> None:
@@ -121,8 +121,28 @@ class Outlet:
         if delivery is None:
             delivery = self._loose
         delivery.expect(record.value)
-        while not self._produce(record, delivery.passed):
-            self._wait(delivery, record)
+        self._outgoing.append((record, delivery.passed))
+        self.let_go()
+
+    def let_go(self) -> None:
+        """
+        Hand over what ``send`` has gathered; waits while there is no room.
+
+        Call order: after each read's messages. Gathered, the records of a backlog
+        reach the client at once and fill its batches, which spares broker and client
+        the greater part of their work; a lone record goes at once just as well.
+
+        Raises:
+            DeliveryFailedError: A record was given up; nothing more may be produced.
+        """
+        while self._outgoing:
+            outgoing, self._outgoing = self._outgoing, []
+            taken = self._produce(outgoing)
+            if taken == len(outgoing):
+                continue
+            self._outgoing = outgoing[taken:]
+            self.poll(WAIT_S)
+            self.while_waiting()
 
     def facts(self, topic: str) -> TopicFacts:
         """Return a topic's facts, from memory if it was met before."""
@@ -164,6 +184,7 @@ class Outlet:
         Raises:
             DeliveryFailedError: A record was given up.
         """
+        self.let_go()
         self._producer.flush(timeout_s)
         self.poll(0)
 
@@ -187,14 +208,6 @@ class Outlet:
             partition = zlib.crc32(record.position) % facts.partition_count
             record = record._replace(partition=partition)
         return None if self._is_published(record, facts) else record
-
-    def _wait(self, delivery: Delivery, record: Record) -> None:
-        try:
-            self.poll(WAIT_S)
-            self.while_waiting()
-        except BaseException:
-            delivery.withdraw(record.value)
-            raise
 
     def _first_of_topic(self, record: Record) -> tuple[Record, TopicFacts]:
         """Learn a topic; an event of a topic that Kafka refuses is set aside."""

@@ -49,6 +49,17 @@ class PostgresCatalog:
             types=types,
         )
 
+    def log_end(self) -> int:
+        """
+        Return where the log ends.
+
+        Raises:
+            SourceUnavailableError: The connection is gone.
+        """
+        with translated("reading the end of the log"):
+            row = self._connection.execute(query("read_log_end")).fetchone()
+        return int(row[0]) if row else 0
+
     def slot(self, name: str) -> SlotFacts | None:
         """
         Return what the server tells of a slot; None if there is none.

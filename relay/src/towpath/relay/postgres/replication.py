@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from psycopg import pq
+from psycopg.errors import Diagnostic
 
-from towpath.relay.errors import SourceUnavailableError
+from towpath.relay.errors import PublicationYoungerError, SourceUnavailableError
 from towpath.relay.lineage import Fork
 from towpath.relay.postgres.connect import (
     Connection,
@@ -31,6 +32,11 @@ from towpath.schemas.failure import TowpathError
 # looked after every few milliseconds, large enough that their cost is spread.
 _MAX_BYTES: Final = 256 * 1024
 _MAX_FRAMES: Final = 1024
+
+# A publication that the log does not know at the place that is read: the server leaves
+# its changes out with this as a warning (18 and later), or ends the stream with that.
+_LEFT_OUT: Final = "55000"
+_UNKNOWN: Final = "42704"
 
 _WOULD_BLOCK: Final = 0
 _COPY_ENDED: Final = -1
@@ -82,6 +88,8 @@ class SlotStream:
         self._clock = clock
         self._wakeup = wakeup
         self._poll = select.poll()
+        self._left_out: str | None = None
+        self._connection.add_notice_handler(self._take_notice)
 
     @property
     def database(self) -> str:
@@ -140,6 +148,8 @@ class SlotStream:
         Return the frames that are there, waiting for the first.
 
         Raises:
+            PublicationYoungerError: Changes are left out; no frame behind them is
+                handed over.
             SourceUnavailableError: The connection is gone.
         """
         frames: list[bytes] = []
@@ -149,6 +159,8 @@ class SlotStream:
             self._pgconn.consume_input()
             while self._take(frames) and len(frames) < _MAX_FRAMES:
                 self._pgconn.consume_input()
+        if self._left_out is not None:
+            raise _younger(self._left_out)
         return frames
 
     def confirm(self, lsn: int) -> None:
@@ -181,6 +193,11 @@ class SlotStream:
             taken += length
         return taken
 
+    def _take_notice(self, notice: Diagnostic) -> None:
+        """Note a warning of the server, as libpq comes upon it in the stream."""
+        if notice.sqlstate == _LEFT_OUT:
+            self._left_out = notice.message_primary or "a publication is not known"
+
     def _is_readable(self, timeout_s: float) -> bool:
         for descriptor, _ in self._poll.poll(timeout_s * 1000):
             if descriptor == self._wakeup.fileno():
@@ -193,6 +210,8 @@ class SlotStream:
         if length == _COPY_ENDED:
             result = self._pgconn.get_result()
             if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+                if result.error_field(pq.DiagnosticField.SQLSTATE) == _UNKNOWN.encode():
+                    return _younger(_told(result))
                 return _refused(result, "reading the stream")
         told = self._pgconn.get_error_message().strip()
         return SourceUnavailableError(f"the stream ended: {told or 'server stopped'}")
@@ -200,6 +219,15 @@ class SlotStream:
 
 def _refused(result: pq.abc.PGresult, doing: str) -> TowpathError:
     state = result.error_field(pq.DiagnosticField.SQLSTATE)
+    return failure_of(state.decode() if state else None, f"{doing}: {_told(result)}")
+
+
+def _told(result: pq.abc.PGresult) -> str:
     told = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"refused"
-    text = told.decode(errors="replace")
-    return failure_of(state.decode() if state else None, f"{doing}: {text}")
+    return told.decode(errors="replace")
+
+
+def _younger(told: str) -> PublicationYoungerError:
+    return PublicationYoungerError(
+        f"a publication is younger than the log that is to be read: {told}"
+    )

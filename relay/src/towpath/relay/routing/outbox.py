@@ -17,8 +17,9 @@ from towpath.relay.routing.outbox_event import EventWriter
 from towpath.relay.routing.parked import Parked
 from towpath.relay.routing.record import Record
 from towpath.relay.routing.topic_rule import topics_of_relay
+from towpath.relay.wal.messages import Row
 from towpath.relay.wal.relation import Relation
-from towpath.relay.wal.sequencer import Change
+from towpath.relay.wal.sequencer import Change, Transaction
 from towpath.schemas.envelope import Operation
 from towpath.settings.outbox import OnUpdate, Outbox
 
@@ -79,14 +80,22 @@ class OutboxRoute:
             if operation is Operation.UPDATE:
                 self._updated(change)
             return ()
-        position = transaction.place + b"%010d" % ordinal
         try:
-            record = self._event(row, position, transaction.committed_us // 1000)
+            return (self.event(transaction, ordinal, row),)
         except UnroutableError as failure:
             return (self._unroutable(change, str(failure)),)
-        if self._spans:
-            return (self._dead.unless_held(record),)
-        return (record,)
+
+    def event(self, transaction: Transaction, ordinal: int, row: Row) -> Record:
+        """
+        Return the event of an inserted row, or its dead letter if it is parked.
+
+        Raises:
+            UnroutableError: It has no place to go.
+            ParkedOverflowError: More are parked than the configuration allows.
+        """
+        position = transaction.place + b"%010d" % ordinal
+        record = self._event(row, position, transaction.committed_us // 1000)
+        return self._dead.unless_held(record) if self._spans else record
 
     def _unroutable(self, change: Change, reason: str) -> Record:
         aggregate = self._writer.aggregate(change.new or ())

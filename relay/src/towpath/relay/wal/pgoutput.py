@@ -50,9 +50,9 @@ from towpath.relay.wal.reader import Reader
 # Postgres counts microseconds from the year 2000.
 EPOCH_US: Final = 946_684_800_000_000
 
-_BEGIN: Final = Struct(">QqI")
-_COMMIT: Final = Struct(">BQQq")
-_OID_TAG: Final = Struct(">IB")
+BEGIN: Final = Struct(">QqI")
+COMMIT: Final = Struct(">BQQq")
+OID_TAG: Final = Struct(">IB")
 _U16: Final = Struct(">H").unpack_from
 _U32: Final = Struct(">I").unpack_from
 
@@ -60,7 +60,7 @@ _U32: Final = Struct(">I").unpack_from
 _make: Final = tuple.__new__
 
 _TEXT, _NULL, _KEPT = b"tnu"
-_NEW, _KEY, _OLD = b"NKO"
+NEW, _KEY, _OLD = b"NKO"
 _IDENTITIES: Final = frozenset(b"dnfi")
 _TRUNCATE_FLAGS: Final = 0b11
 
@@ -84,7 +84,7 @@ def malformed(data: bytes, at: int) -> MalformedMessageError:
     return MalformedMessageError(reason)
 
 
-def _row(data: bytes, at: int) -> tuple[Row, int]:
+def read_row(data: bytes, at: int) -> tuple[Row, int]:
     """Read a row; the place after it may lie beyond the end: the caller compares."""
     (count,) = _U16(data, at)
     at += 2
@@ -125,49 +125,49 @@ def _expect(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a senten
 
 
 def _begin(data: bytes, at: int) -> Begin:
-    final_lsn, committed_us, xid = _BEGIN.unpack_from(data, at)
+    final_lsn, committed_us, xid = BEGIN.unpack_from(data, at)
     if at + 20 != len(data):
         raise _long_or_short(data, at + 20)
     return _make(Begin, (final_lsn, committed_us + EPOCH_US, xid))
 
 
 def _commit(data: bytes, at: int) -> Commit:
-    flags, commit_lsn, end_lsn, committed_us = _COMMIT.unpack_from(data, at)
+    flags, commit_lsn, end_lsn, committed_us = COMMIT.unpack_from(data, at)
     if flags or at + 25 != len(data):
         raise _long_or_short(data, at + 25)
     return _make(Commit, (commit_lsn, end_lsn, committed_us + EPOCH_US))
 
 
 def _insert(data: bytes, at: int) -> Insert:
-    oid, tag = _OID_TAG.unpack_from(data, at)
-    if tag != _NEW:
+    oid, tag = OID_TAG.unpack_from(data, at)
+    if tag != NEW:
         reason = "an insert without its row"
         raise MalformedMessageError(reason)
-    new, at = _row(data, at + 5)
+    new, at = read_row(data, at + 5)
     if at != len(data):
         raise _long_or_short(data, at)
     return _make(Insert, (oid, new))
 
 
 def _update(data: bytes, at: int) -> Update:
-    oid, tag = _OID_TAG.unpack_from(data, at)
+    oid, tag = OID_TAG.unpack_from(data, at)
     at += 5
     old = None
     is_full = tag == _OLD
     if is_full or tag == _KEY:
-        old, at = _row(data, at)
+        old, at = read_row(data, at)
         tag = data[at]
         at += 1
-    _expect(tag == _NEW, "an update without its new row")
-    new, at = _row(data, at)
+    _expect(tag == NEW, "an update without its new row")
+    new, at = read_row(data, at)
     _finish(data, at)
     return _make(Update, (oid, new, old, is_full))
 
 
 def _delete(data: bytes, at: int) -> Delete:
-    oid, tag = _OID_TAG.unpack_from(data, at)
+    oid, tag = OID_TAG.unpack_from(data, at)
     _expect(tag in (_KEY, _OLD), "a delete without its old row")
-    old, at = _row(data, at + 5)
+    old, at = read_row(data, at + 5)
     _finish(data, at)
     return _make(Delete, (oid, old, tag == _OLD))
 

@@ -127,13 +127,18 @@ class Sequencer:
 
     Attributes:
         steps: What ``feed`` does, by the message's type, for callers that know it.
+        offset: The lineage's.
+        relations: The bound relations, by oid.
+        transaction: The open transaction; the follower's hot path moves it too.
+        ordinal: What the next change of it will have; after its commit, how many
+            messages it had.
     """
 
     def __init__(self, lineage_offset: int) -> None:
-        self._offset = lineage_offset
-        self._relations: dict[int, Relation] = {}
-        self._transaction: Transaction | None = None
-        self._ordinal = 0
+        self.offset = lineage_offset
+        self.relations: dict[int, Relation] = {}
+        self.transaction: Transaction | None = None
+        self.ordinal = 0
         self.steps: Mapping[type, Callable[[Any, int], Step]] = {
             Begin: self._begin,
             Commit: self._commit,
@@ -150,25 +155,11 @@ class Sequencer:
     @property
     def is_inside(self) -> bool:
         """Whether a transaction is open."""
-        return self._transaction is not None
-
-    @property
-    def ordinal(self) -> int:
-        """
-        The ordinal that the next change of the open transaction will have.
-
-        After its commit: how many messages it had.
-        """
-        return self._ordinal
-
-    @property
-    def transaction(self) -> Transaction | None:
-        """The open transaction."""
-        return self._transaction
+        return self.transaction is not None
 
     def bind(self, relation: Relation) -> None:
         """Take a relation as the shape of the rows that follow."""
-        self._relations[relation.oid] = relation
+        self.relations[relation.oid] = relation
 
     def feed(self, message: Message, lsn: int) -> Step:
         """
@@ -180,33 +171,33 @@ class Sequencer:
         return self.steps[type(message)](message, lsn)
 
     def _begin(self, message: Begin, _lsn: int) -> Transaction:
-        if self._transaction is not None:
+        if self.transaction is not None:
             reason = "a transaction begins inside another"
             raise MalformedMessageError(reason)
         final_lsn, committed_us, xid = message
-        log_lsn = self._offset + final_lsn
+        log_lsn = self.offset + final_lsn
         transaction = _make(
             Transaction,
             (xid, final_lsn, log_lsn, committed_us, b"%016x." % log_lsn, None),
         )
-        self._transaction = transaction
-        self._ordinal = 0
+        self.transaction = transaction
+        self.ordinal = 0
         return transaction
 
     def _commit(self, message: Commit, _lsn: int) -> Committed:
-        transaction = self._transaction
+        transaction = self.transaction
         if transaction is None or transaction.commit_lsn != message.commit_lsn:
             reason = "a commit that ends no transaction"
             raise MalformedMessageError(reason)
-        self._transaction = None
+        self.transaction = None
         return _make(Committed, (transaction, message.end_lsn))
 
     def _originate(self, message: Origin, _lsn: int) -> None:
         """Note the origin; a transaction of several pieces may name several."""
-        if self._transaction is None:
+        if self.transaction is None:
             reason = "an origin outside a transaction"
             raise MalformedMessageError(reason)
-        self._transaction = self._transaction._replace(origin=message.name)
+        self.transaction = self.transaction._replace(origin=message.name)
 
     def _insert(self, message: Insert, lsn: int) -> Change:
         oid, new = message
@@ -237,36 +228,36 @@ class Sequencer:
     def _speak(self, message: LogicalMessage, _lsn: int) -> Spoken:
         is_transactional, lsn, prefix, content = message
         if not is_transactional:
-            log_lsn = self._offset + lsn
+            log_lsn = self.offset + lsn
             return Spoken(prefix, content, log_lsn, READ_ORDINAL, None, lsn)
         transaction, ordinal = self._count()
         log_lsn = transaction.log_lsn
         return Spoken(prefix, content, log_lsn, ordinal, transaction, lsn)
 
     def _place(self, oid: int, row: Row) -> tuple[Relation, Transaction, int]:
-        transaction = self._transaction
+        transaction = self.transaction
         if transaction is None:
             reason = "a change outside a transaction"
             raise MalformedMessageError(reason)
-        relation = self._relations.get(oid)
+        relation = self.relations.get(oid)
         if relation is None or len(row) != len(relation.columns):
             reason = f"a row of unknown shape, relation {oid}"
             raise MalformedMessageError(reason)
-        ordinal = self._ordinal
-        self._ordinal = ordinal + 1
+        ordinal = self.ordinal
+        self.ordinal = ordinal + 1
         return relation, transaction, ordinal
 
     def _count(self) -> tuple[Transaction, int]:
-        transaction = self._transaction
+        transaction = self.transaction
         if transaction is None:
             reason = "a change outside a transaction"
             raise MalformedMessageError(reason)
-        ordinal = self._ordinal
-        self._ordinal = ordinal + 1
+        ordinal = self.ordinal
+        self.ordinal = ordinal + 1
         return transaction, ordinal
 
     def _relation(self, oid: int) -> Relation:
-        relation = self._relations.get(oid)
+        relation = self.relations.get(oid)
         if relation is None:
             reason = f"a truncate of unknown relation {oid}"
             raise MalformedMessageError(reason)

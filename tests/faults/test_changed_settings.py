@@ -1,0 +1,164 @@
+"""
+Killed, and started with another configuration: nothing is lost, nothing comes twice.
+
+What Kafka has must be recognised by the settings that made it; those of the file hold
+from a transaction boundary on, once all of that is passed.
+"""
+
+from collections import Counter
+
+import pytest
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+METADATA = """
+[relay.transactions]
+metadata = true
+"""
+OTHER_ROWS = """
+[relay.rows]
+skipped_operations = ["t"]
+key_columns = {"shop.bare" = ["id"]}
+"""
+
+
+def places(records) -> Counter[tuple[str, str]]:
+    """Count records by topic, as it was named first, and position."""
+    return Counter(
+        (record.topic.removeprefix("new."), record.position)
+        for record in records
+        if record.topic != "transaction"
+        and b'"op":"t"' not in (record.value or b"")
+        # A table with a key, which this one gets, has tombstones.
+        and (record.topic != "shop.bare" or record.value is not None)
+    )
+
+
+def differing(found: Counter, expected: Counter) -> tuple[list, list]:
+    """Return what is lost, and what is too many."""
+    return sorted(expected - found), sorted(found - expected)
+
+
+@pytest.mark.parametrize(
+    "deaths", [[("produced+", 70)], [("marks stored", 2)], [("postgres told", 1)]]
+)
+def test_a_configuration_changed_after_a_kill_repeats_nothing(faults, deaths):
+    """
+    Topic template, key columns, skipped operations and metadata change after the kill.
+    """
+    faults.prepare(sections=METADATA)
+    faults.writer.write(3)
+    for point, nth in deaths:
+        faults.relay.die(point, nth)
+    template = f'topic = "{faults.relay.prefix}.new.{{aggregate_type}}"'
+    faults.relay.configure(sections=OTHER_ROWS, outbox=template)
+    faults.relay.prepare()
+    faults.writer.write(3)
+    faults.relay.die("produced+", 30)
+    faults.writer.write(3)
+    faults.relay.start()
+    lsn = faults.end()
+    faults.await_confirmed(faults.relay, lsn)
+    # By now the settings of the file hold.
+    faults.writer.write()
+    lsn = faults.end()
+    faults.witness.start()
+    faults.await_confirmed(faults.relay, lsn)
+    faults.await_confirmed(faults.witness, lsn)
+    ours, theirs = faults.relay.streamed(), faults.witness.streamed()
+    keyed = [r for r in ours if r.topic == "shop.bare" and r.key is not None]
+
+    assert (([], []), {1}, True, True) == (
+        differing(places(ours), places(theirs)),
+        set(places(ours).values()),
+        any(record.topic.startswith("new.") for record in ours),
+        bool(keyed),
+    )
+
+
+def test_tables_added_after_a_kill_come_once(faults):
+    """
+    A table that is captured from now on does not shift what was before it.
+    """
+    faults.source.execute("create table shop.late (id int primary key)")
+    faults.prepare()
+    faults.writer.write(2)
+    faults.relay.die("produced+", 60)
+    faults.relay.configure(tables=("shop.line", "shop.bare", "shop.late"))
+    faults.relay.prepare()
+    faults.source.execute("insert into shop.late values (1), (2)")
+    faults.relay.start()
+    lsn = faults.end()
+    faults.await_confirmed(faults.relay, lsn)
+    faults.source.execute("insert into shop.late values (3)")
+    lsn = faults.end()
+    faults.witness.start()
+    faults.await_confirmed(faults.relay, lsn)
+    faults.await_confirmed(faults.witness, lsn)
+    ours, theirs = faults.relay.streamed(), faults.witness.streamed()
+    late = [record.key for record in ours if record.topic == "shop.late"]
+
+    assert (([], []), True) == (
+        differing(
+            places(record for record in ours if record.topic != "shop.late"),
+            places(record for record in theirs if record.topic != "shop.late"),
+        ),
+        b'{"id":3}' in late and len(late) == len(set(late)),
+    )
+
+
+def test_another_publication_serves_once_it_is_known_everywhere(faults):
+    """
+    After a kill the former publication serves until the log knows the new one.
+    """
+    faults.prepare()
+    faults.writer.write(2)
+    faults.relay.die("produced+", 60)
+    faults.writer.write()
+    other = 'publication = "other"\noutbox_publication = "other_outbox"'
+    faults.relay.configure(source=other)
+    faults.relay.prepare()
+    faults.writer.write()
+    faults.relay.start()
+
+    assert faults.reckon() > 100
+
+
+def test_another_publication_after_a_clean_stop_loses_nothing(faults):
+    """
+    What was written before the new publication was made is not passed over.
+    """
+    faults.prepare()
+    faults.writer.write()
+    faults.relay.start()
+    faults.await_confirmed(faults.relay, faults.end())
+    faults.relay.stop()
+    faults.writer.write(2)
+    other = 'publication = "other"\noutbox_publication = "other_outbox"'
+    faults.relay.configure(source=other)
+    faults.relay.prepare()
+    faults.writer.write()
+    faults.relay.start()
+
+    assert faults.reckon() > 100
+
+
+def test_a_publication_younger_than_the_log_is_refused(faults):
+    """
+    What was written while there was no publication would be passed over: it halts.
+    """
+    faults.prepare()
+    faults.writer.write()
+    faults.relay.start()
+    faults.await_confirmed(faults.relay, faults.end())
+    faults.relay.stop()
+    faults.writer.write()
+    for name in ("towpath", "towpath_outbox"):
+        faults.source.execute(f"drop publication {name}")
+    faults.writer.write()
+    faults.relay.prepare()
+    faults.writer.write()
+    code = faults.relay.start().wait(30)
+    reason = faults.relay.logged("halted")[-1]["reason"]
+
+    assert (3, True) == (code, "publication" in reason and "younger" in reason)

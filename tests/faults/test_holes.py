@@ -1,0 +1,291 @@
+"""
+Holes that others fell into, each provoked between real servers.
+
+The broker is stopped and killed here, so that these tests hold what stands in its
+socket: what a client has sent and the broker has not read.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from towpath.schemas.clock import Deadline, SystemClock
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+CLOCK = SystemClock()
+PUBLISHED = """
+[relay.transactions]
+metadata = true
+[relay.messages]
+publish = true
+"""
+
+
+def broker(stack) -> int:
+    """Return the broker's process id."""
+    kafka = next(part for part in stack.stack.status() if part.name == "kafka")
+    return kafka.pid
+
+
+@contextlib.contextmanager
+def frozen(stack) -> Iterator[None]:
+    """Let the broker answer nothing for a while; its sockets fill."""
+    pid = broker(stack)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def holds_for(holds, seconds: float) -> bool:
+    """Tell whether something stays true for so long."""
+    deadline = Deadline(CLOCK, seconds)
+    while holds() and not deadline.passed():
+        CLOCK.wait(0.05)
+    return deadline.passed()
+
+
+def confirmed(faults) -> int:
+    """Return what the relay's slot was told."""
+    row = faults.source.execute(
+        "select (confirmed_flush_lsn - '0/0')::bigint from pg_replication_slots"
+        " where slot_name = %s",
+        (faults.relay.prefix,),
+    ).fetchone()
+    return row[0]
+
+
+def log_end(faults) -> int:
+    """Return the end of the log."""
+    row = faults.source.execute(
+        "select (pg_current_wal_insert_lsn() - '0/0')::bigint"
+    ).fetchone()
+    return row[0]
+
+
+def test_a_keepalive_amid_transactions_confirms_nothing(faults, stack):
+    """
+    With Kafka silent, interleaved commits and keepalives move no position (B1, B3).
+    """
+    faults.prepare()
+    name = faults.source.info.dbname
+    faults.source.execute(f'alter database "{name}" set wal_sender_timeout = 800')
+    faults.relay.start()
+    faults.await_confirmed(faults.relay, faults.end())
+    with psycopg.connect(faults.dsn) as first:
+        first.execute("insert into shop.line values (1, 'first', 0)")
+        with frozen(stack):
+            before = log_end(faults)
+            faults.source.execute("insert into shop.line values (2, 'second', 0)")
+            first.execute(
+                "insert into shop.line select n, repeat('x', 200), 0"
+                " from generate_series(1000, 9000) n"
+            )
+            first.commit()
+            faults.source.execute("insert into shop.line values (3, 'third', 0)")
+            first.execute("insert into shop.line values (4, 'open', 0)")
+            is_kept = holds_for(lambda: confirmed(faults) <= before, 3)
+            faults.relay.kill()
+        first.commit()
+    faults.relay.start()
+    faults.reckon()
+
+    assert is_kept
+
+
+def test_a_message_and_the_next_commit_at_one_lsn_both_come_once(faults):
+    """
+    A message outside transactions ends where the next commit begins (A91).
+    """
+    faults.prepare(sections=PUBLISHED)
+    for number in range(40):
+        with faults.source.transaction():
+            faults.source.execute(
+                "insert into shop.line values (%s, 'x', 0)", (number,)
+            )
+            faults.source.execute(
+                "select pg_logical_emit_message(false, 'other', %s)", (str(number),)
+            )
+    deaths = [("produced+", 9), ("marks stored", 1), ("postgres told", 1)]
+    for number, (point, nth) in enumerate(deaths):
+        faults.relay.die(point, nth)
+        with faults.source.transaction():
+            faults.source.execute(
+                "insert into shop.line values (%s, 'x', 0)", (100 + number,)
+            )
+            faults.source.execute(
+                "select pg_logical_emit_message(false, 'other', 'later')"
+            )
+    faults.relay.start()
+    faults.reckon()
+    records = faults.relay.streamed("message", "shop.line")
+    at = {
+        name: {r.position.split(".")[0] for r in records if r.topic == name}
+        for name in ("message", "shop.line")
+    }
+
+    assert len(at["message"] & at["shop.line"]) > 20
+
+
+def test_requests_in_a_frozen_brokers_socket_are_fenced(faults, stack):
+    """
+    In transactions, what a dead relay had sent and nobody had read is not published.
+    """
+    faults.prepare(relay='delivery = "transactional"')
+    faults.relay.start()
+    faults.await_confirmed(faults.relay, faults.end())
+    for _ in range(3):
+        with frozen(stack):
+            faults.writer.write(2)
+            CLOCK.wait(0.5)
+            faults.relay.kill()
+            faults.relay.start()
+            CLOCK.wait(0.5)
+        faults.await_confirmed(faults.relay, faults.end())
+
+    assert faults.reckon() > 100
+
+
+def test_requests_in_a_frozen_brokers_socket_are_not_lost(faults, stack):
+    """
+    Idempotent, what a dead relay had sent may be read late; nothing is lost.
+    """
+    faults.prepare()
+    faults.relay.start()
+    faults.await_confirmed(faults.relay, faults.end())
+    with frozen(stack):
+        faults.writer.write(2)
+        CLOCK.wait(0.5)
+        faults.relay.kill()
+        faults.relay.start()
+        CLOCK.wait(0.5)
+    lsn = faults.end()
+    faults.witness.start()
+    faults.await_confirmed(faults.relay, lsn)
+    faults.await_confirmed(faults.witness, lsn)
+
+    assert set(faults.relay.streamed()) == set(faults.witness.streamed())
+
+
+def test_a_reconnect_while_requests_are_on_their_way_repeats_nothing(faults, stack):
+    """
+    The relay lives, but its connection to Postgres is cut while Kafka is silent.
+    """
+    faults.prepare()
+    faults.relay.start()
+    faults.await_confirmed(faults.relay, faults.end())
+    for _ in range(4):
+        with frozen(stack):
+            faults.writer.write(2)
+            CLOCK.wait(0.3)
+            faults.source.execute(
+                "select pg_terminate_backend(active_pid) from pg_replication_slots"
+                " where slot_name = %s",
+                (faults.relay.prefix,),
+            )
+            CLOCK.wait(0.5)
+        faults.await_confirmed(faults.relay, faults.end())
+
+    assert faults.reckon() > 100
+
+
+def test_a_broker_killed_with_requests_in_its_socket_gets_them_once(faults, stack):
+    """
+    The broker dies unread mail and all; the client sends it again, once each.
+    """
+    faults.prepare()
+    faults.relay.start()
+    faults.await_confirmed(faults.relay, faults.end())
+    with faults.load(1):
+        for _ in range(2):
+            pid = broker(stack)
+            os.kill(pid, signal.SIGSTOP)
+            CLOCK.wait(0.3)
+            os.kill(pid, signal.SIGKILL)
+            stack.stack.up(["kafka"])
+            CLOCK.wait(1)
+
+    assert faults.reckon() > 100
+
+
+def test_a_changed_partition_count_is_refused_and_nothing_is_touched(faults):
+    """
+    Keys would stand elsewhere: the start halts with the remedy (B15).
+    """
+    faults.prepare()
+    faults.writer.write()
+    faults.relay.start()
+    faults.await_confirmed(faults.relay, faults.end())
+    faults.relay.kill()
+    faults.writer.write()
+    topic = f"{faults.relay.prefix}.order"
+    admin = AdminClient({"bootstrap.servers": faults.relay.kafka})
+    admin.create_partitions([NewPartitions(topic, 5)])[topic].result()
+    before = (confirmed(faults), len(faults.relay.records()))
+    code = faults.relay.start().wait(30)
+    told = faults.relay.logged("halted")[-1]
+
+    assert (3, True, "state repair" in told["remedy"], before) == (
+        code,
+        "had 3 partitions and has 5" in told["reason"],
+        True,
+        (confirmed(faults), len(faults.relay.records())),
+    )
+
+
+def test_a_partition_count_that_changes_while_running_halts(faults):
+    """
+    No key may begin to stand elsewhere, also in the middle.
+    """
+    faults.prepare()
+    faults.writer.write()
+    faults.relay.start()
+    faults.await_confirmed(faults.relay, faults.end())
+    topic = f"{faults.relay.prefix}.order"
+    admin = AdminClient({"bootstrap.servers": faults.relay.kafka})
+    admin.create_partitions([NewPartitions(topic, 5)])[topic].result()
+    faults.writer.write(30)
+    faults.relay.kill()
+    code = faults.relay.start().wait(30)
+
+    assert (3, True) == (
+        code,
+        "has 5 now" in faults.relay.logged("halted")[-1]["reason"],
+    )
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_a_topic_that_is_gone_or_made_anew_is_refused(faults, is_made_anew):
+    """
+    Nobody can tell what it had: the start halts, and nothing is touched.
+    """
+    faults.prepare()
+    faults.writer.write()
+    faults.relay.start()
+    faults.await_confirmed(faults.relay, faults.end())
+    faults.relay.kill()
+    faults.writer.write()
+    topic = f"{faults.relay.prefix}.order"
+    admin = AdminClient({"bootstrap.servers": faults.relay.kafka})
+    admin.delete_topics([topic])[topic].result()
+    CLOCK.wait(0.5)
+    if is_made_anew:
+        admin.create_topics([NewTopic(topic, 3, 1)])[topic].result()
+        CLOCK.wait(0.5)
+    before = (confirmed(faults), len(faults.relay.records()))
+    code = faults.relay.start().wait(30)
+    told = faults.relay.logged("halted")[-1]
+
+    assert (3, True, True, before) == (
+        code,
+        topic in told["reason"],
+        "Bring the topic back" in told["remedy"],
+        (confirmed(faults), len(faults.relay.records())),
+    )

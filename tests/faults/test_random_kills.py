@@ -1,0 +1,72 @@
+"""
+Killed at random moments under load, the relay loses nothing and repeats nothing.
+
+The seed is told, so that a run that failed can be had again as far as time allows. Each
+kill is counted by whether it met a relay that streamed or one that was starting: both
+must have happened, or the test has shown nothing.
+"""
+
+from random import Random
+
+import pytest
+
+from towpath.schemas.clock import SystemClock
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+CLOCK = SystemClock()
+KILLS = 16
+EVERYTHING = """
+[relay.transactions]
+metadata = true
+[relay.messages]
+publish = true
+"""
+
+
+@pytest.mark.parametrize("delivery", ["idempotent", "transactional"])
+def test_random_kills_lose_and_repeat_nothing(faults, delivery):
+    """
+    Sixteen kills, some right after one another, while two writers go on (A96, B1, B57).
+    """
+    seed = Random().randrange(10**6)  # noqa: S311 - no secret
+    print(f"seed {seed}")
+    random = Random(seed)  # noqa: S311 - no secret
+    faults.prepare(relay=f'delivery = "{delivery}"', sections=EVERYTHING)
+    streaming = 0
+    with faults.load():
+        for _ in range(KILLS):
+            before = len(faults.relay.logged("streaming"))
+            faults.relay.start()
+            CLOCK.wait(random.choice([random.uniform(0.2, 1), random.uniform(1, 2.5)]))
+            faults.relay.kill()
+            streaming += len(faults.relay.logged("streaming")) > before
+        faults.relay.start()
+    count = faults.reckon()
+
+    assert (True, True) == (0 < streaming < KILLS, count > 1000)
+
+
+def test_stopped_gracefully_under_load_nothing_comes_twice(faults):
+    """
+    Ten stops at random moments of the load: each ends well, nothing is lost or twice.
+    """
+    seed = Random().randrange(10**6)  # noqa: S311 - no secret
+    print(f"seed {seed}")
+    random = Random(seed)  # noqa: S311 - no secret
+    faults.prepare(sections=EVERYTHING)
+    codes = []
+    with faults.load():
+        for number in range(10):
+            if number == 5:
+                faults.source.execute(
+                    "insert into shop.line select 10000000 + n, repeat('z', 300), 1"
+                    " from generate_series(1, 40000) n"
+                )
+            faults.relay.start()
+            CLOCK.wait(random.uniform(0.7, 2))
+            codes.append(faults.relay.stop())
+        faults.relay.start()
+    faults.reckon()
+
+    assert [0] * 10 == codes

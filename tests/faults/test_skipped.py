@@ -1,0 +1,32 @@
+"""A transaction that an operator set aside stays aside, whenever the relay is killed."""
+
+import pytest
+
+from towpath.relay.state_commands import ask_to_skip
+from towpath.settings import load
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+
+def test_a_skipped_transaction_does_not_come_back_after_a_kill(faults):
+    """
+    Killed when the skip is noted and nothing is confirmed yet, it is set aside again.
+    """
+    faults.prepare()
+    faults.relay.start()
+    faults.await_confirmed(faults.relay, faults.end())
+    faults.relay.kill()
+    faults.source.execute("insert into shop.line values (1, 'bad', 0), (2, 'bad', 0)")
+    faults.writer.write()
+    faults.witness.start()
+    faults.await_confirmed(faults.witness, faults.end())
+    bad = next(r for r in faults.witness.streamed("shop.line") if b'"bad"' in r.value)
+    ask_to_skip(load(faults.relay.config, {}), int(bad.position.split(".")[0], 16))
+    faults.relay.die("skipped+")
+    faults.relay.start()
+    faults.await_confirmed(faults.relay, faults.end())
+    rows = faults.relay.streamed("shop.line")
+    letters = faults.relay.streamed("dead.relay")
+    aside = [dict(r.headers) for r in letters if dict(r.headers)["form"] == b"skipped"]
+
+    assert ([], 2) == ([r for r in rows if b'"bad"' in (r.value or b"")], len(aside))

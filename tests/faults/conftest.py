@@ -74,6 +74,7 @@ class Follower:
         outbox: str = "",
         tables: tuple[str, ...] = ("shop.line", "shop.bare"),
         sections: str = "",
+        replicas: int = 1,
     ) -> None:
         """Write the configuration."""
         if "transactional" in relay:
@@ -94,6 +95,7 @@ bootstrap_servers = "{self.kafka}"
 url = "http://127.0.0.1:1"
 [topics]
 partitions = 3
+replication_factor = {replicas}
 [relay]
 heartbeat_interval_s = 0.5
 {relay}
@@ -238,6 +240,9 @@ heartbeat_interval_s = 0.5
                 )
             )
         return found
+
+
+MakeFaults = Callable[[str], "Faults"]
 
 
 def _plain(text: bytes | None, prefix: bytes) -> bytes | None:
@@ -457,8 +462,20 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 
 @pytest.fixture
-def faults(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Faults]:
+def make_faults(database: str, unique: str, tmp_path: Path) -> Iterator[MakeFaults]:
+    """Make them over any Kafka, by its address."""
+    made: list[Faults] = []
+
+    def make(kafka: str) -> Faults:
+        made.append(Faults(database, kafka, unique, tmp_path))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def faults(make_faults: MakeFaults, stack) -> Faults:
     """Lend a database with two relays over it; nothing is prepared or started."""
-    lent = Faults(database, stack.kafka, unique, tmp_path)
-    yield lent
-    lent.close()
+    return make_faults(stack.kafka)

@@ -159,6 +159,17 @@ def test_an_event_keeps_its_payload_untouched():
     assert [expected] == decode([event()], ROUTES).events
 
 
+@pytest.mark.parametrize("topic", ["towpath.shop.orders", "outbox.event.order"])
+@pytest.mark.parametrize("key", [None, b"towpath-barrier"])
+def test_a_barrier_says_nothing(topic: str, key: bytes | None):
+    """
+    What the relay writes to see the end of a replicated topic is passed over.
+    """
+    barrier = Record(Origin(topic, 1, 42), key, None, {"towpath-barrier": b"1"})
+
+    assert ([], [], [], 0) == decode([barrier], ROUTES)
+
+
 def test_an_event_read_by_a_snapshot_is_skipped_and_counted():
     """An event log holds what happened, not what was read again."""
     decoded = decode([event(snapshot=b"ad-hoc-1"), event(value=None)], ROUTES)

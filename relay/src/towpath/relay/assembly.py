@@ -17,6 +17,7 @@ import structlog
 
 from towpath.relay import lineage as lineages
 from towpath.relay.errors import SourceUnavailableError
+from towpath.relay.kafka.barrier import replicated, write_barriers
 from towpath.relay.kafka.parked import read_parked
 from towpath.relay.kafka.producer import KafkaProducer
 from towpath.relay.kafka.state import StateTopic, write_now
@@ -32,7 +33,7 @@ from towpath.relay.postgres.ownership import Ownership, Patience, wait_for_slot
 from towpath.relay.postgres.replication import SlotStream
 from towpath.relay.postgres.snapshots import SnapshotWorker
 from towpath.relay.routing.record import Record
-from towpath.relay.state import CONFIRMED_KEY, LINEAGE_KEY, SETTINGS_KEY
+from towpath.relay.state import CONFIRMED_KEY, LINEAGE_KEY, SETTINGS_KEY, State
 from towpath.relay.stored_settings import as_before, deciding, differences
 from towpath.schemas.position import format_lsn
 from towpath.settings import DeliveryMode, Settings
@@ -191,6 +192,7 @@ class Attempt:
     def _look_back(self) -> Past:
         settings = self._world.settings
         state = StateTopic(settings.kafka, settings.database.prefix).read()
+        self._cover(state)
         tails = read_tails(
             settings.kafka,
             state.marks,
@@ -205,6 +207,22 @@ class Attempt:
         published = Published(tails.marks)
         highest = max(stored, tails.log_lsn, published.log_lsn)
         return Past(state, Marks(tails.marks), published, highest, parked)
+
+    def _cover(self, state: State) -> None:
+        """Make sure that what a dead process left on replicated topics is seen."""
+        settings, confirmed = self._world.settings, state.confirmed
+        if settings.relay.delivery is DeliveryMode.TRANSACTIONAL:
+            # The broker has ended what was open, on every replica, before we look.
+            return
+        counts = replicated(settings.kafka, state.marks)
+        if confirmed is None or not confirmed.is_clean:
+            if counts:
+                write_barriers(settings.kafka, counts)
+        elif counts or settings.topics.replication_factor > 1:
+            # From here on a stop is unclean until it is not.
+            begun = confirmed._replace(is_clean=False)
+            topic = StateTopic(settings.kafka, settings.database.prefix)
+            topic.write(CONFIRMED_KEY, begun._asdict())
 
     def _has_records(self, past: Past) -> bool:
         """Tell whether topics of ours hold records that no state tells of."""

@@ -46,7 +46,11 @@ class Poison(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """What the records of a batch say; ``skipped`` are READ events of event logs."""
+    """
+    What the records of a batch say.
+
+    ``skipped`` are READ events of event logs; barriers say nothing and are not counted.
+    """
 
     changes: list[Change]
     events: list[EventRow]
@@ -65,6 +69,8 @@ def decode(records: Iterable[Record], routes: Routes) -> Decoded:
     poison: list[Poison] = []
     skipped = 0
     for record in records:
+        if names.BARRIER in record.headers:
+            continue
         route = routes.of(record.origin.topic)
         try:
             if route is None:

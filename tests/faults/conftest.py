@@ -75,11 +75,14 @@ class Follower:
         tables: tuple[str, ...] = ("shop.line", "shop.bare"),
         sections: str = "",
         replicas: int = 1,
+        kafka: str = "",
     ) -> None:
         """Write the configuration."""
         if "transactional" in relay:
             self.isolation = "read_committed"
-        topic = "" if "topic" in outbox else f'topic = "{self.prefix}.{{aggregate_type}}"'
+        topic = (
+            "" if "topic" in outbox else f'topic = "{self.prefix}.{{aggregate_type}}"'
+        )
         self.config.write_text(
             f"""
 version = 1
@@ -91,6 +94,7 @@ tables = {json.dumps(tables)}
 {source}
 [kafka]
 bootstrap_servers = "{self.kafka}"
+{kafka}
 [registry]
 url = "http://127.0.0.1:1"
 [topics]
@@ -376,6 +380,19 @@ class Faults:
         for one in done:
             one.result()
 
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Wait for a condition."""
+        until(holds, what)
+
+    def until_logged(self, event: str, more: int) -> None:
+        """Wait until the relay has logged an event so many times more."""
+        count = len(self.relay.logged(event)) + more
+        until(lambda: len(self.relay.logged(event)) >= count, f"{event} is logged")
+
+    def check_order(self, records: list[Stood]) -> None:
+        """Fail unless each position stands once, rising in each partition."""
+        check_order(records)
+
     def end(self) -> int:
         """Write a last transaction, and return an LSN below its end."""
         row = self.source.execute(
@@ -421,7 +438,6 @@ class Faults:
         assert (_places(lost), _places(more)) == ([], [])
         self._check_events(ours)
         return len(ours)
-
 
     def _check_events(self, records: list[Stood]) -> None:
         """Fail unless each event of the outbox stands once in all topics."""

@@ -41,6 +41,15 @@ CHAINS = {
 }
 
 
+IN_TRANSACTIONS = [
+    ("produced+", 40),
+    ("before commit", 2),
+    ("commit", 2),
+    ("acknowledged", 30),
+    ("marks produced+", 2),
+]
+
+
 @pytest.mark.parametrize("deaths", CHAINS.values(), ids=CHAINS)
 def test_killed_at_a_point_nothing_is_lost_or_twice(faults, deaths):
     """
@@ -55,3 +64,70 @@ def test_killed_at_a_point_nothing_is_lost_or_twice(faults, deaths):
     faults.relay.start()
 
     assert faults.reckon() > 100
+
+
+def test_killed_in_kafkas_transactions_nothing_is_lost_or_twice(faults):
+    """
+    Readers of what is committed see each record once (A96, B57).
+    """
+    faults.prepare(relay='delivery = "transactional"', sections=EVERYTHING)
+    for point, nth in IN_TRANSACTIONS:
+        faults.writer.write()
+        faults.relay.die(point, nth)
+    faults.relay.start()
+
+    assert faults.reckon() > 100
+
+
+def test_killed_amid_a_large_transaction_nothing_is_lost_or_twice(faults):
+    """
+    A transaction of 30,000 rows passes through four deaths and a stop.
+    """
+    faults.prepare(relay="stop_timeout_s = 0.2", sections=EVERYTHING)
+    faults.source.execute(
+        "insert into shop.line select n, 'z', 1 from generate_series(1, 30000) n"
+    )
+    for point, nth in [
+        ("produced+", 4000),
+        ("acknowledged", 6000),
+        ("produced", 3000),
+        ("marks produced", 1),
+    ]:
+        faults.relay.die(point, nth)
+    faults.relay.start()
+    faults.until_logged("streaming", 1)
+    faults.relay.stop()
+    faults.relay.start()
+
+    assert faults.reckon() > 30_000
+
+
+def test_killed_while_a_signal_is_answered_the_snapshot_is_made(faults):
+    """
+    A signal that was read and not answered is read again, and answered once.
+    """
+    faults.prepare()
+    faults.source.execute(
+        "insert into shop.line select n, 'old', 1 from generate_series(1, 50) n"
+    )
+    faults.source.execute(
+        "insert into towpath.signal (id, type, data) values ('one', 'execute-snapshot',"
+        """ '{"data-collections": ["shop.line"], "type": "incremental"}')"""
+    )
+    for point in ("signal held", "signal answered"):
+        faults.relay.die(point)
+        faults.writer.write()
+    faults.relay.start()
+    faults.await_confirmed(faults.relay, faults.end())
+
+    def read() -> set[bytes]:
+        found = faults.relay.records("shop.line")
+        return {m.key() for m in found if "snapshot" in dict(m.headers())}
+
+    keys = {f'{{"id":{n}}}'.encode() for n in range(1, 51)}
+    faults.until(lambda: keys <= read(), "the snapshot is made")
+    faults.check_order(faults.relay.streamed())
+
+    assert [("completed",)] == faults.source.execute(
+        "select status from towpath.signal where id = 'one'"
+    ).fetchall()

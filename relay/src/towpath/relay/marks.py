@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from towpath.relay.delivery import Acknowledgement, Partition
+from towpath.relay.errors import PartitionCountChangedError
 from towpath.schemas.position import parse_position
 
 
@@ -82,7 +83,12 @@ class Marks:
         reached: Mapping[Partition, tuple[bytes, Acknowledgement]],
         passed: Mapping[Partition, Acknowledgement],
     ) -> frozenset[str]:
-        """Take in what was acknowledged; return the topics whose marks moved."""
+        """
+        Take in what was acknowledged; return the topics whose marks moved.
+
+        Raises:
+            PartitionCountChangedError: A topic has more partitions than it had.
+        """
         moved: set[str] = set()
         for (topic, partition), (position, place) in reached.items():
             moved.update(self._raise(topic, partition, place.offset(), position))
@@ -100,7 +106,11 @@ class Marks:
         marks = self._marks.get(topic or "")
         if marks is None or partition is None or offset is None or topic is None:
             return ()
-        before = marks[partition]
+        before = marks.get(partition)
+        if before is None:
+            # Partitions were added while we ran: keys begin to stand elsewhere.
+            reason = f"topic {topic} had {len(marks)} partitions and has more now"
+            raise PartitionCountChangedError(reason)
         marks[partition] = Mark(
             max(before.next_offset, offset + 1), position or before.position
         )

@@ -69,20 +69,22 @@ class Follower:
     def configure(
         self,
         *,
-        relay: str = "",
-        source: str = "",
-        outbox: str = "",
         tables: tuple[str, ...] = ("shop.line", "shop.bare"),
-        sections: str = "",
         replicas: int = 1,
-        kafka: str = "",
+        **options: str,
     ) -> None:
-        """Write the configuration."""
-        if "transactional" in relay:
+        """
+        Write the configuration.
+
+        Args:
+            tables: The captured tables.
+            replicas: Of each topic.
+            options: Further lines of ``relay``, ``source``, ``outbox`` and ``kafka``;
+                ``sections``: whole ones.
+        """
+        lines = {"outbox": f'topic = "{self.prefix}.{{aggregate_type}}"'} | options
+        if "transactional" in lines.get("relay", ""):
             self.isolation = "read_committed"
-        topic = (
-            "" if "topic" in outbox else f'topic = "{self.prefix}.{{aggregate_type}}"'
-        )
         self.config.write_text(
             f"""
 version = 1
@@ -91,10 +93,10 @@ dsn = "{self.dsn}"
 prefix = "{self.prefix}"
 slot = "{self.prefix}"
 tables = {json.dumps(tables)}
-{source}
+{lines.get("source", "")}
 [kafka]
 bootstrap_servers = "{self.kafka}"
-{kafka}
+{lines.get("kafka", "")}
 [registry]
 url = "http://127.0.0.1:1"
 [topics]
@@ -102,11 +104,10 @@ partitions = 3
 replication_factor = {replicas}
 [relay]
 heartbeat_interval_s = 0.5
-{relay}
+{lines.get("relay", "")}
 [relay.outbox]
-{topic}
-{outbox}
-{sections}
+{lines["outbox"]}
+{lines.get("sections", "")}
 """,
             encoding="utf-8",
         )
@@ -187,7 +188,7 @@ heartbeat_interval_s = 0.5
         }
 
     def records(self, *names: str) -> list[Message]:
-        """Read topics from their beginning to their end; all of ours if none is named."""
+        """Read topics from beginning to end; all of ours if none is named."""
         places = [
             TopicPartition(topic, partition, 0)
             for topic, count in self.topics().items()

@@ -30,7 +30,7 @@ def test_random_kills_lose_and_repeat_nothing(faults, delivery):
     Sixteen kills, some right after one another, while two writers go on (A96, B1, B57).
     """
     seed = Random().randrange(10**6)  # noqa: S311 - no secret
-    print(f"seed {seed}")
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
     random = Random(seed)  # noqa: S311 - no secret
     faults.prepare(relay=f'delivery = "{delivery}"', sections=EVERYTHING)
     streaming = 0
@@ -52,7 +52,7 @@ def test_stopped_gracefully_under_load_nothing_comes_twice(faults):
     Ten stops at random moments of the load: each ends well, nothing is lost or twice.
     """
     seed = Random().randrange(10**6)  # noqa: S311 - no secret
-    print(f"seed {seed}")
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
     random = Random(seed)  # noqa: S311 - no secret
     faults.prepare(sections=EVERYTHING)
     codes = []

@@ -1,4 +1,4 @@
-"""A transaction that an operator set aside stays aside, whenever the relay is killed."""
+"""A transaction that an operator set aside stays aside, also after a crash."""
 
 import pytest
 

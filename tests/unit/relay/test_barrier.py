@@ -1,4 +1,4 @@
-"""When a start makes sure that it sees what a dead process left on replicated topics."""
+"""When a start makes sure that it sees what a dead process left behind."""
 
 from types import SimpleNamespace
 

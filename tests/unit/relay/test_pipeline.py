@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from towpath.relay.delivery import DeliveryLedger
-from towpath.relay.errors import DeliveryFailedError
+from towpath.relay.errors import BrokerUnavailableError, DeliveryFailedError
 from towpath.relay.marks import Marks, Published
 from towpath.relay.pipeline.aside import SetAside
 from towpath.relay.pipeline.core import Core
@@ -524,6 +524,23 @@ def test_a_stop_with_a_silent_broker_ends_within_its_time():
         waited_s < 12,
         len(bench.producer.pending) > 0,
     )
+
+
+def test_a_server_that_asks_in_vain_is_let_go():
+    """
+    While Kafka stores nothing, a server that waits for our word is not kept waiting.
+    """
+    bench = Bench()
+    bench.stream.reads.append(frames())
+    bench.turn(20)
+    bench.producer.is_answering = False
+    bench.stream.reads.append([keepalive(reply=True)])
+    bench.turn(4000)
+    bench.stream.reads.append([keepalive(reply=True)])
+    with pytest.raises(BrokerUnavailableError):
+        bench.turn(1)
+
+    assert ends()[-1] == bench.confirmed
 
 
 def test_a_signal_holds_its_transaction_until_it_is_stored():

@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 
+from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.pipeline.core import Core
 from towpath.relay.pipeline.follower import Follower
 from towpath.relay.pipeline.marking import MARKS_INTERVAL_S, Marking
@@ -36,6 +37,10 @@ PROGRESS_INTERVAL_S: Final = 0.02
 # While records are on their way the client must be polled for acknowledgements:
 # rarely enough to cost nothing, often enough that the confirmed position keeps up.
 POLL_INTERVAL_S: Final = 0.01
+
+# For how long the server may ask in vain: longer than an election of Kafka's takes, far
+# less than what a service manager gives a database to stop.
+UNANSWERED_S: Final = 15.0
 
 # With nothing to do, how long the loop sleeps on its socket.
 IDLE_INTERVAL_S: Final = 1.0
@@ -193,6 +198,18 @@ class Pipeline:
             core.ledger.idle_until(keepalive.wal_end)
         if keepalive.reply_requested:
             self._tell(self._marking.stored_lsn)
+            self._let_the_server_stop()
+
+    def _let_the_server_stop(self) -> None:
+        """
+        End the connection if the server waits for what Kafka does not store.
+
+        A server that shuts down waits until its readers have confirmed everything.
+        """
+        now_s = self._core.clock.monotonic_s()
+        if self._marking.unanswered_s(now_s) > UNANSWERED_S:
+            reason = f"Kafka has stored nothing for {UNANSWERED_S:g} s"
+            raise BrokerUnavailableError(reason)
 
     def _tell_progress(self, now_s: float) -> None:
         """Send feedback by its own timer, and sooner when there is progress."""

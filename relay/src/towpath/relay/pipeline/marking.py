@@ -91,6 +91,10 @@ class Marking:
             tally.marks += len(self._moved)
             self._write(is_clean=False)
 
+    def unanswered_s(self, now_s: float) -> float:
+        """Return for how long Kafka has not stored what was written down."""
+        return 0.0 if self._writing is None else now_s - self._written_at_s
+
     def saw(self, log_lsn: int) -> None:
         """Note a watermark: READ rows may stand there."""
         self._published_log_lsn = max(self._published_log_lsn, log_lsn)

@@ -6,8 +6,9 @@ under which number and in which partition, must then be decided as before, or wh
 has would not be recognised: so it runs with the settings of then until the confirmed
 position has passed every mark, and with those of the file from there on.
 
-What only forms values (masks, and their salts) is left out: it decides nothing here,
-and a salt does not belong beside what it hides.
+Another slot is another lineage, so it is always the file's. What only forms values
+(masks, and their salts) is left out: it decides nothing here, and a salt does not belong
+beside what it hides.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import Any, Final
 from towpath.relay.errors import StateLostError
 from towpath.settings import Relay, Settings, Source
 
-_SOURCE: Final = frozenset({"slot", "publication", "outbox_publication", "tables"})
+_SOURCE: Final = frozenset({"publication", "outbox_publication", "tables"})
 _RELAY: Final = frozenset({"preset", "outbox", "rows", "transactions", "messages"})
 _VALUES_ONLY: Final = frozenset({"mask"})
 

@@ -88,6 +88,7 @@ class Pipeline:
         """
         core = self._core
         self._stop_timeout_s = stop_timeout_s
+        core.tally.left_bytes = 0
         self._snapshots.resume()
         core.tally.turned_at_s = core.clock.monotonic_s()
         core.tally.is_streaming = True

@@ -7,8 +7,8 @@ has would not be recognised: so it runs with the settings of then until the conf
 position has passed every mark, and with those of the file from there on.
 
 Another slot is another lineage, so it is always the file's. What only forms values
-(masks, and their salts) is left out: it decides nothing here, and a salt does not belong
-beside what it hides.
+(masks, and their salts) is left out: it decides nothing here, and a salt does not
+belong beside what it hides.
 """
 
 from collections.abc import Mapping

@@ -230,7 +230,8 @@ def test_show_tells_everything_that_is_known(site: Site):
     marks = {"0": {"next_offset": 4, "position": position}}
     site.state.write(f"marks:{site.prefix}.shop.item", {"partitions": marks})
     site.state.write("settings", {"source": {"tables": []}, "relay": {}})
-    site.state.write(f"skip:{format_lsn(lsn + 8)}", {"asked_at": "x", "done": False})
+    pending = {"asked_at": "x", "done": False, "log_lsn": lsn + 8}
+    site.state.write(f"skip:{format_lsn(lsn + 8)}", pending)
     producer = Producer({"bootstrap.servers": site.kafka})
     letter = {"position": position, "parked": "41[1]", "aggregate_type": "order"}
     producer.produce(f"{site.prefix}.dead.relay", b"{}", headers=letter)

@@ -1,60 +1,104 @@
-"""When a start makes sure that it sees what a dead process left behind."""
+"""What a start does before it believes the ends of the topics."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from towpath.relay import assembly
+from towpath.relay import look_back
+from towpath.relay.kafka.tails import Tails
 from towpath.relay.marks import Confirmed
 from towpath.relay.state import State
 from towpath.settings import DeliveryMode
 
 UNCLEAN = Confirmed(8, 8, 8, 0, is_clean=False, at="")
 CLEAN = UNCLEAN._replace(is_clean=True)
-BARRIER, NOTED, NOTHING = ["barrier"], ["noted"], []
+IDEMPOTENT, TRANSACTIONAL = DeliveryMode.IDEMPOTENT, DeliveryMode.TRANSACTIONAL
 
 
-@pytest.mark.parametrize(
-    ("confirmed", "replicas", "delivery", "expected"),
-    [
-        (UNCLEAN, 2, DeliveryMode.IDEMPOTENT, BARRIER),
-        (None, 2, DeliveryMode.IDEMPOTENT, BARRIER),
-        (CLEAN, 2, DeliveryMode.IDEMPOTENT, NOTED),
-        (UNCLEAN, 1, DeliveryMode.IDEMPOTENT, NOTHING),
-        (CLEAN, 1, DeliveryMode.IDEMPOTENT, NOTHING),
-        (UNCLEAN, 2, DeliveryMode.TRANSACTIONAL, NOTHING),
-    ],
-)
-def test_barriers_are_written_after_an_unclean_stop(
-    monkeypatch, confirmed, replicas, delivery, expected
-):
-    """
-    A clean stop is noted as used up instead, before anything can be left behind again.
-    """
+def deeds(
+    monkeypatch, state: State, delivery: DeliveryMode, replicas: int = 1
+) -> list[str]:
+    """Look back over fakes, and return what was done, in order."""
     done: list[str] = []
     counts = {"t": 3} if replicas > 1 else {}
-    monkeypatch.setattr(assembly, "replicated", lambda *_: counts)
-    monkeypatch.setattr(
-        assembly,
-        "write_barriers",
-        lambda _, of: done.append("barrier" * (of == counts)),
-    )
+    monkeypatch.setattr(look_back, "replicated", lambda *_: counts)
+    monkeypatch.setattr(look_back, "write_barriers", lambda *_: done.append("barriers"))
+    monkeypatch.setattr(look_back, "fence", lambda *_: done.append("fence"))
+    monkeypatch.setattr(look_back, "read_parked", lambda *_: ())
 
     class Topic:
         def __init__(self, *_: object) -> None: ...
 
-        def write(self, key: str, document: dict[str, object]) -> None:
-            assert (key, document["is_clean"]) == ("confirmed", False)
-            done.append("noted")
+        def read(self) -> State:
+            return state
 
-    monkeypatch.setattr(assembly, "StateTopic", Topic)
+        def write(self, key: str, document: dict[str, object]) -> None:
+            done.append(f"{key}: {document.get('mode', document.get('is_clean'))}")
+
+    def read_tails(*_: object, is_transactional: bool) -> Tails:
+        done.append("committed" if is_transactional else "everything")
+        return Tails({}, 0)
+
+    monkeypatch.setattr(look_back, "StateTopic", Topic)
+    monkeypatch.setattr(look_back, "read_tails", read_tails)
     settings = SimpleNamespace(
-        relay=SimpleNamespace(delivery=delivery),
+        relay=SimpleNamespace(delivery=delivery, max_parked_keys=1),
         topics=SimpleNamespace(replication_factor=replicas),
-        database=SimpleNamespace(prefix="p"),
+        database=SimpleNamespace(prefix="p", slot="s"),
         kafka=None,
     )
-    attempt = assembly.Attempt(SimpleNamespace(settings=settings), lambda: False)
-    attempt._cover(State(confirmed=confirmed))
+    world = SimpleNamespace(settings=settings, tally=SimpleNamespace(parked_keys=0))
+    producer = SimpleNamespace(begin=lambda: done.append("begin"))
+    look_back.look_back(world, producer)
+    return done
 
-    assert expected == done
+
+@pytest.mark.parametrize(
+    ("confirmed", "replicas", "expected"),
+    [
+        (UNCLEAN, 2, ["barriers"]),
+        (None, 2, ["barriers"]),
+        (CLEAN, 2, ["confirmed: False"]),
+        (UNCLEAN, 1, []),
+        (CLEAN, 1, []),
+    ],
+)
+def test_barriers_are_written_after_an_unclean_stop(
+    monkeypatch, confirmed: Confirmed | None, replicas: int, expected: list[str]
+):
+    """
+    A clean stop is noted as used up instead, before anything can be left behind again.
+    """
+    state = State(confirmed=confirmed, delivery=IDEMPOTENT)
+
+    assert ["begin", *expected, "everything"] == deeds(
+        monkeypatch, state, IDEMPOTENT, replicas
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (None, IDEMPOTENT, ["begin", "barriers", "everything", "delivery: idempotent"]),
+        (TRANSACTIONAL, TRANSACTIONAL, ["begin", "committed"]),
+        (
+            TRANSACTIONAL,
+            IDEMPOTENT,
+            ["fence", "begin", "committed", "delivery: idempotent"],
+        ),
+        (
+            IDEMPOTENT,
+            TRANSACTIONAL,
+            ["begin", "barriers", "committed", "delivery: transactional"],
+        ),
+    ],
+)
+def test_how_records_were_written_decides_how_they_are_looked_at(
+    monkeypatch, before: str | None, now: DeliveryMode, expected: list[str]
+):
+    """
+    An open transaction of before is aborted, and never taken for what Kafka has.
+    """
+    state = State(confirmed=UNCLEAN, delivery=before)
+
+    assert expected == deeds(monkeypatch, state, now, replicas=2)

@@ -232,14 +232,14 @@ def test_a_chunks_row_of_another_width_is_refused():
 
 def test_a_truncate_reaches_every_partition():
     """
-    Each partition gets one record without a key, numbered like its partition.
+    Each partition gets one record without a key, at the same position.
     """
     made = route().truncation(TRANSACTION, 0, 3, NOW_US)
 
     assert [
         (0, None, "t", b"P.0000000000"),
-        (1, None, "t", b"P.0000000000.1"),
-        (2, None, "t", b"P.0000000000.2"),
+        (1, None, "t", b"P.0000000000"),
+        (2, None, "t", b"P.0000000000"),
     ] == [(r.partition, r.key, told(r)["op"], r.position) for r in made]
 
 

@@ -17,14 +17,12 @@ import structlog
 
 from towpath.relay import lineage as lineages
 from towpath.relay.errors import SourceUnavailableError
-from towpath.relay.kafka.barrier import replicated, write_barriers
-from towpath.relay.kafka.parked import read_parked
 from towpath.relay.kafka.producer import KafkaProducer
 from towpath.relay.kafka.state import StateTopic, write_now
-from towpath.relay.kafka.tails import end_offsets, read_tails
+from towpath.relay.kafka.tails import end_offsets
 from towpath.relay.line import Line, Past, World
 from towpath.relay.lineage import Decision, Lineage, Remembered
-from towpath.relay.marks import Marks, Published
+from towpath.relay.look_back import look_back, transactional_id
 from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.connect import connect
 from towpath.relay.postgres.guardian import Guardian
@@ -33,9 +31,10 @@ from towpath.relay.postgres.ownership import Ownership, Patience, wait_for_slot
 from towpath.relay.postgres.replication import SlotStream
 from towpath.relay.postgres.snapshots import SnapshotWorker
 from towpath.relay.routing.record import Record
-from towpath.relay.state import CONFIRMED_KEY, LINEAGE_KEY, SETTINGS_KEY, State
+from towpath.relay.state import CONFIRMED_KEY, LINEAGE_KEY, SETTINGS_KEY
 from towpath.relay.stored_settings import as_before, deciding, differences
 from towpath.schemas.position import format_lsn
+from towpath.schemas.topics import state_topic
 from towpath.settings import DeliveryMode, Settings
 
 _LOG = structlog.get_logger("towpath.relay")
@@ -77,8 +76,7 @@ class Attempt:
         topics.open(settings.database.prefix, settings.database.tables)
         ownership = self._claim(closing)
         producer = self._make_producer(closing)
-        producer.begin()
-        past = self._look_back()
+        past = look_back(self._world, producer)
         source = settings.database
         connection = closing.enter_context(connect(source.dsn))
         stream = SlotStream(source.dsn, self._world.clock, self._world.wakeup)
@@ -170,16 +168,25 @@ class Attempt:
     def _make_producer(self, closing: ExitStack) -> KafkaProducer:
         settings, topics = self._world.settings, self._world.topics
         is_transactional = settings.relay.delivery is DeliveryMode.TRANSACTIONAL
-        name = f"towpath-{settings.database.prefix}-{settings.database.slot}"
         producer = KafkaProducer(
             settings.kafka,
             max_in_flight_bytes=settings.relay.max_in_flight_bytes,
             batch_bytes=topics.batch_bytes,
             record_bytes=topics.record_bytes,
-            transactional_id=name if is_transactional else None,
+            transactional_id=transactional_id(settings) if is_transactional else None,
         )
-        closing.callback(producer.close)
+        closing.callback(self._close_producer, producer)
         return producer
+
+    def _close_producer(self, producer: KafkaProducer) -> None:
+        """
+        Let what is on its way arrive before anybody looks what has.
+
+        Not if the claim is lost, or the process ends: then it counts as dead.
+        """
+        if self._why_anew is None and not self._is_stopping():
+            producer.settle(self._world.settings.relay.stop_timeout_s)
+        producer.close()
 
     def _make_worker(self, closing: ExitStack, settings: Settings) -> SnapshotWorker:
         source = settings.database
@@ -188,41 +195,6 @@ class Attempt:
         )
         closing.callback(worker.close)
         return worker
-
-    def _look_back(self) -> Past:
-        settings = self._world.settings
-        state = StateTopic(settings.kafka, settings.database.prefix).read()
-        self._cover(state)
-        tails = read_tails(
-            settings.kafka,
-            state.marks,
-            is_transactional=settings.relay.delivery is DeliveryMode.TRANSACTIONAL,
-        )
-        parked = read_parked(
-            settings.kafka, settings.database.prefix, settings.relay.max_parked_keys
-        )
-        self._world.tally.parked_keys = len(parked)
-        confirmed = state.confirmed
-        stored = 0 if confirmed is None else confirmed.published_log_lsn
-        published = Published(tails.marks)
-        highest = max(stored, tails.log_lsn, published.log_lsn)
-        return Past(state, Marks(tails.marks), published, highest, parked)
-
-    def _cover(self, state: State) -> None:
-        """Make sure that what a dead process left on replicated topics is seen."""
-        settings, confirmed = self._world.settings, state.confirmed
-        if settings.relay.delivery is DeliveryMode.TRANSACTIONAL:
-            # The broker has ended what was open, on every replica, before we look.
-            return
-        counts = replicated(settings.kafka, state.marks)
-        if confirmed is None or not confirmed.is_clean:
-            if counts:
-                write_barriers(settings.kafka, counts)
-        elif counts or settings.topics.replication_factor > 1:
-            # From here on a stop is unclean until it is not.
-            begun = confirmed._replace(is_clean=False)
-            topic = StateTopic(settings.kafka, settings.database.prefix)
-            topic.write(CONFIRMED_KEY, begun._asdict())
 
     def _has_records(self, past: Past) -> bool:
         """Tell whether topics of ours hold records that no state tells of."""
@@ -233,6 +205,7 @@ class Attempt:
         places = [
             (name, partition)
             for name, each in facts.items()
+            if name != state_topic(database.prefix)
             for partition in range(each.partition_count)
         ]
         return any(

@@ -21,6 +21,7 @@ What can go wrong in the relay, and what its loop does about it.
         ├── PublicationYoungerError  a publication is not known to the log to be read
         ├── SlotLostError            the log that the slot needed is gone
         ├── SlotHeldError            another relay holds the slot, and stays
+        ├── AdminPortError           the admin port cannot be listened on
         ├── BrokerRefusedError       Kafka refuses us or a topic
         │   └── TopicRefusedError       Kafka refuses a topic's name
         ├── RegistryRefusedError     the schema registry refuses us
@@ -126,6 +127,12 @@ class SlotHeldError(HaltError):
     remedy = "Stop the process that the message names; one slot serves one relay."
 
 
+class AdminPortError(HaltError):
+    """Another process has the admin port, or the address is not this host's."""
+
+    remedy = "Give [relay] admin_port another number, or 0 for any that is free."
+
+
 class BrokerRefusedError(HaltError):
     """Kafka refuses the login, a right, a topic or a setting."""
 
@@ -175,8 +182,8 @@ class ParkedOverflowError(HaltError):
     """More aggregates are parked behind a dead letter than the relay keeps in mind."""
 
     remedy = (
-        "Mend what writes the rows in the relay's dead letters and release them, or "
-        "raise [relay] max_parked_keys."
+        "Raise [relay] max_parked_keys, and mend what writes the rows in the relay's "
+        "dead letters."
     )
 
 

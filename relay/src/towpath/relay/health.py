@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from towpath.relay.errors import AdminPortError
 from towpath.relay.metrics import TallyCollector
 from towpath.relay.tally import Tally
 from towpath.schemas.clock import Clock
@@ -109,7 +110,11 @@ class HealthServer:
             def log_message(self, *_: Any) -> None:  # noqa: ANN401 - the library's
                 pass
 
-        self._server = _Server((host, port), Handler)
+        try:
+            self._server = _Server((host, port), Handler)
+        except OSError as error:
+            reason = f"the admin port {host}:{port}: {error.strerror or error}"
+            raise AdminPortError(reason) from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="health", daemon=True
         )

@@ -237,10 +237,15 @@ class Line:
         return Listener(core, snapshots, marking, routes)
 
     def _skips(self) -> frozenset[int]:
-        """Return the commit LSNs to set aside: asked for, or again after a crash."""
+        """
+        Return the commit LSNs to set aside: asked for, or again after a crash.
+
+        What is confirmed, or was asked for in another lineage, is past.
+        """
         state, decision = self._past.state, self._decision
-        told = {at - decision.lineage.offset for at in state.skipped_log_lsns}
-        return state.skips | {lsn for lsn in told if lsn >= decision.confirmed_lsn}
+        offset = decision.lineage.offset
+        asked = {at - offset for at in state.skips | state.skipped_log_lsns}
+        return frozenset(lsn for lsn in asked if lsn >= decision.confirmed_lsn)
 
     def _follower(
         self,

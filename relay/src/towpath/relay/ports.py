@@ -83,6 +83,7 @@ class TopicFacts(NamedTuple):
 
     limit_bytes: int
     partition_count: int
+    is_compacted: bool = False
 
 
 class TopicCatalog(Protocol):

@@ -6,6 +6,7 @@ The relay's state: what the compacted topic ``<prefix>.relay-state`` holds.
 ``confirmed``       how far Postgres may forget; stored before Postgres is told
 ``marks:<topic>``   what each partition has (``marks``)
 ``settings``        what decided ordinals, routes, keys and partitions
+``delivery``        whether records were written in Kafka's transactions
 ``skip:<lsn>``      a transaction that an operator wants set aside
 ==================  ================================================================
 
@@ -30,13 +31,13 @@ from towpath.relay.marks import (
 )
 from towpath.relay.routing.record import FIXED_BYTES, Record
 from towpath.schemas import topics
-from towpath.schemas.position import parse_lsn
 
 LINEAGE_KEY: Final = "lineage"
 CONFIRMED_KEY: Final = "confirmed"
 SETTINGS_KEY: Final = "settings"
 MARKS_KEY: Final = "marks:"
 SKIP_KEY: Final = "skip:"
+DELIVERY_KEY: Final = "delivery"
 
 Document = Mapping[str, Any]
 
@@ -51,7 +52,8 @@ class State:
         confirmed: How far Postgres may forget; None before the first time.
         marks: By topic.
         settings: The document under ``settings``; None if none was ever written.
-        skips: Commit LSNs of transactions to set aside.
+        delivery: How records were written; None if nobody has said so.
+        skips: The log LSNs of transactions to set aside.
         skipped_log_lsns: Of those that were: one that is not confirmed comes again,
             and is set aside again.
     """
@@ -62,6 +64,7 @@ class State:
         default_factory=lambda: MappingProxyType(dict[str, TopicMarks]())
     )
     settings: Document | None = None
+    delivery: str | None = None
     skips: frozenset[int] = frozenset()
     skipped_log_lsns: frozenset[int] = frozenset()
 
@@ -96,16 +99,17 @@ def _parse(documents: Mapping[str, Any]) -> State:
             if key.startswith(MARKS_KEY)
         },
         settings=documents.get(SETTINGS_KEY),
-        skips=frozenset(
-            parse_lsn(key.removeprefix(SKIP_KEY))
-            for key, document in documents.items()
-            if key.startswith(SKIP_KEY) and not document.get("done")
-        ),
-        skipped_log_lsns=frozenset(
-            int(document["log_lsn"])
-            for key, document in documents.items()
-            if key.startswith(SKIP_KEY) and document.get("done")
-        ),
+        delivery=documents.get(DELIVERY_KEY, {}).get("mode"),
+        skips=_skips(documents, is_done=False),
+        skipped_log_lsns=_skips(documents, is_done=True),
+    )
+
+
+def _skips(documents: Mapping[str, Any], *, is_done: bool) -> frozenset[int]:
+    return frozenset(
+        int(document["log_lsn"])
+        for key, document in documents.items()
+        if key.startswith(SKIP_KEY) and bool(document.get("done")) == is_done
     )
 
 

@@ -139,8 +139,12 @@ def ask_to_skip(settings: Settings, lsn: int, clock: Clock | None = None) -> Non
         BrokerUnavailableError: Kafka does not answer.
     """
     at = (clock or SystemClock()).now().isoformat(timespec="seconds")
+    lineages = parse_lineages(parse_state(newest(settings)).lineage)
+    # Another lineage may have a transaction at the same LSN.
+    log_lsn = lineages[-1].offset + lsn
     StateTopic(settings.kafka, settings.database.prefix).write(
-        f"{SKIP_KEY}{format_lsn(lsn)}", {"asked_at": at, "done": False}
+        f"{SKIP_KEY}{format_lsn(lsn)}",
+        {"asked_at": at, "done": False, "log_lsn": log_lsn},
     )
 
 
@@ -153,8 +157,9 @@ def take_back_skip(settings: Settings, text: str) -> str:
     """
     state = parse_state(newest(settings))
     lineages = parse_lineages(state.lineage)
-    lsn = _meant(text, lineages[-1].offset if lineages else 0)
-    if lsn not in state.skips:
+    offset = lineages[-1].offset if lineages else 0
+    lsn = _meant(text, offset)
+    if offset + lsn not in state.skips:
         reason = f"no skip of {format_lsn(lsn)} is pending"
         raise StateRefusedError(reason)
     take_back(settings, f"{SKIP_KEY}{format_lsn(lsn)}")

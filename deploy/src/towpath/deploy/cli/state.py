@@ -48,7 +48,7 @@ def show(
     """
     Show lineages and gaps, confirmed and published positions, marks, parked aggregates.
 
-    The state lives in Kafka, in the compacted topic <prefix>.relay-state, because the
+    The state lives in Kafka, in the compacted topic PREFIX.relay-state, because the
     database may be the thing that was restored. The slot's own view stands beside it.
 
     - lineage: one unbroken history of the source's log; a new one means a gap.
@@ -149,7 +149,6 @@ def repair(
     """
     from towpath.relay import state_repair  # noqa: PLC0415 - keeps --help fast
 
-    configure_logs()
     settings = _settings(config)
     planned = state_repair.plan(settings)
     for key, document in planned.documents.items():
@@ -176,6 +175,8 @@ def _confirmed(word: str) -> bool:
 
 
 def _settings(config: ConfigOption) -> Settings:
+    # Standard output is the answer's: what the client library says goes beside it.
+    configure_logs()
     return load(config_file(config), os.environ)  # noqa: TID251 - a root
 
 

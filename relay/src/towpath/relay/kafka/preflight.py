@@ -197,8 +197,17 @@ def _streamed_findings(
 
 
 def _dead_findings(facts: ClusterFacts, prefix: str) -> Iterator[Finding]:
-    """A dead letter holds the whole row, so its topic must take what others take."""
+    """Look whether dead letters are kept, and have room for whole rows."""
     dead = names.dead_letter_topic(prefix, "relay")
+    retention_ms = (
+        facts.topics[dead].number("retention.ms") if dead in facts.topics else None
+    )
+    if retention_ms is not None and retention_ms != _UNBOUNDED:
+        yield error(
+            f"topic {dead} keeps records for {retention_ms // _MS_AN_HOUR} h",
+            "what is forgotten there parks its aggregate no more after a restart",
+            _alter(dead, "retention.ms=-1"),
+        )
     limits = {
         topic: limit
         for topic, each in facts.topics.items()

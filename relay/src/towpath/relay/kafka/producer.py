@@ -176,6 +176,11 @@ class KafkaProducer:
         """Wait until nothing is on its way, or the time is over."""
         self._producer.flush(timeout_s)
 
+    def settle(self, timeout_s: float) -> None:
+        """Let what is on its way arrive, if it still can. Never raises."""
+        if self._fatal is None:
+            self._producer.flush(timeout_s)
+
     def close(self) -> None:
         """Give up whatever is still on its way. Never raises."""
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
@@ -192,3 +197,18 @@ class KafkaProducer:
     def _raise_if_fatal(self) -> None:
         if self._fatal is not None:
             raise DeliveryFailedError(self._fatal)
+
+
+def fence(kafka: Kafka, transactional_id: str) -> None:
+    """
+    End what a process of this name left open: the broker hears it no more.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+        BrokerRefusedError: Kafka refuses transactions.
+    """
+    producer = Producer(configuration(kafka, {"transactional.id": transactional_id}))
+    try:
+        producer.init_transactions(REQUEST_TIMEOUT_S)
+    except KafkaException as error:
+        raise translated(error, "ending transactions of before") from error

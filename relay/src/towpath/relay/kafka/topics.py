@@ -34,6 +34,8 @@ from towpath.settings import Kafka, Topics
 _LOG = structlog.get_logger(__name__)
 
 _LIMIT: Final = "max.message.bytes"
+_POLICY: Final = "cleanup.policy"
+_COMPACT: Final = "compact"
 # The relay's dead letters tell which aggregates are parked: they are let go by people.
 _FOR_EVER: Final = -1
 # What a broker takes if it does not say: Kafka's own default.
@@ -143,8 +145,11 @@ class KafkaTopics:
                 if deadline.passed():
                     raise
             else:
-                if deadline.passed() or min(found.values()) >= 0:
+                if min(found.values()) >= 0:
                     return {partition: end for (_, partition), end in found.items()}
+                if deadline.passed():
+                    reason = f"partitions of {topic} have no leader yet"
+                    raise BrokerUnavailableError(reason)
             self._clock.wait(_SPREADING_S)
 
     def _heed(self, topic: str, limit_bytes: int) -> None:
@@ -228,7 +233,11 @@ class KafkaTopics:
         )
         facts = {}
         for resource, future in futures.items():
-            entry = future.result(REQUEST_TIMEOUT_S).get(_LIMIT)
-            limit_bytes = int(entry.value) if entry else DEFAULT_LIMIT_BYTES
-            facts[resource.name] = TopicFacts(limit_bytes, counts[resource.name])
+            told = future.result(REQUEST_TIMEOUT_S)
+            limit, policy = told.get(_LIMIT), told.get(_POLICY)
+            facts[resource.name] = TopicFacts(
+                int(limit.value) if limit else DEFAULT_LIMIT_BYTES,
+                counts[resource.name],
+                policy is not None and _COMPACT in policy.value,
+            )
         return facts

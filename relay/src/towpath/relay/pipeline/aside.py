@@ -58,7 +58,8 @@ class SetAside:
         transaction = self._transaction
         if transaction is None or delivery is None:
             return
-        position = transaction.place + b"%010d" % self._number
+        # Above every ordinal: a message of it may be a dead letter of its own already.
+        position = transaction.place + b"9999999999.%010d" % self._number
         self._number += 1
         raw = frame[PAYLOAD_AT:]
         letter = self._make_letter(raw, position, transaction.committed_us // 1000)

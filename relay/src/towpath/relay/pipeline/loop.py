@@ -244,7 +244,9 @@ class Pipeline:
             self._snapshots.probe(core.clock.monotonic_s())
             self._turn_without_reading()
         self._marking.finish(is_clean=core.ledger.is_idle)
-        while not self._marking.settled() and not deadline.passed():
+        while not self._marking.settled():
+            if deadline.passed():
+                raise _OutOfTimeError
             core.outlet.poll(POLL_INTERVAL_S)
         self._tell(self._marking.stored_lsn)
 

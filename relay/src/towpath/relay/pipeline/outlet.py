@@ -16,6 +16,7 @@ from towpath.relay.errors import DeliveryFailedError, TopicRefusedError
 from towpath.relay.marks import Published
 from towpath.relay.ports import Outgoing, RecordProducer, TopicCatalog, TopicFacts
 from towpath.relay.routing.dead import (
+    NO_KEY,
     NO_SUCH_PARTITION,
     TOPIC_REFUSED,
     DeadLetters,
@@ -200,6 +201,8 @@ class Outlet:
             record, facts = self._first_of_topic(record)
         if record.partition >= facts.partition_count:
             record, facts = self._set_aside(record, NO_SUCH_PARTITION)
+        if record.key is None and facts.is_compacted:
+            record, facts = self._set_aside(record, NO_KEY)
         if record.size > facts.limit_bytes:
             record, facts = self._too_large(record, facts)
         if record.topic not in self._limits:

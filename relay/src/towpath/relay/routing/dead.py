@@ -36,6 +36,7 @@ from towpath.schemas import headers, topics
 _PART: Final = "relay"
 TOO_LARGE: Final = "the record is larger than its topic takes"
 BEHIND: Final = "parked behind an earlier event of its aggregate"
+NO_KEY: Final = "the record has no key, and its topic is compacted"
 NO_SUCH_PARTITION: Final = "the topic has no partition of the number that the row names"
 TOPIC_REFUSED: Final = "Kafka refuses the topic that the aggregate type makes"
 SKIPPED: Final = "an operator skipped its transaction"

@@ -151,18 +151,16 @@ class TableRoute:
     def truncation(
         self, transaction: Transaction, ordinal: int, partitions: int, now_us: int
     ) -> Sequence[Record]:
-        """Return one ``t`` per partition: each one's rows are gone."""
+        """Return one ``t`` per partition, at one position: no two share a partition."""
         if "t" in self._skipped:
             return self._skip(SKIPPED_OPERATION)
         head = transaction.place + b"%010d" % ordinal
         facts = self._facts(transaction, transaction.commit_lsn, b"t", now_us)
         value = self._value_of(None, None, facts, is_full=False)
-        records = []
-        for partition in range(partitions):
-            position = head + b".%d" % partition if partition else head
-            record = self._record(None, value, position, transaction, partition)
-            records.append(record)
-        return records
+        return [
+            self._record(None, value, head, transaction, partition)
+            for partition in range(partitions)
+        ]
 
     def read(
         self, row: Row, log_lsn: int, snapshot_id: str, topic: str, now_us: int

@@ -1,0 +1,80 @@
+"""
+Looking back: what Kafka has, before anything is added to it.
+
+How records were delivered decides how they are looked at. What a process with
+transactions left open is aborted before it is looked at, also if today's process works
+without them; and what one without them left with a leader alone is waited for, on
+replicated topics, before the ends of the topics are believed.
+"""
+
+from typing import Final
+
+from towpath.relay.kafka.barrier import replicated, write_barriers
+from towpath.relay.kafka.parked import read_parked
+from towpath.relay.kafka.producer import KafkaProducer, fence
+from towpath.relay.kafka.state import StateTopic
+from towpath.relay.kafka.tails import read_tails
+from towpath.relay.line import Past, World
+from towpath.relay.marks import Marks, Published
+from towpath.relay.state import CONFIRMED_KEY, DELIVERY_KEY, State
+from towpath.settings import DeliveryMode, Settings
+
+_TRANSACTIONAL: Final = DeliveryMode.TRANSACTIONAL
+
+
+def transactional_id(settings: Settings) -> str:
+    """Return who the relay is to the brokers, where that matters."""
+    return f"towpath-{settings.database.prefix}-{settings.database.slot}"
+
+
+def look_back(world: World, producer: KafkaProducer) -> Past:
+    """
+    Return what Kafka tells of what was before. Call order: the slot is claimed.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+        BrokerRefusedError: Kafka refuses transactions.
+        TopicTruncatedError: A topic ends below what it had.
+        PartitionCountChangedError: A topic has other partitions than it had.
+        StateLostError: The state cannot be read.
+    """
+    settings = world.settings
+    topic = StateTopic(settings.kafka, settings.database.prefix)
+    before = DeliveryMode(topic.read().delivery or settings.relay.delivery)
+    was_transactional = before is _TRANSACTIONAL
+    is_transactional = settings.relay.delivery is _TRANSACTIONAL
+    if was_transactional and not is_transactional:
+        fence(settings.kafka, transactional_id(settings))
+    producer.begin()
+    state = topic.read()
+    if not was_transactional:
+        _cover(settings, topic, state)
+    tails = read_tails(
+        settings.kafka,
+        state.marks,
+        is_transactional=was_transactional or is_transactional,
+    )
+    if state.delivery != settings.relay.delivery:
+        topic.write(DELIVERY_KEY, {"mode": settings.relay.delivery})
+    parked = read_parked(
+        settings.kafka, settings.database.prefix, settings.relay.max_parked_keys
+    )
+    world.tally.parked_keys = len(parked)
+    confirmed = state.confirmed
+    stored = 0 if confirmed is None else confirmed.published_log_lsn
+    published = Published(tails.marks)
+    highest = max(stored, tails.log_lsn, published.log_lsn)
+    return Past(state, Marks(tails.marks), published, highest, parked)
+
+
+def _cover(settings: Settings, topic: StateTopic, state: State) -> None:
+    """Make sure that what a dead process left on replicated topics is seen."""
+    confirmed = state.confirmed
+    counts = replicated(settings.kafka, state.marks)
+    if confirmed is None or not confirmed.is_clean:
+        if counts:
+            write_barriers(settings.kafka, counts)
+    elif counts or settings.topics.replication_factor > 1:
+        # From here on a stop is unclean until it is not.
+        begun = confirmed._replace(is_clean=False)
+        topic.write(CONFIRMED_KEY, begun._asdict())

@@ -104,6 +104,26 @@ def test_tables_added_after_a_kill_come_once(faults):
     )
 
 
+def test_another_delivery_after_a_kill_neither_loses_nor_repeats(faults):
+    """
+    What a transaction left open is no record of Kafka's, however we go on.
+    """
+    transactional = 'delivery = "transactional"'
+    faults.prepare(relay=transactional)
+    faults.writer.write(2)
+    faults.relay.die("postgres told", 1)
+    faults.writer.write(2)
+    faults.relay.die("produced+", 40)
+    faults.relay.configure()
+    faults.writer.write()
+    faults.relay.die("produced+", 40)
+    faults.relay.configure(relay=transactional)
+    faults.writer.write()
+    faults.relay.start()
+
+    assert faults.reckon() > 100
+
+
 def test_another_publication_serves_once_it_is_known_everywhere(faults):
     """
     After a kill the former publication serves until the log knows the new one.

@@ -10,6 +10,7 @@ from towpath.relay.marks import Published
 from towpath.relay.pipeline.outlet import Outlet
 from towpath.relay.ports import Outgoing, TopicFacts
 from towpath.relay.routing.dead import (
+    NO_KEY,
     NO_SUCH_PARTITION,
     TOO_LARGE,
     TOPIC_REFUSED,
@@ -20,6 +21,7 @@ from towpath.relay.routing.record import ANY_PARTITION, Header, Record
 from towpath.relay.tally import Tally
 
 REFUSED = "a_b"
+COMPACTED = "compacted"
 
 
 class Kafka:
@@ -36,7 +38,7 @@ class Kafka:
         self.asked.append(topic)
         if topic == REFUSED:
             raise TopicRefusedError(topic)
-        return TopicFacts(1000, 3)
+        return TopicFacts(1000, 3, is_compacted=topic == COMPACTED)
 
     def ends(self, _topic: str, partition_count: int) -> Mapping[int, int]:
         """Return the end offsets."""
@@ -111,6 +113,25 @@ def test_an_event_that_its_topic_takes_is_sent_as_it_is(partition: int):
     assert ([("e", partition)] * 2, 0) == (
         [(record.topic, record.partition) for record in kafka.records],
         tally.dead_letters.total(),
+    )
+
+
+def test_a_record_without_a_key_is_kept_from_a_compacted_topic():
+    """
+    Brokers refuse it for good: it is set aside, instead of tried for ever.
+    """
+    kafka, tally, parked = Kafka(), Tally(), Parked(10)
+    dead = DeadLetters("towpath", tally.bury, parked)
+    ledger = DeliveryLedger(0)
+    outlet = Outlet(kafka, kafka, ledger, dead, tally, Published({}))
+    truncate = Record(COMPACTED, None, b"t", [], b"P", 9, 100, 1)
+    outlet.send(truncate, ledger.begin())
+    outlet.send(truncate._replace(key=b"42"), ledger.begin())
+    outlet.let_go()
+
+    assert (["towpath.dead.relay", COMPACTED], {NO_KEY: 1}) == (
+        [record.topic for record in kafka.records],
+        dict(tally.dead_letters),
     )
 
 

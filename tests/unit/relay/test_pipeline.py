@@ -12,6 +12,7 @@ import pytest
 from towpath.relay.delivery import DeliveryLedger
 from towpath.relay.errors import BrokerUnavailableError, DeliveryFailedError
 from towpath.relay.marks import Marks, Published
+from towpath.relay.pipeline import loop
 from towpath.relay.pipeline.aside import SetAside
 from towpath.relay.pipeline.core import Core
 from towpath.relay.pipeline.follower import Follower
@@ -381,6 +382,23 @@ def test_at_the_bound_the_socket_is_left_alone_and_feedback_goes_on():
         len(bench.stream.confirmed) >= waited_s / STATUS_INTERVAL_S - 1,
         waited_s > 3 * STATUS_INTERVAL_S,
     )
+
+
+def test_behind_a_hold_no_end_of_transactions_is_taken_in(monkeypatch):
+    """
+    While a signal cannot be stored, reading stops at a bound of transactions.
+    """
+    monkeypatch.setattr(loop, "MAX_UNSETTLED", 2)
+    bench = Bench()
+    bench.stream.reads.append(signal_frames())
+    bench.turn(5)
+    bench.stream.reads += [[frame] for frame in frames()]
+    bench.turn(200)
+    left = len(bench.stream.reads)
+    bench.reader.waiting.append(SignalStored("s1", is_new=True))
+    bench.turn(400)
+
+    assert (True, 0) == (left > 20, len(bench.stream.reads))
 
 
 def test_after_the_bound_everything_flows_again():

@@ -175,6 +175,11 @@ class DeliveryLedger:
         return self._acknowledged_lsn
 
     @property
+    def unsettled_count(self) -> int:
+        """How many transactions are committed and not settled, or wait for such."""
+        return len(self._unsettled)
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing at all is open, unsettled or on its way."""
         self.acknowledged()

@@ -42,6 +42,10 @@ POLL_INTERVAL_S: Final = 0.01
 # less than what a service manager gives a database to stop.
 UNANSWERED_S: Final = 15.0
 
+# How many transactions may wait behind one that is held, for a signal that cannot be
+# stored for instance: some tens of megabytes.
+MAX_UNSETTLED: Final = 200_000
+
 # With nothing to do, how long the loop sleeps on its socket.
 IDLE_INTERVAL_S: Final = 1.0
 
@@ -124,8 +128,12 @@ class Pipeline:
         self._look_after()
 
     def _has_room(self) -> bool:
-        is_below = self._core.ledger.in_flight_bytes < self._max_in_flight_bytes
-        return is_below and not self._snapshots.is_full
+        ledger = self._core.ledger
+        return (
+            ledger.in_flight_bytes < self._max_in_flight_bytes
+            and ledger.unsettled_count < MAX_UNSETTLED
+            and not self._snapshots.is_full
+        )
 
     def _look_after(self) -> None:
         """Do what must not wait, whatever else does; also while there is no room."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from towpath.relay import assembly
+from towpath.relay import look_back
 from towpath.relay.__main__ import run
 from towpath.relay.delivery import Delivery, DeliveryLedger
 from towpath.relay.kafka import tails
@@ -146,9 +146,9 @@ POINTS: Final[dict[str, Callable[[Fault], None]]] = {
     "first mark": lambda f: f.after(Marking, "_admit"),
     "signal held": lambda f: f.after(DeliveryLedger, "hold"),
     "signal answered": lambda f: f.before(DeliveryLedger, "release"),
-    "before tails": lambda f: f.before(assembly, "read_tails"),
+    "before tails": lambda f: f.before(look_back, "read_tails"),
     "in tails": lambda f: f.before(tails._Scan, "_take"),
-    "after tails": lambda f: f.after(assembly, "read_tails"),
+    "after tails": lambda f: f.after(look_back, "read_tails"),
     "before lineage": lambda f: f.before(StateTopic, "write", _writes("lineage")),
     "lineage": lambda f: f.after(StateTopic, "write", _writes("lineage")),
     "before settings": lambda f: f.before(StateTopic, "write", _writes("settings")),

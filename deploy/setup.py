@@ -27,6 +27,8 @@ STATE = CLONE / ".towpath"
 LOCKS = CLONE / "requirements"
 # dev holds everything that run holds, at the same versions.
 COVERED_BY = {"run": ("run", "dev"), "dev": ("dev",)}
+# The tests need a second Postgres.
+FURTHER_JARS = {"run": (), "dev": ("postgres15",)}
 PYTHONS = ((3, 11), (3, 13))
 USAGE = 2
 
@@ -45,7 +47,7 @@ def main(words: list[str]) -> int:
         check_machine()
         with locked():
             prepare(mode)
-        return fetch_jars()
+        return fetch_jars(mode)
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
@@ -230,10 +232,11 @@ def share_java_classes() -> None:
         )
 
 
-def fetch_jars() -> int:
-    """Bring the Java archives up to their lock; at once, if they are whole."""
+def fetch_jars(mode: str) -> int:
+    """Bring the Java archives up to their locks; at once, if they are whole."""
     python = str(ENVIRONMENT / "bin" / "python")
-    command = [python, "-m", "towpath.deploy.jars"]
+    further = FURTHER_JARS[mode]
+    command = [python, "-m", "towpath.deploy.jars", *further]
     return subprocess.run(command, check=False).returncode
 
 

@@ -1,4 +1,8 @@
-"""``python -m towpath.deploy.jars``: bring the Java archives up to their lock."""
+"""
+``python -m towpath.deploy.jars``: bring the Java archives up to their lock.
+
+Further locks that nobody needs for running are named by their words: ``postgres15``.
+"""
 
 import os
 import sys
@@ -10,7 +14,8 @@ from towpath.deploy.jars import fetch, lock, store
 def main() -> int:
     """Fetch what is missing and return an exit code."""
     environ = os.environ  # noqa: TID251 - a root
-    jars = lock.read()
+    further = [lock.LOCK.with_name(f"{word}.lock") for word in sys.argv[1:]]
+    jars = [jar for path in (lock.LOCK, *further) for jar in lock.read(path)]
     if not store.missing(jars, store.folder(environ)):
         return 0
     try:

@@ -36,9 +36,9 @@ _SETTINGS: Final = {
 }
 
 
-def part(state: StateFolder, port: int) -> Part:
-    """Describe the Postgres part."""
-    home = postgres_home.of(state)
+def part(state: StateFolder, port: int, programs: Path | None = None) -> Part:
+    """Describe the Postgres part; ``programs`` names another than the packaged one."""
+    home = postgres_home.of(state, programs)
     settings = {**_SETTINGS, "port": str(port)}
     flags = (w for name, text in settings.items() for w in ("-c", f"{name}={text}"))
     return Part(

@@ -17,7 +17,7 @@ import fcntl
 import os
 import pwd
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -49,14 +49,20 @@ class Home:
         return self.folder / "data"
 
 
-def of(state: StateFolder) -> Home:
-    """Tell where the Postgres of a state folder lives, without making anything."""
+def of(state: StateFolder, programs: Path | None = None) -> Home:
+    """
+    Tell where the Postgres of a state folder lives, without making anything.
+
+    Args:
+        state: The state folder.
+        programs: Holds ``bin`` of another server than the packaged one.
+    """
     if os.geteuid() != 0:
-        programs = _packages() / _PROGRAMS
+        programs = programs or _packages() / _PROGRAMS
         return Home(programs=programs, folder=state.data("postgres"), user=None)
     entry = pwd.getpwnam("nobody")
     return Home(
-        programs=_copy() / _PROGRAMS,
+        programs=programs or _copy() / _PROGRAMS,
         folder=ROOTS_FOLDER / f"data-{state.name}",
         user=User(entry.pw_uid, entry.pw_gid),
     )
@@ -67,10 +73,10 @@ def create(home: Home, state: StateFolder) -> None:
     if home.user is None:
         home.folder.mkdir(parents=True, exist_ok=True)
         return
-    with _locked():
+    with locked():
         _collect_orphans()
         if not home.programs.exists():
-            _copy_programs()
+            install(_copy(), _copy_programs)
         home.folder.mkdir(exist_ok=True)
         owner = home.folder / "owner"
         owner.write_text(f"{state.root}\n", encoding="utf-8")
@@ -92,11 +98,12 @@ def _collect_orphans() -> None:
 
 
 @contextlib.contextmanager
-def _locked() -> Iterator[None]:
-    """Let one stack at a time change the shared folder."""
-    ROOTS_FOLDER.mkdir(parents=True, exist_ok=True)
-    ROOTS_FOLDER.chmod(0o755)
-    with (ROOTS_FOLDER / "lock").open("w") as lock:
+def locked(folder: Path = ROOTS_FOLDER) -> Iterator[None]:
+    """Let one at a time change a folder that others share."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder == ROOTS_FOLDER:
+        folder.chmod(0o755)
+    with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -113,14 +120,19 @@ def _copy() -> Path:
     return ROOTS_FOLDER / f"programs-{version(_PACKAGE)}"
 
 
-def _copy_programs() -> None:
-    """Copy the programs and, beside them, the libraries that they look for there."""
-    scratch = _copy().with_name(f"{_copy().name}.new")
+def install(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Have a folder filled with programs that everybody may run, in one move."""
+    scratch = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
-    for name in (_PROGRAMS, _LIBRARIES):
-        shutil.copytree(_packages() / name, scratch / name, symlinks=True)
+    fill(scratch)
     _open_to_all(scratch)
-    scratch.replace(_copy())
+    scratch.replace(folder)
+
+
+def _copy_programs(folder: Path) -> None:
+    """Copy the programs and, beside them, the libraries that they look for there."""
+    for name in (_PROGRAMS, _LIBRARIES):
+        shutil.copytree(_packages() / name, folder / name, symlinks=True)
 
 
 def _packages() -> Path:

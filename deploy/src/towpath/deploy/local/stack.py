@@ -41,8 +41,18 @@ _INNER: Final = {"kafka": "kafka-controller", "registry": "registry-management"}
 class Stack:
     """The local stack of one state folder."""
 
-    def __init__(self, state_folder: Path) -> None:
+    def __init__(
+        self, state_folder: Path, postgres_programs: Path | None = None
+    ) -> None:
+        """
+        Describe the stack, without making anything.
+
+        Args:
+            state_folder: Its state folder.
+            postgres_programs: Of another Postgres than the packaged one.
+        """
         self.state = StateFolder(state_folder.resolve())
+        self._postgres_programs = postgres_programs
 
     def up(
         self,
@@ -152,7 +162,9 @@ class Stack:
     def _parts(self, known: dict[str, int], names: Sequence[str]) -> list[Part]:
         """Describe the parts whose ports are known."""
         makers: dict[str, Callable[[], Part]] = {
-            "postgres": lambda: postgres.part(self.state, known["postgres"]),
+            "postgres": lambda: postgres.part(
+                self.state, known["postgres"], self._postgres_programs
+            ),
             "kafka": lambda: kafka.part(
                 self.state, known["kafka"], known["kafka-controller"]
             ),

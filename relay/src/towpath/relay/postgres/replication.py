@@ -90,6 +90,8 @@ class SlotStream:
         self._wakeup = wakeup
         self._poll = select.poll()
         self._left_out: str | None = None
+        # The stream's end, told once the frames that came before it are handed over.
+        self._end: TowpathError | None = None
         self._connection.add_notice_handler(self._take_notice)
 
     @property
@@ -154,6 +156,8 @@ class SlotStream:
             SourceUnavailableError: The connection is gone.
         """
         frames: list[bytes] = []
+        if self._end is not None:
+            raise self._end
         with translated("reading the stream"):
             if not self._take(frames) and not self._is_readable(timeout_s):
                 return frames
@@ -169,8 +173,11 @@ class SlotStream:
         Tell the server that everything below ``lsn`` may be forgotten.
 
         Raises:
+            PublicationYoungerError: As ``read`` does, if that ended the stream.
             SourceUnavailableError: The connection is gone.
         """
+        if self._end is not None:
+            raise self._end
         sent_us = int(self._clock.now().timestamp() * 1_000_000)
         with translated("sending feedback"):
             self._pgconn.put_copy_data(status_update(lsn, sent_us))
@@ -184,11 +191,13 @@ class SlotStream:
         """Take the frames that libpq holds; return how many bytes there were."""
         get_copy_data = self._pgconn.get_copy_data
         taken = 0
-        while taken < _MAX_BYTES:
+        while taken < _MAX_BYTES and self._end is None:
             length, data = get_copy_data(1)
             if length <= 0:
-                if length != _WOULD_BLOCK and not frames:
-                    raise self._ended(length)
+                if length != _WOULD_BLOCK:
+                    self._end = self._ended(length)
+                    if not frames:
+                        raise self._end
                 break
             frames.append(bytes(data))
             taken += length

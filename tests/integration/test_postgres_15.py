@@ -1,0 +1,540 @@
+"""
+The relay against a real Postgres 15, which lacks what later releases brought.
+
+There slots have no failover, a watermark is flushed by its transaction only, and a
+publication that the log does not know ends the stream instead of warning of it. What
+the stream must bring is known from the source itself: a trigger writes down each change
+of a row, in the order of its commits.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from towpath.deploy.cli.app import run
+from towpath.deploy.local import databases, postgres_15
+from towpath.deploy.local.addresses import Addresses
+from towpath.deploy.local.stack import Stack
+from towpath.relay.__main__ import init
+from towpath.schemas.clock import Deadline, SystemClock
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+CLOCK = SystemClock()
+TIMEOUT_S = 60.0
+ROWS = 4_000
+TOPICS = ("shop.line", "event.order")
+
+# Out of line and uncompressed: a change that leaves the value alone does not stream it.
+TABLES = """
+create schema shop;
+create sequence shop.v;
+create table shop.line (
+    id int primary key, v bigint not null default nextval('shop.v'), large text
+);
+alter table shop.line alter large set storage external;
+create table shop.told (was int, now int, v bigint);
+create function shop.tell() returns trigger language plpgsql as $$
+begin
+    insert into shop.told values (old.id, new.id, new.v);
+    return null;
+end $$;
+"""
+TRIGGER = """
+create trigger tell after insert or update or delete on shop.line
+    for each row execute function shop.tell()
+"""
+
+
+class Change(NamedTuple):
+    """A streamed record of a row: its key, its operation (none: a tombstone), its v."""
+
+    key: int
+    operation: str | None
+    v: int | None
+
+
+@dataclass
+class Fold:
+    """What a sink would have after reading a topic, and what it met on the way."""
+
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    streamed: list[Change] = field(default_factory=list)
+    stale: list[int] = field(default_factory=list)
+    reads: int = 0
+    _positions: dict[int, str] = field(default_factory=dict)
+    _newest: dict[int, int] = field(default_factory=dict)
+
+    def take(self, record: Message) -> None:
+        """Apply one record, guarded by its position."""
+        key = json.loads(record.key())["id"]
+        headers = dict(record.headers())
+        told = json.loads(record.value() or b"null")
+        after = told and told["after"]
+        if "snapshot" in headers:
+            self.reads += 1
+            if after and after["v"] < self._newest.get(key, -1):
+                self.stale.append(key)
+        else:
+            v = after and after["v"]
+            self.streamed.append(Change(key, told and told["op"], v))
+            self._newest[key] = v or self._newest.get(key, -1)
+        position = headers["position"].decode()[:27]
+        if told and position >= self._positions.get(key, ""):
+            self._positions[key] = position
+            before = self.rows.pop(key, {})
+            if after:
+                self.rows[key] = before | after
+
+
+class Source:
+    """A database of a Postgres 15, the relay over it, and the topics it writes."""
+
+    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
+        self.dsn = dsn
+        self.kafka = kafka
+        self.prefix = prefix
+        self.config = folder / "towpath.toml"
+        self.log_file = folder / "relay.log"
+        self.connection = psycopg.connect(dsn, autocommit=True)
+        self.connection.execute(TABLES)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def prepare(self, source: str = "") -> None:
+        """
+        Write the configuration and let the relay prepare the database.
+
+        Args:
+            source: Further lines of its section.
+        """
+        self.config.write_text(
+            f"""
+version = 1
+[[source]]
+dsn = "{self.dsn}"
+prefix = "{self.prefix}"
+slot = "{self.prefix}"
+tables = ["shop.line"]
+{source}
+[kafka]
+bootstrap_servers = "{self.kafka}"
+[registry]
+url = "http://127.0.0.1:1"
+[topics]
+partitions = 3
+[relay]
+chunk_rows = 100
+heartbeat_interval_s = 0.5
+[relay.outbox]
+topic = "{self.prefix}.event.{{aggregate_type}}"
+""",
+            encoding="utf-8",
+        )
+        init(self.config, dry_run=False)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start a relay process."""
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "towpath.relay", str(self.config)],
+                stdout=log,
+                stderr=log,
+            )
+        return self.process
+
+    def kill(self) -> None:
+        """Kill the relay as an accident would."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def stop(self) -> int:
+        """Let the relay end by itself."""
+        assert self.process is not None
+        self.process.terminate()
+        code = self.process.wait(30)
+        self.process = None
+        return code
+
+    def ask(self, statement: str, *values: object) -> Any:
+        """Return the first column of the first row."""
+        row = self.connection.execute(statement, values).fetchone()
+        return row and row[0]
+
+    def wait_for(self, what: Callable[[], bool]) -> None:
+        """Wait until something is so, while the relay lives."""
+        deadline = Deadline(CLOCK, TIMEOUT_S)
+        while not what():
+            if deadline.passed() or (self.process and self.process.poll() is not None):
+                pytest.fail(self.log_file.read_text(encoding="utf-8")[-5000:])
+            CLOCK.wait(0.02)
+
+    def confirm(self) -> None:
+        """Wait until all that was committed until now is confirmed, and read."""
+        lsn = self.ask("select pg_current_wal_insert_lsn()::text")
+        self.connection.execute("select pg_logical_emit_message(true, 'test', 'x')")
+        confirmed = (
+            "select confirmed_flush_lsn >= %s::pg_lsn and not exists (select from"
+            " towpath.snapshot where state in ('queued', 'running'))"
+            " from pg_replication_slots where slot_name = %s"
+        )
+        self.wait_for(lambda: self.ask(confirmed, lsn, self.prefix))
+
+    def snapshot(self) -> None:
+        """Ask for a snapshot of the table, slow enough to be killed in."""
+        told = {"data-collections": ["shop.line"], "max-rows-per-second": 1_500}
+        self.connection.execute(
+            "insert into towpath.signal (id, type, data)"
+            " values ('s1', 'execute-snapshot', %s)",
+            (json.dumps(told),),
+        )
+
+    def judged(self) -> int:
+        """Return how many rows the snapshot has delivered or dropped."""
+        return self.ask("select coalesce(sum(rows + dropped), 0) from towpath.snapshot")
+
+    def changes(self) -> Counter[Change]:
+        """Return the records that the source's changes must become."""
+        expected: Counter[Change] = Counter()
+        for was, now, v in self.connection.execute("table shop.told"):
+            if was == now:
+                expected[Change(now, "u", v)] += 1
+                continue
+            if was is not None:
+                expected.update((Change(was, "d", None), Change(was, None, None)))
+            if now is not None:
+                expected[Change(now, "c", v)] += 1
+        return expected
+
+    def events(self) -> set[str]:
+        """Return the ids of all events."""
+        return {row[0] for row in self.connection.execute(_EVENTS)}
+
+    def table(self) -> dict[int, dict[str, Any]]:
+        """Return the table as a sink should have it."""
+        rows = self.connection.execute("select to_jsonb(l) from shop.line l")
+        return {row["id"]: row for (row,) in rows}
+
+    def fold(self) -> Fold:
+        """Read the table's topic from its beginning to its present end."""
+        fold = Fold()
+        for record in self.records("shop.line"):
+            fold.take(record)
+        return fold
+
+    def records(self, name: str) -> list[Message]:
+        """Read a topic from its beginning to its present end, in its order."""
+        topic = f"{self.prefix}.{name}"
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.kafka,
+                "group.id": "test",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+            }
+        )
+        found: list[Message] = []
+        deadline = Deadline(CLOCK, TIMEOUT_S)
+        try:
+            left = set(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+            consumer.assign([TopicPartition(topic, number, 0) for number in left])
+            while left and not deadline.passed():
+                for message in consumer.consume(1000, 0.2):
+                    if message.error() is None:
+                        found.append(message)
+                    elif message.error().code() == KafkaError._PARTITION_EOF:
+                        left.discard(message.partition())
+        finally:
+            consumer.close()
+        assert not left, f"{topic} could not be read to its end"
+        return found
+
+    def has_published(self, name: str) -> bool:
+        """Tell whether a relay that streams has written into a topic."""
+        log = self.log_file.read_text(encoding="utf-8")
+        return '"event": "streaming"' in log and bool(self.records(name))
+
+    def halted(self) -> dict[str, Any]:
+        """Return the log record of a halt."""
+        lines = self.log_file.read_text(encoding="utf-8").splitlines()
+        records = [json.loads(line) for line in lines if line.startswith("{")]
+        return [record for record in records if record["event"] == "halted"][-1]
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        self.kill()
+        self.connection.close()
+
+
+_EVENTS = "select id::text from towpath.outbox"
+_INSERT_EVENT = (
+    "insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload)"
+    " values (gen_random_uuid(), 'order', %(key)s %% 7, 'Placed', '{}')"
+)
+_STATEMENTS = (
+    "update shop.line set v = nextval('shop.v') where id = %(key)s",
+    "update shop.line set v = nextval('shop.v'), large = 'x' where id = %(key)s",
+    "update shop.line set v = nextval('shop.v'), id = %(other)s where id = %(key)s",
+    "insert into shop.line (id) values (%(key)s)",
+    "delete from shop.line where id = %(key)s",
+)
+
+
+class Writers:
+    """Sessions that change rows and insert events at random until told to stop."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._write, args=(seed,)) for seed in range(2)
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _write(self, seed: int) -> None:
+        chance = random.Random(seed)  # noqa: S311 - writes, no secret
+        keys = range(1, ROWS * 11 // 10)
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            while not self._stop.wait(0.002):
+                with (
+                    contextlib.suppress(
+                        psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected
+                    ),
+                    connection.transaction(),
+                ):
+                    for statement in (*chance.choices(_STATEMENTS, k=2), _INSERT_EVENT):
+                        key, other = chance.choices(keys, k=2)
+                        connection.execute(statement, {"key": key, "other": other})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Addresses]:
+    """Lend a Postgres 15 of its own."""
+    environ = os.environ  # noqa: TID251 - a root
+    programs = postgres_15.programs(print, environ)
+    folder = Path(tempfile.mkdtemp(prefix="towpath-test-15-"))
+    (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
+    stack = Stack(folder, programs)
+    try:
+        yield stack.up(["postgres"])
+    finally:
+        stack.purge()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def source(server: Addresses, stack, unique: str, tmp_path: Path) -> Iterator[Source]:
+    """Lend a source; the rows that it begins with were there before the slot."""
+    databases.create(server.dsn("postgres"), unique)
+    lent = Source(server.dsn(unique), stack.kafka, unique, tmp_path)
+    lent.connection.execute(
+        "insert into shop.line (id, large) select g,"
+        " case when g %% 10 = 0 then repeat(md5(g::text), 100) end"
+        " from generate_series(1, %s) g",
+        (ROWS,),
+    )
+    lent.connection.execute(TRIGGER)
+    yield lent
+    lent.close()
+    databases.drop(server.dsn("postgres"), unique)
+
+
+def check_streams(source: Source) -> None:
+    """Fail unless each change and each event stands once, rising in its partition."""
+    streamed, changes = Counter(source.fold().streamed), source.changes()
+    assert (Counter(), Counter()) == (changes - streamed, streamed - changes)
+    events = source.records("event.order")
+    told = [dict(event.headers())["id"].decode() for event in events]
+    assert Counter(source.events()) == Counter(told)
+    for name in TOPICS:
+        at = positions(source.records(name))
+        by_partition = sorted(at, key=lambda place: place[0])
+        assert sorted(set(at)) == by_partition
+
+
+def positions(records: list[Message]) -> list[tuple[int, str]]:
+    """Return partition and position of the streamed records."""
+    headers = [(record.partition(), dict(record.headers())) for record in records]
+    return [
+        (partition, told["position"].decode())
+        for partition, told in headers
+        if "snapshot" not in told
+    ]
+
+
+def test_it_is_a_15_and_its_slot_knows_no_failover(source: Source):
+    """
+    The relay prepares the database, twice; what later releases have is not asked for.
+    """
+    source.prepare()
+    source.prepare()
+    slot = source.ask(
+        "select to_jsonb(s) from pg_replication_slots s where slot_name = %s",
+        source.prefix,
+    )
+
+    assert (15, "pgoutput", False) == (
+        source.connection.info.server_version // 10_000,
+        slot["plugin"],
+        "failover" in slot,
+    )
+
+
+def test_every_kind_of_change_is_told(source: Source):
+    """
+    Insert, update, key change with a value left alone, delete: as on later releases.
+    """
+    source.prepare()
+    source.start()
+    for statement in (
+        "insert into shop.line values (9001, 1, repeat('x', 9000))",
+        "update shop.line set v = 2 where id = 9001",
+        "update shop.line set id = 9002, v = 3 where id = 9001",
+        "update shop.line set v = 4 where id = 10",
+        "delete from shop.line where id = 11",
+    ):
+        source.connection.execute(statement)
+    source.confirm()
+    fold = source.fold()
+
+    expected = {
+        9001: [("c", 1), ("u", 2), ("d", None), (None, None)],
+        9002: [("c", 3)],
+        10: [("u", 4)],
+        11: [("d", None), (None, None)],
+    }
+
+    assert expected == {
+        key: [(op, v) for at, op, v in fold.streamed if at == key] for key in expected
+    }
+    assert source.table()[9002] == fold.rows[9002]
+
+
+def test_killed_in_a_snapshot_under_load_it_loses_and_repeats_nothing(source: Source):
+    """
+    Each streamed record stands once and in order, and the sink ends with the table.
+
+    Rows and events are written all the time; the relay is killed twice while it reads.
+    """
+    source.prepare()
+    source.start()
+    with Writers(source.dsn):
+        source.wait_for(lambda: len(source.events()) > 50)
+        source.snapshot()
+        for goal in (1_000, 2_500):
+            source.wait_for(lambda goal=goal: source.judged() >= goal)
+            source.kill()
+            source.start()
+        status = "select status = 'completed' from towpath.signal where id = 's1'"
+        source.wait_for(lambda: source.ask(status))
+    source.confirm()
+    check_streams(source)
+    fold = source.fold()
+
+    assert (True, []) == (fold.reads > ROWS // 2, fold.stale)
+    assert source.table() == fold.rows
+
+
+def test_a_watermark_stands_in_a_transaction(source: Source):
+    """
+    Only its commit flushes a message at once, which a call does from 17 on.
+    """
+    source.prepare()
+    beside = f"{source.prefix}_beside"
+    source.ask("select pg_create_logical_replication_slot(%s, 'pgoutput')", beside)
+    source.start()
+    source.snapshot()
+    status = "select status = 'completed' from towpath.signal where id = 's1'"
+    source.wait_for(lambda: source.ask(status))
+    frames = source.connection.execute(
+        "select data from pg_logical_slot_peek_binary_changes(%s, null, null,"
+        " 'proto_version', '1', 'publication_names', 'towpath', 'messages', 'true')"
+        " where substr(data, 1, 1) = 'M'",
+        (beside,),
+    )
+    # A message: 'M', its flags, its LSN of eight bytes, its prefix up to a zero.
+    told = [(data[10 : data.index(0, 10)], data[1]) for (data,) in frames]
+    flags = [flag for prefix, flag in told if prefix == b"towpath.watermark"]
+
+    assert len(flags) >= 2 * ROWS // 100
+    assert {1} == set(flags)
+
+
+def test_other_publications_serve_once_the_log_knows_them(source: Source):
+    """
+    What was written before they were made is read through the former ones.
+    """
+    source.prepare()
+    source.start()
+    with Writers(source.dsn):
+        source.wait_for(lambda: source.has_published("event.order"))
+        source.kill()
+        made = len(source.events())
+        source.wait_for(lambda: len(source.events()) > made + 50)
+        source.prepare('publication = "other"\noutbox_publication = "other_outbox"')
+        source.start()
+        source.wait_for(lambda: len(source.events()) > made + 100)
+    source.confirm()
+
+    check_streams(source)
+
+
+def test_a_publication_that_the_log_does_not_know_halts(source: Source):
+    """
+    The server ends the stream with an error; the relay says why, and writes nothing.
+    """
+    source.prepare()
+    source.start()
+    source.connection.execute("insert into shop.line values (9001, 1)")
+    source.confirm()
+    stopped = source.stop()
+    for name in ("towpath", "towpath_outbox"):
+        source.connection.execute(f"alter publication {name} rename to {name}_before")
+    source.connection.execute("insert into shop.line values (9002, 2)")
+    source.prepare()
+    source.connection.execute("insert into shop.line values (9003, 3)")
+    code = source.start().wait(30)
+    halted = source.halted()
+    keys = [change.key for change in source.fold().streamed]
+
+    assert (0, 3, [9001]) == (stopped, code, keys)
+    assert "publication is younger than the log" in halted["reason"]
+    assert "does not exist" in halted["reason"]
+
+
+def test_the_doctor_reads_its_facts(source: Source, capsys):
+    """
+    Every question is one that this release answers, and nothing is found to be wrong.
+    """
+    source.prepare()
+    capsys.readouterr()
+    code = run(["doctor", "--json", "--config", str(source.config)])
+    rows = json.loads(capsys.readouterr().out)
+    levels = {row["level"] for row in rows}
+
+    assert (1, {"warning"}) == (code, levels)

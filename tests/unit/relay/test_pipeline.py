@@ -262,7 +262,7 @@ class Bench:
         events = TablelessEvents(relay.outbox, dead, parked, self.tally.skip)
         routes = MessageRoutes("towpath.outbox", events, None)
         listener = Listener(self.core, snapshots, marking, routes)
-        aside = SetAside(self.core, skips, self._letter, records)
+        aside = SetAside(self.core, skips, dead.of_skipped, records)
         follower = Follower(self.core, Sequencer(0), snapshots, listener, None, aside)
         self.pipeline = Pipeline(
             self.core,
@@ -272,9 +272,6 @@ class Bench:
             max_in_flight_bytes,
             self._is_stopping,
         )
-
-    def _letter(self, raw: bytes, position: bytes, timestamp_ms: int) -> Record:
-        return self.core.router.dead.of_skipped(raw, position, timestamp_ms)
 
     def turn(self, times: int = 1) -> None:
         """Turn the loop."""

@@ -34,7 +34,6 @@ from towpath.relay.routing.record import Record
 from towpath.relay.state import CONFIRMED_KEY, LINEAGE_KEY, SETTINGS_KEY
 from towpath.relay.stored_settings import as_before, deciding, differences
 from towpath.schemas.position import format_lsn
-from towpath.schemas.topics import state_topic
 from towpath.settings import DeliveryMode, Settings
 
 _LOG = structlog.get_logger("towpath.relay")
@@ -48,6 +47,8 @@ class Attempt:
     def __init__(self, world: World, is_stopping: Callable[[], bool]) -> None:
         self._world = world
         self._is_stopping = is_stopping
+        database = world.settings.database
+        self._state = StateTopic(world.settings.kafka, database.prefix)
         self._why_anew: str | None = None
         # By lineage, from which log LSN on the log knows the publications of the file.
         self._known_from: dict[int, int] = {}
@@ -76,7 +77,7 @@ class Attempt:
         topics.open(settings.database.prefix, settings.database.tables)
         ownership = self._claim(closing)
         producer = self._make_producer(closing)
-        past = look_back(self._world, producer)
+        past = look_back(self._world, self._state, producer)
         source = settings.database
         connection = closing.enter_context(connect(source.dsn))
         stream = SlotStream(source.dsn, self._world.clock, self._world.wakeup)
@@ -205,7 +206,7 @@ class Attempt:
         places = [
             (name, partition)
             for name, each in facts.items()
-            if name != state_topic(database.prefix)
+            if name != self._state.topic
             for partition in range(each.partition_count)
         ]
         return any(
@@ -213,8 +214,7 @@ class Attempt:
         )
 
     def _memory(self, past: Past) -> Memory:
-        settings, state = self._world.settings, past.state
-        topic = StateTopic(settings.kafka, settings.database.prefix)
+        state, topic = past.state, self._state
         confirmed = state.confirmed
 
         def read() -> Remembered:
@@ -237,7 +237,7 @@ class Attempt:
                 topic.write(CONFIRMED_KEY, back._asdict())
 
         def publish(record: Record) -> None:
-            write_now(settings.kafka, record)
+            write_now(self._world.settings.kafka, record)
 
         return Memory(read, write, publish, confirm)
 
@@ -268,6 +268,5 @@ class Attempt:
             )
             return as_before(settings, stored), horizon
         if stored is None or changed:
-            topic = StateTopic(settings.kafka, settings.database.prefix)
-            topic.write(SETTINGS_KEY, deciding(settings))
+            self._state.write(SETTINGS_KEY, deciding(settings))
         return settings, 0

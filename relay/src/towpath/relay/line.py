@@ -38,7 +38,6 @@ from towpath.relay.routing.documents import Documents
 from towpath.relay.routing.message import MessageRecords
 from towpath.relay.routing.outbox import WRONGLY_UPDATED
 from towpath.relay.routing.parked import Parked
-from towpath.relay.routing.record import Record
 from towpath.relay.routing.router import Router
 from towpath.relay.routing.table import Ears, Place
 from towpath.relay.routing.tableless import TablelessEvents
@@ -158,7 +157,7 @@ class Line:
         relay, parked = self._settings.relay, self._past.parked
         start_lsn = self._decision.confirmed_lsn
         ledger = DeliveryLedger(start_lsn)
-        dead = DeadLetters(database.prefix, self._bury, parked)
+        dead = DeadLetters(database.prefix, tally.bury, parked)
         published = self._past.published
         outlet = Outlet(producer, self._world.topics, ledger, dead, tally, published)
         rules = ColumnRules(relay, tally.alter)
@@ -195,11 +194,6 @@ class Line:
         return Marking(
             known, self._records, core.outlet, core.ledger, core.invisible, core.clock
         )
-
-    def _bury(self, reason: str) -> None:
-        """Count a dead letter, and what is parked by now."""
-        self._world.tally.bury(reason)
-        self._world.tally.parked_keys = len(self._past.parked)
 
     def _skip(self, reason: str) -> None:
         """Count a change that gives no record; some are errors each time."""
@@ -254,11 +248,8 @@ class Line:
         listener: Listener,
         metadata: TransactionMetadata | None,
     ) -> Follower:
-        letters = core.router.dead
-
-        def letter(raw: bytes, position: bytes, timestamp_ms: int) -> Record:
-            return letters.of_skipped(raw, position, timestamp_ms)
-
         sequencer = Sequencer(self._decision.lineage.offset)
-        aside = SetAside(core, self._skips(), letter, self._records)
+        aside = SetAside(
+            core, self._skips(), core.router.dead.of_skipped, self._records
+        )
         return Follower(core, sequencer, snapshots, listener, metadata, aside)

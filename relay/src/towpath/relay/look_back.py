@@ -27,7 +27,7 @@ def transactional_id(settings: Settings) -> str:
     return f"towpath-{settings.database.prefix}-{settings.database.slot}"
 
 
-def look_back(world: World, producer: KafkaProducer) -> Past:
+def look_back(world: World, topic: StateTopic, producer: KafkaProducer) -> Past:
     """
     Return what Kafka tells of what was before. Call order: the slot is claimed.
 
@@ -39,14 +39,16 @@ def look_back(world: World, producer: KafkaProducer) -> Past:
         StateLostError: The state cannot be read.
     """
     settings = world.settings
-    topic = StateTopic(settings.kafka, settings.database.prefix)
-    before = DeliveryMode(topic.read().delivery or settings.relay.delivery)
+    state = topic.read()
+    before = DeliveryMode(state.delivery or settings.relay.delivery)
     was_transactional = before is _TRANSACTIONAL
     is_transactional = settings.relay.delivery is _TRANSACTIONAL
     if was_transactional and not is_transactional:
         fence(settings.kafka, transactional_id(settings))
     producer.begin()
-    state = topic.read()
+    if was_transactional or is_transactional:
+        # What was left open hid what came behind it.
+        state = topic.read()
     if not was_transactional:
         _cover(settings, topic, state)
     tails = read_tails(
@@ -59,7 +61,6 @@ def look_back(world: World, producer: KafkaProducer) -> Past:
     parked = read_parked(
         settings.kafka, settings.database.prefix, settings.relay.max_parked_keys
     )
-    world.tally.parked_keys = len(parked)
     confirmed = state.confirmed
     stored = 0 if confirmed is None else confirmed.published_log_lsn
     published = Published(tails.marks)

@@ -13,7 +13,8 @@ import orjson
 
 from towpath.relay.errors import StateRefusedError
 from towpath.relay.kafka.parked import read_parked
-from towpath.relay.kafka.rescue import known_ends, partition_counts
+from towpath.relay.kafka.reading import partition_counts
+from towpath.relay.kafka.rescue import known_ends
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.lineage import parse_lineages
 from towpath.relay.state import SKIP_KEY, parse_state

@@ -1,7 +1,7 @@
 """What every command of the state needs: the state topic as it stands, and the slot."""
 
 from towpath.relay.errors import StateRefusedError
-from towpath.relay.kafka.rescue import partition_counts
+from towpath.relay.kafka.reading import partition_counts
 from towpath.relay.kafka.state import StateTopic, write_now
 from towpath.relay.postgres.catalog import PostgresCatalog, SlotFacts
 from towpath.relay.postgres.connect import connect

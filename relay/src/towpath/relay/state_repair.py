@@ -3,7 +3,8 @@
 from contextlib import ExitStack
 
 from towpath.relay.errors import StateLostError, StateRefusedError
-from towpath.relay.kafka.rescue import known_ends, look_through, partition_counts
+from towpath.relay.kafka.reading import partition_counts
+from towpath.relay.kafka.rescue import known_ends, look_through
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.lineage import Found, parse_lineages

@@ -7,20 +7,18 @@ wider. A topic without our headers is not ours. A row change also tells the LSN 
 had in the source, which proves the offset of its lineage.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import orjson
-from confluent_kafka import (
-    Consumer,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-)
+from confluent_kafka import Message
 
-from towpath.relay.errors import BrokerUnavailableError
-from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, configuration, translated
+from towpath.relay.kafka.reading import (
+    Place,
+    partition_counts,
+    place_of,
+    read_to_ends,
+)
 from towpath.relay.kafka.tails import end_offsets, streamed_position
 from towpath.relay.marks import Mark, TopicMarks
 from towpath.schemas import headers
@@ -30,9 +28,6 @@ from towpath.settings import Kafka
 # Far more than the records of one change, far less than a topic.
 _WINDOW: Final = 1_000
 _WIDER: Final = 20
-_AT_ONCE: Final = 5_000
-
-At = tuple[str, int]
 
 
 class Remains(NamedTuple):
@@ -122,7 +117,7 @@ def look_through(kafka: Kafka, topics: Iterable[str]) -> Remains:
     )
 
 
-def known_ends(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> dict[At, int]:
+def known_ends(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> dict[Place, int]:
     """
     Return the end offset of each marked partition; -1 for one that is not there.
 
@@ -138,64 +133,11 @@ def known_ends(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> dict[At, int]:
     return {at: found.get(at, -1) for at in ats}
 
 
-def partition_counts(kafka: Kafka) -> dict[str, int]:
-    """
-    Return how many partitions each topic has.
-
-    Raises:
-        BrokerUnavailableError: Kafka does not answer.
-    """
-    consumer = Consumer(configuration(kafka, {"group.id": "towpath-relay-rescue"}))
-    try:
-        cluster = consumer.list_topics(timeout=REQUEST_TIMEOUT_S)
-    except KafkaException as error:
-        raise translated(error, "listing topics") from error
-    finally:
-        consumer.close()
-    return {name: len(topic.partitions) for name, topic in cluster.topics.items()}
-
-
-def _read(kafka: Kafka, places: Mapping[At, _Place]) -> None:
+def _read(kafka: Kafka, places: Mapping[Place, _Place]) -> None:
     """Read each window to its end."""
-    consumer = Consumer(
-        configuration(
-            kafka,
-            {
-                "group.id": "towpath-relay-rescue",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-                "isolation.level": "read_committed",
-                "fetch.wait.max.ms": 10,
-            },
-        )
-    )
-    try:
-        consumer.assign(
-            [TopicPartition(*at, place.start) for at, place in places.items()]
-        )
-        for message in _until_ends(consumer, set(places)):
-            places[message.topic() or "", message.partition() or 0].take(message)
-    except KafkaException as error:
-        raise translated(error, "reading the ends of our topics") from error
-    finally:
-        consumer.close()
-
-
-def _until_ends(consumer: Consumer, open_places: set[At]) -> Iterator[Message]:
-    while open_places:
-        messages = consumer.consume(_AT_ONCE, REQUEST_TIMEOUT_S)
-        if not messages:
-            reason = f"{len(open_places)} partitions could not be read to their end"
-            raise BrokerUnavailableError(reason)
-        for message in messages:
-            error = message.error()
-            if error is None:
-                yield message
-            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - public
-                open_places.discard((message.topic() or "", message.partition() or 0))
-            else:
-                raise KafkaException(error)
+    starts = {at: place.start for at, place in places.items()}
+    for message in read_to_ends(kafka, starts, "the ends of our topics"):
+        places[place_of(message)].take(message)
 
 
 def _proof(message: Message, position: bytes) -> tuple[int, int] | None:

@@ -7,22 +7,11 @@ What stands in it is told by ``towpath.relay.state``.
 from collections.abc import Iterator
 
 import orjson
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    Consumer,
-    KafkaError,
-    KafkaException,
-    Message,
-    Producer,
-    TopicPartition,
-)
+from confluent_kafka import KafkaError, Message, Producer
 
 from towpath.relay.errors import BrokerUnavailableError
-from towpath.relay.kafka.client import (
-    REQUEST_TIMEOUT_S,
-    configuration,
-    translated,
-)
+from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, configuration
+from towpath.relay.kafka.reading import read_to_ends
 from towpath.relay.routing.record import Record
 from towpath.relay.state import Document, State, parse_state
 from towpath.schemas import topics
@@ -59,28 +48,7 @@ class StateTopic:
         Raises:
             BrokerUnavailableError: Kafka does not answer.
         """
-        consumer = Consumer(
-            configuration(
-                self._kafka,
-                {
-                    "group.id": "towpath-relay-state",
-                    "enable.auto.commit": False,
-                    "enable.partition.eof": True,
-                    "isolation.level": "read_committed",
-                    # The end is what is waited for: let the broker say so at once.
-                    "fetch.wait.max.ms": 10,
-                },
-            )
-        )
-        try:
-            # Knowing the leader beforehand saves half a second of waiting for it.
-            consumer.list_topics(self.topic, timeout=REQUEST_TIMEOUT_S)
-            consumer.assign([TopicPartition(self.topic, 0, OFFSET_BEGINNING)])
-            yield from self._until_end(consumer)
-        except KafkaException as error:
-            raise translated(error, f"reading {self.topic}") from error
-        finally:
-            consumer.close()
+        return read_to_ends(self._kafka, {(self.topic, 0): 0}, self.topic)
 
     def write(self, key: str, document: Document) -> None:
         """
@@ -92,20 +60,6 @@ class StateTopic:
         value = orjson.dumps(document)
         record = Record(self.topic, key.encode(), value, [], b"", 0, len(value))
         write_now(self._kafka, record)
-
-    def _until_end(self, consumer: Consumer) -> Iterator[Message]:
-        while True:
-            message = consumer.poll(REQUEST_TIMEOUT_S)
-            if message is None:
-                reason = f"{self.topic} could not be read in {REQUEST_TIMEOUT_S:g} s"
-                raise BrokerUnavailableError(reason)
-            error = message.error()
-            if error is None:
-                yield message
-            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
-                return
-            else:
-                raise KafkaException(error)
 
 
 def write_now(kafka: Kafka, record: Record) -> None:

@@ -7,45 +7,30 @@ truncated or made anew, and nobody can tell what it had: that stops the start.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from confluent_kafka import (
-    Consumer,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-)
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
     AdminClient,
     OffsetSpec,
 )
 
-from towpath.relay.errors import (
-    BrokerUnavailableError,
-    PartitionCountChangedError,
-    TopicTruncatedError,
-)
+from towpath.relay.errors import PartitionCountChangedError, TopicTruncatedError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
     configuration,
     translated,
 )
+from towpath.relay.kafka.reading import (
+    Place,
+    partition_counts,
+    place_of,
+    read_to_ends,
+)
 from towpath.relay.marks import Mark, TopicMarks
 from towpath.schemas import headers
 from towpath.schemas.position import parse_position
 from towpath.settings import Kafka
-
-Place = tuple[str, int]
-
-_READING: Final = {
-    "group.id": "towpath-relay-tails",
-    "enable.auto.commit": False,
-    "enable.partition.eof": True,
-    # A mark may lie below what retention has left.
-    "auto.offset.reset": "earliest",
-    "fetch.wait.max.ms": 10,
-}
 
 
 class Tails(NamedTuple):
@@ -90,7 +75,7 @@ def read_tails(
         longer = {at: places[at] for at, end in ends.items() if end > places[at][0]}
         if longer:
             scan = _Scan(longer)
-            scan.run(kafka, is_transactional=is_transactional)
+            scan.run(kafka, is_committed=is_transactional)
             places |= scan.found
             log_lsn = scan.log_lsn
         places = {at: Mark(ends[at], mark.position) for at, mark in places.items()}
@@ -101,9 +86,7 @@ def read_tails(
     return Tails(exact, log_lsn)
 
 
-def end_offsets(
-    kafka: Kafka, places: Iterable[tuple[str, int]]
-) -> dict[tuple[str, int], int]:
+def end_offsets(kafka: Kafka, places: Iterable[Place]) -> dict[Place, int]:
     """
     Return the end offset of each partition; -1 for one that is not there.
 
@@ -128,14 +111,9 @@ def end_offsets(
 
 
 def _check_counts(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> None:
-    admin = AdminClient(configuration(kafka))
-    try:
-        cluster = admin.list_topics(timeout=REQUEST_TIMEOUT_S)
-    except KafkaException as error:
-        raise translated(error, "listing topics") from error
+    counts = partition_counts(kafka)
     for topic, of_topic in marks.items():
-        there = cluster.topics.get(topic)
-        count = len(there.partitions) if there is not None else 0
+        count = counts.get(topic, 0)
         if not count:
             reason = f"topic {topic} is gone, but the relay has written it"
             raise TopicTruncatedError(reason)
@@ -144,9 +122,7 @@ def _check_counts(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> None:
             raise PartitionCountChangedError(reason)
 
 
-def _check_ends(
-    places: Mapping[tuple[str, int], Mark], ends: Mapping[tuple[str, int], int]
-) -> None:
+def _check_ends(places: Mapping[Place, Mark], ends: Mapping[Place, int]) -> None:
     for (topic, partition), mark in sorted(places.items()):
         end = ends[topic, partition]
         if end < mark.next_offset:
@@ -164,51 +140,26 @@ class _Scan:
     def __init__(self, places: Mapping[Place, Mark]) -> None:
         self.found = dict(places)
         self.log_lsn = 0
-        self._open = set(places)
 
-    def run(self, kafka: Kafka, *, is_transactional: bool) -> None:
+    def run(self, kafka: Kafka, *, is_committed: bool) -> None:
         """
         Read everything.
 
         Raises:
             BrokerUnavailableError: Kafka does not answer.
         """
-        level = "read_committed" if is_transactional else "read_uncommitted"
-        consumer = Consumer(
-            configuration(kafka, {**_READING, "isolation.level": level})
-        )
-        try:
-            # Knowing the leaders beforehand saves half a second of waiting for them.
-            consumer.list_topics(timeout=REQUEST_TIMEOUT_S)
-            consumer.assign(
-                [TopicPartition(*at, m.next_offset) for at, m in self.found.items()]
-            )
-            while self._open:
-                message = consumer.poll(REQUEST_TIMEOUT_S)
-                if message is None:
-                    reason = (
-                        f"{len(self._open)} partitions could not be read to the end"
-                    )
-                    raise BrokerUnavailableError(reason)
-                self._take(message)
-        except KafkaException as error:
-            raise translated(error, "reading the tails of our topics") from error
-        finally:
-            consumer.close()
+        starts = {at: mark.next_offset for at, mark in self.found.items()}
+        what = "the tails of our topics"
+        for message in read_to_ends(kafka, starts, what, is_committed=is_committed):
+            self._take(message)
 
     def _take(self, message: Message) -> None:
-        error = message.error()
-        at = message.topic() or "", message.partition() or 0
-        if error is not None:
-            if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - public
-                raise KafkaException(error)
-            self._open.discard(at)
-            return
         told = dict(message.headers() or ())
         position = told.get(headers.POSITION)
         if not isinstance(position, bytes):
             return
         self.log_lsn = max(self.log_lsn, parse_position(position.decode()).log_lsn)
+        at = place_of(message)
         before = self.found[at].position
         is_streamed = headers.SNAPSHOT not in told
         if is_streamed and (before is None or position > before):

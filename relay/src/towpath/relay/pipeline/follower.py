@@ -256,14 +256,7 @@ class Follower:
         if route is None:
             self._signalled(change)
             return
-        records = route.records(change, self._now_us)
-        delivery = self._delivery
-        if delivery is None or not records:
-            return
-        if self._metadata is not None:
-            self._announce(delivery)
-        for record in records:
-            self._send(record, delivery)
+        self._deliver(route.records(change, self._now_us))
 
     def _truncated(self, step: Truncation) -> None:
         self._sequence += 1

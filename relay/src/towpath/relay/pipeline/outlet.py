@@ -116,9 +116,7 @@ class Outlet:
         facts = self._facts.get(record.topic) or self.facts(record.topic)
         if record.size > facts.limit_bytes:
             record, facts = self._too_large(record, facts)
-        if record.key is None and record.partition == ANY_PARTITION:
-            partition = zlib.crc32(record.position) % facts.partition_count
-            record = record._replace(partition=partition)
+        record = _placed(record, facts)
         if delivery is None:
             delivery = self._loose
         delivery.expect(record.value)
@@ -207,9 +205,7 @@ class Outlet:
             record, facts = self._too_large(record, facts)
         if record.topic not in self._limits:
             self._admit(record.topic, facts)
-        if record.key is None and record.partition == ANY_PARTITION:
-            partition = zlib.crc32(record.position) % facts.partition_count
-            record = record._replace(partition=partition)
+        record = _placed(record, facts)
         return None if self._is_published(record, facts) else record
 
     def _first_of_topic(self, record: Record) -> tuple[Record, TopicFacts]:
@@ -254,6 +250,14 @@ class Outlet:
             return False
         self._tally.duplicates += 1
         return True
+
+
+def _placed(record: Record, facts: TopicFacts) -> Record:
+    """Give a record without a key the partition that its position names."""
+    if record.key is not None or record.partition != ANY_PARTITION:
+        return record
+    partition = zlib.crc32(record.position) % facts.partition_count
+    return record._replace(partition=partition)
 
 
 def _do_nothing() -> None:

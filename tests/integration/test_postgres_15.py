@@ -138,8 +138,9 @@ url = "http://127.0.0.1:1"
 [topics]
 partitions = 3
 [relay]
-chunk_rows = 100
 heartbeat_interval_s = 0.5
+[relay.snapshot]
+chunk_rows = 100
 [relay.outbox]
 topic = "{self.prefix}.event.{{aggregate_type}}"
 """,

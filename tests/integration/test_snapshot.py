@@ -99,7 +99,7 @@ bootstrap_servers = "{self.kafka}"
 url = "http://127.0.0.1:1"
 [topics]
 partitions = 3
-[relay]
+[relay.snapshot]
 chunk_rows = {CHUNK_ROWS}
 [[sink]]
 name = "search2"

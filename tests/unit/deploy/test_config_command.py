@@ -56,7 +56,9 @@ def test_check_tells_every_mistake_and_exits_2(
     """
     One line for each, with the remedy below.
     """
-    text = GOOD + '[relay]\ndelivery = "transactionel"\nchunk_row = 5\n'
+    text = (
+        GOOD + '[relay]\ndelivery = "transactionel"\n[relay.snapshot]\nchunk_row = 5\n'
+    )
 
     code = root.run(["config", "check", "--config", written(tmp_path, text)])
 

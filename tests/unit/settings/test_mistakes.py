@@ -137,8 +137,8 @@ def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
             ),
         ),
         (
-            "[relay]\nchunk_row = 1",
-            "relay.chunk_row: unknown key; did you mean 'chunk_rows'?",
+            "[relay.snapshot]\nchunk_row = 1",
+            "relay.snapshot.chunk_row: unknown key; did you mean 'chunk_rows'?",
         ),
         (
             "[topics]\ntombstones = true",

@@ -132,7 +132,7 @@ class Line:
             captured=settings.database.tables,
             sinks=world.sinks,
             run_id=uuid.uuid4().hex,
-            limits=Limits(settings.relay.chunk_rows),
+            limits=Limits(settings.relay.snapshot.chunk_rows),
         )
         snapshots = self._snapshots = Snapshots(core, driver, worker)
         listener = self._listener(core, snapshots, marking, metadata)

@@ -18,7 +18,9 @@ from towpath.settings.model import (
     Topics,
 )
 from towpath.settings.outbox import (
+    AggregateView,
     EmptyPayload,
+    IdForm,
     MissingColumn,
     OnUpdate,
     Outbox,
@@ -44,14 +46,18 @@ from towpath.settings.rows import (
     Times,
     UnknownTypes,
 )
+from towpath.settings.snapshot import FirstStart, Select, Snapshot, Watermarks
 
 __all__ = [
+    "AggregateView",
     "Binaries",
     "ColumnRule",
     "Decimals",
     "DeliveryMode",
     "EmptyPayload",
+    "FirstStart",
     "HstoreForm",
+    "IdForm",
     "Intervals",
     "Kafka",
     "Messages",
@@ -67,15 +73,18 @@ __all__ = [
     "Route",
     "RouteKind",
     "Rows",
+    "Select",
     "Settings",
     "Sink",
     "SinkKind",
+    "Snapshot",
     "Source",
     "Times",
     "Topics",
     "Traceparent",
     "Transactions",
     "UnknownTypes",
+    "Watermarks",
     "load",
     "read",
 ]

@@ -78,6 +78,30 @@ class OutboxColumns(Section):
         }
 
 
+class IdForm(enum.StrEnum):
+    """How an aggregate's id is spelt when it is the key of its events."""
+
+    TEXT = "text"
+    INTEGER = "integer"
+    UUID = "uuid"
+
+
+class AggregateView(Section):
+    """
+    ``[[relay.outbox.view]]``: a SQL view that gives the state of each aggregate.
+
+    The view has the columns ``aggregate_id, type, payload``, a row per aggregate, and
+    is read in place of outbox rows that are gone. ``id_form`` says how the events of
+    this type spell the id. Events of ``state_types`` carry the aggregate's whole state,
+    so that whoever has one needs no row of the view; ``*``: all do.
+    """
+
+    aggregate_type: str = Field(min_length=1)
+    view: TableName
+    id_form: IdForm = IdForm.TEXT
+    state_types: tuple[str, ...] = ()
+
+
 class Outbox(Section):
     """
     ``[relay.outbox]``.
@@ -103,6 +127,7 @@ class Outbox(Section):
     cloudevents: str = ""
     traceparent: Traceparent = Traceparent.CARRY
     message_prefix: str = "towpath.outbox"
+    view: tuple[AggregateView, ...] = ()
 
 
 # What Debezium's event router reads and writes; `id` and `type` are the same.

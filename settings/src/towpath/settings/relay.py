@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from towpath.settings.outbox import DEBEZIUM_OUTBOX, Outbox
 from towpath.settings.rows import DEBEZIUM_ROWS, Rows
 from towpath.settings.section import Section
+from towpath.settings.snapshot import Snapshot
 from towpath.settings.syntax import Pattern
 
 _MEBIBYTE = 1024 * 1024
@@ -78,7 +79,6 @@ class Relay(Section):
     max_parked_keys: int = Field(default=100_000, ge=1)
     heartbeat_interval_s: float = Field(default=10.0, gt=0)
     heartbeat_query: str = ""
-    chunk_rows: int = Field(default=10_000, ge=1)
     stop_timeout_s: float = Field(default=10.0, gt=0)
     takeover_timeout_s: float = Field(default=60.0, ge=0)
     retained_warning_bytes: int = Field(default=10 * _GIBIBYTE, ge=1)
@@ -86,6 +86,7 @@ class Relay(Section):
     inactive_critical_s: float = Field(default=1800.0, gt=0)
     outbox: Outbox = Outbox()
     rows: Rows = Rows()
+    snapshot: Snapshot = Snapshot()
     transactions: Transactions = Transactions()
     messages: Messages = Messages()
 

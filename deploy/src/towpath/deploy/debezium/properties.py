@@ -233,7 +233,9 @@ _SNAPSHOTS: Final = (
         "snapshot.select.statement.overrides.*",
         refused("all rows are read: keep what you do not want out of the table"),
     ),
-    Property("incremental.snapshot.chunk.size", key("relay.chunk_rows", whole)),
+    Property(
+        "incremental.snapshot.chunk.size", key("relay.snapshot.chunk_rows", whole)
+    ),
     Property(
         "incremental.snapshot.allow.schema.changes",
         always("each chunk brings its own columns"),

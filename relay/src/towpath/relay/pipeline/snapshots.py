@@ -25,6 +25,7 @@ from towpath.relay.snapshot.driver import SnapshotDriver
 from towpath.relay.snapshot.effects import (
     Effect,
     EmitRows,
+    EmitSweep,
     Notify,
     ProbeVisibility,
     StoreKeys,
@@ -196,6 +197,8 @@ class Snapshots:
                 self._emit(effect)
             case Notify():
                 self._notify(effect)
+            case EmitSweep():
+                raise NotImplementedError
             case StoreKeys():
                 self._requested_bytes[effect.snapshot_id] = effect.size_bytes
                 self._reader.submit(effect)

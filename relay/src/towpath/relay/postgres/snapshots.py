@@ -28,12 +28,14 @@ from towpath.relay.postgres.tables import TableRefusedError, describe, spell
 from towpath.relay.snapshot.effects import (
     AnswerSignal,
     InspectTables,
+    ProbeLoad,
     ProbeVisibility,
     ReadChunk,
     ReadPlan,
     SaveProgress,
     StoreKeys,
     StoreSignal,
+    Thaw,
     WorkerEffect,
     WriteWatermark,
 )
@@ -79,6 +81,8 @@ _Storing = (
     | StoreKeys
     | AnswerSignal
     | SaveProgress
+    | Thaw
+    | ProbeLoad
 )
 
 
@@ -271,6 +275,8 @@ class SnapshotWorker:
                 return store.save_progress(effect)
             case AnswerSignal():
                 store.answer_signal(effect)
+            case Thaw() | ProbeLoad():
+                raise NotImplementedError
         return None
 
     def _inspect(

@@ -44,6 +44,31 @@ class EmitRows:
 
 
 @dataclass(frozen=True, slots=True)
+class EmitSweep:
+    """
+    Produce a sweep into every partition of the collection's topic.
+
+    Sinks delete each row of the table that stands below the floor: it was deleted in a
+    gap that no record tells of. ``Delivered`` is told as of a chunk.
+
+    Attributes:
+        chunk_id: To be told in ``Delivered``.
+        relation: The table.
+        log_lsn: Where the sweep stands: the low watermark of the last chunk.
+        floor: The log LSN of the snapshot's first mark.
+        snapshot_id: The signal's id.
+        target: The one sink that gets it; None: it goes to the table's topic.
+    """
+
+    chunk_id: int
+    relation: Relation
+    log_lsn: int
+    floor: int
+    snapshot_id: str
+    target: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Notify:
     """
     Publish a notification in Debezium's shape.
@@ -137,7 +162,16 @@ class ReadPlan:
     """
     Read shape, maximum key and size of a table: ``PlanRead`` or ``ReadFailed``.
 
-    ``keys_of`` names the snapshot whose stored keys are to be read instead of a range.
+    Attributes:
+        request_id: To be told in the answer.
+        collection: The table, or the aggregate view.
+        table_oid: Another one fails the snapshot.
+        condition: The filter of an incremental snapshot, the SELECT of another.
+        keys_of: The snapshot whose stored keys are to be read instead of a range.
+        order_by: The columns of a chosen key to read by; none: its own.
+        parts: Into how many ranges the table may be cut.
+        frozen_by: The snapshot whose one view of the database is to be read in, made
+            when it is asked for first; none: each chunk has its own.
     """
 
     request_id: int
@@ -145,6 +179,9 @@ class ReadPlan:
     table_oid: int
     condition: str | None = None
     keys_of: str | None = None
+    order_by: tuple[str, ...] = ()
+    parts: int = 1
+    frozen_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +197,9 @@ class ReadChunk:
         after_key: Rows at or below it were read before; None: from the beginning.
         maximum_key: No row above it; only a list of keys goes without.
         keys: Read just these, if there are any, in place of a range.
-        condition: The signal's filter, an SQL expression.
+        condition: The signal's filter, an SQL expression; a SELECT if frozen.
         max_rows: At most this many rows.
+        frozen_by: Read in this snapshot's one view, and write no watermarks.
     """
 
     chunk_id: int
@@ -173,9 +211,22 @@ class ReadChunk:
     keys: tuple[Key, ...]
     condition: str | None
     max_rows: int
+    frozen_by: str | None = None
 
 
-LoopEffect = EmitRows | Notify
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    """Let go of a snapshot's one view of the database; nothing is told back."""
+
+    snapshot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeLoad:
+    """Ask how busy the source is: ``LoadRead``."""
+
+
+LoopEffect = EmitRows | EmitSweep | Notify
 WorkerEffect = (
     ProbeVisibility
     | InspectTables
@@ -186,5 +237,7 @@ WorkerEffect = (
     | WriteWatermark
     | ReadPlan
     | ReadChunk
+    | Thaw
+    | ProbeLoad
 )
 Effect = LoopEffect | WorkerEffect

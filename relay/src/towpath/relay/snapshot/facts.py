@@ -8,7 +8,7 @@ of a row's key columns, in key order, the same from the stream and from a chunk.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from towpath.relay.snapshot.visibility import XidSnapshot
 from towpath.relay.wal.relation import Relation
@@ -16,10 +16,43 @@ from towpath.relay.wal.relation import Relation
 Key = tuple[bytes, ...]
 Row = tuple[bytes | None, ...]
 
+INCREMENTAL: Final = "incremental"
+BLOCKING: Final = "blocking"
+INITIAL: Final = "initial"
+
 
 def key_of(row: Row, indexes: Sequence[int]) -> Key:
     """Return a row's key; key columns are never null."""
     return tuple(row[index] or b"" for index in indexes)
+
+
+class View(NamedTuple):
+    """
+    An aggregate view: a row per aggregate, read in place of outbox rows that are gone.
+
+    Attributes:
+        aggregate_type: Whose aggregates they are.
+        name: The view, as ``schema.name``.
+    """
+
+    aggregate_type: str
+    name: str
+
+
+class KeyRange(NamedTuple):
+    """
+    A part of a table that one reader reads, in key order.
+
+    Attributes:
+        after_key: Rows at or below it are acknowledged, or another range's; None: from
+            the table's beginning.
+        last_key: No row above it.
+        is_done: All of it is acknowledged.
+    """
+
+    after_key: Key | None
+    last_key: Key
+    is_done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +64,37 @@ class TableShape:
         relation: Its columns, in the order in which chunks bring them, and its key.
         key_types: The types of the key's columns, as SQL spells them, in key order.
         partitioned: It is the root of partitions, which are read with it.
+        order: The places of the columns by which it is read in order, a unique key too;
+            none: by its key.
+        order_types: The types of those columns, as SQL spells them.
+        row_filter: The publication's filter, an SQL expression.
+        view: Where rows come from when the collection is no table.
     """
 
     relation: Relation
     key_types: tuple[str, ...]
     partitioned: bool = False
+    order: tuple[int, ...] = ()
+    order_types: tuple[str, ...] = ()
+    row_filter: str | None = None
+    view: View | None = None
+
+    @property
+    def order_key(self) -> tuple[int, ...]:
+        """The places of the columns by which it is read in order."""
+        return self.order or self.relation.key
 
     def has_same_key(self, other: "TableShape") -> bool:
         """Tell whether both are the same table with the same key."""
-        return (self.relation.oid, self.relation.key_names, self.key_types) == (
-            other.relation.oid,
-            other.relation.key_names,
-            other.key_types,
-        )
+        return self.identity == other.identity
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What must not change while it is read: the table and its keys."""
+        relation = self.relation
+        order = tuple(relation.columns[place].name for place in self.order)
+        types = (self.key_types, self.order_types)
+        return relation.oid, relation.key_names, order, types
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +107,15 @@ class Plan:
         maximum_key: No chunk goes beyond it; None: there is no range to read.
         estimated_rows: What the server's statistics say, for the percentage.
         keys: Just these are asked for, and not yet delivered.
+        boundaries: Keys, in order, that cut what lies below the maximum key into parts
+            of about the same size; as many as were asked for, or fewer.
     """
 
     shape: TableShape
     maximum_key: Key | None
     estimated_rows: int
     keys: tuple[Key, ...] = ()
+    boundaries: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +128,21 @@ class Chunk:
         rows: In key order.
         snapshot: Which transactions the query saw.
         is_last: The range, or the list of keys, holds no more rows.
+        size_bytes: What the rows take as COPY text.
+        elapsed_s: How long the server took for them.
     """
 
     shape: TableShape
     rows: Sequence[Row]
     snapshot: XidSnapshot
     is_last: bool
+    size_bytes: int = 0
+    elapsed_s: float = 0.0
 
     @property
     def last_key(self) -> Key | None:
-        """The key of the last row; None: there is no row."""
-        return key_of(self.rows[-1], self.shape.relation.key) if self.rows else None
+        """Where the last row stands in the order; None: there is no row."""
+        return key_of(self.rows[-1], self.shape.order_key) if self.rows else None
 
 
 class StoredTable(NamedTuple):
@@ -95,6 +153,10 @@ class StoredTable(NamedTuple):
     ``last_key`` and everything below it has been acknowledged by Kafka. ``asked_keys``
     says how many keys were listed; None: the whole table is read. ``asked_until`` is
     the place of the last change that made the relay itself ask; None: a signal asked.
+    ``kind`` is ``incremental``, ``blocking`` or ``initial``; the ``condition`` of the
+    first is a filter, that of the others a SELECT. ``order_by`` names the columns of a
+    chosen key. ``ranges`` are what several readers have each done. ``floor`` is the log
+    LSN of the first mark: with ``sweeps``, whatever stands below it in the end is gone.
     """
 
     snapshot_id: str
@@ -115,6 +177,11 @@ class StoredTable(NamedTuple):
     error: str | None = None
     asked_keys: int | None = None
     asked_until: str | None = None
+    kind: str = INCREMENTAL
+    order_by: tuple[str, ...] = ()
+    ranges: tuple[KeyRange, ...] = ()
+    floor: int | None = None
+    sweeps: bool = False
 
     @property
     def percent(self) -> float | None:
@@ -172,9 +239,14 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passes; told every few hundredths of a second."""
+    """
+    Time passes; told every few hundredths of a second.
+
+    ``lag_s``: how far the stream is behind the source's clock.
+    """
 
     now_s: float
+    lag_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,11 +350,14 @@ class ReadFailed:
     A ``WriteWatermark``, ``ReadPlan`` or ``ReadChunk`` could not be done.
 
     ``may_recover``: trying again may help. If not, the table's snapshot has failed.
+    ``has_thawed``: the one view of the database is gone, or does not hold the table any
+    more; what is left is read chunk by chunk.
     """
 
     request_id: int
     reason: str
     may_recover: bool
+    has_thawed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +365,13 @@ class ProgressSaved:
     """A ``SaveProgress`` is durable."""
 
     request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRead:
+    """How many sessions of others are at work in the source."""
+
+    active_sessions: int
 
 
 LoopFact = SignalSeen | WatermarkSeen | Delivered | Tick | Turn
@@ -304,5 +386,6 @@ WorkerFact = (
     | ChunkRead
     | ReadFailed
     | ProgressSaved
+    | LoadRead
 )
 Fact = LoopFact | WorkerFact

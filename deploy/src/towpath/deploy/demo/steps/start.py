@@ -22,6 +22,8 @@ _RELAY: Final = """
 [relay]
 admin_port = {port}
 heartbeat_interval_s = 1.0
+
+[relay.snapshot]
 chunk_rows = 2000
 """
 

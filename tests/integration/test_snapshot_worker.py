@@ -13,6 +13,8 @@ from towpath.relay.postgres.snapshots import SnapshotWorker
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
 from towpath.relay.snapshot.copytext import decode_line
+from towpath.relay.snapshot.shape import Plan, Row, key_of
+from towpath.relay.snapshot.stored import StoredTable
 from towpath.schemas.clock import Deadline, SystemClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -46,14 +48,14 @@ class Worker:
             self.told.wait(0.5)
             self.told.clear()
 
-    def plan(self, collection: str, oid: int | None = None) -> told.Plan:
+    def plan(self, collection: str, oid: int | None = None) -> Plan:
         """Inspect a table and read its plan."""
         inspected = self.ask(do.InspectTables("s", (collection,)))
         shape = inspected.shapes[collection]
         ask = do.ReadPlan(1, collection, oid or shape.relation.oid)
         return self.ask(ask).plan
 
-    def chunk(self, plan: told.Plan, **fields: object) -> told.WorkerFact:
+    def chunk(self, plan: Plan, **fields: object) -> told.WorkerFact:
         """Read a chunk of a plan."""
         ask = {
             "chunk_id": 2,
@@ -103,9 +105,9 @@ def worker(begin: Callable[..., Worker]) -> Worker:
     return begin()
 
 
-def fold(worker: Worker, plan: told.Plan, max_rows: int) -> list[told.Row]:
+def fold(worker: Worker, plan: Plan, max_rows: int) -> list[Row]:
     """Read a table chunk by chunk."""
-    rows: list[told.Row] = []
+    rows: list[Row] = []
     after_key = None
     while True:
         chunk = worker.chunk(plan, after_key=after_key, max_rows=max_rows).chunk
@@ -185,7 +187,7 @@ def test_composite_keys_are_compared_as_rows(connection, worker):
 
     assert (b"z", b"9") == plan.maximum_key
     assert [(a, b"%d" % b) for a in (b"x", b"y", b"z") for b in range(1, 10)] == [
-        told.key_of(row, plan.shape.relation.key) for row in rows
+        key_of(row, plan.shape.relation.key) for row in rows
     ]
 
 
@@ -340,7 +342,7 @@ def test_listed_composite_keys_are_looked_up_as_rows(connection, worker):
     keys = (found, (b"a5", b"k5", b"1.25"), (b"A5", b"k6", b"1.25"))
     chunk = worker.chunk(worker.plan("s.t"), keys=keys).chunk
 
-    assert [found] == [told.key_of(row, (1, 0, 2)) for row in chunk.rows]
+    assert [found] == [key_of(row, (1, 0, 2)) for row in chunk.rows]
 
 
 KEYS_OF_TABLE = [
@@ -397,7 +399,7 @@ def test_what_the_relay_asks_for_is_stored_and_read_back(connection, worker):
     """
     connection.execute("create table s.t (a int primary key)")
     oid = worker.plan("s.t").shape.relation.oid
-    table = told.StoredTable(
+    table = StoredTable(
         "towpath-keys-1",
         "s.t",
         0,
@@ -426,7 +428,7 @@ def test_what_a_dead_process_stored_late_gives_way(connection, worker):
     """
     connection.execute("create table s.t (a int primary key)")
     oid = worker.plan("s.t").shape.relation.oid
-    dead = told.StoredTable(
+    dead = StoredTable(
         "towpath-keys-1", "s.t", 0, "queued", oid, pending_keys=((b"1",),), asked_keys=1
     )
     ours = dead._replace(pending_keys=((b"1",), (b"2",)), asked_keys=2)
@@ -445,7 +447,7 @@ def test_stored_keys_that_do_not_fit_any_more_fail(connection, worker):
     """
     connection.execute("create table s.t (a int, b int, primary key (a, b))")
     oid = worker.plan("s.t").shape.relation.oid
-    table = told.StoredTable(
+    table = StoredTable(
         "towpath-keys-1", "s.t", 0, "queued", oid, pending_keys=((b"7",),), asked_keys=1
     )
     worker.ask(do.StoreKeys(table.snapshot_id, (table,), 0))
@@ -469,7 +471,7 @@ def test_old_requests_are_forgotten_but_the_newest(connection, worker):
         " (5, 'completed', '9', '2 h'), (6, 'failed', '2', '8 d'),"
         " (7, 'running', '2', '8 d')) v (n, state, asked_until, age)"
     )
-    table = told.StoredTable("x", "s.t", 0, "queued", 1, asked_keys=1, asked_until="8")
+    table = StoredTable("x", "s.t", 0, "queued", 1, asked_keys=1, asked_until="8")
     worker.ask(do.StoreKeys("x", (table,), 0))
     rows = connection.execute("select snapshot_id from towpath.snapshot order by 1")
     names = [name.removeprefix("towpath-keys-") for (name,) in rows]
@@ -627,7 +629,7 @@ def test_progress_survives_as_it_was_saved(connection, worker):
     Keys are stored as lists of their text, and come back as the same bytes.
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
-    queued = told.StoredTable("s1", "s.t", 0, "queued", 4711, target="search2")
+    queued = StoredTable("s1", "s.t", 0, "queued", 4711, target="search2")
     stored = worker.ask(
         do.StoreSignal("s1", "accepted", {"tables": ["s.t"]}, (queued,))
     )
@@ -662,7 +664,7 @@ def test_a_signal_is_answered_once(connection, worker):
         "insert into towpath.signal (id, type, status)"
         " values ('s1', 'execute-snapshot', null), ('s2', 'x', 'rejected')"
     )
-    table = told.StoredTable("s1", "s.t", 0, "queued", 4711)
+    table = StoredTable("s1", "s.t", 0, "queued", 4711)
     effects = [
         do.StoreSignal("s1", "accepted", {}, (table,)),
         do.StoreSignal("s1", "accepted", {}, (table,)),
@@ -678,7 +680,7 @@ def test_an_id_is_not_used_twice(connection, worker):
     A new signal by an old id is told to choose another, and starts nothing.
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
-    table = told.StoredTable("s1", "s.t", 0, "queued", 4711)
+    table = StoredTable("s1", "s.t", 0, "queued", 4711)
     effect = do.StoreSignal("s1", "accepted", {}, (table,))
     worker.ask(effect)
     connection.execute("delete from towpath.signal")
@@ -712,7 +714,7 @@ def test_a_stopped_table_stays_stopped(connection, worker):
     Progress that was on its way when a table was stopped does not start it again.
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
-    table = told.StoredTable("s1", "s.t", 0, "running", 4711)
+    table = StoredTable("s1", "s.t", 0, "running", 4711)
     worker.ask(do.StoreSignal("s1", "accepted", {}, (table,)))
     worker.ask(do.StoreSignal("s2", "completed", {}, stops=(table,)))
     worker.ask(do.SaveProgress(1, table._replace(rows=7, chunks=1)))
@@ -727,7 +729,7 @@ def test_a_missing_table_ends_the_worker_with_its_name(connection, worker):
     """
     connection.execute("drop table towpath.snapshot")
     worker.worker.submit(
-        do.SaveProgress(1, told.StoredTable("s1", "s.t", 0, "running", 4711))
+        do.SaveProgress(1, StoredTable("s1", "s.t", 0, "running", 4711))
     )
     with pytest.raises(SourceRefusedError) as failure:
         worker.ask(do.ProbeVisibility())

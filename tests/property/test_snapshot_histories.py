@@ -34,6 +34,8 @@ from towpath.relay.snapshot.driver import Limits, SnapshotDriver
 from towpath.relay.snapshot.reading import Part, Reading
 from towpath.relay.snapshot.requests import KeyRequests
 from towpath.relay.snapshot.scan import Scan, Stage
+from towpath.relay.snapshot.shape import Chunk, Key, Plan, Row, TableShape
+from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.touches import Notes
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
 from towpath.relay.snapshot.window import Verdict, Window
@@ -43,7 +45,7 @@ from towpath.schemas.position import Position
 KEYS = 9
 OID = 4711
 COLUMNS = (Column("id", 20), Column("tag", 20), Column("large", 25))
-SHAPE = told.TableShape(Relation(OID, "s", "a", COLUMNS, (0,)), ("bigint",))
+SHAPE = TableShape(Relation(OID, "s", "a", COLUMNS, (0,)), ("bigint",))
 # 32-bit ids wrap around within the history.
 FIRST_XID = (1 << 32) - 12
 
@@ -93,7 +95,7 @@ class World:
         self.unseen: list[Transaction] = []
         self.next_xid = FIRST_XID
         self.tag = 0
-        self.stored: dict[str, told.StoredTable] = {}
+        self.stored: dict[str, StoredTable] = {}
         self.asked_until: str | None = None
         self.status: str | None = None
         self.topic: list[Record] = []
@@ -490,10 +492,10 @@ class Relay:
                 maximum = max(keys, default=None)
                 if self.world.early_maximum:
                     maximum = self.world.maximum_at_mark
-                plan = told.Plan(SHAPE, None if maximum is None else _key(maximum), 0)
+                plan = Plan(SHAPE, None if maximum is None else _key(maximum), 0)
                 if effect.keys_of is not None:
                     keys = self.world.stored[effect.keys_of].pending_keys
-                    plan = told.Plan(SHAPE, None, len(keys), keys)
+                    plan = Plan(SHAPE, None, len(keys), keys)
                 self.facts.append(told.PlanRead(effect.request_id, plan))
             case do.ReadChunk():
                 yield from self.chunk(effect)
@@ -521,7 +523,7 @@ class Relay:
         limit = KEYS if ask.keys else ask.max_rows
         found = [_row(k, rows[k]) for k in keys[:limit]]
         is_last = len(keys) < limit or bool(ask.keys)
-        chunk = told.Chunk(SHAPE, found, snapshot, is_last)
+        chunk = Chunk(SHAPE, found, snapshot, is_last)
         self.facts.append(told.ChunkRead(ask.chunk_id, chunk))
 
     def hear(self) -> None:
@@ -548,11 +550,11 @@ def _has_ended(world: World) -> bool:
     return world.status in {"completed", "failed", "rejected"}
 
 
-def _key(key: int) -> told.Key:
+def _key(key: int) -> Key:
     return (str(key).encode(),)
 
 
-def _row(key: int, version: Version) -> told.Row:
+def _row(key: int, version: Version) -> Row:
     return tuple(str(value).encode() for value in (key, *version))
 
 
@@ -759,7 +761,7 @@ def _stored_keys_overwritten(patch: pytest.MonkeyPatch) -> None:
     """Progress that is saved before the keys are loaded says that there are none."""
     real = Reading.progress
 
-    def progress(self: Reading) -> told.StoredTable:
+    def progress(self: Reading) -> StoredTable:
         table = real(self)
         return table._replace(pending_keys=table.pending_keys or ())
 

@@ -2,12 +2,8 @@
 
 from towpath.relay.pipeline.sight import OTHER, SnapshotSight
 from towpath.relay.snapshot.effects import SaveProgress, StoreKeys, StoreSignal
-from towpath.relay.snapshot.facts import (
-    KeysStored,
-    Resumed,
-    SignalStored,
-    StoredTable,
-)
+from towpath.relay.snapshot.facts import KeysStored, Resumed, SignalStored
+from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.tally import SnapshotView, Tally
 from towpath.schemas.clock import SystemClock
 

@@ -18,6 +18,7 @@ from towpath.relay.pipeline.snapshots import (
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
 from towpath.relay.snapshot.requests import KeyRequests
+from towpath.relay.snapshot.shape import Key, Row
 from towpath.relay.snapshot.visibility import InvisibleTransactions
 from towpath.relay.tally import Tally
 from towpath.relay.wal.relation import Column, Relation
@@ -42,7 +43,7 @@ class Clock:
 class Driver:
     """Emits rows one by one; each turn takes a millisecond."""
 
-    def __init__(self, clock: Clock, rows: Sequence[told.Row] = ()) -> None:
+    def __init__(self, clock: Clock, rows: Sequence[Row] = ()) -> None:
         self.recorders: dict = {}
         self.requests = KeyRequests()
         self.is_busy = False
@@ -76,10 +77,10 @@ class Route:
     relation = RELATION
     topic = "t.s.a"
 
-    def read(self, row: told.Row, *place: object) -> object:
+    def read(self, row: Row, *place: object) -> object:
         return ("read", row, place[2])
 
-    def absent(self, key: told.Key, *place: object) -> Sequence[object]:
+    def absent(self, key: Key, *place: object) -> Sequence[object]:
         if key == (b"untold",):
             raise MalformedMessageError
         return (("gone", key, place[2]), ("tombstone", key, place[2]))
@@ -88,7 +89,7 @@ class Route:
 class Bench:
     """A desk over fakes."""
 
-    def __init__(self, rows: Sequence[told.Row] = ()) -> None:
+    def __init__(self, rows: Sequence[Row] = ()) -> None:
         self.clock = Clock()
         self.driver = Driver(self.clock, rows)
         self.told: list[told.WorkerFact] = []

@@ -7,6 +7,8 @@ import pytest
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
 from towpath.relay.snapshot.driver import Limits, SnapshotDriver
+from towpath.relay.snapshot.shape import Chunk, Key, Plan, TableShape
+from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.touches import Notes
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
 from towpath.relay.snapshot.window import Window
@@ -15,9 +17,9 @@ from towpath.schemas.position import Position
 
 OID = 4711
 RELATION = Relation(OID, "s", "a", (Column("id", 20), Column("v", 25)), (0,))
-SHAPE = told.TableShape(RELATION, ("bigint",))
+SHAPE = TableShape(RELATION, ("bigint",))
 SEES_ALL = XidSnapshot(1000, 1000, frozenset())
-PLAN = told.Plan(SHAPE, (b"3",), 4)
+PLAN = Plan(SHAPE, (b"3",), 4)
 
 
 class Loop:
@@ -81,7 +83,7 @@ class Loop:
         """Answer a chunk with rows of these ids."""
         rows = [(b"%d" % number, b"x") for number in ids]
         is_last = len(ids) < ask.max_rows or bool(ask.keys)
-        chunk = told.Chunk(SHAPE, rows, snapshot, is_last)
+        chunk = Chunk(SHAPE, rows, snapshot, is_last)
         return self.tell(told.ChunkRead(ask.chunk_id, chunk))
 
 
@@ -346,8 +348,8 @@ def test_resumed_tables_go_on_after_their_last_key(loop: Loop):
     """
     A restart records anew, waits anew, and reads on where Kafka had it (A14).
     """
-    done = told.StoredTable("s1", "s.b", 0, "completed", 4712, rows=9)
-    rest = told.StoredTable(
+    done = StoredTable("s1", "s.b", 0, "completed", 4712, rows=9)
+    rest = StoredTable(
         "s1", "s.a", 1, "running", OID, last_key=(b"2",), maximum_key=(b"9",), rows=2
     )
     loop.tell(told.Resumed((done, rest)))
@@ -361,7 +363,7 @@ def test_a_resumed_snapshot_without_anything_left_is_answered(loop: Loop):
     """
     A crash between the last table and the answer does not lose the answer.
     """
-    done = told.StoredTable("s1", "s.a", 0, "completed", OID, rows=9)
+    done = StoredTable("s1", "s.a", 0, "completed", OID, rows=9)
     loop.tell(told.Resumed((done,)))
 
     assert "completed" == loop.one(do.AnswerSignal).status
@@ -429,7 +431,7 @@ def test_an_empty_table_is_completed(loop: Loop):
     loop.see(loop.one(do.WriteWatermark).token)
     loop.tell(told.VisibilityRead(SEES_ALL))
     plan = loop.one(do.ReadPlan)
-    loop.tell(told.PlanRead(plan.request_id, told.Plan(SHAPE, None, 0)))
+    loop.tell(told.PlanRead(plan.request_id, Plan(SHAPE, None, 0)))
 
     assert ("completed", 0) == (
         loop.one(do.AnswerSignal).status,
@@ -523,7 +525,7 @@ def test_progress_in_percent_never_says_done_too_early(fields: dict, percent: fl
     """
     The server's estimate may be too low: only completed is all of it.
     """
-    table = told.StoredTable("s1", "s.a", 0, table_oid=OID, **fields)
+    table = StoredTable("s1", "s.a", 0, table_oid=OID, **fields)
 
     assert percent == table.percent
 
@@ -541,7 +543,7 @@ def test_a_table_is_the_same_by_oid_and_key(oid, key, key_types, same):
     """
     Another oid, key column or key type makes another table of it.
     """
-    other = told.TableShape(Relation(oid, "s", "a", RELATION.columns, key), key_types)
+    other = TableShape(Relation(oid, "s", "a", RELATION.columns, key), key_types)
 
     assert same == SHAPE.has_same_key(other)
 
@@ -594,11 +596,11 @@ def ask_for_keys(loop: Loop) -> do.ReadChunk:
     return begin_keys(loop, KEYS)
 
 
-def begin_keys(loop: Loop, keys: tuple[told.Key, ...]) -> do.ReadChunk:
+def begin_keys(loop: Loop, keys: tuple[Key, ...]) -> do.ReadChunk:
     """Bring listed keys to their first chunk."""
     loop.see(loop.one(do.WriteWatermark).token)
     loop.tell(told.VisibilityRead(SEES_ALL))
-    plan = told.Plan(SHAPE, None, len(keys), keys)
+    plan = Plan(SHAPE, None, len(keys), keys)
     loop.tell(told.PlanRead(loop.one(do.ReadPlan).request_id, plan))
     return loop.one(do.ReadChunk)
 
@@ -706,7 +708,7 @@ def test_progress_before_the_keys_are_loaded_leaves_them_as_stored(loop: Loop):
 # What the relay itself asks for -------------------------------------------------------
 
 
-def ask_by_itself(loop: Loop, log_lsn: int, key: told.Key) -> do.StoreKeys:
+def ask_by_itself(loop: Loop, log_lsn: int, key: Key) -> do.StoreKeys:
     """Let the relay ask for a key."""
     loop.driver.requests.ask(RELATION, key, Position(log_lsn, 0))
     loop.tick(loop.driver._now_s)
@@ -809,7 +811,7 @@ def test_a_stored_request_is_taken_up_after_a_restart(loop: Loop):
     """
     What was asked for goes on, and is not asked for twice.
     """
-    table = told.StoredTable(
+    table = StoredTable(
         "towpath-keys-1",
         "s.a",
         0,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from towpath.relay.snapshot import chunks
 from towpath.relay.snapshot.copytext import decode_line
 from towpath.relay.snapshot.effects import ReadChunk
-from towpath.relay.snapshot.facts import TableShape
+from towpath.relay.snapshot.shape import TableShape
 from towpath.relay.wal.relation import Column, Relation
 
 LINES = TableShape(

@@ -11,13 +11,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from towpath.relay.snapshot.effects import Effect, SaveProgress, StoreKeys, StoreSignal
-from towpath.relay.snapshot.facts import (
-    Fact,
-    KeysStored,
-    Resumed,
-    SignalStored,
-    StoredTable,
-)
+from towpath.relay.snapshot.facts import Fact, KeysStored, Resumed, SignalStored
+from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.tally import SnapshotView, Tally
 from towpath.schemas.clock import Clock
 

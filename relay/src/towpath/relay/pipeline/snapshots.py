@@ -33,13 +33,13 @@ from towpath.relay.snapshot.effects import (
 from towpath.relay.snapshot.facts import (
     Delivered,
     Fact,
-    Key,
     KeysStored,
     SignalStored,
     Tick,
     Turn,
     VisibilityRead,
 )
+from towpath.relay.snapshot.shape import Key
 from towpath.relay.wal.relation import Relation
 from towpath.schemas import topics
 from towpath.schemas.position import Position

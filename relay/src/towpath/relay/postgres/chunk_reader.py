@@ -19,16 +19,8 @@ from towpath.relay.postgres.snapshot_store import SnapshotStore
 from towpath.relay.snapshot import chunks
 from towpath.relay.snapshot.copytext import decode_line
 from towpath.relay.snapshot.effects import ReadChunk, ReadPlan
-from towpath.relay.snapshot.facts import (
-    Chunk,
-    ChunkRead,
-    Key,
-    Plan,
-    PlanRead,
-    Row,
-    TableShape,
-    key_of,
-)
+from towpath.relay.snapshot.facts import ChunkRead, PlanRead
+from towpath.relay.snapshot.shape import Chunk, Key, Plan, Row, TableShape, key_of
 from towpath.relay.snapshot.tokens import WATERMARK_PREFIX
 from towpath.relay.snapshot.visibility import XidSnapshot
 

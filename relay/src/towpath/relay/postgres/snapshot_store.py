@@ -18,13 +18,13 @@ from towpath.relay.snapshot.effects import (
     StoreSignal,
 )
 from towpath.relay.snapshot.facts import (
-    Key,
     KeysStored,
     ProgressSaved,
     Resumed,
     SignalStored,
-    StoredTable,
 )
+from towpath.relay.snapshot.shape import Key
+from towpath.relay.snapshot.stored import StoredTable
 
 
 class SnapshotStore:

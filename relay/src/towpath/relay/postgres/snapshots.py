@@ -40,15 +40,14 @@ from towpath.relay.snapshot.effects import (
     WriteWatermark,
 )
 from towpath.relay.snapshot.facts import (
-    Key,
     ReadFailed,
     Resumed,
-    TableShape,
     TablesInspected,
     VisibilityRead,
     WatermarkWritten,
     WorkerFact,
 )
+from towpath.relay.snapshot.shape import Key, TableShape
 from towpath.relay.snapshot.visibility import XidSnapshot
 from towpath.schemas.backoff import Backoff
 from towpath.schemas.failure import Disposition, HaltError, TowpathError

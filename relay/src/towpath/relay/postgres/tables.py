@@ -13,7 +13,7 @@ from towpath.relay.postgres.connect import Connection
 from towpath.relay.postgres.queries import query
 from towpath.relay.snapshot import chunks
 from towpath.relay.snapshot.copytext import decode_line
-from towpath.relay.snapshot.facts import Key, TableShape, key_of
+from towpath.relay.snapshot.shape import Key, TableShape, key_of
 from towpath.relay.wal.relation import Column, Relation
 from towpath.schemas.failure import DataError
 

@@ -10,7 +10,7 @@ column's type. COPY takes no parameters, so values are written as literals.
 from collections.abc import Iterable
 
 from towpath.relay.snapshot.effects import ReadChunk
-from towpath.relay.snapshot.facts import Key, TableShape
+from towpath.relay.snapshot.shape import Key, TableShape
 
 
 def chunk_query(ask: ReadChunk, shape: TableShape) -> str:

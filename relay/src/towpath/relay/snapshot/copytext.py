@@ -11,7 +11,7 @@ import re
 from types import MappingProxyType
 from typing import Final
 
-from towpath.relay.snapshot.facts import Row
+from towpath.relay.snapshot.shape import Row
 
 _NULL: Final = rb"\N"
 _ESCAPE: Final = re.compile(rb"\\([0-7]{1,3}|x[0-9A-Fa-f]{1,2}|.)", re.DOTALL)

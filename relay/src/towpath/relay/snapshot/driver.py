@@ -18,7 +18,6 @@ from towpath.relay.snapshot.facts import (
     Resumed,
     SignalSeen,
     SignalStored,
-    StoredTable,
     TablesInspected,
     Tick,
     VisibilityRead,
@@ -27,6 +26,7 @@ from towpath.relay.snapshot.intake import Intake
 from towpath.relay.snapshot.requests import KeyRequests
 from towpath.relay.snapshot.run import Run
 from towpath.relay.snapshot.scan import Desk
+from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.tokens import Tokens
 from towpath.relay.snapshot.touches import Touches
 from towpath.relay.snapshot.track import Limits, Track

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from towpath.relay.snapshot.facts import Key, Row, StoredTable, TableShape
+from towpath.relay.snapshot.shape import Key, Row, TableShape
+from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.wal.relation import Relation
 
 # For the loop ----------------------------------------------------------------------

@@ -13,15 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from towpath.relay.snapshot.effects import Effect, InspectTables, StoreSignal
-from towpath.relay.snapshot.facts import (
-    Key,
-    SignalSeen,
-    SignalStored,
-    StoredTable,
-    TableShape,
-    TablesInspected,
-)
+from towpath.relay.snapshot.facts import SignalSeen, SignalStored, TablesInspected
 from towpath.relay.snapshot.requests import SNAPSHOT_PREFIX
+from towpath.relay.snapshot.shape import Key, TableShape
 from towpath.relay.snapshot.signals import (
     ExecuteSnapshot,
     LogMessage,
@@ -30,6 +24,7 @@ from towpath.relay.snapshot.signals import (
     expand,
     parse_signal,
 )
+from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.visibility import XidSnapshot
 
 

@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Final
 
 from towpath.relay.snapshot.effects import Notify
-from towpath.relay.snapshot.facts import Key, StoredTable
+from towpath.relay.snapshot.shape import Key
+from towpath.relay.snapshot.stored import StoredTable
 
 _SCAN_STATUS: Final = MappingProxyType(
     {"completed": "SUCCEEDED", "failed": "SQL_EXCEPTION", "stopped": "STOPPED"}

@@ -24,14 +24,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from towpath.relay.snapshot.effects import EmitRows, ReadChunk
-from towpath.relay.snapshot.facts import (
-    Chunk,
-    Key,
-    Plan,
-    Row,
-    StoredTable,
-    WatermarkSeen,
-)
+from towpath.relay.snapshot.facts import WatermarkSeen
+from towpath.relay.snapshot.shape import Chunk, Key, Plan, Row
+from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.tokens import Tokens
 from towpath.relay.snapshot.touches import Notes
 from towpath.relay.snapshot.window import Verdict, Window

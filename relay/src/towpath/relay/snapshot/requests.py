@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from towpath.relay.snapshot.effects import StoreKeys
-from towpath.relay.snapshot.facts import Key, StoredTable
+from towpath.relay.snapshot.shape import Key
+from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.wal.relation import Relation
 from towpath.schemas.position import Position, parse_position
 

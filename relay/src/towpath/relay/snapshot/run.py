@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from towpath.relay.snapshot.effects import AnswerSignal
-from towpath.relay.snapshot.facts import StoredTable
+from towpath.relay.snapshot.stored import StoredTable
 
 # A refused table is failed from the first and tells nothing.
 _BEGUN: Final = frozenset({"running", "completed", "stopped"})

@@ -34,10 +34,8 @@ from towpath.relay.snapshot.facts import (
     ChunkRead,
     Delivered,
     Fact,
-    Plan,
     PlanRead,
     ReadFailed,
-    StoredTable,
     Tick,
     Turn,
     VisibilityRead,
@@ -46,6 +44,8 @@ from towpath.relay.snapshot.facts import (
 from towpath.relay.snapshot.pace import Pace
 from towpath.relay.snapshot.reading import Reading
 from towpath.relay.snapshot.requests import KeyRequests
+from towpath.relay.snapshot.shape import Plan
+from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.tokens import Tokens
 from towpath.relay.snapshot.touches import Notes
 from towpath.relay.snapshot.visibility import InvisibleTransactions

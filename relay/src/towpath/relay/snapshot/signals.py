@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
-from towpath.relay.snapshot.facts import Key
+from towpath.relay.snapshot.shape import Key
 from towpath.schemas.failure import DataError
 
 # What a plain name holds; anything else makes the entry a regular expression.

@@ -24,7 +24,7 @@ each takes notes of its own, since each begins, forgets and begins anew by itsel
 import enum
 from typing import Final
 
-from towpath.relay.snapshot.facts import Key
+from towpath.relay.snapshot.shape import Key
 from towpath.relay.snapshot.visibility import XidSnapshot
 
 # One touch of a short key costs about 300 bytes: 60 MB at the bound. Half of it makes

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from towpath.relay.snapshot import notifications
 from towpath.relay.snapshot.effects import Effect, SaveProgress
-from towpath.relay.snapshot.facts import Fact, StoredTable, Tick
+from towpath.relay.snapshot.facts import Fact, Tick
 from towpath.relay.snapshot.pace import Pace
 from towpath.relay.snapshot.requests import MAX_BATCH_KEYS
 from towpath.relay.snapshot.run import Run
 from towpath.relay.snapshot.scan import Desk, Scan, Stage
+from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.touches import MAX_TOUCHES, Notes, Touches
 
 

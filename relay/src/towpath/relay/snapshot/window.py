@@ -14,7 +14,8 @@ brings between two parts evicts from the rest, as it did before the high waterma
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from towpath.relay.snapshot.facts import Chunk, Key, Row, WatermarkSeen, key_of
+from towpath.relay.snapshot.facts import WatermarkSeen
+from towpath.relay.snapshot.shape import Chunk, Key, Row, key_of
 from towpath.relay.snapshot.touches import Left, Notes
 from towpath.relay.wal.relation import Relation
 

@@ -1,0 +1,63 @@
+"""How far a table of a snapshot is, as the source's own table keeps it."""
+
+from typing import Final, NamedTuple
+
+from towpath.relay.snapshot.shape import Key, KeyRange
+
+INCREMENTAL: Final = "incremental"
+BLOCKING: Final = "blocking"
+INITIAL: Final = "initial"
+
+
+class StoredTable(NamedTuple):
+    """
+    One row of ``towpath.snapshot``: a table in a snapshot, as far as it is stored.
+
+    ``pending_keys`` are still to be read, or read again; None: as they are stored.
+    ``last_key`` and everything below it has been acknowledged by Kafka. ``asked_keys``
+    says how many keys were listed; None: the whole table is read. ``asked_until`` is
+    the place of the last change that made the relay itself ask; None: a signal asked.
+    ``kind`` is ``incremental``, ``blocking`` or ``initial``; the ``condition`` of the
+    first is a filter, that of the others a SELECT. ``order_by`` names the columns of a
+    chosen key. ``ranges`` are what several readers have each done. ``floor`` is the log
+    LSN of the first mark: with ``sweeps``, whatever stands below it in the end is gone.
+    """
+
+    snapshot_id: str
+    collection: str
+    ordinal: int
+    state: str
+    table_oid: int
+    condition: str | None = None
+    target: str | None = None
+    max_rows_per_second: int | None = None
+    last_key: Key | None = None
+    maximum_key: Key | None = None
+    pending_keys: tuple[Key, ...] | None = ()
+    rows: int = 0
+    dropped: int = 0
+    chunks: int = 0
+    estimated_rows: int = 0
+    error: str | None = None
+    asked_keys: int | None = None
+    asked_until: str | None = None
+    kind: str = INCREMENTAL
+    order_by: tuple[str, ...] = ()
+    ranges: tuple[KeyRange, ...] = ()
+    floor: int | None = None
+    sweeps: bool = False
+
+    @property
+    def percent(self) -> float | None:
+        """How much is done, by the server's statistics; None: they say nothing."""
+        if self.state == "completed":
+            return 100.0
+        if not self.estimated_rows:
+            return None
+        done = 100.0 * (self.rows + self.dropped) / self.estimated_rows
+        return round(min(99.9, done), 1)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it is left to do."""
+        return self.state in {"completed", "failed", "stopped"}

@@ -7,7 +7,7 @@ is remembered, and a row that lacks columns is merged and never guessed.
 
 import random
 
-from towpath.sinks.change import ALL_PRESENT, Change, Origin
+from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
 from towpath.sinks.fold import ABSENT_ROW, newest_per_key
 from towpath.sinks.memory import MemorySink
 from towpath.sinks.ports import Batch, StoredRow
@@ -359,6 +359,88 @@ def test_opening_again_is_safe(target):
     target.connect().open()
 
     assert {"7": live(7, at(1), status="placed")} == target.contents(target.orders)
+
+
+def floor(target, position):
+    """Make a floor of the orders."""
+    origin = Origin(target.orders_topic, 0, 0)
+    return Floor(target.orders, position, needs_all=False, origin=origin)
+
+
+def sweep(sink, floor, *changes):
+    """Apply changes in one batch with a floor, and return what became of it."""
+    folded = newest_per_key(changes)
+    sink.apply(Batch(0, folded.changes, (), (floor,)))
+    return sink.flush()
+
+
+def live_keys(target, route):
+    """Return the keys of a route's live rows."""
+    return {k for k, row in target.contents(route).items() if not row.is_deleted}
+
+
+def test_what_is_below_a_floor_goes_and_the_rest_stays(target):
+    """Rows and tombstones below go; a row at the floor, above, or elsewhere stays."""
+    sink = target.connect()
+    apply(
+        sink,
+        order(target, at(4, 9), {"status": "placed"}, key=1),
+        order(target, at(4), None, key=2),
+        order(target, at(5, READ), {"status": "placed"}, key=3),
+        order(target, at(6), {"status": "paid"}, key=4),
+        label(target, at(1), "a", "x"),
+    )
+    sweep(sink, floor(target, at(5, READ)))
+
+    assert ({"3", "4"}, {"a"}) == (
+        live_keys(target, target.orders),
+        live_keys(target, target.labels),
+    )
+    assert {"3", "4"} == target.contents(target.orders).keys()
+
+
+def test_what_comes_late_from_below_a_floor_is_refused(target):
+    """Rows never seen and rows taken away count as stale; above it all goes on."""
+    sink = target.connect()
+    apply(sink, order(target, at(1), {"status": "placed"}, key=1))
+    sweep(sink, floor(target, at(5, 3)))
+    checkpoint = apply(
+        sink,
+        order(target, at(1), {"status": "placed"}, key=1),
+        order(target, at(5, 2), {"status": "placed"}, key=2),
+        order(target, at(5, 4), {"status": "paid"}, key=3),
+        label(target, at(1), "a", "x"),
+    )
+
+    assert (2, 2, (), {"3"}, {"a"}) == (
+        checkpoint.applied,
+        checkpoint.stale,
+        checkpoint.refused,
+        live_keys(target, target.orders),
+        live_keys(target, target.labels),
+    )
+
+
+def test_a_floor_is_remembered_over_a_restart(target):
+    """Another client, opened anew, refuses what is below it, too."""
+    first = target.connect()
+    sweep(first, floor(target, at(5)), order(target, at(6), {"status": "paid"}))
+    first.close()
+    second = target.connect()
+    checkpoint = apply(second, order(target, at(4), {"status": "placed"}, key=8))
+
+    assert (1, {"7"}) == (checkpoint.stale, live_keys(target, target.orders))
+
+
+def test_a_lower_floor_changes_nothing(target):
+    """Floors that come again or late take nothing away, and open nothing."""
+    sink = target.connect()
+    sweep(sink, floor(target, at(5)), order(target, at(6), {"status": "paid"}))
+    sweep(sink, floor(target, at(5)))
+    sweep(sink, floor(target, at(3)))
+    checkpoint = apply(sink, order(target, at(4), {"status": "placed"}, key=8))
+
+    assert (1, {"7"}) == (checkpoint.stale, live_keys(target, target.orders))
 
 
 def test_any_delivery_ends_equal_to_the_reference(target):

@@ -131,3 +131,18 @@ def test_a_topic_that_forgets_too_early_is_found(
     told = [row["what"] for row in rows if name in row["what"]]
 
     assert [f"topic {name} keeps records for 2 h, [topics] says 168 h"] == told
+
+
+def test_a_declared_view_that_cannot_be_read_is_found(config: Path, capsys):
+    """
+    Its outbox topic could not be filled, and nobody would know before the signal.
+    """
+    text = config.read_text(encoding="utf-8")
+    view = '[[relay.outbox.view]]\naggregate_type = "note"\nview = "public.state"\n'
+    config.write_text(text + view, encoding="utf-8")
+    _, rows = examined(config, capsys)
+    told = [row["what"] for row in rows if row["why"] == "outbox.note cannot be filled"]
+
+    assert [
+        "the view public.state cannot be read: there is no view public.state"
+    ] == told

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -19,7 +20,9 @@ from sqlalchemy import Engine, text
 from werkzeug.test import TestResponse
 
 from towpath.outbox import outbox_table
+from towpath.relay.postgres.views import findings
 from towpath.schemas.clock import SystemClock
+from towpath.schemas.events import check_event
 from towpath.services.orders import handlers
 from towpath.services.orders.api import EXTENSION
 from towpath.services.orders.app import create_app, migrate_shop
@@ -27,6 +30,7 @@ from towpath.services.orders.commands import PlaceOrder
 from towpath.services.orders.seed import seed_shop
 from towpath.services.orders.tables import metadata
 from towpath.services.orders.unit import OrdersUnit
+from towpath.settings import AggregateView, IdForm
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -135,7 +139,7 @@ def test_an_order_is_written_with_its_lines_and_its_event(shop: Shop):
     expected = (
         str(order["order_id"]),
         "OrderPlaced",
-        order | {"attributes": '{"gift":true}'},
+        order | {"attributes": '{"gift": true}'},
         {"schema": "shop.OrderPlaced:1"},
         TRACEPARENT,
         order["placed_at"],
@@ -532,7 +536,7 @@ def test_two_that_start_at_once_migrate_once(database: str):
         versions = connection.execute(text("select * from shop.alembic_version")).all()
     engine.dispose()
 
-    assert [("0001",)] == [tuple(version) for version in versions]
+    assert [("0002",)] == [tuple(version) for version in versions]
 
 
 def test_a_seeded_shop_adds_up_and_says_nothing(shop: Shop):
@@ -582,6 +586,101 @@ def test_an_unforeseen_failure_tells_the_caller_nothing(shop: Shop):
 
     assert response.status_code == 500
     assert "Eve" not in response.text
+
+
+ODD_ATTRIBUTES = {
+    "zz": 'quo"te \\ and\nline \x1f\x7f',
+    "a": None,
+    "é": True,
+    "b": 2**53 - 1,
+    "ab": -0,
+    "😀": "😀",
+}
+
+
+def test_the_view_says_of_each_order_what_its_newest_event_says(shop: Shop):
+    """
+    Placed, paid and cancelled ones, equal as JSON in every part, whatever the zone.
+    """
+    odd = {"note": 'Zürich\n"2" \\', "attributes": ODD_ATTRIBUTES}
+    lines = [LINE | {"unit_price": price} for price in ("0.10", "1234567890", "7.5")]
+    orders = [shop.place(lines=lines, **odd).json["order_id"] for _ in range(4)]
+    orders.append(shop.placed())
+    for path in (
+        *(f"{orders[1]}/pay", f"{orders[4]}/pay", f"{orders[3]}/cancel"),
+        *(f"{orders[0]}/pay", f"{orders[0]}/cancel"),
+    ):
+        shop.client.post(f"/orders/{path}")
+    shop.client.post(f"/orders/{orders[2]}/cancel", json={"reason": 'it\'s "late"'})
+    said = shop.rows(
+        "select distinct on (aggregate_id) aggregate_id, type, payload"
+        " from towpath.outbox where aggregate_type = 'order'"
+        " order by aggregate_id, occurred_at desc"
+    )
+    zone = shop.rows(
+        "alter database {} set timezone = 'Asia/Kolkata'".format(
+            shop.rows("select quote_ident(current_database())")[0][0]
+        )
+    )
+    shop.engine.dispose()
+    seen = shop.rows(
+        "select aggregate_id::text, type, payload from shop.order_documents order by 1"
+    )
+
+    assert (5, []) == (len(seen), zone)
+    assert said == seen
+
+
+def test_a_seeded_order_is_an_event_that_fits_its_schema(shop: Shop):
+    """
+    What was never said stands in the view as it would be said.
+    """
+    seed_shop(shop.engine, orders=200, customers=20)
+    documents = shop.rows("select type, payload from shop.order_documents")
+    fitting = [check_event(type_, payload).name for type_, payload in documents]
+
+    assert ["OrderPlaced"] * 200 == fitting
+
+
+def test_a_part_of_the_view_is_read_along_the_key(shop: Shop):
+    """
+    A thousand documents from the middle cost as many orders, not all of them.
+    """
+    seed_shop(shop.engine, orders=5_000, customers=20)
+    ((plan,),) = shop.rows(
+        "explain (analyze, format json) select * from shop.order_documents"
+        " where aggregate_id > 2000 and aggregate_id <= 4999"
+        " order by aggregate_id limit 1000"
+    )
+    read = [
+        (node["Relation Name"], node["Actual Rows"] * node["Actual Loops"])
+        for node in _nodes(plan[0]["Plan"])
+        if "Relation Name" in node
+    ]
+
+    assert {"orders", "order_lines"} == {name for name, _ in read}
+    assert 1_000 == next(rows for name, rows in read if name == "orders")
+    assert 5_000 > sum(rows for _, rows in read)
+
+
+def test_the_relay_can_read_the_view(shop: Shop):
+    """
+    What the shop declares in its configuration is refused in no respect.
+    """
+    view = AggregateView(
+        aggregate_type="order",
+        view="shop.order_documents",
+        id_form=IdForm.INTEGER,
+        state_types=("*",),
+    )
+    with psycopg.connect(shop.dsn) as connection:
+        assert findings(connection, [view]) == []
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for below in plan.get("Plans", ()):
+        yield from _nodes(below)
 
 
 def _line() -> dict[str, Any]:

@@ -21,10 +21,11 @@ from towpath.relay.postgres.replication import SlotStream, Wakeup
 from towpath.relay.routing.codec import Names
 from towpath.relay.routing.columns import ColumnRules
 from towpath.relay.routing.json_codec import json_maker
+from towpath.relay.routing.reads import ReadPlace
 from towpath.relay.routing.record import Record
 from towpath.relay.routing.relations import bind
 from towpath.relay.routing.table import Ears, TableRoute
-from towpath.relay.snapshot.copytext import decode_line
+from towpath.relay.snapshot.copytext import decode_lines
 from towpath.relay.wal.frames import PAYLOAD_AT, WAL_DATA, start_lsn
 from towpath.relay.wal.messages import RelationShape
 from towpath.relay.wal.pgoutput import parse_message
@@ -357,8 +358,8 @@ class Followed:
         route = self._route(shape.relation)
         statement = f"copy (select {columns} from {table}) to stdout"  # noqa: S608 - ours
         with self.reader.cursor().copy(statement.encode()) as copy:
-            rows = [decode_line(bytes(line)) for line in copy]
-        return [route.read(row, 8, "sig", "topic", NOW_US) for row in rows]
+            rows = decode_lines(map(bytes, copy))
+        return list(route.reads(rows, ReadPlace(8, "sig", "topic", NOW_US)))
 
     def _route(self, relation: Relation) -> TableRoute:
         oids = [column.type_oid for column in relation.columns]

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.sinks.change import ALL_PRESENT, Change, Origin
+from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.memory import MemorySink
 from towpath.sinks.ports import Batch
@@ -14,7 +14,7 @@ COLUMNS = ("id", "name", "note", "size")
 
 
 @st.composite
-def histories(draw):
+def histories(draw, *, truncates=False):
     """Draw the changes of a few keys, each position once, in position order."""
     count = draw(st.integers(1, 14))
     live: set[int] = set()
@@ -22,8 +22,13 @@ def histories(draw):
     for number in range(count):
         key = draw(st.integers(1, 3))
         kinds = ["full", "delete"] + (["partial"] if key in live else [])
-        kind = draw(st.sampled_from(kinds))
+        kind = draw(st.sampled_from([*kinds, *(["truncate"] if truncates else [])]))
         position = f"{number // 3:016x}.{number % 3:010d}"
+        if kind == "truncate":
+            origin = Origin("orders", 0, 0)
+            changes.append(Floor("orders", position, needs_all=False, origin=origin))
+            live.clear()
+            continue
         changes.append(_change(draw, key, position, kind))
         (live.discard if kind == "delete" else live.add)(key)
     return changes
@@ -46,7 +51,9 @@ def _told(changes):
     """Apply every change in position order, with nothing folded away."""
     state: dict = {}
     for change in changes:
-        if change.row is None:
+        if isinstance(change, Floor):
+            state.clear()
+        elif change.row is None:
             state[change.key] = (change.position, None)
         elif change.unchanged:
             state[change.key] = (change.position, state[change.key][1] | change.row)
@@ -96,6 +103,40 @@ def test_any_split_into_batches_tells_the_whole_history(changes, sizes, replayed
         sink.apply(Batch(0, newest_per_key(changes).changes))
 
     assert _told(changes) == _content(sink)
+
+
+@st.composite
+def deliveries(draw):
+    """Draw a history with truncations, as two partitions bring it, and its batches."""
+    told = draw(histories(truncates=True))
+    partitions = [
+        [c for c in told if isinstance(c, Floor) or c.key[0] % 2 == partition]
+        for partition in (0, 1)
+    ]
+    batches: list[list[Change | Floor]] = []
+    while any(partitions):
+        partition = draw(st.sampled_from([p for p in partitions if p]))
+        size = draw(st.integers(1, len(partition)))
+        begins_batch = draw(st.booleans()) or not batches
+        if begins_batch:
+            batches.append([])
+        batches[-1] += partition[:size]
+        del partition[:size]
+    return told, batches
+
+
+@given(deliveries(), st.booleans())
+def test_a_truncation_leaves_what_came_after_it(delivery, replayed):
+    """Whichever partition tells it first: what was before is gone, and stays gone."""
+    told, batches = delivery
+    sink = MemorySink()
+    for batch in [*batches, *(batches if replayed else [])]:
+        floors = tuple(one for one in batch if isinstance(one, Floor))
+        changes = [one for one in batch if isinstance(one, Change)]
+        folded = newest_per_key(changes, floors)
+        sink.apply(Batch(0, folded.changes, (), floors))
+
+    assert _told(told) == _content(sink)
 
 
 @given(histories())

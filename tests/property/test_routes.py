@@ -27,6 +27,23 @@ ROUTES = Routes(
         }
     )
 )
+SEARCH = Routes(
+    Sink.model_validate(
+        {
+            "name": "search",
+            "kind": "search",
+            "url": "http://unused",
+            "route": [
+                {
+                    "topic": "outbox.event.order",
+                    "name": "orders",
+                    "kind": "aggregate",
+                    "state_types": ["OrderPlaced"],
+                },
+            ],
+        }
+    )
+)
 WORDS = st.sampled_from(
     [
         *("towpath", "shop", "orders", "order-lines", "order_lines", "outbox"),
@@ -35,13 +52,16 @@ WORDS = st.sampled_from(
 )
 
 
-@given(st.lists(WORDS, min_size=1, max_size=6).map(".".join))
-def test_what_is_subscribed_has_a_route(topic):
+@given(
+    st.sampled_from([ROUTES, SEARCH]),
+    st.lists(WORDS, min_size=1, max_size=6).map(".".join),
+)
+def test_what_is_subscribed_has_a_route(routes, topic):
     """
     A topic matches the pattern exactly if a route reads it.
 
     The engine subscribes to every topic in which it finds the pattern anywhere.
     """
-    subscribed = re.search(ROUTES.pattern, topic) is not None
+    subscribed = re.search(routes.pattern, topic) is not None
 
-    assert subscribed == (ROUTES.of(topic) is not None)
+    assert subscribed == (routes.of(topic) is not None)

@@ -1,12 +1,14 @@
 """The search index, beyond the contract: what only OpenSearch can do wrong."""
 
 import uuid
+from decimal import Decimal
 
+import orjson
 import pytest
 from opensearchpy import OpenSearch
 
 from towpath.schemas.clock import SystemClock
-from towpath.settings import Route
+from towpath.settings import Route, RouteKind
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.errors import (
     ForeignIndexError,
@@ -15,6 +17,7 @@ from towpath.sinks.errors import (
 )
 from towpath.sinks.ports import Batch
 from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.search.reader import SearchReader
 from towpath.sinks.search.sink import SearchSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -140,3 +143,110 @@ def test_an_index_that_does_not_answer_is_unavailable(unused_port, route):
 
     with pytest.raises(TargetUnavailableError, match="does not answer"):
         SearchSink(url, (route,), Relations(), SystemClock()).open()
+
+
+@pytest.fixture
+def aggregate():
+    """Name a route of aggregates that no other test writes."""
+    return Route(
+        topic="outbox.event.order",
+        name=f"orders-{uuid.uuid4().hex[:8]}",
+        kind=RouteKind.AGGREGATE,
+        state_types=("OrderPlaced", "OrderPaid"),
+        fields={"total": "numeric", "lines[].product_id": "uuid"},
+    )
+
+
+@pytest.fixture
+def documents(stack, aggregate):
+    """Lend a sink of aggregates, opened."""
+    made = SearchSink(stack.opensearch_url, (aggregate,), Relations(), SystemClock())
+    made.open()
+    yield made
+    made.close()
+
+
+def state(route, order_id, text, *, log_lsn=8):
+    """Make a change of an aggregate out of its event's payload; ``None`` deletes it."""
+    return Change(
+        route.name,
+        (str(order_id),),
+        (),
+        f"{log_lsn:016x}.0000000000",
+        None if text is None else orjson.loads(text),
+        ALL_PRESENT,
+        False,
+        Origin(route.topic, 0, 0),
+        text,
+    )
+
+
+def lines_text(*lines):
+    """Write an order's payload; lines are product and quantity."""
+    told = [{"product_id": product, "quantity": n} for product, n in lines]
+    return orjson.dumps({"order_id": 7, "lines": told}, option=orjson.OPT_INDENT_2)
+
+
+def test_an_order_is_found_by_one_of_its_lines(documents, client, aggregate):
+    """Two of a, one of b: nobody finds it asking for one of a."""
+    text = lines_text(("a", 2), ("b", 1))
+    documents.apply(Batch(0, (state(aggregate, 7, text),)))
+    checkpoint = documents.flush()
+    client.indices.refresh(index=aggregate.name)
+
+    def found(product, quantity):
+        wanted = {"lines.product_id": product, "lines.quantity": quantity}
+        must = [{"term": {name: value}} for name, value in wanted.items()]
+        query = {"nested": {"path": "lines", "query": {"bool": {"must": must}}}}
+        return client.count(index=aggregate.name, body={"query": query})["count"]
+
+    assert (1, ()) == (checkpoint.applied, checkpoint.refused)
+    assert (1, 1, 0) == (found("a", 2), found("b", 1), found("a", 1))
+
+
+def test_a_document_is_kept_digit_by_digit(documents, stack, aggregate):
+    """Numbers that no double holds come back as they were sent, blanks and all."""
+    text = b' {"order_id": 9223372036854775807,\n"total":1.00000000000000000001 }\r\n'
+    documents.apply(Batch(0, (state(aggregate, 7, text),)))
+    reader = SearchReader(stack.opensearch_url)
+    (row,) = reader.rows(aggregate.name)
+    reader.close()
+
+    assert (
+        "7",
+        {"order_id": 2**63 - 1, "total": Decimal("1.00000000000000000001")},
+    ) == (
+        row.key,
+        row.fields,
+    )
+
+
+def test_a_document_follows_the_guard_like_a_row(documents, client, aggregate):
+    """Older states lose, deletes are remembered, and nothing of them is found."""
+    new, old = lines_text(("a", 2)), lines_text(("a", 1))
+    documents.apply(Batch(0, (state(aggregate, 7, new, log_lsn=16),)))
+    documents.apply(Batch(1, (state(aggregate, 7, old, log_lsn=8),)))
+    documents.apply(Batch(2, (state(aggregate, 8, None, log_lsn=16),)))
+    documents.apply(Batch(3, (state(aggregate, 8, old, log_lsn=8),)))
+    client.indices.refresh(index=aggregate.name)
+    hits = client.search(index=aggregate.name)["hits"]["hits"]
+
+    assert (2, [("7", 2)]) == (
+        documents.flush().stale,
+        [(hit["_id"], hit["_source"]["lines"][0]["quantity"]) for hit in hits],
+    )
+
+
+def test_a_document_with_a_rogue_field_is_refused_alone(documents, aggregate):
+    """The index is strict inside the lines, too."""
+    rogue = b'{"order_id": 8, "lines": [{"rogue": 1}]}'
+    changes = (state(aggregate, 7, lines_text(("a", 1))), state(aggregate, 8, rogue))
+    documents.apply(Batch(0, changes))
+    checkpoint = documents.flush()
+    (refusal,) = checkpoint.refused
+
+    assert (1, ("8",), True) == (
+        checkpoint.applied,
+        refusal.change.key,
+        "[rogue]" in refusal.reason,
+    )

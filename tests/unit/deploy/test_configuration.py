@@ -5,7 +5,9 @@ from pathlib import Path
 
 from towpath.deploy.local.addresses import Addresses
 from towpath.deploy.local.configuration import write_configuration
+from towpath.schemas.events import event_schemas
 from towpath.settings import RouteKind, load
+from towpath.sinks.search.documents import document_fields
 
 _BEFORE = Addresses(
     postgres_port=20_001,
@@ -32,12 +34,14 @@ def test_a_new_file_loads_and_names_the_shop(tmp_path: Path) -> None:
     assert settings.state_folder == tmp_path
     assert settings.sink[2].folder == tmp_path / "warehouse"
     assert settings.sink[2].route[3].kind is RouteKind.EVENT_LOG
+    assert settings.sink[1].route[1].kind is RouteKind.AGGREGATE
+    assert settings.relay.outbox.view[0].view == "shop.order_documents"
     tables = ("customers", "orders", "order_lines")
     plain = [(f"towpath.shop.{t}", t) for t in tables]
     full = [(f"towpath.shop.{t}", f"shop.{t}") for t in tables]
     expected = {
         "cache": plain,
-        "search": plain,
+        "search": [plain[0], ("outbox.event.order", "orders")],
         "warehouse": [*full, ("outbox.event.*", "shop.events")],
     }
 
@@ -93,3 +97,18 @@ def test_a_file_without_the_mark_is_never_touched(tmp_path: Path) -> None:
     write_configuration(dataclasses.replace(_BEFORE, postgres_port=1), path)
 
     assert path.read_text(encoding="utf-8") == 'url = "127.0.0.1:20001"\n'
+
+
+def test_the_orders_documents_have_fields_for_all_that_events_say(tmp_path: Path):
+    """
+    The route's own fields are parts of the document, and every event has a schema.
+    """
+    path = tmp_path / "towpath.toml"
+    write_configuration(_BEFORE, path)
+    route = load(path, {}).sink[1].route[1]
+    said = document_fields(route.model_copy(update={"fields": {}}), event_schemas())
+    found = document_fields(route, event_schemas())
+    lines = [fields["lines"]["properties"].keys() for fields in (said, found)]
+
+    assert said.keys() == found.keys()
+    assert lines[0] == lines[1]

@@ -75,6 +75,7 @@ def test_records_are_counted_by_kind():
         "towpath.shop.orders": {"0": 3, "1": 4},
         "towpath.shop.orders.backfill.x": {"0": 100},
         "outbox.event.order": {"0": 5},
+        "outbox.event.order.backfill.x": {"0": 100},
         "towpath.relay-state": {"0": 100},
     }
     expected = (7, 5)

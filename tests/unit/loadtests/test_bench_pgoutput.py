@@ -4,7 +4,7 @@ import struct
 from pathlib import Path
 
 from towpath.loadtests.bench.kill import first_new_ms
-from towpath.loadtests.bench.pgoutput import Row, rows
+from towpath.loadtests.bench.pgoutput import INSERTED_OR_UPDATED, Row, rows
 from towpath.loadtests.bench.verdict import Arrival
 
 EPOCH_US = 946_684_800_000_000
@@ -70,6 +70,19 @@ def test_two_tables_keep_their_own_columns():
     assert [{"y": b"1", "z": b"2"}, {"x": b"3"}] == [
         row.values for row in rows(messages)
     ]
+
+
+def test_updates_that_keep_their_key_are_read_when_asked_for():
+    """
+    A load of updates is followed by the new rows; an outbox has none.
+    """
+    new = insert(7, b"1", b"new")
+    messages = [begin(5), relation(7, "id", "note"), new, b"U" + new[1:]]
+
+    assert (1, 2) == (
+        len(list(rows(messages))),
+        len(list(rows(messages, INSERTED_OR_UPDATED))),
+    )
 
 
 def test_recorded_messages_of_a_server_are_read_whole():

@@ -244,7 +244,7 @@ def test_the_server_answers_on_this_host_until_it_is_closed(
     """
     Pages and statuses come through HTTP; after closing nobody answers.
     """
-    server = HealthServer(0, tally, clock)
+    server = HealthServer(0, Pages(tally, clock))
     seen = [fetch(server.port, "/health/live"), fetch(server.port, "/health/ready")]
     server.close()
     with pytest.raises(ConnectionRefusedError):

@@ -1,10 +1,11 @@
 """What the way out sets aside, because only it knows the topics."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pytest
 
-from towpath.relay.delivery import DeliveryLedger
+from towpath.relay.delivery import RECORD_BYTES, Delivery, DeliveryLedger
 from towpath.relay.errors import TopicRefusedError
 from towpath.relay.marks import Published
 from towpath.relay.pipeline.outlet import Outlet
@@ -31,6 +32,7 @@ class Kafka:
 
     def __init__(self) -> None:
         self.records: list[Record] = []
+        self.outgoing: list[Outgoing] = []
         self.asked: list[str] = []
 
     def ensure(self, topic: str) -> TopicFacts:
@@ -46,6 +48,7 @@ class Kafka:
 
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
         """Take records."""
+        self.outgoing += outgoing
         self.records += [record for record, _ in outgoing]
         return len(outgoing)
 
@@ -57,6 +60,26 @@ class Kafka:
 
     def commit(self) -> None:
         """Commit nothing."""
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """What the client tells of a record."""
+
+    record: Record
+    place: int
+
+    def __len__(self) -> int:
+        return len(self.record.value or b"")
+
+    def topic(self) -> str:
+        return self.record.topic
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self.place
 
 
 def send(
@@ -150,3 +173,82 @@ def test_a_tables_topic_that_kafka_refuses_stops_the_relay():
     """
     with pytest.raises(TopicRefusedError):
         send(REFUSED, is_event=False)
+
+
+def tell(*records: Record) -> tuple[Kafka, Tally, Delivery, DeliveryLedger]:
+    """Tell records of a chunk, all at once."""
+    kafka, tally = Kafka(), Tally()
+    dead = DeadLetters("towpath", tally.bury, Parked(10))
+    ledger = DeliveryLedger(0)
+    outlet = Outlet(kafka, kafka, ledger, dead, tally, Published({}))
+    delivery = ledger.begin_chunk(1)
+    outlet.tell_all(records, delivery)
+    return kafka, tally, delivery, ledger
+
+
+PLAIN = Record("rows", b"1", b"value", [], b"P", 9, 100)
+ROWS = [PLAIN, PLAIN._replace(key=b"2", value=b"longer value")]
+
+
+def test_rows_of_a_chunk_are_expected_together_and_acknowledged_one_by_one():
+    """
+    Nothing is left on its way, and the chunk is delivered, when all are acknowledged.
+    """
+    kafka, tally, delivery, ledger = tell(*ROWS)
+    in_flight_bytes = ledger.in_flight_bytes
+    ledger.end_chunk(1)
+    for offset, (record, on_delivery) in enumerate(kafka.outgoing):
+        assert not ledger.take_delivered()
+        on_delivery(None, Acknowledged(record, offset))
+
+    assert (ROWS, 2, 17 + 2 * RECORD_BYTES, 0, 0, (1,), [("rows", 0)]) == (
+        kafka.records,
+        tally.records,
+        in_flight_bytes,
+        ledger.in_flight_bytes,
+        delivery.pending,
+        ledger.take_delivered(),
+        list(ledger.passed),
+    )
+
+
+def test_a_row_of_a_chunk_that_is_given_up_is_a_failure():
+    """
+    However many others are acknowledged.
+    """
+    kafka, _, delivery, ledger = tell(*ROWS)
+    for record, on_delivery in kafka.outgoing:
+        error = "gone" if record.key == b"1" else None
+        on_delivery(error, Acknowledged(record, 0))
+
+    assert ("gone", 2) == (ledger.failure, delivery.pending)
+
+
+@pytest.mark.parametrize(
+    ("odd", "produced"),
+    [
+        ({"size": 1001}, ("towpath.dead.relay", b"2", -1)),
+        ({"key": None}, ("rows", None, 1)),
+        ({"partition": 1}, ("rows", b"2", 1)),
+        ({"topic": "others"}, ("others", b"2", -1)),
+    ],
+)
+def test_an_odd_row_of_a_chunk_is_looked_at_by_itself(odd: dict, produced: tuple):
+    """
+    Its neighbours go where they belong, in their order.
+    """
+    kafka, _, delivery, _ = tell(PLAIN, PLAIN._replace(key=b"2")._replace(**odd), PLAIN)
+
+    assert ([("rows", b"1", -1), produced, ("rows", b"1", -1)], 4) == (
+        [(record.topic, record.key, record.partition) for record in kafka.records],
+        delivery.pending,
+    )
+
+
+def test_nothing_is_told_of_no_rows():
+    """
+    The last part of a chunk may have none.
+    """
+    kafka, _, delivery, _ = tell()
+
+    assert ([], 1) == (kafka.records, delivery.pending)

@@ -15,6 +15,7 @@ from towpath.relay.marks import Marks, Published
 from towpath.relay.pipeline import loop
 from towpath.relay.pipeline.aside import SetAside
 from towpath.relay.pipeline.core import Core
+from towpath.relay.pipeline.emission import Emission
 from towpath.relay.pipeline.follower import Follower
 from towpath.relay.pipeline.loop import STATUS_INTERVAL_S, Pipeline
 from towpath.relay.pipeline.marking import Marked, Marking
@@ -32,9 +33,10 @@ from towpath.relay.routing.relations import CatalogFacts
 from towpath.relay.routing.router import Router
 from towpath.relay.routing.table import Ears, Place
 from towpath.relay.routing.tableless import TablelessEvents
-from towpath.relay.snapshot.driver import Limits, SnapshotDriver
+from towpath.relay.snapshot.driver import Limits, Scope, SnapshotDriver
 from towpath.relay.snapshot.effects import ProbeVisibility
 from towpath.relay.snapshot.facts import Resumed, SignalStored, VisibilityRead
+from towpath.relay.snapshot.pace import ChunkSize, Throttle
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
 from towpath.relay.state import StateRecords
 from towpath.relay.tally import Tally
@@ -244,12 +246,12 @@ class Bench:
         )
         driver = SnapshotDriver(
             self.core.invisible,
-            captured=["rec.item"],
-            sinks=frozenset,
+            scope=Scope(["rec.item"], frozenset),
             run_id="r",
-            limits=Limits(100),
+            limits=Limits(ChunkSize(100)),
+            throttle=Throttle(10.0, 0),
         )
-        snapshots = Snapshots(self.core, driver, self.reader)
+        snapshots = Snapshots(self.core, driver, self.reader, Emission(self.core))
         records = StateRecords("towpath")
         marking = Marking(
             Marked(AllKnown({}), 0, 0, 0),

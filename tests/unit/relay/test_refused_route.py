@@ -7,6 +7,7 @@ import pytest
 from towpath.relay.errors import MalformedMessageError
 from towpath.relay.routing.dead import DeadLetters
 from towpath.relay.routing.parked import Parked
+from towpath.relay.routing.reads import ReadPlace
 from towpath.relay.routing.record import Record
 from towpath.relay.routing.refused import REFUSED, RefusedRoute
 from towpath.relay.wal.messages import UNCHANGED, Row
@@ -120,7 +121,8 @@ def test_a_chunk_s_row_is_a_dead_letter_of_its_snapshot(route: RefusedRoute):
     """
     It stands at the low watermark and names the snapshot, as READ rows do.
     """
-    record = route.read((b"1", b"a"), 255, "s-1", "ignored", NOW_US)
+    place = ReadPlace(255, "s-1", "ignored", NOW_US)
+    (record,) = route.reads([(b"1", b"a")], place)
 
     assert (
         (
@@ -142,7 +144,8 @@ def test_a_key_that_a_chunk_did_not_find_is_a_dead_letter(route: RefusedRoute):
     """
     It is told as a delete at the low watermark, and not lost.
     """
-    (record,) = route.absent([b"1"], 255, "s-1", "ignored", NOW_US)
+    place = ReadPlace(255, "s-1", "ignored", NOW_US)
+    (record,) = route.absent([b"1"], place)
 
     assert (
         b'{"id":"1"}',

@@ -77,7 +77,7 @@ def test_refused_and_stopped_tables_are_counted_once():
     """
     tally = Tally()
     made = signalled(tally, table(), table("shop.none", "failed"))
-    made.see(StoreSignal("s2", "completed", {}, (), (table(),)))
+    made.see(StoreSignal("s2", "completed", {}, (), (table(state="stopped"),)))
     made.see(SignalStored("s2", is_new=True))
     made.see(SaveProgress(1, table(state="stopped")))
 

@@ -4,12 +4,14 @@ import json
 
 import pytest
 
+from towpath.relay.snapshot.naming import expand
 from towpath.relay.snapshot.signals import (
     ExecuteSnapshot,
     LogMessage,
+    PauseSnapshot,
+    ResumeSnapshot,
     SignalRejectedError,
     StopSnapshot,
-    expand,
     parse_signal,
 )
 
@@ -54,6 +56,9 @@ def test_listed_keys_are_read_as_exactly_as_they_are_written():
     [
         ("stop-snapshot", None, StopSnapshot(())),
         ("stop-snapshot", '{"data-collections": ["a.b"]}', StopSnapshot(("a.b",))),
+        ("stop-snapshot", '{"type": "INCREMENTAL"}', StopSnapshot()),
+        ("pause-snapshot", None, PauseSnapshot()),
+        ("resume-snapshot", '{"snapshot-id": "s1"}', ResumeSnapshot((), "s1")),
         ("log", '{"message": "hello"}', LogMessage("hello")),
         ("log", "{}", LogMessage("")),
     ],
@@ -69,7 +74,8 @@ def test_small_signals_are_read(kind, data, request_):
     ("kind", "data", "reason"),
     [
         ("dance", "{}", "unknown signal type 'dance'"),
-        ("pause-snapshot", "{}", "not supported yet"),
+        ("pause-snapshot", '{"snapshot-id": 7}', "must be a snapshot's id"),
+        ("pause-snapshot", '{"snapshot": "s1"}', "unknown field 'snapshot'"),
         ("execute-snapshot", "{", "not JSON"),
         ("execute-snapshot", "[" * 100_000, "not JSON"),
         ("execute-snapshot", "[]", "must be a JSON object"),
@@ -114,9 +120,32 @@ def test_small_signals_are_read(kind, data, request_):
         ),
         (
             "execute-snapshot",
-            '{"data-collections": ["a.b"], "type": "blocking"}',
-            "'blocking' is not supported",
+            '{"data-collections": ["a.b"], "type": "initial"}',
+            "'initial' is none of incremental, blocking",
         ),
+        *(
+            ("execute-snapshot", f'{{"data-collections": ["a.b"], {fields}}}', reason)
+            for fields, reason in (
+                ('"type": "blocking", "keys": [[1]]', "a blocking snapshot takes none"),
+                ('"keys": [[1]], "sweep": true', "keys and sweep exclude"),
+                ('"keys": [[1]], "surrogate-key": "x"', "keys and surrogate-key excl"),
+                ('"sweep": 1', "sweep must be true or false"),
+                ('"sweep": true, "additional-condition": "x"', "sweep and conditions"),
+                ('"surrogate-key": [""]', "surrogate-key must be the name of a column"),
+                ('"surrogate-key": 7', "surrogate-key must be the name of a column"),
+                (
+                    '"type": "blocking", "additional-condition": "id > 5"',
+                    "must be a whole SELECT",
+                ),
+                (
+                    '"additional-condition": "x", "additional-conditions": ["y"]',
+                    "exclude each other",
+                ),
+                ('"additional-condition": 7', "must be an SQL expression"),
+                ('"type": 7', "snapshot type 7 is none of"),
+            )
+        ),
+        ("execute-snapshot", '{"data-collections": ["a\\u0000"]}', "a list of names"),
         (
             "execute-snapshot",
             '{"data-collections": ["a.b"], "target": 7}',
@@ -188,3 +217,68 @@ def test_a_filter_belongs_to_the_tables_that_it_names(conditions, condition):
     request = ExecuteSnapshot(("shop.orders",), conditions)
 
     assert condition == request.condition_of("shop.orders")
+
+
+@pytest.mark.parametrize(
+    ("fields", "request_"),
+    [
+        (
+            {"additional-condition": "id > 5 or v", "surrogate-key": "other"},
+            ExecuteSnapshot(
+                ("shop.orders",), {".*": "id > 5 or v"}, order_by=("other",)
+            ),
+        ),
+        (
+            {"surrogate-key": ["b", "a"], "sweep": True},
+            ExecuteSnapshot(("shop.orders",), {}, order_by=("b", "a"), sweeps=True),
+        ),
+        (
+            {"type": "Blocking", "additional-condition": " SELECT * FROM shop.orders"},
+            ExecuteSnapshot(
+                ("shop.orders",), {".*": " SELECT * FROM shop.orders"}, kind="blocking"
+            ),
+        ),
+    ],
+)
+def test_the_ways_to_read_are_understood(fields, request_):
+    """
+    Older conditions, chosen keys, sweeps and blocking snapshots are read (A29, A38).
+    """
+    data = {"data-collections": ["shop.orders"], **fields}
+
+    assert request_ == parse_signal("execute-snapshot", json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("entry", "collections"),
+    [
+        ('"public"."orders"', ("public.orders",)),
+        ('public."orders"', ("public.orders",)),
+        ('"public"."My.Table"', ("public.My.Table",)),
+        ('"public"."a(b"', ("public.a(b",)),
+        ('"public"."say ""hi"""', ('public.say "hi"',)),
+        ("public.My.Table", ("public.My.Table",)),
+        ("outbox.order", ("outbox.order",)),
+        (r"public\.o.*", ("public.orders",)),
+        ('"public"."missing"', ()),
+    ],
+)
+def test_quoted_names_stand_for_themselves(entry, collections):
+    """
+    What stands in double quotes is no pattern, and may hold anything (A38).
+    """
+    known = (
+        *("public.orders", "public.My.Table", "public.a(b", 'public.say "hi"'),
+        "outbox.order",
+    )
+
+    assert collections == expand([entry], known).collections
+
+
+def test_a_logged_message_tells_where_it_stands():
+    """
+    Braces in it stand for the signal's position, as Debezium's do (A40).
+    """
+    assert {"message": "at 0a.1", "position": "0a.1"} == LogMessage("at {}").told(
+        "0a.1"
+    )

@@ -7,18 +7,19 @@ from types import SimpleNamespace
 import pytest
 
 from towpath.relay.delivery import DeliveryLedger
-from towpath.relay.errors import MalformedMessageError
+from towpath.relay.pipeline.emission import Emission
 from towpath.relay.pipeline.snapshots import (
     MAX_AHEAD_BYTES,
     MAX_REQUESTED_BYTES,
     SLICE_ROWS,
-    UNTOLD_DELETE,
     Snapshots,
 )
+from towpath.relay.routing.reads import ReadPlace
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
+from towpath.relay.snapshot.recorders import Recorders
 from towpath.relay.snapshot.requests import KeyRequests
-from towpath.relay.snapshot.shape import Key, Row
+from towpath.relay.snapshot.shape import Row
 from towpath.relay.snapshot.visibility import InvisibleTransactions
 from towpath.relay.tally import Tally
 from towpath.relay.wal.relation import Column, Relation
@@ -44,7 +45,8 @@ class Driver:
     """Emits rows one by one; each turn takes a millisecond."""
 
     def __init__(self, clock: Clock, rows: Sequence[Row] = ()) -> None:
-        self.recorders: dict = {}
+        self.recorders = Recorders({})
+        self.holds_stream = False
         self.requests = KeyRequests()
         self.is_busy = False
         self.rows = list(rows)
@@ -77,13 +79,8 @@ class Route:
     relation = RELATION
     topic = "t.s.a"
 
-    def read(self, row: Row, *place: object) -> object:
-        return ("read", row, place[2])
-
-    def absent(self, key: Key, *place: object) -> Sequence[object]:
-        if key == (b"untold",):
-            raise MalformedMessageError
-        return (("gone", key, place[2]), ("tombstone", key, place[2]))
+    def reads(self, rows: Sequence[Row], place: ReadPlace) -> Sequence[object]:
+        return [("read", row, place.topic) for row in rows]
 
 
 class Bench:
@@ -101,7 +98,7 @@ class Bench:
             ledger=self.ledger,
             invisible=InvisibleTransactions(0),
             outlet=SimpleNamespace(
-                tell=self._send, poll=lambda _: None, needs_commit=False, commits=0
+                tell_all=self._send, poll=lambda _: None, needs_commit=False, commits=0
             ),
             router=SimpleNamespace(table=lambda *_: Route()),
             shapes=SimpleNamespace(announce=lambda *_: None, facts_of=lambda _: None),
@@ -110,11 +107,10 @@ class Bench:
             now_us=lambda: 7,
         )
         reader = SimpleNamespace(facts=self._facts, submit=self.submitted.append)
-        self.desk = Snapshots(self.core, self.driver, reader)
+        self.desk = Snapshots(self.core, self.driver, reader, Emission(self.core))
 
-    def _send(self, record: object, delivery: object = None) -> None:
-        del delivery
-        self.sent.append(record)
+    def _send(self, records: Sequence[object], _delivery: object) -> None:
+        self.sent += records
 
     def _facts(self) -> list[told.WorkerFact]:
         facts, self.told = self.told, []
@@ -181,35 +177,6 @@ def test_a_chunk_is_delivered_only_once_it_is_committed():
     bench.turn()
 
     assert (False, True) == (early, told.Delivered(5) in bench.driver.heard)
-
-
-def test_absent_keys_go_where_the_rows_go():
-    """
-    Deletes of keys that were asked for travel with the chunk, also to one sink alone.
-    """
-    bench = Bench()
-    bench.driver.rows = [ROWS[0]]
-    effect = bench.driver.emission(absent=((b"9",),), target="search2")
-    bench.driver.on = lambda _: [effect]
-    bench.desk.tell(told.Tick(0.0))
-
-    topic = "t.s.a.backfill.search2"
-    key = (b"9",)
-    assert [("gone", key, topic), ("tombstone", key, topic)] == bench.sent
-    assert 1 == bench.tally.snapshot_rows
-
-
-def test_a_delete_whose_record_key_cannot_be_told_is_counted():
-    """
-    Where records have a key of their own, a missing row may leave it unknown.
-    """
-    bench = Bench()
-    effect = bench.driver.emission(absent=((b"untold",), (b"9",)))
-    bench.driver.on = lambda _: [effect]
-    bench.desk.tell(told.Tick(0.0))
-
-    assert 2 == len(bench.sent)
-    assert {UNTOLD_DELETE: 1} == bench.tally.skipped
 
 
 def test_a_transaction_is_held_until_what_it_asks_for_is_stored():

@@ -6,7 +6,9 @@ import pytest
 
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
-from towpath.relay.snapshot.driver import Limits, SnapshotDriver
+from towpath.relay.snapshot.driver import Limits, Scope, SnapshotDriver
+from towpath.relay.snapshot.pace import ChunkSize, Throttle
+from towpath.relay.snapshot.scan import Scan
 from towpath.relay.snapshot.shape import Chunk, Key, Plan, TableShape
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.touches import Notes
@@ -18,6 +20,7 @@ from towpath.schemas.position import Position
 OID = 4711
 RELATION = Relation(OID, "s", "a", (Column("id", 20), Column("v", 25)), (0,))
 SHAPE = TableShape(RELATION, ("bigint",))
+VIEWS = {"outbox.order": "order"}
 SEES_ALL = XidSnapshot(1000, 1000, frozenset())
 PLAN = Plan(SHAPE, (b"3",), 4)
 
@@ -25,14 +28,14 @@ PLAN = Plan(SHAPE, (b"3",), 4)
 class Loop:
     """Tells the driver facts and keeps what it wants done, by type."""
 
-    def __init__(self, max_touches: int = 1000) -> None:
+    def __init__(self, max_touches: int = 1000, readers: int = 1) -> None:
         self.invisible = InvisibleTransactions(0)
         self.driver = SnapshotDriver(
             self.invisible,
-            captured=["s.a", "s.b"],
-            sinks=lambda: ["search2"],
+            scope=Scope(["s.a", "s.b", "outbox.order"], lambda: ["search2"], VIEWS),
             run_id="run",
-            limits=Limits(2, max_touches),
+            limits=Limits(ChunkSize(2), readers, max_touches),
+            throttle=Throttle(10.0, max_active_sessions=3),
         )
         self.sequence = 0
         self.rows_per_turn = 1000
@@ -85,6 +88,11 @@ class Loop:
         is_last = len(ids) < ask.max_rows or bool(ask.keys)
         chunk = Chunk(SHAPE, rows, snapshot, is_last)
         return self.tell(told.ChunkRead(ask.chunk_id, chunk))
+
+
+def _only_scan(loop: Loop) -> Scan:
+    [scan] = [scan for track in loop.driver._tracks for scan in track._scans.values()]
+    return scan
 
 
 @pytest.fixture
@@ -170,7 +178,7 @@ def test_recording_begins_before_anything_is_read(loop: Loop):
     """
     loop.accept()
     start = loop.one(do.WriteWatermark)
-    recorded = loop.driver.recorders.keys()
+    recorded = loop.driver.recorders.tables.keys()
     loop.invisible.add(42, 1000)
     marked = loop.see(start.token)
     blind = loop.tell(told.VisibilityRead(XidSnapshot(42, 50, frozenset({42}))))
@@ -235,7 +243,7 @@ def test_a_completed_signal_says_what_was_done(loop: Loop):
     loop.accept()
     first = loop.begin_reading()
     loop.see(first.low_token)
-    loop.driver.recorders[OID].touch((b"1",), 500, loop.sequence + 1)
+    loop.driver.recorders.tables[OID].touch((b"1",), 500, loop.sequence + 1)
     loop.sequence += 1
     loop.read(first, 1, 2)
     second = loop.one(do.ReadChunk)
@@ -244,14 +252,17 @@ def test_a_completed_signal_says_what_was_done(loop: Loop):
     loop.see(second.high_token)
     loop.tell(told.Delivered(first.chunk_id))
     answer = loop.one(do.AnswerSignal)
-    notices = [e.type for e in loop.effects if isinstance(e, do.Notify)]
+    *notices, last = [e for e in loop.effects if isinstance(e, do.Notify)]
 
     assert ("completed", 1, 1, 2) == (
         answer.status,
         *(answer.detail[name] for name in ("rows", "dropped", "chunks")),
     )
-    assert ["IN_PROGRESS", "TABLE_SCAN_COMPLETED", "COMPLETED"] == notices
-    assert ({}, False) == (loop.driver.recorders, loop.driver.is_busy)
+    assert ["IN_PROGRESS", "TABLE_SCAN_COMPLETED", "COMPLETED"] == [
+        notice.type for notice in notices
+    ]
+    assert ("Signal", "COMPLETED") == (last.aggregate_type, last.type)
+    assert ({}, False) == (loop.driver.recorders.tables, loop.driver.is_busy)
 
 
 def test_a_row_dropped_for_a_partial_change_is_read_again(loop: Loop):
@@ -261,7 +272,7 @@ def test_a_row_dropped_for_a_partial_change_is_read_again(loop: Loop):
     loop.accept()
     first = loop.begin_reading()
     loop.see(first.low_token)
-    touches = loop.driver.recorders[OID]
+    touches = loop.driver.recorders.tables[OID]
     touches.touch((b"1",), 500, loop.sequence + 1, partial=True)
     loop.sequence += 1
     loop.read(first, 1)
@@ -331,7 +342,7 @@ def test_lost_touches_begin_the_recording_anew():
     loop = Loop(max_touches=1)
     loop.accept()
     first = loop.begin_reading()
-    touches = loop.driver.recorders[OID]
+    touches = loop.driver.recorders.tables[OID]
     for number in range(2):
         touches.touch((b"%d" % number,), 500 + number, 50)
     loop.read(first, 1, 2)
@@ -353,7 +364,7 @@ def test_resumed_tables_go_on_after_their_last_key(loop: Loop):
         "s1", "s.a", 1, "running", OID, last_key=(b"2",), maximum_key=(b"9",), rows=2
     )
     loop.tell(told.Resumed((done, rest)))
-    recorded = set(loop.driver.recorders)
+    recorded = set(loop.driver.recorders.tables)
     ask = loop.begin_reading()
 
     assert ({OID}, (b"2",), (b"9",)) == (recorded, ask.after_key, ask.maximum_key)
@@ -376,7 +387,7 @@ def test_signals_run_one_after_another(loop: Loop):
     loop.accept("s1")
     start = loop.one(do.WriteWatermark)
     loop.accept("s2")
-    second = loop.types()
+    second = [kind for kind in loop.types() if kind != "Notify"]
     loop.effects = [start]
     first = loop.begin_reading()
     loop.read(first)
@@ -410,7 +421,7 @@ def test_a_stopped_snapshot_reads_no_more(loop: Loop):
     assert ("completed", ["s.a", "s.a"]) == (answer.status, answer.detail["stopped"])
     assert ["stopped", "stopped"] == [table.state for table in stopped]
     assert [("s1", "failed"), ("s2", "failed")] == told_so
-    assert ({}, False) == (loop.driver.recorders, loop.driver.is_busy)
+    assert ({}, False) == (loop.driver.recorders.tables, loop.driver.is_busy)
 
 
 def test_watermarks_of_a_dead_process_are_nobodys(loop: Loop):
@@ -462,7 +473,7 @@ def test_touches_lost_before_the_plan_begin_the_recording_anew():
     loop.invisible.add(42, 1000)
     loop.see(loop.one(do.WriteWatermark).token)
     for number in range(2):
-        loop.driver.recorders[OID].touch((b"%d" % number,), 500 + number, 50)
+        loop.driver.recorders.tables[OID].touch((b"%d" % number,), 500 + number, 50)
     loop.tick(1.0)
 
     assert "WriteWatermark" in loop.types()
@@ -490,7 +501,10 @@ def test_a_table_that_ends_before_it_is_stopped_is_left(loop: Loop):
     loop.signal("s2", "stop-snapshot")
     loop.tell(told.ReadFailed(first.chunk_id, "dropped", may_recover=False))
 
-    assert [] == loop.tell(told.SignalStored("s2", is_new=True))
+    loop.tell(told.SignalStored("s2", is_new=True))
+
+    # Nothing but the answer to the signal itself.
+    assert ["Notify"] == loop.types()
 
 
 def test_facts_of_unknown_requests_change_nothing(loop: Loop):
@@ -669,13 +683,13 @@ def test_a_key_that_the_stream_has_touched_is_not_told_to_be_gone(
     If the stream left columns out, the key is read again.
     """
     first = ask_for_keys(loop)
-    touches = loop.driver.recorders[OID]
+    touches = loop.driver.recorders.tables[OID]
     touches.touch(KEYS[0], xid, sequence, partial=partial)
     loop.read(first, 2, snapshot=XidSnapshot(42, 1000, frozenset({42})))
     loop.see(first.low_token)
     loop.see(first.high_token)
     emission = loop.one(do.EmitRows)
-    waiting = loop.driver._listed._scan._reading._waiting
+    waiting = _only_scan(loop)._readers.waiting
 
     assert ((), partial) == (emission.absent, KEYS[0] in waiting)
 
@@ -734,7 +748,7 @@ def test_what_the_relay_asks_for_is_read_once_it_is_stored(loop: Loop):
         emission.rows,
     )
     assert {"SaveProgress", "Notify"} == {type(effect).__name__ for effect in ended}
-    assert ({}, False) == (loop.driver.recorders, loop.driver.is_busy)
+    assert ({}, False) == (loop.driver.recorders.tables, loop.driver.is_busy)
 
 
 def test_a_whole_table_ends_after_what_was_asked_for_until_then(loop: Loop):
@@ -866,7 +880,7 @@ def test_a_change_between_two_slices_drops_its_row_from_the_rest(loop: Loop):
     A row that waits to go out must not follow what the stream says of it meanwhile.
     """
     slices(loop)
-    loop.driver.recorders[OID].touch((b"2",), 500, 99)
+    loop.driver.recorders.tables[OID].touch((b"2",), 500, 99)
     loop.tell()
     rest = loop.one(do.EmitRows)
 
@@ -880,7 +894,7 @@ def test_a_chunk_that_is_cut_goes_on_behind_its_last_judged_row(loop: Loop):
     loop = Loop(max_touches=1)
     chunk = slices(loop)
     for number in range(2):
-        loop.driver.recorders[OID].touch((b"%d" % number,), 500 + number, 50)
+        loop.driver.recorders.tables[OID].touch((b"%d" % number,), 500 + number, 50)
     loop.tell()
     end = loop.one(do.EmitRows)
     loop.see(loop.one(do.WriteWatermark).token)
@@ -899,12 +913,12 @@ def test_a_chunk_of_which_nothing_went_out_is_cut_in_silence():
     loop.rows_per_turn = 1
     loop.accept()
     first = loop.begin_reading()
-    loop.driver.recorders[OID].touch((b"1",), 500, 98)
+    loop.driver.recorders.tables[OID].touch((b"1",), 500, 98)
     loop.read(first, 1, 2)
     loop.see(first.low_token)
     loop.see(first.high_token)
     for number in range(2):
-        loop.driver.recorders[OID].touch((b"%d" % number,), 501 + number, 99)
+        loop.driver.recorders.tables[OID].touch((b"%d" % number,), 501 + number, 99)
     loop.tell()
     thrown_away = loop.types()
     loop.see(loop.one(do.WriteWatermark).token)

@@ -1,6 +1,13 @@
 """How fast a table is read."""
 
-from towpath.relay.snapshot.pace import Pace
+import dataclasses
+
+import pytest
+
+from towpath.relay.snapshot.pace import ChunkSize, Pace, Speed, Throttle
+from towpath.relay.snapshot.shape import Chunk, TableShape
+from towpath.relay.snapshot.visibility import XidSnapshot
+from towpath.relay.wal.relation import Column, Relation
 from towpath.schemas.backoff import Backoff
 
 
@@ -8,7 +15,7 @@ def test_a_rate_spaces_chunks_by_their_rows():
     """
     After 50 rows at 100 a second, the next chunk is read half a second later.
     """
-    pace = Pace(chunk_rows=1000, max_rows_per_second=100)
+    pace = Pace(ChunkSize(1000), max_rows_per_second=100)
     pace.now_s = 10.0
     pace.succeeded(50)
     early = pace.may_read
@@ -21,7 +28,7 @@ def test_without_a_rate_nothing_waits():
     """
     Chunks follow each other at once.
     """
-    pace = Pace(chunk_rows=1000)
+    pace = Pace(ChunkSize(1000))
     pace.succeeded(1000)
 
     assert (True, 1000) == (pace.may_read, pace.max_rows)
@@ -29,9 +36,9 @@ def test_without_a_rate_nothing_waits():
 
 def test_failures_wait_longer_and_read_less():
     """
-    Each failure in a row halves the chunk and lengthens the pause; success undoes it.
+    Each failure in a row halves the chunk and lengthens the pause; success ends that.
     """
-    pace = Pace(1000, backoff=Backoff(first_s=1.0, ceiling_s=4.0))
+    pace = Pace(ChunkSize(1000), backoff=Backoff(first_s=1.0, ceiling_s=4.0))
     sizes = []
     for _ in range(5):
         pace.failed()
@@ -41,9 +48,111 @@ def test_failures_wait_longer_and_read_less():
     late = pace.may_read
     pace.succeeded(100)
 
-    assert ([500, 250, 125, 100, 100], False, True, 200) == (
+    assert ([500, 250, 125, 100, 100], False, True, True) == (
         sizes,
         early,
         late,
-        pace.max_rows,
+        pace.may_read,
     )
+
+
+def chunk(rows: int, *, size_bytes: int = 0, elapsed_s: float = 0.0) -> Chunk:
+    """Return a chunk of so many rows, with more to come."""
+    relation = Relation(1, "s", "a", (Column("id", 20),), (0,))
+    found = [(b"1",)] * rows
+    sees_all = XidSnapshot(9, 9, frozenset())
+    shape = TableShape(relation, ("bigint",))
+    return Chunk(shape, found, sees_all, False, size_bytes, elapsed_s)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "elapsed_s", "next_rows"),
+    [
+        # Quick and small: twice as many, and no more at once.
+        (1_000, 0.001, 2_000),
+        # Half a second in place of a fifth: fewer.
+        (1_000, 0.4, 500),
+        # As slow as can be: half at once.
+        (1_000, 60.0, 500),
+        # As large as it should be: as many again.
+        (1024 * 1024, 0.001, 1_000),
+    ],
+)
+def test_chunks_grow_and_shrink_towards_a_time_and_a_size(
+    size_bytes: int, elapsed_s: float, next_rows: int
+):
+    """
+    The next chunk is nearer to what is wanted, by a factor of two at most.
+    """
+    pace = Pace(ChunkSize(1000, time_s=0.2, size_bytes=1024 * 1024))
+    pace.aim(chunk(1000, size_bytes=size_bytes, elapsed_s=elapsed_s))
+
+    assert next_rows == pace.max_rows
+
+
+def test_rows_of_a_megabyte_are_read_a_few_at_a_time():
+    """
+    Whatever the configuration begins with, the size decides (B31).
+    """
+    pace = Pace(ChunkSize(1000, size_bytes=8 * 1024 * 1024))
+    for _ in range(9):
+        # The reader cuts what is larger.
+        pace.aim(chunk(min(pace.max_rows, 8), size_bytes=8 * 1024 * 1024))
+
+    assert 100 == pace.max_rows
+
+
+def test_a_short_last_chunk_makes_no_later_one_small():
+    """
+    The end of a range says nothing of the size of rows.
+    """
+    pace = Pace(ChunkSize(1000))
+    short = dataclasses.replace(chunk(3, size_bytes=30), is_last=True)
+    pace.aim(short)
+
+    assert 1000 == pace.max_rows
+
+
+def test_whoever_cannot_read_the_smallest_chunk_in_time_gives_up():
+    """
+    Five time-outs in a row at the smallest size are hopeless; others are not.
+    """
+    pace = Pace(ChunkSize(1000))
+    for _ in range(4):
+        pace.failed(has_timed_out=True)
+    for _ in range(4):
+        pace.failed(has_timed_out=True)
+    before = pace.is_hopeless
+    pace.failed(has_timed_out=True)
+
+    assert (False, True) == (before, pace.is_hopeless)
+
+
+def test_reading_yields_while_the_stream_is_behind_or_the_source_is_busy():
+    """
+    Either is enough, and both end.
+    """
+    throttle = Throttle(max_lag_s=10.0, max_active_sessions=3)
+    pace = Pace(ChunkSize(1000), throttle=throttle)
+    throttle.lag_s = 11.0
+    behind = pace.may_read
+    throttle.lag_s, throttle.active_sessions = 0.0, 4
+    busy = pace.may_read
+    throttle.active_sessions = 3
+
+    assert (False, False, True) == (behind, busy, pace.may_read)
+
+
+def test_speed_is_an_average_that_forgets():
+    """
+    A table that is read faster than before says so after a while.
+    """
+    speed = Speed()
+    told = []
+    for second in range(3):
+        speed.told(100, float(second))
+        told.append(speed.rows_per_second)
+    for second in range(3, 60):
+        speed.told(1000, float(second))
+
+    assert ([None, 100.0, 100.0], True) == (told, speed.rows_per_second > 990)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towpath.relay.snapshot import chunks
-from towpath.relay.snapshot.copytext import decode_line
+from towpath.relay.snapshot.copytext import decode_lines
 from towpath.relay.snapshot.effects import ReadChunk
 from towpath.relay.snapshot.shape import TableShape
 from towpath.relay.wal.relation import Column, Relation
@@ -55,12 +55,12 @@ def as_copy_writes(values: list[bytes | None]) -> bytes:
     return b"\t".join(fields) + b"\n"
 
 
-@given(st.lists(st.none() | st.binary(), min_size=1))
-def test_whatever_copy_writes_is_read_back(values: list[bytes | None]):
+@given(st.lists(st.lists(st.none() | st.binary(), min_size=1)))
+def test_whatever_copy_writes_is_read_back(rows: list[list[bytes | None]]):
     """
-    A row that the server wrote as COPY text comes back as its values.
+    Rows that the server wrote as COPY text come back as their values.
     """
-    assert tuple(values) == decode_line(as_copy_writes(values))
+    assert list(map(tuple, rows)) == decode_lines(map(as_copy_writes, rows))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_whatever_copy_writes_is_read_back(values: list[bytes | None]):
         (b"\\N\n", (None,)),
         (b"\\\\N\n", (b"\\N",)),
         (b"\\N\t\\\\N\\N\n", (None, b"\\NN")),
-        (b"a\\tb\\nc\\\\d", (b"a\tb\nc\\d",)),
+        (b"a\\tb\\nc\\\\d\n", (b"a\tb\nc\\d",)),
         (b"\\101\\x41\\x4\\q\\\n\n", (b"AA\x04q\n",)),
     ],
 )
@@ -80,7 +80,7 @@ def test_each_escape_means_what_the_manual_says(line: bytes, row: tuple):
     """
     NULL, control characters, octal, hex and plain characters are told apart.
     """
-    assert row == decode_line(line)
+    assert [row] == decode_lines([line])
 
 
 def test_the_first_chunk_is_bounded_above_only():

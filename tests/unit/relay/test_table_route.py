@@ -1,6 +1,7 @@
 """The table route: what a row change becomes."""
 
 import json
+from base64 import b64encode
 
 import pytest
 
@@ -8,6 +9,7 @@ from towpath.relay.errors import MalformedMessageError
 from towpath.relay.routing.codec import Names, Place
 from towpath.relay.routing.columns import ColumnRules
 from towpath.relay.routing.json_codec import json_maker
+from towpath.relay.routing.reads import ReadPlace
 from towpath.relay.routing.record import ANY_PARTITION, Record
 from towpath.relay.routing.relations import CatalogFacts
 from towpath.relay.routing.table import (
@@ -36,6 +38,7 @@ TRANSACTION = Transaction(
     xid=9, commit_lsn=160, log_lsn=1160, committed_us=1_700_000_000_123_456, place=b"P."
 )
 NOW_US = 1_700_000_001_000_001
+PLACE = ReadPlace(0xABC, "sig", "topic", NOW_US)
 
 
 def change(
@@ -222,12 +225,13 @@ def test_a_change_without_its_key_is_refused():
         records(change(Operation.UPDATE, (UNCHANGED, b"7", b"n")))
 
 
-def test_a_chunks_row_of_another_width_is_refused():
+@pytest.mark.parametrize("row", [(b"1", b"7"), (b"1", b"7", b"", b"")])
+def test_a_chunks_row_of_another_width_is_refused(row: tuple[bytes, ...]):
     """
     A row that does not fit its relation is an error.
     """
     with pytest.raises(MalformedMessageError):
-        route().read((b"1", b"7"), 8, "sig", "topic", NOW_US)
+        route().reads([(b"1", b"7", b""), row], PLACE)
 
 
 def test_a_truncate_reaches_every_partition():
@@ -247,7 +251,7 @@ def test_a_chunk_row_stands_at_its_low_watermark():
     """
     A READ row's position is (LOW, -1), and it names its snapshot.
     """
-    record = route().read((b"1", b"7", None), 0xABC, "sig", "topic", NOW_US)
+    (record,) = route().reads([(b"1", b"7", None)], PLACE)
     source = told(record)["source"]
 
     assert (
@@ -260,6 +264,50 @@ def test_a_chunk_row_stands_at_its_low_watermark():
         record.headers,
         (told(record)["op"], told(record)["after"]),
         (source["snapshot"], source["txId"], source["lsn"], source["commit_lsn"]),
+    )
+
+
+def test_no_rows_of_a_chunk_give_no_records():
+    """
+    The last part of a chunk may have lost all of its rows.
+    """
+    assert () == route().reads([], PLACE)
+
+
+def test_rows_of_a_table_without_a_key_have_none():
+    """
+    Nor have those of which no column is published.
+    """
+    bare = Relation(oid=8, schema="s", table="t", columns=LINES.columns, key=())
+    rows = [(b"1", b"7", None), (b"2", b"7", b"n")]
+    made = route(bare, exclude_columns=[r"s\.t\..*"]).reads(rows, PLACE)
+
+    assert [(None, {}), (None, {})] == [(r.key, told(r)["after"]) for r in made]
+
+
+def test_a_chunks_row_that_lacks_its_key_is_refused():
+    """
+    Two rows would become one in Kafka.
+    """
+    with pytest.raises(MalformedMessageError):
+        route().reads([(b"1", b"7", None), (b"1", None, None)], PLACE)
+
+
+@pytest.mark.parametrize("form", ["json", "json-schema"])
+def test_a_sweep_tells_its_floor(form: str):
+    """
+    Its envelope has neither row; plain JSON also has the floor as a message.
+    """
+    value = json.loads(route(format=form).sweep(0xDEF, PLACE))
+    content = b64encode(b"0000000000000def.-").decode()
+    message = {"prefix": "towpath.sweep", "content": content}
+
+    assert ("m", None, None, 0xABC, message if form == "json" else None) == (
+        value["op"],
+        value["before"],
+        value["after"],
+        value["source"]["commit_lsn"],
+        value.get("message"),
     )
 
 
@@ -493,7 +541,7 @@ def test_a_key_that_no_chunk_finds_is_deleted_at_its_low_watermark():
     """
     Delete and tombstone stand at (LOW, -1) and name the snapshot.
     """
-    gone, tombstone = route().absent((b"7", b"1"), 0xABC, "sig", "topic", NOW_US)
+    gone, tombstone = route().absent((b"7", b"1"), PLACE)
     key = b'{"order_id":7,"line_no":1}'
 
     assert (

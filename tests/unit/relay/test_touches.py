@@ -106,12 +106,39 @@ def test_only_what_can_drop_nothing_any_more_is_forgotten():
     for place, (xid, sequence) in enumerate(((101, 9), (102, 9), (103, 11))):
         touches.touch((b"%d" % place,), xid, sequence)
     touches.touch_all(101, 8)
-    notes.forget(LOW, SNAPSHOT)
+    notes.passed(notes.join(), LOW, SNAPSHOT)
 
     nothing = XidSnapshot(1, 1, frozenset())
     judged = [notes.judge((b"%d" % place,), 0, nothing) for place in range(4)]
 
     assert [None, Left.FULL, Left.FULL, None] == judged
+
+
+def test_a_reader_forgets_nothing_that_another_needs():
+    """
+    Readers share a scan's notes; one that has judged nothing yet may need everything.
+    """
+    touches, notes = recording()
+    touches.touch(KEY, 101, 9)
+    early, late = notes.join(), notes.join()
+    notes.passed(early, LOW, SNAPSHOT)
+    held = notes.judge(KEY, 0, SNAPSHOT)
+    notes.passed(late, LOW, SNAPSHOT)
+
+    assert (Left.FULL, None) == (held, notes.judge(KEY, 0, SNAPSHOT))
+
+
+def test_a_reader_that_has_left_holds_nothing():
+    """
+    Whoever has nothing to judge needs no touch.
+    """
+    touches, notes = recording()
+    touches.touch(KEY, 101, 9)
+    early, idle = notes.join(), notes.join()
+    notes.leave(idle)
+    notes.passed(early, LOW, SNAPSHOT)
+
+    assert notes.judge(KEY, 0, SNAPSHOT) is None
 
 
 def test_above_the_bound_all_is_forgotten_and_said():
@@ -148,7 +175,7 @@ def test_each_scan_notes_from_its_own_beginning():
     touches.notes.append(late)
     late.begin()
     touches.touch(OTHER, 101, 12)
-    early.forget(11, SNAPSHOT)
+    early.passed(early.join(), 11, SNAPSHOT)
 
     assert ([None, Left.FULL], [None, Left.FULL]) == (
         [early.judge(key, LOW, SNAPSHOT) for key in (KEY, OTHER)],

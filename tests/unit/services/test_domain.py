@@ -70,7 +70,8 @@ def test_cancelling_changes_the_state_and_says_why():
 
     order.cancel(LATER, "too late")
 
-    expected = (CANCELLED, [OrderCancelled(CANCELLED, "too late")])
+    cancelled = replace(CANCELLED, cancel_reason="too late")
+    expected = (cancelled, [OrderCancelled(cancelled, "too late")])
 
     assert expected == (order.state, order.events)
 

@@ -130,7 +130,7 @@ def test_a_cancelled_order_is_said_in_full():
             }
         ],
         "note": "Ring twice.",
-        "attributes": '{"gift":true}',
+        "attributes": '{"gift": true}',
         "placed_at": "2026-01-02T00:00:00.000000Z",
         "updated_at": "2026-01-03T00:00:00.000000Z",
         "cancelled_at": "2026-01-03T00:00:00.000000Z",

@@ -54,6 +54,14 @@ class Letters:
         return len(records)
 
 
+class AtOnce:
+    """Floors that count as soon as they are told."""
+
+    def counting(self, floors):
+        """Let all of them count."""
+        return tuple(floors)
+
+
 def row(offset, operation, *, order=7, unchanged=None, **after):
     """Make one row of Kafka's columns."""
     value = orjson.dumps({"op": operation, "after": {"order_id": order, **after}})
@@ -103,7 +111,7 @@ def test_an_empty_batch_has_no_records():
 def test_a_batch_is_folded_written_and_told():
     """Counts say what became of every record."""
     sink, letters = MemorySink(), Letters()
-    writer = BatchWriter(ROUTES, sink, letters)
+    writer = BatchWriter(ROUTES, sink, letters, AtOnce())
     result = writer.write(
         table(row(1, "c", note="a"), row(2, "u", note="b"), row(3, "c", order=8)), 0
     )
@@ -118,7 +126,9 @@ def test_poison_is_set_aside_and_the_rest_is_written():
     """A record that cannot be read holds nothing back."""
     sink, letters = MemorySink(), Letters()
     poison = (TOPIC, 0, 2, b"{}", b"{", [])
-    result = BatchWriter(ROUTES, sink, letters).write(table(row(1, "c"), poison), 0)
+    result = BatchWriter(ROUTES, sink, letters, AtOnce()).write(
+        table(row(1, "c"), poison), 0
+    )
 
     assert (1, 1, [(2, "the value is not JSON")]) == (
         result.rows,
@@ -135,7 +145,7 @@ def test_all_pieces_of_a_refused_change_are_set_aside():
         row(2, "c", order=8),
         row(3, "u", order=9, a=2, unchanged=["b"]),
     )
-    result = BatchWriter(ROUTES, sink, letters).write(batch, 0)
+    result = BatchWriter(ROUTES, sink, letters, AtOnce()).write(batch, 0)
 
     assert (1, [(1, ABSENT_ROW), (3, ABSENT_ROW)]) == (result.rows, letters.taken)
 
@@ -144,14 +154,30 @@ def test_a_partial_change_upon_a_delete_leaves_the_delete():
     """The delete is applied, and only what came after it is set aside."""
     sink, letters = MemorySink(), Letters()
     batch = table(row(1, "c", a=1, b=1), row(2, "d"), row(3, "u", a=2, unchanged=["b"]))
-    BatchWriter(ROUTES, sink, letters).write(batch, 0)
+    BatchWriter(ROUTES, sink, letters, AtOnce()).write(batch, 0)
 
     assert (None, [(3, ABSENT_ROW)]) == (sink.rows["orders"]["7"].row, letters.taken)
 
 
 def test_a_batch_fails_if_its_dead_letters_are_not_durable():
     """Nothing is set aside silently: the batch comes again."""
-    writer = BatchWriter(ROUTES, MemorySink(), Letters(fail=True))
+    writer = BatchWriter(ROUTES, MemorySink(), Letters(fail=True), AtOnce())
 
     with pytest.raises(BrokerUnavailableError):
         writer.write(table(row(1, "u", a=1, unchanged=["b"])), 0)
+
+
+def test_a_floor_of_a_batch_takes_away_what_is_below_it():
+    """Rows of earlier batches, rows of the same batch; what is newer stays."""
+    sink = MemorySink()
+    writer = BatchWriter(ROUTES, sink, Letters(), AtOnce())
+    writer.write(table(row(1, "c", order=7), row(2, "c", order=8)), 0)
+    truncation = (TOPIC, 1, 4, None, b'{"op": "t"}', [("position", b"%016x.-" % 32)])
+    result = writer.write(table(row(5, "c", order=9), truncation, row(3, "c")), 1)
+
+    assert (1, 1, 0, {"9"}) == (
+        result.rows,
+        result.stale,
+        result.dead_letters,
+        sink.rows["orders"].keys(),
+    )

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from towpath.settings import Sink
-from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
+from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Floor, Origin
 from towpath.sinks.decode import Poison, Record, decode
 from towpath.sinks.routes import Routes
 
@@ -93,7 +93,8 @@ def test_a_composite_key_keeps_its_order():
         (row_change(b"[]"), "the value is not a JSON object"),
         (row_change({"after": {}}), "names no operation"),
         (row_change({"op": "z"}), "names no operation"),
-        (row_change({"op": "t"}), "a truncation"),
+        (row_change({"op": "t"}, position="1"), "the header position"),
+        (row_change({"op": "m"}, sweep="1"), "the header sweep"),
         (row_change({"op": "c"}), "no row in after"),
         (row_change({"op": "c", "after": None}), "no row in after"),
         (row_change({"op": "c", "after": {"_x": 1}}), "keep for themselves"),
@@ -167,7 +168,36 @@ def test_a_barrier_says_nothing(topic: str, key: bytes | None):
     """
     barrier = Record(Origin(topic, 1, 42), key, None, {"towpath-barrier": b"1"})
 
-    assert ([], [], [], 0) == decode([barrier], ROUTES)
+    assert ([], [], [], 0, []) == decode([barrier], ROUTES)
+
+
+def test_a_truncation_is_a_floor_at_its_position():
+    """It needs no key, and counts from the first partition that tells it."""
+    record = row_change({"op": "t", "after": None}, key=None)
+    floor = Floor("orders", POSITION, needs_all=False, origin=record.origin)
+
+    assert ([], [], [], 0, [floor]) == decode([record], ROUTES)
+
+
+@pytest.mark.parametrize("key", [None, b'{"sweep": 1}'])
+def test_a_sweep_is_a_floor_below_its_own_position(key: bytes | None):
+    """Its value says nothing to a sink; every partition must tell it."""
+    floor = "000000000000abc8.-"
+    message = {"prefix": "towpath.sweep", "content": "MDA="}
+    value = {"op": "m", "before": None, "after": None, "message": message}
+    record = row_change(value, key=key, sweep=floor, snapshot="s")
+    expected = Floor("orders", floor, needs_all=True, origin=record.origin)
+
+    assert ([], [], [], 0, [expected]) == decode([record], ROUTES)
+
+
+def test_a_sweep_is_no_event_of_a_log():
+    """A log keeps what happened; an index of aggregates has a floor as any other."""
+    record = event(b'{"op": "m"}', sweep=b"000000000000abc8.-", snapshot=b"s")
+    (floor,) = decode([record], AGGREGATES).floors
+
+    assert ([], [], [], 1, []) == decode([record], ROUTES)
+    assert ("orders", "000000000000abc8.-") == floor[:2]
 
 
 def test_an_event_read_by_a_snapshot_is_skipped_and_counted():
@@ -196,3 +226,101 @@ def test_an_unreadable_event_is_poison(record: Record, reason: str):
 
     assert isinstance(poison, Poison)
     assert reason in poison.reason
+
+
+AGGREGATES = Routes(
+    Sink.model_validate(
+        {
+            "name": "search",
+            "kind": "search",
+            "url": "http://unused",
+            "route": [
+                {
+                    "topic": "outbox.event.order",
+                    "name": "orders",
+                    "kind": "aggregate",
+                    "state_types": ["OrderPlaced", "OrderPaid"],
+                    "delete_types": ["OrderDeleted"],
+                }
+            ],
+        }
+    )
+)
+
+
+def state(row, *, text=None, is_read=False, position=POSITION, topic=None):
+    """Make the change that an event with its aggregate's state says."""
+    origin = Origin(topic or "outbox.event.order", 0, 3)
+    key = ("7",)
+    return Change(
+        *("orders", key, (), position, row, ALL_PRESENT, is_read, origin), text
+    )
+
+
+def test_an_event_is_its_aggregates_document():
+    """The payload is the row, lists and all; its text is kept beside it."""
+    text = b'{"total": 1.10000000000000000001,\n "lines": [{"no": 1}]}'
+    decoded = decode([event(text, type=b"OrderPaid")], AGGREGATES)
+    (change,) = decoded.changes
+
+    assert [{"no": 1}] == change.row["lines"]
+    assert [state(change.row, text=text)] == decoded.changes
+
+
+def test_a_snapshots_event_is_a_document_below_its_position():
+    """READ events count, also those that come on the sink's own backfill topic."""
+    text = b'{"total": "1.00"}'
+    position = "00000000016b3748.-"
+    given = {"snapshot": b"s", "position": position.encode()}
+    shared = event(text, **given)
+    own = shared._replace(
+        origin=Origin("outbox.event.order.backfill.search", 0, 3),
+    )
+    row = {"total": "1.00"}
+
+    assert [
+        state(row, text=text, is_read=True, position=position, topic=topic)
+        for topic in (None, own.origin.topic)
+    ] == decode([shared, own], AGGREGATES).changes
+
+
+def test_a_deleting_event_and_a_missing_value_delete_the_document():
+    """What the payload of a deleting event says does not matter."""
+    deleting = event(b"{}", type=b"OrderDeleted")
+    tombstone = event(None)
+    absent = tombstone._replace(
+        headers={"position": POSITION.encode(), "snapshot": b"s"}
+    )
+
+    assert [state(None), state(None), state(None, is_read=True)] == decode(
+        [deleting, tombstone, absent], AGGREGATES
+    ).changes
+
+
+def test_an_event_without_the_state_is_left_out_and_counted():
+    """A reminder does not replace the order by what it says."""
+    decoded = decode([event(type=b"OrderReminded"), event()], AGGREGATES)
+
+    assert (1, 1, []) == (len(decoded.changes), decoded.skipped, decoded.poison)
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (event(b"[1]"), "the value is not a JSON object"),
+        (event(b"\x00\x00\x00\x00\x01abc"), "the value is not JSON"),
+        (event(b'{"_position": "1"}'), "sinks keep for themselves"),
+        (event(key=None), "the key is missing"),
+        (event(type=b""), "the header type is missing"),
+        (event(position=b"1"), "the header position"),
+    ],
+)
+def test_a_document_that_cannot_be_read_is_poison(record: Record, reason: str):
+    """It is set aside with its reason; the aggregate's document stays as it was."""
+    decoded = decode([record], AGGREGATES)
+
+    assert ([], 0, True) == (
+        decoded.changes,
+        decoded.skipped,
+        reason in decoded.poison[0].reason,
+    )

@@ -1,6 +1,6 @@
 """The corners of the fold that a history seldom meets."""
 
-from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin, Refusal
+from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Floor, Origin, Refusal
 from towpath.sinks.fold import ABSENT_ROW, first_per_event, newest_per_key
 
 ORIGIN = Origin("orders", 0, 0)
@@ -75,3 +75,30 @@ def test_an_event_is_kept_once():
     other = event._replace(route="other")
 
     assert (event, other) == first_per_event([event, other, event])
+
+
+def test_nothing_above_a_floor_rests_upon_what_was_below_it():
+    """A partial change above a truncation does not take columns from before it."""
+    floor = Floor("orders", f"{2:016x}.0000000005", needs_all=False, origin=ORIGIN)
+    lower = floor._replace(position=f"{1:016x}.-")
+    partial = change(3, {"id": 1, "a": 3}, unchanged=["b"])
+    other = change(1, {"id": 1}, route="customers")
+    folded = newest_per_key(
+        [
+            change(1, {"id": 1, "a": 1, "b": 1}),
+            partial,
+            change(2, {"id": 2}, key=2),
+            other,
+        ],
+        [floor, lower],
+    )
+
+    assert ((partial, other), 2) == (folded.changes, folded.below)
+
+
+def test_a_row_at_the_floor_stays():
+    """Below means below."""
+    row = change(2, {"id": 1})
+    floor = Floor("orders", row.position, needs_all=True, origin=ORIGIN)
+
+    assert ((row,), (), 0) == newest_per_key([row], [floor])

@@ -1,14 +1,59 @@
-"""An index is made of a table's shape, and of nothing else."""
+"""An index is made of a table's shape or of events' schemas, and of nothing else."""
 
+import json
+from types import MappingProxyType
+
+import fastavro
 import pytest
 
+from towpath.schemas.events import EventSchema, event_schemas
+from towpath.schemas.payload import compile_check
+from towpath.settings import Route, RouteKind
+from towpath.sinks.errors import DocumentFieldsError
 from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.search.mapping import alias_body, index_body, properties
+from towpath.sinks.search.documents import document_fields
+from towpath.sinks.search.fields import RouteFields
+from towpath.sinks.search.mapping import alias_body, field_of, index_body
+
+ORDER_EVENTS = ("OrderPlaced", "OrderPaid", "OrderCancelled")
 
 
-def shape(*columns: Column) -> RelationShape:
-    """Make a table of the given columns."""
-    return RelationShape("shop", "orders", columns, ("order_id",), "")
+class Relations:
+    """The shape of one table."""
+
+    def shape(self, _topic):
+        columns = (Column("order_id", "bigint"),)
+        return RelationShape("shop", "orders", columns, ("order_id",), "")
+
+    def refresh(self):
+        """Learn nothing."""
+
+
+def aggregate(*state_types, **fields):
+    """Describe the route of an aggregate."""
+    return Route(
+        topic="outbox.event.order",
+        name="orders",
+        kind=RouteKind.AGGREGATE,
+        state_types=state_types,
+        fields=fields,
+    )
+
+
+def schemas(**fields):
+    """Make event schemas, each with its fields in Avro's words."""
+    made = {}
+    for name, listed in fields.items():
+        text = json.dumps({"type": "record", "name": name, "fields": listed})
+        parsed = fastavro.parse_schema(json.loads(text))
+        check = compile_check(parsed)
+        made[name] = EventSchema(name, 1, name, text, MappingProxyType(parsed), check)
+    return made
+
+
+def field(name, type_):
+    """Write a field as Avro does."""
+    return {"name": name, "type": type_}
 
 
 @pytest.mark.parametrize(
@@ -28,12 +73,14 @@ def shape(*columns: Column) -> RelationShape:
 )
 def test_a_type_has_its_field(type_: str, field: str):
     """Every Postgres type has a field, unknown ones a keyword."""
-    assert field == properties(shape(Column("c", type_)))["c"]["type"]
+    assert field == field_of(type_)["type"]
 
 
 def test_only_announced_columns_are_taken():
     """The index is strict, and knows the sink's own fields beside the columns."""
-    mappings = index_body(shape(Column("order_id", "bigint")), "orders")["mappings"]
+    source = RouteFields(Relations(), {})
+    route = Route(topic="towpath.shop.orders", name="orders")
+    mappings = index_body(source.described(route).fields, "orders")["mappings"]
 
     assert ("strict", {"order_id", "_position", "_deleted"}) == (
         mappings["dynamic"],
@@ -47,3 +94,99 @@ def test_the_alias_hides_what_is_deleted():
         "filter": {"bool": {"must_not": {"term": {"_deleted": True}}}},
         "is_write_index": True,
     } == alias_body()
+
+
+def test_a_document_has_the_fields_of_all_its_events():
+    """An order is searched by what any of its events says; each line is a whole."""
+    found = document_fields(aggregate(*ORDER_EVENTS), event_schemas())
+    lines = found["lines"]
+    kinds = {name: part["type"] for name, part in lines["properties"].items()}
+
+    assert ("long", "text", "text", "nested") == (
+        found["order_id"]["type"],
+        found["paid_at"]["type"],
+        found["reason"]["type"],
+        lines["type"],
+    )
+    assert kinds == {
+        "line_no": "integer",
+        "product_id": "text",
+        "quantity": "integer",
+        "unit_price": "text",
+    }
+
+
+def test_the_route_says_how_parts_are_searched():
+    """A path names a field inside others; what stands beside it stays."""
+    fields = {"total": "numeric", "lines[].product_id": "uuid", "ship.city": "text"}
+    found = document_fields(aggregate(*ORDER_EVENTS, **fields), event_schemas())
+
+    assert ("keyword", "keyword", "integer", "nested", "text") == (
+        found["total"]["type"],
+        found["lines"]["properties"]["product_id"]["type"],
+        found["lines"]["properties"]["quantity"]["type"],
+        found["lines"]["type"],
+        found["ship"]["properties"]["city"]["type"],
+    )
+
+
+def test_fields_alone_are_enough():
+    """Events without schemas of ours are searched by what the route lists."""
+    found = document_fields(aggregate("Sent", **{"lines[].sku": "uuid"}), {})
+
+    assert {"lines": ("nested", ["sku"])} == {
+        name: (part["type"], list(part["properties"])) for name, part in found.items()
+    }
+
+
+def test_what_has_no_one_form_is_kept_and_not_searched():
+    """Maps, unions of several types and records inside themselves have no field."""
+    inside = {
+        "type": "record",
+        "name": "Part",
+        "fields": [field("of", ["null", "Part"]), field("size", "int")],
+    }
+    listed = [
+        field("tags", {"type": "array", "items": "string"}),
+        field("more", {"type": "map", "values": "long"}),
+        field("either", ["null", "string", "long"]),
+        field("part", inside),
+        field("other", ["null", "Part"]),
+    ]
+    found = document_fields(aggregate("A"), schemas(A=listed))
+    unsearched = {"type": "object", "enabled": False}
+    part = {"properties": {"of": unsearched, "size": {"type": "integer"}}}
+
+    assert ("text", unsearched, unsearched, part, part) == (
+        found["tags"]["type"],
+        *(found[name] for name in ("more", "either", "part", "other")),
+    )
+
+
+def test_events_that_disagree_are_refused():
+    """One field with two types cannot be one field of an index."""
+    both = schemas(A=[field("total", "string")], B=[field("total", "long")])
+
+    with pytest.raises(DocumentFieldsError, match="B: its field total is another"):
+        document_fields(aggregate("A", "B"), both)
+
+
+def test_events_of_one_record_may_add_to_it():
+    """What one event says more of a line is taken; the rest must agree."""
+    lines = {
+        kind: {"type": "record", "name": "Line", "fields": listed}
+        for kind, listed in (
+            ("A", [field("sku", "string")]),
+            ("B", [field("sku", "string"), field("price", "string")]),
+        )
+    }
+    both = schemas(**{kind: [field("line", line)] for kind, line in lines.items()})
+    found = document_fields(aggregate("A", "B"), both)
+
+    assert ["price", "sku"] == sorted(found["line"]["properties"])
+
+
+def test_an_event_without_a_schema_is_refused():
+    """A misspelt event would give a strict index too few fields."""
+    with pytest.raises(DocumentFieldsError, match="OrderPayed has no schema"):
+        document_fields(aggregate("OrderPlaced", "OrderPayed"), event_schemas())

@@ -19,6 +19,9 @@ class Indices:
     def exists_alias(self, **_):
         return True
 
+    def get_mapping(self, **_):
+        return {"orders-1": {"mappings": {}}}
+
     def put_mapping(self, **_):
         return {}
 

@@ -46,6 +46,12 @@ class SignalRefusedError(UsageError):
     remedy = "Run towpath relay init first, and give every signal an id of its own."
 
 
+class RelaySilentError(UnavailableError):
+    """No relay has answered a signal in time."""
+
+    remedy = "Start the relay (towpath relay run), or read in its log why it waits."
+
+
 class ConnectorError(UsageError):
     """What is to be converted is not the configuration of a Postgres connector."""
 

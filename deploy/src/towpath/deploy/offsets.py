@@ -7,7 +7,7 @@ knows the ends.
 
 from collections.abc import Iterable, Mapping
 
-from towpath.schemas.topics import dead_letter_topic, table_topic
+from towpath.schemas.topics import dead_letter_topic, is_backfill, table_of, table_topic
 from towpath.settings import Settings, Sink
 from towpath.sinks.declare import records_between
 from towpath.sinks.kafka import Topics
@@ -46,17 +46,24 @@ def progress_of(settings: Settings, sink: Sink) -> Progress:
 def table_records(settings: Settings, ends: Ends) -> int:
     """Count the records on the tables' topics that all sinks share."""
     source = settings.database
+    named = {
+        table_topic(source.prefix, *table.split(".", 1))
+        for table in settings.capture.names
+    }
     names = (
-        table_topic(source.prefix, *table.split(".", 1)) for table in source.tables
+        topic
+        for topic in ends
+        if topic in named
+        or settings.capture.takes(table_of(source.prefix, topic) or "")
     )
     return _records(ends, names)
 
 
 def event_records(settings: Settings, ends: Ends) -> int:
-    """Count the records on the outbox topics."""
+    """Count the records on the outbox topics that all sinks share."""
     head, _, tail = settings.relay.outbox.topic.partition("{aggregate_type}")
     names = (n for n in ends if n.startswith(head) and n.endswith(tail))
-    return _records(ends, names)
+    return _records(ends, (n for n in names if not is_backfill(n)))
 
 
 def dead_letters(settings: Settings, ends: Ends) -> int:

@@ -1,5 +1,5 @@
 """
-Ask the relay for a snapshot, and read how snapshots fare, in the source's own tables.
+Ask the relay for snapshots, and read how they fare, in the source's own tables.
 
 Asking is one row in the signal table; what became of it is in the same row, and the
 progress of each table in ``towpath.snapshot``.
@@ -7,24 +7,27 @@ progress of each table in ``towpath.snapshot``.
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import psycopg
-from psycopg.rows import class_row
 
 from towpath.deploy.errors import SignalRefusedError, SourceUnreachableError
 
 _INSERT: Final = "insert into towpath.signal (id, type, data) values (%s, %s, %s)"
+_STATE: Final = "select status, detail from towpath.signal where id = %s"
+
+# As JSON, so that a relay of before or after may have other columns.
 _PROGRESS: Final = """\
-select snapshot_id, collection, target, state, rows, dropped, estimated_rows, percent,
-    extract(epoch from coalesce(completed_at, updated_at) - started_at)::float
-        as elapsed_s,
-    error
-from towpath.snapshot
-where %(id)s::text is null or snapshot_id = %(id)s
-order by started_at nulls last, snapshot_id, ordinal
+select to_jsonb(s) - 'pending_keys',
+    extract(epoch from coalesce(
+        s.completed_at, case when s.state = 'running' then now() else s.updated_at end
+    ) - s.started_at)::float
+from towpath.snapshot s
+where case when %(id)s::text is not null then s.snapshot_id = %(id)s
+    else %(own)s or s.asked_until is null end
+order by s.started_at nulls last, s.queued_at, s.snapshot_id, s.ordinal
 """
 
 
@@ -38,9 +41,14 @@ class Progress(NamedTuple):
     rows: int
     dropped: int
     estimated_rows: int | None
-    percent: Any
+    percent: float | None
     elapsed_s: float | None
     error: str | None
+    kind: str = "incremental"
+    chunks: int = 0
+    last_key: list[str] | None = None
+    rows_per_second: float | None = None
+    eta_s: float | None = None
 
 
 def ask(
@@ -50,66 +58,96 @@ def ask(
     target: str | None = None,
     max_rows_per_second: int | None = None,
     signal_id: str | None = None,
+    wishes: Mapping[str, Any] | None = None,
 ) -> str:
     """
     Ask for a snapshot and return the signal's id, which is the snapshot's too.
+
+    Args:
+        dsn: The source.
+        collections: Tables, views of aggregates, or expressions.
+        target: The one sink that gets the rows.
+        max_rows_per_second: Bound of the reading speed.
+        signal_id: The id; left out, one is made.
+        wishes: Further fields of the signal, as it spells them.
+
+    Raises:
+        SourceUnreachableError: The source does not answer.
+        SignalRefusedError: The signal table is not there, or has the id already.
+    """
+    fields = {
+        "data-collections": list(collections),
+        "type": "incremental",
+        "target": target,
+        "max-rows-per-second": max_rows_per_second,
+        **(wishes or {}),
+    }
+    return send(dsn, "execute-snapshot", fields, signal_id)
+
+
+def send(
+    dsn: str, kind: str, fields: Mapping[str, Any], signal_id: str | None = None
+) -> str:
+    """
+    Leave a signal and return its id; fields without a value are left out.
 
     Raises:
         SourceUnreachableError: The source does not answer.
         SignalRefusedError: The signal table is not there, or has the id already.
     """
     chosen = signal_id or str(uuid.uuid4())
-    wishes = {
-        "data-collections": list(collections),
-        "type": "incremental",
-        "target": target,
-        "max-rows-per-second": max_rows_per_second,
-    }
-    data = json.dumps({name: wish for name, wish in wishes.items() if wish is not None})
+    data = json.dumps({name: wish for name, wish in fields.items() if wish is not None})
     with _connect(dsn) as connection:
         try:
-            connection.execute(_INSERT, [chosen, "execute-snapshot", data])
-        except (
-            psycopg.errors.UndefinedTable,
-            psycopg.errors.InvalidSchemaName,
-        ) as error:
-            message = "the source has no signal table yet"
-            raise SignalRefusedError(message) from error
+            connection.execute(_INSERT, [chosen, kind, data])
         except psycopg.errors.UniqueViolation as error:
             message = f"there is a signal {chosen} already"
+            raise SignalRefusedError(message) from error
+        except psycopg.errors.StringDataRightTruncation as error:
+            message = f"the id {chosen} is too long: 64 characters are allowed"
             raise SignalRefusedError(message) from error
     return chosen
 
 
-def progress(dsn: str, snapshot_id: str | None = None) -> list[Progress]:
+def progress(
+    dsn: str, snapshot_id: str | None = None, *, own: bool = False
+) -> list[Progress]:
     """
-    Read the progress of all snapshots, or of one, in the order of their tables.
+    Read the progress of snapshots, in the order of their tables.
+
+    Args:
+        dsn: The source.
+        snapshot_id: Only of this one.
+        own: Also those that the relay asked for by itself.
 
     Raises:
         SourceUnreachableError: The source does not answer.
         SignalRefusedError: The source was not set up yet.
     """
-    with (
-        _connect(dsn) as connection,
-        connection.cursor(row_factory=class_row(Progress)) as cursor,
-    ):
-        try:
-            return cursor.execute(_PROGRESS, {"id": snapshot_id}).fetchall()
-        except (
-            psycopg.errors.UndefinedTable,
-            psycopg.errors.InvalidSchemaName,
-        ) as error:
-            message = "the source has no snapshot table yet"
-            raise SignalRefusedError(message) from error
+    names = {"id": snapshot_id, "own": own}
+    with _connect(dsn) as connection:
+        return [_progress(*row) for row in connection.execute(_PROGRESS, names)]
 
 
 def state(dsn: str, signal_id: str) -> tuple[str | None, Any] | None:
-    """Return a signal's status and detail, or None if there is no such signal."""
+    """
+    Return a signal's status and detail, or None if there is no such signal.
+
+    Raises:
+        SourceUnreachableError: The source does not answer.
+        SignalRefusedError: The source was not set up yet.
+    """
     with _connect(dsn) as connection:
-        row = connection.execute(
-            "select status, detail from towpath.signal where id = %s", [signal_id]
-        ).fetchone()
+        row = connection.execute(_STATE, [signal_id]).fetchone()
     return None if row is None else (row[0], row[1])
+
+
+def _progress(row: Mapping[str, Any], elapsed_s: float | None) -> Progress:
+    fields = {name: row[name] for name in Progress._fields if name in row}
+    table = Progress(**{**fields, "elapsed_s": elapsed_s})
+    if table.rows_per_second is None and elapsed_s and table.rows:
+        table = table._replace(rows_per_second=table.rows / elapsed_s)
+    return table
 
 
 @contextmanager
@@ -120,3 +158,6 @@ def _connect(dsn: str) -> Iterator[psycopg.Connection[Any]]:
     except psycopg.OperationalError as error:
         message = f"the source does not answer: {str(error).strip()}"
         raise SourceUnreachableError(message) from error
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
+        message = "the source has no signal table or no snapshot table yet"
+        raise SignalRefusedError(message) from error

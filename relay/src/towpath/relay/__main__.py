@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import uuid
+from collections import deque
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -18,15 +19,21 @@ from typing import Final
 import structlog
 
 from towpath.relay.assembly import Attempt
+from towpath.relay.captured import CapturedTables
 from towpath.relay.declared_sinks import DeclaredSinks
-from towpath.relay.health import HealthServer
+from towpath.relay.health import HealthServer, Pages
+from towpath.relay.kafka.signals import SignalPlace, SignalTopic
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.line import World
 from towpath.relay.pipeline.attempts import Attempts
 from towpath.relay.postgres import setup
 from towpath.relay.postgres.connect import connect
 from towpath.relay.postgres.replication import Wakeup
+from towpath.relay.postgres.signal_desk import SourceSignals
+from towpath.relay.postgres.signal_inbox import SignalInbox
 from towpath.relay.registry.client import SchemaIds
+from towpath.relay.signal_pages import SignalPages
+from towpath.relay.snapshot.left import Refusal
 from towpath.relay.status import how_it_is
 from towpath.relay.tally import Tally
 from towpath.schemas.clock import SystemClock
@@ -58,6 +65,8 @@ def init(config: Path, dry_run: bool) -> int:  # noqa: FBT001 - the command's fl
             setup.carry_out(connection, steps)
     for warning in setup.warnings(facts, settings):
         print(f"warning: {warning}", file=sys.stderr)
+    for note in setup.notes(facts, settings):
+        print(f"-- {note}" if dry_run else note)
     for step in steps:
         print(f"-- {step.purpose}\n{step.statement};\n" if dry_run else step.purpose)
     if not steps:
@@ -109,12 +118,17 @@ class Relay:
         self._settings = settings
         self._clock = SystemClock()
         self._wakeup = Wakeup()
+        captured = CapturedTables(settings.capture.names)
         self._tally = Tally(
             on_first=_warn,
             run_id=uuid.uuid4().hex,
             heartbeat_interval_s=settings.relay.heartbeat_interval_s,
-            tables=settings.database.tables,
+            tables=captured,
             max_in_flight_bytes=settings.relay.max_in_flight_bytes,
+        )
+        refusals: deque[Refusal] = deque()
+        self._inbox = SignalInbox(
+            settings.database.dsn, self._wakeup.wake, refusals.append
         )
         self._world = World(
             settings=settings,
@@ -124,6 +138,9 @@ class Relay:
             tally=self._tally,
             clock=self._clock,
             wakeup=self._wakeup,
+            captured=captured,
+            inbox=self._inbox,
+            refusals=refusals,
         )
         self._is_stopping = False
 
@@ -140,20 +157,39 @@ class Relay:
             TowpathError: One that does not pass.
         """
         relay = self._settings.relay
-        health = HealthServer(
-            relay.admin_port, self._tally, self._clock, relay.admin_host
-        )
+        signals = SourceSignals(self._settings.database.dsn)
+        pages = Pages(self._tally, self._clock, SignalPages(signals))
+        health = HealthServer(relay.admin_port, pages, relay.admin_host)
         _LOG.info("relay started", admin_port=health.port, pid=os.getpid())
         # What is on its way is many small objects without cycles: looking through them
         # for garbage every few hundred of them costs several hundredths of the time.
         gc.freeze()
         gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
         attempts = Attempts(self._clock, self._wakeup, lambda: self._is_stopping)
+        topic = self._signal_topic(signals)
         try:
             attempts.run(Attempt(self._world, lambda: self._is_stopping).run)
         finally:
+            if topic is not None:
+                topic.close()
+            self._inbox.close()
             health.close()
         _LOG.info("relay stopped", confirmed_lsn=format_lsn(self._tally.confirmed_lsn))
+
+    def _signal_topic(self, signals: SourceSignals) -> SignalTopic | None:
+        """Begin to take signals from Kafka, if a topic is configured."""
+        settings = self._settings
+        name, source = settings.relay.snapshot.signal_topic, settings.database
+        if not name:
+            return None
+        topic = SignalTopic(
+            (settings.kafka, settings.topics),
+            SignalPlace(name, source.prefix, f"{source.slot}-signals"),
+            signals.leave,
+            self._world.refusals.append,
+        )
+        topic.start()
+        return topic
 
     @property
     def exit_code(self) -> int:

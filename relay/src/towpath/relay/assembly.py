@@ -3,7 +3,7 @@ One attempt: every part is made anew from what the log and the state topic hold.
 
 ::
 
-    claim the slot -> what Kafka has -> which history -> stream -> follow
+    claim -> what Kafka has -> what is read first -> which history -> stream
 
 Kafka is looked at only after the claim, and after the broker has been told that a dead
 process of our name is to be heard no more: what is there then is all that there is.
@@ -23,13 +23,16 @@ from towpath.relay.kafka.tails import end_offsets
 from towpath.relay.line import Line, Past, World
 from towpath.relay.lineage import Decision, Lineage, Remembered
 from towpath.relay.look_back import look_back, transactional_id
+from towpath.relay.opening import Opening
 from towpath.relay.postgres.catalog import PostgresCatalog
-from towpath.relay.postgres.connect import connect
+from towpath.relay.postgres.connect import Connection, connect
 from towpath.relay.postgres.guardian import Guardian
 from towpath.relay.postgres.history import History, Memory
+from towpath.relay.postgres.new_tables import NewTables
 from towpath.relay.postgres.ownership import Ownership, Patience, wait_for_slot
 from towpath.relay.postgres.replication import SlotStream
 from towpath.relay.postgres.snapshots import SnapshotWorker
+from towpath.relay.postgres.source_facts import read_captured
 from towpath.relay.routing.record import Record
 from towpath.relay.state import CONFIRMED_KEY, LINEAGE_KEY, SETTINGS_KEY
 from towpath.relay.stored_settings import as_before, deciding, differences
@@ -49,6 +52,7 @@ class Attempt:
         self._is_stopping = is_stopping
         database = world.settings.database
         self._state = StateTopic(world.settings.kafka, database.prefix)
+        self._opening = Opening(world, is_stopping)
         self._why_anew: str | None = None
         # By lineage, from which log LSN on the log knows the publications of the file.
         self._known_from: dict[int, int] = {}
@@ -60,10 +64,11 @@ class Attempt:
         Raises:
             TowpathError: What ended it; its disposition says what to do.
         """
-        while not self._is_stopping():
+        while not (self._is_stopping() or self._opening.is_over):
             self._why_anew = None
             with ExitStack() as closing:
                 self._follow(closing)
+        self._opening.check()
 
     def _begin_anew(self, why: str) -> None:
         """End this connection's lifetime, from any thread."""
@@ -73,26 +78,28 @@ class Attempt:
 
     def _follow(self, closing: ExitStack) -> None:
         """Follow until told to stop, or until the settings of before have served."""
-        settings, topics = self._world.settings, self._world.topics
-        topics.open(settings.database.prefix, settings.database.tables)
+        settings, world = self._world.settings, self._world
+        source = settings.database
+        connection = closing.enter_context(connect(source.dsn))
+        world.captured.replace(read_captured(connection, settings))
+        world.topics.open(source.prefix, world.captured.names)
         ownership = self._claim(closing)
         producer = self._make_producer(closing)
         past = look_back(self._world, self._state, producer)
-        source = settings.database
-        connection = closing.enter_context(connect(source.dsn))
         stream = SlotStream(source.dsn, self._world.clock, self._world.wakeup)
         closing.callback(stream.close)
-        memory = self._memory(past)
-        history = History(settings, memory, self._world.clock, connection, stream)
-        decision = history.follow()
+        decision = self._decide(closing, past, connection, stream)
+        if decision is None:
+            return
         catalog = PostgresCatalog(connection)
         settings, until_log_lsn = self._settle_settings(past, decision, catalog)
-        line = Line(self._world, settings, past, decision)
+        worker = self._make_worker(closing, settings)
+        line = Line(world, settings, past, decision, self._opening.lent)
         pipeline = line.assemble(
             producer,
             stream,
             catalog,
-            self._make_worker(closing, settings),
+            worker,
             lambda stored_log_lsn: (
                 self._is_ending() or 0 < until_log_lsn < stored_log_lsn
             ),
@@ -108,6 +115,21 @@ class Attempt:
         )
         pipeline.run(settings.relay.stop_timeout_s)
 
+    def _decide(
+        self,
+        closing: ExitStack,
+        past: Past,
+        connection: Connection,
+        stream: SlotStream,
+    ) -> Decision | None:
+        """Return which lineage is followed; None if the stream is not needed."""
+        settings, memory = self._world.settings, self._memory(past)
+        history = History(settings, memory, self._world.clock, connection, stream)
+        found = history.found(0)
+        if not self._opening.begin(closing, connection, memory.read(), found):
+            return None
+        return history.follow()
+
     def _is_ending(self) -> bool:
         """
         Tell whether the process is to stop.
@@ -118,7 +140,7 @@ class Attempt:
         """
         if self._why_anew is not None:
             raise SourceUnavailableError(self._why_anew)
-        return self._is_stopping()
+        return self._is_stopping() or self._opening.is_over
 
     def _start(
         self, stream: SlotStream, settings: Settings, catalog: PostgresCatalog
@@ -149,7 +171,12 @@ class Attempt:
     def _watch(self, closing: ExitStack, ownership: Ownership) -> None:
         world = self._world
         guardian = Guardian(
-            world.settings, world.tally, world.clock, ownership, self._begin_anew
+            world.settings,
+            world.tally,
+            world.clock,
+            ownership,
+            self._begin_anew,
+            (self._opening, NewTables(world.settings, world.captured, world.tally)),
         )
         closing.callback(guardian.close)
         guardian.start()
@@ -190,11 +217,17 @@ class Attempt:
         producer.close()
 
     def _make_worker(self, closing: ExitStack, settings: Settings) -> SnapshotWorker:
-        source = settings.database
+        wanted = settings.relay.snapshot
         worker = SnapshotWorker(
-            source.dsn, self._world.wakeup.wake, publication=source.publication
+            settings.database.dsn,
+            self._world.wakeup.wake,
+            publication=settings.database.publication,
+            readers=wanted.readers,
+            watermarks=wanted.watermarks,
+            views=settings.relay.outbox.view,
         )
         closing.callback(worker.close)
+        self._opening.lend(worker)
         return worker
 
     def _has_records(self, past: Past) -> bool:
@@ -202,7 +235,7 @@ class Attempt:
         if not past.state.is_empty:
             return False
         world, database = self._world, self._world.settings.database
-        facts = world.topics.open(database.prefix, database.tables)
+        facts = world.topics.open(database.prefix, world.captured.names)
         places = [
             (name, partition)
             for name, each in facts.items()

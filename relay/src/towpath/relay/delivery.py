@@ -9,6 +9,7 @@ kind is on its way, the server's own word of how far it has read may be taken.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from towpath.schemas.position import format_lsn
@@ -40,7 +41,8 @@ class Delivery:
 
     It is told of each record where it came to stand, which is all that marks need. A
     streamed record's position is bound to the callback (``partial(delivery, text)``);
-    ``passed`` is the callback of records that have no place in the stream's order.
+    ``passed`` is the callback of records that have no place in the stream's order, and
+    ``partial(delivery.passed_into, topic)`` that of many of them.
     """
 
     __slots__ = ("_ledger", "committed_us", "end_lsn", "pending")
@@ -69,14 +71,25 @@ class Delivery:
         elif ledger.failure is None:
             ledger.failure = str(error)
 
+    def expect_all(self, values: Sequence[bytes]) -> None:
+        """Count records in, before they are handed to the client together."""
+        self.pending += len(values)
+        size_bytes = sum(map(len, values)) + len(values) * RECORD_BYTES
+        self._ledger.in_flight_bytes += size_bytes
+
     def passed(self, error: object, acknowledgement: Acknowledgement) -> None:
         """Take the client's word on a record that is no part of the stream."""
+        self.passed_into(acknowledgement.topic(), error, acknowledgement)
+
+    def passed_into(
+        self, topic: str | None, error: object, acknowledgement: Acknowledgement
+    ) -> None:
+        """Do the same for a topic that the caller has bound. Hot path."""
         ledger = self._ledger
         ledger.in_flight_bytes -= len(acknowledgement) + RECORD_BYTES
         if error is None:
             self.pending -= 1
-            place = acknowledgement.topic(), acknowledgement.partition()
-            ledger.passed[place] = acknowledgement
+            ledger.passed[topic, acknowledgement.partition()] = acknowledgement
         elif ledger.failure is None:
             ledger.failure = str(error)
 

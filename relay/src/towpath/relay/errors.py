@@ -31,6 +31,7 @@ What can go wrong in the relay, and what its loop does about it.
         ├── ParkedOverflowError      more aggregates are parked than are kept in mind
         ├── TopicTruncatedError      a topic ends below what it had
         ├── PartitionCountChangedError  keys would stand elsewhere than before
+        ├── FirstSnapshotFailedError  a table of the snapshot taken at first start failed
         ├── StateLostError           state and slot do not belong together
         └── HistoryChangedError      the source's history is not the one we followed
 """
@@ -202,6 +203,15 @@ class PartitionCountChangedError(HaltError):
     remedy = (
         "Make the topic anew with its former partition count, or stop the services, "
         "let the relay drain with the former count and run towpath relay state repair."
+    )
+
+
+class FirstSnapshotFailedError(HaltError):
+    """A relay that was started for the first snapshot only could not complete it."""
+
+    remedy = (
+        "Mend what the message names of each table and start the relay again: only "
+        "what is incomplete is read."
     )
 
 

@@ -6,11 +6,13 @@ Everything here is made anew for each connection; what outlives it comes in thro
 """
 
 import uuid
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import structlog
 
+from towpath.relay.captured import CapturedTables, Collections
 from towpath.relay.declared_sinks import DeclaredSinks
 from towpath.relay.delivery import DeliveryLedger
 from towpath.relay.kafka.producer import KafkaProducer
@@ -19,17 +21,21 @@ from towpath.relay.lineage import Decision
 from towpath.relay.marks import Marks, Published
 from towpath.relay.pipeline.aside import SetAside
 from towpath.relay.pipeline.core import Core
+from towpath.relay.pipeline.emission import Emission
 from towpath.relay.pipeline.follower import Follower
+from towpath.relay.pipeline.left_signals import LeftSignals
 from towpath.relay.pipeline.loop import Pipeline
 from towpath.relay.pipeline.marking import Marked, Marking
 from towpath.relay.pipeline.outlet import Outlet
 from towpath.relay.pipeline.shapes import Shapes
 from towpath.relay.pipeline.snapshots import Snapshots
 from towpath.relay.pipeline.spoken import EventRoute, Listener, MessageRoutes
+from towpath.relay.ports import Inbox
 from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.replication import SlotStream, Wakeup
 from towpath.relay.postgres.snapshots import SnapshotWorker
 from towpath.relay.registry.client import SchemaIds
+from towpath.relay.routing.aggregate import AggregateRoutes
 from towpath.relay.routing.codecs import CodecFactory
 from towpath.relay.routing.columns import ColumnRules
 from towpath.relay.routing.counted import CountedEvents
@@ -42,7 +48,9 @@ from towpath.relay.routing.router import Router
 from towpath.relay.routing.table import Ears, Place
 from towpath.relay.routing.tableless import TablelessEvents
 from towpath.relay.routing.transactions import TransactionMetadata
-from towpath.relay.snapshot.driver import Limits, SnapshotDriver
+from towpath.relay.snapshot.driver import Limits, Scope, SnapshotDriver
+from towpath.relay.snapshot.left import Refusal
+from towpath.relay.snapshot.pace import ChunkSize, Throttle
 from towpath.relay.snapshot.visibility import InvisibleTransactions
 from towpath.relay.state import State, StateRecords
 from towpath.relay.tally import Tally
@@ -67,6 +75,9 @@ class World(NamedTuple):
         tally: What is counted.
         clock: The time.
         wakeup: Ends the loop's waits.
+        captured: The captured tables, as of each look.
+        inbox: Takes signals that are left in a bare table.
+        refusals: What every channel of signals has refused.
     """
 
     settings: Settings
@@ -76,6 +87,9 @@ class World(NamedTuple):
     tally: Tally
     clock: Clock
     wakeup: Wakeup
+    captured: CapturedTables
+    inbox: Inbox
+    refusals: deque[Refusal]
 
 
 class Past(NamedTuple):
@@ -101,8 +115,24 @@ class Line:
     """Puts the loop of one connection together."""
 
     def __init__(
-        self, world: World, settings: Settings, past: Past, decision: Decision
+        self,
+        world: World,
+        settings: Settings,
+        past: Past,
+        decision: Decision,
+        lent: Collection[str] = (),
     ) -> None:
+        """
+        Prepare; nothing is made yet.
+
+        Args:
+            world: What outlives attempts.
+            settings: To run with: those of the file, or those of before.
+            past: What Kafka tells.
+            decision: Which lineage is followed, and from where.
+            lent: The snapshots whose one view of the database was made with the slot.
+        """
+        self._lent = lent
         self._world = world
         self._settings = settings
         self._past = past
@@ -127,14 +157,13 @@ class Line:
             metadata = TransactionMetadata(prefix, self._documents)
         core = self._core(producer, stream, catalog, metadata)
         marking = self._marking(core)
-        driver = SnapshotDriver(
-            core.invisible,
-            captured=settings.database.tables,
-            sinks=world.sinks,
-            run_id=uuid.uuid4().hex,
-            limits=Limits(settings.relay.snapshot.chunk_rows),
-        )
-        snapshots = self._snapshots = Snapshots(core, driver, worker)
+        driver = self._driver(core)
+        left = LeftSignals(core, world.inbox, world.refusals)
+        outbox, dead = relay.outbox, core.router.dead
+        aggregates = AggregateRoutes(outbox, dead, core.tally.skip)
+        emission = Emission(core, aggregates.of)
+        snapshots = Snapshots(core, driver, worker, emission, left)
+        self._snapshots = snapshots
         listener = self._listener(core, snapshots, marking, metadata)
         follower = self._follower(core, snapshots, listener, metadata)
         return Pipeline(
@@ -182,6 +211,30 @@ class Line:
             shapes=Shapes(database.prefix, catalog, outlet, router.is_captured, rules),
             tally=tally,
             clock=self._world.clock,
+        )
+
+    def _driver(self, core: Core) -> SnapshotDriver:
+        settings, wanted = self._settings, self._settings.relay.snapshot
+        views = {
+            f"outbox.{view.aggregate_type}": view.aggregate_type
+            for view in settings.relay.outbox.view
+        }
+        scope = Scope(
+            captured=Collections(self._world.captured, views),
+            sinks=self._world.sinks,
+            views=views,
+            lent=self._lent,
+            start_log_lsn=self._decision.lineage.offset + self._decision.confirmed_lsn,
+        )
+        size = ChunkSize(
+            wanted.chunk_rows, wanted.chunk_time_ms / 1000, wanted.chunk_bytes
+        )
+        return SnapshotDriver(
+            core.invisible,
+            scope=scope,
+            run_id=uuid.uuid4().hex,
+            limits=Limits(size, wanted.readers),
+            throttle=Throttle(wanted.max_lag_s, wanted.max_active_sessions),
         )
 
     def _marking(self, core: Core) -> Marking:

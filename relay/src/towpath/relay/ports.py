@@ -119,6 +119,18 @@ class TableCatalog(Protocol):
         """
 
 
+class Inbox(Protocol):
+    """Takes signals that are left in a table of another shape."""
+
+    def put(
+        self, signal_id: str | None, kind: str | None, data: str | None, source: str
+    ) -> str | None:
+        """Take one; return its name for ``durable``, or None if it is refused."""
+
+    def durable(self) -> Sequence[str]:
+        """Hand over the names of what became durable, or was refused, since then."""
+
+
 class SnapshotReader(Protocol):
     """Performs what the snapshot driver wants done in the database."""
 

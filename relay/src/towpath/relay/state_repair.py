@@ -6,12 +6,13 @@ from towpath.relay.errors import StateLostError, StateRefusedError
 from towpath.relay.kafka.reading import partition_counts
 from towpath.relay.kafka.rescue import known_ends, look_through
 from towpath.relay.kafka.state import StateTopic
-from towpath.relay.kafka.topics import KafkaTopics
+from towpath.relay.kafka.topics import KafkaTopics, captured_in
 from towpath.relay.lineage import Found, parse_lineages
 from towpath.relay.postgres.connect import connect, translated
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.replication import SlotStream, Wakeup
 from towpath.relay.postgres.slot import read_slot
+from towpath.relay.postgres.source_facts import read_captured
 from towpath.relay.repair import Evidence, Repair, misfits, plan_marks, plan_repair
 from towpath.relay.state import State, parse_state
 from towpath.relay.state_reading import newest, take_back
@@ -44,7 +45,7 @@ def plan(settings: Settings, clock: Clock | None = None) -> Repair:
             offsets=remains.offsets,
             found=found,
             settings=deciding(settings),
-            tables=settings.database.tables,
+            tables=_captured(settings),
             at=time.now().isoformat(timespec="seconds"),
         )
     )
@@ -70,7 +71,7 @@ def carry_out(settings: Settings, repair: Repair, clock: Clock | None = None) ->
     """
     source = settings.database
     topics = KafkaTopics(settings.kafka, settings.topics, clock or SystemClock())
-    topics.open(source.prefix, source.tables)
+    topics.open(source.prefix, settings.capture.names)
     topic = StateTopic(settings.kafka, source.prefix)
     if repair.is_whole:
         for key in set(newest(settings)) - set(repair.documents):
@@ -113,18 +114,27 @@ def _found(settings: Settings, clock: Clock) -> Found:
         )
 
 
+def _captured(settings: Settings) -> tuple[str, ...]:
+    with connect(settings.database.dsn) as connection:
+        return read_captured(connection, settings)
+
+
 def _own_topics(settings: Settings) -> set[str]:
     """List the topics that streamed records may be in."""
     source, outbox = settings.database, settings.relay.outbox
     prefix = source.prefix
-    own = {names.table_topic(prefix, *table.split(".", 1)) for table in source.tables}
+    existing = set(partition_counts(settings.kafka))
+    own = {
+        names.table_topic(prefix, *table.split(".", 1))
+        for table in captured_in(existing, settings)
+    }
     own |= {
         names.dead_letter_topic(prefix, "relay"),
         names.transaction_topic(prefix),
         names.message_topic(prefix),
     }
     head, _, tail = outbox.topic.partition(ROUTED_VALUE)
-    others = set(partition_counts(settings.kafka)) - _not_streamed(prefix)
+    others = existing - _not_streamed(prefix)
     return own | {
         name
         for name in others

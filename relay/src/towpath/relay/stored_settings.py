@@ -8,10 +8,11 @@ position has passed every mark, and with those of the file from there on.
 
 Another slot is another lineage, so it is always the file's. What only forms values
 (masks, and their salts) is left out: it decides nothing here, and a salt does not
-belong beside what it hides.
+belong beside what it hides. So are the aggregate views: they form READ events alone.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from towpath.relay.errors import StateLostError
@@ -19,16 +20,15 @@ from towpath.settings import Relay, Settings, Source
 
 _SOURCE: Final = frozenset({"publication", "outbox_publication", "tables"})
 _RELAY: Final = frozenset({"preset", "outbox", "rows", "transactions", "messages"})
-_VALUES_ONLY: Final = frozenset({"mask"})
+_LEFT_OUT: Final = MappingProxyType({"rows": "mask", "outbox": "view"})
 
 
 def deciding(settings: Settings) -> dict[str, Any]:
     """Return what decides ordinals, routes, keys and partitions, as a document."""
     source = settings.database.model_dump(mode="json", include=set(_SOURCE))
     relay = settings.relay.model_dump(mode="json", include=set(_RELAY))
-    relay["rows"] = {
-        key: value for key, value in relay["rows"].items() if key not in _VALUES_ONLY
-    }
+    for section, key in _LEFT_OUT.items():
+        relay[section].pop(key, None)
     return {"source": source, "relay": relay}
 
 

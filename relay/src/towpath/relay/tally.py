@@ -6,7 +6,7 @@ another thread may read them at any time. What needs the clock is told the time.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -102,7 +102,7 @@ class Tally:
     on_first: Callable[[str, str], None] = _say_nothing
     run_id: str = ""
     heartbeat_interval_s: float = 10.0
-    tables: tuple[str, ...] = ()
+    tables: Collection[str] = ()
     max_in_flight_bytes: int = 0
     transactions: int = 0
     changes: int = 0

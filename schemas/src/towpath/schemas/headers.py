@@ -5,6 +5,8 @@ from typing import Final
 POSITION: Final = "position"
 UNCHANGED: Final = "unchanged"
 SNAPSHOT: Final = "snapshot"
+# A record that gives the floor below which every row of its topic is gone.
+SWEEP: Final = "sweep"
 # A record that says nothing: what stands before it on a replicated topic can be read.
 BARRIER: Final = "towpath-barrier"
 NEW_KEY: Final = "__debezium.newkey"

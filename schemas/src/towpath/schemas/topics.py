@@ -9,6 +9,7 @@ import re
 from typing import Final
 
 MAX_TOPIC_LENGTH: Final = 249
+BACKFILL: Final = ".backfill."
 _LEGAL: Final = re.compile(r"[A-Za-z0-9._-]+\Z")
 _ILLEGAL_CHARACTER: Final = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -27,6 +28,17 @@ def table_topic(prefix: str, schema: str, table: str) -> str:
     return _ILLEGAL_CHARACTER.sub("_", f"{prefix}.{schema}.{table}")
 
 
+def table_of(prefix: str, topic: str) -> str | None:
+    """
+    Return the table whose row changes a topic may carry; None if it is no such topic.
+
+    Of names with characters that no topic has, the topic does not tell them.
+    """
+    schema, dot, table = topic.removeprefix(f"{prefix}.").partition(".")
+    is_table = topic.startswith(f"{prefix}.") and dot and table and "." not in table
+    return f"{schema}.{table}" if is_table and schema != "dead" else None
+
+
 def outbox_topic(template: str, aggregate_type: str) -> str:
     """Name the topic of an aggregate's events; the caller checks its legality."""
     return template.replace("{aggregate_type}", aggregate_type)
@@ -34,7 +46,12 @@ def outbox_topic(template: str, aggregate_type: str) -> str:
 
 def backfill_topic(topic: str, sink: str) -> str:
     """Name the topic that carries READ rows meant for one sink only."""
-    return f"{topic}.backfill.{sink}"
+    return f"{topic}{BACKFILL}{sink}"
+
+
+def is_backfill(topic: str) -> bool:
+    """Tell whether a topic is meant for one sink only."""
+    return BACKFILL in topic
 
 
 def relations_topic(prefix: str) -> str:

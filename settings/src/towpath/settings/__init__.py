@@ -47,10 +47,12 @@ from towpath.settings.rows import (
     UnknownTypes,
 )
 from towpath.settings.snapshot import FirstStart, Select, Snapshot, Watermarks
+from towpath.settings.tables import Capture
 
 __all__ = [
     "AggregateView",
     "Binaries",
+    "Capture",
     "ColumnRule",
     "Decimals",
     "DeliveryMode",

@@ -13,14 +13,18 @@ from typing import Final
 from towpath.schemas import headers
 from towpath.settings.mistakes import did_you_mean
 from towpath.settings.model import Settings
+from towpath.settings.relay import OnGap
 from towpath.settings.rows import RecordFormat
 from towpath.settings.shape import Place
+from towpath.settings.snapshot import FirstStart
 from towpath.settings.syntax import (
     ROUTED_VALUE,
     PlacedIn,
     parse_placement,
     unknown_groups,
 )
+from towpath.settings.tables import matches
+from towpath.settings.view_checks import views_agree, views_have_topics
 
 Check = Callable[[Settings], Iterator[str]]
 
@@ -53,13 +57,32 @@ def _touches(key: str, place: str) -> bool:
 
 
 def _keys_of_captured_tables(settings: Settings) -> Iterator[str]:
-    tables = settings.database.tables
     for table in settings.relay.rows.key_columns:
-        if table not in tables:
-            yield (
-                f"relay.rows.key_columns.{table}: not one of source.tables"
-                f"{did_you_mean(table, tables)}"
-            )
+        yield from _not_captured(f"relay.rows.key_columns.{table}", table, settings)
+
+
+def _not_captured(key: str, table: str, settings: Settings) -> Iterator[str]:
+    if not settings.capture.takes(table):
+        nearest = did_you_mean(table, settings.database.tables)
+        yield f"{key}: not one of source.tables{nearest}"
+
+
+def _selects_of_captured_tables(settings: Settings) -> Iterator[str]:
+    selects = [each.table for each in settings.relay.snapshot.select]
+    for table, count in Counter(selects).items():
+        key = f"relay.snapshot.select: {table}"
+        yield from _not_captured(key, table, settings)
+        if count > 1:
+            yield f"{key} is given more than once"
+
+
+def _gaps_are_filled(settings: Settings) -> Iterator[str]:
+    is_needed = settings.relay.snapshot.mode is FirstStart.WHEN_NEEDED
+    if is_needed and settings.relay.on_gap is OnGap.HALT:
+        yield (
+            'relay.on_gap: "halt" stops where relay.snapshot.mode = "when_needed" '
+            "would take snapshots: leave one of them out"
+        )
 
 
 def _outbox_is_no_captured_table(settings: Settings) -> Iterator[str]:
@@ -75,6 +98,17 @@ def _tables_once(settings: Settings) -> Iterator[str]:
     tables = settings.database.tables
     for table in sorted({t for t in tables if tables.count(t) > 1}):
         yield f"source.tables: {table} is named more than once"
+
+
+def _names_are_captured(settings: Settings) -> Iterator[str]:
+    source = settings.database
+    for name in settings.capture.names:
+        for entry in source.exclude_tables:
+            if matches(entry, name):
+                yield (
+                    f"source.exclude_tables: {entry} is {name}, which source.tables "
+                    "names: leave one of them out"
+                )
 
 
 def _two_publications(settings: Settings) -> Iterator[str]:
@@ -156,9 +190,18 @@ def _addresses(settings: Settings) -> Iterator[str]:
 
 
 _CHECKS: Final[tuple[tuple[tuple[str, ...], Check], ...]] = (
-    (("source.tables", "relay.rows.key_columns"), _keys_of_captured_tables),
+    (
+        ("source.tables", "source.exclude_tables", "relay.rows.key_columns"),
+        _keys_of_captured_tables,
+    ),
     (("source.tables", "relay.outbox.table"), _outbox_is_no_captured_table),
     (("source.tables",), _tables_once),
+    (("source.tables", "source.exclude_tables"), _names_are_captured),
+    (
+        ("source.tables", "source.exclude_tables", "relay.snapshot"),
+        _selects_of_captured_tables,
+    ),
+    (("relay.on_gap", "relay.snapshot.mode"), _gaps_are_filled),
     (("source.publication", "source.outbox_publication"), _two_publications),
     (
         ("relay.retained_warning_bytes", "relay.retained_critical_bytes"),
@@ -167,6 +210,8 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], Check], ...]] = (
     (("relay.outbox",), _route_is_whole),
     (("relay.outbox",), _placements_agree),
     (("relay.outbox",), _cloudevents_have_types),
+    (("relay.outbox", "source.tables"), views_agree),
+    (("relay.outbox",), views_have_topics),
     (("relay.messages",), _one_of_a_kind),
     (
         ("source.dsn", "kafka", "registry", "relay.rows.format"),

@@ -7,19 +7,26 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from towpath.settings.relay import Relay
-from towpath.settings.section import IDENTIFIER, NAME, PREFIX, Section, TableName
-from towpath.settings.syntax import ClientOption
+from towpath.settings.section import IDENTIFIER, NAME, PREFIX, Section
+from towpath.settings.syntax import ClientOption, FieldPath
+from towpath.settings.tables import Capture, TableEntry
 
 
 class Source(Section):
-    """``[[source]]``: the database whose log is followed. One is allowed today."""
+    """
+    ``[[source]]``: the database whose log is followed. One is allowed today.
+
+    ``tables`` are captured, by name or by expressions on ``schema.table``; what
+    ``exclude_tables`` matches is not taken by expressions.
+    """
 
     dsn: str
     prefix: str = Field(default="towpath", pattern=PREFIX)
     slot: str = Field(default="towpath", pattern=IDENTIFIER)
     publication: str = Field(default="towpath", pattern=IDENTIFIER)
     outbox_publication: str = Field(default="towpath_outbox", pattern=IDENTIFIER)
-    tables: tuple[TableName, ...] = ()
+    tables: tuple[TableEntry, ...] = ()
+    exclude_tables: tuple[TableEntry, ...] = ()
 
 
 class Kafka(Section):
@@ -62,10 +69,17 @@ class SinkKind(enum.StrEnum):
 
 
 class RouteKind(enum.StrEnum):
-    """What a route's topic carries."""
+    """
+    What a route's topic carries.
+
+    ``table``: row changes. ``event_log``: events, of which each is kept.
+    ``aggregate``: events that carry their aggregate's state, of which the newest is
+    the aggregate's document.
+    """
 
     TABLE = "table"
     EVENT_LOG = "event_log"
+    AGGREGATE = "aggregate"
 
 
 class Route(Section):
@@ -74,11 +88,44 @@ class Route(Section):
 
     ``topic`` is a topic's name; an event log's may end in ``*``. ``name`` is the
     cache's table, the search index or the warehouse's ``schema.table``.
+
+    The rest is of aggregates. Events of ``state_types`` carry the state (none named:
+    all do), those of ``delete_types`` delete the document, others are left out.
+    ``fields`` says how parts of the document are searched, by the names of Postgres's
+    types: ``total = "numeric"``, ``"lines[].product_id" = "uuid"``.
     """
 
     topic: str
     name: str
     kind: RouteKind = RouteKind.TABLE
+    state_types: tuple[str, ...] = ()
+    delete_types: tuple[str, ...] = ()
+    fields: dict[FieldPath, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.kind is not RouteKind.AGGREGATE:
+            if self.state_types or self.delete_types or self.fields:
+                message = (
+                    "state_types, delete_types and fields are of a route of the kind "
+                    "aggregate"
+                )
+                raise ValueError(message)
+            return self
+        if self.topic.endswith("*"):
+            message = "topic: aggregates of two types may share an id: name one topic"
+            raise ValueError(message)
+        both = sorted(set(self.state_types) & set(self.delete_types))
+        if both:
+            message = f"delete_types: {both[0]} is one of state_types"
+            raise ValueError(message)
+        if not self.state_types and not self.fields:
+            message = (
+                "state_types: name the events that carry the state, whose schemas give "
+                "the document its fields; or list fields"
+            )
+            raise ValueError(message)
+        return self
 
 
 class Sink(Section):
@@ -107,6 +154,10 @@ class Sink(Section):
         logs = [r for r in self.route if r.kind is RouteKind.EVENT_LOG]
         if logs and self.kind is not SinkKind.WAREHOUSE:
             message = "route: only a warehouse keeps an event log"
+            raise ValueError(message)
+        aggregates = [r for r in self.route if r.kind is RouteKind.AGGREGATE]
+        if aggregates and self.kind is not SinkKind.SEARCH:
+            message = "route: only a search index keeps aggregates, as documents"
             raise ValueError(message)
         names = [r.name for r in self.route]
         if len(set(names)) != len(names):
@@ -139,6 +190,19 @@ class Settings(Section):
     def database(self) -> Source:
         """The one source."""
         return self.source[0]
+
+    @property
+    def capture(self) -> Capture:
+        """Which tables are captured, as far as the file alone tells."""
+        source, relay = self.database, self.relay
+        apart = frozenset({relay.outbox.table, relay.snapshot.signal_table})
+        return Capture(source.tables, source.exclude_tables, apart)
+
+    @property
+    def collections(self) -> tuple[str, ...]:
+        """All that a snapshot may read: the tables, then the aggregate views."""
+        views = (view.collection for view in self.relay.outbox.view)
+        return (*self.database.tables, *views)
 
     def sink_named(self, name: str) -> Sink | None:
         """Find a sink by its name."""

@@ -78,6 +78,10 @@ class OutboxColumns(Section):
         }
 
 
+# What stands in a signal before the aggregate type, as a schema before a table.
+COLLECTION_SCHEMA: Final = "outbox"
+
+
 class IdForm(enum.StrEnum):
     """How an aggregate's id is spelt when it is the key of its events."""
 
@@ -100,6 +104,11 @@ class AggregateView(Section):
     view: TableName
     id_form: IdForm = IdForm.TEXT
     state_types: tuple[str, ...] = ()
+
+    @property
+    def collection(self) -> str:
+        """What a signal calls it."""
+        return f"{COLLECTION_SCHEMA}.{self.aggregate_type}"
 
 
 class Outbox(Section):

@@ -9,6 +9,8 @@ IDENTIFIER = r"^[a-z_][a-z0-9_]{0,62}$"
 NAME = r"^[a-z0-9][a-z0-9_-]*$"
 TABLE = r"^[^.\s]+\.[^.\s]+$"
 PREFIX = r"^[A-Za-z0-9._-]+$"
+OPTIONAL_TABLE = r"^$|^[^.\s]+\.[^.\s]+$"
+OPTIONAL_TOPIC = r"^$|^[A-Za-z0-9._-]{1,249}$"
 
 # What each pattern asks for, in words, for the message about a mistake.
 PATTERN_WORDS = {
@@ -16,6 +18,8 @@ PATTERN_WORDS = {
     NAME: "must be lower-case letters, digits, dashes and underscores",
     TABLE: "must be schema.table",
     PREFIX: "must be letters, digits, dots, dashes and underscores",
+    OPTIONAL_TABLE: "must be schema.table, or empty",
+    OPTIONAL_TOPIC: "must be letters, digits, dots, dashes and underscores, or empty",
 }
 
 TableName = Annotated[str, Field(pattern=TABLE)]

@@ -4,7 +4,12 @@ import enum
 
 from pydantic import Field
 
-from towpath.settings.section import Section, TableName
+from towpath.settings.section import (
+    OPTIONAL_TABLE,
+    OPTIONAL_TOPIC,
+    Section,
+    TableName,
+)
 
 _MEBIBYTE = 1024 * 1024
 
@@ -71,5 +76,5 @@ class Snapshot(Section):
     max_active_sessions: int = Field(default=0, ge=0)
     watermarks: Watermarks = Watermarks.MESSAGES
     fill_new_tables: bool = True
-    signal_topic: str = ""
-    signal_table: str = ""
+    signal_topic: str = Field(default="", pattern=OPTIONAL_TOPIC)
+    signal_table: str = Field(default="", pattern=OPTIONAL_TABLE)

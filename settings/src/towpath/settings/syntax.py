@@ -3,7 +3,9 @@ Small languages inside values: placements, topic templates, regular expressions.
 
 A placement is ``column:header|partition|envelope`` with an optional ``:alias``; a
 topic template is what Kafka takes, with ``{aggregate_type}``; regular expressions are
-Python's, and must match whole. Each reader raises ``ValueError`` with one sentence.
+Python's, and must match whole. A part of a document is named by its path:
+``address.city``, ``lines[].quantity``. Each reader raises ``ValueError`` with one
+sentence.
 """
 
 import enum
@@ -18,6 +20,7 @@ from towpath.schemas.topics import is_legal_topic
 ROUTED_VALUE: Final = "{aggregate_type}"
 _PARTS: Final = (2, 3)
 _GROUP: Final = re.compile(r"\$(?:(\d+)|\{([^}]*)\})")
+_FIELD_PATH: Final = re.compile(r"(?:[^.\[\]]+(?:\[\])?\.)*[^.\[\]]+")
 _JAVA_GROUP: Final = re.compile(r"\(\?<(?=[A-Za-z])")
 
 
@@ -156,8 +159,16 @@ def _check_hash(text: str) -> str:
     return text
 
 
+def _check_path(text: str) -> str:
+    if _FIELD_PATH.fullmatch(text) is None:
+        message = f"{text!r} is no path into a document, such as 'lines[].quantity'"
+        raise ValueError(message)
+    return text
+
+
 PlacementText = Annotated[str, AfterValidator(_check_placement)]
 Pattern = Annotated[str, AfterValidator(_check_pattern)]
 TopicTemplate = Annotated[str, AfterValidator(_check_template)]
 HashName = Annotated[str, AfterValidator(_check_hash)]
 ClientOption = Annotated[str, AfterValidator(_check_option)]
+FieldPath = Annotated[str, AfterValidator(_check_path)]

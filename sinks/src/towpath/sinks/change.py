@@ -1,5 +1,5 @@
 """
-What a record says, once it is decoded: a row change, or an event of a log.
+What a record says, once it is decoded: a row change, an event of a log, or a floor.
 
 These are made once per record, on the hot path: named tuples, which are several times
 cheaper to make than frozen dataclasses, and as immutable.
@@ -35,10 +35,13 @@ class Change(NamedTuple):
     """
     One row change: the newest thing known of a key, at its position.
 
+    An event that carries its aggregate's state is a change like any other; its row is
+    the document, which may hold lists and objects.
+
     Attributes:
         route: Name of the route, that is, of the place in the sink.
         key: Values of the key's columns, in key order.
-        key_columns: Their names.
+        key_columns: Their names; none where the key is no column, as an aggregate's id.
         position: The position as text that sorts as it compares, without the number
             among records of one change. Compare it, never parse it.
         row: Column values; ``None`` for a delete. A column whose value is ``None`` is
@@ -46,6 +49,8 @@ class Change(NamedTuple):
         unchanged: Columns that the stream left out: whatever is stored stays.
         is_read: Whether the row comes from a snapshot.
         origin: The record that said so.
+        text: The row as the record has it, if that is a JSON object: its numbers may
+            have more digits than ``row`` can hold.
     """
 
     route: str
@@ -56,6 +61,7 @@ class Change(NamedTuple):
     unchanged: frozenset[str]
     is_read: bool
     origin: Origin
+    text: bytes | None = None
 
     @property
     def is_delete(self) -> bool:
@@ -66,6 +72,25 @@ class Change(NamedTuple):
     def is_partial(self) -> bool:
         """Tell whether the row lacks columns that only the sink may still have."""
         return bool(self.unchanged)
+
+
+class Floor(NamedTuple):
+    """
+    A position below which a route has no rows: what stands there is gone for good.
+
+    Attributes:
+        route: Name of the route.
+        position: The floor as text; a row that stands at it stays.
+        needs_all: Whether it counts only once each partition of its topic has told it:
+            a sweep does, because what it must spare comes before it, partition by
+            partition. A truncation counts at once.
+        origin: The record that said so.
+    """
+
+    route: str
+    position: str
+    needs_all: bool
+    origin: Origin
 
 
 class EventRow(NamedTuple):

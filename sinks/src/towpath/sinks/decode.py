@@ -1,5 +1,5 @@
 """
-Records into changes and events: bytes in, values out.
+Records into changes, events and floors: bytes in, values out.
 
 Hot path, once per record: one look-up of the route, one parse of key and value. What
 cannot be read is a ``Poison`` with its reason, never an exception and never silence.
@@ -7,35 +7,25 @@ Integers stay exact; numerics are text already. A tombstone is a delete at its o
 position: after a compaction it may be all that is left of the delete.
 """
 
-import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import orjson
 
 from towpath.schemas import headers as names
 from towpath.schemas.envelope import Operation
-from towpath.settings import RouteKind
-from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin, Record
-from towpath.sinks.routes import Routes
-
-_POSITION: Final = re.compile(rb"([0-9a-f]{16}\.(?:-|[0-9]{10}))(?:\.[0-9]+)?\Z")
-_NO_POSITION: Final = "the header position is missing or is not a position"
-
-# What sinks write beside a row's own columns.
-RESERVED_COLUMNS: Final = frozenset({"_position", "_deleted", "_x"})
-
-_EVENT_COLUMNS: Final = frozenset(
-    {
-        names.EVENT_ID,
-        names.EVENT_TYPE,
-        names.AGGREGATE_TYPE,
-        names.OCCURRED_AT,
-        names.POSITION,
-    }
+from towpath.settings import Route, RouteKind
+from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Floor, Origin, Record
+from towpath.sinks.events import aggregate_change, logged_event
+from towpath.sinks.record import (
+    RESERVED_COLUMNS,
+    Headers,
+    UnreadableError,
+    object_in,
+    position_in,
+    refuse,
 )
-
-Headers: TypeAlias = Mapping[str, bytes]
+from towpath.sinks.routes import Routes
 
 
 class Poison(NamedTuple):
@@ -49,17 +39,15 @@ class Decoded(NamedTuple):
     """
     What the records of a batch say.
 
-    ``skipped`` are READ events of event logs; barriers say nothing and are not counted.
+    ``skipped`` are READ events of event logs, and events that do not carry the state
+    of their aggregate; barriers say nothing and are not counted.
     """
 
     changes: list[Change]
     events: list[EventRow]
     poison: list[Poison]
     skipped: int
-
-
-class _UnreadableError(ValueError):
-    """The record says nothing that a sink could apply."""
+    floors: list[Floor]
 
 
 def decode(records: Iterable[Record], routes: Routes) -> Decoded:
@@ -67,36 +55,55 @@ def decode(records: Iterable[Record], routes: Routes) -> Decoded:
     changes: list[Change] = []
     events: list[EventRow] = []
     poison: list[Poison] = []
+    floors: list[Floor] = []
     skipped = 0
     for record in records:
         if names.BARRIER in record.headers:
             continue
-        route = routes.of(record.origin.topic)
         try:
-            if route is None:
-                _refuse("no route reads this topic")
-            if route.kind is RouteKind.TABLE:
-                changes.append(_change(record, route.name))
-            elif names.SNAPSHOT in record.headers:
-                skipped += 1
-            else:
-                events.append(_event(record, route.name))
-        except _UnreadableError as error:
+            said = _said(record, routes.of(record.origin.topic))
+        except UnreadableError as error:
             poison.append(Poison(record.origin, str(error)))
-    return Decoded(changes, events, poison, skipped)
+            continue
+        if said is None:
+            skipped += 1
+        elif isinstance(said, Change):
+            changes.append(said)
+        elif isinstance(said, EventRow):
+            events.append(said)
+        else:
+            floors.append(said)
+    return Decoded(changes, events, poison, skipped, floors)
 
 
-def _change(record: Record, route: str) -> Change:
-    envelope = None if record.value is None else _object(record.value, "value")
+def _said(record: Record, route: Route | None) -> Change | EventRow | Floor | None:
+    """Read one record; ``None`` if it says nothing to its route."""
+    if route is None:
+        refuse("no route reads this topic")
+    if route.kind is RouteKind.EVENT_LOG:
+        return None if names.SNAPSHOT in record.headers else logged_event(record, route)
+    if names.SWEEP in record.headers:
+        floor = position_in(record.headers, names.SWEEP)
+        return Floor(route.name, floor, needs_all=True, origin=record.origin)
+    if route.kind is RouteKind.AGGREGATE:
+        return aggregate_change(record, route)
+    return _row_change(record, route.name)
+
+
+def _row_change(record: Record, route: str) -> Change | Floor:
+    envelope = None if record.value is None else object_in(record.value, "value")
     operation = _operation(envelope)
+    if operation is Operation.TRUNCATE:
+        floor = position_in(record.headers)
+        return Floor(route, floor, needs_all=False, origin=record.origin)
     if record.key is None:
-        _refuse("a row change without a key")
-    key = _object(record.key, "key")
+        refuse("a row change without a key")
+    key = object_in(record.key, "key")
     return Change(
         route,
         tuple(key.values()),
         tuple(key),
-        _position(record.headers),
+        position_in(record.headers),
         None if operation is Operation.DELETE else _after(envelope),
         _unchanged(record.headers),
         operation is Operation.READ,
@@ -108,22 +115,17 @@ def _operation(envelope: dict[str, Any] | None) -> Operation:
     if envelope is None:
         return Operation.DELETE
     try:
-        operation = Operation(envelope["op"])
+        return Operation(envelope["op"])
     except (KeyError, ValueError):
-        _refuse("the value is not an envelope: it names no operation")
-    if operation is Operation.TRUNCATE:
-        # A floor below which rows are gone is not carried out by any sink yet: set
-        # aside, where it is counted and can be found, it is at least not silent.
-        _refuse("a truncation, which sinks do not carry out")
-    return operation
+        refuse("the value is not an envelope: it names no operation")
 
 
 def _after(envelope: dict[str, Any] | None) -> dict[str, Any]:
     after = None if envelope is None else envelope.get("after")
     if not isinstance(after, dict):
-        _refuse("the envelope has no row in after")
+        refuse("the envelope has no row in after")
     if not RESERVED_COLUMNS.isdisjoint(after):
-        _refuse("a column has a name that sinks keep for themselves")
+        refuse("a column has a name that sinks keep for themselves")
     return after
 
 
@@ -136,56 +138,5 @@ def _unchanged(headers: Headers) -> frozenset[str]:
     except orjson.JSONDecodeError:
         columns = None
     if not isinstance(columns, list):
-        _refuse("the header unchanged is not a list of columns")
+        refuse("the header unchanged is not a list of columns")
     return frozenset(columns)
-
-
-def _event(record: Record, route: str) -> EventRow:
-    headers = record.headers
-    others = {
-        name: value.decode("utf-8", "replace")
-        for name, value in headers.items()
-        if name not in _EVENT_COLUMNS
-    }
-    return EventRow(
-        route,
-        _text(headers.get(names.EVENT_ID), "header id"),
-        _text(headers.get(names.AGGREGATE_TYPE), "header aggregate_type"),
-        _text(record.key, "key"),
-        _text(headers.get(names.EVENT_TYPE), "header type"),
-        None if record.value is None else _text(record.value, "value"),
-        orjson.dumps(others).decode(),
-        _position(headers),
-        _text(headers.get(names.OCCURRED_AT), "header occurred_at"),
-        record.origin,
-    )
-
-
-def _position(headers: Headers) -> str:
-    match = _POSITION.match(headers.get(names.POSITION, b""))
-    if match is None:
-        _refuse(_NO_POSITION)
-    return match[1].decode()
-
-
-def _object(text: bytes, what: str) -> dict[str, Any]:
-    try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        _refuse(f"the {what} is not JSON")
-    if not isinstance(document, dict) or not document:
-        _refuse(f"the {what} is not a JSON object")
-    return document
-
-
-def _text(value: bytes | None, what: str) -> str:
-    if not value:
-        _refuse(f"the {what} is missing")
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        _refuse(f"the {what} is not text")
-
-
-def _refuse(reason: str) -> NoReturn:
-    raise _UnreadableError(reason)

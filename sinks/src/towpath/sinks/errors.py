@@ -22,7 +22,8 @@ The sinks' branch of the failure tree.
         ├── EngineMissingError         Java or the engine's connectors are not there
         ├── SearchRefusedError         the search index refuses a call
         ├── KeylessTableError          a route reads a table without a key
-        ├── ForeignIndexError          an index does not fit its table
+        ├── ForeignIndexError          an index does not fit its table or events
+        ├── DocumentFieldsError        an aggregate's events give no fields
         └── MalformedRelationError     the relations topic holds something else
 """
 
@@ -119,9 +120,15 @@ class KeylessTableError(HaltError):
 
 
 class ForeignIndexError(HaltError):
-    """An index exists whose fields do not fit the table's columns."""
+    """An index exists whose fields do not fit the table's columns or the events."""
 
     remedy = "Rebuild the index: drop it, then fill the sink again by a snapshot."
+
+
+class DocumentFieldsError(HaltError):
+    """The events of an aggregate do not say which fields its document has."""
+
+    remedy = "Name state_types whose schemas agree, or list the route's fields."
 
 
 class MalformedRelationError(HaltError):

@@ -8,28 +8,38 @@ every change of the key left out) stays ``unchanged``: the target still has them
 A partial change that rests upon a delete of the same batch has nothing to be merged
 with: it is refused, and the delete is what remains.
 
+What lies below the floor of its route is left out before anything is merged: nothing
+above a floor rests upon what was below it.
+
 Hot path: one pass over the batch, and no work for a key with one change.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from towpath.sinks.change import Change, EventRow, Refusal, Value
+from towpath.sinks.change import Change, EventRow, Floor, Refusal, Value
 
 ABSENT_ROW = "a partial change on a row that is absent or deleted"
 
 
 class Folded(NamedTuple):
-    """At most one change per route and key, and what could not be merged."""
+    """
+    At most one change per route and key, and what could not be merged.
+
+    ``below`` counts the changes that lay below their route's floor.
+    """
 
     changes: tuple[Change, ...]
     refused: tuple[Refusal, ...]
+    below: int = 0
 
 
-def newest_per_key(changes: Iterable[Change]) -> Folded:
-    """Fold changes of any routes, partitions and order."""
+def newest_per_key(changes: Iterable[Change], floors: Iterable[Floor] = ()) -> Folded:
+    """Fold changes of any routes, partitions and order; none rests upon a floor."""
+    given = list(changes)
+    above = changes_above(given, highest_per_route(floors))
     groups: dict[tuple[str, tuple[Value, ...]], list[Change]] = {}
-    for change in changes:
+    for change in above:
         group = groups.get((change[0], change[1]))
         if group is None:
             groups[change[0], change[1]] = [change]
@@ -42,7 +52,25 @@ def newest_per_key(changes: Iterable[Change]) -> Folded:
             kept.append(group[0])
         else:
             _merge(group, kept, refused)
-    return Folded(tuple(kept), tuple(refused))
+    return Folded(tuple(kept), tuple(refused), len(given) - len(above))
+
+
+def highest_per_route(floors: Iterable[Floor]) -> dict[str, str]:
+    """Return the highest floor of each route."""
+    highest: dict[str, str] = {}
+    for floor in floors:
+        if floor.position > highest.get(floor.route, ""):
+            highest[floor.route] = floor.position
+    return highest
+
+
+def changes_above(
+    changes: Sequence[Change], floors: Mapping[str, str]
+) -> Sequence[Change]:
+    """Leave out what lies below the floor of its route."""
+    if not floors:
+        return changes
+    return [c for c in changes if c.position >= floors.get(c.route, "")]
 
 
 def first_per_event(events: Iterable[EventRow]) -> tuple[EventRow, ...]:

@@ -9,6 +9,7 @@ bring a deleted row back.
 from typing import NamedTuple
 
 from towpath.sinks.change import Change, EventRow, Refusal, Row
+from towpath.sinks.floors import Floors
 from towpath.sinks.fold import ABSENT_ROW
 from towpath.sinks.key_text import key_text
 from towpath.sinks.ports import Batch, Checkpoint
@@ -28,13 +29,20 @@ class MemorySink:
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Stored]] = {}
         self.events: dict[tuple[str, str], EventRow] = {}
+        self._floors = Floors()
         self._tally = Tally()
 
     def open(self) -> None:
         """Nothing to create."""
 
     def apply(self, batch: Batch) -> None:
-        for change in batch.changes:
+        for route, floor in self._floors.due(batch.floors):
+            self._floors.learn(route, floor)
+            rows = self.rows.get(route, {})
+            for key in [k for k, s in rows.items() if s.position < floor]:
+                del rows[key]
+            self._floors.carried_out(route, floor)
+        for change in self._floors.above(batch.changes, self._tally):
             self._put(change)
         for event in batch.events:
             known = self.events.setdefault((event.route, event.id), event)

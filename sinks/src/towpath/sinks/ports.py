@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from towpath.sinks.change import Change, EventRow, Record, Refusal, Row
+from towpath.sinks.change import Change, EventRow, Floor, Record, Refusal, Row
 from towpath.sinks.relations import RelationShape
 
 
@@ -26,11 +26,14 @@ class Batch:
         batch_id: For the audit only: ids begin anew with a new checkpoint.
         changes: At most one per route and key (see ``fold``).
         events: At most one per route and event id.
+        floors: Below them their routes have no rows: what is stored there goes first,
+            and what comes later from below is refused as stale, for good.
     """
 
     batch_id: int
     changes: tuple[Change, ...] = ()
     events: tuple[EventRow, ...] = ()
+    floors: tuple[Floor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class Progress:
         rows: Changes and events written.
         stale: Those that the target already had, or had newer.
         dead_letters: Records set aside.
+        skipped: Events left out: a log keeps none that a snapshot made, and a document
+            is not made of those that do not carry its state.
         updated_at: RFC 3339, UTC.
         error: Why the query does not run, in a sentence.
     """
@@ -50,6 +52,7 @@ class Progress:
     rows: int = 0
     stale: int = 0
     dead_letters: int = 0
+    skipped: int = 0
     last_batch_ms: int = 0
     updated_at: str = ""
     error: str | None = None

@@ -1,20 +1,19 @@
 """
 From topics to places in the sink.
 
-A table's route reads its topic and, beside it, the topic of READ rows that are meant
-for this sink only. An event log's route may end in ``*``: every topic that begins so,
-except backfills, also those that do not exist yet.
+The route of a table or of an aggregate reads its topic and, beside it, the topic of
+what snapshots read for this sink only. An event log's route may end in ``*``: every
+topic that begins so, except backfills, also those that do not exist yet.
 """
 
 import re
 from collections.abc import Iterable
 from typing import Final
 
-from towpath.schemas.topics import backfill_topic
+from towpath.schemas.topics import BACKFILL, backfill_topic, is_backfill
 from towpath.settings import Route, RouteKind, Sink
 
 _ANY: Final = "*"
-_BACKFILL: Final = ".backfill."
 
 
 class Routes:
@@ -39,7 +38,7 @@ class Routes:
         """
         exact = [re.escape(topic) for topic in sorted(self._by_topic)]
         open_ended = [
-            f"(?!.*{re.escape(_BACKFILL)}){re.escape(r.topic.removesuffix(_ANY))}.*"
+            f"(?!.*{re.escape(BACKFILL)}){re.escape(r.topic.removesuffix(_ANY))}.*"
             for r in self._open_ended
         ]
         return f"^(?:{'|'.join([*exact, *open_ended])})$"
@@ -56,7 +55,7 @@ class Routes:
         return sorted(topic for topic in topics if self.of(topic) is not None)
 
     def _search(self, topic: str) -> Route | None:
-        if _BACKFILL in topic:
+        if is_backfill(topic):
             return None
         begins = (
             r for r in self._open_ended if topic.startswith(r.topic.removesuffix(_ANY))

@@ -146,13 +146,137 @@ def test_secrets_are_written_only_when_asked_for() -> None:
 
 def test_plain_names_and_choices_need_no_database() -> None:
     """
-    Names, escaped names and a choice among names become tables; patterns are told.
+    Names, escaped names and a choice among names become names; what cannot be, is told.
     """
-    conversion = converted({"table.include.list": r"s.a, s\.b,s.(c|d), s\.e.*"})
+    conversion = converted({"table.include.list": r"s.a, s\.b,s.(c|d), (s, orders"})
     text = text_of(conversion, "table.include.list")
     assert conversion.document["source"][0]["tables"] == ["s.a", "s.b", "s.c", "s.d"]
 
-    assert "'s\\\\.e.*' is an expression: give --dsn" in text
+    assert "'(s', 'orders' matches no schema.table" in text
+
+
+@pytest.mark.parametrize(
+    ("lists", "tables", "excluded"),
+    [
+        ({"table.include.list": r"s\.e.*"}, [r"s\.e.*"], None),
+        ({"table.include.list": r"S\.e\D*"}, [r"(?i)S\.e\D*"], None),
+        ({}, [".*"], None),
+        ({"schema.include.list": "s"}, [r"s\..*"], None),
+        (
+            {"schema.include.list": "s,t", "table.exclude.list": r"s\.tmp.*,t.x"},
+            [r"(?:s|t)\..*"],
+            [r"s\.tmp.*", "t.x"],
+        ),
+        (
+            {"schema.include.list": "s,t", "table.include.list": r"s.a,.*\.e.*"},
+            ["s.a", r"(?=(?:s|t)\.)(?:.*\.e.*)"],
+            None,
+        ),
+        (
+            {"table.include.list": r".*\.a", "schema.exclude.list": "u.*"},
+            [r".*\.a"],
+            [r"u.*\..*"],
+        ),
+    ],
+)
+def test_expressions_stay_expressions(
+    lists: dict[str, str], tables: list[str], excluded: list[str] | None
+) -> None:
+    """
+    Without the catalog an expression is written as one, with all that narrows it.
+    """
+    source = converted(lists).document["source"][0]
+
+    assert (tables, excluded) == (source["tables"], source.get("exclude_tables"))
+
+
+@pytest.mark.parametrize(
+    ("properties", "name", "text"),
+    [
+        ({}, "snapshot.mode", 'taken as relay.snapshot.mode = "initial"'),
+        (
+            {"snapshot.mode": "exported"},
+            "snapshot.mode",
+            'taken as relay.snapshot.mode = "initial"',
+        ),
+        (
+            {"snapshot.mode": "no_data"},
+            "snapshot.mode",
+            'same by default: relay.snapshot.mode = "never"',
+        ),
+        (
+            {"snapshot.mode": "recovery"},
+            "snapshot.mode",
+            "not needed because Postgres needs no schema history",
+        ),
+        (
+            {"snapshot.mode": "custom"},
+            "snapshot.mode",
+            "not supported: 'custom': choose one of relay.snapshot.mode",
+        ),
+        (
+            {"snapshot.delay.ms": "1500"},
+            "snapshot.delay.ms",
+            "taken as relay.snapshot.delay_s = 1.5",
+        ),
+        (
+            {"snapshot.max.threads": "4"},
+            "snapshot.max.threads",
+            "taken as relay.snapshot.readers = 4",
+        ),
+        (
+            {"incremental.snapshot.watermarking.strategy": "INSERT_DELETE"},
+            "incremental.snapshot.watermarking.strategy",
+            'taken as relay.snapshot.watermarks = "rows_deleted"',
+        ),
+        (
+            {"signal.enabled.channels": "source,kafka", "topic.prefix": "p"},
+            "signal.enabled.channels",
+            'taken as relay.snapshot.signal_topic = "p-signal"',
+        ),
+        (
+            {"signal.enabled.channels": "kafka,jmx", "signal.kafka.topic": "asks"},
+            "signal.enabled.channels",
+            "not supported: jmx: ask with towpath snapshot start",
+        ),
+        (
+            {"signal.kafka.topic": "asks"},
+            "signal.kafka.topic",
+            "not needed because signal.enabled.channels does not name kafka",
+        ),
+        (
+            {"signal.data.collection": "shop.s.dbz_signal"},
+            "signal.data.collection",
+            'taken as relay.snapshot.signal_table = "s.dbz_signal"',
+        ),
+        (
+            {
+                "table.include.list": "s.a",
+                "snapshot.select.statement.overrides": "d.s.a",
+            },
+            "snapshot.select.statement.overrides",
+            "not supported: d.s.a has no snapshot.select.statement.overrides.<table>",
+        ),
+        (
+            {
+                "table.include.list": "s.a",
+                "snapshot.select.statement.overrides": "d.s.a",
+                "snapshot.select.statement.overrides.d.s.a": "select 1",
+            },
+            "snapshot.select.statement.overrides.d.s.a",
+            'taken as relay.snapshot.select = [{"table": "s.a", "select": "select 1"}]',
+        ),
+    ],
+)
+def test_snapshots_and_signals_become_ours(
+    properties: dict[str, str], name: str, text: str
+) -> None:
+    """
+    Modes, statements, strategies and channels have keys of ours, or a sentence.
+    """
+    tables = {"table.include.list": "s.a"}
+
+    assert text_of(converted({**tables, **properties}), name).startswith(text)
 
 
 def test_patterns_are_held_against_the_catalog() -> None:

@@ -12,12 +12,12 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, NamedTuple
 
 import psutil
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from towpath.deploy.bench import debezium
 from towpath.deploy.bench.launcher import Launcher
@@ -29,10 +29,8 @@ from towpath.deploy.local.stack import Stack
 from towpath.loadtests.bench.broker import Broker
 from towpath.loadtests.bench.place import Place
 from towpath.loadtests.bench.plan import Bench, Options
-from towpath.loadtests.bench.play import measure, measure_kill
-from towpath.loadtests.bench.result import Result
+from towpath.loadtests.bench.result import CaseT, Result
 from towpath.loadtests.bench.screen import open_screen
-from towpath.loadtests.bench.table import draw
 from towpath.schemas.clock import SystemClock
 
 VERIFIED: Final = 0
@@ -45,9 +43,18 @@ _GONE_WITHIN_S: Final = 10.0
 _WIDTH: Final = 140
 
 
-def play(options: Options, *, kill: bool, keep: bool, as_json: bool) -> int:
+class Benchmark(NamedTuple, Generic[CaseT]):
+    """What measures upon a stack, and what draws its result for a person."""
+
+    measure: Callable[[Bench], Result[CaseT]]
+    draw: Callable[[Result[CaseT]], RenderableType]
+
+
+def play(
+    options: Options, benchmark: Benchmark[CaseT], *, keep: bool, as_json: bool
+) -> int:
     """
-    Carry the benchmark out and print it; return 0 if all was verified, else 1.
+    Carry a benchmark out and print it; return 0 if all was verified, else 1.
 
     Raises:
         TowpathError: It could not be carried out to its end.
@@ -66,8 +73,8 @@ def play(options: Options, *, kill: bool, keep: bool, as_json: bool) -> int:
             screen=screen,
             clock=SystemClock(),
         )
-        result = measure_kill(bench) if kill else measure(bench)
-    _print(result, as_json=as_json)
+        result = benchmark.measure(bench)
+    _print(result, None if as_json else benchmark.draw(result))
     return VERIFIED if result.verified else DIFFERENT
 
 
@@ -115,6 +122,7 @@ def _place(stack: Stack, connect: tuple[str, ...] | None) -> Place:
         towpath=(sys.executable, "-m", "towpath.deploy.cli"),
         connect=connect,
         connect_port=ports.any_free(),
+        log_folder=stack.state.data("kafka") / "data",
         folder=stack.state.root,
         env=env,
         launcher=Launcher(stack.state, env),
@@ -147,10 +155,10 @@ def _kill_children() -> None:
     psutil.wait_procs(children, timeout=_GONE_WITHIN_S)
 
 
-def _print(result: Result, *, as_json: bool) -> None:
-    if as_json:
+def _print(result: Result[CaseT], drawn: RenderableType | None) -> None:
+    if drawn is None:
         sys.stdout.write(json.dumps(result.as_json(), indent=1) + "\n")
     else:
         # A file is as wide as its tables.
         width = None if sys.stdout.isatty() else _WIDTH
-        Console(width=width).print(draw(result))
+        Console(width=width).print(drawn)

@@ -41,6 +41,7 @@ _COMMANDS: Final = (
     ("doctor", "doctor:doctor", "Check source and broker; tell each cure."),
     ("demo", "demo:demo", "Run the whole platform and prove that it agrees."),
     ("bench", "bench:app", "Measure, side by side with others, and verify."),
+    ("chaos", "chaos:app", "Break things at random; prove that nothing is lost."),
 )
 for _name, _place, _help in _COMMANDS:
     app.command(f"{_PACKAGE}.{_place}", name=_name, help=_help)

@@ -1,5 +1,6 @@
-"""``towpath bench relay``."""
+"""``towpath bench relay | snapshot``."""
 
+from functools import partial
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
@@ -8,6 +9,8 @@ from cyclopts.validators import Number
 app = App(name="bench", help="Measure, side by side with others, and verify.")
 
 CaseName = Literal["drain_1", "drain_100", "steady_500", "steady_2000", "steady_5000"]
+FillCaseName = Literal["million_rows"]
+LoadName = Literal["updates", "quiet"]
 
 
 @app.command
@@ -48,9 +51,17 @@ def relay(  # noqa: PLR0913 - each is an option of the command
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """
-    from towpath.deploy.bench.play import play  # noqa: PLC0415 - keeps --help fast
-    from towpath.loadtests.bench.kill import ROWS  # noqa: PLC0415 - keeps --help fast
+    from towpath.deploy.bench.play import (  # noqa: PLC0415 - keeps --help fast
+        Benchmark,
+        play,
+    )
+    from towpath.loadtests.bench.kill import ROWS  # noqa: PLC0415 - as above
     from towpath.loadtests.bench.plan import CASES, Options  # noqa: PLC0415 - as above
+    from towpath.loadtests.bench.play import (  # noqa: PLC0415 - as above
+        measure,
+        measure_kill,
+    )
+    from towpath.loadtests.bench.table import draw  # noqa: PLC0415 - as above
 
     options = Options(
         rows=rows or (ROWS if kill else Options().rows),
@@ -60,4 +71,67 @@ def relay(  # noqa: PLR0913 - each is an option of the command
         cases=tuple(name for name in CASES if not case or name in case),
         with_debezium=with_debezium,
     )
-    return play(options, kill=kill, keep=keep, as_json=json)
+    benchmark = Benchmark(measure_kill if kill else measure, draw)
+    return play(options, benchmark, keep=keep, as_json=json)
+
+
+@app.command
+def snapshot(  # noqa: PLR0913 - each is an option of the command
+    *,
+    case: Annotated[
+        tuple[FillCaseName, ...], Parameter(negative="", help="Only these cases.")
+    ] = (),
+    load: Annotated[
+        tuple[LoadName, ...], Parameter(negative="", help="Only these loads.")
+    ] = ("updates", "quiet"),
+    rows: Annotated[int, Parameter(validator=Number(gte=1000))] = 1_000_000,
+    rounds: Annotated[int, Parameter(validator=Number(gte=1, lte=100))] = 1,
+    duration: Annotated[float, Parameter(validator=Number(gte=1))] = 20.0,
+    warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 10.0,
+    with_debezium: Annotated[bool, Parameter(negative="")] = False,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """
+    Measure how fast a snapshot is in Kafka, and verify every row of it.
+
+    A table of 200-byte rows is read into a real broker (acks=all, whole envelopes),
+    while 200 transactions a second update it and once more on a quiet server, beside a
+    bare COPY of it. Latency of the updates is measured before the snapshot and while it
+    runs. A stack of its own is started in a temporary folder and removed again.
+
+    Exit 0 if every run's topic held every key, each one's last value, every update, and
+    (of the relay) no row older than a change before it; 1, and not one figure, if not;
+    3 if a part was not there.
+
+    Args:
+        case: There is one, million_rows.
+        load: Only one of the two loads.
+        rows: Rows of the table.
+        rounds: How often each system runs; the order alternates.
+        duration: Seconds for which the updates alone are measured.
+        warm_up: Seconds for which they go on before that.
+        with_debezium: Measure Debezium too: its incremental snapshot stock, tuned, and
+            tuned and read-only, and its initial one in chunks with four threads;
+            fetches its archives.
+        json: Print one JSON document.
+        keep: Leave logs and configuration files in place.
+    """
+    from towpath.deploy.bench.play import (  # noqa: PLC0415 - keeps --help fast
+        Benchmark,
+        play,
+    )
+    from towpath.loadtests.bench.plan import Options  # noqa: PLC0415 - as above
+    from towpath.loadtests.bench.snapshot.play import measure  # noqa: PLC0415 - as above
+    from towpath.loadtests.bench.snapshot.table import draw  # noqa: PLC0415 - as above
+
+    options = Options(
+        rows=rows,
+        rounds=rounds,
+        duration_s=duration,
+        warm_up_s=warm_up,
+        cases=case,
+        with_debezium=with_debezium,
+    )
+    benchmark = Benchmark(partial(measure, loads=load), draw)
+    return play(options, benchmark, keep=keep, as_json=json)

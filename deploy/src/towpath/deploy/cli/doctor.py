@@ -76,17 +76,19 @@ def _asked(part: str, ask: Callable[[], list[Row]]) -> list[Row]:
 
 
 def _source(settings: Settings, clock: Clock) -> list[Row]:
-    from towpath.relay.postgres import preflight, source_facts  # noqa: PLC0415 - keeps --help fast
+    from towpath.relay.postgres import preflight, source_facts, views  # noqa: PLC0415 - keeps --help fast
     from towpath.relay.postgres.connect import connect  # noqa: PLC0415
 
     dsn = settings.database.dsn
     with connect(dsn) as connection:
         facts = source_facts.read_facts(connection, settings)
         ours = clock.now()
+        of_views = views.findings(connection, settings.relay.outbox.view)
     found = [
         *preflight.capture_findings(facts, settings),
         *preflight.running_findings(facts, settings),
         *preflight.replication_findings(dsn),
+        *of_views,
     ]
     rows = [Row("source", *map(str, finding)) for finding in found]
     theirs = facts.server.now

@@ -13,6 +13,7 @@ from towpath.deploy.cli.places import ConfigOption, config_file
 from towpath.deploy.jars import store
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UsageError
+from towpath.schemas.topics import outbox_topic
 from towpath.settings import RouteKind, Settings, Sink, load
 from towpath.sinks.kafka import Topics
 from towpath.sinks.progress import State
@@ -134,10 +135,25 @@ def add(
 
 
 def _collections(settings: Settings, sink: Sink) -> list[str]:
-    """Return the tables behind a sink's routes; an event log cannot be read again."""
-    prefix = f"{settings.database.prefix}."
-    topics = [r.topic for r in sink.route if r.kind is RouteKind.TABLE]
-    return [topic.removeprefix(prefix) for topic in topics]
+    """Return what is behind a sink's routes; an event log cannot be read again."""
+    prefix, outbox = f"{settings.database.prefix}.", settings.relay.outbox
+    views = {
+        outbox_topic(outbox.topic, view.aggregate_type): view.collection
+        for view in outbox.view
+    }
+    found = []
+    for route in sink.route:
+        if route.kind is RouteKind.TABLE:
+            found.append(route.topic.removeprefix(prefix))
+        elif route.kind is RouteKind.AGGREGATE:
+            if route.topic not in views:
+                message = (
+                    f"{sink.name} runs but cannot be filled: no view of "
+                    f"relay.outbox.view gives {route.topic}"
+                )
+                raise UsageError(message)
+            found.append(views[route.topic])
+    return found
 
 
 def _completed(dsn: str, snapshot: str, clock: Clock) -> bool:

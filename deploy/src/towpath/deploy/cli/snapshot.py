@@ -1,16 +1,21 @@
-"""``towpath snapshot start | list | show``."""
+"""``towpath snapshot start | list | show | pause | resume | stop``."""
 
 import json as json_text
 import os
-from typing import Annotated
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
 from rich.console import Console
-from rich.table import Table
 
 from towpath.deploy import signals
 from towpath.deploy.cli.places import ConfigOption, config_file
 from towpath.deploy.signals import Progress
+from towpath.deploy.snapshot_view import open_bars, snapshot_table
+from towpath.deploy.snapshot_watch import Answer, read_answer, wait_answer, watch
+from towpath.deploy.snapshot_wishes import Wishes
+from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load
 
@@ -18,99 +23,215 @@ app = App(name="snapshot", help="Fill sinks from existing rows.")
 JsonOption = Annotated[
     bool, Parameter(name="--json", negative="", help="Print one JSON document.")
 ]
+Flag = Parameter(negative="")
+
+# A relay that runs answers within a second; one that is starting takes a few.
+_ANSWERED_WITHIN_S: Final = 10.0
+_INTERRUPTED: Final = 130
 
 
 @app.command
 def start(
     *collections: str,
-    target: str | None = None,
-    max_rows_per_second: int | None = None,
+    wishes: Wishes | None = None,
+    wait: Annotated[bool, Flag] = False,
+    answer_within: float = _ANSWERED_WITHIN_S,
+    json: JsonOption = False,
     config: ConfigOption = None,
 ) -> int:
     """
     Ask the relay to read tables into the stream; print the signal's id.
 
+    Exit 1 if it is rejected or fails; 3 if no relay answers: the signal waits for one.
+
     Args:
-        collections: Tables as schema.table; left out, all that are configured.
-        target: The one sink that gets the rows; left out, all sinks.
-        max_rows_per_second: Bound of the reading speed.
+        collections: Tables as schema.table, aggregates as outbox.TYPE, or expressions
+            on such names; left out, all tables and views that are configured.
+        wishes: What else the signal says.
+        wait: Show how far it is until it has ended.
+        answer_within: How many seconds to wait for the relay's answer; 0: not at all.
+        json: Print one JSON document: id, status and detail.
         config: Configuration file.
     """
+    wishes = wishes or Wishes()
     settings = _settings(config)
-    if target is not None and settings.sink_named(target) is None:
-        known = ", ".join(s.name for s in settings.sink)
-        message = f"no sink is named {target!r}; there are: {known}"
-        raise UsageError(message)
+    _check_target(settings, wishes.target)
+    dsn = settings.database.dsn
     chosen = signals.ask(
-        settings.database.dsn,
-        collections or settings.database.tables,
-        target=target,
-        max_rows_per_second=max_rows_per_second,
+        dsn,
+        collections or settings.collections,
+        target=wishes.target,
+        max_rows_per_second=wishes.max_rows_per_second,
+        signal_id=wishes.id,
+        wishes=wishes.fields(collections),
     )
-    print(chosen)
-    return 0
+    if not json:
+        print(chosen, flush=True)
+    answer = Answer(None, {})
+    if answer_within > 0:
+        answer = wait_answer(dsn, chosen, SystemClock(), answer_within)
+    if wait and answer.is_good:
+        return _follow(dsn, chosen, as_json=json)
+    return _tell(chosen, answer, as_json=json)
 
 
 @app.command(name="list")
-def list_snapshots(*, json: JsonOption = False, config: ConfigOption = None) -> int:
-    """List all snapshots, table by table."""
-    return _show(signals.progress(_settings(config).database.dsn), as_json=json)
+def list_snapshots(
+    *,
+    all: Annotated[bool, Flag] = False,  # noqa: A002 - a flag
+    json: JsonOption = False,
+    config: ConfigOption = None,
+) -> int:
+    """
+    List all snapshots, table by table; exit 1 if one has failed.
+
+    Args:
+        all: Also those by which the relay completes rows of the stream.
+        json: Print one JSON document.
+        config: Configuration file.
+    """
+    rows = signals.progress(_settings(config).database.dsn, own=all)
+    return _show(rows, as_json=json)
 
 
 @app.command
 def show(
-    snapshot_id: str, /, *, json: JsonOption = False, config: ConfigOption = None
+    snapshot_id: str,
+    /,
+    *,
+    follow: Annotated[bool, Flag] = False,
+    json: JsonOption = False,
+    config: ConfigOption = None,
 ) -> int:
     """
     Show one snapshot; exit 1 if it failed or was rejected.
 
     Args:
         snapshot_id: The id that start printed.
+        follow: Show how far it is until it has ended.
         json: Print one JSON document.
         config: Configuration file.
     """
     dsn = _settings(config).database.dsn
+    if follow:
+        return _follow(dsn, snapshot_id, as_json=json)
     rows = signals.progress(dsn, snapshot_id)
-    if not rows:
-        return _show_signal(dsn, snapshot_id)
-    return _show(rows, as_json=json)
-
-
-def _show_signal(dsn: str, signal_id: str) -> int:
-    """Tell about a signal that has not become a snapshot."""
-    found = signals.state(dsn, signal_id)
-    if found is None:
-        message = f"there is no snapshot {signal_id}"
+    if rows:
+        return _show(rows, as_json=json)
+    answer = read_answer(dsn, snapshot_id)
+    if answer is None:
+        message = f"there is no snapshot {snapshot_id}"
         raise UsageError(message)
-    status, detail = found
-    print(f"{signal_id}: {status or 'not seen by the relay yet'}", detail or "")
-    return 1 if status in {"rejected", "failed"} else 0
+    return _tell(snapshot_id, answer, as_json=json, is_asked=True)
+
+
+@app.command
+def pause(*names: str, json: JsonOption = False, config: ConfigOption = None) -> int:
+    """
+    Let snapshots wait until they are resumed, also over a restart.
+
+    Args:
+        names: A snapshot's id, or tables, or an id and then tables; left out, all.
+        json: Print one JSON document.
+        config: Configuration file.
+    """
+    return _change("pause-snapshot", names, config, as_json=json)
+
+
+@app.command
+def resume(*names: str, json: JsonOption = False, config: ConfigOption = None) -> int:
+    """
+    Go on with paused snapshots; by its id also with one that failed or was stopped.
+
+    Args:
+        names: A snapshot's id, or tables, or an id and then tables; left out, all that
+            are paused.
+        json: Print one JSON document.
+        config: Configuration file.
+    """
+    return _change("resume-snapshot", names, config, as_json=json)
+
+
+@app.command
+def stop(*names: str, json: JsonOption = False, config: ConfigOption = None) -> int:
+    """
+    End snapshots where they are.
+
+    Args:
+        names: A snapshot's id, or tables, or an id and then tables; left out, all.
+        json: Print one JSON document.
+        config: Configuration file.
+    """
+    return _change("stop-snapshot", names, config, as_json=json)
+
+
+def _change(
+    kind: str, names: Sequence[str], config: ConfigOption, *, as_json: bool
+) -> int:
+    """Send a signal about snapshots that run, and tell its answer."""
+    dsn = _settings(config).database.dsn
+    snapshot_id, collections = None, list(names)
+    if names and signals.progress(dsn, names[0]):
+        snapshot_id, *collections = names
+    elif names and "." not in names[0]:
+        message = f"there is no snapshot {names[0]}, and it is no table's name"
+        raise UsageError(message)
+    fields = {"data-collections": collections or None, "snapshot-id": snapshot_id}
+    signal_id = signals.send(dsn, kind, fields)
+    answer = wait_answer(dsn, signal_id, SystemClock(), _ANSWERED_WITHIN_S)
+    if not as_json:
+        for what in ("paused", "resumed", "stopped"):
+            if what in answer.detail:
+                print(f"{what}: {', '.join(answer.detail[what]) or 'nothing'}")
+    return _tell(signal_id, answer, as_json=as_json)
+
+
+def _follow(dsn: str, snapshot_id: str, *, as_json: bool) -> int:
+    """Watch a snapshot to its end; whoever stops watching leaves it running."""
+    clock = SystemClock()
+    try:
+        if as_json:
+            answer = watch(dsn, snapshot_id, clock, lambda _: None)
+        else:
+            with open_bars(Console(stderr=True)) as bars:
+                answer = watch(dsn, snapshot_id, clock, bars.show)
+    except KeyboardInterrupt:
+        print(
+            f"snapshot {snapshot_id} goes on: towpath snapshot show {snapshot_id} "
+            f"--follow, or towpath snapshot stop {snapshot_id}",
+            file=sys.stderr,
+        )
+        return _INTERRUPTED
+    return _tell(snapshot_id, answer, as_json=as_json, is_asked=True)
+
+
+def _tell(
+    signal_id: str, answer: Answer, *, as_json: bool, is_asked: bool = False
+) -> int:
+    """Print what became of a signal, and return the exit code."""
+    if as_json:
+        told: dict[str, Any] = {"id": signal_id, **answer._asdict()}
+        print(json_text.dumps(told, indent=1, default=str))
+    elif is_asked or answer.reason:
+        status = answer.status or "not seen by the relay yet"
+        reason = f": {answer.reason}" if answer.reason else ""
+        print(f"{signal_id} {status}{reason}", file=sys.stderr)
+    return 0 if answer.is_good else 1
 
 
 def _show(rows: list[Progress], *, as_json: bool) -> int:
     if as_json:
         print(json_text.dumps([row._asdict() for row in rows], indent=1, default=str))
     else:
-        Console().print(_table(rows))
+        Console().print(snapshot_table(rows))
     return 1 if any(row.state == "failed" for row in rows) else 0
 
 
-def _table(rows: list[Progress]) -> Table:
-    table = Table(box=None)
-    for title in ("snapshot", "table"):
-        # Both are needed whole for the next command.
-        table.add_column(title, overflow="fold")
-    for title in ("target", "state", "rows", "dropped", "%", "rows/s", "error"):
-        table.add_column(title)
-    for row in rows:
-        speed = f"{row.rows / row.elapsed_s:,.0f}" if row.elapsed_s else ""
-        table.add_row(
-            *(row.snapshot_id, row.collection, row.target or "all", row.state),
-            *(f"{row.rows:,}", f"{row.dropped:,}"),
-            "" if row.percent is None else f"{row.percent:.0f}",
-            *(speed, row.error or ""),
-        )
-    return table
+def _check_target(settings: Settings, target: str | None) -> None:
+    if target is not None and settings.sink_named(target) is None:
+        known = ", ".join(sink.name for sink in settings.sink)
+        message = f"no sink is named {target!r}; there are: {known}"
+        raise UsageError(message)
 
 
 def _settings(config: ConfigOption) -> Settings:

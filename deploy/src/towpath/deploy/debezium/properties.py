@@ -7,7 +7,14 @@ are in ``router``.
 
 from typing import Final
 
-from towpath.deploy.debezium import address, router, rows, running, tables
+from towpath.deploy.debezium import (
+    address,
+    router,
+    rows,
+    running,
+    snapshots,
+    tables,
+)
 from towpath.deploy.debezium.rules import (
     Property,
     always,
@@ -25,17 +32,16 @@ _ROWS: Final = "relay.rows"
 _DSN: Final = address.part_of_dsn
 _ITS_OWN: Final = "while the connector has one of that name, write another"
 _NO_CLASSIC: Final = needless(
-    "snapshots run in chunks beside the stream, without a long transaction"
+    "snapshots are read in chunks, and none locks a table for longer than one"
 )
 _NO_WORKER: Final = needless("there is no Kafka Connect worker")
 _OWN_BACKPRESSURE: Final = needless(
     "relay.max_in_flight_bytes bounds what is read ahead, down to the socket"
 )
-_WRITE_SIGNALS: Final = "signals are rows of towpath.signal: write them there"
 _MAKE_TOPICS: Final = refused("make topics with other settings before the relay does")
 _ONE_CLIENT: Final = needless("kafka.client holds for all clients of the relay")
 _DEAD_LETTERS: Final = always("what cannot be published is in <prefix>.dead.relay")
-_SIGNALS: Final = refused(_WRITE_SIGNALS)
+_CHANNELS_ELSE: Final = refused("ask with towpath snapshot start, or over HTTP")
 
 _SOURCE: Final = (
     Property("name", needless("a relay is known by its slot and its prefix")),
@@ -210,29 +216,26 @@ _RUNNING: Final = (
 )
 
 _SNAPSHOTS: Final = (
-    Property("snapshot.mode", running.snapshot_mode),
+    Property("snapshot.mode", snapshots.mode, implied="initial"),
     Property("snapshot.mode.*", _NO_CLASSIC),
     Property("snapshot.lock.timeout.ms", _NO_CLASSIC),
     Property("snapshot.locking.mode", _NO_CLASSIC),
     Property("snapshot.isolation.mode", _NO_CLASSIC),
     Property("snapshot.query.mode", _NO_CLASSIC),
-    Property("snapshot.delay.ms", needless("a snapshot starts when it is asked for")),
+    Property("snapshot.delay.ms", key("relay.snapshot.delay_s", seconds)),
     Property("streaming.delay.ms", _NO_CLASSIC),
     Property("snapshot.fetch.size", _NO_CLASSIC),
-    Property("snapshot.max.threads", _NO_CLASSIC),
+    Property("snapshot.max.threads", key("relay.snapshot.readers", whole)),
     Property("snapshot.tables.order.by.row.count", _NO_CLASSIC),
     Property(
         "snapshot.include.collection.list",
-        needless("towpath snapshot start names the tables"),
+        refused(
+            "an initial snapshot reads every captured table: with "
+            'relay.snapshot.mode = "never", towpath snapshot start names the tables'
+        ),
     ),
-    Property(
-        "snapshot.select.statement.overrides",
-        refused("all rows are read: keep what you do not want out of the table"),
-    ),
-    Property(
-        "snapshot.select.statement.overrides.*",
-        refused("all rows are read: keep what you do not want out of the table"),
-    ),
+    Property("snapshot.select.statement.overrides", snapshots.overrides),
+    Property("snapshot.select.statement.overrides.*", snapshots.overrides),
     Property(
         "incremental.snapshot.chunk.size", key("relay.snapshot.chunk_rows", whole)
     ),
@@ -242,19 +245,19 @@ _SNAPSHOTS: Final = (
     ),
     Property(
         "incremental.snapshot.watermarking.strategy",
-        needless("watermarks are logical messages"),
+        choice(
+            "relay.snapshot.watermarks",
+            {"insert_insert": "rows", "insert_delete": "rows_deleted"},
+        ),
     ),
-    Property("signal.data.collection", running.signal_collection),
-    Property(
-        "signal.enabled.channels",
-        only("source", "signals are rows of towpath.signal", _WRITE_SIGNALS),
-    ),
+    Property("signal.data.collection", snapshots.collection),
+    Property("signal.enabled.channels", snapshots.channels),
     Property("signal.kafka.bootstrap.servers", running.brokers),
-    Property("signal.kafka.topic", _SIGNALS),
-    Property("signal.kafka.groupId", _SIGNALS),
-    Property("signal.kafka.poll.timeout.ms", _SIGNALS),
-    Property("signal.consumer.*", _SIGNALS),
-    Property("signal.file", _SIGNALS),
+    Property("signal.kafka.topic", snapshots.topic),
+    Property("signal.kafka.groupId", needless("the slot's name tells the reader")),
+    Property("signal.kafka.poll.timeout.ms", needless("signals are awaited")),
+    Property("signal.consumer.*", _ONE_CLIENT),
+    Property("signal.file", _CHANNELS_ELSE),
     Property("signal.poll.interval.ms", needless("signals arrive by the stream")),
     Property(
         "notification.enabled.channels",
@@ -299,7 +302,7 @@ _KAFKA: Final = (
     Property("offsets.storage.topic", needless("marks are in <prefix>.relay-state")),
     Property("config.action.reload", _NO_WORKER),
     Property("custom.metric.tags", refused("add labels where the metrics are scraped")),
-    Property("guardrail.*", needless("source.tables names the tables one by one")),
+    Property("guardrail.*", needless("source.tables says which tables there are")),
     Property("openlineage.integration.*", refused("no lineage is sent to OpenLineage")),
     Property("internal.*", needless("it is internal to Debezium")),
 )

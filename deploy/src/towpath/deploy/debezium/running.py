@@ -124,25 +124,6 @@ def exactly_once(given: Given, _connector: Connector) -> Outcome:
     return same("no streamed record is published twice after a crash")
 
 
-def signal_collection(given: Given, _connector: Connector) -> Outcome:
-    """Keep the one signal table."""
-    if given.value.endswith("towpath.signal"):
-        return same()
-    return not_supported(
-        "signals are rows of towpath.signal, which relay init makes, "
-        "with the same columns and JSON: write them there"
-    )
-
-
-def snapshot_mode(given: Given, _connector: Connector) -> Outcome:
-    """Tell how existing rows come into the stream."""
-    if given.value.strip().lower() in {"never", "no_data", "schema_only"}:
-        return same("nothing is read until a snapshot is asked for")
-    return not_needed(
-        "snapshots are asked for, and run beside the stream: towpath snapshot start"
-    )
-
-
 def brokers(given: Given, connector: Connector) -> Outcome:
     """Take Kafka's addresses; security protocols before them are left out."""
     text = connector.brokers or ",".join(
@@ -210,12 +191,12 @@ def autocreate(given: Given, _connector: Connector) -> Outcome:
     """Tell how publications come to be."""
     mode = given.value.strip().lower()
     if mode == "disabled":
-        return same("publications are made by relay init only, never while running")
+        return same("relay init makes publications; tables are added as they come")
     if mode == "filtered":
-        return same("relay init names the tables one by one")
+        return same("the publication names the tables one by one, and is kept in step")
     return not_supported(
-        "relay init names the tables one by one: if the publication of that name is "
-        "for all tables, drop it or write another name to source.publication"
+        "ours names the tables one by one: if the publication of that name is for all "
+        "tables, drop it or write another name to source.publication"
     )
 
 

@@ -1,10 +1,10 @@
 r"""
-Which tables are captured: Debezium's regular expressions made into names.
+Which tables are captured: Debezium's lists made into ours.
 
 An entry that is a plain name, or a plain choice (``public\.(orders|customers)``),
-needs nobody; any other expression is held against the source's catalog, if that was
-asked. Expressions match whole names, in any case, as Debezium's do. The event router's
-table becomes the outbox; the signal table is ours.
+becomes names. Any other expression is held against the source's catalog, if that was
+asked; else it is written as it is, since ours match whole names too, though not in any
+case. The event router's table becomes the outbox.
 """
 
 import re
@@ -21,8 +21,13 @@ from towpath.deploy.debezium.outcome import (
     taken,
 )
 from towpath.deploy.debezium.rules import Given
+from towpath.settings.syntax import compiled
+from towpath.settings.tables import is_expression
 
 TABLES: Final = ("source", "tables")
+EXCLUDED: Final = ("source", "exclude_tables")
+_ESCAPED: Final = re.compile(r"\\.")
+_CAPITAL: Final = re.compile(r"[A-Z]")
 _PLAIN: Final = re.compile(r"[\w$]+(?:\\?\.[\w$]+)*")
 _CHOICE: Final = re.compile(r"([^()|]*)\((?:\?:)?([^()]*)\)([^()|]*)")
 _INCLUDE: Final = ("table.include.list", "table.whitelist")
@@ -30,9 +35,7 @@ _EXCLUDE: Final = ("table.exclude.list", "table.blacklist")
 _SCHEMAS: Final = ("schema.include.list", "schema.whitelist")
 _NO_SCHEMAS: Final = ("schema.exclude.list", "schema.blacklist")
 _SYSTEM: Final = ("information_schema", "pg_catalog", "towpath")
-_EXPAND: Final = (
-    "give --dsn to expand it, or write the names into source.tables yourself"
-)
+_EXPAND: Final = "write the names into source.tables yourself"
 
 
 class Selection(NamedTuple):
@@ -41,7 +44,8 @@ class Selection(NamedTuple):
 
     Attributes:
         tables: By name, the outbox and the signal table among them.
-        open: Entries that only the catalog could make into names.
+        open: Entries that only the catalog could make into names, or that match
+            nothing.
     """
 
     tables: tuple[str, ...]
@@ -120,35 +124,72 @@ def outbox_table(connector: Connector) -> str | None:
 def include_list(given: Given, connector: Connector) -> Outcome:
     """Take the list of tables; it is also asked for where none is written."""
     chosen = selection(connector)
-    tables = list(captured(connector))
-    keys: dict[KeyPath, object] = {TABLES: tables} if tables else {}
-    if chosen.open:
-        entries = ", ".join(map(repr, chosen.open))
-        return not_supported(f"{entries} is an expression: {_EXPAND}", keys)
+    entries = table_entries(connector)
+    keys: dict[KeyPath, object] = {TABLES: entries} if entries else {}
+    useless = [each for each in chosen.open if not _is_usable(each)]
+    if useless:
+        named = ", ".join(map(repr, useless))
+        return not_supported(f"{named} matches no schema.table: {_EXPAND}", keys)
     if not given.value and connector.catalog is None:
-        return not_supported(
-            "Debezium captures every table that the other lists leave: "
-            f"{_EXPAND.replace('expand it', 'find them')}"
-        )
-    if not chosen.tables:
+        return taken(keys, "every table that the other lists leave, also later ones")
+    if not chosen.tables and not chosen.open:
         return not_supported("the database has no such table: check source.tables")
-    if not tables:
+    if not entries:
         return not_needed("all that is captured is the outbox or the signal table")
     return taken(keys, _apart(connector))
+
+
+def table_entries(connector: Connector) -> list[str]:
+    """Return what is to be listed in ``source.tables``: names, then expressions."""
+    if connector.catalog is not None:
+        return list(captured(connector))
+    schemas = split(connector.get(*_SCHEMAS))
+    if not connector.get(*_INCLUDE):
+        return [_entry(rf"{_one_of(schemas)}\..*")] if schemas else [".*"]
+    usable = [each for each in selection(connector).open if _is_usable(each)]
+    return [*captured(connector), *(_entry(each, schemas) for each in usable)]
+
+
+def excluded_entries(connector: Connector) -> list[str]:
+    """Return what is to be listed in ``source.exclude_tables``."""
+    excluded = [_entry(each) for each in split(connector.get(*_EXCLUDE))]
+    schemas = split(connector.get(*_NO_SCHEMAS))
+    return [*excluded, *([_entry(rf"{_one_of(schemas)}\..*")] if schemas else [])]
+
+
+def _entry(expression: str, schemas: tuple[str, ...] = ()) -> str:
+    """Write an expression as ours: with its schemas, and in any case if that tells."""
+    if schemas:
+        expression = rf"(?={_one_of(schemas)}\.)(?:{expression})"
+    has_capital = _CAPITAL.search(_ESCAPED.sub("", expression)) is not None
+    return f"(?i){expression}" if has_capital else expression
+
+
+def _one_of(expressions: tuple[str, ...]) -> str:
+    return expressions[0] if len(expressions) == 1 else f"(?:{'|'.join(expressions)})"
+
+
+def _is_usable(entry: str) -> bool:
+    """Tell whether an entry is an expression that can match a table."""
+    try:
+        compiled(entry)
+    except ValueError:
+        return False
+    return is_expression(entry)
 
 
 def other_list(given: Given, connector: Connector) -> Outcome:
     """Tell what a list beside the include list did to the tables."""
     if not given.value:
         return same("it is empty")
-    if connector.catalog is None and not connector.get(*_INCLUDE):
-        return not_supported(f"tables are named one by one: {_EXPAND}")
-    tables = list(captured(connector))
-    return (
-        taken({TABLES: tables}, "what it leaves")
-        if tables
-        else not_needed("no table that is captured is left")
-    )
+    tables = table_entries(connector)
+    if not tables:
+        return not_needed("no table that is captured is left")
+    keys: dict[KeyPath, object] = {TABLES: tables}
+    if connector.catalog is None and any(map(is_expression, tables)):
+        excluded = excluded_entries(connector)
+        keys |= {EXCLUDED: excluded} if excluded else {}
+    return taken(keys, "what it leaves")
 
 
 def _apart(connector: Connector) -> str:

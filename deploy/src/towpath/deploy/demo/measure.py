@@ -16,7 +16,7 @@ from towpath.snapshot s
 join shop.orders o
   on o.id <= (s.maximum_key ->> 0)::bigint
  and o.updated_at between s.started_at and coalesce(s.completed_at, now())
-where s.snapshot_id = %s and s.collection = 'shop.orders'
+where s.snapshot_id = %s and s.collection = %s
 """
 _END_OF_LOG: Final = "select pg_current_wal_lsn()::text"
 _CONFIRMED: Final = """
@@ -30,9 +30,9 @@ def count_orders(dsn: str) -> int:
     return int(_value(dsn, _ORDERS))
 
 
-def count_changed(dsn: str, snapshot_id: str) -> int:
+def count_changed(dsn: str, snapshot_id: str, collection: str) -> int:
     """Count the orders in a snapshot's key range that changed while it ran."""
-    return int(_value(dsn, _CHANGED, snapshot_id))
+    return int(_value(dsn, _CHANGED, snapshot_id, collection))
 
 
 def end_of_log(dsn: str) -> str:

@@ -148,7 +148,7 @@ def targets(settings: Settings) -> dict[str, Mapping[str, object]]:
     """Say where a reader finds an order in each of the first three sinks."""
     found: dict[str, Mapping[str, object]] = {}
     for sink in settings.sink:
-        route = next(r for r in sink.route if r.topic.endswith(".orders"))
+        route = next(r for r in sink.route if r.name in {"orders", "shop.orders"})
         if sink.kind == "cache":
             key = f"{settings.database.prefix}:{route.name}:{{}}"
             found[sink.name] = {"url": sink.url, "key": key}

@@ -7,6 +7,7 @@ replaced, wherever they stand after the loopback address.
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +39,13 @@ bootstrap_servers = "{kafka}"
 
 [registry]
 url = "{registry}"
+
+# What an order is when its events are gone: read by a snapshot of outbox.order.
+[[relay.outbox.view]]
+aggregate_type = "order"
+view = "shop.order_documents"
+id_form = "integer"
+state_types = ["*"]
 """
 _SINK: Final = """
 [[sink]]
@@ -50,6 +58,26 @@ _ROUTE: Final = """
 [[sink.route]]
 topic = "{topic}"
 name = "{name}"
+"""
+# Orders with their lines, as their events tell them.
+_ORDERS: Final = """
+[[sink.route]]
+topic = "outbox.event.order"
+name = "{name}"
+kind = "aggregate"
+state_types = ["OrderPlaced", "OrderPaid", "OrderCancelled"]
+
+[sink.route.fields]
+customer_id = "uuid"
+status = "keyword"
+currency = "keyword"
+total = "numeric"
+placed_at = "timestamp with time zone"
+updated_at = "timestamp with time zone"
+paid_at = "timestamp with time zone"
+cancelled_at = "timestamp with time zone"
+"lines[].product_id" = "uuid"
+"lines[].unit_price" = "numeric"
 """
 
 
@@ -91,16 +119,21 @@ def for_shop(addresses: Addresses) -> str:
     events = _ROUTE.format(topic="outbox.event.*", name="shop.events")
     return "".join(
         (
-            *(head, cache, *_routes("")),
-            *(search, *_routes("")),
+            *(head, cache, *_routes("", _TABLES)),
+            *(search, *_routes("", ("customers",)), order_documents("orders")),
             *(
                 warehouse,
                 'folder = "warehouse"\ntrigger_ms = 10000\n',
-                *_routes("shop."),
+                *_routes("shop.", _TABLES),
             ),
             *(events, 'kind = "event_log"\n'),
         )
     )
+
+
+def order_documents(index: str) -> str:
+    """Return the route that keeps the orders' documents in an index."""
+    return _ORDERS.format(name=index)
 
 
 def with_ports(text: str, addresses: Addresses) -> str:
@@ -115,10 +148,10 @@ def with_ports(text: str, addresses: Addresses) -> str:
     return _MARK_LINE.sub(_mark(addresses), text, count=1)
 
 
-def _routes(place: str) -> list[str]:
+def _routes(place: str, tables: Iterable[str]) -> list[str]:
     return [
         _ROUTE.format(topic=f"towpath.shop.{table}", name=f"{place}{table}")
-        for table in _TABLES
+        for table in tables
     ]
 
 

@@ -109,6 +109,7 @@ def wait_gone(process: psutil.Process, deadline: Deadline) -> bool:
         except psutil.NoSuchProcess:
             gone = True
         if gone or deadline.passed():
+            _collect(process.pid)
             return gone
         clock.wait(_LOOK_AGAIN_S)
 

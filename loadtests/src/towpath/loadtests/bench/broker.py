@@ -99,6 +99,17 @@ class Broker:
         Raises:
             BenchError: It could not be read in time.
         """
+        return sorted(_arrival(record) for record in self.records(topic))
+
+    def records(self, topic: str) -> Iterator[Any]:
+        """
+        Read a topic as ``read`` does, as the client gives its records.
+
+        Partitions take turns; the records of one come in the order of their offsets.
+
+        Raises:
+            BenchError: It could not be read in time.
+        """
         ends = self._certain_ends(topic)
         consumer = Consumer(
             {
@@ -110,10 +121,9 @@ class Broker:
         )
         try:
             consumer.assign([TopicPartition(topic, p, 0) for p in ends])
-            found = list(self._arrivals(consumer, topic, ends))
+            yield from self._until_ends(consumer, topic, ends)
         finally:
             consumer.close()
-        return sorted(found)
 
     def _certain_ends(self, topic: str) -> dict[int, int]:
         """Return the ends of the partitions that hold something, of a topic at rest."""
@@ -125,22 +135,25 @@ class Broker:
             self._clock.wait(_LOOK_EVERY_S)
         return {partition: end for partition, end in found.items() if end}
 
-    def _arrivals(
+    def _until_ends(
         self, consumer: Consumer, topic: str, ends: Mapping[int, int]
-    ) -> Iterator[Arrival]:
+    ) -> Iterator[Any]:
         left = dict(ends)
         deadline = Deadline(self._clock, _READ_WITHIN_S)
         while left:
             if deadline.passed():
-                message = f"{topic} was not read after {_READ_WITHIN_S:.0f} s"
+                message = f"nothing more of {topic} was read for {_READ_WITHIN_S:.0f} s"
                 raise BenchError(message)
-            for message_ in consumer.consume(_MESSAGES_AT_ONCE, 1.0):
-                if message_.error() is not None:
+            found: list[Any] = consumer.consume(_MESSAGES_AT_ONCE, 1.0)
+            if found:
+                deadline = Deadline(self._clock, _READ_WITHIN_S)
+            for record in found:
+                if record.error() is not None:
                     continue
-                arrival = _arrival(message_)
-                yield arrival
-                if arrival.offset + 1 >= left.get(arrival.partition, 0):
-                    left.pop(arrival.partition, None)
+                yield record
+                partition = record.partition()
+                if record.offset() + 1 >= left.get(partition, 0):
+                    left.pop(partition, None)
 
 
 def _arrival(record: Any) -> Arrival:  # noqa: ANN401 - a driver's object

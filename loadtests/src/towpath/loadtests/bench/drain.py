@@ -24,6 +24,9 @@ LOOK_EVERY_S: Final = 0.25
 _SLOWEST_PER_S: Final = 2_000
 _START_WITHIN_S: Final = 90.0
 _MS: Final = 1000.0
+# Longer than any pause within a drain that was seen.
+_STILL_FOR_S: Final = 3.0
+_STILL_WITHIN_S: Final = 120.0
 
 
 class Goal(NamedTuple):
@@ -96,6 +99,17 @@ def until_there(bench: Bench, run: Run, pid: int, watch: Watch, goal: Goal) -> N
         bench.clock.wait(LOOK_EVERY_S)
     watch.look()
     goal.tell(there)
+
+
+def until_still(bench: Bench, run: Run) -> None:
+    """Wait until nothing more comes: a count with repeats in it tells little."""
+    deadline = Deadline(bench.clock, _STILL_WITHIN_S)
+    count, since_s = -1, bench.clock.monotonic_s()
+    while bench.clock.monotonic_s() - since_s < _STILL_FOR_S and not deadline.passed():
+        there = sum(bench.broker.ends(run.topic).values())
+        if there != count:
+            count, since_s = there, bench.clock.monotonic_s()
+        bench.clock.wait(LOOK_EVERY_S)
 
 
 def _receive(bench: Bench, run: Run, watch: Watch, rows: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from towpath.loadtests.bench import publishers
-from towpath.loadtests.bench.drain import LOOK_EVERY_S, Goal, until_there
+from towpath.loadtests.bench.drain import Goal, until_still, until_there
 from towpath.loadtests.bench.figures import Figures
 from towpath.loadtests.bench.plan import Bench, Run
 from towpath.loadtests.bench.verdict import Arrival, Fact, Verdict, judge
@@ -24,9 +24,6 @@ _LOOK_EVERY_S: Final = 0.005
 # What the dead process left in its socket is appended within a few milliseconds.
 _LAST_WORDS_S: Final = 0.1
 _SHARE_WITHIN_S: Final = 90.0
-# Longer than any pause within a drain that was seen.
-_STILL_FOR_S: Final = 3.0
-_STILL_WITHIN_S: Final = 120.0
 
 
 def kill(
@@ -47,7 +44,7 @@ def kill(
     started_ms = bench.clock.now().timestamp() * _MS
     pid = publishers.start(bench, run)
     until_there(bench, run, pid, Watch(), Goal(len(facts), tell))
-    _until_still(bench, run)
+    until_still(bench, run)
     bench.place.launcher.stop(run.name)
     arrivals = bench.broker.read(run.topic)
     verdict = judge(facts, arrivals)
@@ -76,14 +73,3 @@ def _until_share(bench: Bench, run: Run, pid: int, count: int) -> None:
         if deadline.passed():
             break
         bench.clock.wait(_LOOK_EVERY_S)
-
-
-def _until_still(bench: Bench, run: Run) -> None:
-    """Wait until nothing more comes: a count with repeats in it tells little."""
-    deadline = Deadline(bench.clock, _STILL_WITHIN_S)
-    count, since_s = -1, bench.clock.monotonic_s()
-    while bench.clock.monotonic_s() - since_s < _STILL_FOR_S and not deadline.passed():
-        there = sum(bench.broker.ends(run.topic).values())
-        if there != count:
-            count, since_s = there, bench.clock.monotonic_s()
-        bench.clock.wait(LOOK_EVERY_S)

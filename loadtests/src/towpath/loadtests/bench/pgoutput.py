@@ -1,8 +1,8 @@
 """
 Just enough of pgoutput to know what was committed, in which order and when.
 
-An own small reader, because a relay's decoder cannot be its own witness. It knows the
-three messages that an insert-only publication sends; others are passed over.
+An own small reader, because a relay's decoder cannot be its own witness. It knows
+inserts, and updates that leave the key as it was; others are passed over.
 """
 
 import struct
@@ -13,16 +13,19 @@ _EPOCH_US: Final = 946_684_800_000_000  # 2000-01-01 in Postgres's count
 _BEGIN: Final = struct.Struct("!qqi")
 _COLUMN_TAIL_BYTES: Final = 8
 
+INSERTED: Final = frozenset({b"I"})
+INSERTED_OR_UPDATED: Final = frozenset({b"I", b"U"})
+
 
 class Row(NamedTuple):
-    """One inserted row, by its columns' texts, and when it was committed."""
+    """One new row, by its columns' texts, and when it was committed."""
 
     committed_us: int
     values: dict[str, bytes | None]
 
 
-def rows(messages: Iterable[bytes]) -> Iterator[Row]:
-    """Yield the inserted rows in commit order."""
+def rows(messages: Iterable[bytes], tags: frozenset[bytes] = INSERTED) -> Iterator[Row]:
+    """Yield the new rows in commit order."""
     committed_us = 0
     columns: dict[bytes, list[str]] = {}
     for message in messages:
@@ -31,7 +34,7 @@ def rows(messages: Iterable[bytes]) -> Iterator[Row]:
             committed_us = _BEGIN.unpack_from(message, 1)[1] + _EPOCH_US
         elif tag == b"R":
             columns[message[1:5]] = _names(message)
-        elif tag == b"I":
+        elif message[5:6] == b"N" and tag in tags:
             names = columns[message[1:5]]
             yield Row(committed_us, dict(zip(names, _values(message), strict=True)))
 

@@ -41,6 +41,7 @@ class Place:
         connect: The words that run Kafka Connect standalone, less its two files;
             ``None`` if it is not wanted.
         connect_port: A free port for its interface.
+        log_folder: Where the broker keeps the records of its topics.
         folder: For configuration files.
         env: The whole environment of every process.
         launcher: Starts processes.
@@ -54,6 +55,7 @@ class Place:
     towpath: tuple[str, ...]
     connect: tuple[str, ...] | None
     connect_port: int
+    log_folder: Path
     folder: Path
     env: Mapping[str, str]
     launcher: Launcher

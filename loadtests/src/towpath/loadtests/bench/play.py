@@ -5,19 +5,14 @@ All cases, all rounds, all systems; what differs anywhere ends the figures.
 they found; stopping the stack is their caller's.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
-import psycopg
-from confluent_kafka import KafkaException
-
 from towpath.loadtests.bench import drain, kill, publishers, steady
-from towpath.loadtests.bench.errors import BenchError
+from towpath.loadtests.bench.book import Book, translated
 from towpath.loadtests.bench.figures import Figures
-from towpath.loadtests.bench.machine import machine
 from towpath.loadtests.bench.plan import (
     DRAINS,
     LIMIT,
@@ -37,87 +32,48 @@ _BASE: Final = "base"
 _TRUTH: Final = "truth"
 
 
-class _Book:
-    """What was found so far, by case and system."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._cases: dict[str, dict[str, list[Figures]]] = {}
-        self._findings: list[str] = []
-
-    def note(self, case: str, system: str, figures: Figures) -> None:
-        """Keep a run's figures."""
-        systems = self._cases.setdefault(case, defaultdict(list))
-        systems[system].append(figures)
-
-    def judge(self, run: Run, verdict: Verdict) -> None:
-        """Keep what is wrong with a run."""
-        found = verdict.findings()
-        if found:
-            self._findings.append(f"{run.name}: {', '.join(found)}")
-            self._bench.screen.say(f"[red]{self._findings[-1]}[/red]")
-        else:
-            self._bench.screen.say(f"{run.name}: {verdict.events:,} events verified")
-
-    def close(self) -> Result:
-        """Return all of it."""
-        options = self._bench.options
-        cases = tuple(
-            Case(name=name, rounds={s: tuple(found) for s, found in systems.items()})
-            for name, systems in self._cases.items()
-        )
-        return Result(
-            rows=options.rows,
-            rounds=options.rounds,
-            machine=machine(),
-            cases=cases,
-            findings=tuple(self._findings),
-        )
-
-
-def measure(bench: Bench) -> Result:
+def measure(bench: Bench) -> Result[Case]:
     """
     Run the cases that were asked for.
 
     Raises:
         BenchError: A system or a part was not there any more, or not done in time.
     """
-    book = _Book(bench)
-    with _translated():
+    book = Book(bench)
+    with translated():
         bench.broker.date_by_append()
         for case in bench.options.cases:
             if case in DRAINS:
                 _drain_case(bench, book, case)
             else:
                 _steady_case(bench, book, case)
-    return book.close()
+    return _result(book)
 
 
-def measure_kill(bench: Bench) -> Result:
+def measure_kill(bench: Bench) -> Result[Case]:
     """
     Kill each publisher in the middle of a drain, once a round.
 
     Raises:
         BenchError: It was not done in time.
     """
-    book = _Book(bench)
-    with _translated():
+    book = Book(bench)
+    with translated():
         bench.broker.date_by_append()
         _kill_case(bench, book)
-    return book.close()
+    return _result(book)
 
 
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Name what a driver raises when its server is gone."""
-    try:
-        yield
-    except (psycopg.Error, KafkaException, TimeoutError) as error:
-        message = f"a server of the benchmark does not answer: {error}".strip()
-        raise BenchError(message) from error
+def _result(book: Book) -> Result[Case]:
+    cases = tuple(Case(name=name, rounds=found) for name, found in book.rounds())
+    return Result(findings=book.findings, cases=cases, **book.facts())
 
 
-def _kill_case(bench: Bench, book: _Book) -> None:
+def _judge(book: Book, run: Run, verdict: Verdict) -> None:
+    book.judge(run.name, verdict.events, verdict.findings())
+
+
+def _kill_case(bench: Bench, book: Book) -> None:
     with _backlog(bench, KILL, 1) as (base, facts):
         for number in range(bench.options.rounds):
             for system in in_turn(bench.options.publishers, number):
@@ -126,10 +82,10 @@ def _kill_case(bench: Bench, book: _Book) -> None:
                     figures, verdict = kill.kill(bench, run, facts)
                 book.note(KILL, system, figures)
                 # What others lose or repeat is a figure; what ours does is a finding.
-                book.judge(run, verdict if system == RELAY else _forgiven(verdict))
+                _judge(book, run, verdict if system == RELAY else _forgiven(verdict))
 
 
-def _drain_case(bench: Bench, book: _Book, case: str) -> None:
+def _drain_case(bench: Bench, book: Book, case: str) -> None:
     options = bench.options
     systems = (LIMIT, RECVLOGICAL, *options.publishers)
     with _backlog(bench, case, DRAINS[case]) as (base, facts):
@@ -140,15 +96,15 @@ def _drain_case(bench: Bench, book: _Book, case: str) -> None:
                     book.note(case, system, _drain(bench, book, run, facts))
 
 
-def _drain(bench: Bench, book: _Book, run: Run, facts: Mapping[bytes, Fact]) -> Figures:
+def _drain(bench: Bench, book: Book, run: Run, facts: Mapping[bytes, Fact]) -> Figures:
     if run.system in {LIMIT, RECVLOGICAL}:
         return drain.decode(bench, run, len(facts))
     figures, verdict = drain.drain(bench, run, facts)
-    book.judge(run, verdict)
+    _judge(book, run, verdict)
     return figures
 
 
-def _steady_case(bench: Bench, book: _Book, case: str) -> None:
+def _steady_case(bench: Bench, book: Book, case: str) -> None:
     options = bench.options
     with made(bench.place, f"bench_{case}", bench.clock) as source:
         base = _run(case, _BASE, 0, source)
@@ -167,7 +123,7 @@ def _steady_case(bench: Bench, book: _Book, case: str) -> None:
                     figures, verdict = steady.follow(bench, run, rate, truth)
                 source.drop_slot(truth)
                 book.note(case, system, figures)
-                book.judge(run, verdict)
+                _judge(book, run, verdict)
 
 
 @contextmanager

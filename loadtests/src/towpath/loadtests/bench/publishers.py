@@ -7,13 +7,14 @@ ship it, and tuned: for throughput in a drain, for latency under a steady load.
 """
 
 import contextlib
+import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
 import psutil
-from psycopg.conninfo import conninfo_to_dict
 
+from towpath.loadtests.bench import connect
 from towpath.loadtests.bench.broker import PARTITIONS
 from towpath.loadtests.bench.clients import Client, told
 from towpath.loadtests.bench.errors import BenchError
@@ -35,6 +36,7 @@ state_folder = "{folder}"
 dsn = "{dsn}"
 prefix = "{name}"
 slot = "{slot}"
+tables = {tables}
 
 [kafka]
 bootstrap_servers = "{kafka}"
@@ -48,13 +50,10 @@ partitions = {partitions}
 [relay.outbox]
 topic = "{name}.event.{{aggregate_type}}"
 """
-_WORKER: Final[Mapping[str, str]] = MappingProxyType(
+_CONVERTERS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "key.converter": "org.apache.kafka.connect.storage.StringConverter",
-        "value.converter": "org.apache.kafka.connect.storage.StringConverter",
-        "header.converter": "org.apache.kafka.connect.storage.StringConverter",
-        # All archives lie on the one class path, named in their own lists.
-        "plugin.discovery": "hybrid_warn",
+        f"{what}.converter": "org.apache.kafka.connect.storage.StringConverter"
+        for what in ("key", "value", "header")
     }
 )
 _CONNECTOR: Final[Mapping[str, str]] = MappingProxyType(
@@ -76,18 +75,6 @@ _CONNECTOR: Final[Mapping[str, str]] = MappingProxyType(
         "transforms.outbox.table.fields.additional.placement": "type:header",
     }
 )
-# Four times the batches and queues of the defaults, and a producer that fills batches.
-_THROUGHPUT: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "max.batch.size": "8192",
-        "max.queue.size": "32768",
-        "poll.interval.ms": "10",
-        "producer.override.linger.ms": "5",
-        "producer.override.batch.size": "524288",
-        "producer.override.compression.type": "lz4",
-        "producer.override.buffer.memory": "134217728",
-    }
-)
 # What waits by default for half a second waits for a millisecond; no less, or each
 # event would be a request of its own and the connector fall behind at 2,000 a second.
 _LATENCY: Final[Mapping[str, str]] = MappingProxyType(
@@ -100,9 +87,9 @@ _LATENCY: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def prepare_source(bench: Bench, run: Run) -> None:
+def prepare_source(bench: Bench, run: Run, tables: tuple[str, ...] = ()) -> None:
     """Have the relay prepare the source: outbox, publications, and the run's slot."""
-    config = _configure(bench, run)
+    config = _configure(bench, run, tables)
     words = (*bench.place.towpath, "relay", "init", "--config", config)
     with Client(bench.place, "init", words) as client:
         client.wait(_INIT_WITHIN_S)
@@ -110,17 +97,17 @@ def prepare_source(bench: Bench, run: Run) -> None:
 
 def start(bench: Bench, run: Run) -> int:
     """Start the run's system and return its process."""
-    launcher = bench.place.launcher
     if run.system == RELAY:
-        config = _configure(bench, run)
-        words = (*bench.place.towpath, "relay", "run", "--config", config)
-        return launcher.start(run.name, words)
+        return start_relay(bench, run)
     bench.broker.make_topic(run.topic)
-    if bench.place.connect is None:
-        message = "Kafka Connect was not fetched"
-        raise BenchError(message)
-    files = _properties(bench, run)
-    return launcher.start(run.name, (*bench.place.connect, *files))
+    return connect.start(bench, run.name, _CONVERTERS, connector(run))
+
+
+def start_relay(bench: Bench, run: Run, tables: tuple[str, ...] = ()) -> int:
+    """Start the relay and return its process."""
+    config = _configure(bench, run, tables)
+    words = (*bench.place.towpath, "relay", "run", "--config", config)
+    return bench.place.launcher.start(run.name, words)
 
 
 def check(bench: Bench, run: Run, pid: int) -> None:
@@ -140,17 +127,12 @@ def check(bench: Bench, run: Run, pid: int) -> None:
 
 def connector(run: Run) -> dict[str, str]:
     """Return the connector's settings for a run."""
-    address = conninfo_to_dict(run.source.dsn)
-    tuned = _LATENCY if run.is_steady else _THROUGHPUT
+    tuned = _LATENCY if run.is_steady else connect.THROUGHPUT
     return {
         **_CONNECTOR,
         "topic.prefix": run.name,
         "slot.name": run.name,
-        "database.hostname": str(address["host"]),
-        "database.port": str(address["port"]),
-        "database.user": str(address["user"]),
-        "database.password": str(address.get("password", "")),
-        "database.dbname": str(address["dbname"]),
+        **connect.address(run.source.dsn),
         "transforms.outbox.route.topic.replacement": (
             f"{run.name}.event.${{routedByValue}}"
         ),
@@ -158,28 +140,14 @@ def connector(run: Run) -> dict[str, str]:
     }
 
 
-def _properties(bench: Bench, run: Run) -> tuple[str, str]:
-    folder = bench.place.folder
-    worker = {
-        **_WORKER,
-        "bootstrap.servers": bench.place.kafka,
-        "listeners": f"http://127.0.0.1:{bench.place.connect_port}",
-        "offset.storage.file.filename": str(folder / f"{run.name}.offsets"),
-    }
-    files = (folder / f"{run.name}.worker", folder / f"{run.name}.connector")
-    for path, settings in zip(files, (worker, connector(run)), strict=True):
-        lines = (f"{name}={value}\n" for name, value in settings.items())
-        path.write_text("".join(lines), encoding="utf-8")
-    return str(files[0]), str(files[1])
-
-
-def _configure(bench: Bench, run: Run) -> str:
+def _configure(bench: Bench, run: Run, tables: tuple[str, ...]) -> str:
     path = bench.place.folder / f"{run.name}.toml"
     text = _CONFIGURATION.format(
         folder=bench.place.folder,
         dsn=run.source.dsn,
         name=run.name,
         slot=run.name,
+        tables=json.dumps(tables),
         kafka=bench.place.kafka,
         partitions=PARTITIONS,
     )

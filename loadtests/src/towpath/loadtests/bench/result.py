@@ -17,7 +17,7 @@ A benchmark that found a difference has no figures at all.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from towpath.loadtests.bench.figures import Figures, Spread, ratio, spread
 from towpath.loadtests.bench.plan import (
@@ -69,13 +69,27 @@ class Case:
         }
 
 
+class Reported(Protocol):
+    """A case of any benchmark."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the result."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the case as JSON takes it."""
+
+
+CaseT = TypeVar("CaseT", bound=Reported)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(Generic[CaseT]):
     """
     All cases, and what was found wrong in any run.
 
     Attributes:
-        rows: The backlog of a drain.
+        rows: The backlog of a drain, or the rows of a table.
         rounds: How often each case was run with each system.
         machine: What it ran on.
         cases: The cases in their order.
@@ -85,7 +99,7 @@ class Result:
     rows: int
     rounds: int
     machine: Mapping[str, object]
-    cases: tuple[Case, ...] = ()
+    cases: tuple[CaseT, ...] = ()
     findings: tuple[str, ...] = field(default=())
 
     @property
@@ -95,7 +109,7 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """Return the whole as JSON takes it; without figures if anything differs."""
-        shown: Iterable[Case] = self.cases if self.verified else ()
+        shown: Iterable[CaseT] = self.cases if self.verified else ()
         return {
             "verified": self.verified,
             "findings": list(self.findings),

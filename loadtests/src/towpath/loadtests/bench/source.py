@@ -67,6 +67,10 @@ class Source:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the database; safe to repeat."""
         self._connection.close()
 
     def prepare(self) -> None:
@@ -171,10 +175,10 @@ class Source:
             for ordinal, row in enumerate(rows)
         }
 
-    def _messages(self, slot: str) -> Iterator[bytes]:
+    def _messages(self, slot: str, publication: str = PUBLICATION) -> Iterator[bytes]:
         with self._connection.cursor(binary=True) as cursor:
             while True:
-                cursor.execute(_READ_CHUNK, (slot, CHUNK_MESSAGES, PUBLICATION))
+                cursor.execute(_READ_CHUNK, (slot, CHUNK_MESSAGES, publication))
                 chunk = cursor.fetchall()
                 if not chunk:
                     return
@@ -189,12 +193,19 @@ class Source:
 @contextlib.contextmanager
 def made(place: Place, name: str, clock: Clock) -> Iterator[Source]:
     """Make a database for the block, and drop it and its slots behind it."""
-    identifier = sql.Identifier(name)
+    with database(place, name), Source(place, name, clock) as source:
+        yield source
+
+
+@contextlib.contextmanager
+def database(place: Place, name: str, template: str = "template1") -> Iterator[None]:
+    """Make a copy of a database for the block; drop it and its slots behind it."""
+    statement = sql.SQL("create database {} template {} strategy file_copy")
     with psycopg.connect(place.dsn, autocommit=True) as connection:
-        connection.execute(sql.SQL("create database {}").format(identifier))
+        names = (sql.Identifier(name), sql.Identifier(template))
+        connection.execute(statement.format(*names))
     try:
-        with Source(place, name, clock) as source:
-            yield source
+        yield
     finally:
         _drop(place, name)
 

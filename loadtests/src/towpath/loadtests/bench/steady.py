@@ -56,7 +56,8 @@ def follow(bench: Bench, run: Run, rate: int, truth: str) -> tuple[Figures, Verd
     before = run.source.row_count()
     _until_serving(bench, run, pid)
     watch.add("walsender", run.source.reader_pid(run.name), is_new=True)
-    with Client(bench.place, "pgbench", _words(bench, run, rate)) as client:
+    for_s = options.warm_up_s + options.duration_s
+    with pgbench(bench, run.source.dsn, _SCRIPT, rate, for_s) as client:
         since_us = _watch_load(bench, run, client, watch)
     count = run.source.row_count() - before
     goal = Goal(count, bench.screen.begin(f"{run.name}: the rest", count))
@@ -111,17 +112,17 @@ def _watch_load(bench: Bench, run: Run, client: Client, watch: Watch) -> int:
     return since_us
 
 
-def _words(bench: Bench, run: Run, rate: int) -> tuple[str, ...]:
-    script = Path(bench.place.folder / "steady.sql")
-    script.write_text(_SCRIPT, encoding="utf-8")
-    options = bench.options
-    return (
+def pgbench(bench: Bench, dsn: str, script: str, rate: int, for_s: float) -> Client:
+    """Return a client that commits a script's transaction so often a second."""
+    path = Path(bench.place.folder / "steady.sql")
+    path.write_text(script, encoding="utf-8")
+    words = (
         str(bench.place.programs / "bin" / "pgbench"),
-        *("--no-vacuum", "--protocol", "prepared", "--file", str(script)),
+        *("--no-vacuum", "--protocol", "prepared", "--file", str(path)),
         *("--client", str(_CLIENTS), "--rate", str(rate)),
-        *("--time", str(round(options.warm_up_s + options.duration_s))),
-        run.source.dsn,
+        *("--time", str(round(for_s)), dsn),
     )
+    return Client(bench.place, "pgbench", words)
 
 
 def _rate(facts: Mapping[bytes, Fact], since_us: int) -> float:

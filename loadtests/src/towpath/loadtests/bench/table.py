@@ -1,6 +1,6 @@
 """The tables that a person reads: one for each case, with bars of its main figure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from rich.bar import Bar
@@ -12,11 +12,11 @@ from towpath.loadtests.bench.figures import Spread
 from towpath.loadtests.bench.plan import DEBEZIUM_TUNED, DRAINS, LIMIT
 from towpath.loadtests.bench.result import Case, Result
 
-_MEBIBYTE: Final = 1024 * 1024
+MEBIBYTE: Final = 1024 * 1024
 _BAR_WIDTH: Final = 30
 
 
-class _Column(NamedTuple):
+class Column(NamedTuple):
     """A figure, its title, and how one number of it is shown."""
 
     figure: str
@@ -26,58 +26,68 @@ class _Column(NamedTuple):
 
 
 _DRAIN: Final = (
-    _Column("events_per_s", "events/s", "{:,.0f}"),
-    _Column("second_half_per_s", "2nd half", "{:,.0f}"),
-    _Column("from_start_per_s", "from start", "{:,.0f}"),
-    _Column("first_event_s", "first event s", "{:.2f}"),
+    Column("events_per_s", "events/s", "{:,.0f}"),
+    Column("second_half_per_s", "2nd half", "{:,.0f}"),
+    Column("from_start_per_s", "from start", "{:,.0f}"),
+    Column("first_event_s", "first event s", "{:.2f}"),
 )
 _STEADY: Final = (
-    _Column("p50_ms", "p50 ms", "{:.1f}"),
-    _Column("p95_ms", "p95 ms", "{:.1f}"),
-    _Column("p99_ms", "p99 ms", "{:.1f}"),
-    _Column("max_ms", "max ms", "{:.0f}"),
-    _Column("events_per_s", "load/s", "{:,.0f}"),
+    Column("p50_ms", "p50 ms", "{:.1f}"),
+    Column("p95_ms", "p95 ms", "{:.1f}"),
+    Column("p99_ms", "p99 ms", "{:.1f}"),
+    Column("max_ms", "max ms", "{:.0f}"),
+    Column("events_per_s", "load/s", "{:,.0f}"),
 )
 _KILL: Final = (
-    _Column("killed_at_events", "killed at", "{:,.0f}"),
-    _Column("lost", "lost", "{:,.0f}"),
-    _Column("duplicates", "twice", "{:,.0f}"),
-    _Column("first_new_event_s", "first new event s", "{:.2f}"),
+    Column("killed_at_events", "killed at", "{:,.0f}"),
+    Column("lost", "lost", "{:,.0f}"),
+    Column("duplicates", "twice", "{:,.0f}"),
+    Column("first_new_event_s", "first new event s", "{:.2f}"),
 )
-_PROCESSES: Final = (
-    _Column("cpu_us_per_event", "CPU us/event", "{:.1f}"),
-    _Column("process_cpu_s", "CPU s", "{:.1f}"),
-    _Column("process_peak_rss_bytes", "RSS MiB", "{:,.0f}", 1 / _MEBIBYTE),
-    _Column("walsender_cpu_s", "walsender CPU s", "{:.1f}"),
-    _Column("walsender_peak_rss_bytes", "RSS MiB", "{:,.0f}", 1 / _MEBIBYTE),
-    _Column("broker_cpu_s", "broker CPU s", "{:.1f}"),
-    _Column("broker_peak_rss_bytes", "RSS MiB", "{:,.0f}", 1 / _MEBIBYTE),
-    _Column("observer_cpu_s", "observer CPU s", "{:.2f}"),
+PROCESSES: Final = (
+    Column("cpu_us_per_event", "CPU us/event", "{:.1f}"),
+    Column("process_cpu_s", "CPU s", "{:.1f}"),
+    Column("process_peak_rss_bytes", "RSS MiB", "{:,.0f}", 1 / MEBIBYTE),
+    Column("walsender_cpu_s", "walsender CPU s", "{:.1f}"),
+    Column("walsender_peak_rss_bytes", "RSS MiB", "{:,.0f}", 1 / MEBIBYTE),
+    Column("broker_cpu_s", "broker CPU s", "{:.1f}"),
+    Column("broker_peak_rss_bytes", "RSS MiB", "{:,.0f}", 1 / MEBIBYTE),
+    Column("observer_cpu_s", "observer CPU s", "{:.2f}"),
 )
 
 
-def draw(result: Result) -> RenderableType:
+def draw(result: Result[Case]) -> RenderableType:
     """Draw all cases; or, if anything differs, what differs and not one figure."""
     if not result.verified:
-        lines = [Text(line, style="red") for line in result.findings]
-        return Group(Text("Not verified: no figures.", style="bold red"), *lines)
-    machine = ", ".join(f"{k} {v}" for k, v in result.machine.items())
+        return unverified(result.findings)
     blocks: list[RenderableType] = []
     for case in result.cases:
         blocks += [Text(), *_case(case)]
-    checked = "every event once, unchanged, in order per key, in every run"
-    return Group(*blocks, Text(), Text(f"Verified: {checked}."), Text(machine, "dim"))
+    what = "every event once, unchanged, in order per key, in every run"
+    return Group(*blocks, Text(), *verified(what, result.machine))
+
+
+def unverified(findings: Sequence[str]) -> RenderableType:
+    """Draw what differs, and not one figure."""
+    lines = [Text(line, style="red") for line in findings]
+    return Group(Text("Not verified: no figures.", style="bold red"), *lines)
+
+
+def verified(what: str, machine: Mapping[str, object]) -> list[RenderableType]:
+    """Say what was checked, and on what machine."""
+    on = ", ".join(f"{name} {value}" for name, value in machine.items())
+    return [Text(f"Verified: {what}."), Text(on, "dim")]
 
 
 def _case(case: Case) -> list[RenderableType]:
     systems = case.systems
     if case.name.startswith("kill"):
-        return [_figures(case.name, systems, _KILL)]
+        return [figures_table(case.name, systems, _KILL)]
     columns = _DRAIN if case.name in DRAINS else _STEADY
     blocks: list[RenderableType] = [
-        _figures(case.name, systems, columns),
-        _bars(systems, columns[0] if case.name in DRAINS else columns[2]),
-        _figures("", systems, _PROCESSES),
+        figures_table(case.name, systems, columns),
+        bars(systems, columns[0] if case.name in DRAINS else columns[2]),
+        figures_table("", systems, PROCESSES),
     ]
     for title, other in (("the limit", LIMIT), ("Debezium tuned", DEBEZIUM_TUNED)):
         found = case.ratio_to(other)
@@ -87,10 +97,10 @@ def _case(case: Case) -> list[RenderableType]:
     return blocks
 
 
-def _figures(
+def figures_table(
     title: str,
     systems: Mapping[str, Mapping[str, Spread]],
-    columns: tuple[_Column, ...],
+    columns: tuple[Column, ...],
 ) -> Table:
     """Draw the median of each figure, and below it minimum and maximum."""
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -103,7 +113,7 @@ def _figures(
     return table
 
 
-def _cell(one: Spread | None, column: _Column) -> Text:
+def _cell(one: Spread | None, column: Column) -> Text:
     if one is None:
         return Text("-", style="dim")
     low, median, high = (column.form.format(value * column.scale) for value in one)
@@ -113,7 +123,8 @@ def _cell(one: Spread | None, column: _Column) -> Text:
     return text
 
 
-def _bars(systems: Mapping[str, Mapping[str, Spread]], column: _Column) -> Table:
+def bars(systems: Mapping[str, Mapping[str, Spread]], column: Column) -> Table:
+    """Draw each system's median of one figure as a bar."""
     found = {
         n: s[column.figure].median for n, s in systems.items() if column.figure in s
     }

@@ -14,7 +14,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
 from towpath.relay.finding import Finding, error, warning
 from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, configuration, translated
 from towpath.relay.kafka.state import StateTopic
-from towpath.relay.kafka.topics import compacted_topics, streamed_topics
+from towpath.relay.kafka.topics import (
+    captured_in,
+    compacted_topics,
+    streamed_topics,
+)
 from towpath.schemas import topics as names
 from towpath.settings import Settings
 
@@ -74,7 +78,8 @@ def read_facts(settings: Settings) -> ClusterFacts:
 
 def findings(facts: ClusterFacts, settings: Settings) -> list[Finding]:
     """Return what endangers delivery, order or what was delivered. Pure."""
-    prefix, tables = settings.database.prefix, settings.database.tables
+    prefix = settings.database.prefix
+    tables = captured_in(facts.topics, settings)
     found = [*_cluster_findings(facts, settings)]
     for topic in compacted_topics(prefix):
         if topic in facts.topics:
@@ -98,7 +103,7 @@ def _read(settings: Settings) -> ClusterFacts:
         marked = {topic: len(marks) for topic, marks in state.marks.items()}
     ours = {
         *compacted_topics(source.prefix),
-        *streamed_topics(source.prefix, source.tables),
+        *streamed_topics(source.prefix, captured_in(cluster.topics, settings)),
         *marked,
     }
     known = {name: each for name, each in cluster.topics.items() if name in ours}

@@ -29,7 +29,7 @@ from towpath.relay.kafka.tails import end_offsets
 from towpath.relay.ports import TopicFacts
 from towpath.schemas import topics as names
 from towpath.schemas.clock import Clock, Deadline
-from towpath.settings import Kafka, Topics
+from towpath.settings import Kafka, Settings, Topics
 
 _LOG = structlog.get_logger(__name__)
 
@@ -60,6 +60,13 @@ def streamed_topics(prefix: str, tables: Iterable[str]) -> tuple[str, ...]:
         names.notifications_topic(prefix),
         *(names.table_topic(prefix, *table.split(".", 1)) for table in tables),
     )
+
+
+def captured_in(topics: Iterable[str], settings: Settings) -> tuple[str, ...]:
+    """Name the captured tables: what is named, and what expressions take of topics."""
+    prefix = settings.database.prefix
+    tables = (names.table_of(prefix, topic) for topic in topics)
+    return settings.capture.chosen(table for table in tables if table is not None)
 
 
 class KafkaTopics:

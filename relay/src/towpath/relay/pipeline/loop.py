@@ -119,13 +119,19 @@ class Pipeline:
 
     def _turn(self) -> None:
         core = self._core
-        if self._has_room():
+        if self._stands_still():
+            core.outlet.poll(0.0 if self._snapshots.has_ready else POLL_INTERVAL_S)
+        elif self._has_room():
             self._read()
             core.outlet.poll(0)
         else:
             core.outlet.poll(WAIT_S)
         self._snapshots.turn(core.clock.monotonic_s())
         self._look_after()
+
+    def _stands_still(self) -> bool:
+        """Tell whether the stream waits for a snapshot, between two transactions."""
+        return self._snapshots.holds_stream and not self._follower.is_inside
 
     def _has_room(self) -> bool:
         ledger = self._core.ledger

@@ -7,8 +7,10 @@ room the loop's own duties (feedback, above all) go on through ``while_waiting``
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
+from operator import attrgetter
 from typing import Final
 
 from towpath.relay.delivery import RECORD_BYTES, Delivery, DeliveryLedger
@@ -31,6 +33,11 @@ WAIT_S: Final = 0.05
 
 # Names of topics that Kafka refuses: each is asked for once, within this bound.
 _REMEMBERED: Final = 1024
+
+_TOPIC: Final = attrgetter("topic")
+_KEY: Final = attrgetter("key")
+_SIZE: Final = attrgetter("size")
+_PARTITION: Final = attrgetter("partition")
 
 # Finds a topic's end offsets, by partition.
 FindEnds = Callable[[], Mapping[int, int]]
@@ -104,6 +111,24 @@ class Outlet:
         """
         self.note(record, delivery)
         self._tally.records += 1
+
+    def tell_all(self, records: Sequence[Record], delivery: Delivery) -> None:
+        """
+        Do what ``tell`` does, for the records of a slice of a chunk. Hot path.
+
+        Raises:
+            DeliveryFailedError: A record was given up; nothing more may be produced.
+            UnavailableError: Kafka is away when a new topic is needed.
+        """
+        if not self._are_plain(records):
+            for record in records:
+                self.tell(record, delivery)
+            return
+        topic = records[0].topic
+        delivery.expect_all([record.value or b"" for record in records])
+        self._outgoing += zip(records, repeat(partial(delivery.passed_into, topic)))
+        self._tally.records += len(records)
+        self.let_go()
 
     def note(self, record: Record, delivery: Delivery | None = None) -> None:
         """
@@ -186,6 +211,16 @@ class Outlet:
         self.let_go()
         self._producer.flush(timeout_s)
         self.poll(0)
+
+    def _are_plain(self, records: Sequence[Record]) -> bool:
+        """Tell whether they go into one topic as they are, each where its key says."""
+        topics = set(map(_TOPIC, records))
+        if len(topics) != 1 or None in map(_KEY, records):
+            return False
+        limit_bytes = self.facts(records[0].topic).limit_bytes
+        return max(map(_SIZE, records)) <= limit_bytes and {ANY_PARTITION} == set(
+            map(_PARTITION, records)
+        )
 
     def _prepare(self, record: Record) -> Record | None:
         """

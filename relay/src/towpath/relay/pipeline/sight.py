@@ -66,7 +66,8 @@ class SnapshotSight:
             return
         self._add(order.tables)
         if isinstance(order, StoreSignal):
-            self._update(table._replace(state="stopped") for table in order.stops)
+            self._add(t for t in order.changed if _name(t) not in self._open)
+            self._update(order.changed)
 
     def _add(self, tables: Iterable[StoredTable]) -> None:
         added = tuple(tables)

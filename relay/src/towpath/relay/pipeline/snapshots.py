@@ -9,18 +9,14 @@ live changes pass in between; each row is judged in the moment in which it goes 
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
 from typing import Final
 
-from towpath.relay.delivery import Delivery
-from towpath.relay.errors import MalformedMessageError
 from towpath.relay.pipeline.core import Core
+from towpath.relay.pipeline.emission import Emission
+from towpath.relay.pipeline.left_signals import LeftSignals
 from towpath.relay.pipeline.sight import SnapshotSight
 from towpath.relay.ports import SnapshotReader
 from towpath.relay.routing.notification import notification
-from towpath.relay.routing.record import Record
-from towpath.relay.routing.refused import RefusedRoute
-from towpath.relay.routing.table import TableRoute
 from towpath.relay.snapshot.driver import SnapshotDriver
 from towpath.relay.snapshot.effects import (
     Effect,
@@ -41,7 +37,6 @@ from towpath.relay.snapshot.facts import (
 )
 from towpath.relay.snapshot.shape import Key
 from towpath.relay.wal.relation import Relation
-from towpath.schemas import topics
 from towpath.schemas.position import Position
 
 # How stale the confirmed position may be for want of knowing what is visible. One
@@ -51,8 +46,12 @@ PROBE_INTERVAL_S: Final = 0.1
 # The driver counts time by ticks; its own pace is no finer.
 TICK_INTERVAL_S: Final = 0.02
 
-# A slice is the least that goes out at once: about half a millisecond.
-SLICE_ROWS: Final = 64
+# A stream that has brought nothing for so long is not behind: all of it was read.
+RECENTLY_US: Final = 1_000_000
+
+# A slice is the least that goes out at once: about a millisecond. A quarter of it costs
+# a fourth of a snapshot's speed; long rows make it shorter (``window.PART_BYTES``).
+SLICE_ROWS: Final = 256
 
 # How long slices go out before the stream is looked at again: what a live change waits
 # for a snapshot. Half of it costs a tenth of a snapshot's speed.
@@ -67,19 +66,21 @@ MAX_AHEAD_BYTES: Final = 4 * 1024 * 1024
 MAX_REQUESTED_BYTES: Final = 16 * 1024 * 1024
 
 
-UNTOLD_DELETE: Final = (
-    "a key that was asked for is gone, and the configured key of its records cannot be "
-    "made of the primary key alone"
-)
-
-
 class Snapshots:
     """Tells the driver what happens, and does what it answers."""
 
     def __init__(
-        self, core: Core, driver: SnapshotDriver, reader: SnapshotReader
+        self,
+        core: Core,
+        driver: SnapshotDriver,
+        reader: SnapshotReader,
+        emission: Emission,
+        left: LeftSignals | None = None,
     ) -> None:
-        self.recorders = driver.recorders
+        self.left = left
+        self.recorders = driver.recorders.tables
+        self.aggregates = driver.recorders.aggregates
+        self.reordered = driver.recorders.reordered
         self._core = core
         self._sight = SnapshotSight(core.tally, core.clock)
         self._driver = driver
@@ -87,8 +88,7 @@ class Snapshots:
         self._is_probing = False
         self._probed_at_s = float("-inf")
         self._ticked_at_s = float("-inf")
-        self._routes: dict[int, TableRoute | RefusedRoute] = {}
-        self._chunks: dict[int, Delivery] = {}
+        self._emission = emission
         self._requested_bytes: dict[str, int] = {}
         self._acknowledged: deque[tuple[int, int]] = deque()
 
@@ -101,6 +101,11 @@ class Snapshots:
     def has_ready(self) -> bool:
         """Whether rows wait to go out: the loop should not sleep at all."""
         return self._driver.has_ready
+
+    @property
+    def holds_stream(self) -> bool:
+        """Whether the stream must not be read: tables are read in one view."""
+        return self._driver.holds_stream
 
     @property
     def is_full(self) -> bool:
@@ -137,16 +142,26 @@ class Snapshots:
     def turn(self, now_s: float) -> None:
         """Bring facts that came in the meantime; ask for some; let rows out."""
         core = self._core
+        if self.left is not None:
+            self.left.turn()
         for fact in self._reader.facts():
             self._note(fact)
             self.tell(fact)
         self._tell_delivered()
         if self._driver.is_busy and now_s - self._ticked_at_s >= TICK_INTERVAL_S:
             self._ticked_at_s = now_s
-            self.tell(Tick(now_s))
+            self.tell(Tick(now_s, self._lag_s()))
         if core.invisible.count and now_s - self._probed_at_s >= PROBE_INTERVAL_S:
             self.probe(now_s)
         self._let_out()
+
+    def _lag_s(self) -> float:
+        """Return how old the newest transaction was when it was read, just now."""
+        tally, now_us = self._core.tally, self._core.now_us()
+        newest = tally.last_transaction
+        if newest is None or now_us - tally.last_read_us > RECENTLY_US:
+            return 0.0
+        return tally.source_clock.since_s(newest.committed_us, tally.last_read_us)
 
     def _tell_delivered(self) -> None:
         """Tell of chunks that Kafka has, acknowledged and visible."""
@@ -194,63 +209,16 @@ class Snapshots:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case EmitRows():
-                self._emit(effect)
+                self._emission.rows(effect)
             case Notify():
                 self._notify(effect)
             case EmitSweep():
-                raise NotImplementedError
+                self._emission.sweep(effect)
             case StoreKeys():
                 self._requested_bytes[effect.snapshot_id] = effect.size_bytes
                 self._reader.submit(effect)
             case _:
                 self._reader.submit(effect)
-
-    def _emit(self, effect: EmitRows) -> None:
-        core = self._core
-        now_us = core.now_us()
-        core.shapes.announce(effect.relation, effect.log_lsn, now_us // 1000)
-        route = self._route_of(effect)
-        topic = route.topic
-        if effect.target is not None:
-            topic = topics.backfill_topic(topic, effect.target)
-        place = (effect.log_lsn, effect.snapshot_id, topic, now_us)
-        delivery = self._delivery_of(effect.chunk_id)
-        for row in effect.rows:
-            core.outlet.tell(route.read(row, *place), delivery)
-        for record in self._deletes(route, effect.absent, place):
-            core.outlet.tell(record, delivery)
-        core.tally.snapshot_rows += len(effect.rows) + len(effect.absent)
-        if effect.is_last:
-            core.ledger.end_chunk(effect.chunk_id)
-            del self._chunks[effect.chunk_id]
-
-    def _deletes(
-        self,
-        route: TableRoute | RefusedRoute,
-        keys: Iterable[Key],
-        place: tuple[int, str, str, int],
-    ) -> Iterator[Record]:
-        """Give the deletes of keys that are gone, where a record's key can be told."""
-        for key in keys:
-            try:
-                yield from route.absent(key, *place)
-            except MalformedMessageError:
-                self._core.tally.skip(UNTOLD_DELETE)
-
-    def _delivery_of(self, chunk_id: int) -> Delivery:
-        delivery = self._chunks.get(chunk_id)
-        if delivery is None:
-            delivery = self._chunks[chunk_id] = self._core.ledger.begin_chunk(chunk_id)
-        return delivery
-
-    def _route_of(self, effect: EmitRows) -> TableRoute | RefusedRoute:
-        relation = effect.relation
-        route = self._routes.get(relation.oid)
-        if route is None or route.relation != relation:
-            facts = self._core.shapes.facts_of(relation)
-            route = self._core.router.table(relation, facts)
-            self._routes[relation.oid] = route
-        return route
 
     def _notify(self, effect: Notify) -> None:
         core = self._core
@@ -260,5 +228,6 @@ class Snapshots:
             effect.type,
             effect.additional_data,
             core.now_us() // 1000,
+            effect.aggregate_type,
         )
         core.outlet.tell(record)

@@ -78,9 +78,8 @@ class Listener:
         """Do what the message asks for; return the streamed records it gives."""
         prefix = spoken.prefix
         if prefix == WATERMARK_PREFIX:
-            self._marking.saw(spoken.log_lsn)
             token = spoken.content.decode(errors="replace")
-            self._snapshots.tell(WatermarkSeen(token, spoken.log_lsn, sequence))
+            self.mark(token, spoken.log_lsn, sequence)
             return ()
         if prefix == HEARTBEAT_PREFIX:
             self._beat(spoken, now_us)
@@ -90,6 +89,11 @@ class Listener:
             return events.records(spoken, now_us)
         record = messages.record(spoken, now_us) if messages is not None else None
         return () if record is None else (record,)
+
+    def mark(self, token: str, log_lsn: int, sequence: int) -> None:
+        """Take a watermark, which READ rows may stand at from now on."""
+        self._marking.saw(log_lsn)
+        self._snapshots.tell(WatermarkSeen(token, log_lsn, sequence))
 
     def _beat(self, spoken: Spoken, now_us: int) -> None:
         try:

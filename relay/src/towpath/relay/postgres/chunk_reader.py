@@ -1,49 +1,126 @@
 """
-Reading a table: watermarks, plans and chunks, each in a transaction of its own.
+Reading a table: plans and chunks, each in a transaction of its own.
 
 One chunk, in separate calls: LOW into the log; begin, repeatable read; lock the table,
 before any query, because a rewrite that commits after a snapshot was taken makes the
 table look empty to it; the snapshot's text; the shape; COPY; commit; HIGH into the log.
+
+Where the snapshot has to come first (a view of the database that several share, and a
+SELECT whose tables only the server knows) the tables are locked behind it, and then
+looked at whether they are still what the snapshot shows.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import psycopg
 
 from towpath.relay.postgres import tables
 from towpath.relay.postgres.connect import Connection
+from towpath.relay.postgres.copy_out import copy_out
+from towpath.relay.postgres.frozen import (
+    FrozenViews,
+    TableAlteredError,
+    ViewLostError,
+    check_unaltered,
+)
 from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.readable import Readable
 from towpath.relay.postgres.snapshot_store import SnapshotStore
+from towpath.relay.postgres.watermarks import write_watermark
 from towpath.relay.snapshot import chunks
-from towpath.relay.snapshot.copytext import decode_line
+from towpath.relay.snapshot.copytext import decode_lines
 from towpath.relay.snapshot.effects import ReadChunk, ReadPlan
 from towpath.relay.snapshot.facts import ChunkRead, PlanRead
 from towpath.relay.snapshot.shape import Chunk, Key, Plan, Row, TableShape, key_of
-from towpath.relay.snapshot.tokens import WATERMARK_PREFIX
 from towpath.relay.snapshot.visibility import XidSnapshot
+from towpath.schemas.clock import Clock
+from towpath.settings.snapshot import Watermarks
 
-# From this version on a plain message can be flushed with the call.
-_FLUSH_VERSION: Final = 170_000
+# Below it one reader is done before a second one has begun.
+_ROWS_WORTH_PARTS: Final = 50_000
+# So many rows come from a few hundred pages, each at a place of its own, and cut a
+# table into parts that differ by a few percent. Ten times as many cost a second.
+_SAMPLED_ROWS: Final = 20_000
+# Tables and schemas that are no more.
+_GONE: Final = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
+
+
+class Terms(NamedTuple):
+    """How to read, the same for every reader."""
+
+    readable: Readable
+    watermarks: Watermarks
+    max_chunk_bytes: int
+    clock: Clock
+
+
+@dataclass(slots=True)
+class _Copied:
+    """
+    What one COPY brings.
+
+    Attributes:
+        left_bytes: How many more bytes are to be taken; below zero: enough.
+        left_rows: How many spare rows are to be taken after that.
+        rows: What was taken.
+        spare: How many of the last are spare ones.
+        is_cut: The bound cut them short.
+        size_bytes: What they take as COPY text.
+        elapsed_s: From the question to the last row.
+        widest_bytes: What the longest of them takes.
+    """
+
+    left_bytes: int
+    left_rows: int
+    rows: list[Row] = field(default_factory=list)
+    spare: int = 0
+    is_cut: bool = False
+    size_bytes: int = 0
+    elapsed_s: float = 0.0
+    widest_bytes: int = 0
+
+    def take(self, lines: list[bytes]) -> bool:
+        """Take lines as long as there is room; tell whether it ends just now."""
+        size_bytes = sum(map(len, lines))
+        if size_bytes <= self.left_bytes:
+            self.left_bytes -= size_bytes
+        else:
+            lines = self._fitting(lines)
+            size_bytes = sum(map(len, lines))
+        self.size_bytes += size_bytes
+        self.widest_bytes = max(self.widest_bytes, *map(len, lines))
+        self.rows += decode_lines(lines)
+        return self.is_cut
+
+    def _fitting(self, lines: list[bytes]) -> list[bytes]:
+        for place, line in enumerate(lines, 1):
+            if self.left_bytes < 0:
+                self.spare += 1
+                self.left_rows -= 1
+            self.left_bytes -= len(line)
+            if self.left_bytes < 0 and not self.left_rows:
+                self.is_cut = True
+                return lines[:place]
+        return lines
 
 
 class ChunkReader:
     """Reads over one connection, which nobody else uses."""
 
     def __init__(
-        self, connection: Connection, publication: str, max_chunk_bytes: int
+        self, connection: Connection, terms: Terms, views: FrozenViews
     ) -> None:
         self._connection = connection
-        self._publication = publication
-        self._max_chunk_bytes = max_chunk_bytes
+        self._terms = terms
+        self._views = views
 
     def write_watermark(self, token: str) -> None:
         """Write a watermark into the log; the stream will bring it."""
-        is_flushed = self._connection.info.server_version >= _FLUSH_VERSION
-        form = "write_watermark" if is_flushed else "write_watermark_in_transaction"
-        told = {"prefix": WATERMARK_PREFIX, "token": token}
-        self._connection.execute(query(form), told)
+        write_watermark(self._connection, token, self._terms.watermarks)
 
     def read_plan(self, ask: ReadPlan) -> PlanRead:
         """
@@ -51,24 +128,30 @@ class ChunkReader:
 
         Raises:
             TableRefusedError: It cannot be read, or is not the table it was.
+            ViewLostError: The snapshot's one view does not hold it.
         """
-        connection = self._connection
-        with _snapshot(connection):
-            shape = tables.describe(connection, ask.collection, self._publication)
-            if shape.relation.oid != ask.table_oid:
-                reason = "it was dropped and made anew, or renamed, since the signal"
-                raise tables.TableRefusedError(reason)
+        # Asked twice: a lock wants a name, and the shape that counts stands below it.
+        planned = self._describe(ask)
+        with self._snapshot(planned, ask):
+            shape = self._describe(ask)
             if ask.keys_of is not None:
                 return self._listed_plan(ask, ask.keys_of, shape)
-            rows, _ = self._copy(chunks.maximum_key_query(shape))
-            estimate = connection.execute(
-                chunks.estimate_query(shape, ask.condition).encode()
-            ).fetchone()
-        estimated_rows = estimate[0][0]["Plan"]["Plan Rows"] if estimate else 0
+            copied = self._copy(chunks.maximum_key_query(shape, ask.select))
+            maximum_key = _maximum(copied.rows)
+            rows = self._estimate(shape, ask.condition, ask.select)
+            boundaries = self._boundaries(ask, shape, maximum_key, rows)
         return PlanRead(
-            ask.request_id,
-            Plan(shape, _maximum(rows), int(estimated_rows)),
+            ask.request_id, Plan(shape, maximum_key, rows, boundaries=boundaries)
         )
+
+    def _describe(self, ask: ReadPlan) -> TableShape:
+        shape = self._terms.readable.describe(
+            self._connection, ask.collection, ask.order_by
+        )
+        if shape.relation.oid != ask.table_oid:
+            reason = "it was dropped and made anew, or renamed, since the signal"
+            raise tables.TableRefusedError(reason)
+        return shape
 
     def _listed_plan(
         self, ask: ReadPlan, snapshot_id: str, shape: TableShape
@@ -78,61 +161,136 @@ class ChunkReader:
         tables.check_width(shape, keys)
         return PlanRead(ask.request_id, Plan(shape, None, len(keys), keys))
 
+    def _estimate(
+        self, shape: TableShape, condition: str | None, select: str | None = None
+    ) -> int:
+        statement = chunks.estimate_query(shape, condition, select).encode()
+        plan = self._connection.execute(statement).fetchone()
+        return int(plan[0][0]["Plan"]["Plan Rows"]) if plan else 0
+
+    def _boundaries(
+        self, ask: ReadPlan, shape: TableShape, maximum_key: Key | None, rows: int
+    ) -> tuple[Key, ...]:
+        """Cut a large table into parts; none where there is little to be read."""
+        may_part = shape.view is None and ask.select is None and ask.parts > 1
+        if not may_part or maximum_key is None or rows < _ROWS_WORTH_PARTS:
+            return ()
+        table_rows = self._estimate(shape, None)
+        percent = min(100.0, 100.0 * _SAMPLED_ROWS / max(1, table_rows))
+        statement = chunks.boundaries_query(
+            shape, ask.condition, maximum_key, ask.parts, percent
+        )
+        return tuple(key_of(row, range(len(row))) for row in self._copy(statement).rows)
+
     def read_chunk(self, ask: ReadChunk) -> ChunkRead:
         """
         Read one chunk between its watermarks.
 
         Raises:
             TableRefusedError: The table is not what it was planned as.
+            ViewLostError: The snapshot's one view does not hold it.
         """
-        connection = self._connection
-        if ask.low_token is not None:
+        is_frozen = ask.frozen_by is not None
+        if ask.low_token is not None and not is_frozen:
             self.write_watermark(ask.low_token)
-        with _snapshot(connection):
-            connection.execute(chunks.lock_statement(ask.shape).encode())
-            visible = connection.execute(query("read_visibility")).fetchone()
-            shape = self._shape_now(ask.shape)
-            rows, is_cut = self._copy(chunks.chunk_query(ask, shape))
-        self.write_watermark(ask.high_token)
-        is_last = not is_cut and (bool(ask.keys) or len(rows) < ask.max_rows)
+        with self._snapshot(ask.shape, ask):
+            visible = self._connection.execute(query("read_visibility")).fetchone()
+            shape = self._terms.readable.describe_again(self._connection, ask.shape)
+            spare_rows = chunks.spare_rows(ask)
+            copied = self._copy(chunks.chunk_query(ask, shape), spare_rows)
+        if not is_frozen:
+            self.write_watermark(ask.high_token)
+        rows: Sequence[Row] = copied.rows
+        is_last = not copied.is_cut and (
+            bool(ask.keys) or len(rows) < ask.max_rows + spare_rows
+        )
+        if spare_rows:
+            _refuse_twins(rows, shape)
+            rows = rows[: len(rows) - copied.spare if copied.is_cut else ask.max_rows]
         snapshot = XidSnapshot.parse(str(visible[0] if visible else ""))
-        return ChunkRead(ask.chunk_id, Chunk(shape, rows, snapshot, is_last))
+        chunk = Chunk(
+            shape,
+            rows,
+            snapshot,
+            is_last,
+            copied.size_bytes,
+            copied.elapsed_s,
+            copied.widest_bytes,
+        )
+        return ChunkRead(ask.chunk_id, chunk)
 
-    def _shape_now(self, planned: TableShape) -> TableShape:
-        name = planned.relation.name
-        shape = tables.describe(self._connection, name, self._publication)
-        if not shape.has_same_key(planned):
-            reason = "its primary key changed, or it is another table by now"
-            raise tables.TableRefusedError(reason)
-        return shape
+    @contextmanager
+    def _snapshot(self, shape: TableShape, ask: ReadPlan | ReadChunk) -> Iterator[None]:
+        """Run what is inside in one transaction that holds its tables as they are."""
+        with _transaction(self._connection):
+            if ask.frozen_by is None:
+                self._hold(shape, ask)
+            else:
+                self._views.enter(self._connection, ask.frozen_by)
+                try:
+                    self._hold(shape, ask)
+                except TableAlteredError as error:
+                    raise ViewLostError(str(error)) from error
+            yield
 
-    def _copy(self, statement: str) -> tuple[list[Row], bool]:
-        """Return the rows, and whether the bound of bytes cut them short."""
-        rows: list[Row] = []
-        left_bytes = self._max_chunk_bytes
+    def _hold(self, shape: TableShape, ask: ReadPlan | ReadChunk) -> None:
+        """Lock what is to be read; where a snapshot came first, see whether it fits."""
         try:
-            with self._connection.cursor().copy(statement.encode()) as copy:
-                for line in copy:
-                    if left_bytes < 0:
-                        continue
-                    rows.append(decode_line(bytes(line)))
-                    left_bytes -= len(line)
-                    if left_bytes < 0:
-                        # What the server has sent by then is read and left.
-                        self._connection.cancel_safe()
-        except psycopg.errors.QueryCanceled:
-            if left_bytes >= 0:
+            self._connection.execute(chunks.lock_statement(shape).encode())
+        except _GONE as error:
+            if ask.frozen_by is None:
                 raise
-        return rows, left_bytes < 0
+            raise TableAlteredError(str(error)) from error
+        if ask.select is not None:
+            # Planning it locks every table that it reads.
+            self._estimate(shape, None, ask.select)
+        if ask.select is not None or ask.frozen_by is not None:
+            check_unaltered(self._connection)
+
+    def _copy(self, statement: str, spare_rows: int = 0) -> _Copied:
+        """Return rows up to the bound of bytes, and so many beyond it."""
+        copied = _Copied(self._terms.max_chunk_bytes, spare_rows)
+        clock = self._terms.clock
+        began_s = clock.monotonic_s()
+        try:
+            for lines in copy_out(self._connection, statement.encode()):
+                if not copied.is_cut and copied.take(lines):
+                    # What the server has sent by then is read and left.
+                    self._connection.cancel_safe()
+        except psycopg.errors.QueryCanceled:
+            if not copied.is_cut:
+                raise
+        copied.elapsed_s = clock.monotonic_s() - began_s
+        return copied
 
 
 def _maximum(rows: list[Row]) -> Key | None:
-    """Return the only row as a key; key columns are never null."""
-    return key_of(rows[0], range(len(rows[0]))) if rows else None
+    """Return the only row as a key; a null one comes first from above."""
+    if not rows:
+        return None
+    if None in rows[0]:
+        reason = "a row of it has no key, because a column of its key is null"
+        raise tables.TableRefusedError(reason)
+    return key_of(rows[0], range(len(rows[0])))
+
+
+def _refuse_twins(rows: Sequence[Row], shape: TableShape) -> None:
+    """
+    Make sure that no two rows have the same key.
+
+    Raises:
+        TableRefusedError: Two have.
+    """
+    keys = [key_of(row, shape.order_key) for row in rows]
+    for key, next_key in itertools.pairwise(keys):
+        if key == next_key:
+            texts = [part.decode(errors="replace") for part in key]
+            reason = f"it has two rows with the key {texts}"
+            raise tables.TableRefusedError(reason)
 
 
 @contextmanager
-def _snapshot(connection: Connection) -> Iterator[None]:
+def _transaction(connection: Connection) -> Iterator[None]:
     """Run what is inside in one transaction that takes no snapshot by itself."""
     connection.execute("begin isolation level repeatable read read only")
     try:

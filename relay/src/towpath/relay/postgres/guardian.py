@@ -8,6 +8,8 @@ A thread with a connection of its own. Each interval, and at once, it
    rolled back if the counter is not above the last one: then the database went back;
 3. runs the configured heartbeat query, whose failure stops nothing.
 
+Between its beats it does its chores, each at the interval that it asks for.
+
 It connects again by itself, and its failure never stops the relay. What means that the
 relay follows the wrong thing (slot lost, claim lost, history gone back) is told to
 ``on_lost`` once, and then it beats no more: the next attempt has a new guardian.
@@ -15,7 +17,7 @@ relay follows the wrong thing (slot lost, claim lost, history gone back) is told
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -56,6 +58,23 @@ class Claim(Protocol):
         """
 
 
+class Chore(Protocol):
+    """Something else to be looked after, over the guardian's connection."""
+
+    @property
+    def interval_s(self) -> float:
+        """After how long the next turn is due; the first is at once."""
+
+    def turn(self, connection: Connection) -> None:
+        """
+        Do what there is to do, in a few milliseconds.
+
+        Raises:
+            psycopg.Error: It could not; the next turn has a new connection.
+            TowpathError: The same.
+        """
+
+
 class Guardian:
     """Watches from ``start`` to ``close``; one per attempt."""
 
@@ -66,6 +85,7 @@ class Guardian:
         clock: Clock,
         claim: Claim,
         on_lost: Callable[[str], None],
+        chores: Sequence[Chore] = (),
     ) -> None:
         """
         Prepare; nothing is done yet.
@@ -76,12 +96,16 @@ class Guardian:
             clock: The time.
             claim: The claim on the slot.
             on_lost: Is told, in the guardian's thread, why the relay must begin anew.
+            chores: What else it looks after.
         """
         self._settings = settings
         self._tally = tally
         self._clock = clock
         self._claim = claim
         self._on_lost = on_lost
+        # When to beat next, and when each chore has its next turn.
+        self._beat_at_s = float("-inf")
+        self._chores = [(float("-inf"), chore) for chore in chores]
         self._watch = SlotWatch(settings.relay)
         self._connection: Connection | None = None
         self._counter = 0
@@ -110,7 +134,7 @@ class Guardian:
                 if reason is not None:
                     self._on_lost(reason)
                     return
-                self._ending.wait(self._settings.relay.heartbeat_interval_s)
+                self._ending.wait(self._patience_s())
         finally:
             self._disconnect()
 
@@ -120,15 +144,37 @@ class Guardian:
             self._claim.check()
         except SourceUnavailableError as gone:
             return f"the claim on the slot is lost: {gone}"
+        reason = None
         try:
-            return self._look_and_beat()
+            if self._clock.monotonic_s() >= self._beat_at_s:
+                reason = self._look_and_beat()
+            if reason is None:
+                self._do_chores()
         except TowpathError as failure:
             if not self._ending.is_set():
                 _LOG.warning("the guardian could not do its turn", reason=str(failure))
             self._disconnect()
-            return None
+        return reason
+
+    def _patience_s(self) -> float:
+        """Return how long there is nothing to do."""
+        next_s = min([self._beat_at_s, *(at_s for at_s, _ in self._chores)])
+        return max(0.0, next_s - self._clock.monotonic_s())
+
+    def _do_chores(self) -> None:
+        for place, (at_s, chore) in enumerate(self._chores):
+            if self._clock.monotonic_s() < at_s or self._ending.is_set():
+                continue
+            # Also if it fails: the next turn is not sooner for that.
+            next_s = self._clock.monotonic_s() + chore.interval_s
+            self._chores[place] = (next_s, chore)
+            with translated("looking after the source"):
+                chore.turn(self._connected())
 
     def _look_and_beat(self) -> str | None:
+        self._beat_at_s = (
+            self._clock.monotonic_s() + self._settings.relay.heartbeat_interval_s
+        )
         with translated("watching over the slot"):
             connection = self._connected()
             look = self._look(connection)

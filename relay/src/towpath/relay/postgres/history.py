@@ -24,12 +24,17 @@ from towpath.relay.postgres import setup
 from towpath.relay.postgres.connect import Connection, translated
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.replication import SlotStream
-from towpath.relay.postgres.slot import read_slot, slot_statement
+from towpath.relay.postgres.slot import (
+    read_slot,
+    require_publications,
+    slot_statement,
+)
+from towpath.relay.postgres.source_facts import read_captured
 from towpath.relay.routing import gap as gaps
 from towpath.relay.routing.record import Record
 from towpath.schemas.clock import Clock
 from towpath.schemas.position import format_lsn
-from towpath.settings import OnGap, Settings
+from towpath.settings import FirstStart, OnGap, Settings
 
 _LOG = structlog.get_logger("towpath.relay")
 
@@ -83,7 +88,8 @@ class History:
         remembered = self._memory.read()
         found = self.found(remembered.heartbeat)
         at = self._clock.now().isoformat(timespec="seconds")
-        decision = decide(remembered, found, self._source.tables, at)
+        tables = read_captured(self._connection, self._settings)
+        decision = decide(remembered, found, tables, at)
         if decision.gap is not None:
             if self._settings.relay.on_gap is OnGap.HALT:
                 raise refusal(decision, found)
@@ -168,15 +174,9 @@ class History:
     def _make_slot(self, found: Found) -> None:
         """Replace a slot that serves no more; publications must be there before."""
         source, connection = self._source, self._connection
-        with translated("making the slot"):
-            for name in (source.publication, source.outbox_publication):
-                parameters = {"publication": name}
-                if not connection.execute(
-                    query("read_publication"), parameters
-                ).fetchone():
-                    reason = f"publication {name} is missing, and the slot with it"
-                    raise NotPreparedError(reason)
-            if found.slot is not None:
+        require_publications(connection, source)
+        if found.slot is not None:
+            with translated("dropping the slot that serves no more"):
                 connection.execute(query("drop_slot"), {"slot": source.slot})
         statement = slot_statement(source.slot, connection.info.server_version)
         setup.carry_out(connection, [setup.Step("making the slot", statement)])
@@ -201,12 +201,14 @@ class History:
     def _filled(self, decision: Decision) -> Decision:
         """Ask for the snapshots of an open gap, if they are to be started."""
         lineage, gap = decision.lineage, decision.lineage.gap
-        is_wanted = self._settings.relay.on_gap is OnGap.SNAPSHOT
+        relay = self._settings.relay
+        is_needed = relay.snapshot.mode is FirstStart.WHEN_NEEDED
+        is_wanted = is_needed or relay.on_gap is OnGap.SNAPSHOT
         if gap is None or gap.started or not gap.plan or not is_wanted:
             return decision
         asked = {"id": gaps.signal_id(lineage), "data": gaps.signal_data(gap)}
         with translated("asking for the snapshots that close the gap"):
-            self._connection.execute(query("ask_for_gap"), asked)
+            self._connection.execute(query("ask_for_snapshot"), asked)
         _LOG.warning("snapshots asked for", signal=asked["id"], plan=list(gap.plan))
         started = replace(lineage, gap=replace(gap, started=True))
         decision = replace(decision, lineages=(*decision.lineages[:-1], started))

@@ -11,13 +11,16 @@ import psycopg
 from towpath.relay.postgres.connect import Connection
 
 EffectT = TypeVar("EffectT")
+# What is to be done; each None ends one lane.
+Effects = SimpleQueue[EffectT | None]
 
 
 class Lane(Generic[EffectT]):
     """
     Performs effects in the order in which they were submitted.
 
-    An error that ``perform`` lets out is told to ``fail`` and ends the lane.
+    Lanes may share their effects: each takes the next one when it is free. An error
+    that ``perform`` lets out is told to ``fail`` and ends the lane.
     """
 
     def __init__(
@@ -26,12 +29,13 @@ class Lane(Generic[EffectT]):
         connect: Callable[[], Connection],
         perform: Callable[[EffectT, "Lane[EffectT]"], None],
         fail: Callable[[BaseException], None],
+        effects: Effects[EffectT] | None = None,
     ) -> None:
         self._connect = connect
         self._perform = perform
         self._fail = fail
         self._connection: Connection | None = None
-        self._effects: SimpleQueue[EffectT | None] = SimpleQueue()
+        self._effects: Effects[EffectT] = SimpleQueue() if effects is None else effects
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -50,6 +54,12 @@ class Lane(Generic[EffectT]):
             self._connection = self._connect()
         return self._connection
 
+    @property
+    def server_pid(self) -> int | None:
+        """The server's process behind the lane's connection; None: there is none."""
+        connection = self._connection
+        return None if connection is None else connection.info.backend_pid
+
     def mend(self) -> None:
         """Give up a connection that an error has left in any other state than idle."""
         connection = self._connection
@@ -59,12 +69,12 @@ class Lane(Generic[EffectT]):
             with suppress(psycopg.Error):
                 connection.close()
 
-    def close(self, timeout_s: float, *, is_urgent: bool) -> None:
+    def end(self, timeout_s: float, *, is_urgent: bool) -> None:
         """
-        End the lane after what was submitted. Never raises.
+        Let the lane, or one of those that share effects, end after them. Never raises.
 
         Args:
-            timeout_s: How long to wait for that.
+            timeout_s: How long to try to cancel.
             is_urgent: Cancel what is running.
         """
         self._effects.put(None)
@@ -72,6 +82,14 @@ class Lane(Generic[EffectT]):
         if is_urgent and connection is not None:
             with suppress(psycopg.Error):
                 connection.cancel_safe(timeout=timeout_s)
+
+    def close(self, timeout_s: float, *, is_urgent: bool) -> None:
+        """End the lane after what was submitted, and wait for that. Never raises."""
+        self.end(timeout_s, is_urgent=is_urgent)
+        self.join(timeout_s)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the lane has ended, but not longer than that."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:

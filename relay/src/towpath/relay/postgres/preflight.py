@@ -11,24 +11,16 @@ from typing import Final
 
 from towpath.relay.errors import SourceRefusedError, SourceUnavailableError
 from towpath.relay.finding import Finding, error, warning
+from towpath.relay.first_start import MAKES_SLOT
+from towpath.relay.postgres.capturing import all_findings
 from towpath.relay.postgres.connect import connect, quoted
-from towpath.relay.postgres.source_facts import (
-    MemberFacts,
-    PublicationFacts,
-    SourceFacts,
-    TableFacts,
-)
+from towpath.relay.postgres.source_facts import SourceFacts
 from towpath.schemas.failure import TowpathError
 from towpath.settings import Settings
 
 _OLDEST_VERSION: Final = 150000
-_ORDINARY: Final = frozenset("rp")
-_PERMANENT: Final = "p"
 _UNBOUNDED: Final = -1
 _DEFAULT_DECODING_KIBIBYTES: Final = 65536
-_ALL: Final = PublicationFacts(
-    is_for_all=False, operations=(True,) * 4, via_root=True, tables={}
-)
 _OPERATIONS: Final = ("insert", "update", "delete", "truncate")
 _LETTERS: Final = MappingProxyType(
     {"insert": "c", "update": "u", "delete": "d", "truncate": "t"}
@@ -41,11 +33,7 @@ def capture_findings(facts: SourceFacts, settings: Settings) -> list[Finding]:
     """Return what stands in the way of capturing the configured tables, or may."""
     return [
         *_server_findings(facts),
-        *(
-            finding
-            for name in settings.database.tables
-            for finding in _table_findings(name, facts, settings)
-        ),
+        *all_findings(facts, settings),
         *_publication_findings(facts, settings),
     ]
 
@@ -54,11 +42,17 @@ def running_findings(facts: SourceFacts, settings: Settings) -> list[Finding]:
     """Return what a relay lacks that ``relay init`` makes, and what endangers it."""
     return [
         *_prepared_findings(facts, settings),
-        *_slot_findings(facts, settings.database.slot),
+        *_slot_findings(facts, settings),
         *_room_findings(facts),
         *_bound_findings(facts),
         *_old_findings(facts),
     ]
+
+
+def leaves_slot(facts: SourceFacts, settings: Settings) -> bool:
+    """Tell whether the relay makes the slot, with the view that it reads first."""
+    is_first = facts.slot is None and not facts.has_run
+    return is_first and settings.relay.snapshot.mode in MAKES_SLOT
 
 
 def replication_findings(dsn: str) -> list[Finding]:
@@ -115,109 +109,6 @@ def _server_findings(facts: SourceFacts) -> Iterator[Finding]:
         )
 
 
-def _table_findings(
-    name: str, facts: SourceFacts, settings: Settings
-) -> Iterator[Finding]:
-    table = facts.tables.get(name)
-    if table is None:
-        yield error(
-            f"{name}: there is no such table",
-            "nothing would ever come from it",
-            "correct [source] tables",
-        )
-        return
-    if table.kind not in _ORDINARY:
-        yield error(
-            f"{name}: not a table",
-            "views and foreign tables have no log",
-            "remove it from [source] tables",
-        )
-        return
-    publication = facts.publications.get(settings.database.publication, _ALL)
-    wanted = settings.relay.rows.key_columns.get(name, table.key)
-    for member in table.members:
-        yield from _member_findings(member, table, frozenset(wanted), publication)
-    if not wanted:
-        yield warning(
-            f"{name}: no primary key",
-            "its rows are streamed without a key and cannot be snapshotted",
-            f"ALTER TABLE {_sql(name)} ADD PRIMARY KEY (...)",
-        )
-    yield from _key_findings(name, table, frozenset(wanted), publication)
-
-
-def _member_findings(
-    member: MemberFacts,
-    table: TableFacts,
-    wanted: frozenset[str],
-    publication: PublicationFacts,
-) -> Iterator[Finding]:
-    """Check what keeps a table's rows: whether log is written, and old rows told."""
-    alter = f"ALTER TABLE {_sql(member.name)}"
-    if member.persistence != _PERMANENT:
-        yield error(
-            f"{member.name}: not logged",
-            "its changes are not in the log",
-            f"run {alter} SET LOGGED",
-        )
-    is_identified = member.identity == "f" or bool(member.identity_columns)
-    if not publication.sends_old_rows:
-        if not is_identified:
-            yield warning(
-                f"{member.name}: its rows cannot be identified",
-                "only its inserts are streamed, as its publication sends no more",
-                f"run {alter} REPLICA IDENTITY FULL before it sends updates",
-            )
-    elif not is_identified:
-        cure = f"{alter} REPLICA IDENTITY FULL"
-        if table.key:
-            cure = f"{alter} REPLICA IDENTITY DEFAULT"
-        else:
-            cure = f"{alter} ADD PRIMARY KEY (...), or {cure}"
-        yield error(
-            f"{member.name}: its rows cannot be identified",
-            "Postgres refuses the application's updates and deletes of published rows",
-            f"run {cure}",
-        )
-    elif member.identity != "f" and not wanted <= member.identity_columns:
-        lacking = ", ".join(sorted(wanted - member.identity_columns))
-        yield error(
-            f"{member.name}: its replica identity lacks {lacking}",
-            "a delete would not tell the record's key",
-            f"run {alter} REPLICA IDENTITY "
-            + ("DEFAULT" if wanted <= set(table.key) else "FULL"),
-        )
-
-
-def _key_findings(
-    name: str, table: TableFacts, wanted: frozenset[str], publication: PublicationFacts
-) -> Iterator[Finding]:
-    published = publication.tables.get(name)
-    columns = published.columns if published else None
-    if columns is not None and not wanted <= columns:
-        lacking = ", ".join(sorted(wanted - columns))
-        yield error(
-            f"{name}: the publication's column list leaves out {lacking}",
-            "records would have no key",
-            "list the key's columns too: run ALTER PUBLICATION ... SET TABLE "
-            f"{_sql(name)} ({', '.join(sorted(columns | wanted))})",
-        )
-    if table.unstable_key:
-        yield warning(
-            f"{name}: the collation of {', '.join(table.unstable_key)} is not "
-            "deterministic",
-            "different keys count as equal, so it cannot be snapshotted",
-            f"ALTER TABLE {_sql(name)} ALTER COLUMN {quoted(table.unstable_key[0])} "
-            'TYPE text COLLATE "C"',
-        )
-    if table.has_row_security:
-        yield warning(
-            f"{name}: row security is on",
-            "a snapshot sees only the rows that the role may see, the stream all",
-            "run ALTER ROLE ... BYPASSRLS for the role of [source] dsn",
-        )
-
-
 def _publication_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
     """Tell what an existing publication, which is used as it is, leaves out."""
     name = settings.database.publication
@@ -238,7 +129,7 @@ def _publication_findings(facts: SourceFacts, settings: Settings) -> Iterator[Fi
             "'insert, update, delete, truncate')",
         )
     for table, published in publication.tables.items():
-        if published.row_filter is not None and table in settings.database.tables:
+        if published.row_filter is not None and settings.capture.takes(table):
             yield warning(
                 f"publication {name} filters the rows of {table}",
                 "sinks and snapshots have only rows that pass, and verify will differ",
@@ -261,7 +152,7 @@ def _prepared_findings(facts: SourceFacts, settings: Settings) -> Iterator[Findi
         if name not in facts.publications:
             yield error(f"publication {name} is missing", "nothing is sent", init)
     for publication, table in (
-        *((source.publication, each) for each in source.tables),
+        *((source.publication, each) for each in settings.capture.names),
         (source.outbox_publication, outbox),
     ):
         existing = facts.publications.get(publication)
@@ -273,7 +164,10 @@ def _prepared_findings(facts: SourceFacts, settings: Settings) -> Iterator[Findi
             yield error(f"table {name} is missing", "the relay needs it", init)
 
 
-def _slot_findings(facts: SourceFacts, slot: str) -> Iterator[Finding]:
+def _slot_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
+    slot = settings.database.slot
+    if leaves_slot(facts, settings):
+        return
     if facts.slot is None:
         yield error(
             f"slot {slot} is missing", "no log is kept for us", "run towpath relay init"

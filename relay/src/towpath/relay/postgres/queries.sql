@@ -131,6 +131,38 @@ select current_setting('server_version_num')::int, current_setting('wal_level'),
         where name = 'logical_decoding_work_mem'),
     pg_catalog.clock_timestamp()
 
+-- name: list_tables
+-- Every table that expressions may take (partitions come by their root), and what is
+-- named, or in the publication, whatever it is: name, oid, whether it is published.
+with published (oid) as (
+    select r.prrelid
+    from pg_catalog.pg_publication p
+    join pg_catalog.pg_publication_rel r on r.prpubid = p.oid
+    where p.pubname = %(publication)s
+), listed as (
+    select c.oid, c.relname, c.relkind, c.relispartition, c.relpersistence, n.nspname,
+        c.oid in (select oid from published) or exists (
+            select from pg_catalog.pg_publication p
+            left join pg_catalog.pg_publication_namespace s on s.pnpubid = p.oid
+            where p.pubname = %(publication)s
+                and (p.puballtables or s.pnnspid = c.relnamespace)
+        ) as is_published
+    from pg_catalog.pg_class c
+    join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+    where c.relkind in ('r', 'p', 'v', 'm', 'f') and n.nspname <> 'pg_catalog'
+)
+select nspname || '.' || relname, oid::bigint,
+    is_published and relkind in ('r', 'p')
+from listed
+where relkind in ('r', 'p') and not relispartition and relpersistence <> 't'
+    or oid in (select oid from published)
+    or nspname || '.' || relname = any (%(names)s::text[])
+order by 1
+
+-- name: read_whether_it_ran
+-- Whether a relay has ever beaten here.
+select exists (select from towpath.heartbeat where counter > 0)
+
 -- name: read_tables
 -- Of tables by schema and name, a row per table, or per leaf partition: kind, whether
 -- rows are guarded, key columns, those whose collation is not deterministic; then of
@@ -231,10 +263,23 @@ create table if not exists towpath.snapshot (
     completed_at timestamptz,
     asked_keys int,
     asked_until text,
+    kind text not null default 'incremental',
+    order_by jsonb,
+    ranges jsonb,
+    floor bigint,
+    sweeps boolean not null default false,
+    rows_per_second double precision,
+    eta_s double precision,
     primary key (snapshot_id, collection)
 );
 alter table towpath.snapshot
-    add column if not exists asked_keys int, add column if not exists asked_until text
+    add column if not exists asked_keys int, add column if not exists asked_until text,
+    add column if not exists kind text not null default 'incremental',
+    add column if not exists order_by jsonb, add column if not exists ranges jsonb,
+    add column if not exists floor bigint,
+    add column if not exists sweeps boolean not null default false,
+    add column if not exists rows_per_second double precision,
+    add column if not exists eta_s double precision
 
 -- name: read_unfinished_snapshots
 -- Every table of each snapshot that has not ended or whose signal was not told so,
@@ -242,14 +287,27 @@ alter table towpath.snapshot
 select snapshot_id, collection, ordinal, state, table_oid::bigint, condition, target,
     max_rows_per_second, last_key, maximum_key,
     case when asked_keys is null then pending_keys end, rows, dropped, chunks,
-    estimated_rows, error, asked_keys, asked_until
+    estimated_rows, error, asked_keys, asked_until, kind, order_by, ranges, floor,
+    sweeps
 from towpath.snapshot
 where snapshot_id in (
-        select snapshot_id from towpath.snapshot where state in ('queued', 'running')
+        select snapshot_id from towpath.snapshot
+        where state in ('queued', 'running', 'paused')
         union all
         select id from towpath.signal where status in ('accepted', 'running')
     )
 order by queued_at, snapshot_id, ordinal
+
+-- name: read_snapshot
+-- Every table of one snapshot, ended or not, in the columns of the query above.
+select snapshot_id, collection, ordinal, state, table_oid::bigint, condition, target,
+    max_rows_per_second, last_key, maximum_key,
+    case when asked_keys is null then pending_keys end, rows, dropped, chunks,
+    estimated_rows, error, asked_keys, asked_until, kind, order_by, ranges, floor,
+    sweeps
+from towpath.snapshot
+where snapshot_id = %(snapshot_id)s
+order by ordinal
 
 -- name: read_asked_until
 -- Up to which change of the stream the relay's own requests are stored.
@@ -276,6 +334,28 @@ select exists (select from towpath.snapshot where snapshot_id = %(id)s)
 -- name: read_whether_signal_exists
 select exists (select from towpath.signal where id = %(id)s)
 
+-- name: insert_signal
+-- Nothing is returned if the id is used.
+insert into towpath.signal (id, type, data)
+values (%(id)s::text, %(type)s::text, %(data)s::text)
+on conflict (id) do nothing
+returning id
+
+-- name: read_whether_same_signal
+select type = %(type)s::text and data is not distinct from %(data)s::text
+from towpath.signal where id = %(id)s::text
+
+-- name: list_snapshots
+-- Snapshots as JSON, the newest first; listed keys can be many, and are left out.
+select pg_catalog.to_jsonb(s) - 'pending_keys'
+from towpath.snapshot s
+where coalesce(s.snapshot_id = %(id)s::text, s.asked_until is null)
+order by s.queued_at desc, s.snapshot_id, s.ordinal
+limit %(limit)s
+
+-- name: show_signal
+select pg_catalog.to_jsonb(s) from towpath.signal s where s.id = %(id)s::text
+
 -- name: store_first_answer
 -- Nothing is returned if the signal has an answer already, or is gone.
 update towpath.signal
@@ -293,11 +373,12 @@ where id = %(id)s
 insert into towpath.snapshot (
     snapshot_id, collection, ordinal, state, table_oid, condition, target,
     max_rows_per_second, error, pending_keys, estimated_rows, asked_keys, asked_until,
-    updated_at
+    kind, order_by, sweeps, updated_at
 ) values (
     %(snapshot_id)s, %(collection)s, %(ordinal)s, %(state)s, %(table_oid)s,
     %(condition)s, %(target)s, %(max_rows_per_second)s, %(error)s, %(pending_keys)s,
-    %(estimated_rows)s, %(asked_keys)s, %(asked_until)s, now()
+    %(estimated_rows)s, %(asked_keys)s, %(asked_until)s, %(kind)s, %(order_by)s,
+    %(sweeps)s, now()
 )
 
 -- name: store_request
@@ -316,18 +397,24 @@ set state = excluded.state, table_oid = excluded.table_oid,
     asked_keys = excluded.asked_keys, asked_until = excluded.asked_until,
     rows = 0, dropped = 0, chunks = 0, completed_at = null, updated_at = now()
 
--- name: stop_snapshot
+-- name: change_snapshot
+-- What a signal stops, pauses or queues again; a table that has ended meanwhile is
+-- neither stopped nor paused.
 update towpath.snapshot
-set state = 'stopped', updated_at = now()
+set state = %(state)s, error = %(error)s, updated_at = now(), completed_at = null
 where snapshot_id = %(snapshot_id)s and collection = %(collection)s
-    and state in ('queued', 'running')
+    and case when %(state)s = 'queued' then state in ('paused', 'failed', 'stopped')
+        else state in ('queued', 'running', 'paused') end
 
 -- name: save_progress
--- What was stopped meanwhile stays so, and nothing goes back.
+-- What was stopped or paused meanwhile stays so, and nothing goes back.
 update towpath.snapshot
-set state = case when state = 'stopped' then state else %(state)s end,
+set state = case when state = 'stopped' or state = 'paused' and %(state)s = 'running'
+        then state else %(state)s end,
     last_key = %(last_key)s, maximum_key = %(maximum_key)s,
-    pending_keys = coalesce(%(pending_keys)s, pending_keys), rows = %(rows)s, dropped = %(dropped)s,
+    pending_keys = coalesce(%(pending_keys)s, pending_keys),
+    ranges = %(ranges)s, floor = %(floor)s, rows_per_second = %(rows_per_second)s,
+    eta_s = %(eta_s)s, rows = %(rows)s, dropped = %(dropped)s,
     chunks = %(chunks)s, estimated_rows = %(estimated_rows)s, percent = %(percent)s,
     error = %(error)s, started_at = coalesce(started_at, now()), updated_at = now(),
     completed_at = case when %(state)s = 'completed' then now() end
@@ -346,9 +433,83 @@ select pg_catalog.pg_logical_emit_message(false, %(prefix)s, %(token)s::text, tr
 -- log's writer.
 select pg_catalog.pg_logical_emit_message(true, %(prefix)s, %(token)s::text)
 
+-- name: open_window
+-- A watermark as a row; its id is unlike every other.
+insert into towpath.signal (id, type, data)
+values (%(id)s, 'snapshot-window-open', %(token)s)
+
+-- name: close_window
+insert into towpath.signal (id, type, data)
+values (%(id)s, 'snapshot-window-close', %(token)s)
+
+-- name: forget_window
+delete from towpath.signal where id = %(id)s
+
+-- name: export_snapshot
+select pg_catalog.pg_export_snapshot()
+
+-- name: lift_session_limits
+-- Nothing ends a session that does nothing but hold a view of the database open.
+select pg_catalog.set_config(name, '0', false)
+from pg_catalog.pg_settings
+where name in ('statement_timeout', 'idle_in_transaction_session_timeout',
+    'idle_session_timeout', 'transaction_timeout')
+
+-- name: read_altered_tables
+-- Of each table that this transaction has locked, and of the partitions that it shows
+-- below those: name, whether its storage is another than this transaction shows, or the
+-- table is not locked or not shown; which transactions have written its description
+-- anew after the version that is shown here.
+with recursive locked (oid) as (
+    select distinct l.relation from pg_catalog.pg_locks l
+    where l.pid = pg_catalog.pg_backend_pid() and l.locktype = 'relation'
+        and l.granted and l.relation >= 16384
+        and l.database = (select d.oid from pg_catalog.pg_database d
+            where d.datname = pg_catalog.current_database())
+), family (oid) as (
+    select oid from locked
+    union
+    select i.inhrelid from family f
+    join pg_catalog.pg_inherits i on i.inhparent = f.oid
+    join pg_catalog.pg_class p on p.oid = f.oid and p.relkind = 'p'
+)
+select f.oid::regclass::text,
+    c.oid is null or l.oid is null
+        or coalesce(pg_catalog.pg_relation_filenode(f.oid), 0) <> c.relfilenode,
+    array(
+        select c.xmax::text::bigint where c.xmax::text <> '0'
+        union
+        select a.xmax::text::bigint from pg_catalog.pg_attribute a
+        where a.attrelid = f.oid and a.xmax::text <> '0'
+    )
+from family f
+left join locked l on l.oid = f.oid
+left join pg_catalog.pg_class c on c.oid = f.oid
+where coalesce(c.relkind, 'r') in ('r', 'p', 'v')
+order by 1
+
+-- name: read_load
+-- How many sessions of others work in the server. Who may not see what others do sees
+-- their open transactions.
+select count(*)
+from pg_catalog.pg_stat_activity a
+where a.datid is not null and a.usesysid is not null
+    and coalesce(a.backend_type, 'client backend') = 'client backend'
+    and a.pid <> pg_catalog.pg_backend_pid()
+    and (a.application_name <> pg_catalog.current_setting('application_name')
+        or a.application_name = '')
+    and a.pid <> all (%(own_pids)s::int[])
+    and coalesce(a.state = 'active', exists (
+        select from pg_catalog.pg_locks l
+        where l.pid = a.pid and l.locktype = 'virtualxid' and l.granted
+    ))
+
 -- name: describe_table
--- Oid, names, kind and persistence; whether the stream identifies rows by the primary
--- key, in all partitions; the columns that the publication sends and its row filter.
+-- Oid, names, kind, the highest persistence in the family; a partition that is a foreign
+-- table; the root of whose partitions it is one; whether this role may read it, and
+-- whether policies stand in between; whether the publication sends it under its own
+-- name, and its row filter. The server's own view of publications opens, and so locks,
+-- every table of theirs.
 with family as (
     select c.oid from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
@@ -357,38 +518,99 @@ with family as (
     select oid from family
     union
     select t.relid from family, pg_catalog.pg_partition_tree(family.oid) t
+), above as (
+    select oid from family
+    union
+    select a.relid from family, pg_catalog.pg_partition_ancestors(family.oid) a
+), sent as (
+    select a.oid, p.pubviaroot
+    from above a
+    join pg_catalog.pg_class t on t.oid = a.oid
+    join pg_catalog.pg_publication p on p.pubname = %(publication)s
+    where p.puballtables
+        or exists (select from pg_catalog.pg_publication_rel r
+            where r.prpubid = p.oid and r.prrelid = a.oid)
+        or exists (select from pg_catalog.pg_publication_namespace s
+            where s.pnpubid = p.oid and s.pnnspid = t.relnamespace)
 )
 select c.oid::bigint, n.nspname, c.relname, c.relkind::text,
     (select max(m.relpersistence) from pg_catalog.pg_class m
         where m.oid in (select oid from members))::text,
-    not exists (
-        select from pg_catalog.pg_class m
-        where m.oid in (select oid from members) and not (
-            m.relreplident = 'd' or m.relreplident = 'i' and exists (
-                select from pg_catalog.pg_index i
-                where i.indrelid = m.oid and i.indisreplident and i.indisprimary
-            )
-        )
-    ),
-    c.relreplident::text, p.attnames::text[], p.rowfilter
+    (select min(m.oid::regclass::text) from pg_catalog.pg_class m
+        where m.oid in (select oid from members) and m.relkind = 'f'),
+    case when c.relispartition
+        then pg_catalog.pg_partition_root(c.oid)::regclass::text end,
+    pg_catalog.has_table_privilege(c.oid, 'select'),
+    c.relrowsecurity and pg_catalog.row_security_active(c.oid),
+    (select case when bool_or(pubviaroot) then bool_and(oid = c.oid)
+            else count(*) > 0 and c.relkind <> 'p' end from sent),
+    (select pg_catalog.pg_get_expr(r.prqual, r.prrelid)
+        from pg_catalog.pg_publication p
+        join pg_catalog.pg_publication_rel r on r.prpubid = p.oid
+        where p.pubname = %(publication)s and r.prrelid = c.oid
+            and not exists (select from pg_catalog.pg_publication_namespace s
+                where s.pnpubid = p.oid and s.pnnspid = c.relnamespace))
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-left join pg_catalog.pg_publication_tables p on p.pubname = %(publication)s
-    and p.schemaname = n.nspname and p.tablename = c.relname
 where c.oid in (select oid from family)
 
+-- name: describe_identities
+-- Of the table, and then of its partitions that hold rows: name, replica identity, and
+-- the columns that are told of it in the stream.
+select m.oid::regclass::text, m.relreplident::text,
+    (select array_agg(a.attname::text) from pg_catalog.pg_index i
+        join pg_catalog.pg_attribute a on a.attrelid = i.indrelid
+            and a.attnum = any ((i.indkey::smallint[])[0:i.indnkeyatts - 1])
+        where i.indrelid = m.oid and i.indisvalid and i.indimmediate
+            and case m.relreplident when 'd' then i.indisprimary
+                when 'i' then i.indisreplident else false end)
+from pg_catalog.pg_class m
+where m.oid = %(oid)s::oid or m.oid in (
+        select relid from pg_catalog.pg_partition_tree(%(oid)s::oid) where isleaf
+    )
+order by m.oid <> %(oid)s::oid, 1
+
+-- name: describe_indexes
+-- Of each unique index: oid, name, columns in order (null for an expression), whether
+-- it is the primary key's or the replica identity, immediate, valid, partial; its
+-- columns that may be null. The primary key's first, then the replica identity's, then
+-- the oldest.
+select i.indexrelid::bigint, c.relname::text,
+    array_agg(a.attname::text order by k.place), i.indisprimary, i.indisreplident,
+    i.indimmediate, i.indisvalid, i.indpred is not null,
+    coalesce(
+        array_agg(a.attname::text order by k.place) filter (where not a.attnotnull), '{}'
+    )
+from pg_catalog.pg_index i
+join pg_catalog.pg_class c on c.oid = i.indexrelid
+cross join lateral unnest(i.indkey::smallint[]) with ordinality as k (attnum, place)
+left join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+where i.indrelid = %(oid)s::oid and i.indisunique and k.place <= i.indnkeyatts
+group by i.indexrelid, c.relname, i.indisprimary, i.indisreplident, i.indimmediate,
+    i.indisvalid, i.indpred is not null
+order by i.indisprimary desc, i.indisreplident desc, i.indexrelid
+
 -- name: describe_columns
--- Name, type and modifier, in the order of the table. Before version 18 generated
--- columns are listed as published and never sent.
+-- Of the columns that the publication sends: name, type and modifier, in the order of
+-- the table. Before version 18 generated columns are never sent; from then on if they
+-- are listed, or stored ones if the publication says so.
 select a.attname, a.atttypid::bigint, a.atttypmod
 from pg_catalog.pg_attribute a
+join pg_catalog.pg_class c on c.oid = a.attrelid
+join pg_catalog.pg_publication p on p.pubname = %(publication)s
+left join pg_catalog.pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c.oid
+    and not exists (select from pg_catalog.pg_publication_namespace s
+        where s.pnpubid = p.oid and s.pnnspid = c.relnamespace)
 where a.attrelid = %(oid)s::oid and a.attnum > 0 and not a.attisdropped
-    and (a.attgenerated = '' or current_setting('server_version_num')::int >= 180000)
+    and (r.prattrs is null or a.attnum = any (r.prattrs::smallint[]))
+    and (a.attgenerated = '' or current_setting('server_version_num')::int >= 180000
+        and (r.prattrs is not null
+            or a.attgenerated = 's' and pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's'))
 order by a.attnum
 
 -- name: describe_key
--- Of the primary key's columns, in key order: name, type with modifiers, whether its
--- collation is deterministic, whether its order is what plain operators mean here.
+-- Of an index's columns, in key order: name, type with modifiers, whether its collation
+-- is deterministic, whether its order is what plain operators mean here.
 select a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),
     coalesce(l.collisdeterministic, true),
     coalesce(bool_or(pg_catalog.pg_operator_is_visible(o.amopopr)), false)
@@ -399,9 +621,164 @@ left join pg_catalog.pg_collation l on l.oid = a.attcollation
 join pg_catalog.pg_opclass c on c.oid = i.indclass[k.place - 1]
 left join pg_catalog.pg_amop o on o.amopfamily = c.opcfamily and o.amopstrategy = 5
     and o.amoplefttype = c.opcintype and o.amoprighttype = c.opcintype
-where i.indrelid = %(oid)s::oid and i.indisprimary and k.place <= i.indnkeyatts
+where i.indexrelid = %(index)s::oid and k.place <= i.indnkeyatts
 group by k.place, a.attname, a.atttypid, a.atttypmod, l.collisdeterministic
 order by k.place
+
+-- first start -----------------------------------------------------------------------
+
+-- name: read_whether_untouched
+-- Whether a snapshot of these ids is stored or asked for, and nothing of it has begun.
+select (
+        exists (select from towpath.snapshot where snapshot_id = any (%(ids)s::text[]))
+        or exists (select from towpath.signal where id = any (%(ids)s::text[]))
+    )
+    and not exists (
+        select from towpath.snapshot where snapshot_id = any (%(ids)s::text[])
+            and (state <> 'queued' or last_key is not null or chunks > 0)
+    )
+    and not exists (
+        select from towpath.signal
+        where id = any (%(ids)s::text[]) and status is not null
+    )
+
+-- name: read_first_progress
+-- What has not ended: tables, and signals without an answer; which of them are read in
+-- the view of the slot's making; why tables, or a signal, failed.
+select
+    (select count(*) from towpath.snapshot
+        where snapshot_id = any (%(ids)s::text[])
+            and state not in ('completed', 'failed', 'stopped'))
+    + (select count(*) from towpath.signal
+        where id = any (%(ids)s::text[]) and status is null),
+    (select count(*) from towpath.snapshot
+        where snapshot_id = any (%(ids)s::text[]) and kind = 'initial'
+            and state not in ('completed', 'failed', 'stopped')),
+    (select array_agg(f.why order by f.why) from (
+        select collection || ': ' || coalesce(error, state) as why from towpath.snapshot
+        where snapshot_id = any (%(ids)s::text[]) and state in ('failed', 'stopped')
+        union all
+        select id || ': ' || coalesce(detail ->> 'reason', status) from towpath.signal
+        where id = any (%(ids)s::text[]) and status = 'rejected'
+    ) f)
+
+-- name: forget_first_snapshot
+with forgotten as (
+    delete from towpath.snapshot where snapshot_id = any (%(ids)s::text[])
+)
+delete from towpath.signal where id = any (%(ids)s::text[])
+
+-- name: store_first_table
+insert into towpath.snapshot (
+    snapshot_id, collection, ordinal, state, table_oid, condition, kind, updated_at
+) values (
+    %(snapshot_id)s, %(collection)s, %(ordinal)s, 'queued', %(table_oid)s,
+    %(condition)s, 'initial', now()
+)
+
+-- name: thaw_first_tables
+update towpath.snapshot
+set kind = case when condition is null then 'incremental' else 'blocking' end,
+    updated_at = now()
+where kind = 'initial' and state <> 'completed'
+
+-- name: retry_first_tables
+update towpath.snapshot
+set state = 'queued', error = null, updated_at = now()
+where snapshot_id = any (%(ids)s::text[]) and state = 'failed'
+
+-- name: read_whether_one_goes_on
+-- Whether a snapshot of these ids, or of any that begin so, has not ended.
+select exists (
+        select from towpath.snapshot
+        where (starts_with(snapshot_id, %(prefix)s)
+                or snapshot_id = any (%(ids)s::text[]))
+            and state not in ('completed', 'failed', 'stopped')
+    ) or exists (
+        select from towpath.signal
+        where (starts_with(id, %(prefix)s) or id = any (%(ids)s::text[]))
+            and status is null
+    )
+
+-- views -----------------------------------------------------------------------------
+
+-- name: describe_view
+-- Oid and kind, and whether this role may read it.
+select c.oid::bigint, c.relkind::text,
+    pg_catalog.has_schema_privilege(n.oid, 'usage')
+        and pg_catalog.has_table_privilege(c.oid, 'select')
+from pg_catalog.pg_class c
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where n.nspname || '.' || c.relname = %(view)s
+
+-- name: describe_view_columns
+-- Name, type and modifier, the type as SQL spells it, whether its collation is
+-- deterministic, whether its order is what plain operators mean here.
+select a.attname, a.atttypid::bigint, a.atttypmod,
+    pg_catalog.format_type(a.atttypid, a.atttypmod),
+    coalesce(l.collisdeterministic, true),
+    exists (
+        select from pg_catalog.pg_opclass c
+        join pg_catalog.pg_am m on m.oid = c.opcmethod and m.amname = 'btree'
+        join pg_catalog.pg_amop o on o.amopfamily = c.opcfamily and o.amopstrategy = 5
+            and o.amoplefttype = c.opcintype and o.amoprighttype = c.opcintype
+        where c.opcdefault and pg_catalog.pg_operator_is_visible(o.amopopr)
+            and c.opcintype = case a.atttypid
+                when 'varchar'::regtype then 'text'::regtype else a.atttypid end
+    )
+from pg_catalog.pg_attribute a
+left join pg_catalog.pg_collation l on l.oid = a.attcollation
+where a.attrelid = %(oid)s::oid and a.attnum > 0 and not a.attisdropped
+order by a.attnum
+
+-- name: read_below_view
+-- The view itself and what its stored query names, down to tables and their children:
+-- oid, names, kind and persistence. A name in a query cannot look like `:relid 1`, since
+-- its space is escaped; what the server pins is in no other list.
+with recursive below (oid) as (
+    select %(oid)s::oid
+    union
+    select n.oid
+    from below b
+    cross join lateral (
+        select found[1]::oid
+        from pg_catalog.pg_rewrite r
+        cross join lateral pg_catalog.regexp_matches(
+            r.ev_action::text, ':relid (\d+)', 'g'
+        ) found
+        where r.ev_class = b.oid and r.ev_type = '1'
+        union all
+        select i.inhrelid from pg_catalog.pg_inherits i where i.inhparent = b.oid
+    ) n (oid)
+)
+select c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text
+from below b
+join pg_catalog.pg_class c on c.oid = b.oid
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+order by n.nspname, c.relname
+
+-- name: read_view_functions
+-- What the queries of views call, operators and aggregates too: schema, name,
+-- volatility, how many arguments, language.
+select distinct n.nspname, p.proname, p.provolatile::text, p.pronargs::int, l.lanname
+from pg_catalog.pg_rewrite r
+cross join lateral pg_catalog.regexp_matches(
+    r.ev_action::text, ':(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)', 'g'
+) found
+join pg_catalog.pg_proc p on p.oid = found[1]::oid
+join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+join pg_catalog.pg_language l on l.oid = p.prolang
+where r.ev_class = any (%(oids)s::oid[]) and r.ev_type = '1'
+order by 1, 2
+
+-- name: read_view_clauses
+-- Whether the queries of views name the current date or time as SQL's own words do,
+-- read a sample, lock rows.
+select coalesce(bool_or(r.ev_action::text ~ '{SQLVALUEFUNCTION :op [0-8] '), false),
+    coalesce(bool_or(r.ev_action::text ~ '{TABLESAMPLECLAUSE '), false),
+    coalesce(bool_or(r.ev_action::text ~ ':hasForUpdate true'), false)
+from pg_catalog.pg_rewrite r
+where r.ev_class = any (%(oids)s::oid[]) and r.ev_type = '1'
 
 -- history and guard -----------------------------------------------------------------
 
@@ -469,11 +846,32 @@ where l.locktype = 'advisory' and l.granted and l.objsubid = 1
 -- name: drop_slot
 select pg_catalog.pg_drop_replication_slot(%(slot)s)
 
--- name: ask_for_gap
+-- name: ask_for_snapshot
 -- Safe to repeat, whatever the table's key.
 insert into towpath.signal (id, type, data)
 select %(id)s::text, 'execute-snapshot', %(data)s::text
 where not exists (select from towpath.signal where id = %(id)s::text)
+
+-- name: read_table_oid
+select c.oid::bigint
+from pg_catalog.pg_class c
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where n.nspname || '.' || c.relname = %(name)s
+
+-- name: read_writers
+-- Who has written to a table, or to a partition of it, and has not ended: prepared
+-- transactions too.
+select distinct l.virtualtransaction
+from pg_catalog.pg_locks l
+where l.locktype = 'relation' and l.granted
+    and l.database = (select oid from pg_catalog.pg_database
+        where datname = pg_catalog.current_database())
+    and l.mode in ('RowExclusiveLock', 'ShareUpdateExclusiveLock', 'ShareLock',
+        'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+    and l.pid is distinct from pg_catalog.pg_backend_pid()
+    and (l.relation = %(oid)s::oid or l.relation in (
+        select relid from pg_catalog.pg_partition_tree(%(oid)s::oid)
+    ))
 
 -- name: read_old_transactions
 -- What making a slot waits for: transactions that are running or prepared, the oldest

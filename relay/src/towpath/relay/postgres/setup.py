@@ -3,7 +3,8 @@
 
 The plan is pure: facts of the server in, statements out, so that ``--dry-run`` prints
 exactly what would be run. The slot comes last: publications that are committed before
-it are known at every position that it will ever stream.
+it are known at every position that it will ever stream. If the relay is to read its
+first snapshot in the view of the slot's making, it makes the slot itself.
 
 A publication that exists is brought in step with the configured tables and otherwise
 used as it is: column lists, row filters, schemas and what it sends of the tables are
@@ -18,6 +19,7 @@ import psycopg
 from towpath.relay.errors import NotPreparedError
 from towpath.relay.finding import Finding, Level, errors
 from towpath.relay.postgres import preflight
+from towpath.relay.postgres.capturing import tables_to_capture
 from towpath.relay.postgres.connect import Connection, quoted, translated
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.slot import SLOT_TIMEOUT, slot_statement
@@ -29,7 +31,7 @@ from towpath.relay.postgres.source_facts import (
 )
 from towpath.settings import OnUpdate, Settings
 
-__all__ = ["Step", "carry_out", "check", "plan", "read_facts", "warnings"]
+__all__ = ["Step", "carry_out", "check", "notes", "plan", "read_facts", "warnings"]
 
 _ALWAYS_OURS: Final = frozenset(OWN_TABLES) - {"towpath.outbox"}
 _SIGNAL_TABLE: Final = "towpath.signal"
@@ -82,7 +84,7 @@ def plan(facts: SourceFacts, settings: Settings) -> list[Step]:
     source, outbox = settings.database, settings.relay.outbox
     is_told = outbox.on_update is not OnUpdate.WARN
     outbox_sending = _UPDATES if is_told else _INSERTS
-    tables = (*source.tables, _SIGNAL_TABLE)
+    tables = _published_tables(facts, settings)
     return [
         *_table_steps(facts, outbox.table),
         *_publication_steps(facts, source.publication, tables, _ALL),
@@ -90,8 +92,24 @@ def plan(facts: SourceFacts, settings: Settings) -> list[Step]:
             facts, source.outbox_publication, (outbox.table,), outbox_sending
         ),
         *_sending_steps(facts, source.outbox_publication, outbox_sending),
-        *_slot_steps(facts, source.slot),
+        *_slot_steps(facts, settings),
     ]
+
+
+def notes(facts: SourceFacts, settings: Settings) -> list[str]:
+    """Return what is left to the relay itself, in words for a person."""
+    found = []
+    if preflight.leaves_slot(facts, settings):
+        found.append(
+            f"slot {settings.database.slot} is made by towpath relay run, together "
+            "with the view of the database that its first snapshot reads"
+        )
+    left = _left_to_the_relay(facts, settings)
+    if left:
+        found.append(
+            f"{', '.join(left)}: captured by towpath relay run, which fills it too"
+        )
+    return found
 
 
 def carry_out(connection: Connection, steps: Iterable[Step]) -> None:
@@ -127,6 +145,30 @@ def _held_up(connection: Connection, step: Step) -> NotPreparedError:
         f"{step.purpose} waits for older transactions: {names or 'they are gone now'}: "
         "end them, or run select pg_terminate_backend(pid) or rollback prepared"
     )
+
+
+def _published_tables(facts: SourceFacts, settings: Settings) -> tuple[str, ...]:
+    left = _left_to_the_relay(facts, settings)
+    captured = [each for each in tables_to_capture(facts, settings) if each not in left]
+    signals = (_SIGNAL_TABLE, settings.relay.snapshot.signal_table)
+    return tuple(dict.fromkeys([*captured, *filter(None, signals)]))
+
+
+def _left_to_the_relay(facts: SourceFacts, settings: Settings) -> list[str]:
+    """
+    Return what expressions took after the beginning.
+
+    It has rows that nobody has been asked to read: the relay asks as it captures.
+    """
+    publication = facts.publications.get(settings.database.publication)
+    is_running = facts.has_run and settings.relay.snapshot.fill_new_tables
+    if publication is None or not is_running:
+        return []
+    return [
+        name
+        for name in tables_to_capture(facts, settings)
+        if name not in settings.capture.names and not publication.covers(name)
+    ]
 
 
 def _table_steps(facts: SourceFacts, outbox_table: str) -> Iterable[Step]:
@@ -184,7 +226,10 @@ def _sending_steps(facts: SourceFacts, name: str, sending: _Sending) -> Iterable
         )
 
 
-def _slot_steps(facts: SourceFacts, slot: str) -> Iterable[Step]:
+def _slot_steps(facts: SourceFacts, settings: Settings) -> Iterable[Step]:
+    slot = settings.database.slot
+    if preflight.leaves_slot(facts, settings):
+        return
     if facts.slot is None:
         yield Step(f"making slot {slot}", slot_statement(slot, facts.server.version))
     elif not facts.slot.is_ours:

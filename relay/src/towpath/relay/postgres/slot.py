@@ -1,10 +1,12 @@
-"""A slot: what the server tells of it, and the statement that makes one."""
+"""A slot: what the server tells of it, and what makes one."""
 
 from typing import Final
 
+from towpath.relay.errors import NotPreparedError
 from towpath.relay.lineage import FoundSlot
-from towpath.relay.postgres.connect import Connection
+from towpath.relay.postgres.connect import Connection, quoted, translated
 from towpath.relay.postgres.queries import query
+from towpath.settings import Source
 
 # Slots that a standby keeps in step exist from this version on.
 _FAILOVER_VERSION: Final = 170000
@@ -21,6 +23,32 @@ def slot_statement(slot: str, version: int) -> str:
         "select pg_catalog.pg_create_logical_replication_slot"
         f"('{slot}', '{_PLUGIN}'{failover})"
     )
+
+
+def exporting_command(slot: str, version: int) -> str:
+    """Return the protocol's command that makes a slot, and exports its view."""
+    failover = ", FAILOVER true" if version >= _FAILOVER_VERSION else ""
+    return (
+        f"CREATE_REPLICATION_SLOT {quoted(slot)} LOGICAL {_PLUGIN} "
+        f"(SNAPSHOT 'export'{failover})"
+    )
+
+
+def require_publications(connection: Connection, source: Source) -> None:
+    """
+    Make sure that the publications are there, as they must be before a slot.
+
+    Raises:
+        NotPreparedError: One is missing.
+        SourceUnavailableError: The connection is gone.
+    """
+    for name in (source.publication, source.outbox_publication):
+        with translated("reading the publications"):
+            found = connection.execute(query("read_publication"), {"publication": name})
+            is_there = found.fetchone() is not None
+        if not is_there:
+            reason = f"publication {name} is missing, and the slot with it"
+            raise NotPreparedError(reason)
 
 
 def read_slot(connection: Connection, name: str) -> FoundSlot | None:

@@ -13,17 +13,19 @@ from towpath.relay.postgres.connect import Connection
 from towpath.relay.postgres.queries import query
 from towpath.relay.snapshot.effects import (
     AnswerSignal,
+    ReadEnded,
     SaveProgress,
     StoreKeys,
     StoreSignal,
 )
 from towpath.relay.snapshot.facts import (
+    EndedRead,
     KeysStored,
     ProgressSaved,
     Resumed,
     SignalStored,
 )
-from towpath.relay.snapshot.shape import Key
+from towpath.relay.snapshot.shape import Key, KeyRange
 from towpath.relay.snapshot.stored import StoredTable
 
 
@@ -40,6 +42,12 @@ class SnapshotStore:
         asked_until = place[0] if place else None
         return Resumed(tuple(_stored(row) for row in rows), asked_until)
 
+    def read_ended(self, effect: ReadEnded) -> EndedRead:
+        """Return all tables of a snapshot, in their order, ended or not."""
+        names = {"snapshot_id": effect.snapshot_id}
+        rows = self._connection.execute(query("read_snapshot"), names).fetchall()
+        return EndedRead(effect.signal_id, tuple(_stored(row) for row in rows))
+
     def read_keys(self, snapshot_id: str, collection: str) -> tuple[Key, ...]:
         """Return the listed keys of a table that are not delivered yet."""
         names = {"snapshot_id": snapshot_id, "collection": collection}
@@ -52,8 +60,14 @@ class SnapshotStore:
             is_new = self._is_new(effect)
             if is_new:
                 self._insert(effect.tables, "insert_snapshot")
-                for table in effect.stops:
-                    self._connection.execute(query("stop_snapshot"), table._asdict())
+                for table in effect.changed:
+                    fields = {
+                        "snapshot_id": table.snapshot_id,
+                        "collection": table.collection,
+                        "state": table.state,
+                        "error": table.error,
+                    }
+                    self._connection.execute(query("change_snapshot"), fields)
         return SignalStored(effect.signal_id, is_new)
 
     def store_keys(self, effect: StoreKeys) -> KeysStored:
@@ -65,7 +79,10 @@ class SnapshotStore:
 
     def _insert(self, tables: Iterable[StoredTable], statement: str) -> None:
         for table in tables:
-            fields = table._asdict() | {"pending_keys": _keys_json(table)}
+            fields = table._asdict() | {
+                "pending_keys": _keys_json(table),
+                "order_by": Jsonb(list(table.order_by)) if table.order_by else None,
+            }
             self._connection.execute(query(statement), fields)
 
     def answer_signal(self, effect: AnswerSignal) -> None:
@@ -80,6 +97,8 @@ class SnapshotStore:
             "maximum_key": _key_json(table.maximum_key),
             "pending_keys": _keys_json(table),
             "percent": table.percent,
+            "eta_s": table.eta_s,
+            "ranges": _ranges_json(table.ranges),
         }
         self._connection.execute(query("save_progress"), fields)
         return ProgressSaved(effect.request_id)
@@ -114,6 +133,31 @@ def _stored(row: tuple[Any, ...]) -> StoredTable:
         last_key=_key(row[8]),
         maximum_key=_key(row[9]),
         pending_keys=_keys(row[10]) if table.asked_keys is None else None,
+        order_by=tuple(table.order_by or ()),
+        ranges=_ranges(table.ranges),
+    )
+
+
+def _ranges(stored: Any) -> tuple[KeyRange, ...]:  # noqa: ANN401 - what JSON holds
+    return tuple(
+        KeyRange(_key(one["after"]), _bytes(one["last"]), one["done"])
+        for one in stored or ()
+    )
+
+
+def _ranges_json(ranges: tuple[KeyRange, ...]) -> Jsonb | None:
+    """Write how far each range is; without any, the last key tells."""
+    if not ranges:
+        return None
+    return Jsonb(
+        [
+            {
+                "after": None if one.after_key is None else _texts(one.after_key),
+                "last": _texts(one.last_key),
+                "done": one.is_done,
+            }
+            for one in ranges
+        ]
     )
 
 

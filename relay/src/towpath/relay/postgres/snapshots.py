@@ -1,56 +1,52 @@
 """
 The worker: does in the database what the snapshot driver wants done.
 
-Two lanes, each a thread with a connection of its own, so that the loop never blocks and
-an answer never waits for a chunk. The *reader* writes watermarks and reads plans and
-chunks; what fails is told, and the driver decides when to try again. The *clerk* stores
-and looks up; it tries until it succeeds, in order, since what comes later rests on it.
+Lanes, each a thread with a connection of its own, so that the loop never blocks and an
+answer never waits for a chunk. The *readers* write watermarks, read plans and read
+chunks, each of them what is asked for next; what fails is told, and the driver decides
+when to try again. The *clerk* stores and looks up: it tries until it succeeds, in turn,
+since what comes later rests on it.
 
 Tried again are, by SQLSTATE: 08 (connection), 40 (deadlock), 53 (resources), 57
-(cancelled, shut down), 58 (system), 25P0 (a session's timeouts), 55P03 (lock timeout),
-and whatever has none, because the connection broke.
+(cancelled, shut down), 58 (system), 25P0 (a session's timeouts), 25006 (a standby,
+while another server takes over), 55P03 (lock timeout), and whatever has none, because
+the connection broke.
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Final
 
 import psycopg
 import structlog
 
-from towpath.relay.postgres.chunk_reader import ChunkReader
+from towpath.relay.postgres.chunk_reader import ChunkReader, Terms
+from towpath.relay.postgres.clerk import Clerk, Clerking
 from towpath.relay.postgres.connect import Connection, connect, failure, translated
-from towpath.relay.postgres.lane import Lane
-from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.frozen import FrozenViews, ViewLostError
+from towpath.relay.postgres.lane import Effects, Lane
+from towpath.relay.postgres.readable import Readable
 from towpath.relay.postgres.snapshot_store import SnapshotStore
-from towpath.relay.postgres.tables import TableRefusedError, describe, spell
+from towpath.relay.postgres.tables import TableRefusedError
 from towpath.relay.snapshot.effects import (
-    AnswerSignal,
-    InspectTables,
-    ProbeLoad,
-    ProbeVisibility,
     ReadChunk,
     ReadPlan,
-    SaveProgress,
-    StoreKeys,
-    StoreSignal,
-    Thaw,
     WorkerEffect,
     WriteWatermark,
 )
 from towpath.relay.snapshot.facts import (
     ReadFailed,
     Resumed,
-    TablesInspected,
-    VisibilityRead,
     WatermarkWritten,
     WorkerFact,
 )
-from towpath.relay.snapshot.shape import Key, TableShape
-from towpath.relay.snapshot.visibility import XidSnapshot
 from towpath.schemas.backoff import Backoff
+from towpath.schemas.clock import Deadline, SystemClock
 from towpath.schemas.failure import Disposition, HaltError, TowpathError
+from towpath.settings.outbox import AggregateView
+from towpath.settings.snapshot import Watermarks
 
 _LOG = structlog.get_logger("towpath.relay")
 
@@ -67,34 +63,30 @@ _SESSION: Final = (
     b"set synchronous_commit = local",
     b"set standard_conforming_strings = on",
 )
-_RECOVERABLE: Final = ("08", "40", "53", "57", "58", "25P0", "55P03")
+_RECOVERABLE: Final = ("08", "40", "53", "57", "58", "25P0", "25006", "55P03")
+
+# What a statement's time-out ends with.
+_CANCELLED: Final = "57014"
 
 # Shutdown waits so long for what is being stored, and then leaves the threads.
 _CLOSE_TIMEOUT_S: Final = 2.0
 
 _Reading = WriteWatermark | ReadPlan | ReadChunk
-_Storing = (
-    ProbeVisibility
-    | InspectTables
-    | StoreSignal
-    | StoreKeys
-    | AnswerSignal
-    | SaveProgress
-    | Thaw
-    | ProbeLoad
-)
 
 
 class SnapshotWorker:
     """Takes effects, gives facts; safe to call from the loop's thread."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one place, and all by their names
         self,
         dsn: str,
         wake: Callable[[], None],
         *,
         publication: str,
+        readers: int = 1,
+        watermarks: Watermarks = Watermarks.MESSAGES,
         max_chunk_bytes: int = MAX_CHUNK_BYTES,
+        views: Sequence[AggregateView] = (),
     ) -> None:
         """
         Start the lanes; connections are made when they are needed.
@@ -103,22 +95,46 @@ class SnapshotWorker:
             dsn: The source.
             wake: Called, from another thread, when there are new facts.
             publication: The publication that streams the tables' changes.
+            readers: How many chunks are read at a time.
+            watermarks: How watermarks get into the log.
             max_chunk_bytes: Bound of a chunk's size as COPY text.
+            views: The declared views of aggregates.
         """
         self._dsn = dsn
         self._wake = wake
-        self._publication = publication
-        self._max_chunk_bytes = max_chunk_bytes
+        readable = Readable(publication, {view.collection: view for view in views})
+        self._terms = Terms(readable, watermarks, max_chunk_bytes, SystemClock())
         self._facts: deque[WorkerFact] = deque()
         self._failure: TowpathError | None = None
         self._backoff = Backoff()
         self._stopping = threading.Event()
-        self._reader: Lane[_Reading] = Lane(
-            "snapshot-reader", self._connect, self._read, self._fail
-        )
-        self._clerk: Lane[_Storing] = Lane(
+        self._frozen = FrozenViews(self._connect)
+        self._readings: Effects[_Reading] = SimpleQueue()
+        self._readers = [
+            Lane(
+                f"snapshot-reader-{number}",
+                self._connect,
+                self._read,
+                self._fail,
+                self._readings,
+            )
+            for number in range(readers)
+        ]
+        self._clerk = Clerk(readable, self._frozen, self._reading_pids)
+        self._storing: Lane[Clerking] = Lane(
             "snapshot-clerk", self._connect, self._store, self._fail
         )
+
+    def lend(self, view: str, exported_name: str) -> None:
+        """
+        Take in a view of the database, before anything is read in it.
+
+        Args:
+            view: What ``frozen_by`` calls it.
+            exported_name: What the server calls it. Whoever lends it keeps its session
+                open until it is let go of.
+        """
+        self._frozen.lend(view, exported_name)
 
     def read_stored(self) -> Resumed:
         """
@@ -133,9 +149,9 @@ class SnapshotWorker:
     def submit(self, effect: WorkerEffect) -> None:
         """Take an effect; its answer comes back as a fact, after a wake-up."""
         if isinstance(effect, _Reading):
-            self._reader.submit(effect)
+            self._readings.put(effect)
         else:
-            self._clerk.submit(effect)
+            self._storing.submit(effect)
 
     def facts(self) -> Sequence[WorkerFact]:
         """
@@ -154,8 +170,14 @@ class SnapshotWorker:
     def close(self) -> None:
         """Stop reading, store what was submitted, close. Never raises."""
         self._stopping.set()
-        self._reader.close(_CLOSE_TIMEOUT_S, is_urgent=True)
-        self._clerk.close(_CLOSE_TIMEOUT_S, is_urgent=False)
+        for reader in self._readers:
+            reader.end(_CLOSE_TIMEOUT_S, is_urgent=True)
+        self._storing.end(_CLOSE_TIMEOUT_S, is_urgent=False)
+        deadline = Deadline(SystemClock(), _CLOSE_TIMEOUT_S)
+        for reader in self._readers:
+            reader.join(deadline.remaining_s())
+        self._storing.join(deadline.remaining_s())
+        self._frozen.close()
 
     # In the lanes' threads -----------------------------------------------------
 
@@ -165,6 +187,10 @@ class SnapshotWorker:
             for setting in _SESSION:
                 connection.execute(setting)
         return connection
+
+    def _reading_pids(self) -> list[int]:
+        pids = (reader.server_pid for reader in self._readers)
+        return [pid for pid in pids if pid is not None]
 
     def _tell(self, fact: WorkerFact) -> None:
         self._facts.append(fact)
@@ -192,12 +218,19 @@ class SnapshotWorker:
             fact = self._read_with(lane.connection(), effect)
         except TableRefusedError as refusal:
             fact = ReadFailed(request_id, str(refusal), may_recover=False)
+        except ViewLostError as error:
+            fact = ReadFailed(request_id, str(error), may_recover=True, has_thawed=True)
         except TowpathError as error:
             # Connecting failed, which is not the table's fault.
             fact = ReadFailed(request_id, str(error), may_recover=True)
         except psycopg.Error as error:
             reason = str(failure(error, "reading"))
-            fact = ReadFailed(request_id, reason, may_recover=_may_recover(error))
+            fact = ReadFailed(
+                request_id,
+                reason,
+                may_recover=_may_recover(error),
+                has_timed_out=error.sqlstate == _CANCELLED,
+            )
             lane.mend()
         if isinstance(fact, ReadFailed):
             _LOG.warning(
@@ -208,7 +241,7 @@ class SnapshotWorker:
         self._tell(fact)
 
     def _read_with(self, connection: Connection, effect: _Reading) -> WorkerFact:
-        reader = ChunkReader(connection, self._publication, self._max_chunk_bytes)
+        reader = ChunkReader(connection, self._terms, self._frozen)
         match effect:
             case WriteWatermark():
                 reader.write_watermark(effect.token)
@@ -218,12 +251,12 @@ class SnapshotWorker:
             case ReadChunk():
                 return reader.read_chunk(effect)
 
-    def _store(self, effect: _Storing, lane: Lane[_Storing]) -> None:
+    def _store(self, effect: Clerking, lane: Lane[Clerking]) -> None:
         """Do one thing in the clerk's lane, as often as it takes."""
         attempt = 0
         while True:
             try:
-                fact = self._store_with(lane.connection(), effect)
+                fact = self._clerk.perform(lane.connection(), effect)
             except TowpathError as error:
                 reason, is_lost = str(error), error.disposition is Disposition.HALT
                 problem: Exception = error
@@ -244,55 +277,6 @@ class SnapshotWorker:
             if self._stopping.wait(self._backoff.delay_s(attempt)):
                 return
             attempt += 1
-
-    def _store_with(
-        self, connection: Connection, effect: _Storing
-    ) -> WorkerFact | None:
-        store = SnapshotStore(connection)
-        match effect:
-            case ProbeVisibility():
-                row = connection.execute(query("read_visibility")).fetchone()
-                return VisibilityRead(XidSnapshot.parse(str(row[0] if row else "")))
-            case InspectTables():
-                return self._inspect(connection, effect)
-            case StoreSignal():
-                _LOG.info(
-                    "signal",
-                    signal_id=effect.signal_id,
-                    status=effect.status,
-                    detail=effect.detail,
-                )
-                return store.store_signal(effect)
-            case StoreKeys():
-                _LOG.info(
-                    "rows are read by their new key",
-                    snapshot_id=effect.snapshot_id,
-                    keys={t.collection: t.asked_keys for t in effect.tables},
-                )
-                return store.store_keys(effect)
-            case SaveProgress():
-                return store.save_progress(effect)
-            case AnswerSignal():
-                store.answer_signal(effect)
-            case Thaw() | ProbeLoad():
-                raise NotImplementedError
-        return None
-
-    def _inspect(
-        self, connection: Connection, effect: InspectTables
-    ) -> TablesInspected:
-        shapes: dict[str, TableShape] = {}
-        refusals: dict[str, str] = {}
-        keys: tuple[Key, ...] = ()
-        for collection in effect.collections:
-            try:
-                shape = describe(connection, collection, self._publication)
-                if effect.keys:
-                    keys = spell(connection, shape, effect.keys)
-                shapes[collection] = shape
-            except TableRefusedError as refusal:
-                refusals[collection] = str(refusal)
-        return TablesInspected(effect.signal_id, shapes, refusals, keys)
 
 
 def _may_recover(error: psycopg.Error) -> bool:

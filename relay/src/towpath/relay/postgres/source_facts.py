@@ -73,6 +73,14 @@ class PublicationFacts(NamedTuple):
         )
 
 
+class ListedTable(NamedTuple):
+    """A table's name, who it is, and whether the publication sends it."""
+
+    name: str
+    oid: int
+    is_published: bool
+
+
 class ServerFacts(NamedTuple):
     """The server, its settings and what is in use of them."""
 
@@ -100,7 +108,12 @@ class OldTransaction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """What there is before anything is done."""
+    """
+    What there is before anything is done.
+
+    ``tables`` are those that the file names, and those that its expressions take.
+    ``has_run`` tells that a relay has followed this database before.
+    """
 
     server: ServerFacts
     own_tables: frozenset[str]
@@ -108,6 +121,34 @@ class SourceFacts:
     publications: Mapping[str, PublicationFacts]
     slot: FoundSlot | None
     old_transactions: Sequence[OldTransaction] = ()
+    has_run: bool = False
+
+
+def list_tables(connection: Connection, settings: Settings) -> list[ListedTable]:
+    """
+    Return every table that may be captured, and each that is named or published.
+
+    Raises:
+        SourceUnavailableError: The connection is gone.
+    """
+    parameters = {
+        "publication": settings.database.publication,
+        "names": list(settings.capture.names),
+    }
+    with translated("listing the tables"):
+        rows = connection.execute(query("list_tables"), parameters).fetchall()
+    return [ListedTable(*row) for row in rows]
+
+
+def read_captured(connection: Connection, settings: Settings) -> tuple[str, ...]:
+    """
+    Return what is captured: what is named, and what expressions take if it is sent.
+
+    Raises:
+        SourceUnavailableError: The connection is gone.
+    """
+    listed = list_tables(connection, settings)
+    return settings.capture.chosen(each.name for each in listed if each.is_published)
 
 
 def read_facts(connection: Connection, settings: Settings) -> SourceFacts:
@@ -122,12 +163,16 @@ def read_facts(connection: Connection, settings: Settings) -> SourceFacts:
         execute = connection.execute
         server = execute(query("read_server_facts")).fetchone() or (0, "", "")
         names = [*OWN_TABLES, settings.relay.outbox.table]
-        own = execute(query("read_existing_tables"), {"names": names}).fetchall()
-        rows = execute(query("read_tables"), {"names": list(source.tables)}).fetchall()
+        own = {
+            name for (name,) in execute(query("read_existing_tables"), {"names": names})
+        }
+        listed = list_tables(connection, settings)
+        chosen = list(settings.capture.chosen(each.name for each in listed))
+        rows = execute(query("read_tables"), {"names": chosen}).fetchall()
         old = execute(query("read_old_transactions")).fetchall()
         return SourceFacts(
             server=ServerFacts(*server),
-            own_tables=frozenset(name for (name,) in own),
+            own_tables=frozenset(own),
             tables=_tables(rows),
             publications={
                 name: facts
@@ -136,7 +181,13 @@ def read_facts(connection: Connection, settings: Settings) -> SourceFacts:
             },
             slot=read_slot(connection, source.slot),
             old_transactions=[OldTransaction(*each) for each in old],
+            has_run="towpath.heartbeat" in own and _has_run(connection),
         )
+
+
+def _has_run(connection: Connection) -> bool:
+    row = connection.execute(query("read_whether_it_ran")).fetchone()
+    return bool(row and row[0])
 
 
 def _tables(rows: Iterable[Sequence[Any]]) -> dict[str, TableFacts]:

@@ -5,24 +5,39 @@ Asked again under each chunk's lock: the chunk brings the columns of its own mom
 """
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import psycopg
 
 from towpath.relay.postgres.connect import Connection
 from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.table_keys import (
+    Identity,
+    UniqueIndex,
+    chosen_key,
+    identity_key,
+)
 from towpath.relay.snapshot import chunks
-from towpath.relay.snapshot.copytext import decode_line
+from towpath.relay.snapshot.copytext import decode_lines
 from towpath.relay.snapshot.shape import Key, TableShape, key_of
 from towpath.relay.wal.relation import Column, Relation
 from towpath.schemas.failure import DataError
 
 _PARTITIONED: Final = "p"
-_KINDS: Final = frozenset({"r", _PARTITIONED})
+_TABLES: Final = frozenset({"r", _PARTITIONED})
+_OTHERS: Final = MappingProxyType(
+    {
+        "v": "it is a view, not a table: name the tables below it, or declare it as an"
+        " aggregate's in [[relay.outbox.view]]",
+        "m": "it is a materialised view, not a table: name the tables below it",
+        "f": "it is a foreign table, not a table: its changes are in another log",
+    }
+)
 _PERMANENT: Final = "p"
 _KEYS_PER_QUERY: Final = 500
 # Data exceptions, a domain's constraints, a type that is no more.
-_WRONG_VALUE: Final = ("22", "23", "42")
+WRONG_VALUE: Final = ("22", "23", "42")
 
 
 class TableRefusedError(DataError):
@@ -37,9 +52,11 @@ class _Table(NamedTuple):
     name: str
     kind: str
     persistence: str
-    has_key_identity: bool
-    identity: str
-    published: list[str] | None
+    foreign_partition: str | None
+    root: str | None
+    may_read: bool
+    has_policies: bool
+    is_published: bool
     row_filter: str | None
 
 
@@ -50,7 +67,12 @@ class _KeyColumn(NamedTuple):
     has_plain_order: bool
 
 
-def describe(connection: Connection, collection: str, publication: str) -> TableShape:
+def describe(
+    connection: Connection,
+    collection: str,
+    publication: str,
+    order_by: Sequence[str] = (),
+) -> TableShape:
     """
     Return a table's shape.
 
@@ -58,38 +80,45 @@ def describe(connection: Connection, collection: str, publication: str) -> Table
         connection: Where to ask.
         collection: The table, as ``schema.table``.
         publication: The publication that streams its changes.
+        order_by: The columns of a chosen key by which it is to be read.
 
     Raises:
         TableRefusedError: There is none, or it cannot be read.
     """
     execute = connection.execute
-    names = {"collection": collection, "publication": publication}
-    row = execute(query("describe_table"), names).fetchone()
-    if row is None:
-        reason = "there is no such table"
-        raise TableRefusedError(reason)
-    table = _Table(*row)
-    oid = {"oid": table.oid}
-    key = [_KeyColumn(*row) for row in execute(query("describe_key"), oid)]
-    reason = _refusal(table, key, publication)
-    if reason:
-        raise TableRefusedError(reason)
-    columns = tuple(
-        Column(name, type_oid, typmod)
-        for name, type_oid, typmod in execute(query("describe_columns"), oid)
-        if name in (table.published or ())
-    )
+    table = _find(connection, collection, publication)
+    oid = {"oid": table.oid, "publication": publication}
+    columns = tuple(Column(*row) for row in execute(query("describe_columns"), oid))
     places = {column.name: place for place, column in enumerate(columns)}
+    indexes = [UniqueIndex(*row) for row in execute(query("describe_indexes"), oid)]
+    identities = [Identity(*row) for row in execute(query("describe_identities"), oid)]
+    key = _key_columns(connection, identity_key(indexes, identities), places)
+    order: list[_KeyColumn] = []
+    if order_by:
+        order = _key_columns(connection, chosen_key(indexes, order_by), places)
+    if order == key:
+        order = []
     relation = Relation(
         oid=table.oid,
         schema=table.schema,
         table=table.name,
         columns=columns,
         key=tuple(places[column.name] for column in key),
-        identity=table.identity,
+        identity=identities[0].kind,
     )
-    types = tuple(column.type_name for column in key)
-    return TableShape(relation, types, partitioned=table.kind == _PARTITIONED)
+    return TableShape(
+        relation,
+        tuple(column.type_name for column in key),
+        partitioned=table.kind == _PARTITIONED,
+        order=tuple(places[column.name] for column in order),
+        order_types=tuple(column.type_name for column in order),
+        row_filter=table.row_filter,
+    )
+
+
+def order_names(shape: TableShape) -> tuple[str, ...]:
+    """Return the columns of the chosen key; none: it is read by its own."""
+    return tuple(shape.relation.columns[place].name for place in shape.order)
 
 
 def spell(
@@ -108,9 +137,9 @@ def spell(
         statement = chunks.spelling_query(asked, shape).encode()
         try:
             with connection.cursor().copy(statement) as copy:
-                rows = [decode_line(bytes(line)) for line in copy]
+                rows = decode_lines(bytes(line) for line in copy)
         except psycopg.Error as error:
-            if not (error.sqlstate or "").startswith(_WRONG_VALUE):
+            if not (error.sqlstate or "").startswith(WRONG_VALUE):
                 raise
             reason = f"a listed key is none of this table: {error.diag.message_primary}"
             raise TableRefusedError(reason) from error
@@ -133,31 +162,61 @@ def check_width(shape: TableShape, keys: Sequence[Key]) -> None:
             raise TableRefusedError(reason)
 
 
-def _refusal(table: _Table, key: list[_KeyColumn], publication: str) -> str:
-    """Say why a table cannot be read; nothing if it can."""
-    refusals = {
-        "it is not a table": table.kind not in _KINDS,
-        "it is unlogged or temporary: its changes are not in the log": (
-            table.persistence != _PERMANENT
+def _find(connection: Connection, collection: str, publication: str) -> _Table:
+    names = {"collection": collection, "publication": publication}
+    row = connection.execute(query("describe_table"), names).fetchone()
+    if row is None:
+        reason = "there is no such table"
+        raise TableRefusedError(reason)
+    table = _Table(*row)
+    _refuse(_refusals(table, publication))
+    return table
+
+
+def _key_columns(
+    connection: Connection, index: UniqueIndex | str, places: dict[str, int]
+) -> list[_KeyColumn]:
+    """Return the columns of a key, if they can be compared and are published."""
+    if isinstance(index, str):
+        raise TableRefusedError(index)
+    told = connection.execute(query("describe_key"), {"index": index.oid})
+    columns = [_KeyColumn(*row) for row in told]
+    for column in columns:
+        name = column.name
+        _refuse(
+            {
+                f"key column {name} is not in the publication's columns, or is a"
+                " generated one, which is not sent": name not in places,
+                f"the collation of key column {name} is not deterministic: give the"
+                " column another": not column.is_deterministic,
+                f"the order of key column {name} is defined outside pg_catalog: its"
+                " type belongs to an extension": not column.has_plain_order,
+            }
+        )
+    return columns
+
+
+def _refusals(table: _Table, publication: str) -> dict[str, bool]:
+    """Say why a table cannot be read, whatever its key."""
+    name = f"{table.schema}.{table.name}"
+    return {
+        _OTHERS.get(table.kind, "it is not a table"): table.kind not in _TABLES,
+        "it is unlogged or temporary: its changes are not in the log; alter table"
+        f" {name} set logged": table.persistence != _PERMANENT,
+        f"its partition {table.foreign_partition} is a foreign table: its changes are"
+        " in another log": table.foreign_partition is not None,
+        f"it is a partition of {table.root}, under whose name its changes come: name"
+        " that, with a condition": (not table.is_published and table.root is not None),
+        f"it is not in the publication {publication}: add it to [source] tables and"
+        " run towpath relay init": not table.is_published,
+        f"this role may not read it: grant select on {name}": not table.may_read,
+        "its row-level security hides rows from this role: alter role ... bypassrls": (
+            table.has_policies
         ),
-        "it has no primary key": not key,
-        "its replica identity is not its primary key: alter table ... replica identity"
-        " default": not table.has_key_identity,
-        f"it is not in the publication {publication}": table.published is None,
-        "its row filter in the publication is not supported yet": (
-            table.row_filter is not None
-        ),
-        **{
-            f"the collation of key column {column.name} is not deterministic": (
-                not column.is_deterministic
-            )
-            for column in key
-        },
-        **{
-            f"the order of key column {column.name} is defined outside pg_catalog": (
-                not column.has_plain_order
-            )
-            for column in key
-        },
     }
-    return next((reason for reason, holds in refusals.items() if holds), "")
+
+
+def _refuse(refusals: dict[str, bool]) -> None:
+    for reason, holds in refusals.items():
+        if holds:
+            raise TableRefusedError(reason)

@@ -9,6 +9,7 @@ the one entry of their arrays and maps.
 
 import struct
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 from towpath.relay.errors import MalformedMessageError
@@ -21,13 +22,15 @@ from towpath.relay.routing.avro_binary import (
     write_text,
     writer,
 )
-from towpath.relay.routing.codec import Facts, Names, Place
+from towpath.relay.routing.codec import Facts, Names, Place, Values
 from towpath.relay.routing.connect_schema import SOURCE, Field, row_schema
 from towpath.relay.routing.forms.form import Schema
 from towpath.relay.wal.messages import UNCHANGED, Row
 from towpath.schemas import envelope
 
 _HEX: Final = "hex:"
+
+_LACKS_KEY: Final = "a change lacks a column of its key: check the table's identity"
 
 # What a writer raises that is given null, or nothing, where a value must stand.
 _NO_VALUE: Final = (TypeError, AttributeError, KeyError, struct.error)
@@ -127,6 +130,29 @@ class AvroCodec:
             )
         )
 
+    def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
+        """
+        Return the keys of rows that a chunk read, which come column by column.
+
+        Raises:
+            MalformedMessageError: A row lacks a column of its key.
+        """
+        if not self._key:
+            return [None] * len(columns[0])
+        return _write_all(self._key_head, self._key, columns, b"")
+
+    def reads(self, columns: Sequence[Values], facts: Facts) -> Sequence[bytes]:
+        """
+        Return the envelopes of rows that a chunk read.
+
+        Raises:
+            MalformedMessageError: A row lacks a column of its key.
+        """
+        empty = self.value(None, None, facts, is_full=False)
+        closing = empty.removeprefix(self._value_head + NULL_FIRST + NULL_FIRST)
+        opening = self._value_head + NULL_FIRST + VALUE_SECOND
+        return _write_all(opening, self._columns, columns, closing)
+
 
 class _Source:
     """Writes ``source``: what a transaction's rows share is made once for them."""
@@ -194,8 +220,25 @@ def _write(columns: Sequence[_Column], row: Row) -> bytes:
                 parts.append(put(convert(value)))
         return b"".join(parts)
     except _NO_VALUE as error:
-        reason = "a change lacks a column of its key: check the table's identity"
-        raise MalformedMessageError(reason) from error
+        raise MalformedMessageError(_LACKS_KEY) from error
+
+
+def _write_all(
+    opening: bytes, columns: Sequence[_Column], rows: Sequence[Values], closing: bytes
+) -> list[bytes]:
+    """Return each row between what they share; they come column by column."""
+    # Any: as in ``_write``.
+    parts: list[Any] = [repeat(opening)]
+    try:
+        for at, convert, put, null, _ in columns:
+            values = rows[at]
+            parts.append(
+                [null if value is None else put(convert(value)) for value in values]
+            )
+        parts.append([closing] * len(rows[0]))
+        return list(map(b"".join, zip(*parts, strict=False)))
+    except _NO_VALUE as error:
+        raise MalformedMessageError(_LACKS_KEY) from error
 
 
 def _column(field: Field, schema: Schema, placeholder: str | None) -> _Column:

@@ -5,10 +5,13 @@ What a table route needs to write keys and values: one codec per shape of a tabl
 text, None for NULL, ``UNCHANGED`` for what was left out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from towpath.relay.wal.messages import Row
+
+# One column of many rows that a chunk read: nothing of them is left out.
+Values = Sequence[bytes | None]
 
 
 class Facts(NamedTuple):
@@ -66,6 +69,21 @@ class Codec(Protocol):
         ``is_full`` tells whether ``before`` is a whole row; otherwise only its key's
         columns mean anything. Unchanged values are left out, or stand as the
         placeholder if one is configured.
+        """
+
+    def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
+        """
+        Return the keys of rows that a chunk read, which come column by column.
+
+        Raises:
+            MalformedMessageError: A row lacks a column of its key.
+        """
+
+    def reads(self, columns: Sequence[Values], facts: Facts) -> Sequence[bytes]:
+        """
+        Return the envelopes of rows that a chunk read, which come column by column.
+
+        Each is what ``value`` gives for the row as ``after``, byte by byte.
         """
 
 

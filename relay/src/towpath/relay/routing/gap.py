@@ -19,8 +19,12 @@ def signal_id(lineage: Lineage) -> str:
 
 
 def signal_data(gap: Gap) -> str:
-    """Return the data of that signal."""
-    wishes = {"data-collections": list(gap.plan), "type": "incremental"}
+    """Return the data of that signal: with a sweep, for rows deleted in the gap."""
+    wishes = {
+        "data-collections": list(gap.plan),
+        "type": "incremental",
+        "sweep": True,
+    }
     return orjson.dumps(wishes).decode()
 
 

@@ -19,17 +19,20 @@ from typing import Final
 
 import orjson
 
-from towpath.relay.routing.codec import Codec, Facts, Names, Place
+from towpath.relay.routing.codec import Codec, Facts, Names, Place, Values
 from towpath.relay.routing.connect_schema import Field
 from towpath.relay.routing.forms.form import Schema
+from towpath.relay.routing.json_rows import NULL, RowColumn, row_objects
 from towpath.relay.routing.row_records import key_text
 from towpath.relay.wal.messages import UNCHANGED, Row
 from towpath.schemas import envelope
 from towpath.settings.relay import Relay
 
-_NULL: Final = b"null"
 _LEFT_OUT: Final = b""
 _HEX: Final = "hex:"
+
+# How the envelope of a row that a chunk read begins.
+_BEFORE_READ: Final = b'{"before":null,"after":'
 
 # Name, form, and what stands for NULL and for a value that was left out; the name
 # begins with a comma and each of the others with the name.
@@ -50,6 +53,8 @@ class JsonCodec:
     ) -> None:
         self._columns = [_column(field, placeholder) for field in columns]
         self._pick = _picker(columns)
+        self._row_columns = [RowColumn(f.at, _head(f), f.form) for f in columns]
+        self._row_key = [RowColumn(f.at, _head(f), f.form, f.is_nullable) for f in key]
         self._key = [
             (field.at, _head(field), field.form.json, field.is_nullable)
             for field in key
@@ -80,7 +85,7 @@ class JsonCodec:
         for at, head, encode, is_nullable in self._key:
             value = row[at]
             if value is None and is_nullable:
-                parts.append(head + _NULL)
+                parts.append(head + NULL)
             else:
                 parts.append(head + encode(key_text(value)))
         return b"{" + b"".join(parts)[1:] + b"}" if parts else None
@@ -95,23 +100,40 @@ class JsonCodec:
         if now_us != self._now_us:
             self._now_us = now_us
             self._times = _times(now_us)
-        old = _NULL
+        old = NULL
         if before is not None:
             old = self._object(before) if is_full else self._told(before)
         return self._envelope % (
             old,
-            _NULL if after is None else self._object(after),
+            NULL if after is None else self._object(after),
             committed_us // 1000,
             snapshot,
-            _NULL if xid is None else b"%d" % xid,
-            _NULL if lsn is None else b"%d" % lsn,
+            NULL if xid is None else b"%d" % xid,
+            NULL if lsn is None else b"%d" % lsn,
             commit_lsn,
             b"" if origin is None else b',"origin":' + orjson.dumps(origin),
             _finer(facts) if self._is_debezium else b"",
             operation,
             self._times,
-            _NULL if at is None else _place_json(at),
+            NULL if at is None else _place_json(at),
         )
+
+    def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
+        """
+        Return the keys of rows that a chunk read, which come column by column.
+
+        Raises:
+            MalformedMessageError: A row lacks a column of its key.
+        """
+        if not self._row_key:
+            return [None] * len(columns[0])
+        return row_objects(b"", self._row_key, columns, b"")
+
+    def reads(self, columns: Sequence[Values], facts: Facts) -> Sequence[bytes]:
+        """Return the envelopes of rows that a chunk read."""
+        empty = self.value(None, None, facts, is_full=False)
+        closing = empty.removeprefix(_BEFORE_READ + NULL)
+        return row_objects(_BEFORE_READ, self._row_columns, columns, closing)
 
     def _object(self, row: Row) -> bytes:
         if self._pick is not None:
@@ -223,7 +245,7 @@ def _column(field: Field, placeholder: str | None) -> _Column:
     if placeholder is not None:
         stands_in = filler(field.form.schema, placeholder)
         unchanged = _LEFT_OUT if stands_in is None else head + stands_in
-    return head, field.form.json, head + _NULL, unchanged
+    return head, field.form.json, head + NULL, unchanged
 
 
 def _picker(columns: Sequence[Field]) -> Callable[[Row], Row] | None:

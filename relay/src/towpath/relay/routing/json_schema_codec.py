@@ -5,11 +5,12 @@ JSON that brings its schema along, as Kafka Connect's converter writes and reads
 per shape, and the payload is the plain JSON codec's. A tombstone has neither.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import orjson
 
-from towpath.relay.routing.codec import Codec, Facts
+from towpath.relay.routing.codec import Codec, Facts, Values
 from towpath.relay.routing.connect_schema import items_of
 from towpath.relay.routing.forms.form import Schema
 from towpath.relay.wal.messages import Row
@@ -21,6 +22,7 @@ class JsonSchemaCodec:
     """Puts the schema before what another codec writes. Hot path."""
 
     def __init__(self, inner: Codec, key: Schema, envelope: Schema) -> None:
+        self._inner = inner
         self._key_of = inner.key
         self._value_of = inner.value
         self._key_head = _head(key)
@@ -42,6 +44,25 @@ class JsonSchemaCodec:
         """Return the envelope with its schema."""
         payload = self._value_of(before, after, facts, is_full=is_full)
         return self._value_head + payload + b"}"
+
+    def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
+        """
+        Return the keys of rows that a chunk read, which come column by column.
+
+        Raises:
+            MalformedMessageError: A row lacks a column of its key.
+        """
+        head = self._key_head
+        return [
+            None if payload is None else head + payload + b"}"
+            for payload in self._inner.keys(columns)
+        ]
+
+    def reads(self, columns: Sequence[Values], facts: Facts) -> Sequence[bytes]:
+        """Return the envelopes of rows that a chunk read."""
+        head = self._value_head
+        payloads = self._inner.reads(columns, facts)
+        return [b"".join((head, payload, b"}")) for payload in payloads]
 
 
 def schema_document(schema: Schema) -> dict[str, object]:

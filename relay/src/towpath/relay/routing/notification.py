@@ -14,12 +14,13 @@ def notification(
     kind: str,
     additional_data: Mapping[str, str],
     now_ms: int,
+    aggregate_type: str = "Incremental Snapshot",
 ) -> Record:
     """Return the record of one notification."""
     value = orjson.dumps(
         {
             "id": snapshot_id,
-            "aggregate_type": "Incremental Snapshot",
+            "aggregate_type": aggregate_type,
             "type": kind,
             "additional_data": {"connector_name": prefix, **additional_data},
             "timestamp": now_ms,

@@ -13,6 +13,7 @@ import orjson
 
 from towpath.relay.errors import MalformedMessageError
 from towpath.relay.routing.dead import DeadLetters
+from towpath.relay.routing.reads import ReadPlace, ReadRow
 from towpath.relay.routing.record import Header, Record
 from towpath.relay.wal.messages import Row
 from towpath.relay.wal.relation import Relation
@@ -61,24 +62,15 @@ class RefusedRoute:
         change = self._change(Operation.TRUNCATE, None, transaction, ordinal)
         return self.records(change, now_us)
 
-    def read(
-        self, row: Row, log_lsn: int, snapshot_id: str, _topic: str, now_us: int
-    ) -> Record:
-        """Return the dead letter of a row that a chunk read."""
-        return self._read(Operation.READ, row, (log_lsn, snapshot_id, now_us))
+    def reads(self, rows: Sequence[ReadRow], place: ReadPlace) -> Sequence[Record]:
+        """Return the dead letters of rows that a chunk read."""
+        return [self._read(Operation.READ, row, place) for row in rows]
 
-    def absent(
-        self,
-        key: Sequence[bytes],
-        log_lsn: int,
-        snapshot_id: str,
-        _topic: str,
-        now_us: int,
-    ) -> Sequence[Record]:
+    def absent(self, key: Sequence[bytes], place: ReadPlace) -> Sequence[Record]:
         """Return the dead letter of a key, in key order, that a chunk did not find."""
         texts = dict(zip(self.relation.key, key, strict=True))
         row = tuple(texts.get(at) for at in range(len(self.relation.columns)))
-        return (self._read(Operation.DELETE, row, (log_lsn, snapshot_id, now_us)),)
+        return (self._read(Operation.DELETE, row, place),)
 
     def key_bytes(self, row: Row) -> tuple[bytes, ...]:
         """
@@ -94,11 +86,9 @@ class RefusedRoute:
             raise MalformedMessageError(reason)
         return found
 
-    def _read(
-        self, operation: Operation, row: Row, place: tuple[int, str, int]
-    ) -> Record:
+    def _read(self, operation: Operation, row: Row, place: ReadPlace) -> Record:
         """Return a dead letter that stands at its chunk's low watermark."""
-        log_lsn, snapshot_id, now_us = place
+        log_lsn, snapshot_id, _, now_us = place
         transaction = Transaction(0, log_lsn, log_lsn, now_us, b"%016x." % log_lsn)
         change = self._change(operation, row, transaction, 0)
         (record,) = self.records(change, now_us)

@@ -65,13 +65,13 @@ class Router:
 
     def route(self, relation: Relation, facts: CatalogFacts) -> Route | None:
         """
-        Return the route of a relation; None for the signal table.
+        Return the route of a relation; None for signal tables.
 
         Raises:
             NotPreparedError: The outbox table lacks a column, or a configured key.
             SchemaRefusedError: The registry refuses the shape, and that halts.
         """
-        if relation.name == SIGNAL_TABLE:
+        if self._is_signals(relation.name):
             return None
         if self.is_outbox(relation.name):
             outbox = OutboxRoute(
@@ -115,4 +115,7 @@ class Router:
 
     def is_captured(self, name: str) -> bool:
         """Tell whether the table's rows are published as row changes."""
-        return name != SIGNAL_TABLE and not self.is_outbox(name)
+        return not (self._is_signals(name) or self.is_outbox(name))
+
+    def _is_signals(self, name: str) -> bool:
+        return name in {SIGNAL_TABLE, self.relay.snapshot.signal_table}

@@ -6,9 +6,11 @@ the second record of a change on with its number; a chunk's row stands at its lo
 watermark. A size is an upper bound: what a header adds is added to it.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from towpath.relay.errors import MalformedMessageError
+from towpath.relay.routing.reads import ReadPlace
 from towpath.relay.routing.record import ANY_PARTITION, FIXED_BYTES, Header, Record
 from towpath.relay.wal.sequencer import Change
 from towpath.schemas import headers
@@ -43,22 +45,31 @@ def marked(record: Record, name: str, value: bytes | None) -> Record:
     return record._replace(headers=[*record.headers, (name, value)], size=size)
 
 
-def read_record(
-    topic: str,
-    key: bytes | None,
-    value: bytes | None,
-    log_lsn: int,
-    snapshot_id: str,
-    now_us: int,
-) -> Record:
-    """Return a record of a chunk."""
+def read_records(
+    keys: Sequence[bytes | None], values: Sequence[bytes | None], place: ReadPlace
+) -> list[Record]:
+    """Return the records of a chunk that have these keys and values."""
+    log_lsn, snapshot_id, topic, now_us = place
     position = b"%016x.-" % log_lsn
+    now_ms = now_us // 1000
+    # One list for all: whoever adds a header makes a list of its own.
     marks: list[Header] = [
         (headers.POSITION, position),
         (headers.SNAPSHOT, snapshot_id.encode()),
     ]
-    size = FIXED_BYTES + len(key or b"") + len(value or b"")
-    now_ms = now_us // 1000
-    return _make(
-        Record, (topic, key, value, marks, position, now_ms, size, ANY_PARTITION)
-    )
+    return [
+        _make(
+            Record,
+            (
+                topic,
+                key,
+                value,
+                marks,
+                position,
+                now_ms,
+                FIXED_BYTES + len(key or b"") + len(value or b""),
+                ANY_PARTITION,
+            ),
+        )
+        for key, value in zip(keys, values, strict=True)
+    ]

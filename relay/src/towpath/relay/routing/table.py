@@ -8,6 +8,7 @@ update of the key         ``d`` old, tombstone old, ``c`` new
 delete                    ``d``, tombstone
 truncate                  ``t`` to every partition
 chunk row                 ``r``; a key that a chunk did not find: ``d``, tombstone
+sweep                     ``m`` to every partition
 ========================  =====================================================
 
 What the codec writes, the route decides: which records there are, their keys, headers
@@ -30,23 +31,24 @@ from towpath.relay.errors import MalformedMessageError
 from towpath.relay.routing.codec import Codec, Facts
 from towpath.relay.routing.codec import Place as Placed
 from towpath.relay.routing.plan import Plan
+from towpath.relay.routing.reads import ReadPlace, ReadRow, read_facts
 from towpath.relay.routing.record import ANY_PARTITION, FIXED_BYTES, Record
 from towpath.relay.routing.row_records import (
     key_text,
     marked,
     position_of,
-    read_record,
+    read_records,
 )
+from towpath.relay.routing.sweep import with_message
 from towpath.relay.wal.messages import UNCHANGED, Row
 from towpath.relay.wal.relation import Relation
 from towpath.relay.wal.sequencer import Change, Transaction
 from towpath.schemas import headers, topics
-from towpath.schemas.envelope import INCREMENTAL, STREAMED, Operation
+from towpath.schemas.envelope import STREAMED, Operation
 from towpath.schemas.position import Position
-from towpath.settings.rows import Rows
+from towpath.settings.rows import RecordFormat, Rows
 
 _STREAMED: Final = STREAMED.encode()
-_INCREMENTAL: Final = INCREMENTAL.encode()
 
 # Looked up once, not per record.
 _POSITION: Final = headers.POSITION
@@ -119,10 +121,12 @@ class TableRoute:
         self.relation = relation
         self.topic = topics.table_topic(prefix, relation.schema, relation.table)
         self._plan = plan
+        self._written = written
         self._key_of = written.key
         self._value_of = written.value
         self._width = len(relation.columns)
         self._has_tombstones = rows.tombstones
+        self._is_plain = rows.format is RecordFormat.JSON
         self._skipped = frozenset(rows.skipped_operations)
         self._skips_unchanged = rows.skip_unchanged
         self._key_places = tuple(field.at for field in plan.key)
@@ -162,42 +166,39 @@ class TableRoute:
             for partition in range(partitions)
         ]
 
-    def read(
-        self, row: Row, log_lsn: int, snapshot_id: str, topic: str, now_us: int
-    ) -> Record:
+    def reads(self, rows: Sequence[ReadRow], place: ReadPlace) -> Sequence[Record]:
         """
-        Return the record of a row that a chunk read.
+        Return the records of rows that a chunk read, one each, in their order.
 
         Raises:
-            MalformedMessageError: The row has not the width of the shape.
+            MalformedMessageError: A row has not the width of the shape.
         """
-        if len(row) != self._width:
-            reason = f"a row of {len(row)} values for {self.relation.name}"
+        if not rows:
+            return ()
+        if set(map(len, rows)) != {self._width}:
+            reason = (
+                f"a row that has not the {self._width} values of {self.relation.name}"
+            )
             raise MalformedMessageError(reason)
-        facts = self._read_facts(b"r", log_lsn, now_us)
-        value = self._value_of(None, row, facts, is_full=False)
-        return read_record(
-            topic, self._key_of(row), value, log_lsn, snapshot_id, now_us
-        )
+        columns = tuple(zip(*rows, strict=True))
+        values = self._written.reads(columns, read_facts(b"r", place))
+        return read_records(self._written.keys(columns), values, place)
 
-    def absent(
-        self,
-        key: Sequence[bytes],
-        log_lsn: int,
-        snapshot_id: str,
-        topic: str,
-        now_us: int,
-    ) -> Sequence[Record]:
+    def absent(self, key: Sequence[bytes], place: ReadPlace) -> Sequence[Record]:
         """Return the records of a key, in key order, that a chunk did not find."""
         texts = dict(zip(self.relation.key, key, strict=True))
         row = tuple(texts.get(at) for at in range(len(self.relation.columns)))
-        facts = self._read_facts(b"d", log_lsn, now_us)
-        value = self._value_of(row, None, facts, is_full=False)
+        value = self._value_of(row, None, read_facts(b"d", place), is_full=False)
         name = self._old_key(row, is_full=False)
-        gone = read_record(topic, name, value, log_lsn, snapshot_id, now_us)
         if name is None or not self._has_tombstones:
-            return (gone,)
-        return gone, read_record(topic, name, None, log_lsn, snapshot_id, now_us)
+            return read_records([name], [value], place)
+        return read_records([name, name], [value, None], place)
+
+    def sweep(self, floor: int, place: ReadPlace) -> bytes:
+        """Return the value of a sweep: of rows below the floor, which are gone."""
+        facts = read_facts(b"m", place)
+        value = self._value_of(None, None, facts, is_full=False)
+        return with_message(value, floor) if self._is_plain else value
 
     def key_bytes(self, row: Row) -> tuple[bytes, ...]:
         """Return the raw text of the table's own key, in key order."""
@@ -328,12 +329,6 @@ class TableRoute:
                 origin,
                 place,
             ),
-        )
-
-    def _read_facts(self, operation: bytes, log_lsn: int, now_us: int) -> Facts:
-        return _make(
-            Facts,
-            (operation, now_us, now_us, _INCREMENTAL, None, None, log_lsn, None, None),
         )
 
 

@@ -4,64 +4,136 @@ The queries that read a table, built from its shape.
 Keys are compared by the server alone, in the columns' own types and collations: as rows
 (``(a, b) > (x, y)``, never ``a > x and b > y``), with the text of a key cast to its
 column's type. COPY takes no parameters, so values are written as literals.
+
+A table has two keys, mostly the same: the one that identifies a row, by which keys are
+listed, and the one by which it is read in order, to which all bounds belong.
 """
-# ruff: noqa: S608 - names and literals are quoted here; the filter is the signal's SQL
+# ruff: noqa: S608 - names and literals are quoted here; filters are the signal's SQL
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from towpath.relay.snapshot.effects import ReadChunk
 from towpath.relay.snapshot.shape import Key, TableShape
 
 
+class _Columns(NamedTuple):
+    """The columns of a key: their names, and their types as SQL spells them."""
+
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+
+    @property
+    def row(self) -> str:
+        return _row(self.names)
+
+    def ordered(self, direction: str = "") -> str:
+        return ", ".join(f"{name}{direction}" for name in self.names)
+
+    def literals(self, key: Key) -> str:
+        parts = zip(key, self.types, strict=True)
+        return _row(f"{quoted_text(part.decode())}::{kind}" for part, kind in parts)
+
+
 def chunk_query(ask: ReadChunk, shape: TableShape) -> str:
-    """Return the COPY that reads a chunk, in key order and with the shape of now."""
-    names = _row(map(quoted_name, shape.relation.key_names))
+    """Return the COPY that reads a chunk, in its order and with the shape of now."""
+    order = _order_columns(shape)
     if ask.keys:
-        listed = ", ".join(_literals(shape, key) for key in ask.keys)
-        # A list of rows is planned as one OR for each: eight times slower for 500.
-        rows = listed if len(shape.key_types) == 1 else f"values {listed}"
-        bounds, limit = [f"{names} in ({rows})"], ""
+        bounds, limit = [_listed(_key_columns(shape), ask.keys)], ""
     else:
         ends = ((">", ask.after_key), ("<=", ask.maximum_key))
         bounds = [
-            f"{names} {sign} {_literals(shape, key)}" for sign, key in ends if key
+            f"{order.row} {sign} {order.literals(key)}" for sign, key in ends if key
         ]
-        limit = f" limit {ask.max_rows}"
-    if ask.condition:
-        bounds.insert(0, f"({ask.condition}\n)")
-    where = f" where {' and '.join(bounds)}" if bounds else ""
-    source, order = table_source(shape), _order(shape, "")
-    query = f"select {_columns(shape)} from {source}{where} order by {order}{limit}"
+        limit = f" limit {ask.max_rows + spare_rows(ask)}"
+    where = _where(shape, ask.condition, *bounds)
+    columns = ", ".join(quoted_name(column.name) for column in shape.relation.columns)
+    source = _source(shape, ask.select)
+    query = f"select {columns} from {source}{where} order by {order.ordered()}{limit}"
     return f"copy ({query}) to stdout"
+
+
+def spare_rows(ask: ReadChunk) -> int:
+    """
+    Return how many rows are read beyond a chunk, and not delivered with it.
+
+    Nothing keeps a view or a SELECT from having two rows for one key: the row behind
+    the last one tells.
+    """
+    return int(ask.shape.view is not None or ask.select is not None)
 
 
 def spelling_query(keys: Iterable[Key], shape: TableShape) -> str:
     """Return the COPY that reads keys as the server writes them; no table is read."""
-    listed = ", ".join(_literals(shape, key) for key in keys)
+    listed = ", ".join(map(_key_columns(shape).literals, keys))
     return f"copy (values {listed}) to stdout"
 
 
-def maximum_key_query(shape: TableShape) -> str:
-    """Return the COPY that reads the highest key."""
-    names = ", ".join(map(quoted_name, shape.relation.key_names))
-    order = _order(shape, " desc")
-    query = f"select {names} from {table_source(shape)} order by {order} limit 1"
+def maximum_key_query(shape: TableShape, select: str | None = None) -> str:
+    """Return the COPY that reads the highest key, or a null one if there is any."""
+    order = _order_columns(shape)
+    names, source = ", ".join(order.names), _source(shape, select)
+    query = (
+        f"select {names} from {source}{_where(shape, None)}"
+        f" order by {order.ordered(' desc')} limit 1"
+    )
     return f"copy ({query}) to stdout"
 
 
-def estimate_query(shape: TableShape, condition: str | None) -> str:
+def estimate_query(
+    shape: TableShape, condition: str | None, select: str | None = None
+) -> str:
     """Return the EXPLAIN that tells how many rows the server expects."""
-    where = f" where ({condition}\n)" if condition else ""
-    return f"explain (format json) select 1 from {table_source(shape)}{where}"
+    where = _where(shape, condition)
+    return f"explain (format json) select 1 from {_source(shape, select)}{where}"
+
+
+def boundaries_query(
+    shape: TableShape,
+    condition: str | None,
+    maximum_key: Key,
+    parts: int,
+    sample_percent: float,
+) -> str:
+    """
+    Return the COPY that cuts what lies below the maximum key into parts.
+
+    A sample of the table's pages is put in order, and its rows at each n-th part taken.
+    With fewer than a hundred rows for each part there is none: the condition leaves
+    little, or nobody knows how much.
+    """
+    order = _order_columns(shape)
+    named = [f"{name} as k{at}" for at, name in enumerate(order.names)]
+    keys = ", ".join(f"k{at}" for at in range(len(named)))
+    where = _where(shape, condition, f"{order.row} < {order.literals(maximum_key)}")
+    sample = (
+        f"select {', '.join(named)},"
+        f" row_number() over (order by {order.ordered()}) as place,"
+        " count(*) over () as total"
+        f" from {table_source(shape)} tablesample system ({sample_percent:.6f}){where}"
+    )
+    query = (
+        f"select {keys} from ({sample}) sampled"
+        f" where total >= {100 * parts} and place < total"
+        f" and place * {parts} / total > (place - 1) * {parts} / total order by place"
+    )
+    return f"copy ({query}) to stdout"
 
 
 def lock_statement(shape: TableShape) -> str:
-    """Return what keeps the table from being altered or rewritten meanwhile."""
+    """
+    Return what keeps the table from being altered or rewritten meanwhile.
+
+    A view is locked with all that is below it.
+    """
     return f"lock table {table_source(shape)} in access share mode"
 
 
 def table_source(shape: TableShape) -> str:
     """Name the table in a FROM: children of plain inheritance are other tables."""
+    if shape.view is not None:
+        schema, _, view = shape.view.name.partition(".")
+        return f"{quoted_name(schema)}.{quoted_name(view)}"
     relation = shape.relation
     name = f"{quoted_name(relation.schema)}.{quoted_name(relation.table)}"
     return name if shape.partitioned else f"only {name}"
@@ -77,18 +149,39 @@ def quoted_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _columns(shape: TableShape) -> str:
-    return ", ".join(quoted_name(column.name) for column in shape.relation.columns)
+def _key_columns(shape: TableShape) -> _Columns:
+    names = tuple(map(quoted_name, shape.relation.key_names))
+    return _Columns(names, shape.key_types)
 
 
-def _order(shape: TableShape, direction: str) -> str:
-    names = map(quoted_name, shape.relation.key_names)
-    return ", ".join(f"{name}{direction}" for name in names)
+def _order_columns(shape: TableShape) -> _Columns:
+    if not shape.order:
+        return _key_columns(shape)
+    columns = shape.relation.columns
+    names = tuple(quoted_name(columns[place].name) for place in shape.order)
+    return _Columns(names, shape.order_types)
 
 
-def _literals(shape: TableShape, key: Key) -> str:
-    parts = zip(key, shape.key_types, strict=True)
-    return _row(f"{quoted_text(part.decode())}::{kind}" for part, kind in parts)
+def _source(shape: TableShape, select: str | None) -> str:
+    """Name where rows come from; a comment at a SELECT's end ends with its line."""
+    if select is None:
+        return table_source(shape)
+    return f"({select.rstrip().rstrip(';')}\n) selected"
+
+
+def _where(shape: TableShape, condition: str | None, *bounds: str) -> str:
+    """Put conditions together; a comment at the end of one ends with its line."""
+    filters = [shape.row_filter] if shape.row_filter else []
+    filters += [condition] if condition else []
+    whole = [*(f"({each}\n)" for each in filters), *bounds]
+    return f" where {' and '.join(whole)}" if whole else ""
+
+
+def _listed(key: _Columns, keys: Iterable[Key]) -> str:
+    listed = ", ".join(map(key.literals, keys))
+    # A list of rows is planned as one OR for each: eight times slower for 500.
+    rows = listed if len(key.names) == 1 else f"values {listed}"
+    return f"{key.row} in ({rows})"
 
 
 def _row(parts: Iterable[str]) -> str:

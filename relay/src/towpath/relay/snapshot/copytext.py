@@ -1,5 +1,5 @@
 r"""
-COPY's text format: a line of a chunk to the values of a row, and nothing else.
+COPY's text format: the lines of a chunk to the values of its rows, and nothing else.
 
 A line holds columns between tabs and ends with a newline. ``\N`` alone is NULL. In a
 value a backslash begins an escape: ``\b \f \n \r \t \v`` are control characters, one to
@@ -8,11 +8,14 @@ character stands for itself. What is left are the same bytes that the stream car
 """
 
 import re
+from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Final
 
 from towpath.relay.snapshot.shape import Row
 
+_TAB: Final = b"\t"
+_BACKSLASH: Final = b"\\"
 _NULL: Final = rb"\N"
 _ESCAPE: Final = re.compile(rb"\\([0-7]{1,3}|x[0-9A-Fa-f]{1,2}|.)", re.DOTALL)
 _CONTROL: Final = MappingProxyType(
@@ -20,20 +23,23 @@ _CONTROL: Final = MappingProxyType(
 )
 
 
-def decode_line(line: bytes) -> Row:
-    """Return the values of one line; its newline may be missing."""
-    if line.endswith(b"\n"):
-        line = line[:-1]
-    fields = line.split(b"\t")
-    if b"\\" not in line:
-        return tuple(fields)
-    return tuple(map(_decode_field, fields))
-
-
-def _decode_field(field: bytes) -> bytes | None:
-    if b"\\" not in field:
-        return field
-    return None if field == _NULL else _ESCAPE.sub(_unescape, field)
+def decode_lines(lines: Iterable[bytes]) -> list[Row]:
+    """Return the values of lines, each of which ends with its newline. Hot path."""
+    return [
+        tuple(line[:-1].split(_TAB))
+        if _BACKSLASH not in line
+        else tuple(
+            [
+                field
+                if _BACKSLASH not in field
+                else None
+                if field == _NULL
+                else _ESCAPE.sub(_unescape, field)
+                for field in line[:-1].split(_TAB)
+            ]
+        )
+        for line in lines
+    ]
 
 
 def _unescape(match: re.Match[bytes]) -> bytes:

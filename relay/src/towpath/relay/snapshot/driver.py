@@ -7,14 +7,25 @@ crash starts nothing: ``Resumed`` brings what is left of it. The same holds for 
 relay itself asks for (``requests``).
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
-from towpath.relay.snapshot.effects import Effect, ProbeVisibility, StoreKeys
+from towpath.relay.snapshot.accepted import Accepted
+from towpath.relay.snapshot.desk import Desk
+from towpath.relay.snapshot.effects import (
+    Effect,
+    ProbeLoad,
+    ProbeVisibility,
+    StoreKeys,
+)
+from towpath.relay.snapshot.errand import Freezes
 from towpath.relay.snapshot.facts import (
+    EndedRead,
     Fact,
     KeysStored,
+    LoadRead,
     Resumed,
     SignalSeen,
     SignalStored,
@@ -23,21 +34,44 @@ from towpath.relay.snapshot.facts import (
     VisibilityRead,
 )
 from towpath.relay.snapshot.intake import Intake
+from towpath.relay.snapshot.pace import Throttle
+from towpath.relay.snapshot.recorders import Recorders
 from towpath.relay.snapshot.requests import KeyRequests
 from towpath.relay.snapshot.run import Run
-from towpath.relay.snapshot.scan import Desk
-from towpath.relay.snapshot.stored import StoredTable
+from towpath.relay.snapshot.stored import BLOCKING, INCREMENTAL, INITIAL, StoredTable
 from towpath.relay.snapshot.tokens import Tokens
-from towpath.relay.snapshot.touches import Touches
-from towpath.relay.snapshot.track import Limits, Track
+from towpath.relay.snapshot.track import Limits, Track, Way
 from towpath.relay.snapshot.visibility import InvisibleTransactions
 
-__all__ = ["PROBE_INTERVAL_S", "Limits", "SnapshotDriver"]
+__all__ = ["PROBE_INTERVAL_S", "Limits", "Scope", "SnapshotDriver"]
 
 # While something waits for a transaction to become visible. A commit is rarely
 # invisible for longer than its flush, so more often gains little; ten times rarer is
 # felt at the start of every snapshot.
 PROBE_INTERVAL_S: Final = 0.02
+
+# How often the source is asked how busy it is: sooner than its load changes for long.
+LOOK_INTERVAL_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """
+    What may be read, and for whom.
+
+    Attributes:
+        captured: The collections that can be read, as of each look at it.
+        sinks: Names the sinks as of now: what a signal's target may be.
+        views: Of each collection that is an aggregate view, the aggregate type.
+        lent: Snapshots whose one view of the database was made with the slot.
+        start_log_lsn: Where the stream begins, and so where those views stand.
+    """
+
+    captured: Collection[str]
+    sinks: Callable[[], Collection[str]]
+    views: Mapping[str, str] = field(default_factory=dict)
+    lent: Collection[str] = ()
+    start_log_lsn: int = 0
 
 
 class SnapshotDriver:
@@ -45,7 +79,7 @@ class SnapshotDriver:
     Every snapshot of one source.
 
     Attributes:
-        recorders: For each table being read, by oid, whom to tell of its changes.
+        recorders: Whom to tell of changes while tables are being read.
         requests: Whom to ask for rows that the stream does not carry whole.
     """
 
@@ -53,35 +87,43 @@ class SnapshotDriver:
         self,
         invisible: InvisibleTransactions,
         *,
-        captured: Collection[str],
-        sinks: Callable[[], Collection[str]],
+        scope: Scope,
         run_id: str,
         limits: Limits,
+        throttle: Throttle,
     ) -> None:
         """
         Wire the driver.
 
         Args:
             invisible: The streamed transactions that may be invisible; the loop adds.
-            captured: The captured tables, as ``schema.table``.
-            sinks: Names the sinks as of now: what a signal's target may be.
+            scope: What may be read.
             run_id: Tells this process's watermarks from those of dead ones.
-            limits: Bounds of memory.
+            limits: Bounds of memory and speed.
+            throttle: When reading yields.
         """
-        self.recorders: dict[int, Touches] = {}
+        self.recorders = Recorders(scope.views)
         self.requests = KeyRequests(limits.batch_keys)
+        self._scope = scope
         self._invisible = invisible
-        self._intake = Intake(captured, sinks)
+        self._throttle = throttle
+        self._intake = Intake(scope.captured, scope.sinks)
+        self._freezes = Freezes(scope.lent, scope.start_log_lsn)
         desk = Desk(invisible, self.requests, Tokens(run_id))
-        self._own = Track(desk, limits, self.recorders, self._end_batch)
-        self._listed = Track(desk, limits, self.recorders, _let_pass)
-        self._whole = Track(desk, limits, self.recorders, _let_pass)
+
+        def track(way: Way) -> Track:
+            return Track(desk, limits, self.recorders, self._freezes, way)
+
+        self._own = track(Way(1, None, self._end_batch))
+        self._listed = track(Way(1, None, _let_pass))
+        self._whole = track(Way(limits.readers, throttle, _let_pass))
         # Whole tables come last: they may end once the relay's own requests have.
         self._tracks = (self._own, self._listed, self._whole)
         self._storing: dict[str, tuple[StoredTable, ...]] = {}
         self._now_s = 0.0
         self._probed_at_s = float("-inf")
         self._is_probing = False
+        self._looked_at_s = float("-inf")
 
     @property
     def is_busy(self) -> bool:
@@ -94,28 +136,28 @@ class SnapshotDriver:
         """Whether turns are wanted: there are rows to be judged and emitted."""
         return any(track.has_ready for track in self._tracks)
 
+    @property
+    def holds_stream(self) -> bool:
+        """Whether the stream must not be read: tables are read in one view."""
+        return any(track.holds_stream for track in self._tracks)
+
     def on(self, fact: Fact) -> list[Effect]:
         """Take in a fact and say what is to be done."""
         effects = self._take(fact)
         for track in self._tracks:
             effects += track.on(fact)
         effects += self._store_requests()
+        effects += self._look()
         return effects + self._probe(effects)
 
     def _take(self, fact: Fact) -> list[Effect]:
         match fact:
-            case Tick():
-                self._now_s = fact.now_s
-            case VisibilityRead():
-                self._is_probing = False
-                self._invisible.see(fact.snapshot)
-                return self._intake.answer(fact.snapshot, self._open_tables())
+            case Tick() | LoadRead():
+                self._take_load(fact)
             case SignalSeen():
                 self._intake.see(fact)
-            case TablesInspected():
-                return self._intake.inspected(fact)
-            case SignalStored():
-                return self._accept(fact)
+            case VisibilityRead() | TablesInspected() | EndedRead() | SignalStored():
+                return self._answer(fact)
             case KeysStored():
                 self._add(self._storing.pop(fact.snapshot_id))
             case Resumed():
@@ -124,18 +166,53 @@ class SnapshotDriver:
                 pass
         return []
 
+    def _take_load(self, fact: Tick | LoadRead) -> None:
+        if isinstance(fact, LoadRead):
+            self._throttle.active_sessions = fact.active_sessions
+        else:
+            self._now_s = fact.now_s
+            self._throttle.lag_s = fact.lag_s
+
     # Signals -------------------------------------------------------------------
+
+    def _answer(
+        self, fact: VisibilityRead | TablesInspected | EndedRead | SignalStored
+    ) -> list[Effect]:
+        """Bring a signal a step nearer to its answer, or carry out what it asks."""
+        match fact:
+            case VisibilityRead():
+                self._is_probing = False
+                self._invisible.see(fact.snapshot)
+                return self._intake.answer(fact.snapshot, self._open_tables())
+            case TablesInspected():
+                return self._intake.inspected(fact)
+            case EndedRead():
+                return self._intake.ended(fact, self._open_tables())
+            case SignalStored():
+                return self._accept(fact)
 
     def _accept(self, fact: SignalStored) -> list[Effect]:
         accepted = self._intake.stored(fact)
         if accepted is None:
             return []
         self._add(accepted.tables)
-        effects: list[Effect] = []
+        effects: list[Effect] = [*accepted.notices]
         reason = f"stopped by signal {fact.signal_id}"
-        for table in accepted.stops:
-            effects += self._listed.stop(table, reason)
-            effects += self._whole.stop(table, reason)
+        for track in (self._listed, self._whole):
+            for table in accepted.stops:
+                effects += track.stop(table, reason)
+            for table in accepted.pauses:
+                effects += track.pause(table)
+        return effects + self._go_on(accepted)
+
+    def _go_on(self, accepted: Accepted) -> list[Effect]:
+        """Let what was paused, or has ended, go on from where it was."""
+        resumed = map(_unloaded, (*accepted.resumes, *accepted.siblings))
+        effects: list[Effect] = []
+        by_snapshot = sorted(resumed, key=lambda table: table.snapshot_id)
+        for _, group in groupby(by_snapshot, lambda table: table.snapshot_id):
+            tables = tuple(group)
+            effects += self._track_of(tables).resume(tables)
         return effects
 
     def _open_tables(self) -> list[StoredTable]:
@@ -157,11 +234,17 @@ class SnapshotDriver:
 
     def _resume(self, fact: Resumed) -> None:
         self.requests.resume(fact.asked_until)
-        for _, group in groupby(fact.tables, key=lambda table: table.snapshot_id):
-            tables = tuple(group)
+        for snapshot_id, group in groupby(fact.tables, lambda table: table.snapshot_id):
+            tables = tuple(self._melted(snapshot_id, table) for table in group)
             if tables[0].asked_until is not None:
                 self.requests.resume_batch(tables)
             self._add(tables)
+
+    def _melted(self, snapshot_id: str, table: StoredTable) -> StoredTable:
+        """Read in chunks what the slot's own view was lost for."""
+        if table.kind != INITIAL or snapshot_id in self._scope.lent:
+            return table
+        return table._replace(kind=BLOCKING if table.condition else INCREMENTAL)
 
     def _end_batch(self, run: Run) -> None:
         self.requests.end_batch(run.tables)
@@ -174,7 +257,16 @@ class SnapshotDriver:
             effects.append(batch)
         return effects
 
-    # Visibility ----------------------------------------------------------------
+    # What the source is asked now and then ---------------------------------------
+
+    def _look(self) -> list[ProbeLoad]:
+        """Ask how busy the source is, if that makes a difference."""
+        if not (self._throttle.max_active_sessions and self._whole.is_busy):
+            return []
+        if self._now_s - self._looked_at_s < LOOK_INTERVAL_S:
+            return []
+        self._looked_at_s = self._now_s
+        return [ProbeLoad()]
 
     def _probe(self, effects: Iterable[Effect]) -> list[Effect]:
         """Ask what is visible, if something waits for that and nobody has asked."""

@@ -74,13 +74,14 @@ class Notify:
     """
     Publish a notification in Debezium's shape.
 
-    ``type`` is STARTED, IN_PROGRESS, TABLE_SCAN_COMPLETED, COMPLETED or ABORTED. The
-    loop adds ``connector_name`` to the additional data, and the timestamp.
+    ``type`` and ``aggregate_type`` are those of ``notifications``. The loop adds
+    ``connector_name`` to the additional data, and the timestamp.
     """
 
     snapshot_id: str
     type: str
     additional_data: Mapping[str, str]
+    aggregate_type: str = "Incremental Snapshot"
 
 
 # For the worker --------------------------------------------------------------------
@@ -96,12 +97,22 @@ class InspectTables:
     """
     Look the collections up in the catalog: ``TablesInspected``.
 
-    ``keys`` are a signal's own words for keys of its only collection.
+    ``keys`` are a signal's own words for keys of its only collection; ``order_by``
+    names the columns of the key that it has chosen.
     """
 
     signal_id: str
     collections: tuple[str, ...]
     keys: tuple[Key, ...] = ()
+    order_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEnded:
+    """Read all tables of a snapshot, which may have ended: ``EndedRead``."""
+
+    signal_id: str
+    snapshot_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +121,15 @@ class StoreSignal:
     Answer a new signal and store its tables, in one transaction: ``SignalStored``.
 
     A signal that has an answer already, or tables in ``towpath.snapshot``, is left as
-    it is. ``stops`` are tables whose state becomes ``stopped`` with it.
+    it is. ``changed`` are tables that are stopped, paused or queued again with it, in
+    their new state.
     """
 
     signal_id: str
     status: str
     detail: Mapping[str, Any]
     tables: tuple[StoredTable, ...] = ()
-    stops: tuple[StoredTable, ...] = ()
+    changed: tuple[StoredTable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +179,13 @@ class ReadPlan:
         request_id: To be told in the answer.
         collection: The table, or the aggregate view.
         table_oid: Another one fails the snapshot.
-        condition: The filter of an incremental snapshot, the SELECT of another.
+        condition: The signal's filter, an SQL expression.
         keys_of: The snapshot whose stored keys are to be read instead of a range.
         order_by: The columns of a chosen key to read by; none: its own.
         parts: Into how many ranges the table may be cut.
-        frozen_by: The snapshot whose one view of the database is to be read in, made
-            when it is asked for first; none: each chunk has its own.
+        frozen_by: The name of the one view of the database to be read in, made when it
+            is asked for first; none: each chunk has its own.
+        select: A SELECT that is read in place of the table.
     """
 
     request_id: int
@@ -183,6 +196,7 @@ class ReadPlan:
     order_by: tuple[str, ...] = ()
     parts: int = 1
     frozen_by: str | None = None
+    select: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +212,10 @@ class ReadChunk:
         after_key: Rows at or below it were read before; None: from the beginning.
         maximum_key: No row above it; only a list of keys goes without.
         keys: Read just these, if there are any, in place of a range.
-        condition: The signal's filter, an SQL expression; a SELECT if frozen.
+        condition: The signal's filter, an SQL expression.
         max_rows: At most this many rows.
-        frozen_by: Read in this snapshot's one view, and write no watermarks.
+        frozen_by: Read in the view of this name, and write no watermarks.
+        select: A SELECT that is read in place of the table.
     """
 
     chunk_id: int
@@ -213,13 +228,14 @@ class ReadChunk:
     condition: str | None
     max_rows: int
     frozen_by: str | None = None
+    select: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Thaw:
-    """Let go of a snapshot's one view of the database; nothing is told back."""
+    """Let go of a view, for good: nothing is read in it any more, nothing told back."""
 
-    snapshot_id: str
+    view: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +247,7 @@ LoopEffect = EmitRows | EmitSweep | Notify
 WorkerEffect = (
     ProbeVisibility
     | InspectTables
+    | ReadEnded
     | StoreSignal
     | StoreKeys
     | AnswerSignal

@@ -17,12 +17,17 @@ from towpath.relay.snapshot.visibility import XidSnapshot
 
 @dataclass(frozen=True, slots=True)
 class SignalSeen:
-    """A row was inserted into the signal table by transaction ``xid`` (32 bits)."""
+    """
+    A row was inserted into the signal table by transaction ``xid`` (32 bits).
+
+    ``position`` is the change's, as text: for people.
+    """
 
     signal_id: str
     type: str
     data: str | None
     xid: int
+    position: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,14 @@ class TablesInspected:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedRead:
+    """What is stored of all tables of a snapshot; none: there is no such snapshot."""
+
+    signal_id: str
+    tables: tuple[StoredTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SignalStored:
     """
     A signal's answer is durable: its transaction may be confirmed.
@@ -164,13 +177,15 @@ class ReadFailed:
 
     ``may_recover``: trying again may help. If not, the table's snapshot has failed.
     ``has_thawed``: the one view of the database is gone, or does not hold the table any
-    more; what is left is read chunk by chunk.
+    more; what is left is read chunk by chunk. ``has_timed_out``: it took longer than
+    the server allows.
     """
 
     request_id: int
     reason: str
     may_recover: bool
     has_thawed: bool = False
+    has_timed_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +207,7 @@ WorkerFact = (
     Resumed
     | VisibilityRead
     | TablesInspected
+    | EndedRead
     | SignalStored
     | KeysStored
     | WatermarkWritten

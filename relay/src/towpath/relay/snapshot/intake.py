@@ -1,39 +1,58 @@
 """
 Signals between being seen in the stream and being answered, one after another.
 
-    seen -> its transaction visible -> tables inspected -> answer stored
+::
+
+    seen -> its transaction visible -> tables inspected, or read -> answer stored
 
 The answer goes into the signal's own row, which is why the row must be visible first.
-Every signal gets one, so that its transaction can be confirmed.
+Every signal gets one, so that its transaction can be confirmed. What it changes is
+stored with its answer, and only then carried out.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
-from towpath.relay.snapshot.effects import Effect, InspectTables, StoreSignal
-from towpath.relay.snapshot.facts import SignalSeen, SignalStored, TablesInspected
+from towpath.relay.snapshot import notifications
+from towpath.relay.snapshot.accepted import Accepted, queued, refused
+from towpath.relay.snapshot.effects import (
+    Effect,
+    InspectTables,
+    ReadEnded,
+    StoreSignal,
+)
+from towpath.relay.snapshot.facts import (
+    EndedRead,
+    SignalSeen,
+    SignalStored,
+    TablesInspected,
+)
+from towpath.relay.snapshot.naming import expand, matches
+from towpath.relay.snapshot.picking import (
+    ACTIVE,
+    OPEN,
+    PAUSED,
+    RESUMABLE,
+    Picked,
+    pick,
+)
 from towpath.relay.snapshot.requests import SNAPSHOT_PREFIX
-from towpath.relay.snapshot.shape import Key, TableShape
 from towpath.relay.snapshot.signals import (
     ExecuteSnapshot,
     LogMessage,
+    PauseSnapshot,
+    Request,
+    ResumeSnapshot,
     SignalRejectedError,
     StopSnapshot,
-    expand,
     parse_signal,
 )
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.visibility import XidSnapshot
 
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A signal that was stored as new: what it starts and what it stops."""
-
-    tables: tuple[StoredTable, ...]
-    stops: tuple[StoredTable, ...]
+_OURS: Final = f"ids that begin with {SNAPSHOT_PREFIX} are the relay's own"
 
 
 class Intake:
@@ -42,13 +61,21 @@ class Intake:
     def __init__(
         self, captured: Collection[str], sinks: Callable[[], Collection[str]]
     ) -> None:
+        """
+        Begin without a signal.
+
+        Args:
+            captured: The collections that can be read, as of each look at it.
+            sinks: Names the sinks as of now: what a signal's target may be.
+        """
         self._captured = captured
         self._sinks = sinks
         self._signals: deque[SignalSeen] = deque()
         self._is_asked = False
-        self._request: ExecuteSnapshot | None = None
+        self._request: Request | None = None
         self._refusals: Mapping[str, str] = {}
         self._answer: StoreSignal | None = None
+        self._accepted = Accepted()
 
     @property
     def is_empty(self) -> bool:
@@ -88,81 +115,153 @@ class Intake:
     def inspected(self, fact: TablesInspected) -> list[Effect]:
         """Store the answer to an execute-snapshot, now that its tables are known."""
         request = self._request
-        if request is None:
+        if not isinstance(request, ExecuteSnapshot):
             return []
-        signal = self._signals[0]
         refusals = {**self._refusals, **fact.refusals}
         if not fact.shapes:
             return [self._store("rejected", _refused(refusals))]
         tables = (
-            *_queued(signal.signal_id, request, fact.shapes, fact.keys),
-            *_failed(signal.signal_id, refusals, len(fact.shapes)),
+            *queued(fact.signal_id, request, fact.shapes, fact.keys),
+            *refused(fact.signal_id, refusals, len(fact.shapes)),
         )
         detail = {"tables": list(fact.shapes), **_refused(refusals)}
-        return [self._store("accepted", detail, tables)]
+        return [self._store("accepted", detail, Accepted(tables))]
+
+    def ended(
+        self, fact: EndedRead, open_tables: Collection[StoredTable]
+    ) -> list[Effect]:
+        """Store the answer to a resume-snapshot, now that its tables are known."""
+        request = self._request
+        if not isinstance(request, ResumeSnapshot):
+            return []
+        newest = {table[:2]: table for table in fact.tables}
+        own = [t for t in open_tables if t.snapshot_id == request.snapshot_id]
+        newest |= {table[:2]: table for table in own}
+        picked = pick(request, newest.values(), RESUMABLE)
+        taken = {table[:2] for table in picked.tables}
+        siblings = () if own else tuple(t for t in fact.tables if t[:2] not in taken)
+        return [self._resume(picked, siblings)]
 
     def stored(self, fact: SignalStored) -> Accepted | None:
         """End a signal whose answer is durable; None: it was known before."""
-        answer = self._answer
-        if answer is None:
+        accepted = self._accepted
+        if self._answer is None:
             return None
         self._signals.popleft()
         self._is_asked = False
         self._request = None
         self._answer = None
-        return Accepted(answer.tables, answer.stops) if fact.is_new else None
+        self._accepted = Accepted()
+        return accepted if fact.is_new else None
 
     def _begin(
         self, signal: SignalSeen, open_tables: Collection[StoredTable]
     ) -> Effect:
         if signal.signal_id.startswith(SNAPSHOT_PREFIX):
-            reason = f"ids that begin with {SNAPSHOT_PREFIX} are the relay's own"
-            raise SignalRejectedError(reason)
+            raise SignalRejectedError(_OURS)
         request = parse_signal(signal.type, signal.data)
-        if isinstance(request, LogMessage):
-            return self._store("completed", {"message": request.message})
-        if isinstance(request, StopSnapshot):
-            return self._stop(request, open_tables)
-        return self._inspect(signal, request)
+        match request:
+            case ExecuteSnapshot():
+                return self._inspect(signal, request)
+            case LogMessage():
+                return self._store("completed", request.told(signal.position))
+            case StopSnapshot():
+                return self._stop(pick(request, open_tables, OPEN))
+            case PauseSnapshot():
+                return self._pause(pick(request, open_tables, ACTIVE))
+            case ResumeSnapshot():
+                return self._look_up(signal, request, open_tables)
 
     def _inspect(self, signal: SignalSeen, request: ExecuteSnapshot) -> Effect:
         if request.target is not None and request.target not in self._sinks():
             reason = f"target {request.target!r} is not a sink of the configuration"
             raise SignalRejectedError(reason)
         expansion = expand(request.collections, self._captured)
+        _check_conditions(request, expansion.collections)
         if request.keys and len(expansion.collections) + len(expansion.refusals) != 1:
             reason = "keys are those of one table: name just that in data-collections"
             raise SignalRejectedError(reason)
         self._refusals = expansion.refusals
         if expansion.collections:
             self._request = request
-            return InspectTables(signal.signal_id, expansion.collections, request.keys)
+            return InspectTables(
+                signal.signal_id, expansion.collections, request.keys, request.order_by
+            )
         if expansion.refusals:
             return self._store("rejected", _refused(expansion.refusals))
         return self._store("completed", {"rows": 0, "tables": {}})
 
-    def _stop(
-        self, request: StopSnapshot, open_tables: Collection[StoredTable]
+    def _look_up(
+        self,
+        signal: SignalSeen,
+        request: ResumeSnapshot,
+        open_tables: Collection[StoredTable],
     ) -> Effect:
-        expansion = expand(request.collections, [t.collection for t in open_tables])
-        stops = tuple(
-            table
-            for table in open_tables
-            if not request.collections or table.collection in expansion.collections
-        )
-        detail = {"stopped": [table.collection for table in stops]}
-        return self._store("completed", detail, stops=stops)
+        """Resume what is in memory, or ask for what has ended."""
+        if request.snapshot_id is None:
+            return self._resume(pick(request, open_tables, PAUSED))
+        if request.snapshot_id.startswith(SNAPSHOT_PREFIX):
+            raise SignalRejectedError(_OURS)
+        self._request = request
+        return ReadEnded(signal.signal_id, request.snapshot_id)
+
+    def _stop(self, picked: Picked) -> StoreSignal:
+        reason = f"stopped by signal {self._signals[0].signal_id}"
+        changed = _changed(picked, "stopped", reason)
+        return self._change("stopped", picked, changed, Accepted(stops=picked.tables))
+
+    def _pause(self, picked: Picked) -> StoreSignal:
+        changed = _changed(picked, "paused")
+        return self._change("paused", picked, changed, Accepted(pauses=picked.tables))
+
+    def _resume(
+        self, picked: Picked, siblings: tuple[StoredTable, ...] = ()
+    ) -> StoreSignal:
+        changed = _changed(picked, "queued")
+        accepted = Accepted(resumes=changed, siblings=siblings if changed else ())
+        return self._change("resumed", picked, changed, accepted)
+
+    def _change(
+        self,
+        what: str,
+        picked: Picked,
+        changed: tuple[StoredTable, ...],
+        accepted: Accepted,
+    ) -> StoreSignal:
+        names = [table.collection for table in picked.tables]
+        detail = {what: names, **_refused(picked.refusals)}
+        status = "rejected" if picked.refusals and not names else "completed"
+        return self._store(status, detail, accepted, changed)
 
     def _store(
         self,
         status: str,
         detail: Mapping[str, Any],
-        tables: tuple[StoredTable, ...] = (),
-        stops: tuple[StoredTable, ...] = (),
+        accepted: Accepted | None = None,
+        changed: tuple[StoredTable, ...] = (),
     ) -> StoreSignal:
+        accepted = accepted or Accepted()
         signal_id = self._signals[0].signal_id
-        self._answer = StoreSignal(signal_id, status, detail, tables, stops)
+        self._answer = StoreSignal(signal_id, status, detail, accepted.tables, changed)
+        notice = notifications.answered(signal_id, status, detail)
+        self._accepted = replace(accepted, notices=(notice,))
         return self._answer
+
+
+def _check_conditions(request: ExecuteSnapshot, collections: Collection[str]) -> None:
+    """Refuse a filter that applies to nothing: all rows would be read in its stead."""
+    if not collections:
+        return
+    for entry in request.conditions:
+        if not any(matches(entry, collection) for collection in collections):
+            reason = f"the additional condition for {entry!r} names no table to be read"
+            raise SignalRejectedError(reason)
+
+
+def _changed(
+    picked: Picked, state: str, reason: str | None = None
+) -> tuple[StoredTable, ...]:
+    return tuple(table._replace(state=state, error=reason) for table in picked.tables)
 
 
 def _refused(refusals: Mapping[str, str]) -> dict[str, Any]:
@@ -170,36 +269,3 @@ def _refused(refusals: Mapping[str, str]) -> dict[str, Any]:
         return {}
     reason = "; ".join(f"{entry}: {why}" for entry, why in refusals.items())
     return {"reason": reason, "refused": dict(refusals)}
-
-
-def _queued(
-    signal_id: str,
-    request: ExecuteSnapshot,
-    shapes: Mapping[str, TableShape],
-    keys: tuple[Key, ...],
-) -> tuple[StoredTable, ...]:
-    return tuple(
-        StoredTable(
-            snapshot_id=signal_id,
-            collection=collection,
-            ordinal=ordinal,
-            state="queued",
-            table_oid=shape.relation.oid,
-            condition=request.condition_of(collection),
-            target=request.target,
-            max_rows_per_second=request.max_rows_per_second,
-            pending_keys=keys,
-            estimated_rows=len(keys),
-            asked_keys=len(keys) if request.keys else None,
-        )
-        for ordinal, (collection, shape) in enumerate(shapes.items())
-    )
-
-
-def _failed(
-    signal_id: str, refusals: Mapping[str, str], first_ordinal: int
-) -> tuple[StoredTable, ...]:
-    return tuple(
-        StoredTable(signal_id, entry, ordinal, "failed", 0, error=reason)
-        for ordinal, (entry, reason) in enumerate(refusals.items(), first_ordinal)
-    )

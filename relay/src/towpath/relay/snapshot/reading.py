@@ -1,34 +1,33 @@
 """
-The chunks of one table between the question and Kafka's acknowledgement.
+The chunks of one reader between the question and Kafka's acknowledgement.
 
 ::
 
     asked -> window (read, stream passes it) -> judged -> delivered -> stored
 
-A chunk is judged and emitted part by part, so that the stream goes on in between.
+A table is read by one reader, or by several of which each has a range of its keys. A
+chunk is judged and emitted part by part, so that the stream goes on in between.
 
-Three places in the table: ``_asked_key``, where the reader is; ``_judged_key``, up to
-which rows were emitted or dropped; and the stored table's ``last_key``, up to which
+Three places in the range: ``_asked_key``, where the reader is; ``_judged_key``, up to
+which rows were emitted or dropped; and the stored range's ``after_key``, up to which
 Kafka has acknowledged. What cannot be judged is read again from the second, what is
 lost in a crash from the third.
 
 Keys to be read, because they are asked for or the stream does not carry their row, are
-in exactly one of three hands: waiting, asked for by a window, or emitted and not
-acknowledged. All of them are stored with the progress.
+in exactly one of three hands: waiting, which all readers of a table share, asked for by
+a window, or emitted and not acknowledged. All of them are stored with the progress.
 """
 
 import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from towpath.relay.snapshot.effects import EmitRows, ReadChunk
+from towpath.relay.snapshot.errand import Errand, Settled
 from towpath.relay.snapshot.facts import WatermarkSeen
-from towpath.relay.snapshot.shape import Chunk, Key, Plan, Row
-from towpath.relay.snapshot.stored import StoredTable
-from towpath.relay.snapshot.tokens import Tokens
-from towpath.relay.snapshot.touches import Notes
+from towpath.relay.snapshot.shape import Chunk, Key, KeyRange, Row
 from towpath.relay.snapshot.window import Verdict, Window
 from towpath.relay.wal.relation import Relation
 
@@ -67,94 +66,114 @@ class Part(NamedTuple):
 
 
 class Reading:
-    """Chunks in flight, in the order in which they were asked for."""
+    """Chunks in flight of one reader, in the order in which they were asked for."""
 
-    def __init__(self, table: StoredTable, tokens: Tokens) -> None:
-        self._stored = table
-        self._tokens = tokens
-        self._asked_key = table.last_key
-        self._judged_key = table.last_key
-        self._has_reached_end = False
+    def __init__(self, errand: Errand, key_range: KeyRange | None) -> None:
+        """
+        Make a reader.
+
+        Args:
+            errand: What it shares with the others of its table.
+            key_range: What it reads by itself; None: only keys that are waiting.
+        """
+        self.range = key_range
+        # The number of the chunk that is being read; None: nothing is.
+        self.request_id: int | None = None
+        # The number of the chunk that was read last.
+        self.last_read: int | None = None
+        self._errand = errand
+        self._tokens = errand.tokens
+        self._waiting = errand.waiting
+        self._number: int | None = None
+        self._asked_key = self._judged_key = key_range.after_key if key_range else None
+        self._has_reached_end = key_range is None or key_range.is_done
         self._windows: deque[Window] = deque()
         self._deliveries: deque[_Delivery] = deque()
         self._judging: _Delivery | None = None
-        self._must_load = table.pending_keys is None
-        self._waiting: dict[Key, None] = dict.fromkeys(table.pending_keys or ())
         self._last_mark: str | None = None
         self._seen_mark: WatermarkSeen | None = None
 
     @property
+    def in_flight(self) -> int:
+        """How many chunks were asked for and are not acknowledged."""
+        return len(self._windows) + len(self._deliveries)
+
+    @property
     def is_full(self) -> bool:
         """Whether no chunk may be asked for now."""
-        return len(self._windows) + len(self._deliveries) >= MAX_CHUNKS_IN_FLIGHT
+        return self.request_id is not None or self.in_flight >= MAX_CHUNKS_IN_FLIGHT
 
     @property
     def is_done(self) -> bool:
-        """Whether everything is read, judged, delivered and nothing to read again."""
-        return self._has_reached_end and not (
-            self._windows or self._deliveries or self._waiting
-        )
+        """Whether everything of its own is read, judged and delivered."""
+        return self._has_reached_end and not self.in_flight
 
     @property
     def has_ready(self) -> bool:
         """Whether there are rows that the stream has passed."""
         return bool(self._windows) and self._windows[0].is_ready
 
-    def progress(self) -> StoredTable:
-        """Return what a restart needs to know now."""
-        if self._must_load:
-            return self._stored
+    def held_keys(self) -> Iterable[Key]:
+        """Return the keys that were asked for, or are not acknowledged."""
         asked = (window.keys for window in self._windows)
         emitted = (delivery.keys for delivery in self._deliveries)
-        keys = itertools.chain(self._waiting, *asked, *emitted)
-        return self._stored._replace(pending_keys=tuple(dict.fromkeys(keys)))
+        return itertools.chain(*asked, *emitted)
 
-    def amend(self, **fields: Any) -> None:  # noqa: ANN401 - the row's own fields
-        """Set fields of the stored table; ``StoredTable`` names them."""
-        self._stored = self._stored._replace(**fields)
-
-    def load(self, keys: Iterable[Key]) -> None:
-        """Take in the stored keys that are asked for."""
-        if self._must_load:
-            self._must_load = False
-            self.read_again(keys)
-
-    def read_again(self, keys: Iterable[Key]) -> None:
-        """Put keys on the list of those to be read again."""
-        self._waiting.update(dict.fromkeys(keys))
-
-    def ask(self, plan: Plan, rows: int, *, at_once: bool) -> ReadChunk | None:
+    def ask(self, rows: int, *, at_once: bool) -> ReadChunk | None:
         """
-        Ask for the next chunk: listed keys first, then the range's next rows.
+        Ask for the next chunk: waiting keys first, then the range's next rows.
 
         Args:
-            plan: What is to be read.
             rows: At most this many.
             at_once: The chunk before was read just now: its high watermark will do as
                 the low one. After a pause it would drop rows without need.
         """
-        if plan.maximum_key is None:
-            self._has_reached_end = True
-        keys = tuple(itertools.islice(self._waiting, min(rows, MAX_KEYS_PER_CHUNK)))
+        errand = self._errand
+        keys = self._keys_to_ask(rows)
         if not keys and self._has_reached_end:
             return None
         for key in keys:
             del self._waiting[key]
         window = self._open_window(keys, at_once=at_once)
+        if self._number is None:
+            self._number = errand.notes.join()
+        self.request_id = window.chunk_id
+        freeze = errand.freeze
+        is_new = window.low_token != self._last_mark and freeze is None
         return ReadChunk(
             chunk_id=window.chunk_id,
-            shape=plan.shape,
-            low_token=None if window.low_token == self._last_mark else window.low_token,
+            shape=errand.shape,
+            low_token=window.low_token if is_new else None,
             high_token=window.high_token,
             after_key=self._asked_key,
-            maximum_key=plan.maximum_key,
+            maximum_key=self.range.last_key if self.range else None,
             keys=keys,
-            condition=self._stored.condition,
+            condition=errand.condition,
             max_rows=rows,
+            frozen_by=None if freeze is None else freeze.name,
+            select=errand.select,
         )
+
+    def _keys_to_ask(self, rows: int) -> tuple[Key, ...]:
+        """Take keys that wait; one view shows of them what it has shown before."""
+        if self._errand.freeze is not None:
+            return ()
+        return tuple(itertools.islice(self._waiting, min(rows, MAX_KEYS_PER_CHUNK)))
 
     def _open_window(self, keys: tuple[Key, ...], *, at_once: bool) -> Window:
         chunk_id = self._tokens.next_id()
+        freeze = self._errand.freeze
+        if freeze is not None:
+            window = Window(chunk_id, freeze.name, freeze.name, keys)
+            window.low = window.high = freeze.mark
+        else:
+            window = self._marked_window(chunk_id, keys, at_once=at_once)
+        self._windows.append(window)
+        return window
+
+    def _marked_window(
+        self, chunk_id: int, keys: tuple[Key, ...], *, at_once: bool
+    ) -> Window:
         if not at_once:
             self._last_mark = self._seen_mark = None
         window = Window(
@@ -165,35 +184,46 @@ class Reading:
         )
         if self._seen_mark is not None:
             window.see(self._seen_mark)
-        self._windows.append(window)
         return window
 
-    def take(self, chunk: Chunk) -> None:
-        """Take in the rows of the chunk asked for last; its high mark is written."""
+    def take(self, chunk: Chunk) -> bool:
+        """
+        Take in the rows of the chunk asked for last; its high mark is written.
+
+        Returns:
+            Whether it was a chunk of the range, and none of waiting keys.
+        """
+        self.last_read, self.request_id = self.request_id, None
         window = self._windows[-1]
         window.chunk = chunk
-        self._last_mark = window.high_token
-        self._seen_mark = window.high
+        if self._errand.freeze is None:
+            self._last_mark = window.high_token
+            self._seen_mark = window.high
         if window.keys:
-            return
+            return False
         self._has_reached_end = chunk.is_last
         if chunk.rows:
             self._asked_key = chunk.last_key
+        return True
 
     def give_up(self) -> None:
         """Forget the chunk asked for last: it could not be read."""
-        self.read_again(self._windows.pop().keys)
+        self.request_id = None
+        self._read_again(self._windows.pop().keys)
         self._last_mark = self._seen_mark = None
+        self._leave_if_idle()
 
     def rewind(self) -> list[EmitRows]:
         """Forget every row that is not judged: it will be read again."""
         effects = self.cut()
         for window in self._windows:
-            self.read_again(window.keys)
+            self._read_again(window.keys)
         self._windows.clear()
+        self.request_id = None
         self._asked_key = self._judged_key
-        self._has_reached_end = False
+        self._has_reached_end = self.range is None or self.range.is_done
         self._last_mark = self._seen_mark = None
+        self._leave_if_idle()
         return effects
 
     def cut(self) -> list[EmitRows]:
@@ -204,7 +234,7 @@ class Reading:
         window = self._windows.popleft()
         rest = dict.fromkeys(window.unjudged_keys)
         delivery.keys = tuple(key for key in window.keys if key not in rest)
-        self.read_again(rest)
+        self._read_again(rest)
         self._close(delivery)
         return [self._emission(delivery)] if delivery.has_emitted else []
 
@@ -215,7 +245,7 @@ class Reading:
         if mark.token == self._last_mark:
             self._seen_mark = mark
 
-    def judge_next(self, notes: Notes, max_rows: int) -> Part | None:
+    def judge_next(self, max_rows: int) -> Part | None:
         """
         Judge rows of the first chunk if the stream has passed it; None: it has not.
 
@@ -224,8 +254,8 @@ class Reading:
         if not self.has_ready:
             return None
         window = self._windows[0]
-        verdict = window.judge(notes, max_rows)
-        self.read_again(verdict.incomplete)
+        verdict = window.judge(self._errand.notes, max_rows)
+        self._read_again(verdict.incomplete)
         self._judged_key = verdict.last_key or self._judged_key
         delivery = self._judging or _Delivery(
             window.chunk_id, verdict.relation, verdict.log_lsn, keys=window.keys
@@ -236,8 +266,7 @@ class Reading:
         must_tell = has_more or (verdict.is_last and delivery.has_emitted)
         delivery.has_emitted |= has_more
         if verdict.is_last:
-            self._windows.popleft()
-            self._close(delivery)
+            self._pass_window(delivery)
         if not must_tell:
             return Part(None, verdict.judged)
         emission = self._emission(
@@ -247,6 +276,15 @@ class Reading:
             is_last=verdict.is_last,
         )
         return Part(emission, verdict.judged)
+
+    def _pass_window(self, delivery: _Delivery) -> None:
+        """Go on to the next window: what mattered to this one alone is forgotten."""
+        window = self._windows.popleft()
+        number, low, chunk = self._number, window.low, window.chunk
+        if number is not None and low is not None and chunk is not None:
+            self._errand.notes.passed(number, low.sequence, chunk.snapshot)
+        self._leave_if_idle()
+        self._close(delivery)
 
     def _close(self, delivery: _Delivery) -> None:
         """Let the chunk that was judged wait for Kafka."""
@@ -269,9 +307,12 @@ class Reading:
             absent=absent,
             is_last=is_last,
             log_lsn=delivery.log_lsn,
-            snapshot_id=self._stored.snapshot_id,
-            target=self._stored.target,
+            snapshot_id=self._errand.snapshot_id,
+            target=self._errand.target,
         )
+
+    def _read_again(self, keys: Iterable[Key]) -> None:
+        self._waiting.update(dict.fromkeys(keys))
 
     def acknowledge(self, chunk_id: int) -> None:
         """Take in that Kafka has a chunk's rows."""
@@ -279,16 +320,27 @@ class Reading:
             if delivery.chunk_id == chunk_id:
                 delivery.is_acknowledged = True
 
-    def settle(self) -> bool:
-        """Move the stored place over the acknowledged prefix; false: nothing moved."""
-        before = self._stored
+    def settle(self) -> Settled:
+        """Move the stored place over the acknowledged prefix; say how far that was."""
+        chunks = rows = dropped = 0
         while self._deliveries and self._deliveries[0].is_acknowledged:
             delivery = self._deliveries.popleft()
-            self._stored = self._stored._replace(
-                last_key=delivery.last_key or self._stored.last_key,
-                rows=self._stored.rows + delivery.row_count,
-                dropped=self._stored.dropped + delivery.dropped,
-                chunks=self._stored.chunks + 1,
-                error=None,
-            )
-        return before is not self._stored
+            if self.range is not None and delivery.last_key is not None:
+                self.range = self.range._replace(after_key=delivery.last_key)
+            chunks += 1
+            rows += delivery.row_count
+            dropped += delivery.dropped
+        if self.range is not None and self.is_done:
+            self.range = self.range._replace(is_done=True)
+        return Settled(chunks, rows, dropped)
+
+    def _leave_if_idle(self) -> None:
+        """
+        Hold no touch back while there is nothing to judge.
+
+        A chunk that is asked for later sees whatever an earlier one saw, and its low
+        watermark comes later: what was forgotten meanwhile drops none of its rows.
+        """
+        if self._number is not None and not self._windows:
+            self._errand.notes.leave(self._number)
+            self._number = None

@@ -7,7 +7,7 @@ from towpath.relay.snapshot.effects import AnswerSignal
 from towpath.relay.snapshot.stored import StoredTable
 
 # A refused table is failed from the first and tells nothing.
-_BEGUN: Final = frozenset({"running", "completed", "stopped"})
+_BEGUN: Final = frozenset({"running", "paused", "completed", "stopped"})
 
 
 class Run:
@@ -17,6 +17,7 @@ class Run:
         ordered = sorted(tables, key=lambda table: table.ordinal)
         self._tables = {table.collection: table for table in ordered}
         self.snapshot_id = ordered[0].snapshot_id
+        self.kind = ordered[0].kind
         self.is_announced = any(table.state in _BEGUN for table in ordered)
         self._has_signal = ordered[0].asked_until is None
 
@@ -30,9 +31,23 @@ class Run:
         """The tables, in order."""
         return tuple(self._tables.values())
 
-    def next_table(self) -> StoredTable | None:
-        """Return the first table that has not ended."""
-        return next((table for table in self.tables if not table.has_ended), None)
+    @property
+    def waiting(self) -> tuple[StoredTable, ...]:
+        """The tables that have not ended and are not paused, in order."""
+        return tuple(
+            table
+            for table in self.tables
+            if not (table.has_ended or table.state == "paused")
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no table is left."""
+        return all(table.has_ended for table in self.tables)
+
+    def find(self, collection: str) -> StoredTable | None:
+        """Return one of the tables, as far as it is known here."""
+        return self._tables.get(collection)
 
     def update(self, table: StoredTable) -> None:
         """Take in how far one of the tables is."""

@@ -5,31 +5,36 @@ One table being read, from its first chunk to its last.
 
     MARKING --start mark seen--> WAITING --all before it visible--> PLANNING
        ^                                                               │ plan read
-       └──────────────────── touches lost ───── READING <──────────────┘
-                                                    │ nothing left
-                                                    v
-                            a failure ──> ENDED <── COMPLETING
+       └──────── touches lost, or no longer frozen ─────── READING <───┘
+                                                              │ nothing left
+                                    a failure, a pause        v
+                                        └──────> ENDED <── COMPLETING
 
 Recording begins with the start mark, for each start and each resume anew: whatever was
 streamed before it must be visible before anything is read, the plan included.
 
+A *frozen* scan reads in one view of the database, in which the start mark is low and
+high watermark of every chunk; it shares mark and view with the other tables of its run,
+and the stream is not read meanwhile. When the view is lost it goes on as any other.
+
 A row may have left the part that is still to be read for the part that has been read,
 with columns left out. The relay asks for such rows by itself, and a scan of a whole
-table is complete only when those that were asked for until its end are delivered.
+table is complete only when those that were asked for until its end are delivered, and
+Kafka has the sweep if there is to be one.
 """
 
 import enum
-from dataclasses import replace
-from typing import NamedTuple
 
+from towpath.relay.snapshot.desk import Desk, Means
 from towpath.relay.snapshot.effects import (
     Effect,
-    EmitRows,
+    EmitSweep,
     ProbeVisibility,
     ReadPlan,
     SaveProgress,
     WriteWatermark,
 )
+from towpath.relay.snapshot.errand import Errand, cut
 from towpath.relay.snapshot.facts import (
     ChunkRead,
     Delivered,
@@ -41,16 +46,14 @@ from towpath.relay.snapshot.facts import (
     VisibilityRead,
     WatermarkSeen,
 )
-from towpath.relay.snapshot.pace import Pace
-from towpath.relay.snapshot.reading import Reading
-from towpath.relay.snapshot.requests import KeyRequests
+from towpath.relay.snapshot.pace import Speed
+from towpath.relay.snapshot.readers import Readers
 from towpath.relay.snapshot.shape import Plan
 from towpath.relay.snapshot.stored import StoredTable
-from towpath.relay.snapshot.tokens import Tokens
-from towpath.relay.snapshot.touches import Notes
-from towpath.relay.snapshot.visibility import InvisibleTransactions
 
 _MOVES_LOST = "rows whose key was changed meanwhile could not be read by their new key"
+_TOO_MANY_CHANGES = "too much changed while the one view of the tables was made"
+_TOO_SLOW = "reading even the smallest chunk takes longer than the server allows: "
 
 
 class Stage(enum.Enum):
@@ -64,47 +67,66 @@ class Stage(enum.Enum):
     ENDED = "ended"
 
 
-class Desk(NamedTuple):
-    """What the scans of one source share."""
-
-    invisible: InvisibleTransactions
-    requests: KeyRequests
-    tokens: Tokens
+# While a frozen scan is here the stream must not go on.
+_HOLDING = frozenset({Stage.WAITING, Stage.PLANNING, Stage.READING})
 
 
 class Scan:
     """One table's reading; ``on`` answers a fact with effects."""
 
-    def __init__(
-        self, table: StoredTable, notes: Notes, pace: Pace, desk: Desk
-    ) -> None:
-        self.notes = notes
+    def __init__(self, table: StoredTable, means: Means, desk: Desk) -> None:
+        self.notes = means.notes
         self.stage = Stage.MARKING
-        self._reading = Reading(table, desk.tokens)
+        self._means = means
+        self._freeze = means.freeze
+        self._stored = table
+        self._pace = means.asking.pace
+        self._speed = Speed()
+        self._readers = Readers(table.pending_keys or ())
+        self._must_load = table.pending_keys is None
         self._invisible = desk.invisible
         self._requests = desk.requests
         self._tokens = desk.tokens
-        self._pace = pace
         self._marker = 0
+        self._mark_lsn = 0
         self._plan: Plan | None = None
         self._request_id: int | None = None
         self._start_token = ""
+        self._sweep_id: int | None = None
+        self._has_swept = not table.sweeps
         self._ended_before = desk.requests.ended
         self._awaited = 0
+        if self._freeze is not None and self._freeze.mark is not None:
+            self._begin_recording(self._freeze.mark)
 
     @property
     def table(self) -> StoredTable:
         """What a restart needs to know now."""
-        return self._reading.progress()
+        if self._must_load or not self._readers:
+            return self._stored
+        speed = self._speed.rows_per_second
+        return self._readers.progress(self._stored)._replace(rows_per_second=speed)
 
     @property
     def has_ready(self) -> bool:
         """Whether there are rows to be judged and emitted."""
-        return self.stage is Stage.READING and self._reading.has_ready
+        return self.stage is Stage.READING and self._readers.has_ready
+
+    @property
+    def in_flight(self) -> int:
+        """How many chunks were asked for and are not acknowledged."""
+        return self._readers.in_flight
+
+    @property
+    def holds_stream(self) -> bool:
+        """Whether the stream must not be read until the view has served."""
+        return self._freeze is not None and self.stage in _HOLDING
 
     def on(self, fact: Fact) -> list[Effect]:
         """Take in a fact, then do whatever is possible by now."""
         effects: list[Effect] = []
+        just_read = fact.chunk_id if isinstance(fact, ChunkRead) else None
+        self._readers.just_read = just_read
         match fact:
             case WatermarkSeen():
                 effects += self._see(fact)
@@ -113,132 +135,212 @@ class Scan:
             case VisibilityRead():
                 self._see_visible()
             case Delivered():
-                self._reading.acknowledge(fact.chunk_id)
+                self._acknowledge(fact.chunk_id)
             case PlanRead() if fact.request_id == self._request_id:
                 effects += self._begin_reading(fact.plan)
-            case ChunkRead() if fact.chunk_id == self._request_id:
-                self._request_id = None
-                self._reading.take(fact.chunk)
-                self._pace.succeeded(len(fact.chunk.rows))
-            case ReadFailed() if fact.request_id == self._request_id:
+            case ChunkRead():
+                self._readers.take(fact, self._pace)
+            case ReadFailed():
                 effects += self._fail_attempt(fact)
             case _:
                 pass
-        room = fact.max_rows if isinstance(fact, Turn) else 0
-        return effects + self._advance(room, at_once=isinstance(fact, ChunkRead))
+        return effects + self._advance(fact.max_rows if isinstance(fact, Turn) else 0)
 
-    def stop(self, reason: str) -> list[Effect]:
+    def end(self, state: str, reason: str | None) -> list[Effect]:
         """End it where it is."""
-        return self._end("stopped", reason)
+        self.stage = Stage.ENDED
+        effects = self._readers.cut()
+        self._stored = self.table._replace(state=state, error=reason)
+        self._readers.leave()
+        return [*effects, *self._save()]
 
     # Each fact -----------------------------------------------------------------
 
     def _see(self, mark: WatermarkSeen) -> list[Effect]:
-        if self.stage is Stage.MARKING and mark.token == self._start_token:
-            self._request_id = None
-            self.notes.begin()
-            self._marker = self._invisible.marker()
-            self.stage = Stage.WAITING
+        if self.stage is Stage.MARKING and mark.token == self._token:
+            if self._freeze is not None:
+                self._freeze.mark = mark
+            self._begin_recording(mark)
             return [ProbeVisibility()]
-        self._reading.see(mark)
+        self._readers.see(mark)
         return []
+
+    @property
+    def _token(self) -> str:
+        return self._start_token if self._freeze is None else self._freeze.name
+
+    def _begin_recording(self, mark: WatermarkSeen) -> None:
+        self._request_id = None
+        self._mark_lsn = mark.log_lsn
+        self.notes.begin()
+        self._marker = self._invisible.marker()
+        self.stage = Stage.WAITING
 
     def _see_visible(self) -> None:
         is_visible = self._invisible.are_visible_until(self._marker)
         if self.stage is Stage.WAITING and is_visible:
             self.stage = Stage.PLANNING if self._plan is None else Stage.READING
 
+    def _acknowledge(self, chunk_id: int) -> None:
+        self._has_swept |= chunk_id == self._sweep_id
+        self._readers.acknowledge(chunk_id)
+
     def _begin_reading(self, plan: Plan) -> list[Effect]:
         self._request_id = None
+        self._plan = plan
+        stored = self._stored
         # A resumed scan keeps its maximum key: rows above it came by the stream.
-        maximum_key = self.table.maximum_key or plan.maximum_key
-        self._plan = replace(plan, maximum_key=maximum_key)
-        self._reading.load(plan.keys)
-        estimated_rows = self.table.asked_keys or plan.estimated_rows
-        self._reading.amend(maximum_key=maximum_key, estimated_rows=estimated_rows)
+        maximum_key = stored.maximum_key or plan.maximum_key
+        boundaries = () if stored.last_key else plan.boundaries
+        ranges = stored.ranges or cut(stored.last_key, boundaries, maximum_key)
+        if stored.asked_keys is not None:
+            ranges = ()
+        if self._must_load:
+            self._must_load = False
+            self._readers.waiting.update(dict.fromkeys(plan.keys))
+        self._stored = stored._replace(
+            maximum_key=maximum_key,
+            estimated_rows=stored.asked_keys or plan.estimated_rows,
+            floor=self._mark_lsn if stored.floor is None else stored.floor,
+        )
+        self._readers.begin(self._errand(plan), ranges)
         self.stage = Stage.READING
         return self._save()
 
+    def _errand(self, plan: Plan) -> Errand:
+        stored = self._stored
+        return Errand(
+            snapshot_id=stored.snapshot_id,
+            target=stored.target,
+            condition=stored.filter,
+            select=stored.select,
+            shape=plan.shape,
+            waiting=self._readers.waiting,
+            notes=self.notes,
+            tokens=self._tokens,
+            freeze=self._freeze,
+        )
+
     def _fail_attempt(self, failure: ReadFailed) -> list[Effect]:
-        self._request_id = None
-        if self.stage is Stage.READING:
-            self._reading.give_up()
+        if not self._readers.give_up(failure.request_id):
+            if failure.request_id != self._request_id:
+                return []
+            self._request_id = None
+            if self._freeze is not None and self.stage is Stage.MARKING:
+                self._freeze.name = ""
+        if failure.has_thawed:
+            return self._thaw(failure.reason)
         if not failure.may_recover:
-            return self._end("failed", failure.reason)
-        self._pace.failed()
-        self._reading.amend(error=failure.reason)
+            return self.end("failed", failure.reason)
+        self._pace.failed(has_timed_out=failure.has_timed_out)
+        if self._pace.is_hopeless:
+            return self.end("failed", _TOO_SLOW + failure.reason)
+        self._stored = self._stored._replace(error=failure.reason)
         return self._save()
+
+    def _thaw(self, reason: str | None) -> list[Effect]:
+        """Go on without the one view, from what Kafka has acknowledged."""
+        effects = self._readers.rewind()
+        self._stored = self.table._replace(error=reason)
+        self._readers.leave()
+        self._freeze = self._plan = self._request_id = None
+        self.stage = Stage.MARKING
+        return [*effects, *self._save()]
 
     # What is possible by now ---------------------------------------------------
 
-    def _advance(self, room: int, *, at_once: bool) -> list[Effect]:
+    def _advance(self, room: int) -> list[Effect]:
         if self.stage in {Stage.COMPLETING, Stage.ENDED}:
             return self._complete()
         effects: list[Effect] = []
         if self.notes.has_overflowed and self.stage is not Stage.MARKING:
             effects += self._record_anew()
-        effects += self._judge(room)
-        if self._reading.settle():
-            effects += self._save()
-        if self._request_id is None and self._pace.may_read:
-            effects += self._request(at_once=at_once)
-        if self.stage is Stage.READING and self._reading.is_done:
-            self.stage = Stage.COMPLETING
-            if self.table.asked_keys is None:
-                self._awaited = self._requests.newest(self.table.table_oid)
+        if self.stage is Stage.READING:
+            effects += self._readers.judge(room)
+        effects += self._settle()
+        if self._pace.may_read:
+            effects += self._request()
+        if self.stage is Stage.READING and self._readers.are_through:
+            effects += self._end_reading()
         return effects + self._complete()
 
-    def _record_anew(self) -> list[EmitRows]:
+    def _end_reading(self) -> list[Effect]:
+        """Complete it, unless keys are left, which no frozen view can show anew."""
+        if self._readers.waiting:
+            return [] if self._freeze is None else self._thaw(None)
+        self.stage = Stage.COMPLETING
+        if self._stored.asked_keys is None:
+            self._awaited = self._requests.newest(self._stored.table_oid)
+        return self._sweep()
+
+    def _record_anew(self) -> list[Effect]:
+        if self._freeze is not None:
+            return self._thaw(_TOO_MANY_CHANGES)
         self._request_id = None
         self.stage = Stage.MARKING
-        return self._reading.rewind()
+        return [*self._readers.rewind()]
 
-    def _judge(self, room: int) -> list[EmitRows]:
-        effects: list[EmitRows] = []
-        while room > 0:
-            part = self._reading.judge_next(self.notes, room)
-            if part is None:
-                break
-            room -= part.judged
-            effects += [part.emission] if part.emission else []
-        return effects
+    def _settle(self) -> list[Effect]:
+        settled = self._readers.settle()
+        if not settled.chunks:
+            return []
+        stored = self._stored
+        self._speed.told(settled.rows + settled.dropped, self._pace.now_s)
+        self._stored = stored.after(settled.chunks, settled.rows, settled.dropped)
+        return self._save()
+
+    def _sweep(self) -> list[Effect]:
+        if self._has_swept or self._plan is None or self._sweep_id is not None:
+            return []
+        stored = self._stored
+        self._sweep_id = self._tokens.next_id()
+        sweep = EmitSweep(
+            chunk_id=self._sweep_id,
+            relation=self._plan.shape.relation,
+            log_lsn=self._mark_lsn,
+            floor=stored.floor or 0,
+            snapshot_id=stored.snapshot_id,
+            target=stored.target,
+        )
+        return [sweep]
 
     def _complete(self) -> list[Effect]:
-        if self.stage is not Stage.COMPLETING:
+        if self.stage is not Stage.COMPLETING or not self._has_swept:
             return []
         if not self._requests.has_ended(self._awaited):
             return []
-        oid = self.table.table_oid
-        if self._requests.has_failed(oid, self._ended_before, self._awaited):
-            return self._end("failed", _MOVES_LOST)
-        return self._end("completed", None)
+        span = (self._ended_before, self._awaited)
+        if self._requests.has_failed(self._stored.table_oid, *span):
+            return self.end("failed", _MOVES_LOST)
+        return self.end("completed", None)
 
-    def _request(self, *, at_once: bool) -> list[Effect]:
-        effect: Effect | None = None
-        if self.stage is Stage.MARKING:
+    def _request(self) -> list[Effect]:
+        if self.stage is Stage.READING:
+            return [*self._readers.ask(self._means.asking)]
+        if self._request_id is not None:
+            return []
+        if self.stage is Stage.MARKING and not (self._freeze and self._freeze.name):
             self._request_id = self._tokens.next_id()
             self._start_token = self._tokens.watermark(self._request_id, "start")
-            effect = WriteWatermark(self._request_id, self._start_token)
-        elif self.stage is Stage.PLANNING:
-            self._request_id = self._tokens.next_id()
-            table = self.table
-            effect = ReadPlan(
-                self._request_id,
-                table.collection,
-                table.table_oid,
-                table.condition,
-                None if table.asked_keys is None else table.snapshot_id,
-            )
-        elif self.stage is Stage.READING and self._plan and not self._reading.is_full:
-            effect = self._reading.ask(self._plan, self._pace.max_rows, at_once=at_once)
-            self._request_id = effect.chunk_id if effect else None
-        return [effect] if effect else []
+            if self._freeze is not None:
+                self._freeze.name = self._start_token
+            return [WriteWatermark(self._request_id, self._start_token)]
+        return [self._ask_for_plan()] if self.stage is Stage.PLANNING else []
+
+    def _ask_for_plan(self) -> ReadPlan:
+        self._request_id = self._tokens.next_id()
+        table = self._stored
+        return ReadPlan(
+            self._request_id,
+            table.collection,
+            table.table_oid,
+            condition=table.filter,
+            select=table.select,
+            keys_of=None if table.asked_keys is None else table.snapshot_id,
+            order_by=table.order_by,
+            parts=self._means.parts,
+            frozen_by=None if self._freeze is None else self._freeze.name,
+        )
 
     def _save(self) -> list[Effect]:
         return [SaveProgress(self._tokens.next_id(), self.table)]
-
-    def _end(self, state: str, error: str | None) -> list[Effect]:
-        self.stage = Stage.ENDED
-        effects = self._reading.cut()
-        self._reading.amend(state=state, error=error)
-        return [*effects, *self._save()]

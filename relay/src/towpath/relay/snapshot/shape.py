@@ -125,6 +125,7 @@ class Chunk:
         is_last: The range, or the list of keys, holds no more rows.
         size_bytes: What the rows take as COPY text.
         elapsed_s: How long the server took for them.
+        widest_bytes: What the longest of them takes; 0: they are not long.
     """
 
     shape: TableShape
@@ -133,6 +134,7 @@ class Chunk:
     is_last: bool
     size_bytes: int = 0
     elapsed_s: float = 0.0
+    widest_bytes: int = 0
 
     @property
     def last_key(self) -> Key | None:

@@ -1,40 +1,56 @@
-r"""
+"""
 Signals: what a row of the signal table asks for, in Debezium's names and JSON.
 
-``execute-snapshot`` takes ``data-collections`` (``schema.table`` or a regular
-expression that matches all of one), ``type``, ``additional-conditions`` (each a
-``data-collection`` and a ``filter``), and on top of Debezium's ``target``,
-``max-rows-per-second`` and ``keys``: just these primary keys of the one table, each a
-list of values in key order, at most 10,000. A signal that cannot be carried out is
+``execute-snapshot`` takes ``data-collections``, ``type`` (``incremental``, or
+``blocking``: all in one view of the database while the stream stands still),
+``additional-conditions`` (each a ``data-collection`` and a ``filter``; a blocking
+snapshot's is a whole SELECT), the older ``additional-condition`` for all of them, and
+``surrogate-key``: the column, or columns, by which to read. Ours on top are ``target``,
+``max-rows-per-second``, ``sweep`` (what the source has no more is deleted in the sinks)
+and ``keys``: just these primary keys of the one table, each a list of values in key
+order, at most 10,000.
+
+``stop-snapshot``, ``pause-snapshot`` and ``resume-snapshot`` take ``data-collections``
+and ``snapshot-id``, and mean all without them. A signal that cannot be carried out is
 rejected with the reason; the stream goes on.
 """
 
 import json
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
+from towpath.relay.snapshot.naming import is_entry, matches
 from towpath.relay.snapshot.shape import Key
+from towpath.relay.snapshot.stored import BLOCKING, INCREMENTAL
 from towpath.schemas.failure import DataError
 
-# What a plain name holds; anything else makes the entry a regular expression.
-_PLAIN_NAME: Final = re.compile(r"[^\\*+?\[\](){}|^$]+\Z")
 _EXECUTE_FIELDS: Final = frozenset(
     {
         "data-collections",
         "type",
         "additional-conditions",
+        "additional-condition",
+        "surrogate-key",
         "target",
         "max-rows-per-second",
         "keys",
+        "sweep",
     }
 )
+# What some of the rows is no sign for: with these a sweep would delete the others.
+_NOT_WITH_KEYS: Final = (
+    "additional-conditions",
+    "additional-condition",
+    "surrogate-key",
+    "sweep",
+)
+_PICK_FIELDS: Final = frozenset({"data-collections", "snapshot-id", "type"})
+_SELECTS: Final = ("select", "with", "table", "values", "(")
 # They are stored in one row, and written again with each chunk's progress: more would
 # be felt in the source. Whoever has more sends several signals.
 MAX_KEYS: Final = 10_000
-_LATER: Final = frozenset({"pause-snapshot", "resume-snapshot"})
 
 
 class SignalRejectedError(DataError):
@@ -48,7 +64,8 @@ class ExecuteSnapshot:
     """
     Read these collections; ``conditions`` maps entries to their filters.
 
-    ``keys`` are all that is to be read, if there are any.
+    ``keys`` are all that is to be read, if there are any. ``order_by`` names the
+    columns of a chosen key. ``kind`` is that of the stored tables.
     """
 
     collections: tuple[str, ...]
@@ -56,38 +73,67 @@ class ExecuteSnapshot:
     target: str | None = None
     max_rows_per_second: int | None = None
     keys: tuple[Key, ...] = ()
+    kind: str = INCREMENTAL
+    order_by: tuple[str, ...] = ()
+    sweeps: bool = False
 
     def condition_of(self, collection: str) -> str | None:
         """Return the filter that applies to a captured table."""
         for entry, condition in self.conditions.items():
-            if _matches(entry, collection):
+            if matches(entry, collection):
                 return condition or None
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class StopSnapshot:
-    """Stop reading these collections; none named: all of them."""
+class Pick:
+    """Some of the tables of snapshots; nothing named: all of them."""
 
-    collections: tuple[str, ...]
+    collections: tuple[str, ...] = ()
+    snapshot_id: str | None = None
+
+
+class StopSnapshot(Pick):
+    """End the reading of these tables where they are."""
+
+    __slots__ = ()
+
+
+class PauseSnapshot(Pick):
+    """Let these tables wait until they are resumed."""
+
+    __slots__ = ()
+
+
+class ResumeSnapshot(Pick):
+    """
+    Go on with tables that are paused.
+
+    With a snapshot's id also with those of it that failed or were stopped.
+    """
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LogMessage:
-    """Leave a line in the log."""
+    """Leave a line in the log; braces stand for the signal's place in the stream."""
 
     message: str
 
+    def told(self, position: str) -> Mapping[str, str]:
+        """Return the line for a signal at a position, and that."""
+        if not position:
+            return {"message": self.message}
+        return {"message": self.message.replace("{}", position), "position": position}
 
-Request = ExecuteSnapshot | StopSnapshot | LogMessage
 
-
-@dataclass(frozen=True, slots=True)
-class Expansion:
-    """The captured tables that entries name, in order, and why others name none."""
-
-    collections: tuple[str, ...]
-    refusals: Mapping[str, str]
+Request = ExecuteSnapshot | StopSnapshot | PauseSnapshot | ResumeSnapshot | LogMessage
+_PICKS: Final[Mapping[str, type[StopSnapshot | PauseSnapshot | ResumeSnapshot]]] = {
+    "stop-snapshot": StopSnapshot,
+    "pause-snapshot": PauseSnapshot,
+    "resume-snapshot": ResumeSnapshot,
+}
 
 
 def parse_signal(signal_type: str, data: str | None) -> Request:
@@ -97,63 +143,98 @@ def parse_signal(signal_type: str, data: str | None) -> Request:
     Raises:
         SignalRejectedError: Its type is unknown or its data are not as they must be.
     """
-    if signal_type in _LATER:
-        _reject(f"{signal_type} is not supported yet; stop-snapshot is")
+    if signal_type not in {"execute-snapshot", "log", *_PICKS}:
+        known = ", ".join(["execute-snapshot", *_PICKS, "log"])
+        _reject(f"unknown signal type {signal_type!r}; there are {known}")
     fields = _object(data)
     if signal_type == "execute-snapshot":
         return _execute(fields)
-    if signal_type == "stop-snapshot":
-        return StopSnapshot(_names(fields, "data-collections", required=False))
-    if signal_type != "log":
-        _reject(f"unknown signal type {signal_type!r}")
-    return LogMessage(str(fields.get("message", "")))
+    if signal_type == "log":
+        return LogMessage(str(fields.get("message", "")))
+    return _pick(_PICKS[signal_type], fields)
 
 
-def expand(entries: Sequence[str], captured: Collection[str]) -> Expansion:
-    """Find the captured tables that entries name, each once."""
-    found: dict[str, None] = {}
-    refusals: dict[str, str] = {}
-    for entry in entries:
-        try:
-            names = [name for name in captured if _matches(entry, name)]
-        except re.error as error:
-            refusals[entry] = f"not a regular expression: {error}"
-            continue
-        found.update(dict.fromkeys(names))
-        if not names and _PLAIN_NAME.match(entry):
-            refusals[entry] = "not a captured table"
-    return Expansion(tuple(found), refusals)
+def _pick(
+    kind: type[StopSnapshot | PauseSnapshot | ResumeSnapshot], fields: Mapping[str, Any]
+) -> StopSnapshot | PauseSnapshot | ResumeSnapshot:
+    _refuse_unknown(fields, _PICK_FIELDS)
+    return kind(_names(fields, required=False), _text(fields, "snapshot-id"))
 
 
 def _execute(fields: Mapping[str, Any]) -> ExecuteSnapshot:
-    unknown = sorted(set(fields) - _EXECUTE_FIELDS)
-    if unknown:
-        _reject(f"unknown field {unknown[0]!r} in the signal's data")
-    kind = fields.get("type", "incremental")
-    if not isinstance(kind, str) or kind.lower() != "incremental":
-        _reject(f"snapshot type {kind!r} is not supported; incremental is")
-    target = fields.get("target")
-    if target is not None and not isinstance(target, str):
-        _reject("target must be the name of a sink")
-    rate = fields.get("max-rows-per-second")
-    if rate is not None and (type(rate) is not int or rate < 1):
-        _reject("max-rows-per-second must be a whole number above zero")
+    _refuse_unknown(fields, _EXECUTE_FIELDS)
+    kind = _kind(fields)
+    collections = _names(fields, required=True)
+    conditions = _conditions(fields)
+    keys = _keys(fields, kind)
+    sweeps = fields.get("sweep", False)
+    if not isinstance(sweeps, bool):
+        _reject("sweep must be true or false")
+    if sweeps and any(conditions.values()):
+        _reject("sweep and conditions exclude each other: rows left out would go")
+    if kind == BLOCKING:
+        _check_selects(conditions)
     return ExecuteSnapshot(
-        collections=_names(fields, "data-collections", required=True),
-        conditions=_conditions(fields.get("additional-conditions") or []),
-        target=target,
-        max_rows_per_second=rate,
-        keys=_keys(fields),
+        collections=collections,
+        conditions=conditions,
+        target=_text(fields, "target"),
+        max_rows_per_second=_rate(fields),
+        keys=keys,
+        kind=kind,
+        order_by=_order_by(fields),
+        sweeps=sweeps,
     )
 
 
-def _keys(fields: Mapping[str, Any]) -> tuple[Key, ...]:
+def _refuse_unknown(fields: Mapping[str, Any], known: Collection[str]) -> None:
+    unknown = sorted(set(fields) - set(known))
+    if unknown:
+        _reject(f"unknown field {unknown[0]!r} in the signal's data")
+
+
+def _kind(fields: Mapping[str, Any]) -> str:
+    kind = fields.get("type") or INCREMENTAL
+    if not isinstance(kind, str) or kind.lower() not in {INCREMENTAL, BLOCKING}:
+        _reject(f"snapshot type {kind!r} is none of {INCREMENTAL}, {BLOCKING}")
+    return kind.lower()
+
+
+def _rate(fields: Mapping[str, Any]) -> int | None:
+    rate = fields.get("max-rows-per-second")
+    if rate is not None and (type(rate) is not int or rate < 1):
+        _reject("max-rows-per-second must be a whole number above zero")
+    return rate
+
+
+def _order_by(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    columns = fields.get("surrogate-key") or []
+    names = [columns] if isinstance(columns, str) else columns
+    if not isinstance(names, list) or not all(
+        isinstance(name, str) and name for name in names
+    ):
+        _reject("surrogate-key must be the name of a column, or a list of names")
+    return tuple(dict.fromkeys(names))
+
+
+def _check_selects(conditions: Mapping[str, str]) -> None:
+    for condition in conditions.values():
+        if condition and not condition.lstrip().lower().startswith(_SELECTS):
+            _reject(
+                f"the filter {_shown(condition)} of a blocking snapshot must be a "
+                "whole SELECT"
+            )
+
+
+def _keys(fields: Mapping[str, Any], kind: str) -> tuple[Key, ...]:
     if "keys" not in fields:
         return ()
     keys = fields["keys"]
-    if fields.get("additional-conditions"):
-        # A row that the filter leaves out would be taken for deleted.
-        _reject("keys and additional-conditions exclude each other")
+    if kind == BLOCKING:
+        _reject("keys are read incrementally: a blocking snapshot takes none")
+    for other in _NOT_WITH_KEYS:
+        if fields.get(other):
+            # A row that the filter leaves out would be taken for deleted.
+            _reject(f"keys and {other} exclude each other")
     if not isinstance(keys, list) or not keys:
         _reject("keys must be a list of keys, each a list of values in key order")
     if len(keys) > MAX_KEYS:
@@ -173,13 +254,10 @@ def _key_part(value: object) -> bytes:
         return b"true" if value else b"false"
     if not isinstance(value, (str, int, float, Decimal)):
         _reject(f"{_shown(value)} in a key is not a text, a number or a truth value")
-    try:
-        text = str(value).encode()
-    except UnicodeEncodeError:
-        text = b"\0"
-    if b"\0" in text:
+    text = str(value)
+    if not is_storable(text):
         _reject(f"{_shown(value)} in a key is not a text that Postgres holds")
-    return text
+    return text.encode()
 
 
 def _shown(value: object) -> str:
@@ -196,40 +274,52 @@ def _object(data: str | None) -> Mapping[str, Any]:
     return fields
 
 
-def _names(fields: Mapping[str, Any], name: str, *, required: bool) -> tuple[str, ...]:
-    names = fields.get(name) or []
-    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-        _reject(f"{name} must be a list of names")
+def _names(fields: Mapping[str, Any], *, required: bool) -> tuple[str, ...]:
+    names = fields.get("data-collections") or []
+    if not isinstance(names, list) or not all(_is_text(name) for name in names):
+        _reject("data-collections must be a list of names")
     if required and not names:
-        _reject(f"{name} must name at least one table")
+        _reject("data-collections must name at least one table")
     return tuple(dict.fromkeys(names))
 
 
-def _conditions(items: object) -> Mapping[str, str]:
-    conditions: dict[str, str] = {}
+def _text(fields: Mapping[str, Any], name: str) -> str | None:
+    text = fields.get(name)
+    if text is not None and not (_is_text(text) and text):
+        what = "the name of a sink" if name == "target" else "a snapshot's id"
+        _reject(f"{name} must be {what}")
+    return text
+
+
+def _is_text(value: object) -> bool:
+    """Tell whether it is a text that Postgres holds."""
+    return isinstance(value, str) and is_storable(value)
+
+
+def is_storable(text: str) -> bool:
+    """Tell whether Postgres can hold a text: no zero byte, no half of a character."""
+    return "\0" not in text and not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _conditions(fields: Mapping[str, Any]) -> Mapping[str, str]:
+    older = fields.get("additional-condition") or ""
+    items = fields.get("additional-conditions") or []
+    if not _is_text(older):
+        _reject("additional-condition must be an SQL expression")
+    if older and items:
+        _reject("additional-condition and additional-conditions exclude each other")
+    if older:
+        return {".*": older}
+    conditions: dict[Any, Any] = {}
     for item in items if isinstance(items, list) else [items]:
-        fields = item if isinstance(item, dict) else {}
-        entry, condition = fields.get("data-collection"), fields.get("filter")
-        if not isinstance(entry, str) or not isinstance(condition, str):
+        inner = item if isinstance(item, dict) else {}
+        entry, condition = inner.get("data-collection"), inner.get("filter")
+        if not (_is_text(entry) and _is_text(condition)):
             _reject("each additional condition needs a data-collection and a filter")
-        if not _is_pattern(entry):
+        if not is_entry(str(entry)):
             _reject(f"additional condition for {entry!r}: not a regular expression")
         conditions[entry] = condition
     return conditions
-
-
-def _matches(entry: str, collection: str) -> bool:
-    if _PLAIN_NAME.match(entry):
-        return entry == collection
-    return re.fullmatch(entry, collection) is not None
-
-
-def _is_pattern(entry: str) -> bool:
-    try:
-        re.compile(entry)
-    except re.error:
-        return _PLAIN_NAME.match(entry) is not None
-    return True
 
 
 def _reject(reason: str) -> NoReturn:

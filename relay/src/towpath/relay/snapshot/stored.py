@@ -21,6 +21,7 @@ class StoredTable(NamedTuple):
     first is a filter, that of the others a SELECT. ``order_by`` names the columns of a
     chosen key. ``ranges`` are what several readers have each done. ``floor`` is the log
     LSN of the first mark: with ``sweeps``, whatever stands below it in the end is gone.
+    ``rows_per_second`` is its speed of late.
     """
 
     snapshot_id: str
@@ -46,6 +47,7 @@ class StoredTable(NamedTuple):
     ranges: tuple[KeyRange, ...] = ()
     floor: int | None = None
     sweeps: bool = False
+    rows_per_second: float | None = None
 
     @property
     def percent(self) -> float | None:
@@ -56,6 +58,38 @@ class StoredTable(NamedTuple):
             return None
         done = 100.0 * (self.rows + self.dropped) / self.estimated_rows
         return round(min(99.9, done), 1)
+
+    @property
+    def eta_s(self) -> float | None:
+        """How long it will take by its speed of late; None: nobody knows."""
+        left = self.estimated_rows - self.rows - self.dropped
+        if self.state != "running" or not self.rows_per_second or left < 0:
+            return None
+        return round(left / self.rows_per_second, 1)
+
+    @property
+    def is_of_one_view(self) -> bool:
+        """Whether it is read in the one view of the database that its snapshot has."""
+        return self.kind != INCREMENTAL
+
+    def after(self, chunks: int, rows: int, dropped: int) -> "StoredTable":
+        """Return it with so much more delivered."""
+        return self._replace(
+            rows=self.rows + rows,
+            dropped=self.dropped + dropped,
+            chunks=self.chunks + chunks,
+            error=None,
+        )
+
+    @property
+    def filter(self) -> str | None:
+        """Which rows are read, an SQL expression."""
+        return None if self.is_of_one_view else self.condition
+
+    @property
+    def select(self) -> str | None:
+        """What is read in place of the table, a SELECT."""
+        return self.condition if self.is_of_one_view else None
 
     @property
     def has_ended(self) -> bool:

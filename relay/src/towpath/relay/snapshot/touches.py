@@ -17,11 +17,13 @@ leave the part that is still to be read for the part that has been read: such a 
 asked for by the relay itself (``requests``), and the scan ends after that.
 
 Touches are on the hot path and bounded. Above the bound they are all forgotten, and the
-driver records anew, as at the beginning. Several scans may read one table at a time:
-each takes notes of its own, since each begins, forgets and begins anew by itself.
+driver records anew, as at the beginning. Several readers may share the notes of a scan:
+a touch is forgotten when none of them needs it. Several scans may read one table at a
+time: each takes notes of its own, since each begins and begins anew by itself.
 """
 
 import enum
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from towpath.relay.snapshot.shape import Key
@@ -53,6 +55,9 @@ class Notes:
         self._count = 0
         self._is_recording = False
         self._has_overflowed = False
+        # Of each reader, its last chunk's low mark and view; None: it has judged none.
+        self._passed: dict[int, tuple[int, XidSnapshot] | None] = {}
+        self._next_reader = 0
 
     def note(self, key: Key, xid: int, sequence: int, left: Left) -> None:
         """Note what a change left behind of a key."""
@@ -82,6 +87,12 @@ class Notes:
         """Whether touches were lost: no chunk read since ``begin`` can be judged."""
         return self._has_overflowed
 
+    def touched(self, keys: Iterable[Key]) -> Collection[Key]:
+        """Return the keys that ``judge`` may have something to say of. Hot path."""
+        if self._of_all:
+            return set(keys)
+        return self._by_key.keys() & keys if self._by_key else ()
+
     def judge(self, key: Key, low: int, snapshot: XidSnapshot) -> Left | None:
         """
         Say what the touches leave of a key that a chunk has read.
@@ -104,11 +115,45 @@ class Notes:
                 left = _after(left, newer)
         return left
 
-    def forget(self, low: int, snapshot: XidSnapshot) -> None:
-        """Forget what can drop no row of this chunk, nor of any chunk after it."""
+    def join(self) -> int:
+        """
+        Take in a reader, and return its number.
+
+        What it may still judge by is kept: from now on until ``leave``, nothing is
+        forgotten that it has not passed.
+        """
+        reader = self._next_reader
+        self._next_reader += 1
+        self._passed[reader] = None
+        return reader
+
+    def leave(self, reader: int) -> None:
+        """Take in that a reader judges nothing any more."""
+        self._passed.pop(reader, None)
+
+    def passed(self, reader: int, low: int, snapshot: XidSnapshot) -> None:
+        """
+        Take in that a reader has judged a chunk, and forget what nobody needs.
+
+        Args:
+            reader: Whose chunk it was.
+            low: The sequence of the chunk's low watermark. Later chunks of this reader
+                have theirs above it, and see whatever this one has seen.
+            snapshot: What the chunk's query saw.
+        """
+        self._passed[reader] = (low, snapshot)
+        if self._count:
+            self._forget(tuple(self._passed.values()))
+
+    def _forget(self, passed: tuple[tuple[int, XidSnapshot] | None, ...]) -> None:
+        if None in passed:
+            return
 
         def is_needed(touch: _Touch) -> bool:
-            return touch[1] > low or not snapshot.sees_streamed(touch[0])
+            return any(
+                touch[1] > low or not snapshot.sees_streamed(touch[0])
+                for low, snapshot in filter(None, passed)
+            )
 
         kept = ((k, [t for t in ts if is_needed(t)]) for k, ts in self._by_key.items())
         self._by_key = {key: touches for key, touches in kept if touches}

@@ -1,120 +1,224 @@
 """
-A track: snapshots that run one after another, beside those of other tracks.
+A queue of snapshots whose tables are read in order, some of them at the same time.
 
-Whole tables, keys that signals list, and keys that the relay asks for have a track
-each: a row that the stream left incomplete does not wait behind a table of a billion
-rows, nor behind a signal that asked to be slow.
+Several tracks read at the same time: whole tables, listed keys, and the keys that the
+relay itself asks for, so that a few keys never wait behind a table of hours.
+
+The tables of a run that is read in one view of the database all begin together, since
+they share the mark behind which the stream stands still.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from towpath.relay.snapshot import notifications
-from towpath.relay.snapshot.effects import Effect, SaveProgress
+from towpath.relay.snapshot.desk import Desk, Means
+from towpath.relay.snapshot.effects import Effect, SaveProgress, Thaw
+from towpath.relay.snapshot.errand import Freezes
 from towpath.relay.snapshot.facts import Fact, Tick
-from towpath.relay.snapshot.pace import Pace
+from towpath.relay.snapshot.pace import ChunkSize, Pace, Throttle
+from towpath.relay.snapshot.readers import Asking
+from towpath.relay.snapshot.recorders import Recorders
 from towpath.relay.snapshot.requests import MAX_BATCH_KEYS
 from towpath.relay.snapshot.run import Run
-from towpath.relay.snapshot.scan import Desk, Scan, Stage
+from towpath.relay.snapshot.scan import Scan, Stage
 from towpath.relay.snapshot.stored import StoredTable
-from towpath.relay.snapshot.touches import MAX_TOUCHES, Notes, Touches
+from towpath.relay.snapshot.touches import MAX_TOUCHES, Notes
+
+# Beside the chunks that are read: one waits for the stream, one for Kafka.
+_CHUNKS_UNDER_WAY: Final = 2
+
+_Name = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of memory: rows of a chunk, touches of a table, keys stored together."""
+    """
+    Bounds of memory and speed.
 
-    chunk_rows: int
+    Attributes:
+        chunk: What chunks should be like.
+        readers: How many chunks are read at the same time.
+        max_touches: How many touches of a table are kept.
+        batch_keys: How many keys that the relay asks for are stored together.
+    """
+
+    chunk: ChunkSize
+    readers: int = 1
     max_touches: int = MAX_TOUCHES
     batch_keys: int = MAX_BATCH_KEYS
 
 
+class Way(NamedTuple):
+    """
+    How a track reads.
+
+    Attributes:
+        readers: How many tables, and ranges of a table, are read at the same time.
+        throttle: What makes it yield; None: it never does.
+        on_ended: Told of each run when it has ended.
+    """
+
+    readers: int
+    throttle: Throttle | None
+    on_ended: Callable[[Run], None]
+
+
 class Track:
-    """Runs in the order in which they were asked for; one table is read at a time."""
+    """Runs in the order in which they were asked for."""
 
     def __init__(
         self,
         desk: Desk,
         limits: Limits,
-        recorders: dict[int, Touches],
-        on_ended: Callable[[Run], None],
+        recorders: Recorders,
+        freezes: Freezes,
+        way: Way,
     ) -> None:
         """
         Make an empty track.
 
         Args:
             desk: What all scans share.
-            limits: Bounds of memory.
-            recorders: By table, whom the loop tells of changes; shared by all tracks.
-            on_ended: Told of each run when it has ended.
+            limits: Bounds of memory and speed.
+            recorders: Whom the loop tells of changes; shared by all tracks.
+            freezes: Each run's mark and view.
+            way: How it reads.
         """
         self._desk = desk
         self._limits = limits
         self._recorders = recorders
-        self._on_ended = on_ended
+        self._freezes = freezes
+        self._way = way
         self._runs: deque[Run] = deque()
-        self._scan: Scan | None = None
+        self._scans: dict[_Name, Scan] = {}
         self._now_s = 0.0
-        self._notified: StoredTable | None = None
+        self._notified: dict[_Name, int] = {}
 
     @property
     def is_busy(self) -> bool:
         """Whether there is anything to run."""
-        return bool(self._runs)
+        return any(run.waiting for run in self._runs) or bool(self._scans)
 
     @property
     def is_waiting(self) -> bool:
         """Whether it waits for transactions to become visible."""
-        return self._scan is not None and self._scan.stage is Stage.WAITING
+        return any(scan.stage is Stage.WAITING for scan in self._scans.values())
 
     @property
     def has_ready(self) -> bool:
         """Whether there are rows to be judged and emitted."""
-        return self._scan is not None and self._scan.has_ready
+        return any(scan.has_ready for scan in self._scans.values())
+
+    @property
+    def holds_stream(self) -> bool:
+        """Whether the stream must not be read for now."""
+        return any(scan.holds_stream for scan in self._scans.values())
 
     def open_tables(self) -> list[StoredTable]:
-        """Return the tables that have not ended."""
-        return [t for run in self._runs for t in run.tables if not t.has_ended]
+        """Return the tables that have not ended, as far as they are."""
+        return [
+            self._scans[table[:2]].table if table[:2] in self._scans else table
+            for run in self._runs
+            for table in run.tables
+            if not table.has_ended
+        ]
 
     def add(self, tables: Iterable[StoredTable]) -> None:
         """Put a snapshot behind those that wait."""
         self._runs.append(Run(tables))
+        self._note_reordered()
 
     def on(self, fact: Fact) -> list[Effect]:
         """Take in a fact and say what is to be done."""
         if isinstance(fact, Tick):
             self._now_s = fact.now_s
         effects: list[Effect] = []
-        if self._scan is not None:
-            effects += self._announced(self._scan.on(fact))
+        for name, scan in self._scans.items():
+            effects += self._announced(name, scan.on(fact))
         return effects + self._advance()
+
+    # Signals -------------------------------------------------------------------
 
     def stop(self, table: StoredTable, reason: str) -> list[Effect]:
         """End one table where it is; one that is not on this track is let pass."""
-        scan = self._scan
-        if scan is not None and _is_same(scan.table, table):
-            return scan.stop(reason)
+        return self._halt(table, "stopped", reason)
+
+    def pause(self, table: StoredTable) -> list[Effect]:
+        """Let one table wait where it is; one that is not on this track is let pass."""
+        effects = self._halt(table, "paused", None)
+        run = self._run_of(table)
+        if effects and run is not None:
+            collections = (table.collection,)
+            effects.append(notifications.paused(run.snapshot_id, collections, run.kind))
+        return effects
+
+    def resume(self, tables: Iterable[StoredTable]) -> list[Effect]:
+        """Let tables of one snapshot go on; they are stored as queued."""
+        effects: list[Effect] = []
+        strange: list[StoredTable] = []
+        for table in tables:
+            run = self._run_of(table)
+            if run is None:
+                strange.append(table)
+                continue
+            run.update(_as_resumed(table, run.find(table.collection)))
+            collections = (table.collection,)
+            told = notifications.resumed(run.snapshot_id, collections, run.kind)
+            effects.append(told)
+        if strange:
+            self.add(_as_resumed(table, None) for table in strange)
+        self._note_reordered()
+        return effects
+
+    def _halt(self, table: StoredTable, state: str, reason: str | None) -> list[Effect]:
+        scan = self._scans.get(table[:2])
+        if scan is not None:
+            return scan.end(state, reason)
+        run = self._run_of(table)
+        known = None if run is None else run.find(table.collection)
+        if run is None or known is None or known.has_ended:
+            return []
+        halted = known._replace(state=state, error=reason)
+        run.update(halted)
+        self._note_reordered()
+        return [SaveProgress(self._desk.tokens.next_id(), halted)]
+
+    def _run_of(self, table: StoredTable) -> Run | None:
         for run in self._runs:
-            if run.snapshot_id == table.snapshot_id and table in run.tables:
-                stopped = table._replace(state="stopped", error=reason)
-                run.update(stopped)
-                return [SaveProgress(self._desk.tokens.next_id(), stopped)]
-        return []
+            if run.snapshot_id == table.snapshot_id and run.find(table.collection):
+                return run
+        return None
+
+    # What is next --------------------------------------------------------------
 
     def _advance(self) -> list[Effect]:
         """End what has ended and begin what is next."""
         effects: list[Effect] = []
-        while self._runs:
-            run = self._runs[0]
-            if self._scan is not None:
-                if self._scan.stage is not Stage.ENDED:
-                    break
-                effects += self._end_scan(run, self._scan)
-            table = run.next_table()
-            if table is None:
+        for name, scan in list(self._scans.items()):
+            if scan.stage is Stage.ENDED:
+                effects += self._end_scan(name, scan)
+        for run in list(self._runs):
+            if run.has_ended:
                 effects += self._end_run(run)
-            else:
+        for run in self._runs:
+            effects += self._begin_next(run)
+        return effects
+
+    def _begin_next(self, run: Run) -> list[Effect]:
+        """Begin the tables of a run that there is room for."""
+        effects: list[Effect] = []
+        busy = {scan.table.table_oid for scan in self._scans.values()}
+        for table in run.waiting:
+            if not table.is_of_one_view:
+                if len(self._scans) >= self._way.readers:
+                    break
+                if table.table_oid in busy:
+                    continue
+            if table[:2] not in self._scans:
+                busy.add(table.table_oid)
                 effects += self._begin_scan(run, table)
         return effects
 
@@ -123,49 +227,89 @@ class Track:
         if not run.is_announced:
             run.is_announced = True
             effects += run.answer("running", {})
-            effects.append(notifications.started(run.snapshot_id, run.collections))
+            told = notifications.started(run.snapshot_id, run.collections, run.kind)
+            effects.append(told)
         notes = Notes(max_touches=self._limits.max_touches)
-        pace = Pace(self._limits.chunk_rows, table.max_rows_per_second)
+        pace = Pace(self._limits.chunk, table.max_rows_per_second, self._way.throttle)
+        freeze = self._freezes.of(run.snapshot_id) if table.is_of_one_view else None
+        means = Means(
+            notes=notes,
+            asking=Asking(pace, self._may_ask),
+            parts=1 if table.ranges else self._way.readers,
+            freeze=freeze,
+        )
         running = table._replace(state="running")
         run.update(running)
-        self._scan = Scan(running, notes, pace, self._desk)
-        self._recorders.setdefault(table.table_oid, Touches()).notes.append(notes)
-        return effects + self._scan.on(Tick(self._now_s))
+        scan = self._scans[table[:2]] = Scan(running, means, self._desk)
+        self._recorders.record(running, notes)
+        return effects + scan.on(Tick(self._now_s))
 
-    def _end_scan(self, run: Run, scan: Scan) -> list[Effect]:
+    def _may_ask(self) -> bool:
+        under_way = sum(scan.in_flight for scan in self._scans.values())
+        return under_way < self._way.readers + _CHUNKS_UNDER_WAY
+
+    def _end_scan(self, name: _Name, scan: Scan) -> list[Effect]:
         table = scan.table
+        del self._scans[name]
+        self._notified.pop(name, None)
+        self._recorders.forget(table, scan.notes)
+        run = self._run_of(table)
+        if run is None:
+            return []
         run.update(table)
-        self._scan = None
-        touches = self._recorders[table.table_oid]
-        touches.notes.remove(scan.notes)
-        if not touches.notes:
-            del self._recorders[table.table_oid]
-        return [notifications.table_ended(table, run.collections)]
+        self._note_reordered()
+        effects: list[Effect] = []
+        if table.has_ended:
+            effects.append(notifications.table_ended(table, run.collections))
+        is_last = not any(other[0] == run.snapshot_id for other in self._scans)
+        if is_last and (view := self._freezes.drop(run.snapshot_id)):
+            effects.append(Thaw(view))
+        return effects
 
     def _end_run(self, run: Run) -> list[Effect]:
-        self._runs.popleft()
-        self._on_ended(run)
-        return [
-            *run.answer(run.status(), run.detail()),
-            notifications.ended(run.snapshot_id, run.collections, run.status()),
+        self._runs.remove(run)
+        self._way.on_ended(run)
+        status = run.status()
+        told = notifications.ended(run.snapshot_id, run.collections, status, run.kind)
+        detail = run.detail()
+        answers = run.answer(status, detail)
+        answered = [
+            notifications.answered(each.signal_id, status, detail) for each in answers
         ]
+        return [*answers, told, *answered]
 
-    def _announced(self, effects: Iterable[Effect]) -> list[Effect]:
+    def _note_reordered(self) -> None:
+        self._recorders.reordered.clear()
+        self._recorders.reordered.update(
+            table.table_oid
+            for run in self._runs
+            for table in run.tables
+            if table.order_by and not table.has_ended
+        )
+
+    def _announced(self, name: _Name, effects: Iterable[Effect]) -> list[Effect]:
         """Add a notification for each chunk that is stored."""
         announced: list[Effect] = []
+        run = next((r for r in self._runs if r.snapshot_id == name[0]), None)
         for effect in effects:
             announced.append(effect)
-            if isinstance(effect, SaveProgress) and self._has_moved_on(effect.table):
-                self._notified = effect.table
-                collections = self._runs[0].collections
-                announced.append(notifications.in_progress(effect.table, collections))
+            if not isinstance(effect, SaveProgress) or run is None:
+                continue
+            table = effect.table
+            if table.state == "running" and table.chunks > self._notified.get(name, 0):
+                self._notified[name] = table.chunks
+                announced.append(notifications.in_progress(table, run.collections))
         return announced
 
-    def _has_moved_on(self, table: StoredTable) -> bool:
-        is_first = self._notified is None or not _is_same(table, self._notified)
-        chunks = 0 if is_first or self._notified is None else self._notified.chunks
-        return table.state == "running" and table.chunks > chunks
 
+def _as_resumed(table: StoredTable, known: StoredTable | None) -> StoredTable:
+    """
+    Return where a table goes on.
 
-def _is_same(one: StoredTable, other: StoredTable) -> bool:
-    return one[:2] == other[:2]
+    One that is read by another key than its own, and had ended, begins anew: nobody
+    asked meanwhile for rows that left the part which is still to be read.
+    """
+    has_ended = known is None or known.has_ended
+    if not (table.order_by and has_ended):
+        return table
+    return table._replace(last_key=None, maximum_key=None, ranges=())

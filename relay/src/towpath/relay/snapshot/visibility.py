@@ -11,6 +11,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+# What touches outside any transaction has instead of an id: every query sees it.
+NO_TRANSACTION: Final = 0
+
 _XID_RANGE: Final = 1 << 32
 _HALF_RANGE: Final = 1 << 31
 
@@ -55,7 +58,7 @@ class XidSnapshot:
 
     def sees_streamed(self, xid32: int) -> bool:
         """Tell the same of a transaction as the stream names it, with 32 bits."""
-        return self.sees(self.extend(xid32))
+        return xid32 == NO_TRANSACTION or self.sees(self.extend(xid32))
 
 
 class InvisibleTransactions:

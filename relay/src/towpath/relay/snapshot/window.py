@@ -13,11 +13,17 @@ brings between two parts evicts from the rest, as it did before the high waterma
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Final
 
 from towpath.relay.snapshot.facts import WatermarkSeen
 from towpath.relay.snapshot.shape import Chunk, Key, Row, key_of
 from towpath.relay.snapshot.touches import Left, Notes
 from towpath.relay.wal.relation import Relation
+
+# What is judged at once, so that long rows do not hold live changes up: a millisecond
+# of them. A single row may be longer.
+PART_BYTES: Final = 256 * 1024
 
 
 @dataclass(slots=True)
@@ -29,7 +35,7 @@ class Verdict:
         relation: The shape of the rows.
         log_lsn: The place of the low watermark, and so of the rows.
         rows: To be emitted, in the order read.
-        judged: How many rows the part had.
+        judged: How much of the room for rows it took: all of it if they are long.
         dropped: How many of them are not emitted.
         incomplete: Keys whose row the stream does not carry whole: to be read again.
         absent: Keys looked for that have no row, which nothing contradicts.
@@ -90,7 +96,7 @@ class Window:
 
     def judge(self, notes: Notes, max_rows: int) -> Verdict:
         """
-        Judge the next rows; after the last, forget what matters to no later chunk.
+        Judge the next rows: so many, or as many as ``PART_BYTES`` hold.
 
         Raises:
             RuntimeError: The window is not ready.
@@ -99,7 +105,7 @@ class Window:
         if low is None or chunk is None or self.high is None:
             message = f"chunk {self.chunk_id} is not between its watermarks"
             raise RuntimeError(message)
-        part = chunk.rows[self._judged : self._judged + max_rows]
+        part = _bounded(chunk.rows[self._judged : self._judged + max_rows], chunk)
         self._judged += len(part)
         verdict = Verdict(chunk.shape.relation, low.log_lsn)
 
@@ -109,25 +115,28 @@ class Window:
                 verdict.incomplete.append(key)
             return left
 
-        self._judge_rows(part, judge, verdict)
+        if self.keys:
+            self._judge_found(part, judge, verdict)
+        else:
+            _judge_rows(part, notes, judge, verdict)
+            verdict.last_key = key_of(part[-1], chunk.shape.order_key) if part else None
+        is_cut = len(part) < max_rows and self._judged < len(chunk.rows)
+        verdict.judged = max_rows if is_cut else len(part)
+        verdict.dropped = len(part) - len(verdict.rows)
         if self._judged == len(chunk.rows):
             verdict.is_last = True
             self._judge_missing(judge, verdict)
-            notes.forget(low.sequence, chunk.snapshot)
         return verdict
 
-    def _judge_rows(self, rows: Sequence[Row], judge: _Judge, verdict: Verdict) -> None:
-        indexes = verdict.relation.key
-        key: Key | None = None
+    def _judge_found(
+        self, rows: Sequence[Row], judge: _Judge, verdict: Verdict
+    ) -> None:
+        """Judge rows of keys that were looked for."""
         for row in rows:
-            key = key_of(row, indexes)
+            key = key_of(row, verdict.relation.key)
+            self._found.add(key)
             if judge(key) is None:
                 verdict.rows.append(row)
-            if self.keys:
-                self._found.add(key)
-        verdict.judged = len(rows)
-        verdict.dropped = len(rows) - len(verdict.rows)
-        verdict.last_key = None if self.keys else key
 
     def _judge_missing(self, judge: _Judge, verdict: Verdict) -> None:
         """Judge the keys looked for that no row was found for."""
@@ -143,3 +152,32 @@ class Window:
             verdict.dropped += len(absent)
         else:
             verdict.absent.extend(absent)
+
+
+def _bounded(rows: Sequence[Row], chunk: Chunk) -> Sequence[Row]:
+    """Return the first rows that together are not too long, and at least one."""
+    if len(rows) * chunk.widest_bytes <= PART_BYTES:
+        return rows
+    size_bytes = 0
+    for count, row in enumerate(rows, 1):
+        size_bytes += sum(map(len, filter(None, row)))
+        if size_bytes >= PART_BYTES:
+            return rows[:count]
+    return rows
+
+
+def _judge_rows(
+    rows: Sequence[Row], notes: Notes, judge: _Judge, verdict: Verdict
+) -> None:
+    """Judge rows of a range, of which hardly any was touched. Hot path."""
+    indexes = verdict.relation.key
+    columns = [map(itemgetter(index), rows) for index in indexes]
+    # Rows of a table without a key share the empty one.
+    touched = notes.touched(zip(*columns, strict=True) if columns else ((),))
+    if not touched:
+        verdict.rows = list(rows)
+        return
+    for row in rows:
+        key = key_of(row, indexes)
+        if key not in touched or judge(key) is None:
+            verdict.rows.append(row)

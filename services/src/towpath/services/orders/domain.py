@@ -71,6 +71,7 @@ class OrderState:
     attributes: Mapping[str, AttributeValue] | None
     placed_at: datetime
     updated_at: datetime
+    cancel_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,7 @@ class Order:
             OrderRuleError: It is paid.
         """
         if self._move(OrderStatus.CANCELLED, at):
+            self.state = replace(self.state, cancel_reason=reason)
             self.events.append(OrderCancelled(self.state, reason))
 
     def _move(self, status: OrderStatus, at: datetime) -> bool:

@@ -2,7 +2,8 @@
 From what an aggregate says to what the outbox takes: names, keys and payloads.
 
 An order's event carries the order's whole state, so that a reader of the topic needs
-nothing else. The same document answers ``GET``.
+nothing else. The same document answers ``GET``. The view ``shop.order_documents`` says
+the same of every order, in SQL: whoever changes one changes the other.
 """
 
 import json
@@ -102,6 +103,8 @@ def _order_parts(
 
 
 def _json_text(attributes: Mapping[str, AttributeValue] | None) -> str | None:
+    """Write attributes as the database does: short names first, then by bytes."""
     if attributes is None:
         return None
-    return json.dumps(dict(attributes), ensure_ascii=False, separators=(",", ":"))
+    names = sorted(attributes, key=lambda name: (len(name.encode()), name.encode()))
+    return json.dumps({name: attributes[name] for name in names}, ensure_ascii=False)

@@ -103,7 +103,11 @@ class OrderRepository:
         changed = (
             update(orders)
             .where(orders.c.id == order.state.order_id)
-            .values(status=order.state.status, updated_at=order.state.updated_at)
+            .values(
+                status=order.state.status,
+                updated_at=order.state.updated_at,
+                cancel_reason=order.state.cancel_reason,
+            )
         )
         self._session.execute(changed)
 
@@ -172,4 +176,5 @@ def _state(row: Row[Any], lines: Sequence[Row[Any]]) -> OrderState:
         attributes=row.attributes,
         placed_at=row.placed_at,
         updated_at=row.updated_at,
+        cancel_reason=row.cancel_reason,
     )

@@ -57,6 +57,7 @@ orders = Table(
     Column("note", Text),
     Column("placed_at", _instant, nullable=False, server_default=func.now()),
     Column("updated_at", _instant, nullable=False, server_default=func.now()),
+    Column("cancel_reason", Text),
 )
 
 order_lines = Table(

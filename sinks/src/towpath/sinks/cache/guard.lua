@@ -7,6 +7,9 @@
 -- Answer: how many were applied, how many stale, then the indexes (from 1) of partial
 -- rows that found no row to be partial of.
 --
+-- towpath_sweep KEYS: some rows. ARGV[1]: a position. Takes the rows below it away,
+-- tombstones too, and answers how many.
+--
 -- A position is 16 hex digits, a dot, and an ordinal or "-" (below every ordinal).
 -- Lua compares strings by the server's locale and holds no integer above 2^53: so the
 -- parts are compared as numbers of at most 34 bits each.
@@ -78,4 +81,16 @@ local function apply(keys, arguments)
   return {applied, stale, unpack(absent)}
 end
 
+local function sweep(keys, arguments)
+  local swept = 0
+  for _, key in ipairs(keys) do
+    local stored = redis.call('HGET', key, '_position')
+    if stored and is_above(arguments[1], stored) then
+      swept = swept + redis.call('DEL', key)
+    end
+  end
+  return swept
+end
+
 redis.register_function('towpath_apply', apply)
+redis.register_function('towpath_sweep', sweep)

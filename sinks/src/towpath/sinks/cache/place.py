@@ -18,6 +18,11 @@ POSITION_FIELD: Final = "_position"
 TOMBSTONE_FIELD: Final = "_x"
 
 
+def floors_place(prefix: str) -> str:
+    """Return the name of the hash that remembers floors; no row's looks like it."""
+    return f"{key_text((prefix,))}:_floors"
+
+
 def route_place(prefix: str, route: str) -> str:
     """Return what the names of all rows of a route begin with."""
     return f"{key_text((prefix,))}:{key_text((route,))}:"

@@ -17,6 +17,7 @@ from towpath.sinks.key_text import key_text
 from towpath.sinks.values import text_of
 
 FUNCTION: Final = "towpath_apply"
+SWEEP_FUNCTION: Final = "towpath_sweep"
 
 # One call blocks the server while it runs: some 5 ms at this size. Fewer rows per call
 # cost a round trip each; more make every other client wait longer.

@@ -8,12 +8,14 @@ expire, so that no guard is forgotten.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Final
 
 import redis
 import structlog
 
-from towpath.sinks.cache.script import FUNCTION, Call, calls, library
+from towpath.sinks.cache.place import floors_place, scan_pattern
+from towpath.sinks.cache.script import FUNCTION, SWEEP_FUNCTION, Call, calls, library
 from towpath.sinks.change import Refusal
 from towpath.sinks.errors import (
     CacheRefusedError,
@@ -21,6 +23,7 @@ from towpath.sinks.errors import (
     TargetBusyError,
     TargetUnavailableError,
 )
+from towpath.sinks.floors import Floors
 from towpath.sinks.fold import ABSENT_ROW
 from towpath.sinks.ports import Batch, Checkpoint
 from towpath.sinks.tally import Tally
@@ -31,6 +34,9 @@ ANSWER_WITHIN_S: Final = 10.0
 # this only adds load.
 FULL_RETRY_AFTER_S: Final = 5.0
 LOADING_RETRY_AFTER_S: Final = 0.5
+
+# Some milliseconds of the server's time per call.
+_SWEPT_AT_ONCE: Final = 1000
 
 _KEEPS_EVERYTHING: Final = "noeviction"
 _NO_FUNCTION: Final = "Function not found"
@@ -53,6 +59,8 @@ class CacheSink:
         self._client = connect(url)
         self._prefix = prefix
         self._tombstone_s = tombstone_s
+        self._floors_place = floors_place(prefix)
+        self._floors = Floors()
         self._tally = Tally()
 
     def open(self) -> None:
@@ -66,10 +74,16 @@ class CacheSink:
                 )
                 raise EvictingCacheError(message)
             self._client.function_load(library(), replace=True)
+            remembered: dict[str, str] = self._client.hgetall(self._floors_place)
+        for route, floor in remembered.items():
+            self._floors.learn(route, floor)
 
     def apply(self, batch: Batch) -> None:
         tally = Tally()
-        for call in calls(self._prefix, batch.changes):
+        for route, floor in self._floors.due(batch.floors):
+            with translated():
+                self._sweep(route, floor)
+        for call in calls(self._prefix, self._floors.above(batch.changes, tally)):
             with translated():
                 _count(tally, call, self._run(call))
         self._tally.add(tally)
@@ -83,15 +97,30 @@ class CacheSink:
 
     def _run(self, call: Call) -> list[int]:
         arguments = (FUNCTION, len(call.keys), *call.keys, self._tombstone_s, call.rows)
+        answer: list[int] = self._call(arguments)
+        return answer
+
+    def _sweep(self, route: str, floor: str) -> None:
+        """Remember a floor, then take away what is below it."""
+        self._client.hset(self._floors_place, route, floor)
+        self._floors.learn(route, floor)
+        pattern = scan_pattern(self._prefix, route)
+        places = iter(self._client.scan_iter(pattern, count=_SWEPT_AT_ONCE))
+        swept = 0
+        while some := list(islice(places, _SWEPT_AT_ONCE)):
+            swept += self._call((SWEEP_FUNCTION, len(some), *some, floor))
+        self._floors.carried_out(route, floor)
+        _log.info("rows below a floor taken away", route=route, floor=floor, rows=swept)
+
+    def _call(self, arguments: tuple[object, ...]) -> Any:  # noqa: ANN401 - redis-py's
         try:
-            answer: list[int] = self._client.fcall(*arguments)
+            return self._client.fcall(*arguments)
         except redis.ResponseError as error:
             if _NO_FUNCTION not in str(error):
                 raise
             _log.warning("the cache lost its guard function: loading it again")
             self._client.function_load(library(), replace=True)
-            answer = self._client.fcall(*arguments)
-        return answer
+            return self._client.fcall(*arguments)
 
 
 def _count(tally: Tally, call: Call, answer: list[int]) -> None:

@@ -14,27 +14,32 @@ import pyarrow as pa
 from towpath.sinks.change import Change, Origin, Record, Refusal, Value
 from towpath.sinks.decode import Decoded, decode
 from towpath.sinks.fold import first_per_event, newest_per_key
+from towpath.sinks.jobs.sweeps import Sweeps
 from towpath.sinks.ports import Batch, DeadLetters, Sink
 from towpath.sinks.routes import Routes
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of a batch's records."""
+    """What became of a batch's records; ``skipped`` are those that say nothing."""
 
     records: int
     rows: int
     stale: int
     dead_letters: int
+    skipped: int = 0
 
 
 class BatchWriter:
     """Writes micro-batches into one sink."""
 
-    def __init__(self, routes: Routes, sink: Sink, dead_letters: DeadLetters) -> None:
+    def __init__(
+        self, routes: Routes, sink: Sink, dead_letters: DeadLetters, sweeps: Sweeps
+    ) -> None:
         self._routes = routes
         self._sink = sink
         self._dead_letters = dead_letters
+        self._sweeps = sweeps
 
     def write(self, table: pa.Table, batch_id: int) -> BatchResult:
         """
@@ -46,16 +51,18 @@ class BatchWriter:
         """
         records = records_of(table)
         decoded = decode(records, self._routes)
-        folded = newest_per_key(decoded.changes)
+        floors = self._sweeps.counting(decoded.floors)
+        folded = newest_per_key(decoded.changes, floors)
         events = first_per_event(decoded.events)
-        self._sink.apply(Batch(batch_id, folded.changes, events))
+        self._sink.apply(Batch(batch_id, folded.changes, events, floors))
         checkpoint = self._sink.flush()
         aside = letters(decoded, (*folded.refused, *checkpoint.refused), records)
         return BatchResult(
             records=len(records),
             rows=checkpoint.applied,
-            stale=checkpoint.stale,
+            stale=checkpoint.stale + folded.below,
             dead_letters=self._dead_letters.put(aside) if aside else 0,
+            skipped=decoded.skipped,
         )
 
 

@@ -50,6 +50,7 @@ class Report:
             rows=before.rows + result.rows,
             stale=before.stale + result.stale,
             dead_letters=before.dead_letters + result.dead_letters,
+            skipped=before.skipped + result.skipped,
             last_batch_ms=batch_ms,
         )
         self._log.debug(
@@ -58,6 +59,7 @@ class Report:
             rows=result.rows,
             stale=result.stale,
             dead_letters=result.dead_letters,
+            skipped=result.skipped,
             batch_ms=batch_ms,
         )
 

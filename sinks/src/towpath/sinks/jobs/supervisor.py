@@ -30,6 +30,7 @@ from towpath.sinks.jobs.batch import BatchResult, BatchWriter
 from towpath.sinks.jobs.checkpoint import read_offsets
 from towpath.sinks.jobs.query import QueryPlan, start_query
 from towpath.sinks.jobs.report import Report
+from towpath.sinks.jobs.sweeps import Sweeps
 from towpath.sinks.ports import Cluster, DeadLetters, Sink
 from towpath.sinks.routes import Routes
 
@@ -107,7 +108,10 @@ class Supervisor:
         try:
             sink.open()
             letters = self._parts.make_dead_letters(self._plan.sink.name)
-            writer = BatchWriter(Routes(self._plan.sink), sink, letters)
+            sweeps = Sweeps(
+                self._plan.state_folder, self._plan.sink.name, self._parts.cluster
+            )
+            writer = BatchWriter(Routes(self._plan.sink), sink, letters, sweeps)
             query = start_query(
                 self._spark,
                 self._plan,

@@ -1,12 +1,14 @@
 """The connection to OpenSearch, and its errors turned into ours, by their status."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from decimal import Decimal
+from typing import Any, Final
 
-from opensearchpy import OpenSearch
+from opensearchpy import JSONSerializer, OpenSearch
 from opensearchpy.exceptions import ConnectionError as NoConnectionError
-from opensearchpy.exceptions import TransportError
+from opensearchpy.exceptions import SerializationError, TransportError
 
 from towpath.sinks.errors import (
     SearchRefusedError,
@@ -23,10 +25,30 @@ _TOO_MANY: Final = 429
 _SERVER_ERROR: Final = 500
 
 
-def connect(url: str) -> OpenSearch:
-    """Return a client that does not retry by itself: the sink does, item by item."""
+class _ExactSerializer(JSONSerializer):
+    """Reads every number with all of its digits."""
+
+    def loads(self, s: str) -> Any:  # noqa: ANN401 - any JSON
+        try:
+            return json.loads(s, parse_float=Decimal)
+        except (ValueError, TypeError) as error:
+            raise SerializationError(s, error) from error
+
+
+def connect(url: str, *, is_exact: bool = False) -> OpenSearch:
+    """
+    Return a client that does not retry by itself: the sink does, item by item.
+
+    Args:
+        url: The index's address.
+        is_exact: Numbers with a point come as decimals, not as doubles.
+    """
     return OpenSearch(
-        hosts=[url], timeout=ANSWER_WITHIN_S, max_retries=0, retry_on_timeout=False
+        hosts=[url],
+        timeout=ANSWER_WITHIN_S,
+        max_retries=0,
+        retry_on_timeout=False,
+        serializer=_ExactSerializer() if is_exact else JSONSerializer(),
     )
 
 

@@ -1,5 +1,5 @@
 """
-From a table's shape to an index: explicit fields, and no others.
+An index of explicit fields, and no others; what each Postgres type is searched as.
 
 Exact values stay exact in ``_source``, which holds the row as it came; the field types
 below only say how it is searched. ``ignore_malformed`` because ``infinity``, ``NaN``
@@ -7,10 +7,11 @@ and years that the index cannot hold are values of the row all the same. A numer
 keyword, as doubles would lose digits, with a double beside it for ranges.
 """
 
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from towpath.sinks.relations import RelationShape
+Properties: TypeAlias = Mapping[str, Any]
 
 POSITION_FIELD: Final = "_position"
 DELETED_FIELD: Final = "_deleted"
@@ -22,8 +23,8 @@ REFRESH_INTERVAL: Final = "500ms"
 _LONGEST_KEYWORD: Final = 8191
 _LONGEST_SORTED_TEXT: Final = 256
 
-_KEYWORD: Final = {"type": "keyword", "ignore_above": _LONGEST_KEYWORD}
-_TEXT: Final = {
+KEYWORD: Final = {"type": "keyword", "ignore_above": _LONGEST_KEYWORD}
+TEXT: Final = {
     "type": "text",
     "fields": {"keyword": {"type": "keyword", "ignore_above": _LONGEST_SORTED_TEXT}},
 }
@@ -32,47 +33,47 @@ _DATE: Final = {
     "format": "strict_date_optional_time",
     "ignore_malformed": True,
 }
-_DOUBLE: Final = {"type": "double", "ignore_malformed": True}
-_NUMERIC: Final = _KEYWORD | {"fields": {"number": _DOUBLE}}
-_STORED_ONLY: Final = {"type": "keyword", "index": False, "doc_values": False}
+DOUBLE: Final = {"type": "double", "ignore_malformed": True}
+_NUMERIC: Final = KEYWORD | {"fields": {"number": DOUBLE}}
+STORED_ONLY: Final = {"type": "keyword", "index": False, "doc_values": False}
 
-_FIELD_OF_TYPE: Final = MappingProxyType(
+_FIELD_OF_TYPE: Final[Mapping[str, Properties]] = MappingProxyType(
     {
         "smallint": {"type": "short"},
         "integer": {"type": "integer"},
         "bigint": {"type": "long"},
         "oid": {"type": "long"},
         "boolean": {"type": "boolean"},
-        "real": _DOUBLE,
-        "double precision": _DOUBLE,
+        "real": DOUBLE,
+        "double precision": DOUBLE,
         "numeric": _NUMERIC,
-        "text": _TEXT,
-        "character varying": _TEXT,
-        "character": _TEXT,
-        "uuid": _KEYWORD,
+        "text": TEXT,
+        "character varying": TEXT,
+        "character": TEXT,
+        "uuid": KEYWORD,
         "date": _DATE,
         "timestamp without time zone": _DATE,
         "timestamp with time zone": _DATE,
-        "json": _STORED_ONLY,
-        "jsonb": _STORED_ONLY,
-        "bytea": _STORED_ONLY,
+        "json": STORED_ONLY,
+        "jsonb": STORED_ONLY,
+        "bytea": STORED_ONLY,
     }
 )
 
 
-def properties(shape: RelationShape) -> dict[str, Any]:
-    """Return the fields of the index; a type not named above is a keyword."""
-    fields: dict[str, Any] = {
-        column.name: _FIELD_OF_TYPE.get(column.type, _KEYWORD)
-        for column in shape.columns
-    }
-    fields[POSITION_FIELD] = {"type": "keyword"}
-    fields[DELETED_FIELD] = {"type": "boolean"}
-    return fields
+def field_of(type_name: str) -> Properties:
+    """Return the field for a Postgres type; one not named above is a keyword."""
+    return _FIELD_OF_TYPE.get(type_name, KEYWORD)
 
 
-def index_body(shape: RelationShape, alias: str) -> dict[str, Any]:
-    """Return what creates the index of a table behind its alias."""
+def with_own(fields: Properties) -> Properties:
+    """Add the sink's own fields."""
+    own = {POSITION_FIELD: {"type": "keyword"}, DELETED_FIELD: {"type": "boolean"}}
+    return {**fields, **own}
+
+
+def index_body(fields: Properties, alias: str) -> dict[str, Any]:
+    """Return what creates an index of these fields behind its alias."""
     return {
         "settings": {
             "index": {
@@ -81,7 +82,7 @@ def index_body(shape: RelationShape, alias: str) -> dict[str, Any]:
                 "refresh_interval": REFRESH_INTERVAL,
             }
         },
-        "mappings": {"dynamic": "strict", "properties": properties(shape)},
+        "mappings": {"dynamic": "strict", "properties": fields},
         "aliases": {alias: alias_body()},
     }
 

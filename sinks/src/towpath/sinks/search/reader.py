@@ -17,7 +17,7 @@ class SearchReader:
     """One OpenSearch, read while it may be written."""
 
     def __init__(self, url: str) -> None:
-        self._client = connect(url)
+        self._client = connect(url, is_exact=True)
 
     def rows(self, route: str) -> Iterator[StoredRow]:
         """

@@ -60,14 +60,21 @@ def document(change: Change) -> Document:
         "version": version(parse_position(change.position)),
         "version_type": "external_gte",
     }
+    line = orjson.dumps({"index": action})
+    return Document(change, line + b"\n" + _source(change) + b"\n")
+
+
+def _source(change: Change) -> bytes:
     if change.row is None:
-        source = dict(zip(change.key_columns, change.key, strict=True))
-        source |= {POSITION_FIELD: change.position, DELETED_FIELD: True}
-    else:
-        source = {**change.row, POSITION_FIELD: change.position}
-    return Document(
-        change, orjson.dumps({"index": action}) + b"\n" + orjson.dumps(source) + b"\n"
-    )
+        key = dict(zip(change.key_columns, change.key, strict=bool(change.key_columns)))
+        own = {POSITION_FIELD: change.position, DELETED_FIELD: True}
+        return orjson.dumps({**key, **own})
+    if change.text is None:
+        return orjson.dumps({**change.row, POSITION_FIELD: change.position})
+    # As it came, because its numbers may have more digits than a double: the position
+    # goes in front of the last brace. Between lines there is nothing but blanks.
+    body = change.text.rstrip()[:-1].replace(b"\n", b" ").replace(b"\r", b" ")
+    return body + f',"{POSITION_FIELD}":"{change.position}"}}'.encode()
 
 
 def calls(documents: Iterable[Document]) -> Iterator[Call]:

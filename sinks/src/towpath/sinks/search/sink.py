@@ -14,6 +14,7 @@ import structlog
 
 from towpath.schemas.backoff import Backoff
 from towpath.schemas.clock import Clock
+from towpath.schemas.events import event_schemas
 from towpath.settings import Route
 from towpath.sinks.change import ALL_PRESENT, Change, Refusal
 from towpath.sinks.errors import (
@@ -25,6 +26,7 @@ from towpath.sinks.fold import ABSENT_ROW
 from towpath.sinks.ports import Batch, Checkpoint, RelationSource
 from towpath.sinks.search.answer import FILTER_PATH, Verdict, outcomes
 from towpath.sinks.search.client import FULL_RETRY_AFTER_S, connect, translated
+from towpath.sinks.search.fields import RouteFields
 from towpath.sinks.search.indexes import Indexes
 from towpath.sinks.search.mapping import DELETED_FIELD, POSITION_FIELD
 from towpath.sinks.search.request import (
@@ -61,7 +63,8 @@ class SearchSink:
         """Describe the index; nothing is opened yet."""
         self._client = connect(url)
         self._routes = routes
-        self._indexes = Indexes(self._client, routes, relations)
+        source = RouteFields(relations, event_schemas())
+        self._indexes = Indexes(self._client, routes, source)
         self._clock = clock
         self._backoff = Backoff(first_s=0.2, ceiling_s=3.0)
         self._tally = Tally()
@@ -79,7 +82,10 @@ class SearchSink:
     def apply(self, batch: Batch) -> None:
         tally = Tally()
         self._indexes.prepare(batch.changes)
-        whole, doubtful = _part(batch.changes, tally)
+        for route, floor in self._indexes.floors.due(batch.floors):
+            self._indexes.sweep(route, floor)
+        above = self._indexes.floors.above(batch.changes, tally)
+        whole, doubtful = _part(above, tally)
         for first in range(0, len(doubtful), READ_AT_ONCE):
             whole += self._resolve(doubtful[first : first + READ_AT_ONCE], tally)
         for call in calls(document(change) for change in whole):

@@ -8,7 +8,7 @@ Why a sink cannot be verified.
     │   ├── SourceUnavailableError   the database cannot be read
     │   └── NotAtRestError           changes are still on their way
     └── UsageError
-        └── UnroutedTableError       a route reads no table that the source lists
+        └── UnroutedTableError       a route reads no table or view that is declared
 """
 
 from towpath.schemas.failure import UnavailableError, UsageError
@@ -27,6 +27,6 @@ class NotAtRestError(UnavailableError):
 
 
 class UnroutedTableError(UsageError):
-    """A route reads a topic that no listed table has."""
+    """A route reads a topic that no listed table and no declared view has."""
 
-    remedy = "List the table in source.tables, or take the route out of the sink."
+    remedy = "List the table in source.tables, or the view in relay.outbox.view."

@@ -1,23 +1,16 @@
 """One route, verified: what it should hold, what it holds, and the differences."""
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from towpath.schemas.failure import UnavailableError
-from towpath.schemas.topics import outbox_topic, table_topic
+from towpath.schemas.topics import outbox_topic, table_of, table_topic
 from towpath.settings import Route, RouteKind, Settings, Sink
-from towpath.sinks.key_text import key_text
-from towpath.sinks.ports import SinkReader, StoredRow
+from towpath.sinks.ports import SinkReader
 from towpath.sinks.routes import Routes
-from towpath.sinks.verify.canonical import Canonical, canonical_of
-from towpath.sinks.verify.compare import (
-    Difference,
-    Held,
-    SourceRow,
-    differences,
-    pack,
-)
+from towpath.sinks.verify.compare import Difference, SourceRow, differences
 from towpath.sinks.verify.errors import UnroutedTableError
+from towpath.sinks.verify.forms import DocumentForm, Form, RowForm
 from towpath.sinks.verify.report import FIRST_SHOWN, RouteReport
 from towpath.sinks.verify.shelf import Shelf
 from towpath.sinks.verify.source import Source, SourceColumn, SourceTable
@@ -33,12 +26,11 @@ _EVENT_COLUMNS: Final = (
 )
 
 
-class _Plan(NamedTuple):
-    """How rows of a table are written: per column a name and a form, and the key."""
-
-    names: tuple[str, ...]
-    forms: tuple[Canonical, ...]
-    key: tuple[int, ...]
+# What a document is compared with, of the aggregate's row in its view.
+_DOCUMENT_COLUMNS: Final = (
+    SourceColumn("aggregate_id", "text"),
+    SourceColumn("payload", "json"),
+)
 
 
 def source_table(
@@ -48,14 +40,19 @@ def source_table(
     Find what a route should hold.
 
     Raises:
-        UnroutedTableError: No listed table has the route's topic.
+        UnroutedTableError: No listed table, or no declared view, has the route's topic.
         SourceUnavailableError: The table cannot be looked up.
     """
     if route.kind is RouteKind.EVENT_LOG:
         return _outbox(route, sink, settings, source)
-    for name in settings.database.tables:
+    if route.kind is RouteKind.AGGREGATE:
+        return _view(route, settings, source)
+    prefix = settings.database.prefix
+    taken = table_of(prefix, route.topic)
+    is_taken = taken is not None and settings.capture.takes(taken)
+    for name in (*settings.capture.names, *([taken] if taken and is_taken else [])):
         schema, _, table = name.partition(".")
-        if table_topic(settings.database.prefix, schema, table) == route.topic:
+        if table_topic(prefix, schema, table) == route.topic:
             return source.table(schema, table)
     message = f"the route {route.name} reads {route.topic}, which no listed table has"
     raise UnroutedTableError(message)
@@ -65,7 +62,8 @@ def verify_route(
     route: Route, table: SourceTable, source: Source, reader: SinkReader
 ) -> RouteReport:
     """Compare a route; what cannot be read is told in the report, not raised."""
-    plan = _plan(table)
+    is_document = route.kind is RouteKind.AGGREGATE
+    form: Form = DocumentForm() if is_document else RowForm(table)
     rows_read = count = 0
     first: list[Difference] = []
     error: str | None = None
@@ -73,14 +71,15 @@ def verify_route(
     def source_rows() -> Iterator[Sequence[SourceRow]]:
         nonlocal rows_read
         for rows in source.rows(table):
-            rows_read += len(rows)
-            yield [_source_row(plan, texts) for texts in rows]
+            written = form.source_rows(rows)
+            rows_read += len(written)
+            yield written
 
     with Shelf() as shelf:
         try:
-            shelf.put(_held(plan, row) for row in reader.rows(route.name))
-            found = differences(plan.names, source_rows(), shelf)
-            for difference in found:
+            shelf.put(form.held(row) for row in reader.rows(route.name))
+            found = differences(form.columns, source_rows(), shelf)
+            for difference in form.told(found):
                 count += 1
                 if count <= FIRST_SHOWN:
                     first.append(difference)
@@ -114,20 +113,27 @@ def _outbox(
     return SourceTable(schema, name, _EVENT_COLUMNS, ("id",), only=only)
 
 
-def _plan(table: SourceTable) -> _Plan:
-    names = tuple(column.name for column in table.columns)
-    forms = tuple(canonical_of(column.type) for column in table.columns)
-    return _Plan(names, forms, tuple(names.index(name) for name in table.key))
-
-
-def _source_row(plan: _Plan, texts: Sequence[str | None]) -> SourceRow:
-    written = [form(text) for form, text in zip(plan.forms, texts, strict=True)]
-    return SourceRow(key_text([texts[place] for place in plan.key]), written)
-
-
-def _held(plan: _Plan, row: StoredRow) -> Held:
-    if row.is_deleted:
-        return Held(row.key, is_deleted=True, packed=b"")
-    fields = zip(plan.forms, plan.names, strict=True)
-    texts = [form(row.fields.get(name)) for form, name in fields]
-    return Held(row.key, is_deleted=False, packed=pack(texts))
+def _view(route: Route, settings: Settings, source: Source) -> SourceTable:
+    """Describe the aggregates whose state the route's topic carries."""
+    outbox = settings.relay.outbox
+    for view in outbox.view:
+        if outbox_topic(outbox.topic, view.aggregate_type) != route.topic:
+            continue
+        schema, _, name = view.view.partition(".")
+        types = tuple(
+            kind
+            for kind in source.values_of(schema, name, "type")
+            if kind not in route.delete_types
+            and (not route.state_types or kind in route.state_types)
+        )
+        # A view has no parts of its own: its rows are those that it gives.
+        return SourceTable(
+            *(schema, name, _DOCUMENT_COLUMNS, ("aggregate_id",)),
+            is_partitioned=True,
+            only=("type", types),
+        )
+    message = (
+        f"the route {route.name} reads {route.topic}, which no view of "
+        "relay.outbox.view gives"
+    )
+    raise UnroutedTableError(message)

@@ -64,7 +64,8 @@ _CONFIRMED: Final[LiteralString] = (
 _HAS_SNAPSHOTS: Final[LiteralString] = "select to_regclass('towpath.snapshot')::text"
 _UNFINISHED: Final[LiteralString] = (
     "select count(*) from towpath.snapshot"
-    " where state in ('queued', 'running') and (target is null or target = %s)"
+    " where state in ('queued', 'running', 'paused')"
+    " and (target is null or target = %s)"
 )
 _TIME_FORM: Final = 'YYYY-MM-DD"T"HH24:MI:SS.US'
 

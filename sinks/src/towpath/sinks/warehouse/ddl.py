@@ -14,6 +14,7 @@ from towpath.sinks.warehouse.errors import ForeignTableError
 from towpath.sinks.warehouse.tables import IS_DELETED, LakeTable, literal, quoted
 
 KEY_PROPERTY: Final = "towpath.key"
+FLOOR_PROPERTY: Final = "towpath.floor"
 
 # Merge-on-read writes what changed and a list of what it replaces, instead of whole
 # files. One such list per commit (not per file replaced) keeps a commit near a second
@@ -57,6 +58,12 @@ def identifier_fields(table: LakeTable) -> str:
 def key_property(table: LakeTable) -> str:
     """Write the key's columns in key order: the format's own list has no order."""
     return json.dumps(table.key, ensure_ascii=False)
+
+
+def floor_property(table: LakeTable, floor: str) -> str:
+    """Return the statement that makes the table remember a floor."""
+    pair = f"{literal(FLOOR_PROPERTY)} = {literal(floor)}"
+    return f"ALTER TABLE {table.name.sql} SET TBLPROPERTIES ({pair})"
 
 
 def live_view(table: LakeTable) -> str:

@@ -73,6 +73,12 @@ def insert_new(
     )
 
 
+def sweep(table: LakeTable, floor: str) -> str:
+    """Take away the rows below a floor, tombstones too."""
+    where = f"{quoted(POSITION)} < {literal(floor)}"
+    return f"DELETE FROM {table.name.sql} WHERE {where}"  # noqa: S608 - quoted
+
+
 def stored_positions(table: LakeTable, view: str) -> str:
     """Read what the table holds of the batch's keys, by the batch's row numbers."""
     number = quoted(ROW_NUMBER)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from towpath.sinks.ports import SqlSession
 from towpath.sinks.warehouse.ddl import (
+    FLOOR_PROPERTY,
     KEY_PROPERTY,
     creation,
     evolution,
@@ -52,6 +53,14 @@ def newest(session: SqlSession, name: LakeName) -> Commit | None:
     if not rows:
         return None
     return Commit(rows[0]["snapshot_id"], dict(rows[0]["summary"]))
+
+
+def remembered_floor(session: SqlSession, table: LakeTable) -> str | None:
+    """Return the floor that a table remembers, if it has one."""
+    statement = f"SHOW TBLPROPERTIES {table.name.sql}"
+    found = session.sql(statement).to_pylist()
+    values: dict[str, str] = {row["key"]: row["value"] for row in found}
+    return values.get(FLOOR_PROPERTY)
 
 
 def _columns(session: SqlSession, name: LakeName) -> dict[str, str]:

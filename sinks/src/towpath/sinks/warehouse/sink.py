@@ -18,11 +18,12 @@ from towpath.schemas.failure import TowpathError
 from towpath.settings import Route, RouteKind, Sink
 from towpath.sinks.change import Change, EventRow
 from towpath.sinks.errors import ShapeUnknownError
+from towpath.sinks.floors import Floors
 from towpath.sinks.ports import Batch, Checkpoint, RelationSource, SqlSession
 from towpath.sinks.tally import Tally
 from towpath.sinks.warehouse import compaction, merge, rows
-from towpath.sinks.warehouse.ddl import live_view
-from towpath.sinks.warehouse.opening import Commit, ensure, newest
+from towpath.sinks.warehouse.ddl import floor_property, live_view
+from towpath.sinks.warehouse.opening import Commit, ensure, newest, remembered_floor
 from towpath.sinks.warehouse.partial import without_absent
 from towpath.sinks.warehouse.tables import (
     LakeName,
@@ -59,6 +60,7 @@ class WarehouseSink:
         self._newest: dict[LakeName, Commit] = {}
         self._compaction = compaction.Compaction()
         self._left_out: set[tuple[str, str]] = set()
+        self._floors = Floors()
         self._tally = Tally()
 
     def open(self) -> None:
@@ -71,7 +73,12 @@ class WarehouseSink:
 
     def apply(self, batch: Batch) -> None:
         tally = Tally()
-        for route, changes in _by_route(batch.changes):
+        # Opened first: a table may remember a floor of its own.
+        for name in {c.route for c in batch.changes} | {f.route for f in batch.floors}:
+            self._table(self._routes[name])
+        for name, floor in self._floors.due(batch.floors):
+            self._sweep(self._routes[name], floor)
+        for route, changes in _by_route(self._floors.above(batch.changes, tally)):
             self._upsert(self._routes[route], changes, tally)
         for route, events in _by_route(batch.events):
             self._append(self._routes[route], events, tally)
@@ -98,6 +105,7 @@ class WarehouseSink:
             table = current_state(route.name, self._relations.shape(route.topic))
             ensure(self._session, table)
             self._session.sql(live_view(table))
+            self._floors.learn(route.name, remembered_floor(self._session, table))
         self._tables[route.name] = table
         return table
 
@@ -126,6 +134,16 @@ class WarehouseSink:
             applied = self._write(table, merge.upsert(table, _BATCH, kept))
             tally.applied += applied
             tally.stale += len(laid.changes) - applied
+
+    def _sweep(self, route: Route, floor: str) -> None:
+        """Remember a floor, then take away what is below it."""
+        table = self._table(route)
+        self._session.sql(floor_property(table, floor))
+        self._floors.learn(route.name, floor)
+        self._newest.pop(table.name, None)
+        self._session.sql(merge.sweep(table, floor))
+        self._floors.carried_out(route.name, floor)
+        _log.info("rows below a floor taken away", route=route.name, floor=floor)
 
     def _append(self, route: Route, events: list[EventRow], tally: Tally) -> None:
         table = self._table(route)

@@ -20,10 +20,10 @@ FIRST: Final = "demo-first-fill"
 
 
 def fill_sinks(stage: Stage) -> None:
-    """Fill the three sinks of all tables, while their drivers still start."""
-    tables = stage.settings().database.tables
-    with stage.doing(f"snapshot {len(tables)} tables for all sinks"):
-        signals.ask(stage.shop_dsn, tables, signal_id=FIRST)
+    """Fill the three sinks of everything, while their drivers still start."""
+    collections = stage.settings().collections
+    with stage.doing(f"snapshot {', '.join(collections)}"):
+        signals.ask(stage.shop_dsn, collections, signal_id=FIRST)
         wait_for_snapshot(stage, FIRST)
     with stage.doing("wait until the three sinks hold what was there before"):
         wait_for_sinks(stage, _FILLED_WITHIN_S)

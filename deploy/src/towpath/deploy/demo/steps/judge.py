@@ -17,7 +17,7 @@ from towpath.deploy import offsets, signals
 from towpath.deploy.demo import command, measure, parts
 from towpath.deploy.demo.stage import Stage
 from towpath.deploy.demo.steps import shop
-from towpath.deploy.demo.steps.new_sink import SIGNAL, SINK
+from towpath.deploy.demo.steps.new_sink import COLLECTION, SIGNAL, SINK
 from towpath.deploy.demo.table import Result, SinkResult, SnapshotResult, Traffic
 from towpath.sinks.kafka import Topics
 from towpath.sinks.verify.compare import Difference
@@ -167,12 +167,13 @@ def _timed(finding: SinkResult, report: Mapping[str, Any] | None) -> SinkResult:
 def _snapshot(stage: Stage) -> SnapshotResult:
     rows = signals.progress(stage.shop_dsn, SIGNAL)
     delivered = sum(row.rows for row in rows)
+    changed = measure.count_changed(stage.shop_dsn, SIGNAL, COLLECTION)
     took_s = sum(row.elapsed_s or 0.0 for row in rows)
     return SnapshotResult(
         sink=SINK,
         rows=delivered,
         rows_per_s=round(delivered / took_s, 1) if took_s else 0.0,
-        changed_meanwhile=measure.count_changed(stage.shop_dsn, SIGNAL),
+        changed_meanwhile=changed,
         wanted_changes=stage.plan.wanted_changes,
         dropped=sum(row.dropped for row in rows),
     )

@@ -1,8 +1,9 @@
 """
 A sink that did not exist before: declared, started and filled while checkouts go on.
 
-Its block is added to the configuration, and its driver starts it by itself. The row in
-the signal table is written as a person would write it, and shown.
+Its block is added to the configuration, and its driver starts it by itself. It follows
+the orders' events, of which most are not kept anywhere: the snapshot reads what they
+would say. The row in the signal table is written as a person would write it, and shown.
 """
 
 import json
@@ -14,6 +15,7 @@ from towpath.deploy import signals
 from towpath.deploy.demo.parts import SERVING
 from towpath.deploy.demo.stage import Stage
 from towpath.deploy.demo.steps.fill import wait_for_snapshot
+from towpath.deploy.local.configuration import order_documents
 from towpath.sinks import declare
 from towpath.sinks.kafka import Topics
 
@@ -21,7 +23,8 @@ SINK: Final = "search_orders"
 INDEX: Final = "orders_v2"
 SIGNAL: Final = "demo-new-sink"
 
-_TABLE: Final = "shop.orders"
+COLLECTION: Final = "outbox.order"
+
 _RUNNING_WITHIN_S: Final = 90.0
 _APPLIED_WITHIN_S: Final = 120.0
 
@@ -31,24 +34,14 @@ name = "{name}"
 kind = "search"
 driver = "{driver}"
 url = "{url}"
-
-[[sink.route]]
-topic = "{prefix}.{table}"
-name = "{index}"
 """
 
 
 def declare_sink(stage: Stage) -> None:
     """Add the sink to the configuration, and wait until its query runs."""
     settings = stage.settings()
-    block = _BLOCK.format(
-        name=SINK,
-        driver=SERVING,
-        url=stage.addresses.opensearch_url,
-        prefix=settings.database.prefix,
-        table=_TABLE,
-        index=INDEX,
-    )
+    url = stage.addresses.opensearch_url
+    block = _BLOCK.format(name=SINK, driver=SERVING, url=url) + order_documents(INDEX)
     with stage.doing(f"declare a new sink: {SINK}, the index {INDEX}"):
         cluster = Topics(settings.kafka.bootstrap_servers)
         stage.patiently(
@@ -64,7 +57,7 @@ def fill_sink(stage: Stage) -> None:
         stage.patiently(
             lambda: signals.ask(
                 stage.shop_dsn,
-                [_TABLE],
+                [COLLECTION],
                 target=SINK,
                 max_rows_per_second=stage.plan.max_rows_per_second,
                 signal_id=SIGNAL,
@@ -82,7 +75,7 @@ def fill_sink(stage: Stage) -> None:
 def _statement(stage: Stage) -> str:
     data = json.dumps(
         {
-            "data-collections": [_TABLE],
+            "data-collections": [COLLECTION],
             "type": "incremental",
             "target": SINK,
             "max-rows-per-second": stage.plan.max_rows_per_second,

@@ -28,6 +28,7 @@ from towpath.relay.routing.forms.form import Form, Schema
 from towpath.relay.routing.forms.geometry import POINT, java_numbers, postgis
 from towpath.relay.routing.forms.intervals import interval
 from towpath.relay.routing.forms.iso import (
+    instant_column,
     instant_json,
     instant_value,
     timestamp_json,
@@ -102,6 +103,7 @@ _INSTANT: Final = Form(
     Schema("string", name="io.debezium.time.ZonedTimestamp", version=1),
     instant_json,
     instant_value,
+    instant_column,
 )
 _TIMESTAMP_TEXT: Final = Form(Schema("string"), timestamp_json, timestamp_value)
 

@@ -4,10 +4,11 @@ Booleans, integers and floats: numbers as Postgres writes them. Hot path.
 What JSON has no number for (``NaN`` and the infinities) is its name as a string.
 """
 
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
-from towpath.relay.routing.forms.form import Form, Schema
+from towpath.relay.routing.forms.form import Form, Fragments, Schema
 
 _BOOLEANS: Final = MappingProxyType({b"t": b"true", b"f": b"false"})
 _NO_NUMBERS: Final = MappingProxyType(
@@ -20,9 +21,21 @@ def number_json(text: bytes) -> bytes:
     return text
 
 
+def number_column(texts: Sequence[bytes]) -> Fragments:
+    """Write what are JSON numbers already."""
+    return Fragments(texts)
+
+
 def float_json(text: bytes) -> bytes:
     """Write a float."""
     return _NO_NUMBERS.get(text, text)
+
+
+def float_column(texts: Sequence[bytes]) -> Fragments:
+    """Write floats."""
+    if _NO_NUMBERS.keys().isdisjoint(texts):
+        return Fragments(texts)
+    return Fragments(list(map(float_json, texts)))
 
 
 def boolean_json(text: bytes) -> bytes:
@@ -30,14 +43,21 @@ def boolean_json(text: bytes) -> bytes:
     return _BOOLEANS[text]
 
 
+def boolean_column(texts: Sequence[bytes]) -> Fragments:
+    """Write many of them."""
+    return Fragments(list(map(_BOOLEANS.__getitem__, texts)))
+
+
 def boolean_value(text: bytes) -> bool:
     """Read ``t`` or ``f``."""
     return text == b"t"
 
 
-BOOLEAN: Final = Form(Schema("boolean"), boolean_json, boolean_value)
-INT16: Final = Form(Schema("int16"), number_json, int)
-INT32: Final = Form(Schema("int32"), number_json, int)
-INT64: Final = Form(Schema("int64"), number_json, int)
-FLOAT: Final = Form(Schema("float"), float_json, float)
-DOUBLE: Final = Form(Schema("double"), float_json, float)
+BOOLEAN: Final = Form(
+    Schema("boolean"), boolean_json, boolean_value, column=boolean_column
+)
+INT16: Final = Form(Schema("int16"), number_json, int, column=number_column)
+INT32: Final = Form(Schema("int32"), number_json, int, column=number_column)
+INT64: Final = Form(Schema("int64"), number_json, int, column=number_column)
+FLOAT: Final = Form(Schema("float"), float_json, float, column=float_column)
+DOUBLE: Final = Form(Schema("double"), float_json, float, column=float_column)

@@ -20,14 +20,14 @@ int64. Zoned times are texts in every mode: ISO 8601 in UTC with the column's pr
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from types import MappingProxyType
 from typing import Final
 
 from towpath.relay.errors import MalformedMessageError
-from towpath.relay.routing.forms.form import Form, Schema
-from towpath.relay.routing.forms.iso import INFINITIES, seconds_of
+from towpath.relay.routing.forms.form import Form, Fragments, Schema
+from towpath.relay.routing.forms.iso import INFINITIES, instants, seconds_of
 from towpath.settings.rows import Times
 
 _DATE: Final = re.compile(rb"(\d{4,})-(\d\d)-(\d\d)( BC)?\Z")
@@ -156,10 +156,17 @@ def zoned_form(typmod: int) -> Form:
     def value(text: bytes) -> str:
         return zoned(text, digits)
 
+    def column(texts: Sequence[bytes]) -> Fragments:
+        rewritten = instants(texts) if digits == _MICROSECONDS else None
+        if rewritten is None:
+            rewritten = [value(text).encode() for text in texts]
+        return Fragments(rewritten, b'"')
+
     return Form(
         Schema("string", name="io.debezium.time.ZonedTimestamp", version=1),
         lambda text: b'"' + value(text).encode() + b'"',
         value,
+        column,
     )
 
 

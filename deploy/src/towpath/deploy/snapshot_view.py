@@ -1,0 +1,126 @@
+"""How snapshots look: as a table, and as bars that move while one is watched."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+)
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from towpath.deploy.signals import Progress
+
+_TITLES: Final = ("target", "state", "rows", "dropped", "%", "rows/s", "left")
+
+
+def snapshot_table(rows: Sequence[Progress]) -> Table:
+    """Return a row for each table of each snapshot."""
+    table = Table(box=None)
+    for title in ("snapshot", "table"):
+        # Both are needed whole for the next command.
+        table.add_column(title, overflow="fold")
+    for title in _TITLES:
+        table.add_column(title, justify="left" if title in _TITLES[:2] else "right")
+    for title in ("last key", "error"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(
+            *map(escape, (row.snapshot_id, row.collection, row.target or "all")),
+            row.state if row.kind == "incremental" else f"{row.state} ({row.kind})",
+            *(f"{row.rows:,}", f"{row.dropped:,}"),
+            "" if row.percent is None else f"{row.percent:.0f}",
+            *(rate_text(row), time_text(time_left_s(row))),
+            *map(escape, (key_text(row.last_key), row.error or "")),
+        )
+    return table
+
+
+def rate_text(row: Progress) -> str:
+    """Return how many rows a second, of late or all in all."""
+    return f"{row.rows_per_second:,.0f}" if row.rows_per_second else ""
+
+
+def time_left_s(row: Progress) -> float | None:
+    """Return how long it will take; None: nobody knows, or it does not run."""
+    if row.state != "running":
+        return None
+    if row.eta_s is not None:
+        return row.eta_s
+    left = (row.estimated_rows or 0) - row.rows - row.dropped
+    if not row.rows_per_second or left < 0:
+        return None
+    return left / row.rows_per_second
+
+
+def time_text(time_s: float | None) -> str:
+    """Write a time as hours, minutes and seconds."""
+    if time_s is None:
+        return ""
+    minutes, seconds = divmod(round(time_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def key_text(key: Sequence[str] | None) -> str:
+    """Write a key for people: its only column's text, or a JSON list of them."""
+    if not key:
+        return ""
+    return key[0] if len(key) == 1 else json.dumps(list(key), ensure_ascii=False)
+
+
+class SnapshotBars:
+    """A bar for each table of a snapshot."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def show(self, rows: Sequence[Progress]) -> None:
+        """Bring the bars up to date."""
+        for row in rows:
+            task = self._tasks.get(row.collection)
+            if task is None:
+                task = self._bars.add_task(escape(row.collection), total=None, told="")
+                self._tasks[row.collection] = task
+            total = None if row.percent is None else 100.0
+            told = escape(told_of(row))
+            done = row.percent or 0.0
+            self._bars.update(task, total=total, completed=done, told=told)
+
+
+def told_of(row: Progress) -> str:
+    """Say in a line how a table is, beside its bar."""
+    told = [row.state, f"{row.rows:,} rows"]
+    if row.dropped:
+        told.append(f"{row.dropped:,} newer in the stream")
+    if row.rows_per_second:
+        told.append(f"{rate_text(row)} rows/s")
+    left = time_text(time_left_s(row))
+    if left:
+        told.append(f"{left} left")
+    if row.last_key and row.state != "completed":
+        told.append(f"up to {key_text(row.last_key)[:60]}")
+    if row.error:
+        told.append(row.error)
+    return ", ".join(told)
+
+
+@contextmanager
+def open_bars(console: Console) -> Iterator[SnapshotBars]:
+    """Show bars until the end; where there is no terminal, how they ended."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[told]}"),
+    )
+    with Bars(*columns, console=console, refresh_per_second=4) as bars:
+        yield SnapshotBars(bars)

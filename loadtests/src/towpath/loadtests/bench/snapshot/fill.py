@@ -1,0 +1,169 @@
+"""
+One run: a system follows the table, is asked to read it, and is checked afterwards.
+
+Under updates the load begins before the signal, so that the latency of a system at
+rest is measured by the same clients; it ends with the snapshot.
+"""
+
+from contextlib import ExitStack
+from typing import Final
+
+from towpath.loadtests.bench import publishers
+from towpath.loadtests.bench.clients import told
+from towpath.loadtests.bench.drain import LOOK_EVERY_S, until_still
+from towpath.loadtests.bench.errors import BenchError
+from towpath.loadtests.bench.figures import Figures
+from towpath.loadtests.bench.plan import Bench
+from towpath.loadtests.bench.snapshot import systems, topic
+from towpath.loadtests.bench.snapshot.figures import (
+    Moments,
+    live_figures,
+    rate_figures,
+)
+from towpath.loadtests.bench.snapshot.plan import UPDATES_PER_S, FillRun, Load
+from towpath.loadtests.bench.snapshot.source import UPDATE, ItemSource
+from towpath.loadtests.bench.snapshot.verdict import Expected, Verdict, judge
+from towpath.loadtests.bench.steady import pgbench
+from towpath.loadtests.bench.watch import Watch, per_event_us
+from towpath.schemas.clock import Deadline
+
+# Far below what anybody has shown, so that a busy machine ends no benchmark.
+_SLOWEST_PER_S: Final = 500
+_SERVING_WITHIN_S: Final = 90.0
+_LOAD_FOR_S: Final = 3_600.0
+_COPIES: Final = 3
+_MS: Final = 1000.0
+
+
+class Fill:
+    """One run of a system that writes to Kafka. Call order: measure, once."""
+
+    def __init__(self, bench: Bench, run: FillRun, source: ItemSource) -> None:
+        self._bench = bench
+        self._run = run
+        self._source = source
+        self._pid = 0
+        self._watch = Watch()
+        self._watch.add("broker", bench.place.broker_pid, is_new=False)
+
+    def measure(self) -> tuple[Figures, Verdict]:
+        """
+        Carry the run out; return its figures and what the check found.
+
+        Raises:
+            BenchError: The system ended, refused, or was not done in time.
+        """
+        self._source.begin_truth()
+        moments = self._read_the_table()
+        until_still(self._bench, self._run)
+        self._bench.place.launcher.stop(self._run.name)
+        return self._check(moments)
+
+    def _read_the_table(self) -> Moments:
+        with ExitStack() as stack:
+            if self._run.is_initial:
+                # It follows nothing before it has read: there is no latency at rest.
+                stack.enter_context(load(self._bench, self._run))
+                idle_ms = asked_ms = self._now_ms()
+                self._start()
+            else:
+                self._start()
+                self._until_serving()
+                stack.enter_context(load(self._bench, self._run))
+                idle_ms = self._rest()
+                self._watch.restart()
+                asked_ms = self._now_ms()
+                systems.ask(self._run, self._source)
+            self._until_completed()
+            self._watch.look()
+            return Moments(idle_ms, asked_ms, self._now_ms())
+
+    def _start(self) -> None:
+        self._pid = systems.start(self._bench, self._run, self._source)
+        self._watch.add("process", self._pid, is_new=True)
+
+    def _until_serving(self) -> None:
+        """Commit one update and wait until it is in Kafka: what comes is followed."""
+        self._bench.screen.begin(f"{self._run.name}: starting", 0)
+        self._source.update_one()
+        deadline = Deadline(self._bench.clock, _SERVING_WITHIN_S)
+        while not self._there():
+            self._look(deadline, "it does not read its slot")
+        reader = self._source.reader_pid(self._run.name)
+        self._watch.add("walsender", reader, is_new=True)
+
+    def _rest(self) -> float:
+        """Let the load run without a snapshot; return since when it is measured."""
+        if self._run.load is Load.QUIET:
+            return self._now_ms()
+        options = self._bench.options
+        self._bench.screen.begin(f"{self._run.name}: updates alone", 0)
+        self._bench.clock.wait(options.warm_up_s)
+        since_ms = self._now_ms()
+        self._bench.clock.wait(options.duration_s)
+        return since_ms
+
+    def _until_completed(self) -> None:
+        rows = self._bench.options.rows
+        tell = self._bench.screen.begin(self._run.name, rows)
+        within_s = _SERVING_WITHIN_S + rows / _SLOWEST_PER_S
+        deadline = Deadline(self._bench.clock, within_s)
+        while not systems.has_completed(self._bench, self._run, self._source):
+            self._look(deadline, f"not done after {within_s:.0f} s")
+            tell(self._there())
+        tell(self._there())
+
+    def _look(self, deadline: Deadline, complaint: str) -> None:
+        """Wait a little; make sure meanwhile that all is well."""
+        bench, run = self._bench, self._run
+        publishers.check(bench, run, self._pid)
+        self._watch.look()
+        if deadline.passed():
+            raise BenchError(
+                told(run.name, complaint, bench.place.launcher.log(run.name))
+            )
+        bench.clock.wait(LOOK_EVERY_S)
+
+    def _check(self, moments: Moments) -> tuple[Figures, Verdict]:
+        bench, run = self._bench, self._run
+        bench.screen.begin(f"{run.name}: comparing topic and table", 0)
+        updates = self._source.updates()
+        digests = self._source.contents()
+        expected = Expected(digests, updates, is_initial=run.is_initial)
+        verdict, notes = judge(expected, topic.delivered(bench, run.topic))
+        if not notes.read_at_ms:
+            return {}, verdict
+        records = len(notes.read_at_ms) + len(notes.updated_at)
+        found = rate_figures(verdict, notes, moments) | live_figures(notes, moments)
+        found |= self._watch.figures()
+        found["cpu_us_per_row"] = per_event_us(found["process_cpu_s"], verdict.rows)
+        size = topic.size_bytes(bench.place.log_folder, run.topic)
+        found["topic_bytes_per_row"] = size / records
+        return found, verdict
+
+    def _there(self) -> int:
+        return sum(self._bench.broker.ends(self._run.topic).values())
+
+    def _now_ms(self) -> float:
+        return self._bench.clock.now().timestamp() * _MS
+
+
+def load(bench: Bench, run: FillRun) -> ExitStack:
+    """Return what keeps the run's load going for as long as it is entered."""
+    stack = ExitStack()
+    if run.load is Load.UPDATES:
+        script = UPDATE.format(rows=bench.options.rows)
+        dsn, rate = run.source.dsn, UPDATES_PER_S
+        stack.enter_context(pgbench(bench, dsn, script, rate, _LOAD_FOR_S))
+    return stack
+
+
+def copy(bench: Bench, run: FillRun, source: ItemSource) -> Figures:
+    """Measure what nobody can be faster than: the table's COPY, thrown away."""
+    bench.screen.begin(run.name, 0)
+    with load(bench, run):
+        began_s = bench.clock.monotonic_s()
+        size = sum(source.discard_copy() for _ in range(_COPIES))
+        elapsed_s = bench.clock.monotonic_s() - began_s
+    rows = bench.options.rows * _COPIES
+    return {"rows_per_s": rows / elapsed_s, "copy_bytes_per_row": size / rows}

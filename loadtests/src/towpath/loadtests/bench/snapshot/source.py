@@ -1,0 +1,193 @@
+"""
+The table: made once, copied for each run, read at the end of it.
+
+A row is 200 bytes of text in six columns; ids count from one. An update raises the
+row's version and changes what depends on it, so that no two contents of a row are
+alike, and of two records of a row it is plain which is the newer.
+"""
+
+import contextlib
+import json
+import re
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from psycopg import sql
+
+from towpath.loadtests.bench import pgoutput
+from towpath.loadtests.bench.errors import BenchError
+from towpath.loadtests.bench.place import Place
+from towpath.loadtests.bench.snapshot.plan import TABLE
+from towpath.loadtests.bench.source import Source, database
+from towpath.schemas.clock import Clock
+
+PUBLICATION: Final = "bench"
+SIGNALS: Final = "bench.signal"
+_TRUTH: Final = "bench_truth"
+_SIGNAL_ID: Final = "fill"
+
+_PIECE_ROWS: Final = 50_000
+_COPY_BYTES: Final = 1_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECONDS: Final = 1_000_000
+_SHORT_OFFSET: Final = re.compile(r"([+-]\d\d)$")
+
+_PREPARE: Final = """
+create schema bench;
+create table bench.item (
+    id bigint primary key, version int not null, amount numeric(12, 2) not null,
+    state text not null, changed_at timestamptz not null, note text not null
+);
+create table bench.signal (id varchar(64), type varchar(32), data varchar(2048));
+create function bench.note(n bigint) returns text language sql as $$
+  select md5(n::text) || md5((n + 1)::text) || md5((n + 2)::text)
+    || md5((n + 3)::text) || left(md5((n + 4)::text), 14)
+$$;
+create publication bench for table bench.item, bench.signal;
+create publication bench_truth for table bench.item;
+"""
+_FILL: Final = """
+insert into bench.item
+select n, 0, (n %% 1000000) / 100.0, 'waiting',
+    '2026-01-01 00:00:00.000001Z'::timestamptz + n * interval '1 second', bench.note(n)
+from generate_series(%s::bigint, %s::bigint) n
+"""
+# One transaction of the load.
+UPDATE: Final = """\
+\\set id random(1, {rows})
+update bench.item
+set version = version + 1, amount = (version + 1) / 4.0, state = 'changed',
+    changed_at = clock_timestamp()
+where id = :id;
+"""
+_ROWS: Final = "copy (select * from bench.item) to stdout"
+
+
+class Content(NamedTuple):
+    """A row's version, and a number that stands for all that it holds."""
+
+    version: int
+    digest: int
+
+
+class Answer(NamedTuple):
+    """What a system has said to its signal."""
+
+    status: str
+    detail: str
+
+
+def content(row: Mapping[str, Any]) -> Content:
+    """Return what a row holds, whatever form its columns came in."""
+    version = int(row["version"])
+    instant = _SHORT_OFFSET.sub(r"\1:00", row["changed_at"])
+    elapsed = datetime.fromisoformat(instant) - _EPOCH
+    seconds = elapsed.days * 86_400 + elapsed.seconds
+    changed_us = seconds * _MICROSECONDS + elapsed.microseconds
+    held = (version, row["amount"], row["state"], changed_us, row["note"])
+    return Content(version, hash(held))
+
+
+class ItemSource(Source):
+    """The database of one run: the table, and what the server says of it."""
+
+    def fill_items(self, rows: int, tell: Callable[[int], None]) -> None:
+        """Make the table with all its rows, as an old one that vacuum has seen."""
+        self._connection.execute(_PREPARE)
+        self._connection.execute("set synchronous_commit = off")
+        for first in range(1, rows + 1, _PIECE_ROWS):
+            last = min(rows, first + _PIECE_ROWS - 1)
+            self._connection.execute(_FILL, (first, last))
+            tell(last)
+        self._connection.execute("vacuum (freeze, analyze) bench.item")
+        self.settle()
+
+    def update_one(self) -> None:
+        """Commit one update."""
+        self._connection.execute(
+            "update bench.item set version = version + 1, state = 'first' where id = 1"
+        )
+
+    def ask(self, signals: str) -> None:
+        """Ask for a snapshot of the table by a row of a signal table."""
+        data = {"data-collections": [TABLE], "type": "incremental"}
+        statement = sql.SQL("insert into {} (id, type, data) values (%s, %s, %s)")
+        self._connection.execute(
+            statement.format(sql.Identifier(*signals.split("."))),
+            (_SIGNAL_ID, "execute-snapshot", json.dumps(data)),
+        )
+
+    def answer(self) -> Answer:
+        """Return what the relay has made of the signal so far."""
+        row = self._connection.execute(
+            "select coalesce(status, ''), coalesce(detail::text, '')"
+            " from towpath.signal where id = %s",
+            (_SIGNAL_ID,),
+        ).fetchone()
+        return Answer(*(row or ("", "")))
+
+    def begin_truth(self) -> None:
+        """Have the server keep every change of the table from here on."""
+        self.make_slot(f"{self.name}_truth")
+
+    def updates(self) -> dict[tuple[int, int], int]:
+        """Return when each update was committed, by id and version; only once."""
+        slot = f"{self.name}_truth"
+        messages = self._messages(slot, _TRUTH)
+        rows = pgoutput.rows(messages, pgoutput.INSERTED_OR_UPDATED)
+        found = {
+            (_number(row, "id"), _number(row, "version")): row.committed_us
+            for row in rows
+        }
+        self.drop_slot(slot)
+        return found
+
+    def contents(self) -> "array[int]":
+        """
+        Return the digest of every row, by id; the first has none.
+
+        Raises:
+            BenchError: The ids do not count from one.
+        """
+        digests = array("q", (0,))
+        names = ("id", "version", "amount", "state", "changed_at", "note")
+        self._connection.execute("set timezone = 'UTC'")
+        statement = "copy (select * from bench.item order by id) to stdout"
+        with self._connection.cursor().copy(statement) as copy:
+            for line in copy.rows():
+                row = dict(zip(names, line, strict=True))
+                if int(row["id"] or 0) != len(digests):
+                    message = f"row {len(digests)} of the table is not there"
+                    raise BenchError(message)
+                digests.append(content(row).digest)
+        return digests
+
+    def discard_copy(self) -> int:
+        """Have the server send the whole table, throw it away, return its bytes."""
+        size = 0
+        with self._connection.cursor().copy(_ROWS) as copy:
+            for block in copy:
+                size += len(block)
+        return size
+
+
+@contextlib.contextmanager
+def original(place: Place, name: str, clock: Clock) -> Iterator[ItemSource]:
+    """Make the database that the runs copy; close its source before it is copied."""
+    with database(place, name), ItemSource(place, name, clock) as source:
+        yield source
+
+
+@contextlib.contextmanager
+def copied(
+    place: Place, name: str, template: str, clock: Clock
+) -> Iterator[ItemSource]:
+    """Make a run's own copy of the original for the block, and drop it behind it."""
+    with database(place, name, template), ItemSource(place, name, clock) as source:
+        yield source
+
+
+def _number(row: pgoutput.Row, name: str) -> int:
+    return int(row.values[name] or 0)

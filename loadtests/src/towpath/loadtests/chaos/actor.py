@@ -1,0 +1,154 @@
+"""
+What all actors share: a thread of their own, draws of their own, an end.
+
+An actor draws only from the seed and its own name, never from what it meets, so that a
+seed gives each actor the same steps again. What the server refuses (a lock that does
+not come, a deadlock, a column that is gone) is counted and let be.
+"""
+
+import contextlib
+import threading
+from collections import Counter
+from random import Random
+from typing import Final, Self
+
+import psycopg
+
+from towpath.loadtests.chaos.errors import ChaosError
+from towpath.loadtests.chaos.place import Place
+from towpath.loadtests.chaos.tables import Session
+
+_JOIN_WITHIN_S: Final = 30.0
+_AGAIN_S: Final = 0.1
+REFUSED: Final = "refused"
+_SESSION: Final = "set lock_timeout = '500ms'; set statement_timeout = '20s'"
+# The commit waits for a standby that is not there: in the log, and seen by nobody.
+_WAITING: Final = "set synchronous_commit = on"
+_NOT_WAITING: Final = "set synchronous_commit = local"
+
+
+class Actor:
+    """Takes one step after the other until it is told to stop."""
+
+    def __init__(self, place: Place, name: str, seed: str, pause_s: float) -> None:
+        """
+        Make one; ``with`` starts and stops it.
+
+        Args:
+            place: Where.
+            name: Who.
+            seed: What it draws from, with its name.
+            pause_s: How long it rests between two steps, at most.
+        """
+        self.counts: Counter[str] = Counter()
+        self.random = Random(f"{seed}.{name}")
+        self.place = place
+        self._pause_s = pause_s
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(_JOIN_WITHIN_S)
+
+    def stop(self) -> None:
+        """
+        Stop after the step that is being taken.
+
+        Raises:
+            ChaosError: It failed, or does not stop.
+        """
+        self._stopping.set()
+        self._thread.join(_JOIN_WITHIN_S)
+        self.check()
+        if self._thread.is_alive():
+            message = f"{self._thread.name} does not stop"
+            raise ChaosError(message)
+
+    def check(self) -> None:
+        """
+        Raise what has ended it.
+
+        Raises:
+            ChaosError: It failed.
+        """
+        if self._failure is not None:
+            message = f"{self._thread.name} failed: {self._failure!r}"
+            raise ChaosError(message) from self._failure
+
+    def rest(self, longest_s: float) -> None:
+        """Wait for a while, unless told to stop."""
+        self._stopping.wait(self.random.uniform(0, longest_s))
+
+    def step(self, session: Session) -> None:
+        """Do one thing."""
+        raise NotImplementedError
+
+    def finish(self, session: Session) -> None:
+        """Leave nothing half done."""
+
+    def _run(self) -> None:
+        try:
+            with connect(self.place.dsn) as session:
+                while not self._stopping.is_set():
+                    self._try(session)
+                    self.rest(self._pause_s)
+                self.finish(session)
+        except BaseException as error:  # noqa: BLE001 - told by check
+            self._failure = error
+
+    def _try(self, session: Session) -> None:
+        try:
+            self.step(session)
+        except psycopg.Error as error:
+            if session.closed:
+                raise
+            self.counts[REFUSED] += 1
+            self.counts[f"{REFUSED} {error.sqlstate}"] += 1
+
+
+def connect(dsn: str) -> Session:
+    """Open a session whose commits wait for no standby, and whose waits are bounded."""
+    # Prepared statements would refuse to run once their table is altered.
+    session = psycopg.connect(dsn, autocommit=True, prepare_threshold=None)
+    session.execute(_SESSION)
+    session.execute(_NOT_WAITING)
+    return session
+
+
+class Late:
+    """
+    For a block: commits are in the log, and invisible for so long.
+
+    Cancelling a commit that waits for a standby makes it visible, and nothing else. A
+    statement that is cancelled before is refused, so nothing may take long in here.
+    """
+
+    def __init__(self, session: Session, delay_s: float) -> None:
+        self._session = session
+        self._delay_s = delay_s
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._release, daemon=True)
+
+    def __enter__(self) -> None:
+        self._session.execute(_WAITING)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+        # A cancellation that came too late for the commit may hit this instead.
+        with contextlib.suppress(psycopg.errors.QueryCanceled):
+            self._session.execute("select 1")
+        self._session.execute(_NOT_WAITING)
+
+    def _release(self) -> None:
+        delay_s = self._delay_s
+        while not self._is_over.wait(delay_s):
+            self._session.cancel_safe(timeout=5)
+            delay_s = _AGAIN_S

@@ -1,0 +1,257 @@
+"""
+A sink in miniature, and a judge: what a reader of one table's topic has, and has met.
+
+What it has: per key the newest position wins, and a change that leaves columns out is
+laid over the row. What it must never meet, record by record:
+
+==============  =====================================================================
+twice           a streamed record at or below one that its partition had before
+older           a READ that stands below an event delivered before for its key
+stale           a READ whose row is older, by its own counter ``v``, than that event
+resurrected     a READ that shows a deleted row again
+==============  =====================================================================
+
+Two snapshots that run beside each other may deliver a key in either order: a READ is
+judged by events, never by another READ.
+
+A reader of two topics (the shared one and a sink's own) meets their records in no
+order between them: its fold judges nothing, and fills from an older READ what a newer
+change has left out.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+Row = Mapping[str, Any]
+Headers = Iterable[tuple[str, bytes | None]]
+
+POSITION: Final = "position"
+SNAPSHOT: Final = "snapshot"
+UNCHANGED: Final = "unchanged"
+
+# What a position is without the number of a further record of the same change.
+_PLAIN: Final = 27
+_SHOWN: Final = 20
+_ALL: Final = 0
+_NEVER: Final = -1
+
+
+@dataclass(slots=True)
+class _Known:
+    """
+    A key.
+
+    Attributes:
+        position: Of its newest record.
+        row: Its row, if it has one.
+        missing: The columns that its row lacks.
+        event: The position of its newest event.
+        is_gone: Whether that event took its row away.
+        event_version: The counter that its newest event told.
+        version: The highest counter that was told at all.
+    """
+
+    position: bytes
+    row: Row | None
+    missing: frozenset[str] = frozenset()
+    event: bytes = b""
+    is_gone: bool = False
+    event_version: int = _NEVER
+    version: int = _NEVER
+
+
+@dataclass(slots=True)
+class _Partition:
+    keys: dict[bytes, _Known] = field(default_factory=dict)
+    newest: bytes = b""
+    floor: bytes = b""
+
+
+class Fold:
+    """One reader of one table."""
+
+    def __init__(self, name: str, *, is_ordered: bool = True) -> None:
+        """
+        Make an empty one.
+
+        Args:
+            name: The table, for what is told.
+            is_ordered: Whether records come in the order of one topic.
+        """
+        self.name = name
+        self.counts: Counter[str] = Counter()
+        self.wrong: Counter[str] = Counter()
+        self.findings: list[str] = []
+        self._is_ordered = is_ordered
+        self._partitions: dict[int, _Partition] = {}
+
+    @property
+    def reads(self) -> int:
+        """How many READ rows were met."""
+        return self.counts["r"]
+
+    def rows(self) -> dict[bytes, Row]:
+        """Return the rows by the bytes of their keys."""
+        return {
+            key: known.row
+            for partition in self._partitions.values()
+            for key, known in partition.keys.items()
+            if known.row is not None
+        }
+
+    def incomplete(self) -> list[bytes]:
+        """Return the keys whose rows lack columns that nobody has brought."""
+        return [
+            key
+            for partition in self._partitions.values()
+            for key, known in partition.keys.items()
+            if known.missing
+        ]
+
+    def take(
+        self, partition: int, key: bytes | None, value: bytes | None, headers: Headers
+    ) -> None:
+        """Take in one record. Call order: as the partition has them."""
+        told = dict(headers)
+        place = told.get(POSITION)
+        if place is None:
+            return
+        at = partition if self._is_ordered else _ALL
+        part = self._partitions.get(at)
+        if part is None:
+            part = self._partitions[at] = _Partition()
+        if SNAPSHOT not in told:
+            self._check_order(part, key, place)
+        if value is None:
+            return
+        envelope = json.loads(value)
+        operation = envelope["op"]
+        if operation == "t":
+            self._truncate(part, place)
+        elif key is not None and SNAPSHOT in told:
+            self._read(part, key, place, envelope["after"])
+        elif key is not None:
+            left_out = told.get(UNCHANGED)
+            missing = frozenset(json.loads(left_out) if left_out else ())
+            self._change(part, key, place[:_PLAIN], envelope["after"], missing)
+        self.counts[operation] += 1
+
+    def _check_order(self, part: _Partition, key: bytes | None, place: bytes) -> None:
+        if place <= part.newest and self._is_ordered:
+            self._find("twice", key, f"{place!r} after {part.newest!r}")
+        part.newest = max(part.newest, place)
+
+    def _truncate(self, part: _Partition, place: bytes) -> None:
+        part.floor = max(part.floor, place)
+        for known in part.keys.values():
+            if known.position < place:
+                known.position = known.event = place
+                known.row, known.missing, known.is_gone = None, frozenset(), True
+
+    def _change(
+        self,
+        part: _Partition,
+        key: bytes,
+        position: bytes,
+        after: Row | None,
+        missing: frozenset[str],
+    ) -> None:
+        known = part.keys.setdefault(key, _Known(b"", None))
+        if position < max(part.floor, known.position):
+            return
+        known.position = known.event = position
+        known.is_gone = after is None
+        if after is None:
+            known.row, known.missing = None, frozenset()
+            return
+        known.event_version = int(after["v"])
+        known.version = max(known.version, known.event_version)
+        if missing:
+            old = known.row or {}
+            kept = {name: old[name] for name in missing if name in old}
+            after = {**kept, **after}
+            missing -= kept.keys()
+        known.row, known.missing = after, missing
+
+    def _read(
+        self, part: _Partition, key: bytes, position: bytes, after: Row | None
+    ) -> None:
+        known = part.keys.setdefault(key, _Known(b"", None))
+        version = _NEVER if after is None else int(after["v"])
+        if self._is_ordered:
+            self._judge(part, known, key, position, version)
+        if position >= max(part.floor, known.position):
+            known.position, known.row, known.missing = position, after, frozenset()
+        elif known.missing and after is not None:
+            filled = {n: after[n] for n in known.missing if n in after}
+            known.row = {**filled, **(known.row or {})}
+            known.missing = known.missing - filled.keys()
+        known.version = max(known.version, version)
+
+    def _judge(
+        self, part: _Partition, known: _Known, key: bytes, position: bytes, version: int
+    ) -> None:
+        newest = max(known.event, part.floor)
+        if position < newest:
+            self._find("older", key, f"{position!r} after {newest!r}")
+        elif version == _NEVER:
+            return
+        elif known.is_gone and version <= known.version:
+            self._find("resurrected", key, f"v {version} of {known.version}")
+        elif version < known.event_version and not known.is_gone:
+            self._find("stale", key, f"v {version} after {known.event_version}")
+
+    def _find(self, what: str, key: bytes | None, how: str) -> None:
+        self.wrong[what] += 1
+        if len(self.findings) < _SHOWN:
+            shown = (key or b"").decode(errors="replace")
+            self.findings.append(f"{self.name}: {what}: {shown}: {how}")
+
+
+def differences(
+    folded: Mapping[bytes, Row], table: Mapping[tuple[str | None, ...], Row]
+) -> list[str]:
+    """
+    Compare what a fold has with what a table holds, every key and column.
+
+    Args:
+        folded: Rows by the bytes of their keys, as topics have them.
+        table: Rows by the texts of their keys, values as Postgres writes them.
+    """
+    ours = {_key(key): _texts(row) for key, row in folded.items()}
+    found = [f"{key}: lost" for key in table.keys() - ours.keys()]
+    found += [f"{key}: not in the table" for key in ours.keys() - table.keys()]
+    for key in table.keys() & ours.keys():
+        theirs = table[key]
+        if ours[key] != theirs:
+            names = sorted(
+                name
+                for name in theirs.keys() | ours[key].keys()
+                if _shown(ours[key], name) != _shown(theirs, name)
+            )
+            which = names[0]
+            shown = f"{_shown(ours[key], which)} is not {_shown(theirs, which)}"
+            found.append(f"{key}: {', '.join(names)}: {shown}")
+    return found
+
+
+def _shown(row: Row, name: str) -> str:
+    return repr(row[name])[:60] if name in row else "(no such column)"
+
+
+def _key(key: bytes) -> tuple[str | None, ...]:
+    return tuple(_text(part) for part in json.loads(key).values())
+
+
+def _texts(row: Row) -> dict[str, str | None]:
+    return {name: _text(value) for name, value in row.items()}
+
+
+def _text(value: object) -> str | None:
+    """Return a value of JSON as Postgres writes it, of the types that are used here."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return None if value is None else str(value)

@@ -1,0 +1,188 @@
+"""The relay under test: its configuration, its process, and what it says of itself."""
+
+import json
+import threading
+from random import Random
+from typing import Any, Final
+
+import psutil
+
+from towpath.loadtests.chaos.errors import ChaosError
+from towpath.loadtests.chaos.place import Place
+from towpath.loadtests.chaos.tables import TABLES
+from towpath.schemas.clock import Deadline
+
+SINK: Final = "other"
+TARGETED: Final = TABLES[0]
+APPLICATION: Final = "towpath-relay"
+
+_INIT: Final = "init"
+_RELAY: Final = "relay"
+_INIT_WITHIN_S: Final = 60.0
+_LOOK_EVERY_S: Final = 0.05
+_SHOWN_LINES: Final = 6
+_DELIVERIES: Final = ("idempotent", "idempotent", "transactional")
+_WATERMARKS: Final = ("messages", "messages", "rows", "rows_deleted")
+# Small chunks: many of them, so that each kill and each change of a table meets one.
+_CONFIGURATION: Final = """\
+version = 1
+state_folder = "{folder}"
+[[source]]
+dsn = "{dsn}"
+prefix = "{prefix}"
+slot = "{prefix}"
+tables = {tables}
+[kafka]
+bootstrap_servers = "{kafka}"
+[registry]
+url = "http://127.0.0.1:1"
+[topics]
+partitions = 3
+[relay]
+heartbeat_interval_s = 0.5
+delivery = "{delivery}"
+[relay.snapshot]
+watermarks = "{watermarks}"
+chunk_rows = 200
+chunk_time_ms = 10
+chunk_bytes = 65536
+readers = {readers}
+[[sink]]
+name = "{sink}"
+kind = "search"
+url = "http://127.0.0.1:1"
+[[sink.route]]
+topic = "{prefix}.{targeted}"
+name = "other"
+"""
+
+
+class Relay:
+    """One relay; safe to use from several threads."""
+
+    def __init__(self, place: Place, seed: int) -> None:
+        """
+        Describe one.
+
+        Args:
+            place: Where.
+            seed: What its settings are drawn from.
+        """
+        draw = Random(f"{seed}.relay")
+        self.settings: dict[str, str | int] = {
+            "delivery": draw.choice(_DELIVERIES),
+            "watermarks": draw.choice(_WATERMARKS),
+            "readers": draw.randint(1, 4),
+        }
+        self.kills = 0
+        self.endings: list[str] = []
+        self._place = place
+        self._config = place.folder / f"{place.prefix}.toml"
+        self._lock = threading.Lock()
+        self._pid = 0
+
+    def topic(self, collection: str) -> str:
+        """Name a table's topic."""
+        return f"{self._place.prefix}.{collection}"
+
+    def prepare(self) -> None:
+        """
+        Write the configuration, and have the source prepared.
+
+        Raises:
+            ChaosError: It could not be prepared.
+        """
+        place = self._place
+        self._config.write_text(
+            _CONFIGURATION.format(
+                folder=place.folder,
+                dsn=place.dsn,
+                prefix=place.prefix,
+                tables=json.dumps([table.collection for table in TABLES]),
+                kafka=place.kafka,
+                sink=SINK,
+                targeted=TARGETED.collection,
+                **self.settings,
+            ),
+            encoding="utf-8",
+        )
+        words = (*place.towpath, "relay", "init", "--config", str(self._config))
+        pid = place.launcher.start(_INIT, words)
+        deadline = Deadline(place.clock, _INIT_WITHIN_S)
+        while _is_alive(pid) and not deadline.passed():
+            place.clock.wait(_LOOK_EVERY_S)
+        place.launcher.stop(_INIT)
+
+    def start(self) -> None:
+        """Start it."""
+        with self._lock:
+            self._start()
+
+    def kill(self) -> None:
+        """Kill it as an accident would, and start it again."""
+        with self._lock:
+            self._place.launcher.kill(_RELAY)
+            self.kills += 1
+            self._start()
+
+    def stop(self) -> None:
+        """Ask it to end, and wait until it has."""
+        with self._lock:
+            self._place.launcher.stop(_RELAY)
+
+    def check(self) -> None:
+        """Start it again if it has ended by itself, and keep what it said."""
+        with self._lock:
+            if not _is_alive(self._pid):
+                self.endings.append(self.last_words())
+                self._start()
+
+    def last_words(self, name: str = _RELAY) -> str:
+        """Return the end of its log, or of the one of its preparation."""
+        log = self._place.launcher.log(name)
+        if not log.exists():
+            return f"{log} is not there"
+        text = log.read_text(encoding="utf-8", errors="replace")
+        return "\n".join([f"{log}:", *text.splitlines()[-_SHOWN_LINES:]])
+
+    def warnings(self) -> dict[str, int]:
+        """Count what it logged as a warning or worse, by event and reason."""
+        found: dict[str, int] = {}
+        log = self._place.launcher.log(_RELAY)
+        for line in log.read_text(encoding="utf-8").splitlines():
+            told = _parsed(line)
+            if told.get("level") in {"warning", "error", "critical"}:
+                name = f"{told.get('event')}: {told.get('reason', '')}"
+                found[name] = found.get(name, 0) + 1
+        return found
+
+    def _start(self) -> None:
+        words = (*self._place.towpath, "relay", "run", "--config", str(self._config))
+        self._pid = self._place.launcher.start(_RELAY, words)
+
+
+def fail_unless_prepared(slot: object, relay: Relay) -> None:
+    """
+    Raise what kept the source from being prepared.
+
+    Raises:
+        ChaosError: There is no slot.
+    """
+    if slot is None:
+        message = f"the source was not prepared\n{relay.last_words(_INIT)}"
+        raise ChaosError(message)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}

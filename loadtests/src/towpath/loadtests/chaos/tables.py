@@ -1,0 +1,153 @@
+"""
+The tables: one for each sort of key, with columns that sessions fill and alter.
+
+A row is named by its number ``nr``, from which SQL makes its key, so that no key is
+ever made or compared here. ``v`` is its counter: drawn anew with each write while the
+row is locked, it rises for each key. ``large`` lies out of line where it is set, and
+updates that leave it alone do not stream it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from towpath.loadtests.chaos.fold import Row
+
+Session = psycopg.Connection[tuple[Any, ...]]
+
+SCHEMA: Final = "chaos"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """
+    One table.
+
+    Attributes:
+        name: Without its schema.
+        key: The columns of its primary key, in key order.
+        make_key: Their values, of the number ``nr``.
+        columns: Their definitions, in the table's own order.
+        is_partitioned: By hash of the key's first column.
+        is_shaped: Whether its columns are altered.
+    """
+
+    name: str
+    key: tuple[str, ...]
+    make_key: LiteralString
+    columns: LiteralString
+    is_partitioned: bool = False
+    is_shaped: bool = True
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether another table may take its place."""
+        return self.is_shaped and not self.is_partitioned
+
+    @property
+    def collection(self) -> str:
+        """Its name in signals."""
+        return f"{SCHEMA}.{self.name}"
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """Its name in SQL."""
+        return sql.Identifier(SCHEMA, self.name)
+
+    def statement(self, template: LiteralString) -> sql.Composed:
+        """Write a statement about it; ``{t}``, ``{key}`` and ``{make}`` are its own."""
+        return sql.SQL(template).format(
+            t=self.identifier,
+            key=sql.SQL(", ").join(map(sql.Identifier, self.key)),
+            make=sql.SQL(self.make_key),
+        )
+
+
+TABLES: Final = (
+    Table("calm", ("id",), "nr::bigint", "id bigint", is_shaped=False),
+    Table(
+        "words",
+        ("region", "code"),
+        "'r' || nr %% 7, md5(nr::text) || chr(192 + nr %% 50)",
+        'code text collate "C", region text',
+    ),
+    Table("token", ("id",), "md5(nr::text)::uuid", "id uuid"),
+    Table(
+        "parted",
+        ("id", "day"),
+        "(nr * 7919) %% 100003, nr %% 31",
+        "day int, id int",
+        is_partitioned=True,
+    ),
+    Table("amount", ("at",), "(nr / 8.0 - 100)::numeric", "at numeric"),
+)
+
+_SCHEMA_SQL: Final = "create schema chaos; create sequence chaos.v cache 1"
+_MAKE: Final = """
+create table {t} ({columns}, v bigint not null default nextval('chaos.v'),
+  nr int not null, note text, n int, tag varchar(20), large text,
+  primary key ({key})) {partitions}
+"""
+_FINISH: Final = """
+create index on {t} (nr);
+alter table {t} alter large set storage external
+"""
+FILL: Final = """
+insert into {t} ({key}, nr, note, n, tag, large)
+select {make}, nr, %(note)s::text, %(n)s, 'tag',
+  case when nr %% 6 = 0 then repeat(md5(nr::text || %(note)s::text), 90) end
+from generate_series(%(first)s::int, %(last)s::int, %(step)s::int) nr
+on conflict do nothing
+"""
+# What the server computes by itself is not published.
+_COLUMNS: Final = """
+select attname from pg_attribute
+where attrelid = %s::regclass and attnum > 0 and not attisdropped
+  and attgenerated = '' order by attnum
+"""
+
+
+def make(session: Session, rows: int) -> None:
+    """Make the tables with their first rows: none of these comes by the stream."""
+    session.execute(_SCHEMA_SQL)
+    for table in TABLES:
+        by_hash = sql.SQL("partition by hash ({})")
+        first_key = sql.Identifier(table.key[0])
+        statement = sql.SQL(_MAKE).format(
+            t=table.identifier,
+            columns=sql.SQL(table.columns),
+            key=sql.SQL(", ").join(map(sql.Identifier, table.key)),
+            partitions=by_hash.format(first_key)
+            if table.is_partitioned
+            else sql.SQL(""),
+        )
+        session.execute(statement)
+        if table.is_partitioned:
+            _make_partitions(session, table)
+        session.execute(table.statement(_FINISH))
+        arguments = {"note": "old", "n": "1", "first": 1, "last": rows, "step": 1}
+        session.execute(table.statement(FILL), arguments)
+        session.execute(table.statement("analyze {t}"))
+
+
+def read(session: Session, table: Table) -> dict[tuple[str | None, ...], Row]:
+    """Return the whole table as text, by the texts of its keys."""
+    names = [name for (name,) in session.execute(_COLUMNS, (table.collection,))]
+    texts = sql.SQL(", ").join(
+        sql.SQL("{}::text").format(sql.Identifier(name)) for name in names
+    )
+    statement = sql.SQL("select {} from {}").format(texts, table.identifier)
+    rows = [dict(zip(names, row, strict=True)) for row in session.execute(statement)]
+    return {tuple(row[name] for name in table.key): row for row in rows}
+
+
+def _make_partitions(session: Session, table: Table) -> None:
+    for remainder in range(3):
+        part = sql.Identifier(SCHEMA, f"{table.name}_{remainder}")
+        template = (
+            "create table {} partition of {} for values with (modulus 3, remainder {})"
+        )
+        statement = sql.SQL(template).format(part, table.identifier, remainder)
+        session.execute(statement)

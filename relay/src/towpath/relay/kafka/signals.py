@@ -1,0 +1,190 @@
+"""
+Signals from a Kafka topic, in Debezium's layout.
+
+::
+
+    read -> left in towpath.signal, durable -> offset committed
+
+A record is a signal if its key is the source's prefix; its value is JSON of ``type``,
+``data`` and perhaps ``id``. Records with other keys are other connectors' signals. What
+is no signal is refused with its offset, and stops nothing.
+
+A thread of its own, for as long as the process lives, with the relay's own group: a new
+group begins with the earliest record. A record that is read again after a crash has the
+same id, and is let pass.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
+    AdminClient,
+    NewTopic,
+)
+
+from towpath.relay.kafka.client import (
+    REQUEST_TIMEOUT_S,
+    configuration,
+    is_away,
+    translated,
+)
+from towpath.relay.snapshot.left import LeftSignal, Refusal, read_document
+from towpath.relay.snapshot.signals import SignalRejectedError
+from towpath.schemas.backoff import Backoff
+from towpath.schemas.failure import TowpathError
+from towpath.settings import Kafka, Topics
+
+_LOG = structlog.get_logger("towpath.relay")
+
+# How long a stop waits for a poll, and for the thread.
+_POLL_S: Final = 0.5
+_CLOSE_TIMEOUT_S: Final = 5.0
+
+# A topic just made is unknown to some brokers for a moment.
+_SPREADING: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client's public names
+        KafkaError._PARTITION_EOF,  # noqa: SLF001
+    }
+)
+
+
+class SignalPlace(NamedTuple):
+    """Which records are ours: of this topic, with this key, read as this group."""
+
+    topic: str
+    prefix: str
+    group: str
+
+
+class SignalTopic:
+    """Reads a topic and leaves its signals, from ``start`` to ``close``."""
+
+    def __init__(
+        self,
+        clients: tuple[Kafka, Topics],
+        place: SignalPlace,
+        leave: Callable[[LeftSignal], object],
+        refuse: Callable[[Refusal], None],
+    ) -> None:
+        """
+        Prepare; nothing is done yet.
+
+        Args:
+            clients: The brokers, and how topics are made.
+            place: Which records are ours.
+            leave: Returns when a signal is durable; raises ``SignalRejectedError`` if
+                it cannot be one, another ``TowpathError`` to try again later.
+            refuse: Told of what is no signal.
+        """
+        self._kafka, self._topics = clients
+        self._place = place
+        self._leave = leave
+        self._refuse = refuse
+        self._backoff = Backoff()
+        self._attempt = 0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End. Never raises."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_TIMEOUT_S)
+
+    # In the thread ---------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            try:
+                self._follow()
+            except TowpathError as failure:
+                reason = str(failure)
+            except KafkaException as error:
+                reason = str(translated(error, f"reading {self._place.topic}"))
+            else:
+                continue
+            _LOG.warning("signals cannot be taken from Kafka now", reason=reason)
+            self._ending.wait(self._backoff.delay_s(self._attempt))
+            self._attempt += 1
+
+    def _follow(self) -> None:
+        """Read until told to end, or until something is away."""
+        self._ensure_topic()
+        consumer = Consumer(
+            configuration(
+                self._kafka,
+                {
+                    "group.id": self._place.group,
+                    "enable.auto.commit": False,
+                    "auto.offset.reset": "earliest",
+                },
+            )
+        )
+        try:
+            consumer.subscribe([self._place.topic])
+            while not self._ending.is_set():
+                message = consumer.poll(_POLL_S)
+                if message is not None:
+                    self._take(consumer, message)
+        finally:
+            consumer.close()
+
+    def _take(self, consumer: Consumer, message: Message) -> None:
+        """Leave one signal, and only then commit that it was read."""
+        error = message.error()
+        if error is not None:
+            if is_away(error) or error.code() in _SPREADING:
+                _LOG.debug("signals wait for the broker", reason=error.str())
+                return
+            raise KafkaException(error)
+        if message.key() == self._place.prefix.encode():
+            self._read(message)
+        consumer.commit(message=message, asynchronous=False)
+        self._attempt = 0
+
+    def _read(self, message: Message) -> None:
+        partition, offset = message.partition() or 0, message.offset() or 0
+        source = f"{self._place.topic}[{partition}]@{offset}"
+        # The time tells a topic that was made anew, with the same offsets, apart.
+        fallback_id = f"kafka-{partition}-{offset}-{message.timestamp()[1]:x}"
+        signal_id = fallback_id
+        try:
+            signal = read_document(message.value() or b"", fallback_id, source)
+            signal_id = signal.signal_id
+            self._leave(signal)
+        except SignalRejectedError as rejection:
+            self._refuse(Refusal(signal_id, str(rejection), source))
+
+    def _ensure_topic(self) -> None:
+        """Make the topic if there is none, with one partition: signals keep order."""
+        name = self._place.topic
+        admin = AdminClient(configuration(self._kafka))
+        known = admin.list_topics(name, timeout=REQUEST_TIMEOUT_S).topics
+        if name in known and known[name].partitions:
+            return
+        retention_ms = self._topics.retention_hours * 3_600_000
+        topic = NewTopic(
+            name,
+            num_partitions=1,
+            replication_factor=self._topics.replication_factor,
+            config={"retention.ms": str(retention_ms)},
+        )
+        [future] = admin.create_topics(
+            [topic], request_timeout=REQUEST_TIMEOUT_S
+        ).values()
+        try:
+            future.result(REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+        else:
+            _LOG.info("topic made", topic=name)

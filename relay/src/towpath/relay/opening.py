@@ -1,0 +1,204 @@
+"""
+The snapshots that the relay takes unasked, from the start of the process to their end.
+
+``first_start`` says which; this does it, at its place in each attempt::
+
+    delay -> slot with its view -> rows of towpath.snapshot -> lineage -> stream
+    delay -> signal                                         -> lineage -> stream
+
+and looks after what was begun, as a chore of the guardian: the view is let go of when
+nothing is read in it any more, ``initial_only`` ends the process, ``always`` asks when
+its delay is over.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Final
+
+import structlog
+
+from towpath.relay.errors import FirstSnapshotFailedError
+from towpath.relay.first_start import (
+    MAKES_SLOT,
+    SNAPSHOT_ID,
+    Beginning,
+    Known,
+    beginning,
+)
+from towpath.relay.line import World
+from towpath.relay.lineage import Found, Remembered
+from towpath.relay.postgres import first_rows
+from towpath.relay.postgres.connect import Connection
+from towpath.relay.postgres.exported import ExportedView, SlotMaker
+from towpath.relay.postgres.slot import require_publications
+from towpath.relay.postgres.snapshots import SnapshotWorker
+from towpath.schemas.clock import Deadline
+from towpath.settings import FirstStart
+
+_LOG = structlog.get_logger("towpath.relay")
+
+# While something is open, how often its end is looked for; else nothing is asked.
+_WATCH_INTERVAL_S: Final = 0.5
+_NOTHING_TO_DO_S: Final = 3600.0
+
+
+class Opening:
+    """One per process: an attempt that fails does not make a start anew."""
+
+    def __init__(self, world: World, is_stopping: Callable[[], bool]) -> None:
+        self._world = world
+        self._is_stopping = is_stopping
+        self._wanted = world.settings.relay.snapshot
+        self._asks_at_s = world.clock.monotonic_s() + self._wanted.delay_s
+        self._has_waited = False
+        self._has_asked = self._wanted.mode is not FirstStart.ALWAYS
+        self._has_retried = False
+        self._view: ExportedView | None = None
+        self._is_over = False
+        self._failures: tuple[str, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process is to end, because it was started for this only."""
+        return self._is_over
+
+    @property
+    def lent(self) -> tuple[str, ...]:
+        """The snapshots whose view of the database is held here."""
+        return () if self._view is None else (SNAPSHOT_ID,)
+
+    def check(self) -> None:
+        """
+        Make sure that what the process was started for was done.
+
+        Raises:
+            FirstSnapshotFailedError: A table failed.
+        """
+        if self._is_over and self._failures:
+            raise FirstSnapshotFailedError("; ".join(self._failures))
+
+    def begin(
+        self,
+        closing: ExitStack,
+        connection: Connection,
+        remembered: Remembered,
+        found: Found,
+    ) -> bool:
+        """
+        Do what comes before the history is followed; False: the stream is not needed.
+
+        Raises:
+            NotPreparedError: A publication is missing.
+            SourceUnavailableError: The connection is gone.
+        """
+        self._view = None
+        mode = self._wanted.mode
+        known = Known(
+            has_run=bool(remembered.lineages),
+            has_records=remembered.has_records,
+            has_slot=found.slot is not None,
+            is_untouched=first_rows.read_whether_untouched(connection),
+        )
+        step = beginning(mode, known)
+        is_first = mode in MAKES_SLOT and not known.has_run
+        if is_first and not self._wait():
+            return False
+        if step is Beginning.MAKE_SLOT:
+            return self._make_slot(closing, connection)
+        first_rows.thaw(connection)
+        if step is Beginning.ASK:
+            tables = first_rows.ask_for_all(connection, self._world.settings)
+            _LOG.info(
+                "the first snapshot is asked for, beside a slot that is there",
+                tables=list(tables),
+            )
+        elif known.has_run and mode is FirstStart.INITIAL_ONLY:
+            return self._take_up(connection)
+        return True
+
+    def lend(self, worker: SnapshotWorker) -> None:
+        """Let the worker read in the view, if there is one."""
+        if self._view is not None:
+            worker.lend(SNAPSHOT_ID, self._view.name)
+
+    # The guardian's chore ------------------------------------------------------
+
+    @property
+    def interval_s(self) -> float:
+        """How soon the next look is due."""
+        if self._view is not None or self._wanted.mode is FirstStart.INITIAL_ONLY:
+            return _WATCH_INTERVAL_S
+        if not self._has_asked:
+            now_s = self._world.clock.monotonic_s()
+            return max(_WATCH_INTERVAL_S, self._asks_at_s - now_s)
+        return _NOTHING_TO_DO_S
+
+    def turn(self, connection: Connection) -> None:
+        """Look after what was begun."""
+        if not self._has_asked and self._asks_at_s <= self._world.clock.monotonic_s():
+            self._ask_again(connection)
+        if self._view is None and self._wanted.mode is not FirstStart.INITIAL_ONLY:
+            return
+        progress = first_rows.read_progress(connection)
+        if self._view is not None and not progress.frozen_count:
+            self._view.close()
+            self._view = None
+        if self._wanted.mode is FirstStart.INITIAL_ONLY and not progress.open_count:
+            self._end(progress.failures)
+
+    # Inside --------------------------------------------------------------------
+
+    def _wait(self) -> bool:
+        """Let the delay pass, once; False if the process is to stop."""
+        delay_s, world = self._wanted.delay_s, self._world
+        if self._has_waited or not delay_s:
+            return not self._is_stopping()
+        _LOG.info("the first start is put off", delay_s=delay_s)
+        deadline = Deadline(world.clock, delay_s)
+        while not deadline.passed():
+            if self._is_stopping():
+                return False
+            world.wakeup.wait(deadline.remaining_s())
+        self._has_waited = True
+        return True
+
+    def _make_slot(self, closing: ExitStack, connection: Connection) -> bool:
+        world, source = self._world, self._world.settings.database
+        require_publications(connection, source)
+        maker = SlotMaker(world.clock, world.wakeup, self._is_stopping)
+        view = maker.make(source.dsn, source.slot, connection)
+        if view is None:
+            return False
+        closing.callback(view.close)
+        tables = first_rows.store(connection, world.settings)
+        self._view = view if tables else None
+        _LOG.info(
+            "slot made with a view of the database, in which the first snapshot reads",
+            slot=source.slot,
+            tables=list(tables),
+        )
+        return True
+
+    def _take_up(self, connection: Connection) -> bool:
+        """Go on with what is incomplete; False if nothing is."""
+        if not self._has_retried:
+            first_rows.retry(connection)
+            self._has_retried = True
+        progress = first_rows.read_progress(connection)
+        if not progress.open_count:
+            self._end(progress.failures)
+        return bool(progress.open_count)
+
+    def _ask_again(self, connection: Connection) -> None:
+        run_id = self._world.tally.run_id
+        if first_rows.ask_again(connection, self._world.settings, run_id):
+            _LOG.info("all tables are asked for, as at each start")
+        else:
+            _LOG.info("the snapshot of an earlier start goes on")
+        self._has_asked = True
+
+    def _end(self, failures: tuple[str, ...]) -> None:
+        _LOG.info("the first snapshot has ended, and so does the relay")
+        self._failures = failures
+        self._is_over = True
+        self._world.wakeup.wake()

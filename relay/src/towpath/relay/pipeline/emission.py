@@ -1,0 +1,148 @@
+"""
+Rows and sweeps of snapshots on their way out, each by the route of its collection.
+
+A row is a record of its table's topic, or of its aggregate's; what is meant for one
+sink has a topic of its own. The rows of one call were judged just before: nothing of
+the stream comes between that and the client.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from towpath.relay.delivery import Delivery
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.pipeline.core import Core
+from towpath.relay.routing.codec import Names
+from towpath.relay.routing.json_codec import json_maker
+from towpath.relay.routing.reads import ReadPlace, ReadRoute, read_facts
+from towpath.relay.routing.record import Record
+from towpath.relay.routing.refused import RefusedRoute
+from towpath.relay.routing.sweep import sweep_records, with_message
+from towpath.relay.routing.table import TableRoute
+from towpath.relay.snapshot.effects import EmitRows, EmitSweep
+from towpath.relay.snapshot.shape import Key
+from towpath.relay.wal.relation import Relation
+from towpath.schemas import topics
+
+UNTOLD_DELETE: Final = (
+    "a key that was asked for is gone, and the configured key of its records cannot be "
+    "made of the primary key alone"
+)
+
+UNSWEPT: Final = (
+    "the sweep of a table whose schema is refused is left out: its rows were set aside"
+)
+
+# Knows the routes of collections that are no tables; None: it is a table.
+AggregateRouteOf = Callable[[Relation], ReadRoute | None]
+
+
+def _none_declared(_relation: Relation) -> None:
+    return None
+
+
+class Emission:
+    """Produces what the snapshot driver lets out."""
+
+    def __init__(
+        self, core: Core, aggregate_route_of: AggregateRouteOf = _none_declared
+    ) -> None:
+        self._core = core
+        self._aggregate_route_of = aggregate_route_of
+        self._routes: dict[int, ReadRoute] = {}
+        self._chunks: dict[int, Delivery] = {}
+
+    def rows(self, effect: EmitRows) -> None:
+        """
+        Produce rows, and deletes of keys that were not found.
+
+        Raises:
+            DeliveryFailedError: A record was given up; nothing more may be produced.
+            UnavailableError: Kafka is away when a new topic is needed.
+        """
+        core, now_us = self._core, self._core.now_us()
+        route = self._route_of(effect.relation, effect.log_lsn, now_us)
+        topic = _topic_of(route.topic, effect.target)
+        place = ReadPlace(effect.log_lsn, effect.snapshot_id, topic, now_us)
+        delivery = self._delivery_of(effect.chunk_id)
+        core.outlet.tell_all(route.reads(effect.rows, place), delivery)
+        for key in effect.absent:
+            core.outlet.tell_all(self._deletes(route, key, place), delivery)
+        core.tally.snapshot_rows += len(effect.rows) + len(effect.absent)
+        if effect.is_last:
+            self._end(effect.chunk_id)
+
+    def sweep(self, effect: EmitSweep) -> None:
+        """
+        Produce a sweep into every partition.
+
+        Raises:
+            DeliveryFailedError: A record was given up; nothing more may be produced.
+            UnavailableError: Kafka is away when a new topic is needed.
+        """
+        core, now_us = self._core, self._core.now_us()
+        route = self._route_of(effect.relation, effect.log_lsn, now_us)
+        topic = _topic_of(route.topic, effect.target)
+        place = ReadPlace(effect.log_lsn, effect.snapshot_id, topic, now_us)
+        delivery = self._delivery_of(effect.chunk_id)
+        if isinstance(route, RefusedRoute):
+            core.tally.skip(UNSWEPT)
+        else:
+            facts = core.outlet.facts(topic)
+            records = sweep_records(
+                self._sweep_value(route, effect.floor, place),
+                effect.floor,
+                place,
+                facts.partition_count,
+                is_compacted=facts.is_compacted,
+            )
+            core.outlet.tell_all(records, delivery)
+        self._end(effect.chunk_id)
+
+    def _sweep_value(self, route: ReadRoute, floor: int, place: ReadPlace) -> bytes:
+        """Return the envelope of a sweep; events have none, and get a table's."""
+        if isinstance(route, TableRoute):
+            return route.sweep(floor, place)
+        router, relation = self._core.router, route.relation
+        names = Names(*router.place, relation.schema, relation.table, route.topic)
+        codec = json_maker(router.relay)(names, (), ())
+        empty = codec.value(None, None, read_facts(b"m", place), is_full=False)
+        return with_message(empty, floor)
+
+    def _route_of(self, relation: Relation, log_lsn: int, now_us: int) -> ReadRoute:
+        """Return a collection's route; a table's shape is told before its rows."""
+        aggregate = self._aggregate_route_of(relation)
+        if aggregate is not None:
+            return aggregate
+        shapes = self._core.shapes
+        shapes.announce(relation, log_lsn, now_us // 1000)
+        route = self._routes.get(relation.oid)
+        if route is None or route.relation != relation:
+            facts = shapes.facts_of(relation)
+            route = self._core.router.table(relation, facts)
+            self._routes[relation.oid] = route
+        return route
+
+    def _deletes(
+        self, route: ReadRoute, key: Key, place: ReadPlace
+    ) -> Sequence[Record]:
+        """Return the deletes of a key that is gone, where a record's key is told."""
+        try:
+            return route.absent(key, place)
+        except MalformedMessageError:
+            self._core.tally.skip(UNTOLD_DELETE)
+            return ()
+
+    def _delivery_of(self, chunk_id: int) -> Delivery:
+        delivery = self._chunks.get(chunk_id)
+        if delivery is None:
+            delivery = self._chunks[chunk_id] = self._core.ledger.begin_chunk(chunk_id)
+        return delivery
+
+    def _end(self, chunk_id: int) -> None:
+        self._core.ledger.end_chunk(chunk_id)
+        del self._chunks[chunk_id]
+
+
+def _topic_of(topic: str, target: str | None) -> str:
+    return topic if target is None else topics.backfill_topic(topic, target)

@@ -1,0 +1,135 @@
+"""What the worker's clerk does: it stores, looks up, and lets go."""
+
+from collections.abc import Callable, Sequence
+
+import psycopg
+import structlog
+
+from towpath.relay.postgres.connect import Connection
+from towpath.relay.postgres.frozen import FrozenViews
+from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.readable import Readable
+from towpath.relay.postgres.snapshot_store import SnapshotStore
+from towpath.relay.postgres.tables import WRONG_VALUE, TableRefusedError, spell
+from towpath.relay.snapshot.effects import (
+    AnswerSignal,
+    InspectTables,
+    ProbeLoad,
+    ProbeVisibility,
+    ReadEnded,
+    SaveProgress,
+    StoreKeys,
+    StoreSignal,
+    Thaw,
+)
+from towpath.relay.snapshot.facts import (
+    LoadRead,
+    TablesInspected,
+    VisibilityRead,
+    WorkerFact,
+)
+from towpath.relay.snapshot.shape import Key, TableShape
+from towpath.relay.snapshot.visibility import XidSnapshot
+
+_LOG = structlog.get_logger("towpath.relay")
+
+LookingUp = ProbeVisibility | InspectTables | ReadEnded | ProbeLoad
+Storing = StoreSignal | StoreKeys | AnswerSignal | SaveProgress
+Clerking = LookingUp | Storing | Thaw
+
+
+class Clerk:
+    """Does one thing after another, over whichever connection it is given."""
+
+    def __init__(
+        self,
+        readable: Readable,
+        frozen: FrozenViews,
+        own_pids: Callable[[], Sequence[int]],
+    ) -> None:
+        """
+        Take what is needed.
+
+        Args:
+            readable: Where collections are looked for.
+            frozen: The views of the database that are let go of.
+            own_pids: The server's processes that work for us.
+        """
+        self._readable = readable
+        self._frozen = frozen
+        self._own_pids = own_pids
+
+    def perform(self, connection: Connection, effect: Clerking) -> WorkerFact | None:
+        """
+        Do one thing; safe to repeat. None: nothing is to be told.
+
+        Raises:
+            psycopg.Error: The server refuses, or is gone.
+        """
+        match effect:
+            case Thaw():
+                self._frozen.thaw(effect.view)
+                return None
+            case ProbeVisibility() | InspectTables() | ReadEnded() | ProbeLoad():
+                return self._look_up(connection, effect)
+            case _:
+                return _store(SnapshotStore(connection), effect)
+
+    def _look_up(self, connection: Connection, effect: LookingUp) -> WorkerFact:
+        match effect:
+            case ProbeVisibility():
+                row = connection.execute(query("read_visibility")).fetchone()
+                return VisibilityRead(XidSnapshot.parse(str(row[0] if row else "")))
+            case InspectTables():
+                return self._inspect(connection, effect)
+            case ReadEnded():
+                return SnapshotStore(connection).read_ended(effect)
+            case ProbeLoad():
+                own = {"own_pids": list(self._own_pids())}
+                row = connection.execute(query("read_load"), own).fetchone()
+                return LoadRead(int(row[0]) if row else 0)
+
+    def _inspect(
+        self, connection: Connection, effect: InspectTables
+    ) -> TablesInspected:
+        shapes: dict[str, TableShape] = {}
+        refusals: dict[str, str] = {}
+        keys: tuple[Key, ...] = ()
+        for collection in effect.collections:
+            try:
+                shape = self._readable.describe(connection, collection, effect.order_by)
+                if effect.keys:
+                    keys = spell(connection, shape, effect.keys)
+                shapes[collection] = shape
+            except TableRefusedError as refusal:
+                refusals[collection] = str(refusal)
+            except psycopg.Error as error:
+                # What a view does when it is looked at is its author's.
+                if not (error.sqlstate or "").startswith(WRONG_VALUE):
+                    raise
+                refusals[collection] = str(error.diag.message_primary)
+        return TablesInspected(effect.signal_id, shapes, refusals, keys)
+
+
+def _store(store: SnapshotStore, effect: Storing) -> WorkerFact | None:
+    match effect:
+        case StoreSignal():
+            _LOG.info(
+                "signal",
+                signal_id=effect.signal_id,
+                status=effect.status,
+                detail=effect.detail,
+            )
+            return store.store_signal(effect)
+        case StoreKeys():
+            _LOG.info(
+                "rows are read by their new key",
+                snapshot_id=effect.snapshot_id,
+                keys={t.collection: t.asked_keys for t in effect.tables},
+            )
+            return store.store_keys(effect)
+        case SaveProgress():
+            return store.save_progress(effect)
+        case AnswerSignal():
+            store.answer_signal(effect)
+            return None

@@ -1,0 +1,124 @@
+"""
+What is stored of snapshots that are taken unasked, and how it is asked for.
+
+A table of the kind ``initial`` is read in the view of the slot's making. When that is
+gone the table is *thawed*: it goes on chunk by chunk from its last key, or, if it has a
+SELECT of its own, which is no filter of chunks, as a blocking snapshot.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from towpath.relay.first_start import ALWAYS_PREFIX, SELECT_SUFFIX, SNAPSHOT_ID
+from towpath.relay.postgres.asking import ask
+from towpath.relay.postgres.connect import Connection, translated
+from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.source_facts import list_tables
+from towpath.settings import Settings
+
+_IDS: Final = [SNAPSHOT_ID, SNAPSHOT_ID + SELECT_SUFFIX]
+_READING: Final = "looking at the first snapshot"
+_STORING: Final = "storing the first snapshot"
+
+
+class Progress(NamedTuple):
+    """
+    How far the first snapshot is.
+
+    Attributes:
+        open_count: Tables, and signals without an answer, that have not ended.
+        frozen_count: Those of them that are read in the view of the slot's making.
+        failures: Why tables failed.
+    """
+
+    open_count: int
+    frozen_count: int
+    failures: tuple[str, ...]
+
+
+def read_whether_untouched(connection: Connection) -> bool:
+    """Tell whether the first snapshot is stored or asked for, and has not begun."""
+    with translated(_READING):
+        row = connection.execute(
+            query("read_whether_untouched"), {"ids": _IDS}
+        ).fetchone()
+    return bool(row and row[0])
+
+
+def read_progress(connection: Connection) -> Progress:
+    """Return how far the first snapshot is."""
+    with translated(_READING):
+        row = connection.execute(query("read_first_progress"), {"ids": _IDS}).fetchone()
+    open_count, frozen_count, failures = row or (0, 0, None)
+    return Progress(open_count, frozen_count, tuple(failures or ()))
+
+
+def store(connection: Connection, settings: Settings) -> tuple[str, ...]:
+    """
+    Store a table each, to be read in the view of the slot's making; return their names.
+
+    What is stored of another life under this id goes.
+    """
+    selects = selects_of(settings)
+    tables = _published(connection, settings)
+    with translated(_STORING), connection.transaction():
+        connection.execute(query("forget_first_snapshot"), {"ids": _IDS})
+        for ordinal, (name, oid) in enumerate(tables.items()):
+            fields = {
+                "snapshot_id": SNAPSHOT_ID,
+                "collection": name,
+                "ordinal": ordinal,
+                "table_oid": oid,
+                "condition": selects.get(name),
+            }
+            connection.execute(query("store_first_table"), fields)
+    return tuple(tables)
+
+
+def ask_for_all(connection: Connection, settings: Settings) -> tuple[str, ...]:
+    """Ask for the first snapshot beside a slot that is there; return its tables."""
+    tables = tuple(_published(connection, settings))
+    with translated(_STORING), connection.transaction():
+        connection.execute(query("forget_first_snapshot"), {"ids": _IDS})
+        ask(connection, SNAPSHOT_ID, tables, selects_of(settings))
+    return tables
+
+
+def ask_again(connection: Connection, settings: Settings, run_id: str) -> bool:
+    """Ask for all tables, as at each start; False: an earlier one has not ended."""
+    tables = tuple(_published(connection, settings))
+    known = {"ids": _IDS, "prefix": ALWAYS_PREFIX}
+    with translated(_STORING), connection.transaction():
+        row = connection.execute(query("read_whether_one_goes_on"), known).fetchone()
+        if row and row[0]:
+            return False
+        ask(connection, ALWAYS_PREFIX + run_id, tables, selects_of(settings))
+    return True
+
+
+def thaw(connection: Connection) -> None:
+    """Let go on by other means what was read in a view that is gone."""
+    with translated(_STORING):
+        connection.execute(query("thaw_first_tables"))
+
+
+def retry(connection: Connection) -> None:
+    """Take up tables that failed, where they were."""
+    with translated(_STORING):
+        connection.execute(query("retry_first_tables"), {"ids": _IDS})
+
+
+def selects_of(settings: Settings) -> Mapping[str, str]:
+    """Return what is read in place of a table, by its name."""
+    return {each.table: each.select for each in settings.relay.snapshot.select}
+
+
+def _published(connection: Connection, settings: Settings) -> dict[str, int]:
+    """Return the captured tables that the publication sends, in order, with oids."""
+    oids = {
+        each.name: each.oid
+        for each in list_tables(connection, settings)
+        if each.is_published
+    }
+    chosen: Sequence[str] = settings.capture.chosen(oids)
+    return {name: oids[name] for name in chosen if name in oids}

@@ -1,0 +1,126 @@
+"""
+The keys of a table: by which the stream tells its rows apart, and by which it is read.
+
+The first must be what the stream says a change is about, or no change would be known to
+touch a row: the primary key, or the replica identity's index; where the stream does not
+tell (FULL, or no identity at all), the catalog's first unique index, in the same order
+as ``routing.relations.bind`` looks for it. The second is the same unless a signal
+chooses another. Either has to be unique, and complete in every row.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+_FULL: Final = "f"
+_NOTHING: Final = "n"
+_DEFAULT: Final = "d"
+
+
+class UniqueIndex(NamedTuple):
+    """A unique index, as the catalog tells it; an expression has no name."""
+
+    oid: int
+    name: str
+    columns: list[str | None]
+    is_primary: bool
+    is_identity: bool
+    is_immediate: bool
+    is_valid: bool
+    is_partial: bool
+    nullable: list[str]
+
+    @property
+    def flaw(self) -> str:
+        """Why its columns do not tell all rows apart; nothing if they do."""
+        nullable = ", ".join(self.nullable)
+        flaws = {
+            "it is deferrable": not self.is_immediate,
+            "it is not valid": not self.is_valid,
+            "it is partial": self.is_partial,
+            "it is made of expressions": None in self.columns,
+            f"{nullable} may be null (alter column ... set not null)": bool(nullable),
+        }
+        return next((flaw for flaw, holds in flaws.items() if holds), "")
+
+    @property
+    def names(self) -> set[str | None]:
+        """Its columns, in no order."""
+        return set(self.columns)
+
+
+class Identity(NamedTuple):
+    """What the stream tells of a row: of the table, or of one of its partitions."""
+
+    table: str
+    kind: str
+    columns: list[str] | None
+
+    @property
+    def names(self) -> set[str | None]:
+        """The columns that are told, in no order."""
+        return set(self.columns or ())
+
+
+def identity_key(
+    indexes: Sequence[UniqueIndex], identities: Sequence[Identity]
+) -> UniqueIndex | str:
+    """
+    Return the key that tells rows apart in the stream, or why there is none.
+
+    Args:
+        indexes: The table's unique indexes: the primary key's, the replica identity's,
+            and the others from the oldest on.
+        identities: The table's own, and those of its partitions.
+    """
+    told = identities[0].names
+    found = (index for index in indexes if not index.flaw)
+    key = next((one for one in found if not told or one.names == told), None)
+    if key is None:
+        return _no_key(indexes)
+    flaws = (_identity_flaw(identity, indexes, key) for identity in identities)
+    return next(filter(None, flaws), key)
+
+
+def chosen_key(
+    indexes: Sequence[UniqueIndex], names: Sequence[str]
+) -> UniqueIndex | str:
+    """Return the index whose columns a signal has chosen, or why none will do."""
+    listed = ", ".join(names)
+    matching = [index for index in indexes if index.names == set(names)]
+    for index in matching:
+        if not index.flaw:
+            return index
+    if not matching:
+        return f"the surrogate key ({listed}) has no unique index of just these columns"
+    flaws = _flaws(matching)
+    return f"the surrogate key ({listed}) does not tell all rows apart: {flaws}"
+
+
+def _no_key(indexes: Sequence[UniqueIndex]) -> str:
+    cure = "add a primary key, or a unique index on columns that are NOT NULL"
+    if not indexes:
+        return f"it has no primary key and no unique index: {cure}"
+    primary = [index for index in indexes if index.is_primary]
+    flawed = _flaws(primary or indexes)
+    missing = "no primary key that will do" if primary else "no primary key"
+    return f"it has {missing}, and no other unique index will: {flawed}; {cure}"
+
+
+def _flaws(indexes: Iterable[UniqueIndex]) -> str:
+    return "; ".join(f"of {index.name}, {index.flaw}" for index in indexes)
+
+
+def _identity_flaw(
+    identity: Identity, indexes: Sequence[UniqueIndex], key: UniqueIndex
+) -> str:
+    """Say why the stream does not tell the key of this table's rows."""
+    table, kind = identity.table, identity.kind
+    cure = f"alter table {table} replica identity default"
+    if kind == _NOTHING:
+        return f"the replica identity of {table} is nothing: {cure}"
+    primary = next((each for each in indexes if each.is_primary and not each.flaw), key)
+    # Without an identity the server refuses updates and deletes: nothing is untold.
+    is_told = kind == _FULL or (kind == _DEFAULT and not identity.columns)
+    if (is_told or identity.names == key.names) and primary.names == key.names:
+        return ""
+    return f"the replica identity of {table} is not its primary key: {cure}"

@@ -1,0 +1,281 @@
+"""
+What the catalog says of an aggregate view, and whether it can be read.
+
+A view has no key, no identity and no changes in the log: an event tells what changes
+an aggregate. So what is below the view must change by transactions alone, and the view
+must say the same as long as nothing below it changes.
+
+The view's own stored queries are looked at, and those of views below it: which
+relations they name, which functions they call. What a function reads inside is not
+known, nor locked with the view; ``findings`` warns of that.
+"""
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from towpath.relay.finding import Finding, error, warning
+from towpath.relay.postgres.connect import Connection, translated
+from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.tables import TableRefusedError
+from towpath.relay.snapshot.shape import TableShape, View
+from towpath.relay.wal.relation import Column, Relation
+from towpath.settings.outbox import COLLECTION_SCHEMA, AggregateView, IdForm
+
+COLUMNS: Final = ("aggregate_id", "type", "payload")
+
+_INTEGERS: Final = frozenset({20, 21, 23})
+_UUID: Final = 2950
+_TEXTS: Final = frozenset({25, 1043})
+_BYTEA: Final = 17
+_JSON: Final = frozenset({114, 3802})
+
+# What COPY writes of these is what the form asks for.
+_ID_TYPES: Final = MappingProxyType(
+    {
+        IdForm.INTEGER: _INTEGERS,
+        IdForm.UUID: frozenset({_UUID}),
+        IdForm.TEXT: _TEXTS | _INTEGERS | {_UUID},
+    }
+)
+_ID_WORDS: Final = MappingProxyType(
+    {
+        IdForm.INTEGER: "smallint, integer or bigint",
+        IdForm.UUID: "uuid",
+        IdForm.TEXT: "text, varchar, an integer or uuid",
+    }
+)
+_PAYLOAD_TYPES: Final = _JSON | _TEXTS | {_BYTEA}
+
+_SERVER: Final = frozenset({"pg_catalog", "information_schema"})
+_KINDS: Final = MappingProxyType(
+    {
+        "m": "a materialised view, whose rows change by a refresh",
+        "f": "a foreign table, whose changes are not in the log",
+        "S": "a sequence, whose value belongs to no transaction",
+    }
+)
+_PERSISTENCES: Final = MappingProxyType({"u": "unlogged", "t": "temporary"})
+_VOLATILE: Final = "v"
+_COMPILED: Final = frozenset({"internal", "c"})
+# Stable within a transaction, and yet another result later, with no event between.
+_TIME: Final = frozenset({"now", "transaction_timestamp", "statement_timestamp"})
+_AGE: Final = ("age", 1)
+
+
+class _Column(NamedTuple):
+    name: str
+    type_oid: int
+    typmod: int
+    type_name: str
+    is_deterministic: bool
+    has_plain_order: bool
+
+
+class _Below(NamedTuple):
+    """A relation that the view reads, or the view itself."""
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    persistence: str
+
+
+class _Function(NamedTuple):
+    schema: str
+    name: str
+    volatility: str
+    argument_count: int
+    language: str
+
+    @property
+    def is_own(self) -> bool:
+        return self.schema not in _SERVER
+
+    @property
+    def called(self) -> str:
+        return f"{self.schema}.{self.name}()" if self.is_own else f"{self.name}()"
+
+    @property
+    def may_read(self) -> bool:
+        """Whether it may read tables that nobody knows of."""
+        return self.is_own and self.language not in _COMPILED
+
+    @property
+    def tells_time(self) -> bool:
+        told = (self.name, self.argument_count)
+        return not self.is_own and (self.name in _TIME or told == _AGE)
+
+
+class _Clauses(NamedTuple):
+    """What the queries hold beside relations and functions."""
+
+    tells_time: bool
+    samples: bool
+    locks: bool
+
+
+def describe_view(connection: Connection, view: AggregateView) -> TableShape:
+    """
+    Return the shape of a declared view, as that of a collection of its own.
+
+    Raises:
+        TableRefusedError: There is none, or it cannot be read.
+    """
+    shape, _ = _inspect(connection, view)
+    return shape
+
+
+def findings(connection: Connection, views: Sequence[AggregateView]) -> list[Finding]:
+    """
+    Return what stands in the way of reading the declared views, or may.
+
+    Raises:
+        SourceUnavailableError: The source does not answer.
+    """
+    with translated("reading the aggregate views"):
+        return [f for view in views for f in _findings_of(connection, view)]
+
+
+def _findings_of(connection: Connection, view: AggregateView) -> list[Finding]:
+    collection = view.collection
+    try:
+        _, own = _inspect(connection, view)
+    except TableRefusedError as refusal:
+        cure = f"change the view, or {view.view} in [[relay.outbox.view]]"
+        what = f"the view {view.view} cannot be read: {refusal}"
+        return [error(what, f"{collection} cannot be filled", cure)]
+    if not own:
+        return []
+    return [
+        warning(
+            f"the view {view.view} calls {', '.join(own)}",
+            "the tables that a function reads are not locked while the view is read: "
+            "one that is rewritten meanwhile looks empty",
+            "write the function's query into the view, or alter no table below it "
+            f"while {collection} is filled",
+        )
+    ]
+
+
+def _inspect(
+    connection: Connection, view: AggregateView
+) -> tuple[TableShape, list[str]]:
+    """Return the view's shape, and which functions it calls that may read tables."""
+    execute = connection.execute
+    oid = _find(connection, view.view)
+    columns = {
+        column.name: column
+        for row in execute(query("describe_view_columns"), {"oid": oid})
+        for column in (_Column(*row),)
+    }
+    below = [_Below(*row) for row in execute(query("read_below_view"), {"oid": oid})]
+    views = {"oids": [each.oid for each in below if each.kind == "v"]}
+    functions = [_Function(*r) for r in execute(query("read_view_functions"), views)]
+    clauses = execute(query("read_view_clauses"), views).fetchone()
+    reason = (
+        _columns_refusal(columns, view.id_form)
+        or _below_refusal(below)
+        or _functions_refusal(functions, _Clauses(*clauses or (False,) * 3))
+    )
+    if reason:
+        raise TableRefusedError(reason)
+    shape = _shape(oid, view, [columns[name] for name in COLUMNS])
+    return shape, [each.called for each in functions if each.may_read]
+
+
+def _find(connection: Connection, name: str) -> int:
+    """Return the oid of a view that this role may read."""
+    found = connection.execute(query("describe_view"), {"view": name}).fetchone()
+    oid, kind, may_read = found or (0, "", False)
+    reason = ""
+    if found is None:
+        reason = f"there is no view {name}"
+    elif kind != "v":
+        reason = f"{name} is {_KINDS.get(kind, 'not a view')}"
+    elif not may_read:
+        reason = (
+            f"the relay's role may not read {name}: grant it select, and usage on the "
+            "schema"
+        )
+    if reason:
+        raise TableRefusedError(reason)
+    return int(oid)
+
+
+def _shape(oid: int, view: AggregateView, columns: Sequence[_Column]) -> TableShape:
+    relation = Relation(
+        oid=oid,
+        schema=COLLECTION_SCHEMA,
+        table=view.aggregate_type,
+        columns=tuple(Column(c.name, c.type_oid, c.typmod) for c in columns),
+        key=(0,),
+        identity="d",
+    )
+    return TableShape(
+        relation,
+        (columns[0].type_name,),
+        view=View(view.aggregate_type, view.view),
+    )
+
+
+def _columns_refusal(columns: dict[str, _Column], form: IdForm) -> str:
+    """Say what is wrong with the columns; nothing if they are right."""
+    if set(columns) != set(COLUMNS):
+        found = ", ".join(columns)
+        return f"its columns must be {', '.join(COLUMNS)}, and are {found}"
+    key, kind, payload = (columns[name] for name in COLUMNS)
+    refusals = {
+        f"aggregate_id is {key.type_name}; for id_form {form} it must be "
+        f"{_ID_WORDS[form]}: cast it in the view": key.type_oid not in _ID_TYPES[form],
+        f"type is {kind.type_name}, and must be text or varchar: cast it in the view": (
+            kind.type_oid not in _TEXTS
+        ),
+        f"payload is {payload.type_name}, and must be json, jsonb, text, varchar or "
+        "bytea: cast it in the view": payload.type_oid not in _PAYLOAD_TYPES,
+        "the collation of aggregate_id is not deterministic": not key.is_deterministic,
+        "the order of aggregate_id is defined outside pg_catalog": (
+            not key.has_plain_order
+        ),
+    }
+    return next((reason for reason, holds in refusals.items() if holds), "")
+
+
+def _below_refusal(below: Sequence[_Below]) -> str:
+    """Say what the view must not read; nothing if it may read all of it."""
+    for each in below:
+        name = f"{each.schema}.{each.name}"
+        if each.kind in _KINDS:
+            return f"it reads {name}, {_KINDS[each.kind]}"
+        if each.persistence in _PERSISTENCES:
+            return (
+                f"it reads {name}, which is {_PERSISTENCES[each.persistence]}: "
+                "its changes are not in the log"
+            )
+        if each.schema in _SERVER:
+            return f"it reads {name}, which changes without events"
+    return ""
+
+
+def _functions_refusal(functions: Sequence[_Function], clauses: _Clauses) -> str:
+    """Say which call gives another result without any change; nothing if none."""
+    for each in functions:
+        if each.volatility == _VOLATILE:
+            cure = ": alter function ... stable, if that is true" if each.is_own else ""
+            return f"it calls {each.called}, which is volatile{cure}"
+        if each.tells_time:
+            return (
+                f"it calls {each.called}, which tells the time: "
+                "it changes without events"
+            )
+    refusals = {
+        "it asks for the current date or time, which changes without events": (
+            clauses.tells_time
+        ),
+        "it reads a random sample (tablesample)": clauses.samples,
+        "it locks rows (for update), and is read in a read-only transaction": (
+            clauses.locks
+        ),
+    }
+    return next((reason for reason, holds in refusals.items() if holds), "")

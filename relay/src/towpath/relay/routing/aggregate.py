@@ -1,0 +1,208 @@
+"""
+The aggregate route: a row of an aggregate view to a READ event on the outbox topic.
+
+The row becomes a row of an outbox, and goes the way of those: one form for what is
+streamed and what is read. What a view does not have (headers, trace, when it occurred,
+columns that placements name) is left out. An id that was asked for and is not there is
+a tombstone.
+
+The event's id is a UUID made of snapshot, aggregate type and aggregate id, so that it
+is the same whenever a chunk is read again.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from towpath.relay.errors import MalformedMessageError, UnroutableError
+from towpath.relay.routing.dead import DeadLetters
+from towpath.relay.routing.outbox_columns import PARTS
+from towpath.relay.routing.outbox_event import EventWriter
+from towpath.relay.routing.reads import ReadPlace, ReadRoute
+from towpath.relay.routing.record import FIXED_BYTES, Header, Record
+from towpath.relay.routing.topic_rule import TopicRule, topics_of_relay
+from towpath.relay.wal.messages import Row
+from towpath.relay.wal.relation import Column, Relation
+from towpath.schemas import headers
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings.outbox import (
+    COLLECTION_SCHEMA,
+    AggregateView,
+    Outbox,
+    OutboxColumns,
+)
+from towpath.settings.syntax import parse_placement
+
+_TEXT: Final = 25
+_WIDTH: Final = 3
+_GIVEN: Final = ("id", "aggregate_type", "aggregate_id", "type", "payload")
+
+
+class AggregateRoute:
+    """Turns the rows of one aggregate view into READ events."""
+
+    def __init__(
+        self,
+        relation: Relation,
+        topic: str,
+        outbox: Outbox,
+        dead: DeadLetters,
+        on_skipped: Callable[[str], None],
+    ) -> None:
+        """
+        Resolve the options for the view, as for an outbox table.
+
+        Args:
+            relation: ``outbox.<aggregate_type>``: aggregate id, type, payload.
+            topic: Where the aggregate's events go.
+            outbox: ``[relay.outbox]``.
+            dead: Where rows go that make no event.
+            on_skipped: Told of what is left out.
+        """
+        self.relation = relation
+        self.topic = topic
+        self._type = relation.table.encode()
+        self._dead = dead
+        table = _table(relation.columns[2].type_oid)
+        options = _options(outbox)
+        reserved = topics_of_relay(dead.prefix)
+        self._event = EventWriter(table, options, reserved, on_skipped).event
+        # What becomes of a row that the options do not take.
+        plain = options.model_copy(update={"cloudevents": ""})
+        self._plain = EventWriter(table, plain, reserved, on_skipped).event
+
+    def reads(self, rows: Sequence[Row], place: ReadPlace) -> Sequence[Record]:
+        """
+        Return the READ events of rows, or their dead letters, in their order.
+
+        Raises:
+            MalformedMessageError: A row has not the width of the view.
+        """
+        make_id = self._ids(place.snapshot_id)
+        position, now_ms = b"%016x.-" % place.log_lsn, place.now_us // 1000
+        records = []
+        for row in rows:
+            if len(row) != _WIDTH:
+                reason = f"a row of {len(row)} values for {self.relation.name}"
+                raise MalformedMessageError(reason)
+            aggregate_id, kind, payload = row
+            event_id = make_id(aggregate_id if isinstance(aggregate_id, bytes) else b"")
+            whole = (
+                event_id,
+                self._type,
+                aggregate_id,
+                kind,
+                payload,
+                None,
+                None,
+                None,
+            )
+            try:
+                record = _read(self._event(whole, position, now_ms), place)
+            except UnroutableError as failure:
+                plain = _read(self._plain(whole, position, now_ms), place)
+                record = self._dead.of_record(plain, str(failure))
+            records.append(record)
+        return records
+
+    def absent(self, key: Sequence[bytes], place: ReadPlace) -> Sequence[Record]:
+        """Return the tombstone of an aggregate that was asked for and is not there."""
+        (aggregate_id,) = key
+        position = b"%016x.-" % place.log_lsn
+        marks: list[Header] = [
+            (headers.EVENT_ID, self._ids(place.snapshot_id)(aggregate_id)),
+            (headers.AGGREGATE_TYPE, self._type),
+            (headers.POSITION, position),
+        ]
+        size = FIXED_BYTES + len(aggregate_id)
+        now_ms = place.now_us // 1000
+        gone = Record(self.topic, aggregate_id, None, marks, position, now_ms, size)
+        return (_read(gone, place),)
+
+    def _ids(self, snapshot_id: str) -> Callable[[bytes], bytes]:
+        """Return what makes the ids of one snapshot's events."""
+        name = f"towpath:snapshot:{snapshot_id}:{self.relation.table}"
+        namespace = uuid.uuid5(uuid.NAMESPACE_URL, name)
+
+        def make_id(aggregate_id: bytes) -> bytes:
+            return str(uuid.uuid5(namespace, aggregate_id.decode())).encode()
+
+        return make_id
+
+
+class AggregateRoutes:
+    """The routes of the declared views, made when their rows come."""
+
+    def __init__(
+        self, outbox: Outbox, dead: DeadLetters, on_skipped: Callable[[str], None]
+    ) -> None:
+        """
+        Name the topics of the declared views.
+
+        Raises:
+            ConfigurationError: A type makes no topic that events may go to.
+        """
+        self._outbox = outbox
+        self._dead = dead
+        self._on_skipped = on_skipped
+        self._topics = dict(_topics(outbox, dead.prefix))
+        self._routes: dict[int, AggregateRoute] = {}
+
+    def of(self, relation: Relation) -> ReadRoute | None:
+        """Return the route of a collection; None: it is a table."""
+        topic = self._topics.get(relation.table)
+        if relation.schema != COLLECTION_SCHEMA or topic is None:
+            return None
+        route = self._routes.get(relation.oid)
+        if route is None or route.relation != relation:
+            route = AggregateRoute(
+                relation, topic, self._outbox, self._dead, self._on_skipped
+            )
+            self._routes[relation.oid] = route
+        return route
+
+
+def _topics(outbox: Outbox, prefix: str) -> Iterable[tuple[str, str]]:
+    rule = TopicRule(outbox, topics_of_relay(prefix))
+    for view in outbox.view:
+        try:
+            yield view.aggregate_type, rule.topic(view.aggregate_type)
+        except UnroutableError as failure:
+            raise ConfigurationError([_mistake(view, failure)]) from failure
+
+
+def _mistake(view: AggregateView, failure: UnroutableError) -> str:
+    return f"relay.outbox.view: {view.aggregate_type}: {failure}"
+
+
+def _table(payload_oid: int) -> Relation:
+    """Return an outbox whose columns are called as the parts are."""
+    columns = tuple(
+        Column(part, payload_oid if part == "payload" else _TEXT) for part in PARTS
+    )
+    return Relation(0, COLLECTION_SCHEMA, "()", columns, ())
+
+
+def _options(outbox: Outbox) -> Outbox:
+    """Return the options as far as a view has what they ask for."""
+    named = {getattr(outbox.columns, part) or part: part for part in reversed(_GIVEN)}
+    placements = [parse_placement(text) for text in outbox.placements]
+    return outbox.model_copy(
+        update={
+            "columns": OutboxColumns(),
+            "route_by": "",
+            "placements": tuple(
+                f"{named[each.column]}:{each.place}:{each.name}"
+                for each in placements
+                if each.column in named
+            ),
+        }
+    )
+
+
+def _read(record: Record, place: ReadPlace) -> Record:
+    """Mark a record as one that a snapshot read, and send it where that goes."""
+    snapshot_id = place.snapshot_id.encode()
+    marks: list[Header] = [*record.headers, (headers.SNAPSHOT, snapshot_id)]
+    size = record.size + len(snapshot_id)
+    return record._replace(topic=place.topic, headers=marks, size=size)

@@ -1,0 +1,97 @@
+r"""
+Which tables the entries of ``[[source]] tables`` capture.
+
+=======================  =============================================================
+``shop.orders``          just this one, also if it is made later
+``shop\.order.*``        every table whose whole name it matches, as in signals
+=======================  =============================================================
+
+An entry with a character that only expressions have is one. What an expression matches
+may still be no business of ours: the outbox, the signal tables and the schemas of the
+server and of the relay are left out, and so is what ``exclude_tables`` matches.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Annotated, Final, Self
+
+from pydantic import AfterValidator
+
+from towpath.settings.section import PATTERN_WORDS, TABLE
+from towpath.settings.syntax import compiled, python_pattern
+
+_EXPRESSION: Final = re.compile(r"[\\*+?\[\](){}|]|\A\^|\$\Z")
+_NAME: Final = re.compile(TABLE)
+_NEVER: Final = re.compile(r"(?:towpath|information_schema|pg_[^.]*)\..*", re.DOTALL)
+
+
+def is_expression(entry: str) -> bool:
+    """Tell whether an entry is an expression, and not a name."""
+    return _EXPRESSION.search(entry) is not None
+
+
+def _check_entry(text: str) -> str:
+    if is_expression(text):
+        compiled(text)
+    elif _NAME.match(text) is None:
+        message = f"{PATTERN_WORDS[TABLE]}, not {text!r}"
+        raise ValueError(message)
+    return text
+
+
+TableEntry = Annotated[str, AfterValidator(_check_entry)]
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """
+    What is captured, as far as the file alone tells.
+
+    Attributes:
+        entries: Names and expressions, as the file lists them.
+        excluded: Names and expressions of what expressions do not take.
+        apart: Tables that have a use of their own: the outbox, the signal table.
+    """
+
+    entries: tuple[str, ...]
+    excluded: tuple[str, ...] = ()
+    apart: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables that are named, in their order."""
+        return tuple(each for each in self.entries if not is_expression(each))
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """The entries that are expressions."""
+        return tuple(each for each in self.entries if is_expression(each))
+
+    def takes(self, table: str) -> bool:
+        """Tell whether a table of this name is captured, should there be one."""
+        if table in self.names:
+            return True
+        if _NEVER.fullmatch(table) or table in self.apart:
+            return False
+        is_excluded = any(matches(entry, table) for entry in self.excluded)
+        return not is_excluded and any(
+            matches(entry, table) for entry in self.expressions
+        )
+
+    def only(self, entry: str) -> Self:
+        """Return what one entry captures."""
+        return replace(self, entries=(entry,))
+
+    def chosen(self, existing: Iterable[str]) -> tuple[str, ...]:
+        """Return the named tables, then those of ``existing`` that expressions take."""
+        names = self.names
+        more = {table for table in existing if self.takes(table)}
+        return (*names, *sorted(more.difference(names)))
+
+
+def matches(entry: str, table: str) -> bool:
+    """Tell whether an entry is, or matches, a whole name."""
+    if not is_expression(entry):
+        return entry == table
+    return re.fullmatch(python_pattern(entry), table) is not None

@@ -1,0 +1,381 @@
+"""Which rows are read unasked when a relay starts: each mode, each interruption."""
+
+from collections import Counter
+
+import psycopg
+import pytest
+
+from towpath.relay.__main__ import init
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+INITIAL = "towpath-initial"
+
+
+def make_table(followed, name: str, count: int) -> None:
+    """Make a table with rows."""
+    followed.execute(f"create table {name} (id int primary key, v int, note text)")
+    fill(followed, name, 1, count)
+
+
+def fill(followed, name: str, first: int, last: int) -> None:
+    """Put rows into such a table."""
+    with followed.connection.cursor().copy(f"copy {name} from stdin") as copy:
+        for number in range(first, last + 1):
+            copy.write_row((number, number, "x" * 100))
+
+
+def reads(followed, table: str) -> Counter[int]:
+    """Count the READ records of each row."""
+    return Counter(
+        envelope["after"]["id"]
+        for _, envelope, _ in followed.read(table)
+        if envelope["op"] == "r"
+    )
+
+
+def acknowledged(followed) -> int:
+    """Return how many rows of the large table are stored as acknowledged."""
+    statement = (
+        "select coalesce(sum(rows), 0) from towpath.snapshot"
+        " where snapshot_id = %s and collection = 's.a'"
+    )
+    return int(followed.one(statement, INITIAL))
+
+
+@pytest.fixture
+def two_tables(followed):
+    """Lend a source with two tables of a few chunks each, not yet prepared."""
+    make_table(followed, "s.a", 3000)
+    make_table(followed, "s.b", 500)
+    followed.tables = ["s.a", r"s\.b"]
+    followed.snapshot = {"mode": "initial", "chunk_rows": 100}
+    return followed
+
+
+def test_initial_reads_in_the_view_of_the_slots_making(two_tables, capsys):
+    """
+    A87: rows from before the slot are READ at its place, and none comes both ways.
+
+    Writers go on all the while.
+    """
+    two_tables.prepare()
+    said = capsys.readouterr().out
+    has_slot = two_tables.one(
+        "select count(*) from pg_replication_slots where slot_name = %s",
+        two_tables.prefix,
+    )
+    two_tables.start()
+    number = 3000
+    while (
+        not two_tables.states(INITIAL)
+        or "running" in two_tables.states(INITIAL).values()
+    ):
+        number += 1
+        two_tables.execute("insert into s.a values (%s, 0, '')", number)
+        two_tables.execute("update s.a set v = v + 1 where id = %s", number % 3000)
+    two_tables.wait_for_snapshot(INITIAL)
+    two_tables.confirm()
+    found = two_tables.read("s.a")
+    read = Counter(e["after"]["id"] for _, e, _ in found if e["op"] == "r")
+    made = Counter(e["after"]["id"] for _, e, _ in found if e["op"] == "c")
+    read_at = {h["position"] for _, e, h in found if e["op"] == "r"}
+    streamed_at = min(h["position"] for _, e, h in found if e["op"] in "cu")
+
+    assert (0, True) == (has_slot, "made by towpath relay run" in said)
+    assert {1} == set((read + made).values())
+    assert set(range(1, 3001)) <= set(read)
+    assert (1, True) == (len(read_at), max(read_at) < streamed_at)
+    assert two_tables.rows("s.a") == two_tables.fold("s.a")
+    assert two_tables.rows("s.b") == two_tables.fold("s.b")
+
+
+def test_the_view_is_let_go_of_when_all_is_read(two_tables):
+    """
+    N-17: nothing holds dead rows back once the snapshot has ended.
+    """
+    two_tables.prepare()
+    two_tables.start()
+    two_tables.wait_for_snapshot(INITIAL)
+    held = (
+        "select count(*) from pg_stat_activity where application_name = 'towpath-relay'"
+        " and backend_xmin is not null and state like 'idle in transaction%'"
+        " and datname = current_database()"
+    )
+    two_tables.wait_for(lambda: two_tables.one(held) == 0)
+    two_tables.execute("insert into s.b values (9999, 1, '')")
+    two_tables.confirm()
+
+    assert 9999 in two_tables.fold("s.b")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupted_initial_snapshot_goes_on(two_tables, times: int):
+    """
+    A87: a relay that is killed in mid-snapshot goes on, and never begins anew.
+
+    What was stored as acknowledged does not come again: only what was not yet.
+    """
+    fill(two_tables, "s.a", 3001, 60000)
+    two_tables.prepare()
+    unstored = 0
+    for _ in range(times):
+        before = acknowledged(two_tables)
+        two_tables.start()
+        two_tables.wait_for(lambda b=before: acknowledged(two_tables) > b + 500)
+        two_tables.kill()
+        unstored += len(reads(two_tables, "s.a")) - acknowledged(two_tables)
+    two_tables.execute("update s.a set v = -1 where id % 7 = 0")
+    two_tables.execute("delete from s.a where id % 11 = 0")
+    two_tables.start()
+    two_tables.wait_for_snapshot(INITIAL)
+    two_tables.confirm()
+    again = sum(count - 1 for count in reads(two_tables, "s.a").values())
+
+    assert two_tables.rows("s.a") == two_tables.fold("s.a")
+    assert two_tables.rows("s.b") == two_tables.fold("s.b")
+    assert again <= unstored < 60000
+    assert {"incremental"} == {
+        kind
+        for (kind,) in two_tables.execute(
+            "select kind from towpath.snapshot where snapshot_id = %s"
+            " and collection = 's.a'",
+            INITIAL,
+        )
+    }
+
+
+def test_a_view_that_is_lost_does_not_begin_anew(two_tables):
+    """
+    N-03: when the view's connection dies the same relay goes on chunk by chunk.
+    """
+    fill(two_tables, "s.a", 3001, 60000)
+    two_tables.prepare()
+    two_tables.start()
+    rows = "select coalesce(sum(rows), 0) from towpath.snapshot"
+    two_tables.wait_for(lambda: two_tables.one(rows) > 300)
+    ended = two_tables.one(
+        "select count(pg_terminate_backend(pid)) from pg_stat_activity"
+        " where backend_type = 'walsender' and datname = current_database()"
+        " and query like 'CREATE_REPLICATION_SLOT%'"
+    )
+    two_tables.wait_for_snapshot(INITIAL)
+    two_tables.confirm()
+
+    assert 1 == ended
+    assert two_tables.rows("s.a") == two_tables.fold("s.a")
+    assert two_tables.rows("s.b") == two_tables.fold("s.b")
+
+
+def test_nothing_is_read_again_at_the_second_start(two_tables):
+    """
+    A86: stop, insert, start: only the missed rows come, no new snapshot.
+    """
+    two_tables.prepare()
+    two_tables.start()
+    two_tables.wait_for_snapshot(INITIAL)
+    two_tables.confirm()
+    assert two_tables.stop() == 0
+    two_tables.execute("insert into s.b values (9001, 1, ''), (9002, 1, '')")
+    two_tables.start()
+    two_tables.confirm()
+
+    assert {1: 500} == Counter(reads(two_tables, "s.b").values())
+    assert {9001, 9002} <= set(two_tables.fold("s.b"))
+
+
+def test_a_slot_that_is_there_gives_an_incremental_snapshot(two_tables):
+    """
+    Beside a slot of relay init, a relay that never ran asks for all tables by a signal.
+    """
+    mode = dict(two_tables.snapshot)
+    two_tables.snapshot = {"mode": "never"}
+    two_tables.prepare()
+    two_tables.snapshot = mode
+    two_tables.configure()
+    two_tables.start()
+    two_tables.wait_for(lambda: bool(two_tables.states(INITIAL)))
+    two_tables.wait_for_snapshot(INITIAL)
+    two_tables.confirm()
+    answer = "select status from towpath.signal where id = %s"
+    two_tables.wait_for(lambda: two_tables.one(answer, INITIAL) == "completed")
+
+    assert two_tables.rows("s.a") == two_tables.fold("s.a")
+    assert two_tables.rows("s.b") == two_tables.fold("s.b")
+
+
+def test_a_relay_that_has_run_takes_no_initial_snapshot(two_tables):
+    """
+    N-04: once something was confirmed, changing the mode reads nothing by itself.
+    """
+    mode = dict(two_tables.snapshot)
+    two_tables.snapshot = {"mode": "never"}
+    two_tables.prepare()
+    two_tables.start()
+    two_tables.confirm()
+    two_tables.stop()
+    two_tables.snapshot = mode
+    two_tables.configure()
+    two_tables.start()
+    two_tables.execute("insert into s.b values (9001, 1, '')")
+    two_tables.confirm()
+
+    assert ({}, {9001}) == (two_tables.states(INITIAL), set(two_tables.fold("s.b")))
+
+
+def test_initial_only_ends_well_and_reads_nothing_twice(two_tables):
+    """
+    N-07: the process ends with 0 when all tables have ended; started again, it ends.
+    """
+    two_tables.snapshot["mode"] = "initial_only"
+    two_tables.prepare()
+    two_tables.start()
+    first = two_tables.ended()
+    two_tables.start()
+    second = two_tables.ended()
+
+    assert (0, 0) == (first, second)
+    assert {1: 3000} == Counter(reads(two_tables, "s.a").values())
+    assert {1: 500} == Counter(reads(two_tables, "s.b").values())
+
+
+def test_initial_only_fails_with_its_reason_and_redoes_only_that(two_tables):
+    """
+    N-07: a table that fails makes the exit non-zero; mended, only it is read.
+    """
+    two_tables.execute("create table s.c (id int, v int)")
+    two_tables.execute("alter table s.c replica identity full")
+    two_tables.execute("insert into s.c values (1, 1)")
+    two_tables.tables.append("s.c")
+    two_tables.snapshot["mode"] = "initial_only"
+    two_tables.prepare()
+    two_tables.start()
+    failed = two_tables.ended()
+    halted = two_tables.logged("halted")[-1]
+    two_tables.execute("alter table s.c replica identity default, add primary key (id)")
+    two_tables.start()
+    mended = two_tables.ended()
+
+    assert (3, True, 0) == (failed, "s.c" in halted["reason"], mended)
+    assert {1: 3000} == Counter(reads(two_tables, "s.a").values())
+    assert {1} == set(two_tables.fold("s.c"))
+
+
+def test_a_select_of_its_own_is_what_is_read(two_tables):
+    """
+    N-12: an override's rows are read and no others; the stream is not filtered.
+    """
+    two_tables.more = """
+[[relay.snapshot.select]]
+table = "s.a"
+select = "select * from s.a where id > 2990"
+"""
+    two_tables.prepare()
+    two_tables.start()
+    two_tables.wait_for_snapshot(INITIAL)
+    two_tables.execute("update s.a set v = -1 where id = 1")
+    two_tables.confirm()
+
+    assert set(range(2991, 3001)) == set(reads(two_tables, "s.a"))
+    assert {1, *range(2991, 3001)} == set(two_tables.fold("s.a"))
+
+
+def test_always_reads_all_tables_at_each_start(two_tables):
+    """
+    N-05: each start asks for all tables, once the one before has ended.
+    """
+    two_tables.snapshot["mode"] = "always"
+    two_tables.prepare()
+    ended = (
+        "select count(*) from towpath.signal where status = 'completed'"
+        " and starts_with(id, 'towpath-always-')"
+    )
+    for number in (1, 2):
+        two_tables.start()
+        two_tables.wait_for(lambda number=number: two_tables.one(ended) == number)
+        two_tables.stop()
+
+    assert {2: 500} == Counter(reads(two_tables, "s.b").values())
+
+
+def test_a_delay_is_told_and_can_be_ended(two_tables):
+    """
+    N-13: the first start is put off; a stop meanwhile is heeded, and nothing was made.
+    """
+    two_tables.snapshot["delay_s"] = 60
+    two_tables.prepare()
+    two_tables.start()
+    told = two_tables.wait_for_log("the first start is put off")
+    code = two_tables.stop()
+    slots = two_tables.one(
+        "select count(*) from pg_replication_slots where slot_name = %s",
+        two_tables.prefix,
+    )
+    two_tables.snapshot["delay_s"] = 0.2
+    two_tables.configure()
+    two_tables.start()
+    two_tables.wait_for(lambda: bool(two_tables.states(INITIAL)))
+    two_tables.wait_for_snapshot(INITIAL)
+
+    assert (60, 0, 0) == (told["delay_s"], code, slots)
+
+
+def test_when_needed_closes_a_gap_by_itself(two_tables):
+    """
+    A gap starts the planned snapshots, with a sweep, although on_gap only plans them.
+    """
+    two_tables.snapshot["mode"] = "when_needed"
+    two_tables.prepare()
+    two_tables.start()
+    two_tables.wait_for_snapshot(INITIAL)
+    two_tables.confirm()
+    two_tables.stop()
+    two_tables.execute("select pg_drop_replication_slot(%s)", two_tables.prefix)
+    two_tables.execute("insert into s.b values (9001, 1, '')")
+    two_tables.start()
+    asked = "select data from towpath.signal where id = 'gap-2'"
+    two_tables.wait_for(lambda: two_tables.one(asked) is not None)
+    two_tables.wait_for_snapshot("gap-2")
+
+    assert '"sweep":true' in two_tables.one(asked)
+    assert 9001 in two_tables.fold("s.b")
+
+
+def test_init_makes_the_slot_where_a_relay_has_run(two_tables, capsys):
+    """
+    A slot that is lost later is made by init as ever: the view was for the first start.
+    """
+    two_tables.prepare()
+    two_tables.execute(
+        "insert into towpath.heartbeat values (1, 5, now())"
+        " on conflict (id) do update set counter = 5"
+    )
+    capsys.readouterr()
+    init(two_tables.config, dry_run=True)
+
+    assert "pg_create_logical_replication_slot" in capsys.readouterr().out
+
+
+def test_a_stop_is_heeded_while_the_slot_waits_for_others(two_tables):
+    """
+    Making a slot waits for who writes; a relay that is stopped meanwhile leaves none.
+    """
+    two_tables.prepare()
+    with psycopg.connect(two_tables.dsn) as writer:
+        writer.execute("update s.b set v = 0 where id = 1")
+        two_tables.start()
+        making = (
+            "select count(*) from pg_stat_activity where state = 'active'"
+            " and query like 'CREATE_REPLICATION_SLOT%'"
+            " and datname = current_database()"
+        )
+        two_tables.wait_for(lambda: two_tables.one(making) == 1)
+        code = two_tables.stop()
+    slots = "select count(*) from pg_replication_slots where slot_name = %s"
+    two_tables.wait_for(lambda: two_tables.one(slots, two_tables.prefix) == 0)
+    two_tables.start()
+    two_tables.wait_for_snapshot(INITIAL)
+    two_tables.confirm()
+
+    assert 0 == code
+    assert two_tables.rows("s.b") == two_tables.fold("s.b")

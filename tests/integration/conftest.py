@@ -1,0 +1,139 @@
+"""What tests of the snapshot worker share: a prepared database, and workers over it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.snapshots import SnapshotWorker
+from towpath.relay.snapshot import effects as do
+from towpath.relay.snapshot import facts as told
+from towpath.relay.snapshot.shape import Plan, Row, TableShape
+from towpath.schemas.clock import Deadline, SystemClock
+
+PREPARATION = (
+    "create_schema",
+    "create_signal_table",
+    "create_snapshot_table",
+)
+
+
+class Worker:
+    """A worker, and what it tells."""
+
+    def __init__(self, dsn: str, **terms: Any) -> None:
+        self.told = threading.Event()
+        self.worker = SnapshotWorker(dsn, self.told.set, publication="towpath", **terms)
+        self.deadline = Deadline(SystemClock(), 60.0)
+
+    def ask(self, effect: do.WorkerEffect) -> told.WorkerFact:
+        """Submit an effect and wait for its fact."""
+        self.worker.submit(effect)
+        [fact] = self.take(1)
+        return fact
+
+    def take(self, count: int) -> list[told.WorkerFact]:
+        """Wait for so many facts."""
+        facts: list[told.WorkerFact] = []
+        while len(facts) < count:
+            facts += self.worker.facts()
+            assert not self.deadline.passed(), facts
+            if len(facts) < count:
+                self.told.wait(0.5)
+                self.told.clear()
+        assert count == len(facts)
+        return facts
+
+    def shape(self, collection: str, *order_by: str) -> TableShape:
+        """Inspect a table that can be read."""
+        ask = do.InspectTables("s", (collection,), order_by=order_by)
+        inspected = self.ask(ask)
+        assert {} == inspected.refusals
+        return inspected.shapes[collection]
+
+    def refusal(self, collection: str, *order_by: str) -> str:
+        """Inspect a table that cannot be read, and return why."""
+        ask = do.InspectTables("s", (collection,), order_by=order_by)
+        inspected = self.ask(ask)
+        assert {} == inspected.shapes
+        return inspected.refusals[collection]
+
+    def ask_plan(self, collection: str, **fields: Any) -> told.WorkerFact:
+        """Inspect a table and ask for its plan."""
+        shape = self.shape(collection, *fields.get("order_by", ()))
+        return self.ask(do.ReadPlan(1, collection, shape.relation.oid, **fields))
+
+    def plan(self, collection: str, **fields: Any) -> Plan:
+        """Inspect a table and read its plan."""
+        fact = self.ask_plan(collection, **fields)
+        assert isinstance(fact, told.PlanRead), fact
+        return fact.plan
+
+    def chunk(self, plan: Plan, **fields: Any) -> told.WorkerFact:
+        """Read a chunk of a plan."""
+        return self.ask(self.chunk_of(plan, **fields))
+
+    def chunk_of(self, plan: Plan, **fields: Any) -> do.ReadChunk:
+        """Return what asks for a chunk of a plan."""
+        ask: dict[str, Any] = {
+            "chunk_id": 2,
+            "shape": plan.shape,
+            "low_token": '{"run":"r","request":2,"mark":"low"}',
+            "high_token": '{"run":"r","request":2,"mark":"high"}',
+            "after_key": None,
+            "maximum_key": plan.maximum_key,
+            "keys": (),
+            "condition": None,
+            "max_rows": 1000,
+        }
+        return do.ReadChunk(**ask | fields)
+
+    def rows(self, plan: Plan, max_rows: int, **fields: Any) -> list[Row]:
+        """Read a table, or one range of it, chunk by chunk."""
+        rows: list[Row] = []
+        after_key = fields.pop("after_key", None)
+        while True:
+            ask = {"after_key": after_key, "max_rows": max_rows} | fields
+            fact = self.chunk(plan, **ask)
+            assert isinstance(fact, told.ChunkRead), fact
+            rows += fact.chunk.rows
+            after_key = fact.chunk.last_key or after_key
+            if fact.chunk.is_last:
+                return rows
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[psycopg.Connection]:
+    """Lend a connection to a database that is prepared for signals."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        for name in PREPARATION:
+            connection.execute(query(name))
+        connection.execute("create publication towpath for all tables")
+        connection.execute("create schema s")
+        yield connection
+
+
+@pytest.fixture
+def begin(
+    connection: psycopg.Connection, database: str
+) -> Iterator[Callable[..., Worker]]:
+    """Lend a function that starts workers over the prepared database."""
+    assert connection.info.dbname in database
+    workers: list[Worker] = []
+
+    def start(dsn: str = database, **terms: Any) -> Worker:
+        workers.append(Worker(dsn, **terms))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.worker.close()
+
+
+@pytest.fixture
+def worker(begin: Callable[..., Worker]) -> Worker:
+    """Lend a worker."""
+    return begin()

@@ -1,0 +1,238 @@
+"""How signals get into the source and change what is stored there, without a relay."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from towpath.relay.errors import SourceUnavailableError
+from towpath.relay.kafka.signals import SignalPlace, SignalTopic
+from towpath.relay.postgres.signal_desk import SourceSignals
+from towpath.relay.postgres.signal_inbox import USED_ID, SignalInbox
+from towpath.relay.snapshot import effects as do
+from towpath.relay.snapshot import facts as told
+from towpath.relay.snapshot.left import LeftSignal, Refusal
+from towpath.relay.snapshot.signals import SignalRejectedError
+from towpath.relay.snapshot.stored import StoredTable
+from towpath.schemas.clock import Deadline, SystemClock
+from towpath.settings import Kafka, Topics
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+RUNNING = StoredTable("s1", "s.t", 0, "running", 4711)
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    clock = SystemClock()
+    deadline = Deadline(clock, 40.0)
+    while not holds():
+        assert not deadline.passed()
+        clock.wait(0.02)
+
+
+# What a signal changes ----------------------------------------------------------------
+
+
+def store(worker, connection: psycopg.Connection, *tables: StoredTable) -> None:
+    """Store a snapshot's tables as a signal does."""
+    connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
+    worker.ask(do.StoreSignal("s1", "accepted", {}, tables))
+
+
+def change(worker, signal_id: str, table: StoredTable, state: str) -> None:
+    """Answer a signal that changes a table."""
+    changed = (table._replace(state=state),)
+    worker.ask(do.StoreSignal(signal_id, "completed", {}, changed=changed))
+
+
+def states(connection: psycopg.Connection) -> list[tuple[str, str | None]]:
+    """Return state and error of the stored tables."""
+    return connection.execute(
+        "select state, error from towpath.snapshot order by ordinal"
+    ).fetchall()
+
+
+def test_a_paused_table_stays_paused_until_it_is_queued(connection, worker):
+    """
+    Progress that was on its way does not start it again; it may complete, though.
+    """
+    store(worker, connection, RUNNING)
+    seen = []
+    for signal_id, state in (("p1", "paused"), ("r1", "queued"), ("p2", "paused")):
+        change(worker, signal_id, RUNNING, state)
+        worker.ask(do.SaveProgress(1, RUNNING._replace(rows=7, chunks=1)))
+        seen += states(connection)
+    worker.ask(do.SaveProgress(2, RUNNING._replace(state="completed", chunks=2)))
+    seen += states(connection)
+
+    assert ["paused", "running", "paused", "completed"] == [state for state, _ in seen]
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted", "after"),
+    [
+        ("completed", "stopped", "completed"),
+        ("completed", "paused", "completed"),
+        ("completed", "queued", "completed"),
+        ("failed", "paused", "failed"),
+        ("running", "queued", "running"),
+        ("failed", "queued", "queued"),
+        ("stopped", "queued", "queued"),
+        ("paused", "stopped", "stopped"),
+    ],
+)
+def test_only_what_is_in_the_right_state_changes(
+    connection, worker, before, wanted, after
+):
+    """
+    What has ended while a signal was answered stays as it is.
+    """
+    store(worker, connection, RUNNING)
+    connection.execute("update towpath.snapshot set state = %s", (before,))
+    change(worker, "x1", RUNNING, wanted)
+
+    assert [(after, None)] == states(connection)
+
+
+def test_an_ended_snapshot_is_read_whole(connection, worker):
+    """
+    All its tables come back with what is needed to go on; listed keys stay stored.
+    """
+    tables = (
+        RUNNING._replace(state="queued", kind="blocking", order_by=("b", "a")),
+        RUNNING._replace(
+            collection="s.u",
+            ordinal=1,
+            state="queued",
+            pending_keys=((b"1",), (b"2",)),
+            estimated_rows=2,
+            asked_keys=2,
+        ),
+    )
+    store(worker, connection, *tables)
+    connection.execute("update towpath.snapshot set state = 'failed', error = 'why'")
+    fact = worker.ask(do.ReadEnded("r1", "s1"))
+    nothing = worker.ask(do.ReadEnded("r1", "s2"))
+    failed = {"state": "failed", "error": "why"}
+
+    assert told.EndedRead("r1", ()) == nothing
+    assert (
+        tables[0]._replace(**failed),
+        tables[1]._replace(**failed, pending_keys=None),
+    ) == fact.tables
+
+
+# The inbox ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def inbox(connection, database: str) -> Iterator[SignalInbox]:
+    """Lend an inbox over the prepared database; what it refuses is in ``refusals``."""
+    assert connection.info.dbname in database
+    made = SignalInbox(database, lambda: None, REFUSALS.append)
+    REFUSALS.clear()
+    yield made
+    made.close()
+
+
+REFUSALS: deque[Refusal] = deque()
+
+
+def test_the_inbox_inserts_in_order_and_once(connection, inbox: SignalInbox):
+    """
+    A signal that comes twice is let pass; another with its id is refused.
+    """
+    words = [("s1", "log", "{}"), ("s2", "log", None), ("s1", "log", "{}")]
+    names = [inbox.put(*signal, "t") for signal in (*words, ("s2", "log", "{}"))]
+    durable: list[str] = []
+
+    def is_done() -> bool:
+        durable.extend(inbox.durable())
+        return len(durable) == 4
+
+    wait_for(is_done)
+    rows = connection.execute("select id, type, data from towpath.signal").fetchall()
+
+    assert (words[:2], names) == (rows, durable)
+    assert [Refusal("s2", USED_ID, "t")] == list(REFUSALS)
+
+
+def test_the_inbox_tries_until_the_source_takes_it(connection, inbox: SignalInbox):
+    """
+    While the table is away nothing is durable and nothing is lost.
+    """
+    connection.execute("alter table towpath.signal rename to away")
+    inbox.put("s1", "log", None, "t")
+    early = list(inbox.durable())
+    connection.execute("alter table towpath.away rename to signal")
+    wait_for(lambda: bool(inbox.durable()))
+    rows = connection.execute("select id from towpath.signal").fetchall()
+
+    assert ([], [("s1",)]) == (early, rows)
+
+
+def test_a_source_that_is_not_prepared_is_told(connection, database: str):
+    """
+    The admin port says what is missing instead of waiting for it.
+    """
+    signals = SourceSignals(database)
+    signals.leave(LeftSignal("s1", "log", None, "t"))
+    with pytest.raises(SignalRejectedError):
+        signals.leave(LeftSignal("s1", "log", "{}", "t"))
+    connection.execute("drop table towpath.signal")
+    with pytest.raises(Exception, match=r"towpath\.signal"):
+        signals.leave(LeftSignal("s2", "log", None, "t"))
+
+
+# The topic ----------------------------------------------------------------------------
+
+
+class Source:
+    """Takes signals once it is there."""
+
+    def __init__(self) -> None:
+        self.left: list[str] = []
+        self.tries: list[str] = []
+        self.is_there = threading.Event()
+
+    def leave(self, signal: LeftSignal) -> None:
+        """Take a signal, or be away."""
+        self.tries.append(signal.signal_id)
+        if not self.is_there.is_set():
+            message = "away"
+            raise SourceUnavailableError(message)
+        self.left.append(signal.signal_id)
+
+
+def test_an_offset_is_committed_only_behind_what_was_left(stack, unique: str):
+    """
+    While the source is away the record is read again, in its order; none is skipped.
+    """
+    stack.up("kafka")
+    source = Source()
+    place = SignalPlace(f"{unique}-signal", unique, f"{unique}-signals")
+    clients = Kafka(bootstrap_servers=stack.kafka), Topics()
+    topic = SignalTopic(clients, place, source.leave, REFUSALS.append)
+    topic.start()
+    producer = Producer({"bootstrap.servers": stack.kafka})
+    for number in range(3):
+        document = b'{"id": "s%d", "type": "log"}' % number
+        producer.produce(place.topic, value=document, key=unique, partition=0)
+    producer.flush(20)
+    consumer = Consumer({"bootstrap.servers": stack.kafka, "group.id": place.group})
+    where = TopicPartition(place.topic, 0)
+    try:
+        wait_for(lambda: len(source.tries) > 1)
+        early = consumer.committed([where], timeout=10)[0].offset
+        source.is_there.set()
+        wait_for(lambda: consumer.committed([where], timeout=10)[0].offset == 3)
+    finally:
+        topic.close()
+        consumer.close()
+
+    assert early < 0
+    assert ({"s0"}, ["s0", "s1", "s2"]) == (set(source.tries[:-3]), source.left)

@@ -1,0 +1,343 @@
+"""Signals by every channel, and what comes of them, with a real relay process."""
+
+import json
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+ROWS = 1_000
+EVERYTHING = {"data-collections": ["s.a"]}
+
+
+def test_every_channel_leads_to_a_snapshot(rig):
+    """
+    Table, bare table, Kafka and HTTP each start one, and its answer is in its row.
+    """
+    rig.start()
+    rig.signal("table", data_collections=["s.a"])
+    rig.leave_bare("bare", "execute-snapshot", json.dumps(EVERYTHING))
+    document = {"id": "kafka", "type": "execute-snapshot", "data": EVERYTHING}
+    rig.leave_in_kafka(json.dumps(document).encode())
+    status, told = rig.ask("POST", "/signals", {**document, "id": "http"})
+    names = ("table", "bare", "kafka", "http")
+    rows = [rig.wait_for_answer(name)["rows"] for name in names]
+    reads = rig.reads()
+
+    assert (202, {"id": "http"}, [ROWS] * 4) == (status, told, rows)
+    assert dict.fromkeys(names, ROWS) == {
+        name: sum(1 for snapshot, _ in reads if snapshot == name) for name in names
+    }
+    assert {1} == set(reads.values())
+
+
+def test_each_answer_is_told_on_the_notifications_topic(rig):
+    """
+    Accepted, then what Debezium tells of the snapshot, all with the signal's id (A33).
+    """
+    rig.start()
+    rig.leave_bare("bare", "execute-snapshot", json.dumps(EVERYTHING))
+    rig.wait_for_answer("bare")
+    rig.wait_for(lambda: kinds(rig)[-1:] == [("Signal", "COMPLETED")])
+    told = kinds(rig)
+    progress = rig.wait_for_notification("bare", "IN_PROGRESS")["additional_data"]
+    scanned = rig.wait_for_notification("bare", "TABLE_SCAN_COMPLETED")
+
+    assert ("Signal", "ACCEPTED") == told[0]
+    assert ("Incremental Snapshot", "STARTED") == told[1]
+    assert ("Incremental Snapshot", "COMPLETED") in told
+    assert (str(ROWS), "SUCCEEDED") == (
+        scanned["additional_data"]["total_rows_scanned"],
+        scanned["additional_data"]["status"],
+    )
+    assert (str(ROWS), "s.a") == (
+        progress["maximum_key"],
+        progress["current_collection_in_progress"],
+    )
+    assert 0 < int(progress["last_processed_key"]) <= ROWS
+
+
+def kinds(rig) -> list[tuple[str, str]]:
+    """Return aggregate type and type of each notification."""
+    return [(each["aggregate_type"], each["type"]) for each in rig.notifications()]
+
+
+def test_what_cannot_be_carried_out_is_rejected_and_the_stream_goes_on(rig):
+    """
+    Each mistake is answered where it can be; the stream passes them all (A29, A40).
+    """
+    rig.start()
+    rig.execute("insert into towpath.signal values ('json', 'execute-snapshot', '{oo')")
+    rig.signal("type", kind="dance")
+    rig.signal("table", data_collections=["s.none"])
+    rig.signal("target", data_collections=["s.a"], target="nobody")
+    rig.signal("column", data_collections=["s.a"], surrogate_key="missing")
+    rig.signal("kind", data_collections=["s.a"], type="sometimes")
+    rig.signal("keys", data_collections=["s.a"], type="blocking", keys=[[1]])
+    rig.signal(
+        "filter",
+        data_collections=["s.a"],
+        additional_conditions=[{"data-collection": "s.typo", "filter": "v = 1"}],
+    )
+    rig.signal("stop", kind="stop-snapshot", data_collections=["s.a"])
+    rig.signal("resume", kind="resume-snapshot", snapshot_id="nothing")
+    expected = {
+        "json": "not JSON",
+        "type": "unknown signal type 'dance'",
+        "table": "s.none: not a captured table",
+        "target": "'nobody' is not a sink",
+        "column": "missing",
+        "kind": "'sometimes' is none of",
+        "keys": "a blocking snapshot takes none",
+        "filter": "names no table to be read",
+        "stop": "no snapshot of it is open",
+        "resume": "there is no such snapshot",
+    }
+    reasons = {
+        name: rig.wait_for_answer(name, "rejected")["reason"] for name in expected
+    }
+    rig.execute("insert into s.a values (0, 0, 'later')")
+    rig.confirm()
+
+    assert [] == [name for name, part in expected.items() if part not in reasons[name]]
+
+
+def test_what_is_left_and_is_no_signal_is_told_as_rejected(rig):
+    """
+    A null id, an id that is too long or used, and garbage in Kafka stop nothing.
+    """
+    rig.start()
+    rig.signal("used", kind="log", message="first")
+    rig.wait_for_answer("used")
+    rig.leave_bare(None, "log", "{}")
+    rig.leave_bare("x" * 70, "log", "{}")
+    rig.leave_bare("used", "log", '{"message": "second"}')
+    rig.leave_in_kafka(b"no signal")
+    rig.leave_in_kafka(b'{"type": "log", "data": {"message": "others"}}', key="other")
+    rig.leave_in_kafka(b'{"type": "log", "data": "{}"}')
+    null = rig.wait_for_notification("", "REJECTED")
+    long = rig.wait_for_notification("x" * 70, "REJECTED")
+    used = rig.wait_for_notification("used", "REJECTED")
+    ours = (
+        "select id from towpath.signal where id like 'kafka-%%' and status is not null"
+    )
+    rig.wait_for(lambda: bool(rig.execute(ours)))
+    garbage = [
+        each
+        for each in rig.notifications()
+        if "not JSON" in each["additional_data"].get("reason", "")
+    ]
+    rig.confirm()
+
+    assert ["has no id", "has 70 characters", "was used by an earlier signal"] == [
+        part
+        for part, each in (
+            ("has no id", null),
+            ("has 70 characters", long),
+            ("was used by an earlier signal", used),
+        )
+        if part in each["additional_data"]["reason"]
+    ]
+    assert [f"{rig.signal_topic}[0]@0"] == [
+        json.loads(each["additional_data"]["detail"])["source"] for each in garbage
+    ]
+    assert [("used",), (ours_id(rig, ours),)] == rig.execute(
+        "select id from towpath.signal order by id desc"
+    )
+
+
+def ours_id(rig, statement: str) -> str:
+    """Return the id that a signal without one was given."""
+    [(signal_id,)] = rig.execute(statement)
+    return signal_id
+
+
+def test_offsets_are_committed_behind_what_is_durable(rig):
+    """
+    A relay that was killed reads no signal twice, and forgets none.
+    """
+    document = {"type": "execute-snapshot", "data": {"data-collections": ["s.b"]}}
+    rig.start()
+    rig.leave_in_kafka(json.dumps({**document, "id": "first"}).encode())
+    rig.wait_for_answer("first")
+    rig.kill()
+    rig.leave_in_kafka(json.dumps({**document, "id": "second"}).encode())
+    rig.start()
+    rig.wait_for_answer("second")
+    consumer = Consumer(
+        {"bootstrap.servers": rig.kafka, "group.id": f"{rig.prefix}-signals"}
+    )
+    place = TopicPartition(rig.signal_topic, 0)
+    try:
+        rig.wait_for(lambda: consumer.committed([place], timeout=10)[0].offset == 2)
+    finally:
+        consumer.close()
+    reads = rig.reads("s.b")
+
+    assert {("first", ROWS), ("second", ROWS)} == {
+        (name, sum(n for (snapshot, _), n in reads.items() if snapshot == name))
+        for name in ("first", "second")
+    }
+
+
+def test_a_paused_snapshot_is_quiet_until_it_is_resumed(rig):
+    """
+    It is still paused after a restart, and then goes on without a gap (A15).
+    """
+    rig.start()
+    rig.signal("s1", data_collections=["s.a"], max_rows_per_second=200)
+    rig.wait_for_rows("s1", 100)
+    rig.signal("p1", kind="pause-snapshot")
+    paused = rig.wait_for_answer("p1")
+    rig.wait_for_state("s1", "paused")
+    rig.kill()
+    rig.start()
+    # A log signal is answered behind everything that the relay did at its start.
+    rig.signal("l1", kind="log")
+    rig.wait_for_answer("l1")
+    state, rows = rig.table("s1")
+    rig.signal("r1", kind="resume-snapshot", snapshot_id="s1")
+    resumed = rig.wait_for_answer("r1")
+    detail = rig.wait_for_answer("s1")
+    reads = rig.reads()
+
+    assert (["s.a"], ["s.a"], "paused") == (paused["paused"], resumed["resumed"], state)
+    assert 100 <= rows < ROWS
+    assert (ROWS, set(range(1, ROWS + 1))) == (
+        detail["rows"],
+        {key for _, key in reads},
+    )
+    rig.wait_for_notification("s1", "PAUSED")
+    rig.wait_for_notification("s1", "RESUMED")
+
+
+def test_a_stopped_snapshot_can_be_taken_up_at_its_last_key(rig):
+    """
+    By its id it goes on behind what was delivered, and completes.
+    """
+    rig.start()
+    rig.signal("s1", data_collections=["s.a"], max_rows_per_second=400)
+    rig.wait_for_rows("s1", 200)
+    rig.signal("x1", kind="stop-snapshot", data_collections=["s.a", "s.b"])
+    stopped = rig.wait_for_answer("x1")
+    rig.wait_for_answer("s1", "failed")
+    before = rig.table("s1")
+    rig.signal("r1", kind="resume-snapshot", snapshot_id="s1")
+    rig.wait_for_answer("r1")
+    rig.wait_for_answer("s1")
+    reads = rig.reads()
+    twice = sum(1 for count in reads.values() if count > 1)
+
+    assert (["s.a"], {"s.b"}) == (stopped["stopped"], set(stopped["refused"]))
+    assert "stopped" == before[0]
+    assert set(range(1, ROWS + 1)) == {key for _, key in reads}
+    assert twice <= 300
+
+
+def test_signals_are_carried_out_in_order_of_commit(rig):
+    """
+    A table twice in one signal is read once; in two signals, one after the other (A11).
+    """
+    rig.start()
+    with rig.connection.transaction():
+        rig.signal("one", data_collections=["s.a", r"s\.a", "s.a"])
+        rig.signal("two", data_collections=["s.a"])
+        rig.signal("all", data_collections=[r"s\..*"])
+    details = [rig.wait_for_answer(name)["rows"] for name in ("one", "two", "all")]
+    began = rig.execute(
+        "select snapshot_id, completed_at from towpath.snapshot"
+        " where collection = 's.a' order by completed_at"
+    )
+
+    assert [ROWS, ROWS, 2 * ROWS] == details
+    assert ["one", "two", "all"] == [name for name, _ in began]
+
+
+def test_names_filters_and_keys_pick_what_is_read(rig):
+    """
+    Quoted names, a filter with OR, listed keys; an unknown table beside a known one.
+    """
+    rig.start()
+    condition = {"data-collection": '"s"."a"', "filter": "id = 7 or id = 201"}
+    rig.signal("some", data_collections=['"s"."a"'], additional_conditions=[condition])
+    rig.signal("keys", data_collections=["s.a"], keys=[["8"], [9]])
+    rig.signal("both", data_collections=["s.none", "s.b"])
+    rig.wait_for_answer("some")
+    rig.wait_for_answer("keys")
+    both = rig.wait_for_answer("both", "failed")
+
+    assert {("some", 7), ("some", 201), ("keys", 8), ("keys", 9)} == set(rig.reads())
+    assert ("completed", ROWS, "failed") == (
+        both["tables"]["s.b"]["state"],
+        both["tables"]["s.b"]["rows"],
+        both["tables"]["s.none"]["state"],
+    )
+
+
+def test_the_admin_port_tells_and_refuses(rig):
+    """
+    Snapshots and signals are shown as JSON; a used id gets 409, a wrong one 400.
+    """
+    rig.start()
+    rig.signal("s1", data_collections=["s.a"])
+    rig.wait_for_answer("s1")
+    [table] = rig.ask("GET", "/snapshots/s1")[1]
+    everything = rig.ask("GET", "/snapshots")[1]
+    signal = rig.ask("GET", "/signals/s1")[1]
+    log = {"id": "s1", "type": "log"}
+
+    assert ("s.a", "completed", ROWS) == (
+        table["collection"],
+        table["state"],
+        table["rows"],
+    )
+    assert ([table], "completed") == (everything, signal["status"])
+    assert (409, 400, 404) == (
+        rig.ask("POST", "/signals", log)[0],
+        rig.ask("POST", "/signals", {"id": "s2", "type": "dance"})[0],
+        rig.ask("GET", "/signals/s2")[0],
+    )
+
+
+def test_all_snapshots_are_paused_and_resumed_together(rig):
+    """
+    Tables and listed keys run beside each other; a signal without names means both.
+    """
+    rig.start()
+    keys = [[key] for key in range(1, 501)]
+    rig.signal("s1", data_collections=["s.a"], max_rows_per_second=200)
+    rig.signal("k1", data_collections=["s.b"], keys=keys, max_rows_per_second=100)
+    rig.wait_for_rows("s1", 100)
+    rig.wait_for(lambda: rig.table("k1", "s.b")[1] >= 100)
+    rig.signal("p1", kind="pause-snapshot")
+    rig.wait_for_answer("p1")
+    rig.wait_for_state("s1", "paused")
+    rig.wait_for(lambda: rig.table("k1", "s.b")[0] == "paused")
+    rig.signal("r1", kind="resume-snapshot")
+    resumed = rig.wait_for_answer("r1")["resumed"]
+    rows = [rig.wait_for_answer(name)["rows"] for name in ("s1", "k1")]
+
+    assert ({"s.a", "s.b"}, [ROWS, 500]) == (set(resumed), rows)
+
+
+def test_a_blocking_snapshot_reads_what_its_select_gives(rig):
+    """
+    A whole SELECT picks the rows, and it is told as Debezium's blocking ones (A38).
+    """
+    rig.start()
+    rig.signal(
+        "s1",
+        data_collections=['"s"."a"'],
+        type="BLOCKING",
+        additional_conditions=[
+            {"data-collection": "s.a", "filter": "select * from s.a where id < 251"}
+        ],
+    )
+    detail = rig.wait_for_answer("s1")
+    rig.execute("insert into s.a values (0, 0, 'later')")
+    rig.confirm()
+    told = rig.wait_for_notification("s1", "STARTED")
+
+    assert (250, set(range(1, 251))) == (detail["rows"], {k for _, k in rig.reads()})
+    assert "Initial Snapshot" == told["aggregate_type"]

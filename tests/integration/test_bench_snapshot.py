@@ -1,0 +1,116 @@
+"""The benchmark of snapshots, small: verified figures, or none where a row is lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+WORDS = (sys.executable, "-m", "towpath.deploy.cli", "bench", "snapshot", "--json")
+SMALL = ("--rows", "20000", "--duration", "2", "--warm-up", "1")
+
+# Found by every Python of the benchmark: a client that gives one row's place in the
+# topic to the row that came before it.
+DEFECT = """
+import confluent_kafka
+
+class Losing(confluent_kafka.Producer):
+    last = None, None
+
+    def produce(self, topic, value=None, key=None, *rest, **named):
+        if topic.endswith("bench.item") and key is not None:
+            if b'"id":77}' in key and b'"op":"r"' in value:
+                value, key = self.last
+            self.last = value, key
+        return super().produce(topic, value, key, *rest, **named)
+
+confluent_kafka.Producer = Losing
+"""
+
+
+def bench(folder: Path, *words: str, **env: str) -> tuple[int, bytes, bytes]:
+    """Run the command to its end; its stack goes below the folder."""
+    inherited = dict(os.environ)  # noqa: TID251 - a root
+    with subprocess.Popen(
+        [*WORDS, *words],
+        env=inherited | {"TMPDIR": str(folder)} | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=75)
+        except subprocess.TimeoutExpired:
+            # It clears up behind itself; killed, it could not.
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate()
+        return process.returncode, output, errors
+
+
+@pytest.mark.parametrize(("load", "has_latency"), [("updates", True), ("quiet", False)])
+def test_a_snapshot_is_measured_and_verified(tmp_path: Path, load, has_latency):
+    """
+    Every key, last value and update is in the topic; a rate and what it costs are told.
+    """
+    words = (*SMALL, "--case", "million_rows", "--load", load)
+    code, output, errors = bench(tmp_path, *words)
+    assert code == 0, errors.decode()
+    told = json.loads(output)
+    case = told["cases"]["million_rows"]
+    relay = case["loads"][load]["systems"]["relay"]
+
+    assert (
+        (True, [], 20_000),
+        ([load], ["copy", "relay"], None),
+        (True, True, True),
+        (True, 0.0, has_latency),
+        [],
+    ) == (
+        (told["verified"], told["findings"], told["rows"]),
+        (
+            list(case["loads"]),
+            sorted(case["loads"][load]["systems"]),
+            case["ratio_to_debezium"],
+        ),
+        (
+            case["share_of_copy"] > 0,
+            case["peak_rss_bytes"] > 0,
+            case["paper"]["relay"]["topic_bytes"] > 0,
+        ),
+        (
+            relay["rows_read"]["median"] >= 19_000,
+            relay["stale_rows"]["median"],
+            "idle_p99_ms" in relay,
+        ),
+        list(tmp_path.iterdir()),
+    )
+
+
+def test_a_lost_row_leaves_no_figure(tmp_path: Path):
+    """
+    One of 20,000 rows is not in the topic: exit code 1, the finding, nothing measured.
+    """
+    (tmp_path / "defect").mkdir()
+    (tmp_path / "defect" / "sitecustomize.py").write_text(DEFECT, encoding="utf-8")
+    inherited = os.environ.get("PYTHONPATH", "")  # noqa: TID251 - a root
+    path = os.pathsep.join(filter(None, (str(tmp_path / "defect"), inherited)))
+    words = (*SMALL, "--load", "quiet")
+    code, output, errors = bench(tmp_path, *words, PYTHONPATH=path)
+    assert output, errors.decode()
+    told = json.loads(output)
+
+    assert (
+        1,
+        (False, {}),
+        ["bench_fill_quiet_relay_0: 1 lost"],
+        ["defect"],
+    ) == (
+        code,
+        (told["verified"], told["cases"]),
+        told["findings"],
+        [path.name for path in tmp_path.iterdir()],
+    )

@@ -1,0 +1,134 @@
+"""Reading COPY as libpq has it: all lines, every error, and what is left after it."""
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from towpath.relay.postgres.connect import Connection, connect
+from towpath.relay.postgres.copy_out import copy_out
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+MANY = (
+    b"copy (select n, repeat('x', n % 500) from generate_series(1, 20000) n) to stdout"
+)
+MANY_LINES = [b"%d\t%b\n" % (n, b"x" * (n % 500)) for n in range(1, 20_001)]
+FAILING = b"copy (select 1 / (500 - n) from generate_series(1, 1000) n) to stdout"
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[Connection]:
+    """Lend a connection of the relay's kind."""
+    made = connect(database)
+    yield made
+    made.close()
+
+
+def answer(connection: Connection) -> object:
+    """Ask something, to see that the connection goes on."""
+    row = connection.execute("select 42").fetchone()
+    return row and row[0]
+
+
+def test_all_lines_come_in_order(connection: Connection):
+    """
+    Some at a time, each whole; then the connection is as before.
+    """
+    batches = list(copy_out(connection, MANY))
+
+    assert len(batches) > 1
+    assert (MANY_LINES, 42) == (
+        [line for lines in batches for line in lines],
+        answer(connection),
+    )
+
+
+def test_a_line_of_megabytes_is_whole(connection: Connection):
+    """
+    However often the socket has to be read for it.
+    """
+    statement = b"copy (select repeat('ab', 4000000)) to stdout"
+
+    assert [[b"ab" * 4_000_000 + b"\n"]] == list(copy_out(connection, statement))
+
+
+def test_no_rows_are_no_lines(connection: Connection):
+    """
+    An empty table is read like any other.
+    """
+    statement = b"copy (select 1 where false) to stdout"
+
+    assert ([], 42) == (list(copy_out(connection, statement)), answer(connection))
+
+
+def test_an_error_in_the_middle_is_raised_behind_the_lines(connection: Connection):
+    """
+    It has its SQLSTATE; the connection goes on.
+    """
+    lines: list[bytes] = []
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        lines.extend(line for some in copy_out(connection, FAILING) for line in some)
+
+    assert (499, 42) == (len(lines), answer(connection))
+
+
+@pytest.mark.parametrize(
+    ("statement", "error"),
+    [
+        (b"copy nothing to stdout", psycopg.errors.UndefinedTable),
+        (b"select 1", psycopg.ProgrammingError),
+    ],
+)
+def test_what_is_no_copy_is_refused(
+    connection: Connection, statement: bytes, error: type[psycopg.Error]
+):
+    """
+    By the server, or because there is nothing to be read.
+    """
+    with pytest.raises(error):
+        list(copy_out(connection, statement))
+
+    assert 42 == answer(connection)
+
+
+def test_a_copy_can_be_cancelled(connection: Connection):
+    """
+    The reader itself does so when it has enough.
+    """
+    statement = b"copy (select n from generate_series(1, 100000000) n) to stdout"
+    reading = copy_out(connection, statement)
+    next(reading)
+    connection.cancel_safe()
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        list(reading)
+
+    assert 42 == answer(connection)
+
+
+def test_who_ends_early_has_no_connection_left(connection: Connection):
+    """
+    What the server still sends would be taken for an answer to something else.
+    """
+    for _ in copy_out(connection, MANY):
+        break
+
+    assert connection.closed
+
+
+def test_a_dead_server_is_an_error(connection: Connection, database: str):
+    """
+    Also while the thread sleeps on the socket.
+    """
+    # The first line is on its way when the third lets the server sleep.
+    statement = (
+        b"copy (select repeat('x', 100000), pg_sleep(case n when 3 then 30 else 0 end)"
+        b" from generate_series(1, 3) n) to stdout"
+    )
+    pid = connection.info.backend_pid
+    reading = copy_out(connection, statement)
+    next(reading)
+    with connect(database) as other:
+        other.execute("select pg_terminate_backend(%s)", (pid,))
+    with pytest.raises(psycopg.OperationalError):
+        list(reading)

@@ -1,0 +1,705 @@
+"""Outbox topics filled from aggregate views: Postgres, the relay's process, Kafka."""
+
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from towpath.relay.__main__ import init
+from towpath.schemas.clock import Deadline, SystemClock
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+CLOCK = SystemClock()
+TIMEOUT_S = 60.0
+NOTHING = b"null"
+
+# An order with its lines, written by inserted and deleted outbox rows, and a customer,
+# whose events have no table. Each write raises the aggregate's version.
+SCHEMA = """
+create schema shop;
+create table shop."order" (id bigint primary key, version int not null, status text);
+create table shop.line (order_id bigint, number int, sku text,
+    primary key (order_id, number));
+create table shop.customer (id uuid primary key, version int not null, name text);
+create view shop.order_state as
+select 'OrderState'::text as type, o.id as aggregate_id,
+    jsonb_build_object('version', o.version, 'status', o.status, 'lines', (
+        select coalesce(jsonb_agg(l.sku order by l.number), '[]') from shop.line l
+        where l.order_id = o.id)) as payload
+from shop."order" o;
+create view shop.customer_state as
+select id as aggregate_id, 'CustomerState'::varchar(20) as type,
+    json_build_object('version', version, 'name', name) as payload
+from shop.customer;
+create function shop.say(type text, kind text, id text, told jsonb) returns void
+language sql as $$
+    with said as (
+        insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload)
+        values (gen_random_uuid(), kind, id, type, told::json) returning 1
+    ) select from said
+$$;
+create function shop.say_of_order(type text, order_id bigint, told jsonb) returns void
+language sql as $$
+    select shop.say(type, 'order', order_id::text, told);
+    delete from towpath.outbox where aggregate_id = order_id::text;
+$$;
+create function shop.say_of_customer(type text, id uuid, told json) returns void
+language sql as $$
+    select pg_logical_emit_message(true, 'towpath.outbox', json_build_object(
+        'id', gen_random_uuid(), 'aggregate_type', 'customer', 'aggregate_id', id,
+        'type', type, 'payload', told)::text)
+$$;
+"""
+VIEWS = """
+[[relay.outbox.view]]
+aggregate_type = "order"
+view = "shop.order_state"
+id_form = "integer"
+state_types = ["OrderChanged"]
+[[relay.outbox.view]]
+aggregate_type = "customer"
+view = "shop.customer_state"
+id_form = "uuid"
+state_types = ["CustomerChanged"]
+"""
+
+
+@dataclass(frozen=True, order=True)
+class Event:
+    """One record of an outbox topic, by its place."""
+
+    key: str
+    position: str
+    type: str
+    snapshot: str
+    value: bytes
+
+    @property
+    def version(self) -> int:
+        """Which state of the aggregate it tells; -1: that there is none."""
+        told = json.loads(self.value)
+        return -1 if told is None else int(told["version"])
+
+
+class Shop:
+    """A database whose aggregates a relay tells, and the topics beside it."""
+
+    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
+        self.dsn = dsn
+        self.prefix = prefix
+        self.folder = folder
+        self.kafka = kafka
+        self.config = folder / "towpath.toml"
+        self.connection = psycopg.connect(dsn, autocommit=True)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, views: str = VIEWS) -> None:
+        """Prepare the database, and start the relay."""
+        self.config.write_text(
+            f"""
+version = 1
+[[source]]
+dsn = "{self.dsn}"
+prefix = "{self.prefix}"
+slot = "{self.prefix}"
+tables = []
+[kafka]
+bootstrap_servers = "{self.kafka}"
+[registry]
+url = "http://127.0.0.1:1"
+[topics]
+partitions = 3
+[relay.outbox]
+topic = "{self.prefix}.event.{{aggregate_type}}"
+[relay.snapshot]
+chunk_rows = 100
+{views}
+[[sink]]
+name = "search2"
+kind = "search"
+url = "http://127.0.0.1:1"
+[[sink.route]]
+topic = "{self.prefix}.shop.order"
+name = "a-2"
+""",
+            encoding="utf-8",
+        )
+        init(self.config, dry_run=False)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Start the relay's process."""
+        with (self.folder / "relay.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "towpath.relay", str(self.config)],
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        """Kill the relay as an accident would."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self.process is not None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(15)
+        self.kill()
+        self.connection.close()
+
+    def signal(self, signal_id: str, *aggregates: str, **data: object) -> None:
+        """Ask for aggregates."""
+        collections = [f"outbox.{name}" for name in aggregates]
+        fields = {"data-collections": collections}
+        fields |= {name.replace("_", "-"): value for name, value in data.items()}
+        self.connection.execute(
+            "insert into towpath.signal (id, type, data)"
+            " values (%s, 'execute-snapshot', %s)",
+            (signal_id, json.dumps(fields)),
+        )
+
+    def answer(self, signal_id: str, *statuses: str) -> dict[str, Any]:
+        """Wait until a signal has ended, and return its detail."""
+        ended: list[tuple[str, dict[str, Any]]] = []
+
+        def has_ended() -> bool:
+            ended[:] = self.connection.execute(
+                "select status, coalesce(detail, '{}') from towpath.signal where"
+                " id = %s and status in ('completed', 'failed', 'rejected')",
+                (signal_id,),
+            ).fetchall()
+            return bool(ended)
+
+        self.wait_for(has_ended)
+        assert ended[0][0] in (statuses or ("completed",)), ended
+        return ended[0][1]
+
+    def wait_for(self, what: Callable[[], bool]) -> None:
+        """Wait until something is so."""
+        deadline = Deadline(CLOCK, TIMEOUT_S)
+        while not what():
+            if deadline.passed() or (self.process and self.process.poll() is not None):
+                log = (self.folder / "relay.log").read_text(encoding="utf-8")
+                raise AssertionError(log[-6000:])
+            CLOCK.wait(0.02)
+
+    def catch_up(self) -> None:
+        """Wait until all that was committed until now is in Kafka."""
+        self.connection.execute("select pg_logical_emit_message(true, 'test', 'x')")
+        [lsn] = self.connection.execute("select pg_current_wal_lsn()").fetchone()
+        confirmed = (
+            "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots"
+            " where slot_name = %s"
+        )
+        arguments = (lsn, self.prefix)
+        self.wait_for(
+            lambda: self.connection.execute(confirmed, arguments).fetchone()[0]
+        )
+
+    def judged(self) -> int:
+        """Return how many aggregates were delivered or dropped."""
+        statement = "select coalesce(sum(rows + dropped), 0) from towpath.snapshot"
+        return self.connection.execute(statement).fetchone()[0]
+
+    def state(self, view: str) -> dict[str, Any]:
+        """Return what a consumer should have of a view in the end."""
+        statement = f"select aggregate_id::text, payload from shop.{view}"  # noqa: S608 - a name of ours
+        return dict(self.connection.execute(statement).fetchall())
+
+    def events(self, aggregate_type: str, target: str = "") -> list[Event]:
+        """Read a topic from its beginning to its present end, as delivered."""
+        topic = f"{self.prefix}.event.{aggregate_type}"
+        return read(self.kafka, f"{topic}.backfill.{target}" if target else topic)
+
+
+def read(kafka: str, topic: str) -> list[Event]:
+    """Read a topic, partition by partition, in the order of each."""
+    settings = {"bootstrap.servers": kafka, "group.id": topic}
+    consumer = Consumer(settings | {"auto.offset.reset": "earliest"})
+    found: list[Event] = []
+    try:
+        ends = _ends(consumer, topic)
+        waiting = {number for number, end in ends.items() if end}
+        consumer.assign([TopicPartition(topic, number, 0) for number in waiting])
+        deadline = Deadline(CLOCK, TIMEOUT_S)
+        while waiting:
+            assert not deadline.passed()
+            record = consumer.poll(1.0)
+            if record is None:
+                continue
+            assert record.error() is None
+            found.append(_event(record))
+            if record.offset() + 1 >= ends[record.partition()]:
+                waiting.discard(record.partition())
+    finally:
+        consumer.close()
+    return found
+
+
+def _event(record: Any) -> Event:
+    told = {name: value.decode() for name, value in record.headers()}
+    return Event(
+        key=record.key().decode(),
+        position=told["position"],
+        type=told.get("type", ""),
+        snapshot=told.get("snapshot", ""),
+        value=record.value() or NOTHING,
+    )
+
+
+def _ends(consumer: Consumer, topic: str) -> dict[int, int]:
+    """Return where a topic ends; one that is not there, or being made, ends at once."""
+    if topic not in consumer.list_topics(timeout=10).topics:
+        return {}
+    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    try:
+        return {
+            number: consumer.get_watermark_offsets(TopicPartition(topic, number))[1]
+            for number in partitions
+        }
+    except KafkaException:
+        return {}
+
+
+def fold(events: list[Event]) -> dict[str, Any]:
+    """Return what a consumer has that applies the events of each key in their order."""
+    documents: dict[str, Any] = {}
+    for event in sorted(events):
+        told = json.loads(event.value)
+        is_whole = event.snapshot or event.type.endswith("Changed")
+        if told is None:
+            documents.pop(event.key, None)
+        elif is_whole:
+            documents[event.key] = told
+        elif event.key in documents:
+            documents[event.key] |= told
+    return documents
+
+
+def stale(events: list[Event]) -> list[str]:
+    """Name the keys of READ events that tell less than an event below them."""
+    found = []
+    for key, of_key in groupby(sorted(events), key=lambda event: event.key):
+        versions = [e.version for e in of_key if e.version >= 0 or not e.snapshot]
+        told = [version for version in versions if version >= 0]
+        found += [key for before, after in pairwise(told) if after < before]
+    return found
+
+
+def overtaken(delivered: list[Event]) -> list[str]:
+    """Name the keys of READ events that came after an event above them."""
+    highest: dict[str, str] = {}
+    found = []
+    for event in delivered:
+        if event.snapshot and event.position < highest.get(event.key, ""):
+            found.append(event.key)
+        highest[event.key] = max(event.position, highest.get(event.key, ""))
+    return found
+
+
+@pytest.fixture
+def shop(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Shop]:
+    """Lend a shop with orders and customers."""
+    stack.up("postgres", "kafka")
+    shop = Shop(database, stack.kafka, unique, tmp_path)
+    # The outbox that they name is made when the relay is prepared.
+    shop.connection.execute("set check_function_bodies = off")
+    shop.connection.execute(SCHEMA)
+    yield shop
+    shop.close()
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+            " where slot_name = %s",
+            (unique,),
+        )
+
+
+def fill(shop: Shop, count: int) -> None:
+    """Put aggregates there before the slot is, so that no event tells them."""
+    shop.connection.execute(
+        "insert into shop.\"order\" select g, 1, 'old' from generate_series(1, %s) g",
+        (count,),
+    )
+    shop.connection.execute(
+        "insert into shop.line select g, n, 'sku-' || n from generate_series(1, %s) g,"
+        " generate_series(1, 2) n",
+        (count,),
+    )
+    shop.connection.execute(
+        "insert into shop.customer select md5(g::text)::uuid, 1, 'old' from"
+        " generate_series(1, %s) g",
+        (count // 2,),
+    )
+
+
+# Each in a transaction that holds the aggregate's row, and says what it did.
+ORDER_WRITES = (
+    """
+    update shop."order" set version = version + 1, status = 'new' where id = %(id)s;
+    insert into shop.line select id, version + 100, 'more' from shop."order"
+        where id = %(id)s;
+    select shop.say_of_order('OrderChanged', aggregate_id, payload)
+        from shop.order_state where aggregate_id = %(id)s
+    """,
+    """
+    update shop."order" set version = version + 1, status = 'paid' where id = %(id)s;
+    select shop.say_of_order('OrderPaid', id, jsonb_build_object(
+        'version', version, 'status', status)) from shop."order" where id = %(id)s
+    """,
+    """
+    with gone as (delete from shop."order" where id = %(id)s returning id)
+    select shop.say_of_order('OrderDropped', id, null) from gone;
+    delete from shop.line where order_id = %(id)s
+        and not exists (select from shop."order" where id = %(id)s)
+    """,
+    """
+    with made as (insert into shop."order" values (%(id)s, 1000000, 'made')
+        on conflict do nothing returning id)
+    select shop.say_of_order('OrderChanged', id,
+        '{"version": 1000000, "status": "made", "lines": []}') from made
+    """,
+)
+CUSTOMER_WRITES = (
+    """
+    with new as (update shop.customer set version = version + 1, name = 'new'
+        where id = md5(%(id)s::text)::uuid returning *)
+    select shop.say_of_customer('CustomerChanged', id, json_build_object(
+        'version', version, 'name', name)) from new
+    """,
+    """
+    with new as (update shop.customer set version = version + 1, name = 'seen'
+        where id = md5(%(id)s::text)::uuid returning *)
+    select shop.say_of_customer('CustomerSeen', id, json_build_object(
+        'version', version, 'name', name)) from new
+    """,
+)
+
+
+class Writers:
+    """Sessions that write at random until told to stop."""
+
+    def __init__(self, dsn: str, highest: int, count: int = 3) -> None:
+        self._dsn = dsn
+        self._highest = highest
+        self._stop = threading.Event()
+        self.writes = 0
+        self._threads = [
+            threading.Thread(target=self._write, args=(seed,)) for seed in range(count)
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _write(self, seed: int) -> None:
+        chance = random.Random(seed)  # noqa: S311 - writes, no secret
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            while not self._stop.is_set():
+                order = chance.choice([*ORDER_WRITES[:2] * 3, *ORDER_WRITES])
+                for statements in (order, chance.choice(CUSTOMER_WRITES)):
+                    key = {"id": chance.randint(1, self._highest)}
+                    with connection.transaction():
+                        for statement in statements.split(";"):
+                            connection.execute(statement, key)
+                self.writes += 1
+
+
+@pytest.mark.parametrize("target", ["", "search2"])
+def test_topics_that_are_filled_under_writes_end_as_their_views(
+    shop: Shop, target: str
+):
+    """
+    Nothing is stale, lost or resurrected, through a killed relay too (I5).
+    """
+    fill(shop, 2_000)
+    shop.start()
+    for_whom = {"target": target} if target else {}
+    with Writers(shop.dsn, 2_000) as writers:
+        shop.wait_for(lambda: writers.writes > 30)
+        shop.signal("s1", "order", "customer", max_rows_per_second=1_000, **for_whom)
+        shop.wait_for(lambda: shop.judged() >= 500)
+        shop.kill()
+        shop.go_on()
+        detail = shop.answer("s1")
+    shop.catch_up()
+    told = {name: shop.events(name) for name in ("order", "customer")}
+    reads = {name: shop.events(name, target) for name in told} if target else {}
+    both = {name: [*told[name], *reads.get(name, [])] for name in told}
+
+    assert detail["rows"] > 1_000
+    assert ([], []) == (stale(both["order"]), stale(both["customer"]))
+    assert ([], []) == (overtaken(told["order"]), overtaken(told["customer"]))
+    assert bool(target) is not any(event.snapshot for event in told["order"])
+    assert shop.state("customer_state") == fold(both["customer"])
+
+    assert shop.state("order_state") == fold(both["order"])
+
+
+def test_listed_aggregates_are_read_and_missing_ones_are_tombstones(shop: Shop):
+    """
+    Keys are taken as the server writes them; of a gone aggregate the topic says so.
+    """
+    fill(shop, 100)
+    shop.start()
+    shop.signal("s1", "order", keys=[["007"], ["9000"], ["12"]])
+    shop.answer("s1")
+    events = {event.key: event for event in shop.events("order")}
+
+    assert {"7", "9000", "12"} == events.keys()
+    assert ("", NOTHING) == (events["9000"].type, events["9000"].value)
+    assert {"s1"} == {event.snapshot for event in events.values()}
+
+    assert shop.state("order_state")["7"] == json.loads(events["7"].value)
+
+
+@pytest.fixture
+def late(shop: Shop) -> Iterator[Callable[[str], None]]:
+    """
+    Lend a function that commits into the log without becoming visible.
+
+    A commit that waits for a standby is decoded, but no snapshot sees it.
+    """
+    database = shop.connection.info.dbname
+    threads: list[threading.Thread] = []
+    shop.connection.execute(f"alter database {database} set synchronous_commit = local")
+    shop.connection.execute("set synchronous_commit = local")
+
+    def commit(statements: str) -> None:
+        def run() -> None:
+            with psycopg.connect(shop.dsn, autocommit=True) as connection:
+                connection.execute("set synchronous_commit = on")
+                connection.execute(statements)
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+
+    _standby(shop, "missing")
+    try:
+        yield commit
+    finally:
+        _standby(shop, "")
+        for thread in threads:
+            thread.join()
+
+
+def _standby(shop: Shop, name: str) -> None:
+    """Make commits wait for a standby that is not there, or for none."""
+    shop.connection.execute(f"alter system set synchronous_standby_names = '{name}'")
+    shop.connection.execute("select pg_reload_conf()")
+    shown = "select current_setting('synchronous_standby_names') = %s"
+    shop.wait_for(lambda: shop.connection.execute(shown, (name,)).fetchone()[0])
+
+
+def begin_slowly(shop: Shop, count: int) -> None:
+    """Fill the orders' topic at a pace that leaves its end unread for seconds."""
+    fill(shop, count)
+    shop.start()
+    shop.signal("s1", "order", max_rows_per_second=400)
+    shop.wait_for(lambda: shop.judged() > 100)
+
+
+def wait_for_events(shop: Shop, count: int) -> None:
+    """Wait until so many streamed events are in the orders' topic."""
+    shop.wait_for(
+        lambda: count <= sum(not event.snapshot for event in shop.events("order"))
+    )
+
+
+def test_states_of_commits_that_nobody_sees_yet_are_dropped(
+    shop: Shop, late: Callable[[str], None]
+):
+    """
+    An event that no snapshot sees yet keeps the outdated state out (B17).
+    """
+    begin_slowly(shop, 2_000)
+    late(
+        'update shop."order" set version = 2 where id = 1995;'
+        "select shop.say_of_order('OrderChanged', 1995, '{\"version\": 2}')"
+    )
+    late(
+        'delete from shop."order" where id = 1996;'
+        "select shop.say('OrderChanged', 'order', '1996', null)"
+    )
+    wait_for_events(shop, 2)
+    [unseen] = shop.connection.execute(
+        "select count(*) from shop.order_state where aggregate_id in (1995, 1996)"
+        " and payload ->> 'version' = '1'"
+    ).fetchone()
+    detail = shop.answer("s1")
+    events = [event for event in shop.events("order") if event.key in {"1995", "1996"}]
+
+    assert (2, 2) == (unseen, detail["dropped"])
+
+    assert ["OrderChanged", "OrderChanged"] == [event.type for event in events]
+
+
+def test_a_state_dropped_for_a_lesser_event_is_read_when_it_can_be_seen(
+    shop: Shop, late: Callable[[str], None]
+):
+    """
+    Completed waits for it: nobody else carries the rest of the aggregate.
+    """
+    begin_slowly(shop, 2_000)
+    late(
+        "update shop.\"order\" set version = 2, status = 'paid' where id = 1995;"
+        "select shop.say_of_order('OrderPaid', 1995, '{\"version\": 2}')"
+    )
+    wait_for_events(shop, 1)
+    shop.wait_for(lambda: shop.judged() >= 2_000)
+    _standby(shop, "")
+    shop.answer("s1")
+    events = [event for event in shop.events("order") if event.key == "1995"]
+
+    assert ["OrderPaid", "OrderState"] == [event.type for event in events]
+
+    assert shop.state("order_state")["1995"] == fold(events)["1995"]
+
+
+def test_an_id_that_is_spelt_in_another_way_touches_the_same_aggregate(
+    shop: Shop, late: Callable[[str], None]
+):
+    """
+    The event stands under its own key; the outdated state is dropped all the same.
+    """
+    begin_slowly(shop, 2_000)
+    late(
+        'update shop."order" set version = 2 where id = 1995;'
+        "select shop.say('OrderChanged', 'order', '+01995', '{\"version\": 2}')"
+    )
+    wait_for_events(shop, 1)
+    shop.wait_for(lambda: shop.judged() >= 2_000)
+    _standby(shop, "")
+    shop.answer("s1")
+    events = [e for e in shop.events("order") if e.key in {"1995", "+01995"}]
+
+    assert [("+01995", 2), ("1995", 2)] == [(e.key, e.version) for e in sorted(events)]
+
+
+def claim_states(dsn: str, highest: int, is_over: threading.Event) -> None:
+    """Tell states that no row ever has, outside of transactions."""
+    chance = random.Random(7)  # noqa: S311 - no secret
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        while not is_over.is_set():
+            told = {
+                "id": str(uuid.uuid4()),
+                "aggregate_type": "order",
+                "aggregate_id": chance.randint(1, highest),
+                "type": "OrderChanged",
+                "payload": {"version": 1, "status": "never"},
+            }
+            connection.execute(
+                "select pg_logical_emit_message(false, 'towpath.outbox', %s)",
+                (json.dumps(told),),
+            )
+
+
+def test_a_message_outside_a_transaction_is_never_a_whole_state(shop: Shop):
+    """
+    Its writer rolls back, or not: what was read in its window is read again.
+    """
+    fill(shop, 2_000)
+    shop.start()
+    is_over = threading.Event()
+    arguments = (shop.dsn, 2_000, is_over)
+    claiming = threading.Thread(target=claim_states, args=arguments)
+    claiming.start()
+    try:
+        shop.signal("s1", "order", max_rows_per_second=1_000)
+        shop.wait_for(lambda: shop.judged() >= 2_000)
+    finally:
+        is_over.set()
+        claiming.join()
+    detail = shop.answer("s1")
+    shop.catch_up()
+    delivered = shop.events("order")
+
+    assert [] == overtaken(delivered)
+    assert detail["dropped"] > 0
+
+    assert {str(key) for key in range(1, 2_001)} == {
+        event.key for event in delivered if event.snapshot
+    }
+
+
+ODD = (
+    "select {id} as aggregate_id, {type}::text as type, {payload}::json as payload"
+    ' from shop."order"'
+)
+SOUND = {"id": "id", "type": "'S'", "payload": "'1'"}
+REFUSED = {
+    "two rows": ("{} union all select 7, 'S', '2'", {}, "two rows with the key ['7']"),
+    "two rows at a chunk's end": (
+        "{} union all select 100, 'S', '2'",
+        {},
+        "two rows with the key ['100']",
+    ),
+    "a null id": ("{}", {"id": "nullif(id, 7)"}, "a row of it has no key"),
+    "a volatile function": (
+        "{}",
+        {"payload": "to_json(random())"},
+        "it calls random(), which is volatile",
+    ),
+    "too slow": ("{}", {"type": "shop.wait()"}, "even the smallest chunk takes longer"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_view_that_cannot_be_told_is_refused_with_its_reason(shop: Shop, name: str):
+    """
+    Two rows or none for an id, no end, or another result each time: none is completed.
+    """
+    statement, parts, reason = REFUSED[name]
+    fill(shop, 200)
+    shop.connection.execute(
+        "create function shop.wait() returns text stable language plpgsql as"
+        " $$ begin perform pg_sleep(0.5); return 'S'; end $$"
+    )
+    state = statement.format(ODD.format(**SOUND | parts))
+    shop.connection.execute(f"create view shop.odd as {state}")
+    database = shop.connection.info.dbname
+    shop.connection.execute(f"alter database {database} set statement_timeout = 400")
+    shop.start(VIEWS.replace("shop.order_state", "shop.odd"))
+    shop.signal("s1", "order")
+    detail = shop.answer("s1", "failed", "rejected")
+    found = detail.get("refused") or {
+        name: table["reason"] for name, table in detail["tables"].items()
+    }
+
+    assert reason in found["outbox.order"]
+
+
+def test_a_view_that_nobody_declared_is_unknown(shop: Shop):
+    """
+    The stream, and the other views of the signal, go on.
+    """
+    fill(shop, 20)
+    shop.start()
+    shop.signal("s1", "invoice", "order")
+    shop.answer("s1", "failed")
+
+    assert 20 == len(shop.events("order"))

@@ -1,0 +1,277 @@
+"""Alterations and accidents in the middle of a snapshot, through a real relay."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from towpath.relay.__main__ import init
+from towpath.schemas.clock import Deadline, SystemClock
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+CLOCK = SystemClock()
+TIMEOUT_S = 60.0
+ROWS = 1_000
+RATE = 1_000
+
+
+class Source:
+    """A database with tables ``s.t1`` to ``s.t9``, a relay, and its topics."""
+
+    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
+        self.dsn = dsn
+        self.kafka = kafka
+        self.prefix = prefix
+        self.log = folder / "relay.log"
+        self.tables = [f"s.t{number}" for number in range(1, 10)]
+        self.execute("create schema s")
+        for table in self.tables:
+            self.execute(
+                f"create table {table} (id int primary key, b int not null, c text)"
+            )
+            self.execute(
+                f"insert into {table} select g, -g, 'c'"  # noqa: S608 - our own names
+                f" from generate_series(1, {ROWS}) g"
+            )
+        config = folder / "towpath.toml"
+        config.write_text(
+            f"""
+version = 1
+[[source]]
+dsn = "{dsn}"
+prefix = "{prefix}"
+slot = "{prefix}"
+tables = {json.dumps(self.tables)}
+[kafka]
+bootstrap_servers = "{kafka}"
+[registry]
+url = "http://127.0.0.1:1"
+[topics]
+partitions = 1
+[relay]
+admin_port = 0
+[relay.snapshot]
+chunk_rows = 50
+""",
+            encoding="utf-8",
+        )
+        init(config, dry_run=False)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "towpath.relay", str(config)],
+                stdout=log,
+                stderr=log,
+            )
+
+    def execute(self, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        """Run a statement in a session of its own."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            cursor = connection.execute(statement, arguments or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def begin(self, table: str, **data: Any) -> None:
+        """Ask for a snapshot of a table by its name, and wait until it is under way."""
+        asked = {"data-collections": [table], "max-rows-per-second": RATE} | data
+        self.execute(
+            "insert into towpath.signal (id, type, data)"
+            " values (%s, 'execute-snapshot', %s)",
+            table,
+            json.dumps(asked),
+        )
+        self.wait_for(lambda: self.progress(table)[1] >= ROWS // 10)
+
+    def progress(self, table: str) -> tuple[str, int, list[str], str]:
+        """Return a table's state, rows, last key and error."""
+        found = self.execute(
+            "select state, rows, last_key, error from towpath.snapshot"
+            " where snapshot_id = %s",
+            table,
+        )
+        return found[0] if found else ("", 0, [], "")
+
+    def end(self, table: str) -> str:
+        """Wait until a table's snapshot has ended, and return how."""
+        self.wait_for(lambda: self.progress(table)[0] in {"completed", "failed"})
+        return self.progress(table)[0]
+
+    def wait_for(self, what: Callable[[], bool]) -> None:
+        """Wait until something is so."""
+        deadline = Deadline(CLOCK, TIMEOUT_S)
+        while not what():
+            if deadline.passed() or self.process.poll() is not None:
+                raise AssertionError(self.log.read_text(encoding="utf-8")[-6000:])
+            CLOCK.wait(0.02)
+
+    def latest(self, table: str) -> dict[str, dict[str, Any]]:
+        """Return what a sink would have of a table."""
+        consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": self.prefix})
+        place = TopicPartition(f"{self.prefix}.{table}", 0, 0)
+        rows: dict[str, dict[str, Any]] = {}
+        try:
+            end = consumer.get_watermark_offsets(place, timeout=10)[1]
+            consumer.assign([place])
+            while end:
+                record = consumer.poll(10.0)
+                assert record is not None
+                after = json.loads(record.value() or b"{}").get("after")
+                if record.key() is not None:
+                    [key] = map(str, json.loads(record.key()).values())
+                    rows.pop(key, None)
+                    if after is not None:
+                        rows[key] = after
+                if record.offset() + 1 >= end:
+                    return rows
+        finally:
+            consumer.close()
+        return rows
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(15)
+        self.process.kill()
+        self.process.wait()
+        self.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+            " where slot_name = %s",
+            self.prefix,
+        )
+
+
+@pytest.fixture
+def source(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Source]:
+    """Lend a source, and a relay that follows it."""
+    stack.up("postgres", "kafka")
+    source = Source(database, stack.kafka, unique, tmp_path)
+    yield source
+    source.close()
+
+
+def test_alterations_in_mid_snapshot_lose_nothing(source: Source):
+    """
+    The snapshot completes with every row, the later ones in the new shape (A31).
+    """
+    alterations = {
+        "s.t1": ("alter table s.t1 add d int default 5", {"id", "b", "c", "d"}),
+        "s.t2": ("alter table s.t2 drop c", {"id", "b"}),
+        "s.t3": ("alter table s.t3 rename b to z", {"id", "z", "c"}),
+        "s.t4": ("alter table s.t4 alter b type text using b || '!'", {"id", "b", "c"}),
+        "s.t5": ("alter table s.t5 alter c type varchar(99)", {"id", "b", "c"}),
+        "s.t6": ("vacuum full s.t6", {"id", "b", "c"}),
+    }
+    for table, (alteration, _) in alterations.items():
+        source.begin(table)
+        source.execute(alteration)
+    ends = {table: source.end(table) for table in alterations}
+    found = {table: source.latest(table) for table in alterations}
+
+    assert dict.fromkeys(alterations, "completed") == ends
+    assert dict.fromkeys(alterations, ROWS) == {t: len(r) for t, r in found.items()}
+    assert {table: columns for table, (_, columns) in alterations.items()} == {
+        table: set(rows[str(ROWS)]) for table, rows in found.items()
+    }
+    assert f"{-ROWS}!" == found["s.t4"][str(ROWS)]["b"]
+
+
+def test_alterations_of_key_or_table_fail_with_the_last_key(source: Source):
+    """
+    What is not the table any more says so, and up to where it was read (A31).
+    """
+    alterations = {
+        "s.t1": "alter table s.t1 drop constraint t1_pkey, add primary key (b)",
+        "s.t2": "alter table s.t2 alter id type text",
+        "s.t3": "drop table s.t3",
+        "s.t4": "drop table s.t4; create table s.t4 (id int primary key)",
+        "s.t5": "alter table s.t5 rename to gone",
+        "s.t6": "create table s.n (like s.t6 including all);"
+        " alter table s.t6 rename to old; alter table s.n rename to t6",
+    }
+    for table, alteration in alterations.items():
+        source.begin(table)
+        source.execute(alteration)
+    told = {
+        table: (source.end(table), *source.progress(table)[2:]) for table in alterations
+    }
+    source.begin("s.t7")
+
+    assert dict.fromkeys(alterations, "failed") == {
+        t: end for t, (end, *_) in told.items()
+    }
+    assert all(ROWS // 10 <= int(last) < ROWS for _, [last], _ in told.values())
+    assert all(error for _, _, error in told.values())
+    assert "completed" == source.end("s.t7")
+
+
+def test_a_truncated_table_ends_empty(source: Source):
+    """
+    Rows that were read before are gone by the stream; none comes back (A31).
+    """
+    source.begin("s.t1")
+    source.execute("truncate s.t1")
+    source.execute("insert into s.t1 values (7, 7, 'new')")
+    ended = source.end("s.t1")
+    rows = source.latest("s.t1")
+
+    assert ("completed", "new") == (ended, rows["7"]["c"])
+
+
+def test_locks_and_open_transactions_of_others_only_delay(source: Source):
+    """
+    An ALTER that takes three seconds is waited for; who idles or has prepared is not.
+    """
+    gid = source.prefix
+    with (
+        psycopg.connect(source.dsn) as idle,
+        psycopg.connect(source.dsn, autocommit=True) as preparing,
+        psycopg.connect(source.dsn) as altering,
+    ):
+        idle.execute("update s.t1 set c = 'idle' where id = 900")
+        preparing.execute("begin")
+        preparing.execute("update s.t1 set c = 'prepared' where id = 901")
+        preparing.execute(f"prepare transaction '{gid}'")
+        source.begin("s.t1")
+        source.begin("s.t2")
+        altering.execute("alter table s.t2 add d int default 5")
+        first = source.end("s.t1")
+        source.wait_for(lambda: "lock timeout" in source.log.read_text("utf-8"))
+        altering.commit()
+        second = source.end("s.t2")
+        preparing.execute(f"commit prepared '{gid}'")
+        idle.commit()
+    source.wait_for(
+        lambda: (
+            ["idle", "prepared"]
+            == [source.latest("s.t1")[key]["c"] for key in ("900", "901")]
+        )
+    )
+
+    assert ["completed"] * 2 == [first, second]
+    assert [ROWS] * 2 == [len(source.latest(table)) for table in ("s.t1", "s.t2")]
+
+
+def test_a_server_that_crashes_only_delays(source: Source, stack):
+    """
+    Readers, clerk and stream come back, and the snapshot goes on where it was (A32).
+    """
+    source.begin("s.t1")
+    [(folder,)] = source.execute("show data_directory")
+    before = source.progress("s.t1")[1]
+    pid = (Path(folder) / "postmaster.pid").read_text(encoding="utf-8").split()[0]
+    os.kill(int(pid), signal.SIGQUIT)
+    stack.stack.up(["postgres"])
+    ended = source.end("s.t1")
+    rows = source.latest("s.t1")
+
+    assert ("completed", ROWS) == (ended, len(rows))
+    assert before >= ROWS // 10

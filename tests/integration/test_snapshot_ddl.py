@@ -1,0 +1,269 @@
+"""What is done to a table while it is read: alterations, locks, lost sessions."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from towpath.relay.postgres import chunk_reader
+from towpath.relay.postgres.chunk_reader import ChunkReader
+from towpath.relay.postgres.queries import query
+from towpath.relay.snapshot import facts as told
+from towpath.schemas.clock import Deadline, SystemClock
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+CLOCK = SystemClock()
+SLOW = "pg_sleep(0.02) is not null"
+
+
+@pytest.fixture
+def table(connection) -> psycopg.Connection:
+    """Lend a connection beside a table of a hundred rows."""
+    connection.execute("create table s.t (a int primary key, b int, c text)")
+    connection.execute(
+        "insert into s.t select g, g, 'c' from generate_series(1, 100) g"
+    )
+    return connection
+
+
+def wait_for(connection: psycopg.Connection, statement: str) -> None:
+    """Wait until a statement gives true."""
+    deadline = Deadline(CLOCK, 20.0)
+    while not connection.execute(statement).fetchone()[0]:
+        assert not deadline.passed(), statement
+        CLOCK.wait(0.01)
+
+
+WAITS_FOR_LOCK = (
+    "select exists (select from pg_locks where not granted and database ="
+    " (select oid from pg_database where datname = current_database()))"
+)
+SLEEPS = (
+    "select exists (select from pg_stat_activity where datname = current_database()"
+    " and wait_event = 'PgSleep')"
+)
+
+
+@contextmanager
+def asking(ask: Any) -> Iterator[list[told.WorkerFact]]:
+    """Let a worker be asked while something else is done; give its answer after it."""
+    answers: list[told.WorkerFact] = []
+    thread = threading.Thread(target=lambda: answers.append(ask()))
+    thread.start()
+    yield answers
+    thread.join()
+
+
+# What is done after the first chunk, and the columns of the second one.
+KEEPING = {
+    "alter table s.t add d int default 5": ["a", "b", "c", "d"],
+    "alter table s.t drop b": ["a", "c"],
+    "alter table s.t rename b to z": ["a", "z", "c"],
+    "alter table s.t alter b type bigint": ["a", "b", "c"],
+    "alter table s.t alter c type varchar(100)": ["a", "b", "c"],
+    "vacuum full s.t": ["a", "b", "c"],
+    "alter table s.t rename constraint t_pkey to other": ["a", "b", "c"],
+    "create table s.n (like s.t including all)": ["a", "b", "c"],
+    "alter table s.t replica identity full": ["a", "b", "c"],
+}
+
+
+@pytest.mark.parametrize("alteration", KEEPING)
+def test_an_alteration_that_leaves_the_key_loses_nothing(table, worker, alteration):
+    """
+    Later chunks have the new shape, and all rows are there (A31).
+    """
+    plan = worker.plan("s.t")
+    first = worker.chunk(plan, max_rows=40).chunk
+    table.execute(alteration)
+    second = worker.chunk(plan, after_key=first.last_key, max_rows=100).chunk
+
+    assert KEEPING[alteration] == [c.name for c in second.shape.relation.columns]
+    assert 100 == len(first.rows) + len(second.rows)
+
+
+FAILING = {
+    "alter table s.t drop constraint t_pkey, add primary key (b)": "key changed",
+    "alter table s.t drop a": "no primary key",
+    "alter table s.t rename a to z": "key changed",
+    "alter table s.t alter a type text": "key changed",
+    "drop table s.t": "does not exist",
+    "alter table s.t rename to gone": "does not exist",
+    "drop schema s cascade": "does not exist",
+    "drop table s.t; create table s.t (a int primary key, b int, c text)": "another",
+    "create table s.n (like s.t including all); alter table s.t rename to old;"
+    " alter table s.n rename to t": "another table by now",
+    "alter table s.t set unlogged": "unlogged",
+    "drop publication towpath": "not in the publication",
+    "create view s.v as select * from s.t; alter table s.t rename to old;"
+    " alter view s.v rename to t": "it is a view",
+}
+
+
+@pytest.mark.parametrize("alteration", FAILING)
+def test_an_alteration_of_the_key_or_the_table_fails_the_chunk(
+    table, worker, alteration
+):
+    """
+    It says so, and never that there is nothing left to be read (A31).
+    """
+    plan = worker.plan("s.t")
+    first = worker.chunk(plan, max_rows=40).chunk
+    table.execute(alteration)
+    failure = worker.chunk(plan, after_key=first.last_key)
+
+    assert not failure.may_recover
+    assert FAILING[alteration] in failure.reason
+
+
+def test_a_truncated_table_has_no_more_rows(table, worker):
+    """
+    That it was truncated is in the stream; the chunk after it is empty and the last.
+    """
+    plan = worker.plan("s.t")
+    first = worker.chunk(plan, max_rows=40).chunk
+    table.execute("truncate s.t")
+    second = worker.chunk(plan, after_key=first.last_key).chunk
+
+    assert (40, 0, True) == (len(first.rows), len(second.rows), second.is_last)
+
+
+def test_the_lock_comes_before_the_snapshot(table, database, worker):
+    """
+    Chunks and plans that wait for a rewrite see the table that it leaves (A31).
+    """
+    plan = worker.plan("s.t")
+    asks = (
+        lambda: worker.chunk(plan).chunk.rows,
+        lambda: [worker.plan("s.t").maximum_key],
+    )
+    seen = []
+    for ask in asks:
+        with psycopg.connect(database) as rewriting:
+            rewriting.execute("alter table s.t alter b type bigint using b + 1")
+            with asking(ask) as answers:
+                wait_for(table, WAITS_FOR_LOCK)
+                rewriting.commit()
+        seen += answers
+
+    assert [100, (b"100",)] == [len(seen[0]), seen[1][0]]
+
+
+def test_a_snapshot_before_the_lock_would_see_an_empty_table(
+    table, database, worker, monkeypatch
+):
+    """
+    Refutes the lock that comes after the first query: a rewrite takes all rows away.
+    """
+    plan = worker.plan("s.t")
+
+    @contextmanager
+    def late(self: ChunkReader, shape: Any, ask: Any) -> Iterator[None]:
+        with chunk_reader._transaction(self._connection):
+            self._connection.execute(query("read_visibility"))
+            self._hold(shape, ask)
+            yield
+
+    monkeypatch.setattr(ChunkReader, "_snapshot", late)
+    with psycopg.connect(database) as rewriting:
+        rewriting.execute("alter table s.t alter b type bigint")
+        with asking(lambda: worker.chunk(plan).chunk) as answers:
+            wait_for(table, WAITS_FOR_LOCK)
+            rewriting.commit()
+
+    assert (0, True) == (len(answers[0].rows), answers[0].is_last)
+
+
+def test_an_alteration_that_takes_long_is_waited_for_in_turns(table, database, worker):
+    """
+    A chunk gives its place up after two seconds, and is read when it is asked again.
+    """
+    plan = worker.plan("s.t")
+    with psycopg.connect(database) as altering:
+        altering.execute("alter table s.t add d int")
+        failures = [worker.chunk(plan), worker.ask_plan("s.t")]
+    chunk = worker.chunk(plan).chunk
+
+    assert [True, True] == [failure.may_recover for failure in failures]
+    assert all("lock timeout" in failure.reason for failure in failures)
+    assert (100, 4) == (len(chunk.rows), len(chunk.shape.relation.columns))
+    assert 100 == table.execute("select count(*) from s.t").fetchone()[0]
+
+
+def test_a_chunk_that_takes_longer_than_the_server_allows_says_so(
+    table, database, begin
+):
+    """
+    With a time-out of the database a smaller chunk may still be read (A32).
+    """
+    name = table.info.dbname
+    table.execute(f"alter database {name} set statement_timeout = '300ms'")
+    worker = begin(database)
+    plan = worker.plan("s.t")
+    failure = worker.chunk(plan, condition=SLOW)
+    chunk = worker.chunk(plan, condition=SLOW, max_rows=5).chunk
+
+    assert (True, True) == (failure.may_recover, failure.has_timed_out)
+    assert (5, False) == (len(chunk.rows), chunk.is_last)
+
+
+def test_a_session_that_is_ended_in_the_middle_of_a_chunk(table, worker):
+    """
+    The reader connects again, and the chunk can be read whole (A32).
+    """
+    plan = worker.plan("s.t")
+    with asking(lambda: worker.chunk(plan, condition=SLOW)) as answers:
+        wait_for(table, SLEEPS)
+        table.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+            " where datname = current_database() and wait_event = 'PgSleep'"
+        )
+    chunk = worker.chunk(plan).chunk
+
+    assert (True, False) == (answers[0].may_recover, answers[0].has_timed_out)
+    assert 100 == len(chunk.rows)
+
+
+def test_no_transaction_is_open_longer_than_a_chunk(table, worker):
+    """
+    Between two chunks nothing holds dead rows back, and each has a horizon of its own.
+    """
+    xmins = (
+        "select array_agg(backend_xmin::text::bigint) from pg_stat_activity"
+        " where datname = current_database() and pid <> pg_backend_pid()"
+        " and backend_xmin is not null and backend_type = 'client backend'"
+    )
+    plan = worker.plan("s.t")
+    during, between = [], []
+    for _ in range(3):
+        ask = {"condition": SLOW, "max_rows": 10}
+        with asking(lambda ask=ask: worker.chunk(plan, **ask)):
+            wait_for(table, SLEEPS)
+            during.append(table.execute(xmins).fetchone()[0])
+        between.append(table.execute(xmins).fetchone()[0])
+        table.execute("update s.t set c = 'd' where a = 1")
+
+    assert [None] * 3 == between
+    assert sorted({xmin for [xmin] in during}) == [xmin for [xmin] in during]
+
+
+def test_transactions_of_others_hold_up_no_chunk(table, database, worker):
+    """
+    One that idles, and one that is prepared, have written and are not seen.
+    """
+    gid = table.info.dbname
+    with psycopg.connect(database) as idle:
+        idle.execute("update s.t set c = 'idle' where a = 1")
+        with psycopg.connect(database, autocommit=True) as other:
+            other.execute("begin")
+            other.execute("update s.t set c = 'prepared' where a = 2")
+            other.execute(f"prepare transaction '{gid}'")
+        rows = worker.rows(worker.plan("s.t"), max_rows=30)
+        table.execute(f"rollback prepared '{gid}'")
+        idle.rollback()
+
+    assert [b"c"] * 100 == [row[2] for row in rows]

@@ -1,0 +1,281 @@
+"""One view of the database for all chunks of a snapshot, on a real server."""
+
+import psycopg
+import pytest
+
+from towpath.relay.snapshot import effects as do
+from towpath.schemas.clock import Deadline, SystemClock
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+FROZEN = {"frozen_by": "view-1"}
+HOLDERS = (
+    "select pid from pg_stat_activity where datname = current_database()"
+    " and state = 'idle in transaction' and pid <> pg_backend_pid()"
+)
+
+
+@pytest.fixture
+def table(connection) -> psycopg.Connection:
+    """Lend a connection beside a table of nine rows."""
+    for statement in (
+        "create table s.t (a int primary key, b text)",
+        "insert into s.t select g, 'b' from generate_series(1, 9) g",
+        "create table s.u (a int primary key)",
+        "insert into s.u select generate_series(1, 9)",
+    ):
+        connection.execute(statement)
+    return connection
+
+
+def test_every_chunk_shows_the_moment_of_the_first_question(table, begin):
+    """
+    Rows written since do not show, to any reader, and no watermark is written.
+    """
+    worker = begin(readers=2)
+    plan = worker.plan("s.t", **FROZEN)
+    table.execute("update s.t set b = 'new'")
+    table.execute("insert into s.t values (0, 'new'), (10, 'new')")
+    table.execute("delete from s.u")
+    [before] = table.execute("select pg_current_wal_insert_lsn()").fetchone()
+    marks = {"low_token": None, "high_token": ""}
+    rows = worker.rows(plan, max_rows=2, **marks, **FROZEN)
+    other = worker.rows(worker.plan("s.u", **FROZEN), max_rows=5, **marks, **FROZEN)
+    [written] = table.execute(
+        "select pg_current_wal_insert_lsn() - %s::pg_lsn", (before,)
+    ).fetchone()
+
+    assert [(b"%d" % a, b"b") for a in range(1, 10)] == rows
+    assert (9, True) == (len(other), written < 200)
+
+
+def test_a_view_is_let_go_of_for_good(table, begin):
+    """
+    While it is held dead rows stay; afterwards no other moment takes its place.
+    """
+    worker = begin()
+    plan = worker.plan("s.t", **FROZEN)
+    held = table.execute(HOLDERS).fetchall()
+    worker.worker.submit(do.Thaw("view-1"))
+    worker.ask(do.ProbeVisibility())
+    clock, deadline = SystemClock(), Deadline(SystemClock(), 20.0)
+    while table.execute(HOLDERS).fetchall():
+        assert not deadline.passed()
+        clock.wait(0.02)
+    failure = worker.chunk(plan, **FROZEN)
+
+    assert 1 == len(held)
+    assert (True, True) == (failure.may_recover, failure.has_thawed)
+
+
+def test_a_view_whose_session_was_ended_is_lost(table, begin):
+    """
+    The rest is read chunk by chunk; a new view would show another moment.
+    """
+    worker = begin(readers=2)
+    plan = worker.plan("s.t", **FROZEN)
+    table.execute(f"select pg_terminate_backend(pid, 5000) from ({HOLDERS}) h")  # noqa: S608 - our own
+    failures = [worker.chunk(plan, **FROZEN) for _ in range(2)]
+    chunk = worker.chunk(plan).chunk
+
+    assert [(True, True)] * 2 == [(f.may_recover, f.has_thawed) for f in failures]
+    assert 9 == len(chunk.rows)
+
+
+def test_a_reader_that_was_ended_reads_on_in_the_same_view(table, begin):
+    """
+    The view is its own session's; a reader's can be made anew.
+    """
+    worker = begin()
+    plan = worker.plan("s.t", **FROZEN)
+    table.execute("delete from s.t")
+    table.execute(
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+        " where datname = current_database() and pid <> pg_backend_pid()"
+        " and state = 'idle'"
+    )
+    failure = worker.chunk(plan, **FROZEN)
+    chunk = worker.chunk(plan, **FROZEN).chunk
+
+    assert (True, False) == (failure.may_recover, failure.has_thawed)
+    assert 9 == len(chunk.rows)
+
+
+ALTERATIONS = (
+    "alter table s.t alter b type varchar(10)",
+    "alter table s.t alter b type int using 1",
+    "alter table s.t add c int",
+    "alter table s.t drop b",
+    "alter table s.t rename b to c",
+    "truncate s.t",
+    "drop table s.t",
+    "alter table s.t rename to v",
+    "drop table s.t; create table s.t (a int primary key, b text)",
+    "alter table s.t rename to old; alter table s.u rename to t",
+    "vacuum full s.t",
+)
+
+
+@pytest.mark.parametrize("alteration", ALTERATIONS)
+def test_a_table_that_was_altered_is_not_in_the_view_any_more(table, begin, alteration):
+    """
+    A rewritten table would look empty, another one is none of the snapshot's.
+    """
+    worker = begin()
+    plan = worker.plan("s.t", **FROZEN)
+    table.execute(alteration)
+    failure = worker.chunk(plan, **FROZEN)
+    others = worker.ask_plan("s.t" if "old" in alteration else "s.u", **FROZEN)
+
+    assert (True, True) == (failure.may_recover, failure.has_thawed)
+    assert ("old" in alteration) == getattr(others, "has_thawed", False)
+
+
+@pytest.mark.parametrize(
+    "alteration",
+    [
+        "analyze s.t",
+        "vacuum s.t",
+        "create index on s.t (b)",
+        "comment on table s.t is 'kept'",
+    ],
+)
+def test_what_leaves_a_table_as_it_is_leaves_it_in_the_view(table, begin, alteration):
+    """
+    Upkeep thaws nothing, nor does what was rolled back before the view was made.
+    """
+    worker = begin()
+    table.execute("begin; alter table s.t add c int; rollback")
+    plan = worker.plan("s.t", **FROZEN)
+    table.execute("delete from s.t where a = 5")
+    table.execute(alteration)
+    chunk = worker.chunk(plan, **FROZEN).chunk
+
+    assert 9 == len(chunk.rows)
+
+
+PARTITIONS = {
+    "truncate s.p1": True,
+    "drop table s.p1": True,
+    "alter table s.p detach partition s.p1": True,
+    "create table s.p3 partition of s.p for values in (3)": True,
+    "vacuum full s.p1": True,
+    "insert into s.p values (4, 2)": False,
+}
+
+
+@pytest.mark.parametrize("alteration", PARTITIONS)
+def test_partitions_are_looked_at_as_well(table, begin, alteration):
+    """
+    One partition that is not what it was is a part of the table that is missing.
+    """
+    for statement in (
+        "create table s.p (a int, b int, primary key (a, b)) partition by list (b)",
+        "create table s.p1 partition of s.p for values in (1)",
+        "create table s.p2 partition of s.p for values in (2)",
+        "insert into s.p select g, 1 + g % 2 from generate_series(1, 9) g",
+        "alter publication towpath set (publish_via_partition_root)",
+    ):
+        table.execute(statement)
+    worker = begin()
+    plan = worker.plan("s.p", **FROZEN)
+    table.execute(alteration)
+    fact = worker.chunk(plan, **FROZEN)
+
+    assert PARTITIONS[alteration] == getattr(fact, "has_thawed", False)
+    assert PARTITIONS[alteration] or 9 == len(fact.chunk.rows)
+
+
+def test_a_view_can_be_lent(table, database, begin):
+    """
+    That of the making of a slot is read in as one of ours.
+    """
+    worker = begin()
+    with psycopg.connect(database) as lender:
+        lender.execute("set transaction isolation level repeatable read")
+        [name] = lender.execute("select pg_export_snapshot()").fetchone()
+        worker.worker.lend("view-1", name)
+        table.execute("delete from s.t")
+        plan = worker.plan("s.t", **FROZEN)
+        chunk = worker.chunk(plan, **FROZEN).chunk
+    lost = worker.chunk(plan, **FROZEN)
+
+    assert (9, True) == (len(chunk.rows), lost.has_thawed)
+
+
+def test_a_chosen_select_is_read_in_place_of_the_table(table, worker):
+    """
+    Its rows have the table's columns; a comment at its end does no harm.
+    """
+    select = (
+        "select t.a, upper(t.b) as b from s.t t join s.u u on u.a = t.a - 2"
+        " where t.a < 8 -- few"
+    )
+    plan = worker.plan("s.t", select=select, **FROZEN)
+    rows = worker.rows(plan, max_rows=2, select=select, **FROZEN)
+
+    assert ((b"7",), [(b"%d" % a, b"B") for a in range(3, 8)]) == (
+        plan.maximum_key,
+        rows,
+    )
+    assert 9 == table.execute("select count(*) from s.t").fetchone()[0]
+
+
+@pytest.mark.parametrize(
+    ("select", "reason"),
+    [
+        ("select a from", "syntax error"),
+        ("select a from s.nonsense", 'relation "s.nonsense" does not exist'),
+        ("select b from s.t", 'column "a" does not exist'),
+        ("select null::int as a, b from s.t", "a row of it has no key"),
+    ],
+)
+def test_a_select_that_will_not_do_is_refused(table, worker, select, reason):
+    """
+    The server says why.
+    """
+    assert 9 == table.execute("select count(*) from s.t").fetchone()[0]
+    failure = worker.ask_plan("s.t", select=select, **FROZEN)
+
+    assert (False, False) == (failure.may_recover, failure.has_thawed)
+    assert reason in failure.reason
+
+
+def test_a_select_that_gives_rows_twice_is_refused(table, worker):
+    """
+    Whichever row came second would be skipped, or not, by chance.
+    """
+    select = "select t.a, t.b from s.t t, s.u u where u.a < 3"
+    plan = worker.plan("s.t", select=select, **FROZEN)
+    failure = worker.chunk(plan, select=select, max_rows=1, **FROZEN)
+
+    assert not failure.may_recover
+    assert "two rows with the key ['1']" in failure.reason
+    assert 9 == table.execute("select count(*) from s.t").fetchone()[0]
+
+
+@pytest.mark.parametrize("terms", [FROZEN, {}])
+def test_a_select_that_lacks_a_column_is_refused(table, worker, terms):
+    """
+    What a sink would get of it is no row of the table.
+    """
+    plan = worker.plan("s.t", select="select a from s.t", **terms)
+    failure = worker.chunk(plan, select="select a from s.t", **terms)
+
+    assert not failure.may_recover
+    assert 'column "b" does not exist' in failure.reason
+    assert 9 == table.execute("select count(*) from s.t").fetchone()[0]
+
+
+def test_other_tables_of_a_select_are_looked_at_as_well(table, begin):
+    """
+    One of them that was rewritten would make the SELECT's rows disappear.
+    """
+    worker = begin()
+    select = "select t.* from s.t t join s.u u using (a)"
+    plan = worker.plan("s.t", select=select, **FROZEN)
+    before = worker.chunk(plan, select=select, **FROZEN).chunk
+    table.execute("alter table s.u alter a type bigint")
+    failure = worker.chunk(plan, select=select, **FROZEN)
+
+    assert (9, True) == (len(before.rows), failure.has_thawed)

@@ -1,0 +1,667 @@
+"""Keys on a real server: which one tells rows apart, which orders, how it is parted."""
+# ruff: noqa: ISC004 - long statements among short values
+
+from itertools import pairwise
+
+import psycopg
+import pytest
+
+from towpath.relay.postgres.catalog import PostgresCatalog
+from towpath.relay.routing.relations import bind
+from towpath.relay.snapshot import effects as do
+from towpath.relay.snapshot.shape import key_of
+from towpath.relay.wal.messages import RelationShape
+from towpath.relay.wal.pgoutput import parse_message
+from towpath.schemas.clock import Deadline, SystemClock
+from towpath.settings.outbox import AggregateView
+from towpath.settings.snapshot import Watermarks
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+VIEW = AggregateView(aggregate_type="order", view="s.orders_now")
+
+
+def create(connection: psycopg.Connection, *statements: str) -> None:
+    """Run statements one by one."""
+    for statement in statements:
+        connection.execute(statement)
+
+
+IDENTITIES = {
+    "primary key": ["create table s.t (b int, a int, primary key (a, b))"],
+    "full with primary key": [
+        "create table s.t (b int, a int, primary key (a, b))",
+        "alter table s.t replica identity full",
+    ],
+    "full with a unique index": [
+        "create table s.t (a int not null, b int not null, c int unique)",
+        "create unique index t_b on s.t (b, a)",
+        "create unique index t_a on s.t (a)",
+        "alter table s.t replica identity full",
+    ],
+    "identity index": [
+        "create table s.t (a int not null, b int not null)",
+        "create unique index t_a on s.t (a)",
+        "create unique index t_b on s.t (b)",
+        "alter table s.t replica identity using index t_b",
+    ],
+    "identity index over the primary key's columns": [
+        "create table s.t (a int, b int, primary key (b, a))",
+        "create unique index t_a on s.t (a, b)",
+        "alter table s.t replica identity using index t_a",
+    ],
+    "inserted only": [
+        "create table s.t (a int not null, b int not null)",
+        "create unique index t_b on s.t (b) include (a)",
+    ],
+    "full root, plain partitions": [
+        "create table s.t (a int, b int, primary key (b, a)) partition by list (a)",
+        "create table s.t1 partition of s.t default",
+        "alter table s.t replica identity full",
+        "alter publication towpath set (publish_via_partition_root)",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", IDENTITIES)
+def test_the_key_is_what_the_stream_tells(connection, worker, unique, kind):
+    """
+    A chunk's rows and the stream's changes are told apart by the same columns (A17).
+    """
+    create(connection, *IDENTITIES[kind])
+    connection.execute(
+        "select pg_create_logical_replication_slot(%s, 'pgoutput')", (unique,)
+    )
+    connection.execute(
+        "insert into s.t (a, b) select g, -g from generate_series(1, 5) g"
+    )
+    messages = connection.execute(
+        "select data from pg_logical_slot_get_binary_changes(%s, null, null,"
+        " 'proto_version', '1', 'publication_names', 'towpath')",
+        (unique,),
+    )
+    told = [
+        message
+        for (data,) in messages.fetchall()
+        if isinstance(message := parse_message(data), RelationShape)
+    ][-1]
+    facts = PostgresCatalog(connection).describe(told.oid, [23])
+    plan = worker.plan("s.t")
+    rows = worker.rows(plan, max_rows=2)
+
+    assert bind(told, facts).key_names == plan.shape.relation.key_names
+    assert 5 == len(rows)
+
+
+REFUSALS = {
+    "no key": (["create table s.t (a int)"], "no primary key and no unique index"),
+    "nullable": (
+        ["create table s.t (a int unique, b int)"],
+        "of t_a_key, a may be null (alter column ... set not null)",
+    ),
+    "partial": (
+        [
+            "create table s.t (a int not null)",
+            "create unique index t_a on s.t (a) where a > 0",
+        ],
+        "of t_a, it is partial",
+    ),
+    "expression": (
+        [
+            "create table s.t (a text not null)",
+            "create unique index t_a on s.t (lower(a))",
+        ],
+        "of t_a, it is made of expressions",
+    ),
+    "deferrable": (
+        ["create table s.t (a int primary key deferrable)"],
+        "no primary key that will do, and no other unique index will: of t_pkey, it is"
+        " deferrable",
+    ),
+    "unlogged": (
+        ["create unlogged table s.t (a int primary key)"],
+        "alter table s.t set logged",
+    ),
+    "collation": (
+        [
+            # As one of ICU's would be; not every server is built with it.
+            "create collation s.loose (provider = libc, locale = 'C.utf8')",
+            "create table s.t (a text collate s.loose primary key)",
+            "update pg_collation set collisdeterministic = false"
+            " where collname = 'loose'",
+        ],
+        "the collation of key column a is not deterministic",
+    ),
+    "another identity": (
+        [
+            "create table s.t (a int primary key, b int not null unique)",
+            "alter table s.t replica identity using index t_b_key",
+        ],
+        "the replica identity of s.t is not its primary key: alter table s.t replica"
+        " identity default",
+    ),
+    "identity of a partition": (
+        [
+            "create table s.t (a int, b int, primary key (b, a)) partition by list (a)",
+            "create table s.t1 partition of s.t default",
+            "alter table s.t1 replica identity nothing",
+            "alter publication towpath set (publish_via_partition_root)",
+        ],
+        "the replica identity of s.t1 is nothing",
+    ),
+    "nothing": (
+        [
+            "create table s.t (a int primary key)",
+            "alter table s.t replica identity nothing",
+        ],
+        "the replica identity of s.t is nothing",
+    ),
+    "a partition": (
+        [
+            "create table s.root (a int primary key) partition by list (a)",
+            "create table s.t partition of s.root default",
+            "alter publication towpath set (publish_via_partition_root)",
+        ],
+        "it is a partition of s.root",
+    ),
+    "view": (["create view s.t as select 1 as a"], "it is a view"),
+    "materialised view": (
+        ["create materialized view s.t as select 1 as a"],
+        "it is a materialised view",
+    ),
+    "foreign table": (
+        [
+            "create foreign data wrapper nowhere",
+            "create server nowhere foreign data wrapper nowhere",
+            "create foreign table s.t (a int) server nowhere",
+        ],
+        "it is a foreign table",
+    ),
+    "another schema": (
+        [
+            "create table s.t (a int primary key)",
+            "drop publication towpath",
+            "create publication towpath for tables in schema towpath",
+        ],
+        "it is not in the publication towpath",
+    ),
+    "column list": (
+        [
+            "create table s.t (a int primary key, b int not null unique)",
+            "drop publication towpath",
+            "create publication towpath for table s.t (b) with (publish = 'insert')",
+        ],
+        "key column a is not in the publication's columns",
+    ),
+    "not published": (
+        [
+            "create table s.t (a int primary key)",
+            "drop publication towpath",
+            "create publication towpath for table towpath.signal",
+        ],
+        "it is not in the publication towpath: add it to [source] tables",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+def test_tables_without_a_usable_key_are_refused(connection, worker, kind):
+    """
+    Each is refused up front, with the reason and, where there is one, the cure.
+    """
+    statements, reason = REFUSALS[kind]
+    create(connection, *statements)
+
+    assert reason in worker.refusal("s.t")
+
+
+def test_a_table_that_the_role_may_not_read_is_refused(connection, database, begin):
+    """
+    Missing rights and policies that hide rows are said before anything is read.
+    """
+    create(
+        connection,
+        "create table s.bare (a int primary key)",
+        "create table s.guarded (a int primary key)",
+        "alter table s.guarded enable row level security",
+    )
+    role = f"r_{connection.info.dbname}"
+    create(
+        connection,
+        f"create role {role} login",
+        f"grant usage on schema s to {role}",
+        f"grant select on s.guarded to {role}",
+    )
+    try:
+        other = begin(psycopg.conninfo.make_conninfo(database, user=role))
+        reasons = [other.refusal("s.bare"), other.refusal("s.guarded")]
+        other.worker.close()
+    finally:
+        create(connection, f"drop owned by {role}", f"drop role {role}")
+
+    assert "this role may not read it: grant select on s.bare" == reasons[0]
+    assert "row-level security" in reasons[1]
+
+
+def test_every_collation_provider_of_the_server_gives_an_order(connection, worker):
+    """
+    Whichever library compares texts, the server alone does it (B21).
+    """
+    collations = connection.execute(
+        "select distinct on (collprovider) quote_ident(collname) from pg_collation"
+        " where collprovider <> 'd' and collisdeterministic and collencoding in"
+        " (-1, pg_char_to_encoding('UTF8')) and collname not in ('C', 'POSIX')"
+        " order by collprovider, collname desc"
+    ).fetchall()
+    known = [name for (name,) in collations if _is_built_in(connection, name)]
+    for place, collation in enumerate(known):
+        name = f"s.t{place}"
+        create(
+            connection,
+            f"create table {name} (k text collate pg_catalog.{collation} primary key)",
+            f"insert into {name} select substr('aAbBäÄßz-_ 9', 1 + g % 12, 1) || g"  # noqa: S608 - the case's own
+            " from generate_series(1, 200) g",
+        )
+        rows = worker.rows(worker.plan(name), max_rows=7)
+        expected = connection.execute(f"select k from {name} order by k").fetchall()  # noqa: S608 - the case's own
+
+        assert [key.encode() for (key,) in expected] == [key for (key,) in rows]
+    assert known
+
+
+def _is_built_in(connection: psycopg.Connection, collation: str) -> bool:
+    """Tell whether the server was built with a collation's library."""
+    try:
+        connection.execute(f"select 'a' collate pg_catalog.{collation} < 'b'")
+    except psycopg.errors.FeatureNotSupported:
+        return False
+    return True
+
+
+def test_a_chosen_key_orders_and_the_own_one_identifies(connection, worker):
+    """
+    A surrogate gives bounds and order; listed keys are those of the stream (A29).
+    """
+    create(
+        connection,
+        "create table s.t (v text, a int primary key, b int not null, c uuid not null)",
+        "create unique index t_cb on s.t (c, b)",
+        "insert into s.t select 'v', g, g % 7, md5(g::text)::uuid"
+        " from generate_series(1, 41) g",
+    )
+    plan = worker.plan("s.t", order_by=("b", "c"))
+    rows = worker.rows(plan, max_rows=4)
+    listed = worker.chunk(plan, keys=((b"7",), (b"3",))).chunk
+    expected = connection.execute("select a::text from s.t order by c, b").fetchall()
+
+    assert [a.encode() for (a,) in expected] == [row[1] for row in rows]
+    assert key_of(rows[-1], (3, 2)) == plan.maximum_key
+    assert ((1,), (3, 2)) == (plan.shape.relation.key, plan.shape.order_key)
+    assert {b"3", b"7"} == {row[1] for row in listed.rows}
+
+
+@pytest.mark.parametrize(
+    ("order_by", "reason"),
+    [
+        (("b",), "(b) has no unique index of just these columns"),
+        (("nonsense",), "(nonsense) has no unique index"),
+        (("a", "b"), "(a, b) has no unique index"),
+        (("c",), "does not tell all rows apart: of t_c_key, c may be null"),
+        (("d",), "does not tell all rows apart: of t_d, it is partial"),
+        (("e",), "does not tell all rows apart: of t_e_key, it is deferrable"),
+    ],
+)
+def test_a_chosen_key_that_is_none_is_refused(connection, worker, order_by, reason):
+    """
+    Rows that a key does not tell apart would be skipped: the reason is said (A29).
+    """
+    create(
+        connection,
+        "create table s.t (a int primary key, b int not null, c int unique,"
+        " d int not null, e int not null unique deferrable)",
+        "create unique index t_d on s.t (d) where d > 0",
+    )
+
+    assert reason in worker.refusal("s.t", *order_by)
+
+
+def test_a_chosen_key_that_goes_fails_its_chunk(connection, worker):
+    """
+    When the index is dropped, nothing tells any more that rows are not skipped.
+    """
+    create(
+        connection,
+        "create table s.t (a int primary key, b int not null unique)",
+        "insert into s.t values (1, 2)",
+    )
+    plan = worker.plan("s.t", order_by=("b",))
+    connection.execute("alter table s.t drop constraint t_b_key")
+    failure = worker.chunk(plan)
+
+    assert not failure.may_recover
+    assert "the surrogate key (b) has no unique index" in failure.reason
+
+
+def test_the_publications_filter_holds_for_what_is_read(connection, worker):
+    """
+    Chunks, maximum key and estimate leave out what the stream leaves out.
+    """
+    create(
+        connection,
+        "create table s.t (a int primary key, b text)",
+        "insert into s.t select g, 'b' from generate_series(1, 2000) g",
+        "analyze s.t",
+        "drop publication towpath",
+        "create publication towpath for table s.t where (a % 2 = 1 and a < 100)",
+    )
+    plan = worker.plan("s.t")
+    rows = worker.rows(plan, max_rows=7, condition="a > 50 or a > 60")
+    listed = worker.chunk(plan, keys=((b"2",), (b"3",))).chunk
+
+    assert [b"%d" % a for a in range(51, 100, 2)] == [row[0] for row in rows]
+    assert ((b"99",), [b"3"]) == (plan.maximum_key, [row[0] for row in listed.rows])
+    assert plan.estimated_rows < 500
+
+
+PARTED = {
+    "integer": ("bigint primary key", "g * 3"),
+    "skewed": ("bigint primary key", "g::bigint * g"),
+    "text": ('text collate "C.utf8" primary key', "md5(g::text)"),
+    "composite": ("int, b int generated always as identity, primary key (k, b)", "g/9"),
+}
+
+
+@pytest.mark.parametrize("kind", PARTED)
+def test_a_table_is_cut_into_parts_of_about_one_size(connection, worker, kind):
+    """
+    Boundaries rise in the key's own order, and together the parts are the table.
+    """
+    columns, value = PARTED[kind]
+    create(
+        connection,
+        f"create table s.t (k {columns})",
+        f"insert into s.t (k) select {value} from generate_series(1, 60000) g",  # noqa: S608 - the case's own
+        "analyze s.t",
+    )
+    plan = worker.plan("s.t", parts=4)
+    cuts = [None, *plan.boundaries, plan.maximum_key]
+    parts = [
+        worker.rows(plan, 20_000, after_key=after, maximum_key=last)
+        for after, last in pairwise(cuts)
+    ]
+    whole = worker.rows(plan, 60_000)
+
+    assert 3 == len(plan.boundaries)
+    assert [row for part in parts for row in part] == whole
+    assert all(10_000 < len(part) < 20_000 for part in parts)
+
+
+def test_partitions_are_cut_into_parts_with_their_root(connection, worker):
+    """
+    Ranges are of the whole table's key, whatever the partitions are by (B32).
+    """
+    create(
+        connection,
+        "create table s.t (a uuid, b int, primary key (a, b)) partition by hash (b)",
+        "create table s.t0 partition of s.t for values with (modulus 2, remainder 0)",
+        "create table s.t1 partition of s.t for values with (modulus 2, remainder 1)",
+        "insert into s.t select md5(g::text)::uuid, g from generate_series(1, 60000) g",
+        "analyze s.t",
+        "alter publication towpath set (publish_via_partition_root)",
+    )
+    plan = worker.plan("s.t", parts=3)
+    cuts = [None, *plan.boundaries, plan.maximum_key]
+    sizes = [
+        len(worker.rows(plan, 30_000, after_key=after, maximum_key=last))
+        for after, last in pairwise(cuts)
+    ]
+
+    assert (3, 60_000) == (len(sizes), sum(sizes))
+    assert min(sizes) > 15_000
+
+
+@pytest.mark.parametrize(
+    ("count", "fields"),
+    [
+        (10_000, {"parts": 4}),
+        (60_000, {"parts": 1}),
+        (60_000, {"parts": 4, "condition": "a < 100"}),
+        (60_000, {"parts": 4, "select": "select * from s.t", "frozen_by": "f"}),
+        (0, {"parts": 4}),
+    ],
+)
+def test_what_is_small_or_chosen_is_not_cut(connection, worker, count, fields):
+    """
+    One reader is done with it before a second one has begun.
+    """
+    create(
+        connection,
+        "create table s.t (a int primary key)",
+        f"insert into s.t select generate_series(1, {count})",
+        "analyze s.t",
+    )
+
+    assert () == worker.plan("s.t", **fields).boundaries
+
+
+def test_several_readers_read_at_the_same_time(connection, database, begin):
+    """
+    A chunk that waits for its table's lock holds up no chunk of another table.
+    """
+    create(
+        connection,
+        "create table s.t (a int primary key)",
+        "create table s.u (a int primary key)",
+        "insert into s.t values (1)",
+        "insert into s.u values (1), (2)",
+    )
+    worker = begin(readers=2)
+    plans = [worker.plan(name) for name in ("s.t", "s.u")]
+    with psycopg.connect(database) as holder:
+        holder.execute("lock table s.t in access exclusive mode")
+        for number, plan in enumerate(plans):
+            worker.worker.submit(worker.chunk_of(plan, chunk_id=number))
+        [first] = worker.take(1)
+    [second] = worker.take(1)
+
+    assert (1, 2) == (first.chunk_id, len(first.chunk.rows))
+    assert 0 == getattr(second, "chunk_id", 0)
+
+
+@pytest.fixture
+def view(connection) -> None:
+    """Make a view of orders with their lines."""
+    create(
+        connection,
+        "create table s.orders (id int primary key)",
+        "create table s.lines (order_id int, line int, primary key (order_id, line))",
+        "insert into s.orders select generate_series(1, 9)",
+        "insert into s.lines select o, l from generate_series(1, 9) o,"
+        " generate_series(1, 2) l",
+        "create view s.orders_now as select o.id as aggregate_id, 'OrderNow' as type,"
+        " (select json_agg(l.line order by l.line) from s.lines l"
+        " where l.order_id = o.id) as payload from s.orders o",
+    )
+
+
+def test_a_view_is_read_by_its_aggregate_ids(view, connection, begin):
+    """
+    Rows of a view come chunk by chunk, or by their keys, under one collection's name.
+    """
+    assert view is None
+    worker = begin(views=(VIEW,))
+    plan = worker.plan("outbox.order")
+    rows = worker.rows(plan, max_rows=3)
+    listed = worker.chunk(plan, keys=((b"7",), (b"70",))).chunk
+    last = worker.chunk(plan, max_rows=9).chunk
+
+    assert [(b"%d" % n, b"OrderNow", b"[1, 2]") for n in range(1, 10)] == rows
+    assert ([b"7"], True) == ([row[0] for row in listed.rows], listed.is_last)
+    assert (9, True) == (len(last.rows), last.is_last)
+    assert 9 == connection.execute("select count(*) from s.orders").fetchone()[0]
+
+
+@pytest.mark.parametrize("max_rows", [2, 3, 100])
+def test_two_rows_for_one_aggregate_are_refused(view, connection, begin, max_rows):
+    """
+    Also where one is the last of a chunk, and the other would be the next one's first.
+    """
+    assert view is None
+    create(
+        connection,
+        "create or replace view s.orders_now as select o.id as aggregate_id,"
+        " 'OrderNow' as type, to_json(l.line) as payload"
+        " from s.orders o join s.lines l on l.order_id = o.id"
+        " where o.id = 3 or l.line = 1",
+    )
+    worker = begin(views=(VIEW,))
+    plan = worker.plan("outbox.order")
+    chunks = [
+        worker.chunk(plan, after_key=(b"%d" % after,), max_rows=max_rows)
+        for after in (0, 1)
+    ]
+    failed = [fact for fact in chunks if hasattr(fact, "reason")]
+
+    assert all("two rows with the key ['3']" in each.reason for each in failed)
+    assert (2 if max_rows > 2 else 1) == len(failed)
+
+
+def test_large_rows_of_a_view_are_cut_and_none_is_skipped(view, connection, begin):
+    """
+    What is read beyond a chunk that the bound of bytes cuts comes with the next one.
+    """
+    assert view is None
+    create(
+        connection,
+        "create or replace view s.orders_now as select o.id as aggregate_id,"
+        " 'OrderNow' as type, to_json(repeat('x', 100000)) as payload from s.orders o",
+    )
+    sizes = [
+        [row[0] for row in worker.rows(worker.plan("outbox.order"), max_rows=100)]
+        for bound in (250_000, 50_000)
+        for worker in (begin(views=(VIEW,), max_chunk_bytes=bound),)
+    ]
+
+    assert [[b"%d" % n for n in range(1, 10)]] * 2 == sizes
+
+
+def test_a_row_of_a_view_without_an_id_is_refused(view, connection, begin):
+    """
+    Nobody could say which aggregate it is of.
+    """
+    assert view is None
+    create(
+        connection,
+        "create or replace view s.orders_now as select nullif(o.id, 5)"
+        " as aggregate_id, 'OrderNow' as type, '{}'::json as payload from s.orders o",
+    )
+    failure = begin(views=(VIEW,)).ask_plan("outbox.order")
+
+    assert not failure.may_recover
+    assert "a row of it has no key" in failure.reason
+
+
+def test_memory_is_bounded_by_bytes_and_not_by_rows(connection, begin):
+    """
+    Two hundred rows of a megabyte never stand in memory together (B31).
+    """
+    import tracemalloc  # noqa: PLC0415 - it slows down whatever is done after it
+
+    create(
+        connection,
+        "create table s.t (a int primary key, b text)",
+        "insert into s.t select g, repeat(md5(g::text), 32768)"
+        " from generate_series(1, 200) g",
+    )
+    worker = begin(max_chunk_bytes=4_000_000)
+    plan = worker.plan("s.t")
+    count, after_key = 0, None
+    tracemalloc.start()
+    try:
+        while True:
+            chunk = worker.chunk(plan, after_key=after_key, max_rows=10_000).chunk
+            count, after_key = count + len(chunk.rows), chunk.last_key
+            assert chunk.size_bytes < 6_000_000
+            if chunk.is_last:
+                break
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert 200 == count
+    assert peak_bytes < 40_000_000
+
+
+def test_a_chunk_tells_its_size_and_its_time(connection, worker):
+    """
+    What the next chunk's size is decided by is what the server sent, and took.
+    """
+    create(
+        connection,
+        "create table s.t (a int primary key, b text)",
+        "insert into s.t values (1, 'x'), (2, 'yy')",
+    )
+    plan = worker.plan("s.t")
+    slow = worker.chunk(plan, condition="pg_sleep(0.05) is not null").chunk
+
+    assert len("1\tx\n2\tyy\n") == slow.size_bytes
+    assert 0.1 <= slow.elapsed_s < 5
+
+
+@pytest.mark.parametrize(
+    ("form", "left"), [(Watermarks.ROWS, 2), (Watermarks.ROWS_DELETED, 0)]
+)
+def test_watermarks_can_be_rows_of_the_signal_table(
+    connection, begin, unique, form, left
+):
+    """
+    Each is one row, streamed with its content, left or deleted at once (A28).
+    """
+    create(
+        connection,
+        "create table s.t (a int primary key)",
+        "insert into s.t values (1)",
+        f"select pg_create_logical_replication_slot('{unique}', 'test_decoding')",
+    )
+    worker = begin(watermarks=form)
+    worker.chunk(worker.plan("s.t"))
+    streamed = connection.execute(
+        "select data from pg_logical_slot_get_changes(%s, null, null)"
+        " where data like '%%signal: INSERT%%'",
+        (unique,),
+    ).fetchall()
+    kinds = ["snapshot-window-open", "snapshot-window-close"]
+    kept = connection.execute("select count(*) from towpath.signal").fetchone()[0]
+
+    assert left == kept
+    assert [True, True] == [
+        f"type[character varying]:'{kind}'" in data and '"mark":"' in data
+        for kind, (data,) in zip(kinds, streamed, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("may_look", [True, False])
+def test_sessions_of_others_that_work_are_counted(
+    connection, database, begin, may_look
+):
+    """
+    Idle ones and our own are not load; whoever may not look sees transactions.
+    """
+    clock, deadline = SystemClock(), Deadline(SystemClock(), 20.0)
+    role = f"r_{connection.info.dbname}"
+    grants = ("grant pg_monitor to {}",) if may_look else ()
+    create(connection, f"create role {role} login", *(g.format(role) for g in grants))
+    worker = begin(psycopg.conninfo.make_conninfo(database, user=role))
+    try:
+        before = worker.ask(do.ProbeLoad()).active_sessions
+        with psycopg.connect(database, autocommit=True) as busy:
+            busy.pgconn.send_query(b"select pg_sleep(60)")
+            while worker.ask(do.ProbeLoad()).active_sessions <= before:
+                assert not deadline.passed()
+                clock.wait(0.02)
+            busy.close()
+    finally:
+        worker.worker.close()
+        connection.execute(f"drop role {role}")
+
+    assert before >= 0

@@ -1,0 +1,198 @@
+"""Rows that a chunk read are written many at once, and say what each alone would."""
+
+import functools
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towpath.relay.routing.codec import Codec, Names
+from towpath.relay.routing.codecs import CodecFactory
+from towpath.relay.routing.columns import ColumnRules
+from towpath.relay.routing.forms import texts
+from towpath.relay.routing.forms.types import TypeFacts, TypeField
+from towpath.relay.routing.reads import ReadPlace, read_facts
+from towpath.relay.routing.record import ANY_PARTITION, FIXED_BYTES, Record
+from towpath.relay.routing.relations import CatalogFacts
+from towpath.relay.routing.table import Ears, TableRoute
+from towpath.relay.wal.relation import Column, Relation
+from towpath.settings.relay import Relay
+
+TYPES = {
+    1007: TypeFacts("_int4", "integer[]", category="A", element_oid=23),
+    1009: TypeFacts("_text", "text[]", category="A", element_oid=25),
+    9002: TypeFacts(
+        "part",
+        "shop.part",
+        kind="c",
+        fields=(TypeField("n", 23, -1), TypeField("note", 25, -1)),
+    ),
+    9003: TypeFacts("mood", "shop.mood", kind="e", labels=('s"ad', "ok")),
+}
+NUMERIC_12_2 = (12 << 16 | 2) + 4
+
+# What a quick look at many texts at once may take for something else.
+NASTY = (
+    '"',
+    '",',
+    ',"',
+    '","',
+    "\\",
+    "\\u0000",
+    "\\\\u0000",
+    "u0000",
+    "\x1f\x7f",
+    "\t",
+)
+TEXTS = st.lists(
+    st.sampled_from(NASTY)
+    | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+    max_size=3,
+).map("".join)
+INTEGERS = st.integers(-(2**31), 2**31 - 1).map(str)
+FLOATS = st.floats().map(
+    lambda x: repr(x).replace("inf", "Infinity").replace("nan", "NaN")
+)
+
+
+def _instant(parts: tuple[str, str, str, str]) -> str:
+    """Write an instant as Postgres does: without the zeros at its end."""
+    day, clock, fraction, era = parts
+    digits = fraction.rstrip("0")
+    return f"{day} {clock}{'.' if digits else ''}{digits}{{zone}}{era}"
+
+
+INSTANTS = st.sampled_from(["infinity", "-infinity"]) | st.tuples(
+    st.sampled_from(["2026-11-21", "0001-01-01", "9999-12-31", "10000-02-28"]),
+    st.sampled_from(["00:00:00", "23:59:59"]),
+    st.integers(0, 999_999).map("{:06d}".format),
+    st.sampled_from(["", "", " BC"]),
+).map(_instant)
+ZONED = INSTANTS.map(lambda text: text.format(zone="+00"))
+LOCAL = INSTANTS.map(lambda text: text.format(zone=""))
+LISTS = st.lists(INTEGERS | st.just("NULL"), max_size=3)
+
+# By oid and modifier: what Postgres writes of such a column.
+COLUMNS: tuple[tuple[int, int, st.SearchStrategy[str]], ...] = (
+    (20, -1, INTEGERS),
+    (25, -1, TEXTS),
+    (1043, 9, TEXTS),
+    (16, -1, st.sampled_from("tf")),
+    (701, -1, FLOATS),
+    (1700, NUMERIC_12_2, st.integers(-(10**9), 10**9).map(lambda n: f"{n / 100:.2f}")),
+    (1184, -1, ZONED),
+    (1184, 3, st.just("2026-11-21 10:00:00.123+00")),
+    (1114, -1, LOCAL),
+    (1082, -1, st.dates().map(str)),
+    (1083, -1, st.times().map(lambda at: at.isoformat("microseconds"))),
+    (2950, -1, st.uuids().map(str)),
+    (3802, -1, st.sampled_from(['{"a": "\\"b"}', "null", "[]"])),
+    (17, -1, st.binary(max_size=9).map(lambda data: "\\x" + data.hex())),
+    (869, -1, st.just("10.0.0.1/8")),
+    (1007, -1, LISTS.map(lambda found: "{" + ",".join(found) + "}")),
+    (9002, -1, st.tuples(INTEGERS, INTEGERS).map("({0[0]},{0[1]})".format)),
+    (9003, -1, st.sampled_from(['s"ad', "ok"])),
+)
+ROWS = st.lists(
+    st.tuples(
+        COLUMNS[0][2],
+        *(st.none() | st.none() | texts_ for _, _, texts_ in COLUMNS[1:]),
+    )
+    | st.tuples(*(texts_ for _, _, texts_ in COLUMNS)),
+    min_size=1,
+    max_size=6,
+)
+RELATION = Relation(
+    oid=7,
+    schema="shop",
+    table="order-lines",
+    columns=tuple(
+        Column(f"c {at}", oid, typmod) for at, (oid, typmod, _) in enumerate(COLUMNS)
+    ),
+    key=(0,),
+)
+FACTS = CatalogFacts((), {}, frozenset({"c 0"}), types=TYPES)
+OF_ALL = r"shop\.order-lines\.c "
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"placeholder": "__gone", "sanitize_names": True},
+    {"key_columns": {"shop.order-lines": ["c 2", "c 0", "c 3"]}},
+    {"key_columns": {"shop.order-lines": ["c 1"]}, "source_types": [OF_ALL + ".*"]},
+    {"exclude_columns": [OF_ALL + "[0-9]"]},
+    {"include_columns": [OF_ALL + "1"], "binaries": "hex"},
+    {"times": "connect", "decimals": "double", "tombstones": False},
+    {
+        "mask": [
+            {"columns": [OF_ALL + "1"], "form": "mask", "length": 5},
+            {"columns": [OF_ALL + "2"], "form": "truncate", "length": 2},
+            {
+                "columns": [OF_ALL + "6"],
+                "form": "hash",
+                "algorithm": "SHA-256",
+                "salt": "pepper",
+            },
+        ]
+    },
+)
+SETTINGS = st.tuples(
+    st.sampled_from(["towpath", "debezium"]),
+    st.sampled_from(["json", "json-schema", "avro"]),
+    st.integers(0, len(OPTIONS) - 1),
+)
+PLACE = ReadPlace(0xABC, "sig-ž", "towpath.backfill", 1_700_000_001_000_001)
+
+
+@functools.cache
+def made(preset: str, form: str, option: int) -> tuple[Codec, TableRoute]:
+    """Make the codec and the route of the table under some settings."""
+    rows = {"format": form, **OPTIONS[option]}
+    relay = Relay.model_validate({"preset": preset, "rows": rows})
+    plan = ColumnRules(relay).plan(RELATION, FACTS)
+    names = Names("towpath", "db", RELATION.schema, RELATION.table, "towpath.x")
+    codec = CodecFactory(relay, lambda *_: 9).make(names, plan.key, plan.columns)
+    return codec, TableRoute("towpath", RELATION, plan, codec, relay.rows, Ears())
+
+
+@given(SETTINGS, ROWS)
+def test_many_rows_are_written_as_each_of_them_alone(
+    settings: tuple[str, str, int], found: list[tuple[str | None, ...]]
+):
+    """
+    Whatever format, forms and rules: each record has the bytes that its row gives.
+    """
+    codec, route = made(*settings)
+    rows = [tuple(None if t is None else t.encode() for t in row) for row in found]
+    expected = []
+    for row in rows:
+        key = codec.key(row)
+        value = codec.value(None, row, read_facts(b"r", PLACE), is_full=False)
+        position = b"0000000000000abc.-"
+        headers = [("position", position), ("snapshot", "sig-ž".encode())]
+        size = FIXED_BYTES + len(key or b"") + len(value)
+        expected.append(
+            Record(
+                PLACE.topic,
+                key,
+                value,
+                headers,
+                position,
+                PLACE.now_us // 1000,
+                size,
+                ANY_PARTITION,
+            )
+        )
+
+    assert expected == list(route.reads(rows, PLACE))
+
+
+@given(st.lists(TEXTS, min_size=1))
+def test_many_texts_are_quoted_as_each_of_them_alone(found: list[str]):
+    """
+    However much one of them looks like the border between two.
+    """
+    column = [text.encode() for text in found]
+    written, mark = texts.text_column(column)
+
+    assert list(map(texts.text_json, column)) == [
+        mark + text + mark for text in written
+    ]

@@ -1,0 +1,46 @@
+"""
+Chaos for snapshots, for as long as one likes: ``SOAK_MINUTES``, ten if it is not set.
+
+The seed is told, so that a run that failed can be had again: ``towpath chaos snapshot``
+with the same one.
+"""
+
+import os
+from pathlib import Path
+from random import SystemRandom
+
+import pytest
+
+from towpath.deploy.chaos.play import place_in
+from towpath.deploy.local.folders import StateFolder
+from towpath.loadtests.chaos.place import Options
+from towpath.loadtests.chaos.play import play
+from towpath.loadtests.chaos.screen import Quiet
+
+MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))  # noqa: TID251 - a root
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(MINUTES * 60 + 1200)]
+
+
+@pytest.mark.parametrize("ddl", [True, False], ids=["alterations", "no alterations"])
+def test_chaos_ends_with_what_the_tables_hold(
+    stack, database: str, unique: str, tmp_path: Path, *, ddl: bool
+):
+    """
+    Round after round the topics give what the tables hold, and every signal ends.
+    """
+    stack.up("postgres", "kafka")
+    state = StateFolder(tmp_path)
+    state.create()
+    seed = SystemRandom().randrange(10**6)
+    options = Options(minutes=MINUTES / 2, seed=seed, ddl=ddl)
+    place = place_in(state, database, stack.kafka, unique)
+    try:
+        result = play(place, options, Quiet())
+    finally:
+        for name in state.parts():
+            place.launcher.kill(name)
+    print(result.line())  # noqa: T201 - shown with -s, or when the test fails
+
+    assert [] == result.findings
+    assert result.rounds > 1

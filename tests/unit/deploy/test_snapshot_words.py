@@ -1,0 +1,219 @@
+"""What the words of ``towpath snapshot`` ask for, and how its answers look."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from towpath.deploy import signals, snapshot_watch
+from towpath.deploy.errors import RelaySilentError
+from towpath.deploy.signals import Progress
+from towpath.deploy.snapshot_view import (
+    open_bars,
+    snapshot_table,
+    time_left_s,
+    time_text,
+    told_of,
+)
+from towpath.deploy.snapshot_watch import Answer, wait_answer, watch
+from towpath.deploy.snapshot_wishes import conditions, keys
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UsageError
+
+
+class TurnedClock(SystemClock):
+    """A clock that only waiting turns."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wait(self, delay_s: float) -> None:
+        self.now_s += delay_s
+
+
+def table(state: str = "running", **fields) -> Progress:
+    """Make a table of a snapshot that is half done."""
+    half = {
+        "target": None,
+        "rows": 1_500,
+        "dropped": 500,
+        "estimated_rows": 4_000,
+        "percent": 50.0,
+        "elapsed_s": 4.0,
+        "error": None,
+        "rows_per_second": 500.0,
+        "last_key": ["7", "a"],
+    }
+    return Progress("s1", "shop.orders", state=state, **half | fields)
+
+
+def test_filters_are_split_at_their_first_sign():
+    """
+    The collection stands before the first equals sign, all behind it is the filter.
+    """
+    assert [
+        {"data-collection": "shop.orders", "filter": "amount = 5 or x"},
+        {"data-collection": '"shop"."B"', "filter": "y"},
+    ] == conditions(["shop.orders=amount = 5 or x", '"shop"."B" = y'])
+
+
+@pytest.mark.parametrize("word", ["amount > 5", "shop.orders=", "=x", ""])
+def test_a_filter_without_a_table_is_a_mistake(word):
+    """
+    What is no pair is told before anything is asked.
+    """
+    with pytest.raises(UsageError) as mistake:
+        conditions([word])
+
+    assert 'write "schema.table=filter"' in str(mistake.value)
+
+
+def test_keys_come_from_words_and_files(tmp_path: Path):
+    """
+    A key is a text or a JSON list, whose numbers keep all their digits.
+    """
+    file = tmp_path / "keys"
+    file.write_text('8\n\n[9007199254740993, "b", 1.10, true]\n  a b \n', "utf-8")
+
+    assert [
+        ["7"],
+        ["8"],
+        ["9007199254740993", "b", "1.10", True],
+        ["a b"],
+    ] == keys(["7"], file)
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "reason"),
+    [
+        (["[7"], None, "is not a JSON list"),
+        (["[]"], None, "is not a list of values"),
+        ([], "\n", "has no keys"),
+        ([], b"\xff", "is not in UTF-8"),
+        ([str(n) for n in range(10_001)], None, "one signal takes 10,000"),
+    ],
+)
+def test_keys_that_cannot_be_read_are_told(tmp_path: Path, words, text, reason):
+    """
+    Each mistake in keys is named before anything is asked.
+    """
+    file = None if text is None else tmp_path / "keys"
+    if file is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError) as mistake:
+        keys(words, file)
+
+    assert reason in str(mistake.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "left"),
+    [
+        ({}, "0:04"),
+        ({"eta_s": 3_725.0}, "1:02:05"),
+        ({"state": "paused"}, ""),
+        ({"rows_per_second": None}, ""),
+        ({"estimated_rows": None}, ""),
+    ],
+)
+def test_the_time_left_is_told_where_it_is_known(fields, left):
+    """
+    The relay's own estimate counts; without it what is left by the speed of late.
+    """
+    assert left == time_text(time_left_s(table(**fields)))
+
+
+def test_a_table_tells_how_far_it_is():
+    """
+    State, rows, speed, time left, last key and error stand beside the bar.
+    """
+    assert (
+        "running, 1,500 rows, 500 newer in the stream, 500 rows/s, 0:04 left, "
+        'up to ["7", "a"]'
+    ) == told_of(table())
+    assert told_of(table("failed", error="it lost its key")).endswith("it lost its key")
+
+
+def test_lists_and_bars_show_names_as_they_are():
+    """
+    Square brackets in a name or an error are no markup.
+    """
+    text = io.StringIO()
+    console = Console(file=text, width=200)
+    odd = table("failed", error="[bold]no[/bold]", kind="blocking")
+    console.print(snapshot_table([odd]))
+    with open_bars(console) as bars:
+        bars.show([odd])
+        bars.show([odd._replace(percent=None, collection="shop.[red]")])
+    told = text.getvalue()
+
+    assert [True] * 4 == [
+        part in told
+        for part in ("failed (blocking)", "[bold]no[/bold]", "shop.[red]", '["7", "a"]')
+    ]
+
+
+def test_a_relay_that_does_not_answer_is_told_with_its_cure(monkeypatch):
+    """
+    After the time the command says so: the signal waits for a relay.
+    """
+    clock = TurnedClock()
+    monkeypatch.setattr(signals, "state", lambda *_: (None, None))
+    with pytest.raises(RelaySilentError) as silence:
+        wait_answer("dsn", "s1", clock, 3.0)
+
+    assert "towpath relay run" in silence.value.remedy
+    assert 3.0 <= clock.now_s <= 3.0 + snapshot_watch.LOOK_EVERY_S
+
+
+def test_watching_ends_with_the_snapshot(monkeypatch):
+    """
+    A resumed snapshot still has the answer of before: its tables tell that it goes on.
+    """
+    looks = iter(
+        [
+            ([table("queued")], ("failed", {"rows": 0})),
+            ([table()], ("running", {})),
+            ([table("completed")], ("completed", {"rows": 9})),
+        ]
+    )
+    now: list = []
+    seen: list[str] = []
+
+    def look(*_) -> list[Progress]:
+        now[:] = next(looks)
+        return now[0]
+
+    monkeypatch.setattr(signals, "progress", look)
+    monkeypatch.setattr(signals, "state", lambda *_: now[1])
+    answer = watch("dsn", "s1", TurnedClock(), lambda rows: seen.append(rows[0].state))
+
+    assert (Answer("completed", {"rows": 9}), ["queued", "running", "completed"]) == (
+        answer,
+        seen,
+    )
+
+
+def test_an_unknown_snapshot_is_a_mistake(monkeypatch):
+    """
+    There is nothing to watch where neither signal nor table has the id.
+    """
+    monkeypatch.setattr(signals, "progress", lambda *_: [])
+    monkeypatch.setattr(signals, "state", lambda *_: None)
+    with pytest.raises(UsageError) as mistake:
+        watch("dsn", "s1", TurnedClock(), lambda _: None)
+
+    assert "there is no snapshot s1" in str(mistake.value)
+
+
+def test_the_reason_is_that_of_the_tables_that_failed():
+    """
+    Where the signal has no reason of its own, its tables' are told.
+    """
+    tables = {"a.b": {"state": "completed"}, "a.c": {"reason": "no key"}}
+
+    assert "a.c: no key" == Answer("failed", {"tables": tables}).reason

@@ -1,0 +1,198 @@
+"""The case of a million rows: its ratios, its JSON, and what a person reads."""
+
+import io
+from array import array
+
+import pytest
+from rich.console import Console
+
+from towpath.loadtests.bench.result import Result
+from towpath.loadtests.bench.snapshot.figures import (
+    Moments,
+    live_figures,
+    rate_figures,
+)
+from towpath.loadtests.bench.snapshot.paper import on_paper
+from towpath.loadtests.bench.snapshot.plan import CASE, Load
+from towpath.loadtests.bench.snapshot.result import FillCase
+from towpath.loadtests.bench.snapshot.table import draw
+from towpath.loadtests.bench.snapshot.verdict import Notes, Verdict
+
+RELAY = {
+    "rows_per_s": 100_000.0,
+    "cpu_us_per_row": 10.0,
+    "topic_bytes_per_row": 400.0,
+    "process_peak_rss_bytes": 2.0**27,
+    "idle_p99_ms": 4.0,
+    "live_p99_ms": 6.0,
+    "live_ratio": 1.5,
+}
+
+
+def rated(rows_per_s: float) -> tuple[dict[str, float], ...]:
+    """Make the figures of one round of another system."""
+    return ({"rows_per_s": rows_per_s},)
+
+
+def case(**systems: float) -> FillCase:
+    """Make a case; under updates the relay is half as fast as on a quiet server."""
+    others = {name: rated(value) for name, value in systems.items()}
+    quiet = RELAY | {"rows_per_s": 200_000.0, "cpu_us_per_row": 5.0}
+    del quiet["live_p99_ms"]
+    return FillCase(
+        loads={
+            Load.UPDATES: {"relay": (RELAY,), **others},
+            Load.QUIET: {"relay": (quiet,), **others},
+        }
+    )
+
+
+WHOLE = case(
+    copy=1_000_000,
+    debezium_stock=20_000,
+    debezium_tuned=40_000,
+    debezium_read_only=50_000,
+    debezium_initial=80_000,
+)
+
+
+def result(one: FillCase, *findings: str) -> Result[FillCase]:
+    """Make a result of one case."""
+    machine = {"cores": 2}
+    return Result(rows=9, rounds=1, machine=machine, cases=(one,), findings=findings)
+
+
+def shown(found: Result[FillCase]) -> str:
+    """Draw a result."""
+    console = Console(file=io.StringIO(), width=140)
+    console.print(draw(found))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_ratio_is_the_lower_of_both_loads_and_to_the_faster_of_two():
+    """
+    Nobody is made to look slow by the worse of its two tuned ways.
+    """
+    told = result(WHOLE).as_json()["cases"][CASE]
+
+    assert (
+        (2.0, 5.0, 1.25, 0.1),
+        (4.0, 10.0, 2.5, 0.2),
+        (6.0, 4.0, 1.5, 10.0, 2**27, 100_000.0),
+    ) == (
+        tuple(told[name] for name in RATIOS),
+        tuple(told["loads"]["quiet"][name] for name in RATIOS),
+        tuple(told[name] for name in FIGURES),
+    )
+
+
+RATIOS = ("ratio_to_debezium", "ratio_to_stock", "ratio_to_initial", "share_of_copy")
+FIGURES = (
+    *("live_p99_ms", "idle_p99_ms", "live_ratio", "cpu_us_per_row"),
+    *("peak_rss_bytes", "rows_per_s"),
+)
+
+
+def test_what_was_not_measured_has_no_ratio():
+    """
+    Without Debezium its ratios are null, and the share of COPY is there.
+    """
+    told = result(case(copy=1_000_000)).as_json()["cases"][CASE]
+
+    assert (None, None, None, 0.1) == tuple(told[name] for name in RATIOS)
+
+
+def test_a_large_table_costs_what_the_dearer_load_says():
+    """
+    Fifty million rows at 100,000 a second, 10 us and 400 bytes each.
+    """
+    told = result(WHOLE).as_json()["cases"][CASE]["paper"]["relay"]
+    paper = on_paper(100_000.0, 10.0, 400.0)
+
+    assert (0.1389, 0.1389, 20_000_000_000, paper.as_json()) == (
+        told["hours"],
+        told["cpu_hours"],
+        told["topic_bytes"],
+        told,
+    )
+
+
+def test_a_finding_leaves_no_figure():
+    """
+    Neither in the JSON nor in the table.
+    """
+    found = result(WHOLE, "relay: 1 lost")
+
+    assert ({}, False, True, False) == (
+        found.as_json()["cases"],
+        found.as_json()["verified"],
+        "1 lost" in shown(found),
+        "100,000" in shown(found),
+    )
+
+
+def test_a_person_reads_every_ratio_and_the_paper():
+    """
+    One block for each load, and one line for each system on paper.
+    """
+    text = shown(result(WHOLE))
+    wanted = (
+        "200 updates/s",
+        "quiet server",
+        "relay / Debezium tuned, rows/s: 2.00",
+        "relay / Debezium stock, rows/s: 10.00",
+        "relay / bare COPY, rows/s: 0.20",
+        "50,000,000 rows on paper",
+    )
+
+    assert [] == [one for one in wanted if one not in text]
+
+
+def test_a_rate_counts_the_table_from_the_first_append_to_the_last():
+    """
+    What a system needs before its first row is told apart.
+    """
+    notes = Notes(array("q", (3000, 1000, 1500, 2000)), [])
+    found = rate_figures(Verdict(8), notes, Moments(0.0, 500.0, 4500.0))
+
+    assert {
+        "rows_per_s": 4.0,
+        "second_half_per_s": 2.0,
+        "from_signal_per_s": 3.2,
+        "first_row_s": 0.5,
+        "completed_s": 4.0,
+        "rows_read": 4.0,
+        "stale_rows": 0.0,
+        "stale_at_end": 0.0,
+        "overtaken_updates": 0.0,
+    } == found
+
+
+def test_latency_is_told_of_updates_before_the_snapshot_and_during_it():
+    """
+    What was committed in the warm-up, or after the last row, counts for neither.
+    """
+    updated_at = [(committed_ms * 1000, at_ms) for committed_ms, at_ms in UPDATES]
+    notes = Notes(array("q", (1500, 2000)), updated_at)
+    found = live_figures(notes, Moments(500.0, 1000.0, 2500.0))
+
+    assert pytest.approx((1.5, 1.0, 3.5, 1.0, 3.5 / 1.5)) == tuple(
+        found[name]
+        for name in (
+            *("idle_p99_ms", "idle_samples", "live_p99_ms", "live_samples"),
+            "live_ratio",
+        )
+    )
+
+
+# Committed and appended, in milliseconds.
+UPDATES = ((100, 200), (600, 601), (1700, 1703), (2100, 2900))
+
+
+def test_without_updates_there_is_no_latency():
+    """
+    A quiet server has none, and no ratio of it.
+    """
+    notes = Notes(array("q", (1500, 2000)), [])
+
+    assert {} == live_figures(notes, Moments(500.0, 1000.0, 2500.0))

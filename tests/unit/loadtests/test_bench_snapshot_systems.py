@@ -1,0 +1,62 @@
+"""What Debezium is told for a snapshot: its makers' defaults, or made fast."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from towpath.loadtests.bench.plan import DEBEZIUM_STOCK, DEBEZIUM_TUNED
+from towpath.loadtests.bench.snapshot.plan import (
+    DEBEZIUM_INITIAL,
+    DEBEZIUM_READ_ONLY,
+    FillRun,
+    Load,
+    systems,
+)
+from towpath.loadtests.bench.snapshot.systems import connector
+
+SOURCE = SimpleNamespace(dsn="postgresql://postgres@127.0.0.1:20001/bench_fill")
+
+
+def run(system: str) -> FillRun:
+    """Make a run of a system."""
+    return FillRun(system=system, name="x", source=SOURCE, load=Load.QUIET)
+
+
+@pytest.mark.parametrize(
+    ("system", "chunk", "batch", "read_only", "mode", "threads"),
+    [
+        (DEBEZIUM_STOCK, None, None, None, "no_data", None),
+        (DEBEZIUM_TUNED, "20000", "8192", None, "no_data", None),
+        (DEBEZIUM_READ_ONLY, "20000", "8192", "true", "no_data", None),
+        (DEBEZIUM_INITIAL, None, "8192", None, "initial", "4"),
+    ],
+)
+def test_stock_is_stock_and_tuned_is_tuned(
+    system, chunk, batch, read_only, mode, threads
+):
+    """
+    Nothing of the defaults is touched in stock; all write the same decimals.
+    """
+    told = connector(run(system))
+
+    assert (chunk, batch, read_only, mode, threads, "string", "x", "bench_fill") == (
+        told.get("incremental.snapshot.chunk.size"),
+        told.get("max.batch.size"),
+        told.get("read.only"),
+        told["snapshot.mode"],
+        told.get("snapshot.max.threads"),
+        told["decimal.handling.mode"],
+        told["slot.name"],
+        told["database.dbname"],
+    )
+
+
+def test_every_system_writes_the_tables_topic():
+    """
+    Prefix, schema and table, whoever writes; COPY writes none.
+    """
+    assert ("x.bench.item", ["copy", "relay"], 6) == (
+        run(DEBEZIUM_STOCK).topic,
+        list(systems(with_debezium=False)),
+        len(systems(with_debezium=True)),
+    )

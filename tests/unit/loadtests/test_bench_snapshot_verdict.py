@@ -1,0 +1,146 @@
+"""The judgement over a table's topic: what is lost, stale or wrong in it is counted."""
+
+from array import array
+
+import pytest
+
+from towpath.loadtests.bench.snapshot.source import content
+from towpath.loadtests.bench.snapshot.verdict import (
+    Delivered,
+    Expected,
+    Verdict,
+    judge,
+)
+
+# Three rows; the second was updated twice, by transactions at 100 and at 200.
+EXPECTED = Expected(array("q", (0, 10, 22, 30)), {(2, 1): 1_000, (2, 2): 2_000})
+
+
+def read(key: int, version: int = 0, log_lsn: int = 0) -> Delivered:
+    """Make the record of a row that was read; its digest tells key and version."""
+    digest = key * 10 + version
+    return Delivered(key % 2, key, version, digest, True, 5, log_lsn)
+
+
+def update(version: int, log_lsn: int = 0) -> Delivered:
+    """Make the record of an update of the second row."""
+    return Delivered(0, 2, version, 20 + version, False, 6, log_lsn)
+
+
+READ_1, READ_3 = read(1), read(3)
+WHOLE = [READ_1, read(2), READ_3, update(1), update(2)]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        WHOLE,
+        # Read between the updates, or behind both of them.
+        [READ_1, READ_3, update(1), read(2, 1), update(2)],
+        [READ_1, READ_3, update(1), update(2), read(2, 2)],
+        # Not read at all: the updates were newer.
+        [READ_1, READ_3, update(1), update(2)],
+        # Read again.
+        [*WHOLE, READ_3],
+        # At a watermark above the commit.
+        [READ_1, READ_3, update(1, 100), update(2, 200), read(2, 2, 208)],
+    ],
+)
+def test_a_whole_topic_is_clean(records):
+    """
+    Every key, its last value, every update, nothing old behind what is newer.
+    """
+    verdict, _ = judge(EXPECTED, records)
+
+    assert (Verdict(3), ()) == (verdict, verdict.findings())
+
+
+@pytest.mark.parametrize(
+    ("records", "findings"),
+    [
+        (WHOLE[1:], ("1 lost",)),
+        (WHOLE[:-1], ("1 missing", "1 changed")),
+        ([*WHOLE[:3], update(2)], ("1 missing",)),
+        ([*WHOLE[1:], READ_1._replace(digest=5)], ("1 changed",)),
+        ([*WHOLE, read(2, 1)], ("1 stale", "1 outdated")),
+        ([*WHOLE[:4], read(2), update(2)], ("1 stale",)),
+        ([READ_1, READ_3, read(2, 2), update(1), update(2)], ("1 overtaken",)),
+        ([*WHOLE, update(2)], ("1 repeated",)),
+        ([*WHOLE[:3], update(2), update(1)], ("1 changed", "1 disordered")),
+        ([*WHOLE, READ_1._replace(partition=0)], ("1 disordered",)),
+        ([*WHOLE, READ_1._replace(key=4)], ("1 unknown",)),
+        ([*WHOLE, update(3)], ("1 changed", "1 unknown")),
+    ],
+)
+def test_whatever_is_wrong_is_named(records, findings):
+    """
+    Each kind of difference has its count, and alone.
+    """
+    verdict, _ = judge(EXPECTED, records)
+
+    assert findings == verdict.findings()
+
+
+@pytest.mark.parametrize("log_lsn", [100, 200])
+def test_a_position_below_a_delivered_change_is_stale_whatever_the_row_says(log_lsn):
+    """
+    A watermark at a commit's own place stands below its changes.
+    """
+    records = [READ_1, READ_3, update(1, 100), update(2, 200), read(2, 2, log_lsn)]
+    verdict, _ = judge(EXPECTED, records)
+
+    assert 1 == verdict.stale
+
+
+def test_what_others_deliver_stale_is_no_finding_but_what_they_lose_is():
+    """
+    Forgiven is freshness; completeness and final values are not.
+    """
+    verdict, _ = judge(EXPECTED, [*WHOLE[1:], read(2, 1)])
+
+    assert (("1 lost",), 1) == (verdict.forgiven.findings(), verdict.stale)
+
+
+@pytest.mark.parametrize(("is_initial", "missing"), [(True, 0), (False, 1)])
+def test_an_initial_snapshot_need_not_stream_what_it_has_read(is_initial, missing):
+    """
+    Whoever follows a table from before its snapshot streams every update of it.
+    """
+    expected = EXPECTED._replace(is_initial=is_initial)
+    verdict, _ = judge(expected, [READ_1, READ_3, read(2, 1), update(2)])
+
+    assert missing == verdict.missing
+
+
+def test_appends_of_rows_and_of_updates_are_noted_apart():
+    """
+    Rates are of what was read, latencies of what was streamed.
+    """
+    _, notes = judge(EXPECTED, WHOLE)
+
+    assert ([5, 5, 5], [(1_000, 6), (2_000, 6)]) == (
+        list(notes.read_at_ms),
+        notes.updated_at,
+    )
+
+
+def test_a_row_is_the_same_in_every_form_of_its_columns():
+    """
+    COPY's text, the relay's JSON and Debezium's; another value is another row.
+    """
+    row = {"version": 2, "amount": "0.25", "state": "changed", "note": "x"}
+    copied = row | {"version": "2", "changed_at": "2026-01-01 00:00:00.5+00"}
+    forms = [
+        row | {"changed_at": "2026-01-01T00:00:00.500000Z"},
+        row | {"changed_at": "2026-01-01T00:00:00.5Z"},
+    ]
+    others = [
+        copied | {"changed_at": "2026-01-01 00:00:00.500001+00"},
+        copied | {"amount": "0.26"},
+        copied | {"note": "y"},
+    ]
+
+    assert ([True, True], [False, False, False]) == (
+        [content(copied) == content(form) for form in forms],
+        [content(copied) == content(other) for other in others],
+    )

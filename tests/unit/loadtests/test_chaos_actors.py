@@ -1,0 +1,93 @@
+"""The actors of chaos: a seed gives each the same steps again."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from towpath.loadtests.chaos.place import Options, Place
+from towpath.loadtests.chaos.shaping import Shaper
+from towpath.loadtests.chaos.writing import Writer
+from towpath.schemas.clock import SystemClock
+
+STEPS = 300
+
+
+class Session:
+    """Keeps what is said to it; tables have two added columns, no signal is open."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def execute(self, statement: Any, arguments: Any = None) -> Any:
+        """Keep a statement; answer what the actors ask."""
+        text = statement if isinstance(statement, str) else statement.as_string(None)
+        self.said.append(f"{text} {arguments}")
+        if "attname" in text:
+            return [("x0_1",), ("x0_2",)]
+        return SimpleNamespace(fetchone=lambda: (0,), __iter__=lambda: iter(()))
+
+    @contextlib.contextmanager
+    def transaction(self, *, force_rollback: bool = False) -> Iterator[Any]:
+        """Run what is inside."""
+        yield SimpleNamespace(force_rollback=force_rollback)
+
+
+def nowhere(folder: Path) -> Place:
+    """Make a place where nothing can be reached."""
+    nobody: Any = None
+    return Place(
+        dsn="",
+        kafka="",
+        prefix="p",
+        towpath=(),
+        folder=folder,
+        env={},
+        launcher=nobody,
+        clock=SystemClock(),
+    )
+
+
+def said(actor: Any) -> list[str]:
+    """Return what an actor says in its first steps."""
+    session = Session()
+    actor.rest = lambda _longest_s: actor.random.random()
+    for _ in range(STEPS):
+        actor.step(session)
+    return session.said
+
+
+@pytest.mark.parametrize("kind", ["writer", "shaper"])
+def test_a_seed_gives_the_same_steps_again(tmp_path: Path, kind: str):
+    """
+    Two actors of one seed say the same; one of another seed does not.
+    """
+    place = nowhere(tmp_path)
+    options = Options(minutes=1, seed=0, late=False)
+
+    def steps(seed: str) -> list[str]:
+        if kind == "writer":
+            return said(Writer(place, options, 2, seed))
+        return said(Shaper(place, options, seed, 0))
+
+    assert steps("1.0") == steps("1.0")
+    assert steps("1.0") != steps("2.0")
+
+
+def test_writers_own_numbers_that_no_other_has(tmp_path: Path):
+    """
+    Each key has one writer, so that its counter rises.
+    """
+    place = nowhere(tmp_path)
+    options = Options(minutes=1, seed=0)
+    drawn = [
+        {Writer(place, options, rest, "1")._draw() % options.writers for _ in range(9)}
+        for rest in range(options.writers)
+    ]
+
+    assert [{rest} for rest in range(options.writers)] == drawn

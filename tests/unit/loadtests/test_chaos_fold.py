@@ -1,0 +1,166 @@
+"""The judge of chaos: what it takes for wrong, and what it has in the end."""
+
+import json
+
+import pytest
+
+from towpath.loadtests.chaos.fold import Fold, differences
+
+KEY = b'{"id":1}'
+
+
+def at(lsn: int, ordinal: int | None = 0) -> bytes:
+    """Write a position: streamed with an ordinal, read without."""
+    return b"%016x." % lsn + (b"-" if ordinal is None else b"%010d" % ordinal)
+
+
+class Topic:
+    """One partition, written by hand."""
+
+    def __init__(self, *, is_ordered: bool = True) -> None:
+        self.fold = Fold("s.a", is_ordered=is_ordered)
+
+    def say(self, lsn: int, op: str, after: dict | None, *missing: str) -> None:
+        """Append a change."""
+        headers = [("position", at(lsn))]
+        if missing:
+            headers.append(("unchanged", json.dumps(missing).encode()))
+        value = json.dumps({"op": op, "after": after}).encode()
+        self.fold.take(0, None if op == "t" else KEY, value, headers)
+
+    def read(self, lsn: int, after: dict | None) -> None:
+        """Append a row of a snapshot, or its absence."""
+        headers = [("position", at(lsn, None)), ("snapshot", b"s1")]
+        op = "d" if after is None else "r"
+        value = json.dumps({"op": op, "after": after}).encode()
+        self.fold.take(0, KEY, value, headers)
+
+    def rows(self) -> list[dict]:
+        """Return the rows."""
+        return list(self.fold.rows().values())
+
+
+def row(version: int, **more: object) -> dict:
+    """Make a row."""
+    return {"id": 1, "v": version, **more}
+
+
+def test_the_newest_position_wins():
+    """
+    A read row stands above what was before its mark, below what came after.
+    """
+    topic = Topic()
+    topic.say(10, "c", row(1))
+    topic.read(20, row(2))
+    topic.say(15, "u", row(2))
+    topic.say(30, "u", row(3))
+
+    assert [row(3)] == topic.rows()
+    assert {} == topic.fold.wrong
+
+
+@pytest.mark.parametrize(
+    ("what", "lsn", "version"), [("older", 5, 1), ("stale", 20, 0)]
+)
+def test_a_read_behind_an_event_is_wrong(what: str, lsn: int, version: int):
+    """
+    By its position, or by its counter.
+    """
+    topic = Topic()
+    topic.say(10, "u", row(1))
+    topic.read(lsn, row(version))
+
+    assert {what: 1} == topic.fold.wrong
+
+
+def test_a_deleted_row_that_comes_back_is_wrong():
+    """
+    Its counter is not above the last that was told; a new row's is.
+    """
+    topic = Topic()
+    topic.say(10, "c", row(1))
+    topic.say(20, "d", None)
+    topic.read(30, row(1))
+    topic.read(40, row(2))
+
+    assert {"resurrected": 1} == topic.fold.wrong
+
+
+def test_a_truncate_empties_what_stands_below():
+    """
+    Rows are gone, and a row that was read before it is refused as older.
+    """
+    topic = Topic()
+    topic.read(10, row(1))
+    topic.say(20, "t", None)
+    gone = topic.rows()
+    topic.read(15, row(1))
+
+    assert ([], []) == (gone, topic.rows())
+    assert {"older": 1} == topic.fold.wrong
+
+
+def test_reads_are_not_judged_by_reads():
+    """
+    Of two snapshots beside each other the newer mark wins, and neither is wrong.
+    """
+    topic = Topic()
+    topic.read(20, row(2))
+    topic.read(10, row(1))
+
+    assert [row(2)] == topic.rows()
+    assert {} == topic.fold.wrong
+
+
+def test_a_record_that_comes_twice_is_wrong():
+    """
+    Streamed positions rise in each partition.
+    """
+    topic = Topic()
+    topic.say(10, "c", row(1))
+    topic.say(10, "c", row(1))
+
+    assert {"twice": 1} == topic.fold.wrong
+
+
+def test_a_partial_change_lies_over_the_row():
+    """
+    What it leaves out stays; without a row before, it is told as incomplete.
+    """
+    topic = Topic()
+    topic.say(10, "u", row(1), "large")
+    incomplete = topic.fold.incomplete()
+    topic.read(20, row(1, large="x"))
+    topic.say(30, "u", row(2), "large")
+
+    assert ([KEY], []) == (incomplete, topic.fold.incomplete())
+    assert [row(2, large="x")] == topic.rows()
+
+
+def test_two_topics_fill_each_other():
+    """
+    A reader of a sink's own topic may meet the older full row after the partial change.
+    """
+    topic = Topic(is_ordered=False)
+    topic.say(30, "u", row(2, note="new"), "large")
+    topic.read(20, row(1, note="old", large="x"))
+
+    assert [row(2, note="new", large="x")] == topic.rows()
+    assert ({}, []) == (topic.fold.wrong, topic.fold.incomplete())
+
+
+def test_differences_name_keys_and_columns():
+    """
+    Lost, left over, and different: each key is told, with what differs first.
+    """
+    folded = {b'{"id":1}': {"id": 1, "b": True}, b'{"id":2}': {"id": 2}}
+    table = {("1",): {"id": "1", "b": "false"}, ("3",): {"id": "3"}}
+
+    assert [
+        "('1',): b: 'true' is not 'false'",
+        "('2',): not in the table",
+        "('3',): lost",
+    ] == sorted(differences(folded, table))
+    assert [] == differences(
+        {b'{"id":1}': {"id": 1, "b": None}}, {("1",): {"id": "1", "b": None}}
+    )

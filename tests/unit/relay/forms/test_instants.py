@@ -1,0 +1,54 @@
+"""Many instants at once: only plain ones are taken together."""
+
+import pytest
+
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.routing.forms.iso import instant_column, instant_json, instants
+
+PLAIN = (
+    b"2026-11-21 20:52:03.123456+00",
+    b"2026-11-21 20:52:03.1234+00",
+    b"2026-11-21 20:52:03+00",
+)
+
+
+def test_plain_instants_are_taken_together():
+    """
+    Also those whose zeros Postgres left out.
+    """
+    assert [
+        b"2026-11-21T20:52:03.123456Z",
+        b"2026-11-21T20:52:03.123400Z",
+        b"2026-11-21T20:52:03.000000Z",
+    ] == instants(PLAIN)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"infinity",
+        b"10000-02-28 20:52:03.12345+00",
+        b"10000-02-28 20:52:03.1+00",
+        b"0044-03-15 20:52:03.123+00 BC",
+        b"0044-03-15 20:52:03+00 BC",
+    ],
+)
+def test_an_odd_instant_is_written_as_it_is_alone(odd: bytes):
+    """
+    It does not spoil those around it.
+    """
+    column = (PLAIN[0], odd, PLAIN[1])
+    texts, mark = instant_column(column)
+
+    assert list(map(instant_json, column)) == [mark + text + mark for text in texts]
+
+
+@pytest.mark.parametrize(
+    "wrong", [b"2026-11-21 20:52:03.123456-00", b"2026-11-21 20:52:03.12345+05"]
+)
+def test_an_instant_of_another_zone_is_refused(wrong: bytes):
+    """
+    The connection asks for UTC: whatever else comes is not guessed at.
+    """
+    with pytest.raises(MalformedMessageError):
+        instant_column((PLAIN[0], wrong))

@@ -1,0 +1,234 @@
+"""The aggregate route: what a row of an aggregate view becomes."""
+
+import uuid
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.routing.aggregate import AggregateRoutes
+from towpath.relay.routing.cloudevents import NOT_A_CLOUDEVENT
+from towpath.relay.routing.dead import DeadLetters
+from towpath.relay.routing.outbox import OutboxRoute
+from towpath.relay.routing.parked import Parked
+from towpath.relay.routing.reads import ReadPlace, ReadRoute
+from towpath.relay.routing.record import Record
+from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.sequencer import Change, Transaction
+from towpath.schemas.envelope import Operation
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings.outbox import Outbox
+from towpath.settings.relay import Relay
+
+BIGINT, TEXT, JSON, BYTEA = 20, 25, 114, 17
+PLACE = ReadPlace(
+    log_lsn=0xABC,
+    snapshot_id="fill-1",
+    topic="outbox.event.order",
+    now_us=1_700_000_000_123_456,
+)
+ROW = (b"42", b"OrderState", b'{ "total":  1.10 }')
+
+
+class Desk:
+    """The routes of the declared views, and what they counted."""
+
+    def __init__(self, relay: Relay | None = None, **options: Any) -> None:
+        views = [{"aggregate_type": "order", "view": "s.order_state"}]
+        options = {"view": views} | options
+        outbox = relay.outbox if relay else Outbox.model_validate(options)
+        self.outbox = outbox
+        self.buried: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
+        self.parked = Parked(10)
+        dead = DeadLetters("towpath", lambda r: self.buried.update([r]), self.parked)
+        self.dead = dead
+        self.routes = AggregateRoutes(outbox, dead, lambda r: self.skipped.update([r]))
+
+    def route(self, payload_type: int = JSON) -> ReadRoute:
+        """Return the route of the orders."""
+        columns = (
+            Column("aggregate_id", BIGINT),
+            Column("type", TEXT),
+            Column("payload", payload_type),
+        )
+        route = self.routes.of(Relation(9, "outbox", "order", columns, (0,), "d"))
+        assert route is not None
+        return route
+
+    def read(self, row: tuple = ROW, payload_type: int = JSON) -> Record:
+        """Return the record of a row."""
+        (record,) = self.route(payload_type).reads([row], PLACE)
+        return record
+
+
+def test_a_row_is_an_event_that_a_snapshot_read():
+    """
+    It has what a streamed event has, and the snapshot's id.
+
+    What a view does not know is absent.
+    """
+    record = Desk().read()
+
+    namespace = uuid.uuid5(uuid.NAMESPACE_URL, "towpath:snapshot:fill-1:order")
+    assert ("outbox.event.order", b"42") == (record.topic, record.key)
+    assert b'{ "total":  1.10 }' == record.value
+    assert (b"0000000000000abc.-", 1_700_000_000_123) == record[4:6]
+
+    assert {
+        "id": str(uuid.uuid5(namespace, "42")).encode(),
+        "type": b"OrderState",
+        "aggregate_type": b"order",
+        "position": b"0000000000000abc.-",
+        "snapshot": b"fill-1",
+    } == dict(record.headers)
+
+
+def test_a_row_read_again_has_the_id_it_had_and_no_other_snapshot_has_it():
+    """
+    A chunk that is read twice gives one event; so do two aggregates of one id not.
+    """
+    desk = Desk()
+    route = desk.route()
+    places = [PLACE, PLACE._replace(log_lsn=0xDEF), PLACE._replace(snapshot_id="b")]
+
+    first, again, other = (
+        dict(route.reads([ROW], place)[0].headers)["id"] for place in places
+    )
+
+    assert first == again
+    assert first != other
+
+
+def test_a_target_has_a_topic_of_its_own():
+    """
+    Where rows go is the place's affair, not the route's.
+    """
+    place = PLACE._replace(topic="outbox.event.order.backfill.search")
+
+    read, absent = (
+        Desk().route().reads([ROW], place)[0],
+        Desk().route().absent((b"1",), place)[0],
+    )
+
+    assert {"outbox.event.order.backfill.search"} == {read.topic, absent.topic}
+
+
+def test_an_aggregate_that_is_not_there_is_a_tombstone():
+    """
+    It has no type: that tells it from a row whose payload is null.
+    """
+    (record,) = Desk().route().absent((b"42",), PLACE)
+
+    assert (b"42", None) == (record.key, record.value)
+    assert {"id", "aggregate_type", "position", "snapshot"} == dict(
+        record.headers
+    ).keys()
+
+
+def test_bytes_are_the_bytes_that_they_stand_for():
+    """
+    As in the stream: a framed payload is not touched.
+    """
+    record = Desk().read((b"42", b"OrderState", rb"\x00ff"), BYTEA)
+
+    assert b"\x00\xff" == record.value
+
+
+@pytest.mark.parametrize(
+    ("options", "payload"),
+    [
+        ({}, None),
+        ({}, b" "),
+        ({"on_empty_payload": "tombstone"}, b" "),
+        ({"placements": ["type:envelope"]}, None),
+        ({"placements": ["type:header:eventType", "kind:header"]}, b"1"),
+        ({"cloudevents": "/shop"}, b"1"),
+        ({"cloudevents": "/shop"}, None),
+        ({"route_regex": "ord(.*)", "route_replacement": "$1"}, b"1"),
+    ],
+)
+def test_options_make_of_a_read_what_they_make_of_a_streamed_event(options, payload):
+    """
+    Topic, value and headers are the same, but for the id and what a view lacks.
+    """
+    desk = Desk(**options)
+    names = ("id", "aggregate_type", "aggregate_id", "type", "payload", "headers")
+    more = ("traceparent", "occurred_at", "kind")
+    columns = tuple(Column(name, JSON if name == "payload" else TEXT) for name in names)
+    columns += tuple(Column(name, TEXT) for name in more)
+    table = Relation(5, "towpath", "outbox", columns, ())
+    streamed = OutboxRoute(table, desk.outbox, desk.dead, desk.parked, print)
+    row = (b"i", b"order", b"42", b"OrderState", payload, None, None, None, b"k")
+    transaction = Transaction(9, 160, 160, PLACE.now_us, b"P.")
+    change = Change(Operation.CREATE, table, row, None, False, transaction, 0, 160)
+    (expected,) = streamed.records(change, 0)
+
+    (record,) = desk.route().reads(
+        [(b"42", b"OrderState", payload)], PLACE._replace(topic=expected.topic)
+    )
+
+    apart = {"id", "ce_id", "position", "snapshot", "kind"}
+    told = {k: v for k, v in record.headers if k not in apart}
+    assert desk.route().topic == expected.topic
+    assert (record.key, record.value) == (expected.key, expected.value)
+
+    assert {k: v for k, v in expected.headers if k not in apart} == told
+
+
+def test_placements_stand_for_the_tables_own_names():
+    """
+    Debezium's names of columns and headers, over a view that has ours.
+    """
+    view = {"aggregate_type": "order", "view": "s.v"}
+    relay = Relay.model_validate({"preset": "debezium", "outbox": {"view": [view]}})
+
+    record = Desk(relay).read()
+
+    assert b"OrderState" == dict(record.headers)["eventType"]
+
+
+def test_a_row_that_is_no_cloudevent_is_a_dead_letter_that_parks_nothing():
+    """
+    Its value and headers stand; later events of the aggregate go on.
+    """
+    desk = Desk(cloudevents="/shop")
+
+    record = desk.read((b"42", None, b"1"))
+
+    assert ("towpath.dead.relay", b"1") == (record.topic, record.value)
+    assert b"fill-1" == dict(record.headers)["snapshot"]
+    assert {NOT_A_CLOUDEVENT: 1} == desk.buried
+    assert 0 == len(desk.parked)
+
+
+def test_a_row_of_another_width_is_no_row_of_the_view():
+    """
+    It is not taken for a shorter one.
+    """
+    with pytest.raises(MalformedMessageError, match="a row of 2 values"):
+        Desk().read((b"42", b"OrderState"))
+
+
+def test_only_declared_collections_are_aggregates():
+    """
+    A table is not, whatever its name.
+    """
+    routes = Desk().routes
+    columns = (Column("id", BIGINT),)
+
+    found = [
+        routes.of(Relation(9, schema, table, columns, (0,)))
+        for schema, table in (("public", "order"), ("outbox", "customer"))
+    ]
+
+    assert [None, None] == found
+
+
+def test_a_type_that_makes_no_topic_is_a_mistake_in_the_configuration():
+    """
+    It is told at the start, not when the view is read.
+    """
+    with pytest.raises(ConfigurationError, match="order: the aggregate type makes"):
+        Desk(route_regex="order", route_replacement="a b")

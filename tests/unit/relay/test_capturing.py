@@ -1,0 +1,177 @@
+"""Expressions in ``[[source]] tables``: what init, doctor and relay make of them."""
+
+from dataclasses import replace
+
+import pytest
+
+from towpath.relay.finding import Finding, Level
+from towpath.relay.lineage import FoundSlot
+from towpath.relay.postgres.capturing import tables_to_capture
+from towpath.relay.postgres.preflight import capture_findings, running_findings
+from towpath.relay.postgres.setup import notes, plan
+from towpath.relay.postgres.source_facts import (
+    MemberFacts,
+    PublicationFacts,
+    PublishedTable,
+    ServerFacts,
+    SourceFacts,
+    TableFacts,
+)
+from towpath.settings import (
+    FirstStart,
+    Kafka,
+    Registry,
+    Relay,
+    Settings,
+    Snapshot,
+    Source,
+)
+
+OWN = frozenset(
+    {"towpath.outbox", "towpath.signal", "towpath.snapshot", "towpath.heartbeat"}
+)
+
+
+def table(name: str, persistence: str = "p") -> TableFacts:
+    """Describe a table with a key."""
+    return TableFacts(
+        "r",
+        False,
+        ("id",),
+        (),
+        (MemberFacts(name, persistence, "d", frozenset({"id"})),),
+    )
+
+
+def publication(*tables: str) -> PublicationFacts:
+    """Describe a publication of these tables."""
+    named = dict.fromkeys((*tables, "towpath.signal"), PublishedTable())
+    return PublicationFacts(
+        is_for_all=False, operations=(True,) * 4, via_root=True, tables=named
+    )
+
+
+EVENTS = publication()._replace(
+    tables={"towpath.outbox": PublishedTable()}, operations=(True, False, False, False)
+)
+FACTS = SourceFacts(
+    server=ServerFacts(180006, "logical", "UTF8", keep_mebibytes=51_200),
+    own_tables=OWN,
+    tables={"s.a": table("s.a"), "s.loose": table("s.loose", "u")},
+    publications={"towpath": publication("s.a"), "towpath_outbox": EVENTS},
+    slot=FoundSlot(1, is_active=True),
+)
+
+
+def settings_of(*tables: str, **snapshot: object) -> Settings:
+    """Make settings with these tables."""
+    return Settings(
+        version=1,
+        source=(Source(dsn="x", tables=tables),),
+        kafka=Kafka(bootstrap_servers="x"),
+        registry=Registry(url="http://x"),
+        relay=Relay(snapshot=Snapshot.model_validate(snapshot)),
+    )
+
+
+def level_of(found: list[Finding], what: str) -> Level | None:
+    """Return the level of the finding about something."""
+    return next((each.level for each in found if what in each.what), None)
+
+
+@pytest.mark.parametrize(
+    ("entries", "level", "captured"),
+    [
+        ((r"s\..*",), Level.WARNING, ("s.a",)),
+        (("s.loose", r"s\..*"), Level.ERROR, ("s.loose", "s.a")),
+    ],
+)
+def test_what_an_expression_takes_may_be_unfit(
+    entries: tuple[str, ...], level: Level, captured: tuple[str, ...]
+):
+    """
+    A named table must be fit; one that is only taken is left out with a warning.
+    """
+    settings = settings_of(*entries)
+
+    assert level == level_of(capture_findings(FACTS, settings), "s.loose")
+    assert captured == tables_to_capture(FACTS, settings)
+
+
+def test_what_is_sent_already_is_not_left_out():
+    """
+    A captured table that became unfit is an error, not a stream that ends in silence.
+    """
+    publications = {**FACTS.publications, "towpath": publication("s.a", "s.loose")}
+    facts = replace(FACTS, publications=publications)
+    settings = settings_of(r"s\..*")
+
+    assert Level.ERROR is level_of(capture_findings(facts, settings), "s.loose")
+    assert [] == plan(facts, settings)
+
+
+def test_an_expression_that_takes_nothing_is_told():
+    """
+    A slip in an expression shows, though a table may be made later.
+    """
+    found = capture_findings(FACTS, settings_of("s.a", r"shop\..*"))
+
+    assert [r"[source] tables: shop\..* takes no table"] == [e.what for e in found]
+
+
+@pytest.mark.parametrize(
+    ("has_run", "fill", "added", "said"),
+    [(False, True, True, 0), (True, True, False, 1), (True, False, True, 0)],
+)
+def test_init_leaves_later_tables_to_a_relay_that_fills_them(
+    *, has_run: bool, fill: bool, added: bool, said: int
+):
+    """
+    What init adds is not filled: so it adds nothing that the relay would fill.
+    """
+    facts = replace(
+        FACTS, tables={**FACTS.tables, "s.new": table("s.new")}, has_run=has_run
+    )
+    settings = settings_of(r"s\..*", fill_new_tables=fill)
+    statements = " ".join(step.statement for step in plan(facts, settings))
+
+    assert (added, said) == ('"s"."new"' in statements, len(notes(facts, settings)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "has_run", "is_left"),
+    [
+        (FirstStart.INITIAL, False, True),
+        (FirstStart.INITIAL_ONLY, False, True),
+        (FirstStart.WHEN_NEEDED, False, True),
+        (FirstStart.INITIAL, True, False),
+        (FirstStart.ALWAYS, False, False),
+        (FirstStart.NEVER, False, False),
+    ],
+)
+def test_the_slot_is_left_to_the_relay_that_reads_with_it(
+    mode: FirstStart, *, has_run: bool, is_left: bool
+):
+    """
+    Init does everything but the slot, and says so; doctor does not miss it.
+    """
+    facts = replace(FACTS, slot=None, has_run=has_run)
+    settings = settings_of("s.a", mode=mode)
+    made = any("slot" in step.purpose for step in plan(facts, settings))
+    missed = level_of(running_findings(facts, settings), "slot towpath is missing")
+
+    assert (is_left, is_left, is_left) == (
+        not made,
+        missed is None,
+        any("made by towpath relay run" in note for note in notes(facts, settings)),
+    )
+
+
+def test_a_bare_signal_table_is_published_too():
+    """
+    I-02: signals in a table of the user's come by the stream.
+    """
+    settings = settings_of("s.a", signal_table="s.asks")
+    [step] = plan(FACTS, settings)
+
+    assert step.statement.endswith('add table "s"."asks"')

@@ -1,0 +1,138 @@
+"""The queries for chosen keys, filters, views, SELECTs and ranges."""
+
+# ruff: noqa: S608 - what is expected, and never run
+
+import dataclasses
+
+import pytest
+
+from towpath.relay.snapshot import chunks
+from towpath.relay.snapshot.effects import ReadChunk
+from towpath.relay.snapshot.shape import TableShape, View
+from towpath.relay.wal.relation import Column, Relation
+
+ITEMS = TableShape(
+    Relation(
+        7, "s", "items", (Column("a", 23), Column("b", 25), Column("c", 20)), (0,)
+    ),
+    ("integer",),
+)
+CHOSEN = dataclasses.replace(ITEMS, order=(2, 1), order_types=("bigint", "text"))
+VIEW = TableShape(
+    Relation(
+        8, "outbox", "order", (Column("aggregate_id", 25), Column("type", 25)), (0,)
+    ),
+    ("text",),
+    view=View("order", 's."odd'),
+)
+ASK = ReadChunk(
+    chunk_id=1,
+    shape=ITEMS,
+    low_token=None,
+    high_token="",
+    after_key=(b"1",),
+    maximum_key=(b"9",),
+    keys=(),
+    condition=None,
+    max_rows=10,
+)
+
+
+def test_a_chosen_key_bounds_and_orders_by_its_own_columns():
+    """
+    Its places in the row are not those of the key that identifies the row.
+    """
+    ask = dataclasses.replace(ASK, after_key=None, maximum_key=(b"5", b"x"))
+
+    assert (
+        'copy (select "a", "b", "c" from only "s"."items"'
+        " where (\"c\", \"b\") <= ('5'::bigint, 'x'::text)"
+        ' order by "c", "b" limit 10) to stdout'
+    ) == chunks.chunk_query(ask, CHOSEN)
+    assert (
+        'copy (select "c", "b" from only "s"."items"'
+        ' order by "c" desc, "b" desc limit 1) to stdout'
+    ) == chunks.maximum_key_query(CHOSEN)
+
+
+def test_listed_keys_are_those_that_identify_rows():
+    """
+    They are looked up by the table's own key, whatever it is read by.
+    """
+    ask = dataclasses.replace(ASK, keys=((b"3",), (b"4",)))
+
+    assert (
+        'copy (select "a", "b", "c" from only "s"."items"'
+        " where (\"a\") in (('3'::integer), ('4'::integer))"
+        ' order by "c", "b") to stdout'
+    ) == chunks.chunk_query(ask, CHOSEN)
+
+
+def test_the_publications_filter_stands_beside_the_signals():
+    """
+    Each in parentheses and on lines of its own; every query heeds the first.
+    """
+    shape = dataclasses.replace(ITEMS, row_filter="(a > 0)")
+    ask = dataclasses.replace(ASK, condition="b = 'x' or c = 1 -- few")
+
+    assert (
+        'copy (select "a", "b", "c" from only "s"."items"'
+        " where ((a > 0)\n) and (b = 'x' or c = 1 -- few\n)"
+        " and (\"a\") > ('1'::integer) and (\"a\") <= ('9'::integer)"
+        ' order by "a" limit 10) to stdout'
+    ) == chunks.chunk_query(ask, shape)
+    assert all(
+        "where ((a > 0)\n)" in query
+        for query in (
+            chunks.maximum_key_query(shape),
+            chunks.estimate_query(shape, None),
+            chunks.boundaries_query(shape, None, (b"9",), 2, 1.0),
+        )
+    )
+
+
+def test_a_view_is_read_with_one_row_to_spare():
+    """
+    The row behind the last one tells whether an aggregate has two.
+    """
+    ask = dataclasses.replace(ASK, shape=VIEW, after_key=(b"it's",))
+
+    assert (
+        'copy (select "aggregate_id", "type" from "s"."""odd"'
+        " where (\"aggregate_id\") > ('it''s'::text)"
+        " and (\"aggregate_id\") <= ('9'::text)"
+        ' order by "aggregate_id" limit 11) to stdout'
+    ) == chunks.chunk_query(ask, VIEW)
+    assert 'lock table "s"."""odd" in access share mode' == chunks.lock_statement(VIEW)
+
+
+@pytest.mark.parametrize("select", ["select * from s.x -- all", "select * from s.x;\n"])
+def test_a_select_is_read_as_if_it_were_the_table(select):
+    """
+    What ends it, a semicolon or a comment, does not end the query around it.
+    """
+    ask = dataclasses.replace(ASK, select=select, maximum_key=None)
+    source = select.strip().rstrip(";")
+
+    assert (
+        f'copy (select "a", "b", "c" from ({source}\n) selected'
+        ' where ("a") > (\'1\'::integer) order by "a" limit 11) to stdout'
+    ) == chunks.chunk_query(ask, ITEMS)
+    assert (
+        f'copy (select "a" from ({source}\n) selected order by "a" desc limit 1)'
+        " to stdout"
+    ) == chunks.maximum_key_query(ITEMS, select)
+
+
+def test_boundaries_are_taken_from_a_sample_in_order():
+    """
+    The server sorts, counts and cuts; nothing is compared here.
+    """
+    assert (
+        'copy (select k0, k1 from (select "c" as k0, "b" as k1,'
+        ' row_number() over (order by "c", "b") as place, count(*) over () as total'
+        ' from only "s"."items" tablesample system (2.500000)'
+        " where (a = 1\n) and (\"c\", \"b\") < ('5'::bigint, 'x'::text)) sampled"
+        " where total >= 400 and place < total"
+        " and place * 4 / total > (place - 1) * 4 / total order by place) to stdout"
+    ) == chunks.boundaries_query(CHOSEN, "a = 1", (b"5", b"x"), 4, 2.5)

@@ -1,0 +1,248 @@
+"""How rows and sweeps of a snapshot go out: which route, which topic, which chunk."""
+
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from towpath.relay.delivery import Delivery, DeliveryLedger
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.pipeline.emission import UNSWEPT, UNTOLD_DELETE, Emission
+from towpath.relay.ports import TopicFacts
+from towpath.relay.routing.codec import Names
+from towpath.relay.routing.columns import ColumnRules
+from towpath.relay.routing.dead import DeadLetters
+from towpath.relay.routing.json_codec import json_maker
+from towpath.relay.routing.parked import Parked
+from towpath.relay.routing.reads import ReadPlace, ReadRoute, ReadRow
+from towpath.relay.routing.record import Record
+from towpath.relay.routing.refused import RefusedRoute
+from towpath.relay.routing.relations import NOTHING_KNOWN
+from towpath.relay.routing.table import Ears, Place, TableRoute
+from towpath.relay.snapshot.effects import EmitRows, EmitSweep
+from towpath.relay.tally import Tally
+from towpath.relay.wal.relation import Column, Relation
+from towpath.settings.relay import Relay
+
+RELATION = Relation(1, "s", "a", (Column("id", 20), Column("note", 25)), (0,))
+VIEW = Relation(2, "outbox", "order", (Column("aggregate_id", 25),), (0,))
+ROWS = ((b"1", b"a"), (b"2", None))
+RELAY = Relay()
+CHUNK = 5
+
+
+def table_route(relation: Relation) -> TableRoute:
+    """Make the route of a table."""
+    plan = ColumnRules(RELAY).plan(relation, NOTHING_KNOWN)
+    names = Names("t", "db", relation.schema, relation.table, "t.s.a")
+    codec = json_maker(RELAY)(names, plan.key, plan.columns)
+    return TableRoute("t", relation, plan, codec, RELAY.rows, Ears())
+
+
+class AggregateRoute:
+    """Makes bare records of a view's rows; knows no key but 9."""
+
+    relation = VIEW
+    topic = "event.order"
+
+    def reads(self, rows: Sequence[ReadRow], place: ReadPlace) -> Sequence[Record]:
+        return [Record(place.topic, row[0], b"v", [], b"", 0, 9) for row in rows]
+
+    def absent(self, key: Sequence[bytes], place: ReadPlace) -> Sequence[Record]:
+        if key != (b"9",):
+            raise MalformedMessageError
+        return [Record(place.topic, key[0], None, [], b"", 0, 9)]
+
+
+class Bench:
+    """The way out over fakes, with topics of two partitions."""
+
+    def __init__(self, *, is_compacted: bool = False, is_refused: bool = False) -> None:
+        self.sent: list[Record] = []
+        self.announced: list[str] = []
+        self.tally = Tally()
+        self.ledger = DeliveryLedger(0)
+        self._is_refused = is_refused
+        facts = TopicFacts(1000, 2, is_compacted=is_compacted)
+        core = SimpleNamespace(
+            ledger=self.ledger,
+            outlet=SimpleNamespace(tell_all=self._send, facts=lambda _: facts),
+            router=SimpleNamespace(
+                table=self._table, place=Place("t", "db"), relay=RELAY
+            ),
+            shapes=SimpleNamespace(
+                announce=lambda shape, *_: self.announced.append(shape.name),
+                facts_of=lambda _: None,
+            ),
+            tally=self.tally,
+            now_us=lambda: 7_000,
+        )
+        self.emission = Emission(
+            core, lambda of: AggregateRoute() if of.schema == "outbox" else None
+        )
+
+    def _table(self, relation: Relation, _facts: object) -> ReadRoute:
+        if self._is_refused:
+            dead = DeadLetters("t", self.tally.bury, Parked(1))
+            return RefusedRoute(relation, "t.s.a", dead, "no")
+        return table_route(relation)
+
+    def _send(self, records: Sequence[Record], delivery: Delivery) -> None:
+        self.sent += records
+        delivery.pending += len(records)
+        for _ in records:
+            delivery.pending -= 1
+
+    def emit(self, relation: Relation, **fields) -> None:
+        """Emit rows of a chunk."""
+        told = {"rows": (), "log_lsn": 8, "snapshot_id": "s1", "target": None}
+        self.emission.rows(EmitRows(CHUNK, relation, **told | fields))
+
+    def sweep(self, relation: Relation, target: str | None = None) -> None:
+        """Emit a sweep."""
+        self.emission.sweep(EmitSweep(CHUNK, relation, 8, 6, "s1", target))
+
+
+def test_rows_go_to_their_tables_topic_behind_its_shape():
+    """
+    Each is a READ; the chunk is delivered with its last slice, and not before.
+    """
+    bench = Bench()
+    bench.emit(RELATION, rows=ROWS[:1], is_last=False)
+    early = bench.ledger.take_delivered()
+    bench.emit(RELATION, rows=ROWS[1:])
+
+    assert (
+        [("t.s.a", b'{"id":1}', "r"), ("t.s.a", b'{"id":2}', "r")],
+        {"s.a"},
+        (),
+        (CHUNK,),
+        2,
+    ) == (
+        [(r.topic, r.key, json.loads(r.value or b"")["op"]) for r in bench.sent],
+        set(bench.announced),
+        early,
+        bench.ledger.take_delivered(),
+        bench.tally.snapshot_rows,
+    )
+
+
+def test_rows_of_another_shape_have_another_route():
+    """
+    A chunk brings the shape that its rows have, whatever the one before had.
+    """
+    bench = Bench()
+    wider = Relation(1, "s", "a", (*RELATION.columns, Column("x", 23)), (0,))
+    bench.emit(RELATION, rows=ROWS[:1], is_last=False)
+    bench.emit(wider, rows=((b"2", b"b", b"3"),))
+
+    assert [{"id": 1, "note": "a"}, {"id": 2, "note": "b", "x": 3}] == [
+        json.loads(record.value or b"")["after"] for record in bench.sent
+    ]
+
+
+def test_rows_of_a_view_are_events_and_no_table():
+    """
+    They have the aggregate's topic, and no shape to be told.
+    """
+    bench = Bench()
+    bench.emit(VIEW, rows=((b"7",),))
+
+    assert ([("event.order", b"7")], []) == (
+        [(record.topic, record.key) for record in bench.sent],
+        bench.announced,
+    )
+
+
+def test_absent_keys_go_where_the_rows_go():
+    """
+    Deletes of keys that were asked for travel with the chunk, also to one sink alone.
+    """
+    bench = Bench()
+    bench.emit(RELATION, rows=ROWS[:1], absent=((b"9",),), target="search2")
+    topic = "t.s.a.backfill.search2"
+
+    assert (
+        [(topic, b'{"id":1}'), (topic, b'{"id":9}'), (topic, b'{"id":9}')],
+        2,
+    ) == (
+        [(record.topic, record.key) for record in bench.sent],
+        bench.tally.snapshot_rows,
+    )
+
+
+def test_a_delete_whose_record_key_cannot_be_told_is_counted():
+    """
+    Where records have a key of their own, a missing row may leave it unknown.
+    """
+    bench = Bench()
+    bench.emit(VIEW, absent=((b"untold",), (b"9",)))
+
+    assert ([b"9"], {UNTOLD_DELETE: 1}) == (
+        [record.key for record in bench.sent],
+        bench.tally.skipped,
+    )
+
+
+@pytest.mark.parametrize(
+    ("is_compacted", "keys"),
+    [(False, [None, None]), (True, [b'{"sweep":0}', b'{"sweep":1}'])],
+)
+def test_a_sweep_reaches_every_partition(
+    is_compacted: bool,
+    keys: list[bytes | None],
+):
+    """
+    Each says where it stands and what is gone, and has a key where it must.
+    """
+    bench = Bench(is_compacted=is_compacted)
+    bench.sweep(RELATION, target="search2")
+    headers = [
+        ("position", b"0000000000000008.-"),
+        ("sweep", b"0000000000000006.-"),
+        ("snapshot", b"s1"),
+    ]
+    topic = "t.s.a.backfill.search2"
+
+    assert (
+        [(topic, keys[0], headers, 0), (topic, keys[1], headers, 1)],
+        (CHUNK,),
+    ) == (
+        [(r.topic, r.key, r.headers, r.partition) for r in bench.sent],
+        bench.ledger.take_delivered(),
+    )
+
+
+@pytest.mark.parametrize("relation", [RELATION, VIEW])
+def test_a_sweeps_envelope_has_neither_row(relation: Relation):
+    """
+    Of a table and of an aggregate alike: the floor is its message.
+    """
+    bench = Bench()
+    bench.sweep(relation)
+    content = b64encode(b"0000000000000006.-").decode()
+    value = json.loads(bench.sent[0].value or b"")
+
+    assert (
+        ("m", None, None, {"prefix": "towpath.sweep", "content": content}),
+        (relation.schema, relation.table),
+    ) == (
+        (value["op"], value["before"], value["after"], value["message"]),
+        (value["source"]["schema"], value["source"]["table"]),
+    )
+
+
+def test_a_table_whose_rows_are_set_aside_is_not_swept():
+    """
+    Its rows are dead letters, so that sinks would delete what is there.
+    """
+    bench = Bench(is_refused=True)
+    bench.sweep(RELATION)
+
+    assert ([], {UNSWEPT: 1}, (CHUNK,)) == (
+        bench.sent,
+        bench.tally.skipped,
+        bench.ledger.take_delivered(),
+    )

@@ -1,0 +1,229 @@
+"""Events touch their aggregates: which, by which transaction, and what they leave."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from towpath.relay.pipeline.recording import OTHER_FORM, OTHER_SPELLING, Events
+from towpath.relay.snapshot.touches import Left, Notes, Touches
+from towpath.relay.snapshot.visibility import XidSnapshot
+from towpath.relay.tally import Tally
+from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.sequencer import Change, Sequencer, Spoken, Transaction
+from towpath.schemas.envelope import Operation
+from towpath.settings.outbox import Outbox
+
+XID, SEQUENCE = 7, 20
+TRANSACTION = Transaction(XID, 160, 160, 0, b"P.")
+NAMES = ("id", "kind", "aggregate_id", "type", "payload")
+TABLE = Relation(5, "s", "events", tuple(Column(name, 25) for name in NAMES), ())
+ROWS = Relation(6, "s", "a", (Column("id", 23), Column("v", 25)), (0,))
+SEES_IT = XidSnapshot(100, 100, frozenset())
+SEES_NOTHING = XidSnapshot(5, 5, frozenset())
+
+
+class Desk:
+    """Recorders of two views and a table, and a scan that notes each."""
+
+    def __init__(self) -> None:
+        self.aggregates = {"order": Touches(), "customer": Touches()}
+        self.recorders = {ROWS.oid: Touches()}
+        self.tally = Tally()
+        views = [
+            {
+                "aggregate_type": "order",
+                "view": "s.o",
+                "id_form": "integer",
+                "state_types": ["OrderChanged"],
+            },
+            {"aggregate_type": "customer", "view": "s.c", "state_types": ["*"]},
+        ]
+        columns = {"aggregate_type": "kind", "headers": "", "traceparent": ""}
+        outbox = {
+            "columns": columns | {"occurred_at": ""},
+            "view": views,
+            "table": "s.events",
+        }
+        self.events = Events(Outbox.model_validate(outbox), self, self.tally)
+        self.events.bind(TABLE)
+        self.notes = {name: self._noted(t) for name, t in self.aggregates.items()}
+        self.notes["rows"] = self._noted(self.recorders[ROWS.oid])
+
+    def _noted(self, touches: Touches) -> Notes:
+        notes = Notes()
+        notes.begin()
+        touches.notes.append(notes)
+        return notes
+
+    def insert(self, *values: bytes | None, is_buried: bool = False) -> None:
+        """Stream an outbox row of an order."""
+        kind, aggregate_id, event_type = values
+        row = (b"i", kind, aggregate_id, event_type, None)
+        change = Change(Operation.CREATE, TABLE, row, None, False, TRANSACTION, 0, 0)
+        self.events.expect()
+        if is_buried:
+            self.tally.bury("why")
+        self.events.row(change, SEQUENCE)
+
+    def say(self, told: object, transaction: Transaction | None = TRANSACTION) -> None:
+        """Stream a message."""
+        content = told if isinstance(told, bytes) else json.dumps(told).encode()
+        self.events.expect()
+        spoken = Spoken("towpath.outbox", content, 160, 0, transaction, 160)
+        self.events.message(spoken, SEQUENCE)
+
+    def left(
+        self,
+        key: bytes = b"42",
+        name: str = "order",
+        low: int = 30,
+        snapshot: XidSnapshot = SEES_NOTHING,
+    ) -> Left | None:
+        """Judge a row that was read."""
+        return self.notes[name].judge((key,), low, snapshot)
+
+
+ORDER = {"aggregate_type": "order", "aggregate_id": "42"}
+
+
+@pytest.mark.parametrize(
+    ("event_type", "expected"),
+    [(b"OrderChanged", Left.FULL), (b"OrderPaid", Left.PARTIAL), (None, Left.PARTIAL)],
+)
+def test_an_event_touches_its_aggregate_and_some_types_carry_it_whole(
+    event_type, expected
+):
+    """
+    A row is dropped while its query does not see the event's transaction.
+
+    After an event that is not the whole state it is read again.
+    """
+    desk = Desk()
+    desk.insert(b"order", b"42", event_type)
+
+    assert desk.left(snapshot=SEES_IT) is None
+    assert desk.left(b"43") is None
+
+    assert expected is desk.left()
+
+
+def test_all_types_may_carry_the_whole_state():
+    """
+    A star says so, and stands for no type by itself.
+    """
+    desk = Desk()
+    desk.insert(b"customer", b"x", b"Anything")
+
+    assert Left.FULL is desk.left(b"x", "customer")
+
+
+def test_an_event_that_was_set_aside_is_no_state_that_anybody_has():
+    """
+    Parked, refused or too large: its aggregate is read again.
+    """
+    desk = Desk()
+    desk.insert(b"order", b"42", b"OrderChanged", is_buried=True)
+
+    assert Left.PARTIAL is desk.left()
+
+
+@pytest.mark.parametrize(
+    ("spelt", "left", "counted"),
+    [
+        (b"0042", Left.PARTIAL, {OTHER_SPELLING: 1}),
+        (b"x42", None, {OTHER_FORM: 1}),
+        (None, None, {OTHER_FORM: 1}),
+    ],
+)
+def test_an_id_touches_in_its_canonical_form(spelt, left, counted):
+    """
+    What is spelt in another way is counted, and is no state under the view's key.
+
+    What is no id of the form is none of the view's, and counted too.
+    """
+    desk = Desk()
+    desk.insert(b"order", spelt, b"OrderChanged")
+
+    assert left is desk.left()
+    assert Counter(counted) == desk.tally.skipped
+
+
+def test_what_nobody_reads_and_what_is_no_event_touches_nothing():
+    """
+    Other aggregates and tables, updates and deletes of outbox rows, other messages.
+    """
+    desk = Desk()
+    row = (b"i", b"order", b"42", b"OrderPaid", None)
+    desk.insert(b"invoice", b"42", b"Any")
+    desk.insert(None, b"42", b"Any")
+    for change in (
+        Change(Operation.DELETE, TABLE, None, row, True, TRANSACTION, 0, 0),
+        Change(Operation.UPDATE, TABLE, row, None, False, TRANSACTION, 0, 0),
+        Change(Operation.CREATE, ROWS, (b"42", b"v"), None, False, TRANSACTION, 0, 0),
+    ):
+        desk.events.row(change, SEQUENCE)
+    desk.say(b"no json")
+    content = json.dumps(ORDER).encode()
+    desk.events.message(Spoken("other", content, 1, 0, TRANSACTION, 1), SEQUENCE)
+
+    assert desk.left() is None
+    assert Counter() == desk.tally.skipped
+
+
+def test_a_message_in_a_transaction_touches_as_a_row_does():
+    """
+    A number is an id as it is written.
+    """
+    desk = Desk()
+    desk.say(ORDER | {"aggregate_id": 42, "type": "OrderChanged"})
+
+    assert desk.left(snapshot=SEES_IT) is None
+
+    assert Left.FULL is desk.left()
+
+
+def test_a_message_outside_a_transaction_touches_by_its_place_alone():
+    """
+    What is read from a window that it falls into is read again.
+
+    No query can fail to see it, and it says nothing of rows, so that it is no state.
+    """
+    desk = Desk()
+    desk.say(ORDER | {"type": "OrderChanged"}, transaction=None)
+
+    assert desk.left(low=SEQUENCE) is None
+
+    assert Left.PARTIAL is desk.left(low=SEQUENCE - 1, snapshot=SEES_IT)
+
+
+def frame(relation: Relation, *values: bytes, tag: bytes = b"I") -> bytes:
+    """Make the frame of an insert, or of a delete by the old row."""
+    kind = b"N" if tag == b"I" else b"O"
+    body = b"".join(b"t" + len(v).to_bytes(4, "big") + v for v in values)
+    head = tag + relation.oid.to_bytes(4, "big") + kind
+    return b"w" + bytes(24) + head + len(values).to_bytes(2, "big") + body
+
+
+def test_what_an_operator_set_aside_is_read_again():
+    """
+    The stream carries neither its rows nor its events; ordinals stay as they were.
+    """
+    desk = Desk()
+    sequencer = Sequencer(0)
+    sequencer.bind(TABLE)
+    sequencer.bind(ROWS)
+    sequencer.transaction = TRANSACTION
+    event = frame(TABLE, b"i", b"order", b"42", b"OrderChanged", b"{}")
+
+    desk.events.pass_over(event, sequencer, SEQUENCE)
+    desk.events.pass_over(frame(ROWS, b"1", b"v"), sequencer, SEQUENCE)
+    desk.events.pass_over(frame(ROWS, b"2", b"v", tag=b"D"), sequencer, SEQUENCE)
+    desk.events.pass_over(event[:-3], sequencer, SEQUENCE)
+
+    assert 0 == sequencer.ordinal
+    assert [Left.PARTIAL, Left.PARTIAL] == [
+        desk.left(key, "rows") for key in (b"1", b"2")
+    ]
+
+    assert Left.PARTIAL is desk.left()

@@ -1,0 +1,346 @@
+"""Signals that are left in a bare table, in Kafka or on the admin port."""
+
+import json
+from collections import deque
+from datetime import UTC, datetime
+from http import HTTPStatus
+from http.client import HTTPConnection
+from types import SimpleNamespace
+
+import pytest
+
+from towpath.relay.delivery import DeliveryLedger
+from towpath.relay.errors import SourceUnavailableError
+from towpath.relay.health import HealthServer, Pages
+from towpath.relay.pipeline.left_signals import REFUSED, LeftSignals
+from towpath.relay.signal_pages import MAX_BODY_BYTES, SignalPages
+from towpath.relay.snapshot.left import (
+    LeftSignal,
+    Refusal,
+    left_signal,
+    read_document,
+)
+from towpath.relay.snapshot.signals import SignalRejectedError
+from towpath.relay.tally import Tally
+from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.sequencer import Change, Transaction
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.envelope import Operation
+
+BARE = Relation(
+    9,
+    "inventory",
+    "dbz_signal",
+    (Column("id", 1043), Column("type", 1043), Column("data", 1043)),
+    (),
+)
+AS_JSON = {"content_type": "application/json"}
+LOG = b'{"type": "log", "data": {}}'
+
+
+@pytest.mark.parametrize(
+    ("document", "signal"),
+    [
+        (LOG, LeftSignal("spare", "log", "{}", "k")),
+        (b'{"id": "s1", "type": "log"}', LeftSignal("s1", "log", None, "k")),
+        (b'{"type": "log", "data": "{}"}', LeftSignal("spare", "log", "{}", "k")),
+        (
+            b'{"type": "log", "data": {"keys": [[1.10, 9007199254740993]]}}',
+            LeftSignal("spare", "log", '{"keys": [["1.10", 9007199254740993]]}', "k"),
+        ),
+    ],
+)
+def test_a_document_becomes_a_signal(document, signal):
+    """
+    Data may be an object or a text, the id may be missing, and no digit is lost.
+    """
+    assert signal == read_document(document, "spare", "k")
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (b"", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "must be a JSON object"),
+        (b"{}", "has no type"),
+        (b'{"type": 7}', "type must be a text"),
+        (b'{"type": "log", "id": 7}', "id must be a text"),
+        (b'{"type": "log", "date": 7}', "unknown field 'date'"),
+        (b'{"type": "log", "id": "%s"}' % (b"x" * 65), "the id has 65 characters"),
+        (b'{"type": "%s"}' % (b"x" * 33), "unknown signal type"),
+        (b'{"type": "snapshot-window-open"}', "unknown signal type"),
+        (b'{"type": "lo\\u0000g"}', "not a text that Postgres holds"),
+        (b'{"type": "log", "data": "\\ud800"}', "not a text that Postgres holds"),
+    ],
+)
+def test_what_is_no_signal_is_rejected_with_its_reason(document, reason):
+    """
+    Whatever lies in a topic or is sent to the port is read, or refused in a sentence.
+    """
+    with pytest.raises(SignalRejectedError) as rejection:
+        read_document(document, "spare", "k")
+
+    assert reason in str(rejection.value)
+
+
+# The bare table ----------------------------------------------------------------------
+
+
+class Inbox:
+    """Takes what is put, and is durable when the test says so."""
+
+    def __init__(self, refusals: deque[Refusal]) -> None:
+        self.refusals = refusals
+        self.taken: list[LeftSignal] = []
+        self.done: list[str] = []
+
+    def put(self, signal_id, kind, data, source) -> str | None:
+        try:
+            self.taken.append(left_signal(signal_id, kind, data, source))
+        except SignalRejectedError as rejection:
+            self.refusals.append(Refusal(signal_id or "", str(rejection), source))
+            return None
+        return f"left-{len(self.taken)}"
+
+    def durable(self) -> list[str]:
+        done, self.done = self.done, []
+        return done
+
+
+class Stream:
+    """The loop's side, over fakes."""
+
+    def __init__(self) -> None:
+        self.refusals: deque[Refusal] = deque()
+        self.inbox = Inbox(self.refusals)
+        self.ledger = DeliveryLedger(100)
+        self.tally = Tally()
+        self.told: list[dict] = []
+        clock = SimpleNamespace(now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
+        core = SimpleNamespace(
+            ledger=self.ledger,
+            tally=self.tally,
+            clock=clock,
+            now_us=lambda: 7_000,
+            router=SimpleNamespace(place=SimpleNamespace(prefix="p")),
+            outlet=SimpleNamespace(
+                tell=lambda record: self.told.append(json.loads(record.value))
+            ),
+        )
+        self.left = LeftSignals(core, self.inbox, self.refusals)
+
+    def commit(self, *row: bytes | None, end_lsn: int = 200, **fields) -> None:
+        """Stream a transaction with one change of the bare table."""
+        self.ledger.begin()
+        operation = fields.get("operation", Operation.CREATE)
+        transaction = Transaction(5, 1, 1, 7, b"1.")
+        change = Change(operation, BARE, row, None, False, transaction, 0, 1)
+        self.left.see(change)
+        self.ledger.commit(end_lsn)
+
+
+@pytest.fixture
+def stream() -> Stream:
+    """Make a loop's side."""
+    return Stream()
+
+
+def test_a_row_holds_its_transaction_until_the_signal_table_has_it(stream: Stream):
+    """
+    Nothing is confirmed before the signal is durable where it is answered.
+    """
+    stream.commit(b"s1", b"log", b"{}")
+    stream.left.turn()
+    before = stream.ledger.acknowledged()
+    stream.inbox.done.append("left-1")
+    stream.left.turn()
+
+    assert [LeftSignal("s1", "log", "{}", "inventory.dbz_signal")] == stream.inbox.taken
+    assert (100, 200) == (before, stream.ledger.acknowledged())
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ((None, b"log", None), "the signal has no id"),
+        ((b"s1", None, None), "the signal has no type"),
+        ((b"x" * 65, b"log", None), "the id has 65 characters"),
+    ],
+)
+def test_a_row_that_is_no_signal_is_told_and_holds_nothing(stream: Stream, row, reason):
+    """
+    It is counted and rejected on the notifications topic; the stream goes on.
+    """
+    stream.commit(*row)
+    stream.left.turn()
+    [told] = stream.told
+
+    assert reason in told["additional_data"]["reason"]
+    assert ("Signal", "REJECTED") == (told["aggregate_type"], told["type"])
+    assert ({REFUSED: 1}, 200) == (stream.tally.skipped, stream.ledger.acknowledged())
+
+
+def test_watermarks_and_clean_up_are_no_signals(stream: Stream):
+    """
+    Rows that mark a window, and rows that go, are let pass.
+    """
+    stream.commit(b"w1", b"snapshot-window-open", b"")
+    stream.commit(b"s1", b"log", None, operation=Operation.DELETE, end_lsn=300)
+    stream.left.turn()
+
+    assert ([], [], 300) == (
+        stream.inbox.taken,
+        stream.told,
+        stream.ledger.acknowledged(),
+    )
+
+
+# The admin port ----------------------------------------------------------------------
+
+
+class Desk:
+    """A source with one snapshot."""
+
+    def __init__(self) -> None:
+        self.left: list[LeftSignal] = []
+        self.failure: Exception | None = None
+
+    def leave(self, signal: LeftSignal) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.left.append(signal)
+
+    def signal(self, signal_id: str) -> dict | None:
+        return {"id": "s1", "status": "completed"} if signal_id == "s1" else None
+
+    def snapshots(self, snapshot_id: str | None) -> list:
+        if self.failure is not None:
+            raise self.failure
+        return [{"snapshot_id": "s1"}] if snapshot_id in {None, "s1"} else []
+
+
+def ask(pages: SignalPages, method: str, path: str, body: bytes = b"", **headers):
+    """Ask a real admin port."""
+    clock = SystemClock()
+    server = HealthServer(0, Pages(Tally(), clock, pages))
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=3)
+    fields = {name.replace("_", "-"): text for name, text in headers.items()}
+    try:
+        connection.request(method, path, body, fields)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
+        server.close()
+
+
+def test_a_posted_signal_is_left():
+    """
+    The answer is 202 and the id, which is made where there is none.
+    """
+    desk = Desk()
+    status, told = ask(SignalPages(desk), "POST", "/signals", LOG, **AS_JSON)
+
+    assert (HTTPStatus.ACCEPTED, [told["id"]]) == (
+        status,
+        [signal.signal_id for signal in desk.left],
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status"),
+    [
+        ("/signals", LOG, {"content_type": "text/plain"}, 415),
+        ("/signals", LOG, {}, 415),
+        ("/signals", LOG, {"origin": "http://a.example"}, 403),
+        ("/signals", LOG, {"sec_fetch_mode": "no-cors"}, 403),
+        ("/signals", LOG, {**AS_JSON, "content_length": "-1"}, 411),
+        ("/signals", LOG, {**AS_JSON, "content_length": str(MAX_BODY_BYTES + 1)}, 413),
+        ("/metrics", LOG, {}, 404),
+        ("/signals", b"{", AS_JSON, 400),
+        ("/signals", b'{"type": "x"}', AS_JSON, 400),
+        (
+            "/signals",
+            b'{"type": "execute-snapshot", "data": {}}',
+            AS_JSON,
+            400,
+        ),
+    ],
+)
+def test_what_is_posted_wrongly_is_refused_with_its_reason(path, body, headers, status):
+    """
+    Forms of web pages, bodies without a bound and wrong signals leave nothing.
+    """
+    desk = Desk()
+    pages = SignalPages(desk)
+    fields = {"content-length": str(len(body))}
+    fields |= {name.replace("_", "-"): text for name, text in headers.items()}
+    answer = pages.refuse(path, fields) or pages.post(body)
+
+    assert (status, []) == (answer.status, desk.left)
+    assert json.loads(answer.body)["reason"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (SignalRejectedError("this id was used"), HTTPStatus.CONFLICT),
+        (SourceUnavailableError("away"), HTTPStatus.SERVICE_UNAVAILABLE),
+    ],
+)
+def test_a_used_id_and_a_source_that_is_away_are_told(failure, status):
+    """
+    409: choose another id; 503: nothing was left, try again.
+    """
+    desk = Desk()
+    desk.failure = failure
+    told = SignalPages(desk).post(b'{"id": "s1", "type": "log"}')
+
+    assert status == told.status
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "told"),
+    [
+        ("/signals/s1", 200, {"id": "s1", "status": "completed"}),
+        ("/signals/s2", 404, None),
+        ("/snapshots", 200, [{"snapshot_id": "s1"}]),
+        ("/snapshots/s%31?x", 200, [{"snapshot_id": "s1"}]),
+        ("/snapshots/s2", 404, None),
+    ],
+)
+def test_signals_and_snapshots_are_told(path, status, told):
+    """
+    What the source's tables say is given as JSON.
+    """
+    answer = SignalPages(Desk()).get(path)
+    assert answer is not None
+    document = json.loads(answer.body)
+
+    assert (status, told or document) == (answer.status, document)
+
+
+def test_the_port_refuses_and_shows_as_the_pages_say():
+    """
+    A form of a web page gets 415, and a snapshot's page its tables.
+    """
+    desk = Desk()
+    pages = SignalPages(desk)
+    form, _ = ask(pages, "POST", "/signals", LOG, content_type="text/plain")
+    shown = ask(pages, "GET", "/snapshots/s1")
+
+    assert (415, [], (200, [{"snapshot_id": "s1"}])) == (form, desk.left, shown)
+
+
+def test_pages_are_503_while_the_source_is_away():
+    """
+    The reason and its cure are told; the port itself serves on.
+    """
+    desk = Desk()
+    desk.failure = SourceUnavailableError("no answer")
+    answer = SignalPages(desk).get("/snapshots")
+
+    assert answer is not None
+    assert (503, "no answer") == (answer.status, json.loads(answer.body)["reason"])

@@ -1,0 +1,389 @@
+"""Several readers, several tables, one view, pauses and sweeps: the driver's ways."""
+
+import pytest
+
+from towpath.relay.snapshot import effects as do
+from towpath.relay.snapshot import facts as told
+from towpath.relay.snapshot.driver import Limits, Scope, SnapshotDriver
+from towpath.relay.snapshot.pace import ChunkSize, Throttle
+from towpath.relay.snapshot.shape import Chunk, Key, KeyRange, Plan, TableShape
+from towpath.relay.snapshot.stored import BLOCKING, INITIAL, StoredTable
+from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
+from towpath.relay.wal.relation import Column, Relation
+
+SEES_ALL = XidSnapshot(1000, 1000, frozenset())
+START_LOG_LSN = 4096
+
+
+def shape(name: str) -> TableShape:
+    """Return the shape of a table of two columns; its oid is its name's letter."""
+    columns = (Column("id", 20), Column("v", 25))
+    return TableShape(Relation(ord(name), "s", name, columns, (0,)), ("bigint",))
+
+
+def table(name: str, **fields: object) -> StoredTable:
+    """Return a table of the snapshot s1 that waits to be read."""
+    return StoredTable("s1", f"s.{name}", ord(name), "queued", ord(name), **fields)
+
+
+def key(number: int) -> Key:
+    """Return the key of a row."""
+    return (b"%d" % number,)
+
+
+class Loop:
+    """The driver, what it wants done, and what it is told in answer."""
+
+    def __init__(
+        self, *tables: StoredTable, readers: int = 2, lent: tuple[str, ...] = ()
+    ) -> None:
+        self.driver = SnapshotDriver(
+            InvisibleTransactions(0),
+            scope=Scope(
+                ["s.a", "s.b"],
+                lambda: ["new"],
+                {"outbox.order": "order"},
+                lent,
+                START_LOG_LSN,
+            ),
+            run_id="run",
+            limits=Limits(ChunkSize(2), readers),
+            throttle=Throttle(10.0, max_active_sessions=3),
+        )
+        self.sequence = 0
+        self.effects: list[do.Effect] = []
+        self.tell(told.Resumed(tables))
+
+    def tell(self, fact: told.Fact) -> list[do.Effect]:
+        """Tell a fact; the loop comes round after it."""
+        self.effects = self.driver.on(fact) + self.driver.on(told.Turn(1000))
+        return self.effects
+
+    def all(self, kind: type) -> list:
+        """Return the effects of a type among the last ones."""
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    def see(self, token: str) -> None:
+        self.sequence += 1
+        self.tell(told.WatermarkSeen(token, 100 * self.sequence, self.sequence))
+
+    def begin(self) -> list[do.ReadPlan]:
+        """Bring every table to its plan."""
+        for mark in self.all(do.WriteWatermark):
+            self.see(mark.token)
+        self.tell(told.VisibilityRead(SEES_ALL))
+        return self.all(do.ReadPlan)
+
+    def plan(self, ask: do.ReadPlan, last: int, *boundaries: int) -> None:
+        name = ask.collection.removeprefix("s.")
+        cuts = tuple(map(key, boundaries))
+        plan = Plan(shape(name), key(last), 9, boundaries=cuts)
+        self.tell(told.PlanRead(ask.request_id, plan))
+
+    def read(self, ask: do.ReadChunk, *ids: int) -> None:
+        """Answer a chunk; fewer rows than were asked for are the last."""
+        rows = [(b"%d" % number, b"x") for number in ids]
+        is_last = len(ids) < ask.max_rows or bool(ask.keys)
+        chunk = Chunk(ask.shape, rows, SEES_ALL, is_last)
+        self.tell(told.ChunkRead(ask.chunk_id, chunk))
+
+
+def test_a_table_is_read_in_ranges_at_the_same_time():
+    """
+    Each range has a reader, and none reads what is another's.
+    """
+    loop = Loop(table("a"))
+    [ask] = loop.begin()
+    loop.plan(ask, 9, 5)
+    asked = [(chunk.after_key, chunk.maximum_key) for chunk in loop.all(do.ReadChunk)]
+
+    assert (2, [(None, key(5)), (key(5), key(9))]) == (ask.parts, asked)
+
+
+def test_what_is_stored_of_ranges_is_taken_up_again():
+    """
+    A range that is done is not read again; another goes on behind its last key.
+    """
+    done, half = KeyRange(key(5), key(5), True), KeyRange(key(7), key(9))
+    loop = Loop(table("a", ranges=(done, half), maximum_key=key(9), last_key=key(7)))
+    [ask] = loop.begin()
+    loop.plan(ask, 12, 3)
+    asked = [(chunk.after_key, chunk.maximum_key) for chunk in loop.all(do.ReadChunk)]
+
+    assert (1, [(key(7), key(9))]) == (ask.parts, asked)
+
+
+def test_the_last_key_tells_what_is_delivered_without_a_gap():
+    """
+    A later range that is further on does not move it over an earlier one.
+    """
+    loop = Loop(table("a"))
+    [ask] = loop.begin()
+    loop.plan(ask, 9, 5)
+    early, late = loop.all(do.ReadChunk)
+    for chunk, ids in ((late, (6, 7)), (early, (1, 2))):
+        loop.read(chunk, *ids)
+        loop.see(chunk.low_token)
+        loop.see(chunk.high_token)
+        if chunk is late:
+            loop.tell(told.Delivered(late.chunk_id))
+            [first] = loop.all(do.SaveProgress)
+    loop.tell(told.Delivered(early.chunk_id))
+    [second] = loop.all(do.SaveProgress)
+
+    assert (None, key(2), [key(2), key(7)]) == (
+        first.table.last_key,
+        second.table.last_key,
+        [one.after_key for one in second.table.ranges],
+    )
+
+
+def test_two_tables_are_read_at_the_same_time():
+    """
+    As many as there are readers; the rest wait.
+    """
+    loop = Loop(table("a"), table("b"), table("c"))
+    plans = loop.begin()
+
+    assert ["s.a", "s.b"] == [plan.collection for plan in plans]
+
+
+def test_no_more_chunks_are_under_way_than_memory_allows():
+    """
+    Two readers have at most four chunks between the question and Kafka.
+    """
+    loop = Loop(table("a"), table("b"))
+    plans = loop.begin()
+    asked = []
+    for ask in plans:
+        loop.plan(ask, 90, 50)
+        asked += loop.all(do.ReadChunk)
+    for chunk in asked:
+        loop.read(chunk, 1, 2)
+        asked += loop.all(do.ReadChunk)
+
+    assert 4 == len(asked)
+
+
+def test_tables_of_one_view_share_a_mark_and_hold_the_stream():
+    """
+    One mark is written, and from there on the stream stands still until all are read.
+    """
+    loop = Loop(*(table(name, kind=BLOCKING) for name in "abc"))
+    marks = loop.all(do.WriteWatermark)
+    held = [loop.driver.holds_stream]
+    plans = loop.begin()
+    held.append(loop.driver.holds_stream)
+    lows = set()
+    for ask in plans:
+        loop.plan(ask, 1)
+        [chunk] = loop.all(do.ReadChunk)
+        lows.add((chunk.low_token, chunk.frozen_by))
+        loop.read(chunk, 1)
+        [emitted] = loop.all(do.EmitRows)
+        lows.add(emitted.log_lsn)
+        loop.tell(told.Delivered(chunk.chunk_id))
+    held.append(loop.driver.holds_stream)
+    thawed = [effect.view for effect in loop.all(do.Thaw)]
+
+    assert (
+        1,
+        [False, True, False],
+        {(None, marks[0].token), 100},
+        [marks[0].token],
+    ) == (
+        len(marks),
+        held,
+        lows,
+        thawed,
+    )
+
+
+def test_rows_of_the_slots_own_view_stand_where_the_stream_begins():
+    """
+    No mark is needed: nothing was streamed before.
+    """
+    loop = Loop(table("a", kind=INITIAL), lent=("s1",))
+    marks = loop.all(do.WriteWatermark)
+    loop.tell(told.VisibilityRead(SEES_ALL))
+    [ask] = loop.all(do.ReadPlan)
+    loop.plan(ask, 1)
+    [chunk] = loop.all(do.ReadChunk)
+    loop.read(chunk, 1)
+    [emitted] = loop.all(do.EmitRows)
+
+    assert ([], "s1", START_LOG_LSN) == (marks, ask.frozen_by, emitted.log_lsn)
+
+
+def test_an_initial_snapshot_whose_view_is_gone_goes_on_in_chunks():
+    """
+    It does not begin anew: what is stored of it holds.
+    """
+    stored = table("a", kind=INITIAL, last_key=key(4), maximum_key=key(9))
+    loop = Loop(stored)
+    [ask] = loop.begin()
+    loop.plan(ask, 12)
+    [chunk] = loop.all(do.ReadChunk)
+
+    assert (None, key(4), key(9), False) == (
+        ask.frozen_by,
+        chunk.after_key,
+        chunk.maximum_key,
+        loop.driver.holds_stream,
+    )
+
+
+def test_a_lost_view_lets_the_stream_go_on():
+    """
+    What is left is read between watermarks, by the same SELECT.
+    """
+    loop = Loop(table("a", kind=BLOCKING, condition="select * from s.a"))
+    [ask] = loop.begin()
+    loop.plan(ask, 9)
+    [chunk] = loop.all(do.ReadChunk)
+    lost = told.ReadFailed(chunk.chunk_id, "gone", may_recover=True, has_thawed=True)
+    loop.tell(lost)
+    held = loop.driver.holds_stream
+    [again] = loop.begin()
+
+    assert (False, None, "select * from s.a") == (held, again.frozen_by, again.select)
+
+
+def answered(loop: Loop, kind: str, data: str = "{}") -> do.StoreSignal:
+    """Bring a signal to its answer and let it take effect."""
+    loop.tell(told.SignalSeen("s2", kind, data, 7))
+    loop.tell(told.VisibilityRead(SEES_ALL))
+    [answer] = loop.all(do.StoreSignal)
+    loop.tell(told.SignalStored("s2", is_new=True))
+    return answer
+
+
+def test_a_paused_table_asks_for_nothing_until_it_is_resumed():
+    """
+    It keeps its place, lets others pass, and takes notes anew when it goes on (A15).
+    """
+    loop = Loop(table("a"), readers=1)
+    [ask] = loop.begin()
+    loop.plan(ask, 9)
+    [chunk] = loop.all(do.ReadChunk)
+    loop.read(chunk, 1, 2)
+    loop.see(chunk.low_token)
+    loop.see(chunk.high_token)
+    loop.tell(told.Delivered(chunk.chunk_id))
+    answer = answered(loop, "pause-snapshot")
+    [saved] = loop.all(do.SaveProgress)
+    is_busy, recorded = loop.driver.is_busy, dict(loop.driver.recorders.tables)
+    answered(loop, "resume-snapshot")
+    [again] = loop.begin()
+    loop.plan(again, 9)
+    [chunk] = loop.all(do.ReadChunk)
+
+    assert (["paused"], "paused", key(2), False, {}, key(2)) == (
+        [one.state for one in answer.changed],
+        saved.table.state,
+        saved.table.last_key,
+        is_busy,
+        recorded,
+        chunk.after_key,
+    )
+
+
+def test_a_table_that_was_paused_before_a_restart_stays_so():
+    """
+    Only a signal lets it go on.
+    """
+    loop = Loop(table("a")._replace(state="paused"))
+
+    assert ([], False) == (loop.effects, loop.driver.is_busy)
+
+
+def test_a_sweep_ends_the_snapshot_once_the_broker_has_it():
+    """
+    Its floor is the first mark of all, also after a restart.
+    """
+    loop = Loop(table("a", sweeps=True, floor=50, maximum_key=key(9)))
+    [ask] = loop.begin()
+    loop.plan(ask, 9)
+    [chunk] = loop.all(do.ReadChunk)
+    loop.read(chunk)
+    loop.see(chunk.low_token)
+    loop.see(chunk.high_token)
+    [sweep] = loop.all(do.EmitSweep)
+    before = [save.table.state for save in loop.all(do.SaveProgress)]
+    loop.tell(told.Delivered(sweep.chunk_id))
+    after = [save.table.state for save in loop.all(do.SaveProgress)]
+
+    assert (50, False, ["completed"]) == (sweep.floor, "completed" in before, after)
+
+
+def test_a_table_too_slow_to_read_fails_with_the_reason():
+    """
+    Time-outs at the smallest chunk do not go on for ever.
+    """
+    loop = Loop(table("a"))
+    [ask] = loop.begin()
+    loop.plan(ask, 9)
+    states: list[str] = []
+    now_s = 0.0
+    while "failed" not in states and now_s < 1000:
+        for chunk in loop.all(do.ReadChunk):
+            slow = told.ReadFailed(
+                chunk.chunk_id, "timeout", may_recover=True, has_timed_out=True
+            )
+            loop.tell(slow)
+            states += [save.table.state for save in loop.all(do.SaveProgress)]
+        now_s += 20
+        loop.tell(told.Tick(now_s))
+
+    assert "failed" == states[-1]
+
+
+@pytest.mark.parametrize(
+    ("hindrance", "end"),
+    [
+        (told.Tick(1.0, lag_s=11.0), told.Tick(2.0, lag_s=0.1)),
+        (told.LoadRead(4), told.LoadRead(2)),
+    ],
+)
+def test_reading_yields_to_the_stream_and_to_the_source(
+    hindrance: told.Fact, end: told.Fact
+):
+    """
+    While the stream is behind, or others are at work, no chunk is asked for.
+    """
+    loop = Loop(table("a"))
+    [ask] = loop.begin()
+    loop.tell(hindrance)
+    loop.plan(ask, 9)
+    while_hindered = loop.all(do.ReadChunk)
+    loop.tell(end)
+
+    assert (0, 1) == (len(while_hindered), len(loop.all(do.ReadChunk)))
+
+
+def test_the_source_is_asked_how_busy_it_is_while_a_table_is_read():
+    """
+    Once a second, and not at all when there is nothing to read.
+    """
+    loop = Loop(table("a"))
+    asked = [bool(loop.all(do.ProbeLoad))]
+    for now_s in (0.0, 0.5, 1.5):
+        loop.tell(told.Tick(now_s))
+        asked.append(bool(loop.all(do.ProbeLoad)))
+    idle = Loop()
+    idle.tell(told.Tick(9.0))
+
+    assert ([True, False, False, True], []) == (asked, idle.all(do.ProbeLoad))
+
+
+def test_an_aggregate_view_is_told_of_its_events():
+    """
+    Its recorder is found by the aggregate type.
+    """
+    view = StoredTable("s1", "outbox.order", 0, "queued", 7)
+    loop = Loop(view)
+
+    assert (["order"], []) == (
+        list(loop.driver.recorders.aggregates),
+        list(loop.driver.recorders.tables),
+    )

@@ -1,0 +1,85 @@
+"""Which of a table's unique indexes tells its rows apart."""
+
+from typing import Any
+
+import pytest
+
+from towpath.relay.postgres.table_keys import (
+    Identity,
+    UniqueIndex,
+    chosen_key,
+    identity_key,
+)
+
+
+def index(name: str, *columns: str | None, **told: Any) -> UniqueIndex:
+    """Describe an index; without more words it is one that will do."""
+    facts: dict[str, Any] = {
+        "is_primary": name == "pkey",
+        "is_identity": False,
+        "is_immediate": True,
+        "is_valid": True,
+        "is_partial": False,
+        "nullable": [],
+    }
+    return UniqueIndex(1, name, list(columns), **facts | told)
+
+
+PKEY, OTHER = index("pkey", "b", "a"), index("other", "c")
+
+
+@pytest.mark.parametrize(
+    ("indexes", "identity", "key"),
+    [
+        ([PKEY, OTHER], Identity("t", "d", ["a", "b"]), "pkey"),
+        ([PKEY, OTHER], Identity("t", "f", None), "pkey"),
+        ([OTHER, PKEY], Identity("t", "i", ["a", "b"]), "pkey"),
+        ([OTHER], Identity("t", "i", ["c"]), "other"),
+        ([index("x", "d", nullable=["d"]), OTHER], Identity("t", "f", None), "other"),
+        ([OTHER], Identity("t", "d", None), "other"),
+    ],
+)
+def test_the_key_is_the_one_that_the_stream_tells(indexes, identity, key):
+    """
+    Where it tells none, the first that will do is taken.
+    """
+    found = identity_key(indexes, [identity])
+
+    assert isinstance(found, UniqueIndex)
+    assert key == found.name
+
+
+@pytest.mark.parametrize(
+    ("indexes", "identities", "reason"),
+    [
+        ([], [Identity("t", "f", None)], "no primary key and no unique index"),
+        ([index("x", None)], [Identity("t", "f", None)], "made of expressions"),
+        ([index("x", "a", is_valid=False)], [Identity("t", "f", None)], "not valid"),
+        ([PKEY, OTHER], [Identity("t", "i", ["c"])], "not its primary key"),
+        ([PKEY], [Identity("t", "n", None)], "is nothing"),
+        (
+            [PKEY],
+            [Identity("t", "d", ["a", "b"]), Identity("t1", "i", ["c"])],
+            "of t1 is not its primary key",
+        ),
+    ],
+)
+def test_a_key_that_the_stream_does_not_tell_is_none(indexes, identities, reason):
+    """
+    Changes would touch no row of a chunk: the reason is said instead.
+    """
+    found = identity_key(indexes, identities)
+
+    assert isinstance(found, str)
+    assert reason in found
+
+
+def test_a_chosen_key_is_found_by_its_columns_in_any_order():
+    """
+    It is read in the order of its index, and one that will do is enough.
+    """
+    flawed = index("flawed", "a", "b", is_partial=True)
+
+    assert PKEY == chosen_key([flawed, PKEY], ["a", "b"])
+    assert "of flawed, it is partial" in str(chosen_key([flawed], ["a", "b"]))
+    assert "no unique index of just these" in str(chosen_key([PKEY], ["a"]))

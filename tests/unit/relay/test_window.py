@@ -1,0 +1,133 @@
+"""A chunk between its watermarks: what becomes of its rows, part by part."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from towpath.relay.snapshot.facts import WatermarkSeen
+from towpath.relay.snapshot.shape import Chunk, Row, TableShape
+from towpath.relay.snapshot.touches import Notes, Touches
+from towpath.relay.snapshot.visibility import XidSnapshot
+from towpath.relay.snapshot.window import PART_BYTES, Window
+from towpath.relay.wal.relation import Column, Relation
+
+LOW = WatermarkSeen("low", 100, 10)
+HIGH = WatermarkSeen("high", 120, 20)
+# Sees everything up to 104.
+SNAPSHOT = XidSnapshot(105, 105, frozenset())
+COLUMNS = (Column("a", 20), Column("b", 25), Column("c", 25))
+ROWS = ((b"1", b"x", None), (b"2", b"y", b"r"), (b"3", b"z", b"s"))
+
+
+def shape(key: tuple[int, ...] = (0,), order: tuple[int, ...] = ()) -> TableShape:
+    """Make a table's shape."""
+    return TableShape(Relation(1, "s", "t", COLUMNS, key), ("bigint",), order=order)
+
+
+def window(
+    rows: Sequence[Row] = ROWS, table: TableShape | None = None, widest_bytes: int = 0
+) -> Window:
+    """Make a window that is ready to be judged."""
+    made = Window(5, "low", "high")
+    made.see(LOW)
+    made.see(HIGH)
+    made.chunk = Chunk(
+        table or shape(), rows, SNAPSHOT, is_last=True, widest_bytes=widest_bytes
+    )
+    return made
+
+
+def recording() -> tuple[Touches, Notes]:
+    """Make touches, and notes that are taken of them."""
+    touches, notes = Touches(), Notes()
+    touches.notes.append(notes)
+    notes.begin()
+    return touches, notes
+
+
+def test_only_rows_that_were_touched_since_are_dropped():
+    """
+    A touch that the chunk has seen, before its low watermark, drops nothing.
+    """
+    touches, notes = recording()
+    touches.touch((b"1",), 101, 9)
+    touches.touch((b"2",), 101, 11, partial=True)
+    verdict = window().judge(notes, 10)
+
+    assert ([ROWS[0], ROWS[2]], 3, 1, [(b"2",)], (b"3",), True) == (
+        list(verdict.rows),
+        verdict.judged,
+        verdict.dropped,
+        verdict.incomplete,
+        verdict.last_key,
+        verdict.is_last,
+    )
+
+
+@pytest.mark.parametrize(("key", "dropped"), [((0,), 1), ((1, 0), 1), ((), 3)])
+def test_keys_are_those_that_the_stream_tells(key: tuple[int, ...], dropped: int):
+    """
+    Composite ones in key order; rows of a table without one share the empty key.
+    """
+    touches, notes = recording()
+    touches.touch(tuple(ROWS[1][place] or b"" for place in key), 200, 11)
+
+    assert dropped == window(table=shape(key)).judge(notes, 10).dropped
+
+
+def test_a_truncate_drops_every_row_of_the_part():
+    """
+    It touches every key, also those that nothing else has touched.
+    """
+    touches, notes = recording()
+    touches.touch_all(200, 11)
+    verdict = window().judge(notes, 2)
+
+    assert ([], 2, 2, False) == (
+        list(verdict.rows),
+        verdict.judged,
+        verdict.dropped,
+        verdict.is_last,
+    )
+
+
+def test_the_last_key_is_of_the_order_in_which_rows_are_read():
+    """
+    With a chosen key it is another than the one that touches are about.
+    """
+    touches, notes = recording()
+    touches.touch((b"3",), 200, 11)
+    verdict = window(table=shape(order=(1, 0))).judge(notes, 10)
+
+    assert ((b"z", b"3"), 1) == (verdict.last_key, verdict.dropped)
+
+
+def test_a_touch_between_two_parts_drops_its_row_from_the_rest():
+    """
+    Each row is judged by all that the stream has brought until then.
+    """
+    touches, notes = recording()
+    made = window()
+    first = made.judge(notes, 1)
+    touches.touch((b"3",), 200, 21)
+    second = made.judge(notes, 10)
+
+    assert ([ROWS[0]], [ROWS[1]]) == (list(first.rows), list(second.rows))
+
+
+def test_long_rows_make_short_parts():
+    """
+    Live changes do not wait behind many megabytes; nothing follows in that turn.
+    """
+    long = b"x" * (PART_BYTES // 2)
+    rows = [(b"%d" % number, long, None) for number in range(3)]
+    rows += [(b"3", long * 3, None), (b"4", b"", None), (b"5", b"", None)]
+    made = window(rows, widest_bytes=len(long) * 3)
+    _, notes = recording()
+    parts = []
+    while not parts or not parts[-1].is_last:
+        parts.append(made.judge(notes, 64))
+
+    assert [([b"0", b"1"], 64), ([b"2", b"3"], 64), ([b"4", b"5"], 2)] == [
+        ([row[0] for row in part.rows], part.judged) for part in parts
+    ]

@@ -1,0 +1,132 @@
+"""Names and expressions of ``[[source]] tables``, and what they take."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings import Capture, Settings, read
+
+WRITTEN: dict[str, Any] = {
+    "version": 1,
+    "source": [{"dsn": "x"}],
+    "kafka": {"bootstrap_servers": "h:1"},
+    "registry": {"url": "http://x"},
+}
+
+
+def settings_of(**sections: dict[str, Any]) -> Settings:
+    """Read a file with more in its sections."""
+    source = {**WRITTEN["source"][0], **sections.pop("source", {})}
+    return read({**WRITTEN, "source": [source], **sections}, {}, Path("/"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "table", "is_taken"),
+    [
+        ("s.a", "s.a", True),
+        ("s.a", "sxa", False),
+        ("s.a$b", "s.a$b", True),
+        (r"s\.a", "s.a", True),
+        (r"s\.a.*", "s.abc", True),
+        (r"s\.a", "s.ab", False),
+        (r"s\.(?<name>a|b)", "s.b", True),
+        ("^s.a$", "s.a", True),
+        (r"(?i)s\.A", "S.a", True),
+        (".*", "pg_catalog.pg_class", False),
+        (".*", "information_schema.tables", False),
+        (".*", "towpath.signal", False),
+        (".*", "towpath_2.signal", True),
+        (".*", "shop.outbox", False),
+        (".*", "s.leftx", False),
+        (".*", "s.exact", False),
+    ],
+)
+def test_an_entry_takes_whole_names(entry: str, table: str, *, is_taken: bool):
+    """
+    Names take themselves; expressions take what they match whole, and what is theirs.
+    """
+    capture = Capture((entry,), (r".*\.left.*", "s.exact"), frozenset({"shop.outbox"}))
+
+    assert is_taken == capture.takes(table)
+
+
+def test_names_come_first_and_each_table_once():
+    """
+    Named tables keep their order, whether they exist or not; the others follow by name.
+    """
+    capture = Capture(("s.z", r"s\..*", "t.none"))
+
+    assert ("s.z", "t.none", "s.a", "s.b") == capture.chosen(
+        ["s.b", "s.z", "s.a", "u.c", "s.a"]
+    )
+
+
+def test_the_outbox_and_the_signal_table_are_apart():
+    """
+    An expression never takes what has a use of its own.
+    """
+    settings = settings_of(
+        source={"tables": [".*"]},
+        relay={
+            "outbox": {"table": "shop.events"},
+            "snapshot": {"signal_table": "shop.asks"},
+        },
+    )
+    taken = [settings.capture.takes(f"shop.{name}") for name in ("events", "asks", "a")]
+
+    assert [False, False, True] == taken
+
+
+@pytest.mark.parametrize(
+    ("sections", "mistake"),
+    [
+        (
+            {"source": {"tables": ["s.(a"]}},
+            "source.0.tables.0: not a regular expression: missing )",
+        ),
+        ({"source": {"tables": ["orders"]}}, "source.0.tables.0: must be schema.table"),
+        (
+            {"source": {"tables": ["s.a"], "exclude_tables": [r"s\..*"]}},
+            r"source.exclude_tables: s\..* is s.a, which source.tables names",
+        ),
+        (
+            {
+                "source": {"tables": [r"s\..*"]},
+                "relay": {"rows": {"key_columns": {"t.a": ["id"]}}},
+            },
+            "relay.rows.key_columns.t.a: not one of source.tables",
+        ),
+        (
+            {
+                "source": {"tables": ["s.a"]},
+                "relay": {
+                    "snapshot": {"select": [{"table": "s.b", "select": "select 1"}]}
+                },
+            },
+            "relay.snapshot.select: s.b: not one of source.tables",
+        ),
+        (
+            {
+                "source": {"tables": ["s.a"]},
+                "relay": {
+                    "snapshot": {"select": [{"table": "s.a", "select": "select 1"}] * 2}
+                },
+            },
+            "relay.snapshot.select: s.a is given more than once",
+        ),
+        (
+            {"relay": {"on_gap": "halt", "snapshot": {"mode": "when_needed"}}},
+            'relay.on_gap: "halt" stops where relay.snapshot.mode = "when_needed"',
+        ),
+    ],
+)
+def test_contradictions_are_told(sections: dict[str, Any], mistake: str):
+    """
+    What an entry cannot mean, or two keys cannot both mean, is one sentence.
+    """
+    with pytest.raises(ConfigurationError) as refused:
+        settings_of(**sections)
+
+    assert [mistake] == [each[: len(mistake)] for each in refused.value.mistakes]

@@ -1,0 +1,91 @@
+"""What declared aggregate views must agree on."""
+
+from pathlib import Path
+
+import pytest
+
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings import load
+
+FILE = """
+version = 1
+[[source]]
+dsn = "postgresql:///x"
+tables = {tables}
+[kafka]
+bootstrap_servers = "localhost:9092"
+[registry]
+url = "http://localhost:1"
+[relay.outbox]
+{options}
+[[relay.outbox.view]]
+aggregate_type = "{name}"
+view = "s.state"
+{more}
+"""
+AGAIN = """
+[[relay.outbox.view]]
+aggregate_type = "order"
+view = "s.other"
+"""
+
+
+def mistakes(folder: Path, **parts: str) -> str:
+    """Return what a file with a view has wrong."""
+    path = folder / "towpath.toml"
+    told = {"tables": "[]", "options": "", "name": "order", "more": ""}
+    path.write_text(FILE.format(**told | parts), encoding="utf-8")
+    with pytest.raises(ConfigurationError) as refused:
+        load(path, {})
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"more": AGAIN}, "order is declared more than once"),
+        ({"tables": '["s.state"]'}, "s.state is one of source.tables"),
+        ({"tables": '["outbox.order"]'}, "outbox.order is what signals call"),
+        ({"options": 'table = "s.state"'}, "s.state is the outbox"),
+        ({"options": 'route_by = "tenant"'}, "route_by: tenant is no column of a view"),
+        ({"options": 'placements = ["p:partition"]'}, "p:partition asks for what no"),
+        ({"name": "an order"}, "an order makes no topic name"),
+    ],
+)
+def test_what_a_view_contradicts_is_a_mistake(tmp_path: Path, parts: dict, told: str):
+    """
+    Each is told with its cure, before anything starts.
+    """
+    assert told in mistakes(tmp_path, **parts)
+
+
+def test_all_mistakes_of_views_are_told_at_once(tmp_path: Path):
+    """
+    Nobody starts three times to learn of three mistakes.
+    """
+    found = mistakes(
+        tmp_path,
+        more=AGAIN,
+        tables='["s.state", "outbox.order"]',
+        options='route_by = "tenant"\nplacements = ["p:partition"]',
+    )
+
+    for told in ("more than once", "source.tables", "signals call", "tenant", "asks"):
+        assert told in found
+
+
+def test_routing_by_the_aggregate_type_is_no_mistake(tmp_path: Path):
+    """
+    Under its own name too, and with a rewritten value.
+    """
+    path = tmp_path / "towpath.toml"
+    options = (
+        'route_by = "kind"\nroute_regex = "an (.*)"\nroute_replacement = "$1"\n'
+        'columns = { aggregate_type = "kind" }'
+    )
+    text = FILE.format(tables="[]", options=options, name="an order", more="")
+    path.write_text(text, encoding="utf-8")
+
+    [view] = load(path, {}).relay.outbox.view
+
+    assert "outbox.an order" == view.collection

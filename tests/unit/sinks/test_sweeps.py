@@ -1,0 +1,99 @@
+"""A sweep counts once every partition has told it, whatever happens in between."""
+
+import pytest
+
+from towpath.sinks.change import Floor, Origin
+from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.jobs.sweeps import Sweeps
+
+TOPIC = "towpath.shop.orders"
+
+
+class Cluster:
+    """Topics of three partitions; ``is_away`` is a broker that does not answer."""
+
+    is_away = False
+
+    def names(self):
+        return [TOPIC]
+
+    def end_offsets(self, names):
+        if self.is_away:
+            message = "no broker"
+            raise BrokerUnavailableError(message)
+        return {name: dict.fromkeys("012", 7) for name in names}
+
+
+def told(partition, *, number=1, topic=TOPIC, route="orders"):
+    """Make the floor that a partition tells."""
+    position = f"{number:016x}.-"
+    return Floor(route, position, needs_all=True, origin=Origin(topic, partition, 0))
+
+
+@pytest.fixture
+def cluster():
+    """Lend a broker."""
+    return Cluster()
+
+
+@pytest.fixture
+def open_sweeps(tmp_path, cluster):
+    """Give a function that opens the sink's sweeps, as a start of the driver does."""
+    return lambda: Sweeps(tmp_path, "cache", cluster)
+
+
+def test_a_sweep_waits_for_the_last_partition(open_sweeps):
+    """Until then rows may come that it must spare."""
+    sweeps = open_sweeps()
+
+    assert () == sweeps.counting([told(0), told(0)])
+    assert () == sweeps.counting([told(2)])
+    assert (told(1),) == sweeps.counting([told(1)])
+
+
+def test_what_was_told_survives_a_restart(open_sweeps):
+    """A driver that begins anew knows the partitions that it has passed."""
+    open_sweeps().counting([told(0), told(2)])
+
+    assert (told(1),) == open_sweeps().counting([told(1)])
+
+
+def test_a_batch_that_comes_again_tells_the_same(open_sweeps):
+    """A crash before the batch was written must not lose the floor."""
+    open_sweeps().counting([told(0), told(2)])
+    open_sweeps().counting([told(1)])
+
+    assert (told(1),) == open_sweeps().counting([told(1)])
+
+
+def test_sweeps_do_not_help_each_other(open_sweeps):
+    """Other floors, routes and topics are other sweeps."""
+    sweeps = open_sweeps()
+    sweeps.counting([told(0), told(1)])
+    others = [
+        told(2, number=2),
+        told(2, route="customers"),
+        told(2, topic=f"{TOPIC}.backfill.cache"),
+    ]
+
+    assert () == sweeps.counting(others)
+    assert (told(2),) == sweeps.counting([told(2)])
+
+
+def test_a_truncation_does_not_wait(open_sweeps):
+    """It counts at once, also beside a sweep that waits."""
+    truncation = told(0)._replace(needs_all=False)
+
+    assert (truncation,) == open_sweeps().counting([truncation, told(1)])
+
+
+def test_without_the_broker_nothing_counts_and_nothing_is_lost(open_sweeps, cluster):
+    """How many partitions there are is not guessed; the batch comes again."""
+    cluster.is_away = True
+    with pytest.raises(BrokerUnavailableError):
+        open_sweeps().counting([told(0), told(1), told(2)])
+    cluster.is_away = False
+
+    assert [told(0), told(1), told(2)] == list(
+        open_sweeps().counting([told(0), told(1), told(2)])
+    )

@@ -1,0 +1,97 @@
+"""Documents as JSON values: what counts as a difference, and where it is."""
+
+from decimal import Decimal
+
+import pytest
+
+from towpath.sinks.ports import StoredRow
+from towpath.sinks.verify.compare import Difference, Kind, differences
+from towpath.sinks.verify.documents import canonical_document, parsed
+from towpath.sinks.verify.forms import DocumentForm
+from towpath.sinks.verify.shelf import Shelf
+
+POSITION = "0000000000000008.0000000000"
+
+
+def compared(source, sink):
+    """Compare one document of the source with what the sink holds of it."""
+    form = DocumentForm()
+    with Shelf() as shelf:
+        shelf.put([form.held(StoredRow("7", parsed(sink), POSITION, is_deleted=False))])
+        rows = [form.source_rows([["7", source]])]
+        return list(form.told(differences(form.columns, rows, shelf)))
+
+
+@pytest.mark.parametrize(
+    ("source", "sink"),
+    [
+        ('{"a": 1, "b": 2}', '{ "b":2,"a":1 }'),
+        ('{"a": 12.50}', '{"a": 1.25e1}'),
+        ('{"a": 5}', '{"a": 5.0}'),
+        ('{"a": -0.0}', '{"a": 0}'),
+        ('{"a": 1e400000}', '{"a": 10e399999}'),
+        ('{"a": "\\u00e9"}', '{"a": "é"}'),
+        ('{"a": [{"b": null}, []]}', '{"a": [{"b": null}, []]}'),
+        (f'{{"a": {2**80}}}', f'{{"a": {2**80}}}'),
+    ],
+)
+def test_equal_values_are_equal_however_they_are_written(source, sink):
+    """Order of names, blanks, escapes and the form of a number say nothing."""
+    assert [] == compared(source, sink)
+
+
+@pytest.mark.parametrize(
+    ("source", "sink", "found"),
+    [
+        ('{"a": 1}', '{"a": 2}', ("a", "1", "2")),
+        ('{"a": 1}', '{"a": "1"}', ("a", "1", '"1"')),
+        ('{"a": 1}', '{"a": true}', ("a", "1", "true")),
+        ('{"a": 0}', '{"a": false}', ("a", "0", "false")),
+        ('{"a": null}', '{"b": 1, "a": null}', ("b", None, "1")),
+        ('{"a": null, "b": 1}', '{"b": 1}', ("a", "null", None)),
+        ('{"a": []}', '{"a": {}}', ("a", "[]", "{}")),
+        (
+            '{"lines": [{"n": 1, "q": 2}, {"n": 2, "q": 2}]}',
+            '{"lines": [{"n": 1, "q": 2}, {"n": 2, "q": 3}]}',
+            ("lines[1].q", "2", "3"),
+        ),
+        (
+            f'{{"a": {2**80}}}',
+            f'{{"a": {2**80 + 1}}}',
+            ("a", *map(str, (2**80, 2**80 + 1))),
+        ),
+        (
+            '{"a": 0.10000000000000000001}',
+            '{"a": 0.1}',
+            ("a", "0.10000000000000000001", "0.1"),
+        ),
+    ],
+)
+def test_a_differing_value_is_named_by_its_path(source, sink, found):
+    """Only what differs is told, with both values and every digit."""
+    assert [Difference(Kind.CHANGED, "7", *found)] == compared(source, sink)
+
+
+def test_several_differences_of_a_document_are_each_told():
+    """A line more and another status are as many differences as values."""
+    found = compared('{"s": "a", "l": [1]}', '{"s": "b", "l": [1, 2]}')
+
+    assert ["l[1]", "s"] == [difference.column for difference in found]
+
+
+def test_other_differences_are_told_as_they_are():
+    """A missing document, or one too many, has no values; without a payload is none."""
+    form = DocumentForm()
+    with Shelf() as shelf:
+        shelf.put([form.held(StoredRow("8", {"a": 1}, POSITION, is_deleted=False))])
+        rows = [form.source_rows([["7", '{"a": 1}'], ["9", None]])]
+        found = list(form.told(differences(form.columns, rows, shelf)))
+
+    assert [Difference(Kind.MISSING, "7"), Difference(Kind.EXTRA, "8")] == found
+
+
+def test_a_number_has_one_text():
+    """Very large and very small numbers are not written out in zeros."""
+    texts = [canonical_document(Decimal(text)) for text in ("1e50", "10e49", "2.50")]
+
+    assert ["1E+50", "1E+50", "2.5"] == texts

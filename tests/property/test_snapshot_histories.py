@@ -110,7 +110,7 @@ class World:
         self.max_touches = self.random.choice([3, 8, 1000])
         self.batch_keys = self.random.choice([1, 2, 1000])
         self.slow = self.random.choice([0, 0.1, 0.4])
-        self.readers = self.random.choice([1, 1, 2, 3])
+        self.readers = self.random.choice([1, 2, 3, 3])
         self.is_blocking = self.random.random() < 0.3
         self.sweeps = self.random.random() < 0.3
         self.early_maximum = False

@@ -224,6 +224,7 @@ class Attempt:
             publication=settings.database.publication,
             readers=wanted.readers,
             watermarks=wanted.watermarks,
+            max_chunk_bytes=wanted.chunk_bytes,
             views=settings.relay.outbox.view,
         )
         closing.callback(worker.close)

@@ -31,7 +31,7 @@ What can go wrong in the relay, and what its loop does about it.
         ├── ParkedOverflowError      more aggregates are parked than are kept in mind
         ├── TopicTruncatedError      a topic ends below what it had
         ├── PartitionCountChangedError  keys would stand elsewhere than before
-        ├── FirstSnapshotFailedError  a table of the snapshot taken at first start failed
+        ├── FirstSnapshotFailedError  a table of the first snapshot failed
         ├── StateLostError           state and slot do not belong together
         └── HistoryChangedError      the source's history is not the one we followed
 """

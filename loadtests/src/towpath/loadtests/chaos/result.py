@@ -53,8 +53,8 @@ class Result:
         verdict = "equal" if self.is_equal else f"{len(self.findings)} findings"
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
         return (
-            f"seed {self.options.seed} ({settings}): {verdict} after {self.rounds} rounds in"
-            f" {self.elapsed_s:.0f} s; {self.reads:,} READ rows and"
+            f"seed {self.options.seed} ({settings}): {verdict} after"
+            f" {self.rounds} rounds in {self.elapsed_s:.0f} s; {self.reads:,} READ rows and"
             f" {self.streamed:,} changes delivered, {total(self.written):,}"
             f" transactions, {total(self.shaped)} alterations,"
             f" {self.killed.total()} kills, {_told(self.asked)} signals"

@@ -41,8 +41,12 @@ from towpath.settings import OnUpdate, Settings
 
 _LOG = structlog.get_logger("towpath.relay.guardian")
 
-# Bounds of what it asks: a lock on the heartbeat row, or a slow query, ends a turn.
-_BOUNDS: Final = b"set statement_timeout = '20s'; set lock_timeout = '5s'"
+# Bounds of what it asks: a lock on the heartbeat row, or a slow query, ends a turn. A
+# beat that waits for a standby that is away would be streamed and seen by nobody.
+_BOUNDS: Final = (
+    b"set statement_timeout = '20s'; set lock_timeout = '5s';"
+    b"set synchronous_commit = local"
+)
 _CLOSE_TIMEOUT_S: Final = 5.0
 
 

@@ -14,7 +14,7 @@ from towpath.deploy.cli import app as root
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 ROWS = 1_000
-SLOWLY = ("--max-rows-per-second", "200")
+SLOWLY = ("--max-rows-per-second", "100")
 
 
 class Command:

@@ -100,6 +100,21 @@ def test_a_truncate_empties_what_stands_below():
     assert {"older": 1} == topic.fold.wrong
 
 
+def test_a_sweep_takes_what_stands_below_its_floor():
+    """
+    A row that was read or changed since the floor stays.
+    """
+    topic = Topic()
+    topic.say(10, "c", row(1))
+    value = json.dumps({"op": "m", "after": None}).encode()
+    headers = [("position", at(40, None)), ("snapshot", b"s1")]
+    topic.fold.take(0, None, value, [*headers, ("sweep", at(10, None))])
+    kept = topic.rows()
+    topic.fold.take(0, None, value, [*headers, ("sweep", at(20, None))])
+
+    assert ([row(1)], []) == (kept, topic.rows())
+
+
 def test_reads_are_not_judged_by_reads():
     """
     Of two snapshots beside each other the newer mark wins, and neither is wrong.

@@ -3,7 +3,8 @@
 import json as json_text
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
@@ -68,10 +69,11 @@ def start(
     if not json:
         print(chosen, flush=True)
     answer = Answer(None, {})
-    if answer_within > 0:
-        answer = wait_answer(dsn, chosen, SystemClock(), answer_within)
-    if wait and answer.is_good:
-        return _follow(dsn, chosen, as_json=json)
+    with _leaving(chosen):
+        if answer_within > 0:
+            answer = wait_answer(dsn, chosen, SystemClock(), answer_within)
+        if wait and answer.is_good:
+            return _follow(dsn, chosen, as_json=json)
     return _tell(chosen, answer, as_json=json)
 
 
@@ -114,7 +116,8 @@ def show(
     """
     dsn = _settings(config).database.dsn
     if follow:
-        return _follow(dsn, snapshot_id, as_json=json)
+        with _leaving(snapshot_id):
+            return _follow(dsn, snapshot_id, as_json=json)
     rows = signals.progress(dsn, snapshot_id)
     if rows:
         return _show(rows, as_json=json)
@@ -187,22 +190,28 @@ def _change(
 
 
 def _follow(dsn: str, snapshot_id: str, *, as_json: bool) -> int:
-    """Watch a snapshot to its end; whoever stops watching leaves it running."""
+    """Watch a snapshot to its end."""
     clock = SystemClock()
+    if as_json:
+        answer = watch(dsn, snapshot_id, clock, lambda _: None)
+    else:
+        with open_bars(Console(stderr=True)) as bars:
+            answer = watch(dsn, snapshot_id, clock, bars.show)
+    return _tell(snapshot_id, answer, as_json=as_json, is_asked=True)
+
+
+@contextmanager
+def _leaving(snapshot_id: str) -> Iterator[None]:
+    """Say that a snapshot goes on when whoever watches it leaves."""
     try:
-        if as_json:
-            answer = watch(dsn, snapshot_id, clock, lambda _: None)
-        else:
-            with open_bars(Console(stderr=True)) as bars:
-                answer = watch(dsn, snapshot_id, clock, bars.show)
+        yield
     except KeyboardInterrupt:
         print(
             f"snapshot {snapshot_id} goes on: towpath snapshot show {snapshot_id} "
             f"--follow, or towpath snapshot stop {snapshot_id}",
             file=sys.stderr,
         )
-        return _INTERRUPTED
-    return _tell(snapshot_id, answer, as_json=as_json, is_asked=True)
+        sys.exit(_INTERRUPTED)
 
 
 def _tell(

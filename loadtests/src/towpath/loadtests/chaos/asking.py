@@ -109,6 +109,26 @@ class Asker(Actor):
         """Ask for rows that only one sink gets."""
         self._ask(session, [TARGETED.collection], target=SINK)
 
+    def filtered(self, session: Session) -> None:
+        """Ask for some rows of a table."""
+        name = self.random.choice(TABLES).collection
+        condition = {"data-collection": name, "filter": "nr % 3 = 0 or note = 'old'"}
+        self._ask(session, [name], additional_conditions=[condition])
+
+    def by_number(self, session: Session) -> None:
+        """Ask for a table in the order of another unique column."""
+        table = self.random.choice([t for t in TABLES if not t.is_partitioned])
+        self._ask(session, [table.collection], surrogate_key="nr")
+
+    def blocking(self, session: Session) -> None:
+        """Ask for tables in one view of the database."""
+        some = self.random.sample(TABLES, 2)
+        self._ask(session, [table.collection for table in some], type="blocking")
+
+    def sweep(self, session: Session) -> None:
+        """Ask for a table, and that whatever it has no more is deleted."""
+        self._ask(session, [self.random.choice(TABLES).collection], sweep=True)
+
     def stop_some(self, session: Session) -> None:
         """Stop a table, or all."""
         chosen = self.random.choice([[], [self.random.choice(TABLES).collection]])
@@ -138,6 +158,10 @@ _KINDS: Final[Mapping[str, tuple[int, _Kind]]] = MappingProxyType(
         "slow": (20, Asker.slow),
         "keys": (20, Asker.keys),
         "target": (10, Asker.target),
+        "filtered": (8, Asker.filtered),
+        "by number": (6, Asker.by_number),
+        "blocking": (8, Asker.blocking),
+        "sweep": (8, Asker.sweep),
         "stop": (5, Asker.stop_some),
         "pause": (5, Asker.pause),
     }

@@ -31,6 +31,7 @@ Headers = Iterable[tuple[str, bytes | None]]
 POSITION: Final = "position"
 SNAPSHOT: Final = "snapshot"
 UNCHANGED: Final = "unchanged"
+SWEEP: Final = "sweep"
 
 # What a position is without the number of a further record of the same change.
 _PLAIN: Final = 27
@@ -128,16 +129,24 @@ class Fold:
         if value is None:
             return
         envelope = json.loads(value)
-        operation = envelope["op"]
-        if operation == "t":
-            self._truncate(part, place)
-        elif key is not None and SNAPSHOT in told:
+        self.counts[envelope["op"]] += 1
+        if key is None:
+            self._take_of_all(part, place, told.get(SWEEP), envelope["op"])
+        elif SNAPSHOT in told:
             self._read(part, key, place, envelope["after"])
-        elif key is not None:
+        else:
             left_out = told.get(UNCHANGED)
             missing = frozenset(json.loads(left_out) if left_out else ())
             self._change(part, key, place[:_PLAIN], envelope["after"], missing)
-        self.counts[operation] += 1
+
+    def _take_of_all(
+        self, part: _Partition, place: bytes, floor: bytes | None, operation: str
+    ) -> None:
+        """Take in what is about all keys."""
+        if operation == "t":
+            self._truncate(part, place)
+        elif floor is not None:
+            self._sweep(part, place, floor)
 
     def _check_order(self, part: _Partition, key: bytes | None, place: bytes) -> None:
         if place <= part.newest and self._is_ordered:
@@ -150,6 +159,13 @@ class Fold:
             if known.position < place:
                 known.position = known.event = place
                 known.row, known.missing, known.is_gone = None, frozenset(), True
+
+    def _sweep(self, part: _Partition, place: bytes, floor: bytes) -> None:
+        """Take away what stands below the floor: the table has it no more."""
+        for known in part.keys.values():
+            if known.position < floor:
+                known.position, known.row = place, None
+                known.missing = frozenset()
 
     def _change(
         self,

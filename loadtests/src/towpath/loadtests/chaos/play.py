@@ -218,9 +218,19 @@ class _Play:
         self._screen.show(
             f"{doing} · {elapsed_s:,.0f} s · {reads:,} READ rows,"
             f" {reads / max(elapsed_s, 1):,.0f}/s ·"
-            f" {sum(total(a.counts) for a in self._actors):,} steps ·"
-            f" {self._relay.kills} relays killed · {wrong} wrong"
+            f" {self._steps(Writer):,} transactions · {self._steps(Shaper)} alterations"
+            f" · {self._steps(Killer)} kills · {wrong} wrong"
         )
+
+    def _steps(self, kind: type[Actor]) -> int:
+        """Count what actors of a kind have done in this run."""
+        before = {
+            Writer: self._result.written,
+            Shaper: self._result.shaped,
+            Killer: self._result.killed,
+        }
+        now = [actor.counts for actor in self._actors if isinstance(actor, kind)]
+        return sum(map(total, (before[kind], *now)))
 
     def _count(
         self,

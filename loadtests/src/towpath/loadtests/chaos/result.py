@@ -54,8 +54,8 @@ class Result:
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
         return (
             f"seed {self.options.seed} ({settings}): {verdict} after"
-            f" {self.rounds} rounds in {self.elapsed_s:.0f} s; {self.reads:,} READ rows and"
-            f" {self.streamed:,} changes delivered, {total(self.written):,}"
+            f" {self.rounds} rounds in {self.elapsed_s:.0f} s; {self.reads:,} READ rows"
+            f" and {self.streamed:,} changes delivered, {total(self.written):,}"
             f" transactions, {total(self.shaped)} alterations,"
             f" {self.killed.total()} kills, {_told(self.asked)} signals"
         )

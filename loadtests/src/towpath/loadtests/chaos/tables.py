@@ -90,10 +90,9 @@ create table {t} ({columns}, v bigint not null default nextval('chaos.v'),
   nr int not null, note text, n int, tag varchar(20), large text,
   primary key ({key})) {partitions}
 """
-_FINISH: Final = """
-create index on {t} (nr);
-alter table {t} alter large set storage external
-"""
+_FINISH: Final = "alter table {t} alter large set storage external"
+# Not of partitions: the column would have to be a part of their key.
+_INDEX: Final = "create {unique} index on {t} (nr)"
 FILL: Final = """
 insert into {t} ({key}, nr, note, n, tag, large)
 select {make}, nr, %(note)s::text, %(n)s, 'tag',
@@ -127,6 +126,8 @@ def make(session: Session, rows: int) -> None:
         if table.is_partitioned:
             _make_partitions(session, table)
         session.execute(table.statement(_FINISH))
+        unique = sql.SQL("" if table.is_partitioned else "unique")
+        session.execute(sql.SQL(_INDEX).format(unique=unique, t=table.identifier))
         arguments = {"note": "old", "n": "1", "first": 1, "last": rows, "step": 1}
         session.execute(table.statement(FILL), arguments)
         session.execute(table.statement("analyze {t}"))

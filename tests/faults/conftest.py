@@ -8,11 +8,9 @@ the first's topics as it stands in the witness's: once, in the same partition, i
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import uuid
 from collections import Counter
@@ -23,14 +21,16 @@ from typing import NamedTuple
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Message
 from confluent_kafka.admin import AdminClient
 
+from support.configuration import configuration
+from support.relay_process import RelayProcess
+from support.slots import drop_slot
+from support.topics import read_to_end
+from support.waiting import TIMEOUT_S, until
 from towpath.relay.__main__ import init
-from towpath.schemas.clock import Deadline, SystemClock
 
-CLOCK = SystemClock()
-TIMEOUT_S = 60.0
 RUNNER = Path(__file__).with_name("relay_with_fault.py")
 
 TABLES = """
@@ -54,16 +54,14 @@ class Stood(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...]
 
 
-class Follower:
+class Follower(RelayProcess):
     """One prefix: its configuration, its processes, and what stands in its topics."""
 
     def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
+        super().__init__(folder / f"{prefix}.toml", folder / f"{prefix}.log")
         self.dsn = dsn
         self.kafka = kafka
         self.prefix = prefix
-        self.config = folder / f"{prefix}.toml"
-        self.log_file = folder / f"{prefix}.log"
-        self.processes: list[subprocess.Popen[bytes]] = []
         self.isolation = "read_uncommitted"
 
     def configure(
@@ -85,32 +83,21 @@ class Follower:
         lines = {"outbox": f'topic = "{self.prefix}.{{aggregate_type}}"'} | options
         if "transactional" in lines.get("relay", ""):
             self.isolation = "read_committed"
-        self.config.write_text(
-            f"""
-version = 1
-[[source]]
-dsn = "{self.dsn}"
-prefix = "{self.prefix}"
-slot = "{self.prefix}"
-tables = {json.dumps(tables)}
-{lines.get("source", "")}
-[kafka]
-bootstrap_servers = "{self.kafka}"
-{lines.get("kafka", "")}
-[registry]
-url = "http://127.0.0.1:1"
-[topics]
-partitions = 3
-replication_factor = {replicas}
-[relay]
+        relay = f"""
 heartbeat_interval_s = 0.5
 {lines.get("relay", "")}
 [relay.outbox]
 {lines["outbox"]}
 {lines.get("sections", "")}
-""",
-            encoding="utf-8",
+"""
+        text = configuration(
+            *(self.dsn, self.kafka, self.prefix, tables),
+            source=lines.get("source", ""),
+            kafka=lines.get("kafka", ""),
+            topics=f"partitions = 3\nreplication_factor = {replicas}",
+            relay=relay,
         )
+        self.config.write_text(text, encoding="utf-8")
 
     def prepare(self) -> None:
         """Let the relay prepare the database."""
@@ -119,63 +106,22 @@ heartbeat_interval_s = 0.5
 
     def start(self, point: str = "", nth: int = 1) -> subprocess.Popen[bytes]:
         """Start a relay process; with a point, one that kills itself there."""
-        command = ["-m", "towpath.relay", str(self.config)]
-        if point:
-            command = [str(RUNNER), str(self.config), point, str(nth)]
-        with self.log_file.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, *command], stdout=log, stderr=log
-            )
-        self.processes.append(process)
-        return process
+        command = (str(RUNNER), str(self.config), point, str(nth))
+        return super().start(*command if point else ())
 
     def die(self, point: str, nth: int = 1) -> None:
         """Start a process and wait until it has killed itself."""
         code = self.start(point, nth).wait(TIMEOUT_S)
         assert code == -signal.SIGKILL, f"{point} {nth}: exit {code}, {self.tail()}"
 
-    def kill(self) -> None:
-        """Kill the process that was started last."""
-        self.processes[-1].kill()
-        self.processes[-1].wait()
-
-    def stop(self) -> int:
-        """Let the process that was started last end by itself."""
-        self.processes[-1].terminate()
-        return self.processes[-1].wait(30)
-
     def tail(self) -> str:
         """Read the end of the log."""
-        return self.log_file.read_text(encoding="utf-8")[-3000:]
-
-    def logged(self, event: str) -> list[dict]:
-        """Read the log records of one event."""
-        if not self.log_file.exists():
-            return []
-        lines = self.log_file.read_text(encoding="utf-8").splitlines()
-        records = [json.loads(line) for line in lines if line.startswith("{")]
-        return [record for record in records if record["event"] == event]
+        return self.printed()[-3000:]
 
     def close(self) -> None:
         """Leave no process and no slot behind."""
-        for process in self.processes:
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGCONT)
-                process.kill()
-            process.wait()
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
-
-            def is_dropped() -> bool:
-                with contextlib.suppress(psycopg.errors.ObjectInUse):
-                    connection.execute(
-                        "select pg_drop_replication_slot(slot_name)"
-                        " from pg_replication_slots where slot_name = %s",
-                        (self.prefix,),
-                    )
-                    return True
-                return False
-
-            until(is_dropped, "the slot is free")
+        self.kill()
+        drop_slot(self.dsn, self.prefix)
 
     def topics(self) -> dict[str, int]:
         """Return the partition counts of the topics below the prefix."""
@@ -189,39 +135,12 @@ heartbeat_interval_s = 0.5
 
     def records(self, *names: str) -> list[Message]:
         """Read topics from beginning to end; all of ours if none is named."""
-        places = [
-            TopicPartition(topic, partition, 0)
-            for topic, count in self.topics().items()
+        wanted = [
+            topic
+            for topic in self.topics()
             if not names or topic.removeprefix(f"{self.prefix}.") in names
-            for partition in range(count)
         ]
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.kafka,
-                "group.id": "test",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-                "isolation.level": self.isolation,
-                "fetch.wait.max.ms": 20,
-            }
-        )
-        found: list[Message] = []
-        left = {(place.topic, place.partition) for place in places}
-        deadline = Deadline(CLOCK, TIMEOUT_S)
-        try:
-            consumer.assign(places)
-            while left and not deadline.passed():
-                for message in consumer.consume(1000, 0.2):
-                    error = message.error()
-                    if error is None:
-                        found.append(message)
-                    elif error.code() == KafkaError._PARTITION_EOF:
-                        left.discard((message.topic(), message.partition()))
-        finally:
-            consumer.close()
-        assert not left, "topics could not be read to their end"
-        return found
+        return read_to_end(self.kafka, *wanted, isolation=self.isolation)
 
     def streamed(self, *names: str) -> list[Stood]:
         """Return the streamed records, in the order of each partition."""
@@ -467,15 +386,6 @@ def check_order(records: list[Stood]) -> None:
 
 def _places(records: set[Stood]) -> list[tuple[str, int, str]]:
     return sorted((r.topic, r.partition, r.position) for r in records)[:20]
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
-    deadline = Deadline(CLOCK, TIMEOUT_S)
-    while not holds():
-        if deadline.passed():
-            pytest.fail(f"waited {TIMEOUT_S:g} s in vain until {what}")
-        CLOCK.wait(0.05)
 
 
 @pytest.fixture

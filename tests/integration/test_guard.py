@@ -2,13 +2,14 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 
 import psycopg
 import pytest
 from structlog.testing import capture_logs
 
+from support.waiting import CLOCK, until
 from towpath.relay.errors import (
     NotPreparedError,
     SlotHeldError,
@@ -23,12 +24,10 @@ from towpath.relay.postgres.ownership import Ownership, Patience, wait_for_slot
 from towpath.relay.postgres.replication import SlotStream, Wakeup
 from towpath.relay.postgres.slot_watch import OUTBOX_UPDATED
 from towpath.relay.tally import Tally
-from towpath.schemas.clock import Deadline, SystemClock
 from towpath.settings import Kafka, Registry, Relay, Settings, Source
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-CLOCK = SystemClock()
 PUT = (
     "insert into towpath.outbox (id, aggregate_type, aggregate_id, type)"
     " values (gen_random_uuid(), 'a', 'b', 'c')"
@@ -60,14 +59,6 @@ def prepare(settings: Settings) -> list[setup.Step]:
         steps = setup.plan(facts, settings)
         setup.carry_out(connection, steps)
     return steps
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait until something holds."""
-    deadline = Deadline(CLOCK, 30)
-    while not holds():
-        assert not deadline.passed(), what
-        CLOCK.wait(0.02)
 
 
 class Watched:

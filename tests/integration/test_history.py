@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import orjson
 import psycopg
 import pytest
 
+from support.waiting import CLOCK, until
 from towpath.deploy.local import databases, postgres_home
 from towpath.deploy.local.stack import Stack
 from towpath.relay.errors import HistoryChangedError, NotPreparedError, SlotLostError
@@ -20,7 +21,6 @@ from towpath.relay.postgres.connect import connect
 from towpath.relay.postgres.history import History, Memory
 from towpath.relay.postgres.replication import SlotStream, Wakeup
 from towpath.relay.routing.record import Record
-from towpath.schemas.clock import Deadline, SystemClock
 from towpath.settings import (
     Kafka,
     OnGap,
@@ -32,7 +32,6 @@ from towpath.settings import (
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-CLOCK = SystemClock()
 TABLE = "create table if not exists public.note (id int primary key, note text)"
 
 
@@ -145,14 +144,6 @@ def one(connection: psycopg.Connection, statement: str):
     row = connection.execute(statement.encode()).fetchone()
     assert row is not None
     return row[0]
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait until something holds."""
-    deadline = Deadline(CLOCK, 30)
-    while not holds():
-        assert not deadline.passed(), what
-        CLOCK.wait(0.05)
 
 
 @pytest.fixture

@@ -1,29 +1,26 @@
 """Outbox topics filled from aggregate views: Postgres, the relay's process, Kafka."""
 
-import contextlib
 import json
 import random
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Message
 
-from towpath.relay.__main__ import init
-from towpath.schemas.clock import Deadline, SystemClock
+from support.late import late_commits, wait_for_standby
+from support.snapshots import SnapshotRig
+from support.topics import headers_of
+from support.writers import RandomWriters
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-CLOCK = SystemClock()
-TIMEOUT_S = 60.0
 NOTHING = b"null"
 
 # An order with its lines, written by inserted and deleted outbox rows, and a customer,
@@ -94,36 +91,14 @@ class Event:
         return -1 if told is None else int(told["version"])
 
 
-class Shop:
+class Shop(SnapshotRig):
     """A database whose aggregates a relay tells, and the topics beside it."""
 
-    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
-        self.dsn = dsn
-        self.prefix = prefix
-        self.folder = folder
-        self.kafka = kafka
-        self.config = folder / "towpath.toml"
-        self.connection = psycopg.connect(dsn, autocommit=True)
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self, views: str = VIEWS) -> None:
+    def begin(self, views: str = VIEWS) -> None:
         """Prepare the database, and start the relay."""
-        self.config.write_text(
+        self.configure(
             f"""
-version = 1
-[[source]]
-dsn = "{self.dsn}"
-prefix = "{self.prefix}"
-slot = "{self.prefix}"
-tables = []
-[kafka]
-bootstrap_servers = "{self.kafka}"
-[registry]
-url = "http://127.0.0.1:1"
-[topics]
-partitions = 3
-[relay.outbox]
-topic = "{self.prefix}.event.{{aggregate_type}}"
+{self.outbox}
 [relay.snapshot]
 chunk_rows = 100
 {views}
@@ -134,90 +109,15 @@ url = "http://127.0.0.1:1"
 [[sink.route]]
 topic = "{self.prefix}.shop.order"
 name = "a-2"
-""",
-            encoding="utf-8",
+"""
         )
-        init(self.config, dry_run=False)
-        self.go_on()
+        self.init()
+        self.start()
 
-    def go_on(self) -> None:
-        """Start the relay's process."""
-        with (self.folder / "relay.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "towpath.relay", str(self.config)],
-                stdout=log,
-                stderr=log,
-            )
-
-    def kill(self) -> None:
-        """Kill the relay as an accident would."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-        if self.process is not None:
-            self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(15)
-        self.kill()
-        self.connection.close()
-
-    def signal(self, signal_id: str, *aggregates: str, **data: object) -> None:
+    def ask_for(self, signal_id: str, *aggregates: str, **data: object) -> None:
         """Ask for aggregates."""
         collections = [f"outbox.{name}" for name in aggregates]
-        fields = {"data-collections": collections}
-        fields |= {name.replace("_", "-"): value for name, value in data.items()}
-        self.connection.execute(
-            "insert into towpath.signal (id, type, data)"
-            " values (%s, 'execute-snapshot', %s)",
-            (signal_id, json.dumps(fields)),
-        )
-
-    def answer(self, signal_id: str, *statuses: str) -> dict[str, Any]:
-        """Wait until a signal has ended, and return its detail."""
-        ended: list[tuple[str, dict[str, Any]]] = []
-
-        def has_ended() -> bool:
-            ended[:] = self.connection.execute(
-                "select status, coalesce(detail, '{}') from towpath.signal where"
-                " id = %s and status in ('completed', 'failed', 'rejected')",
-                (signal_id,),
-            ).fetchall()
-            return bool(ended)
-
-        self.wait_for(has_ended)
-        assert ended[0][0] in (statuses or ("completed",)), ended
-        return ended[0][1]
-
-    def wait_for(self, what: Callable[[], bool]) -> None:
-        """Wait until something is so."""
-        deadline = Deadline(CLOCK, TIMEOUT_S)
-        while not what():
-            if deadline.passed() or (self.process and self.process.poll() is not None):
-                log = (self.folder / "relay.log").read_text(encoding="utf-8")
-                raise AssertionError(log[-6000:])
-            CLOCK.wait(0.02)
-
-    def catch_up(self) -> None:
-        """Wait until all that was committed until now is in Kafka."""
-        self.connection.execute("select pg_logical_emit_message(true, 'test', 'x')")
-        [lsn] = self.connection.execute("select pg_current_wal_lsn()").fetchone()
-        confirmed = (
-            "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots"
-            " where slot_name = %s"
-        )
-        arguments = (lsn, self.prefix)
-        self.wait_for(
-            lambda: self.connection.execute(confirmed, arguments).fetchone()[0]
-        )
-
-    def judged(self) -> int:
-        """Return how many aggregates were delivered or dropped."""
-        statement = "select coalesce(sum(rows + dropped), 0) from towpath.snapshot"
-        return self.connection.execute(statement).fetchone()[0]
+        self.signal(signal_id, **{"data_collections": collections} | data)
 
     def state(self, view: str) -> dict[str, Any]:
         """Return what a consumer should have of a view in the end."""
@@ -226,36 +126,13 @@ name = "a-2"
 
     def events(self, aggregate_type: str, target: str = "") -> list[Event]:
         """Read a topic from its beginning to its present end, as delivered."""
-        topic = f"{self.prefix}.event.{aggregate_type}"
-        return read(self.kafka, f"{topic}.backfill.{target}" if target else topic)
+        name = f"event.{aggregate_type}"
+        records = self.records(f"{name}.backfill.{target}" if target else name)
+        return [_event(record) for record in records]
 
 
-def read(kafka: str, topic: str) -> list[Event]:
-    """Read a topic, partition by partition, in the order of each."""
-    settings = {"bootstrap.servers": kafka, "group.id": topic}
-    consumer = Consumer(settings | {"auto.offset.reset": "earliest"})
-    found: list[Event] = []
-    try:
-        ends = _ends(consumer, topic)
-        waiting = {number for number, end in ends.items() if end}
-        consumer.assign([TopicPartition(topic, number, 0) for number in waiting])
-        deadline = Deadline(CLOCK, TIMEOUT_S)
-        while waiting:
-            assert not deadline.passed()
-            record = consumer.poll(1.0)
-            if record is None:
-                continue
-            assert record.error() is None
-            found.append(_event(record))
-            if record.offset() + 1 >= ends[record.partition()]:
-                waiting.discard(record.partition())
-    finally:
-        consumer.close()
-    return found
-
-
-def _event(record: Any) -> Event:
-    told = {name: value.decode() for name, value in record.headers()}
+def _event(record: Message) -> Event:
+    told = headers_of(record)
     return Event(
         key=record.key().decode(),
         position=told["position"],
@@ -263,20 +140,6 @@ def _event(record: Any) -> Event:
         snapshot=told.get("snapshot", ""),
         value=record.value() or NOTHING,
     )
-
-
-def _ends(consumer: Consumer, topic: str) -> dict[int, int]:
-    """Return where a topic ends; one that is not there, or being made, ends at once."""
-    if topic not in consumer.list_topics(timeout=10).topics:
-        return {}
-    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-    try:
-        return {
-            number: consumer.get_watermark_offsets(TopicPartition(topic, number))[1]
-            for number in partitions
-        }
-    except KafkaException:
-        return {}
 
 
 def fold(events: list[Event]) -> dict[str, Any]:
@@ -325,12 +188,6 @@ def shop(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Shop]:
     shop.connection.execute(SCHEMA)
     yield shop
     shop.close()
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
-            " where slot_name = %s",
-            (unique,),
-        )
 
 
 def fill(shop: Shop, count: int) -> None:
@@ -394,39 +251,16 @@ CUSTOMER_WRITES = (
 )
 
 
-class Writers:
+class Writers(RandomWriters):
     """Sessions that write at random until told to stop."""
 
-    def __init__(self, dsn: str, highest: int, count: int = 3) -> None:
-        self._dsn = dsn
-        self._highest = highest
-        self._stop = threading.Event()
-        self.writes = 0
-        self._threads = [
-            threading.Thread(target=self._write, args=(seed,)) for seed in range(count)
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _write(self, seed: int) -> None:
-        chance = random.Random(seed)  # noqa: S311 - writes, no secret
-        with psycopg.connect(self._dsn, autocommit=True) as connection:
-            while not self._stop.is_set():
-                order = chance.choice([*ORDER_WRITES[:2] * 3, *ORDER_WRITES])
-                for statements in (order, chance.choice(CUSTOMER_WRITES)):
-                    key = {"id": chance.randint(1, self._highest)}
-                    with connection.transaction():
-                        for statement in statements.split(";"):
-                            connection.execute(statement, key)
-                self.writes += 1
+    def change(self, connection: psycopg.Connection, chance: random.Random) -> None:
+        order = chance.choice([*ORDER_WRITES[:2] * 3, *ORDER_WRITES])
+        for statements in (order, chance.choice(CUSTOMER_WRITES)):
+            key = {"id": chance.randint(1, self.highest)}
+            with connection.transaction():
+                for statement in statements.split(";"):
+                    connection.execute(statement, key)
 
 
 @pytest.mark.parametrize("target", ["", "search2"])
@@ -437,16 +271,16 @@ def test_topics_that_are_filled_under_writes_end_as_their_views(
     Nothing is stale, lost or resurrected, through a killed relay too (I5).
     """
     fill(shop, 2_000)
-    shop.start()
+    shop.begin()
     for_whom = {"target": target} if target else {}
     with Writers(shop.dsn, 2_000) as writers:
         shop.wait_for(lambda: writers.writes > 30)
-        shop.signal("s1", "order", "customer", max_rows_per_second=1_000, **for_whom)
+        shop.ask_for("s1", "order", "customer", max_rows_per_second=1_000, **for_whom)
         shop.wait_for(lambda: shop.judged() >= 500)
         shop.kill()
-        shop.go_on()
-        detail = shop.answer("s1")
-    shop.catch_up()
+        shop.start()
+        detail = shop.wait_for_answer("s1")
+    shop.confirm()
     told = {name: shop.events(name) for name in ("order", "customer")}
     reads = {name: shop.events(name, target) for name in told} if target else {}
     both = {name: [*told[name], *reads.get(name, [])] for name in told}
@@ -465,9 +299,9 @@ def test_listed_aggregates_are_read_and_missing_ones_are_tombstones(shop: Shop):
     Keys are taken as the server writes them; of a gone aggregate the topic says so.
     """
     fill(shop, 100)
-    shop.start()
-    shop.signal("s1", "order", keys=[["007"], ["9000"], ["12"]])
-    shop.answer("s1")
+    shop.begin()
+    shop.ask_for("s1", "order", keys=[["007"], ["9000"], ["12"]])
+    shop.wait_for_answer("s1")
     events = {event.key: event for event in shop.events("order")}
 
     assert {"7", "9000", "12"} == events.keys()
@@ -479,47 +313,16 @@ def test_listed_aggregates_are_read_and_missing_ones_are_tombstones(shop: Shop):
 
 @pytest.fixture
 def late(shop: Shop) -> Iterator[Callable[[str], None]]:
-    """
-    Lend a function that commits into the log without becoming visible.
-
-    A commit that waits for a standby is decoded, but no snapshot sees it.
-    """
-    database = shop.connection.info.dbname
-    threads: list[threading.Thread] = []
-    shop.connection.execute(f"alter database {database} set synchronous_commit = local")
-    shop.connection.execute("set synchronous_commit = local")
-
-    def commit(statements: str) -> None:
-        def run() -> None:
-            with psycopg.connect(shop.dsn, autocommit=True) as connection:
-                connection.execute("set synchronous_commit = on")
-                connection.execute(statements)
-
-        threads.append(threading.Thread(target=run))
-        threads[-1].start()
-
-    _standby(shop, "missing")
-    try:
+    """Lend a function that commits into the log without becoming visible."""
+    with late_commits(shop) as commit:
         yield commit
-    finally:
-        _standby(shop, "")
-        for thread in threads:
-            thread.join()
-
-
-def _standby(shop: Shop, name: str) -> None:
-    """Make commits wait for a standby that is not there, or for none."""
-    shop.connection.execute(f"alter system set synchronous_standby_names = '{name}'")
-    shop.connection.execute("select pg_reload_conf()")
-    shown = "select current_setting('synchronous_standby_names') = %s"
-    shop.wait_for(lambda: shop.connection.execute(shown, (name,)).fetchone()[0])
 
 
 def begin_slowly(shop: Shop, count: int) -> None:
     """Fill the orders' topic at a pace that leaves its end unread for seconds."""
     fill(shop, count)
-    shop.start()
-    shop.signal("s1", "order", max_rows_per_second=400)
+    shop.begin()
+    shop.ask_for("s1", "order", max_rows_per_second=400)
     shop.wait_for(lambda: shop.judged() > 100)
 
 
@@ -550,7 +353,7 @@ def test_states_of_commits_that_nobody_sees_yet_are_dropped(
         "select count(*) from shop.order_state where aggregate_id in (1995, 1996)"
         " and payload ->> 'version' = '1'"
     ).fetchone()
-    detail = shop.answer("s1")
+    detail = shop.wait_for_answer("s1")
     events = [event for event in shop.events("order") if event.key in {"1995", "1996"}]
 
     assert (2, 2) == (unseen, detail["dropped"])
@@ -571,8 +374,8 @@ def test_a_state_dropped_for_a_lesser_event_is_read_when_it_can_be_seen(
     )
     wait_for_events(shop, 1)
     shop.wait_for(lambda: shop.judged() >= 2_000)
-    _standby(shop, "")
-    shop.answer("s1")
+    wait_for_standby(shop, "")
+    shop.wait_for_answer("s1")
     events = [event for event in shop.events("order") if event.key == "1995"]
 
     assert ["OrderPaid", "OrderState"] == [event.type for event in events]
@@ -593,8 +396,8 @@ def test_an_id_that_is_spelt_in_another_way_touches_the_same_aggregate(
     )
     wait_for_events(shop, 1)
     shop.wait_for(lambda: shop.judged() >= 2_000)
-    _standby(shop, "")
-    shop.answer("s1")
+    wait_for_standby(shop, "")
+    shop.wait_for_answer("s1")
     events = [e for e in shop.events("order") if e.key in {"1995", "+01995"}]
 
     assert [("+01995", 2), ("1995", 2)] == [(e.key, e.version) for e in sorted(events)]
@@ -623,19 +426,19 @@ def test_a_message_outside_a_transaction_is_never_a_whole_state(shop: Shop):
     Its writer rolls back, or not: what was read in its window is read again.
     """
     fill(shop, 2_000)
-    shop.start()
+    shop.begin()
     is_over = threading.Event()
     arguments = (shop.dsn, 2_000, is_over)
     claiming = threading.Thread(target=claim_states, args=arguments)
     claiming.start()
     try:
-        shop.signal("s1", "order", max_rows_per_second=1_000)
+        shop.ask_for("s1", "order", max_rows_per_second=1_000)
         shop.wait_for(lambda: shop.judged() >= 2_000)
     finally:
         is_over.set()
         claiming.join()
-    detail = shop.answer("s1")
-    shop.catch_up()
+    detail = shop.wait_for_answer("s1")
+    shop.confirm()
     delivered = shop.events("order")
 
     assert [] == overtaken(delivered)
@@ -683,9 +486,9 @@ def test_a_view_that_cannot_be_told_is_refused_with_its_reason(shop: Shop, name:
     shop.connection.execute(f"create view shop.odd as {state}")
     database = shop.connection.info.dbname
     shop.connection.execute(f"alter database {database} set statement_timeout = 400")
-    shop.start(VIEWS.replace("shop.order_state", "shop.odd"))
-    shop.signal("s1", "order")
-    detail = shop.answer("s1", "failed", "rejected")
+    shop.begin(VIEWS.replace("shop.order_state", "shop.odd"))
+    shop.ask_for("s1", "order")
+    detail = shop.wait_for_answer("s1", "failed", "rejected")
     found = detail.get("refused") or {
         name: table["reason"] for name, table in detail["tables"].items()
     }
@@ -698,8 +501,8 @@ def test_a_view_that_nobody_declared_is_unknown(shop: Shop):
     The stream, and the other views of the signal, go on.
     """
     fill(shop, 20)
-    shop.start()
-    shop.signal("s1", "invoice", "order")
-    shop.answer("s1", "failed")
+    shop.begin()
+    shop.ask_for("s1", "invoice", "order")
+    shop.wait_for_answer("s1", "failed")
 
     assert 20 == len(shop.events("order"))

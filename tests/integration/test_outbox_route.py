@@ -1,32 +1,26 @@
 """The outbox route as a process: what is parked, what flows, also after a kill."""
 
-import contextlib
 import json
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from towpath.relay.__main__ import init
+from support.rig import Rig
+from support.topics import headers_of, position_of
 from towpath.relay.kafka.parked import read_parked
 from towpath.relay.routing.cloudevents import ATTRIBUTES
 from towpath.relay.routing.dead import BEHIND, NO_SUCH_PARTITION, TOO_LARGE
 from towpath.relay.routing.outbox_event import HEADERS_NOT_AN_OBJECT, NO_AGGREGATE_TYPE
 from towpath.relay.routing.topic_rule import ILLEGAL_TOPIC
-from towpath.schemas.clock import Deadline, SystemClock
 from towpath.settings import Kafka
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-CLOCK = SystemClock()
-TIMEOUT_S = 45.0
 INSERT = (
     "insert into towpath.outbox"
     " (id, aggregate_type, aggregate_id, type, payload, headers, traceparent)"
@@ -35,55 +29,13 @@ INSERT = (
 SPEAK = "select pg_logical_emit_message(%s, 'towpath.outbox', %s)"
 
 
-class Relay:
+class Relay(Rig):
     """A database, its relay, and the topics that it writes."""
-
-    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
-        self.dsn = dsn
-        self.kafka = kafka
-        self.prefix = prefix
-        self.folder = folder
-        self.config = folder / "towpath.toml"
-        self.source = psycopg.connect(dsn, autocommit=True)
-        self.processes: list[subprocess.Popen[bytes]] = []
 
     def prepare(self, outbox: str = "") -> None:
         """Write the configuration, and prepare the database."""
-        self.config.write_text(
-            f"""
-version = 1
-[[source]]
-dsn = "{self.dsn}"
-prefix = "{self.prefix}"
-slot = "{self.prefix}"
-[kafka]
-bootstrap_servers = "{self.kafka}"
-[registry]
-url = "http://127.0.0.1:1"
-[topics]
-partitions = 3
-[relay.outbox]
-topic = "{self.prefix}.event.{{aggregate_type}}"
-{outbox}
-""",
-            encoding="utf-8",
-        )
-        init(self.config, dry_run=False)
-
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start a relay process."""
-        with self.log_file.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "towpath.relay", str(self.config)],
-                stdout=log,
-                stderr=log,
-            )
-        self.processes.append(process)
-        return process
-
-    @property
-    def log_file(self) -> Path:
-        return self.folder / "relay.log"
+        self.configure(f"{self.outbox}{outbox}")
+        self.init()
 
     def say(
         self,
@@ -97,79 +49,7 @@ topic = "{self.prefix}.event.{{aggregate_type}}"
         """Insert an event."""
         payload = json.dumps({"n": number, "pad": "x" * pad})
         own = None if headers is None else json.dumps(headers)
-        self.source.execute(INSERT, (kind, aggregate_id, payload, own, None))
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-        def is_dropped() -> bool:
-            with contextlib.suppress(psycopg.errors.ObjectInUse):
-                self.source.execute(
-                    "select pg_drop_replication_slot(slot_name)"
-                    " from pg_replication_slots where slot_name = %s",
-                    (self.prefix,),
-                )
-                return True
-            return False
-
-        until(is_dropped, "the slot is free")
-        self.source.close()
-
-    def topic(self, name: str) -> str:
-        """Name a topic below the prefix."""
-        return f"{self.prefix}.{name}"
-
-    def read(self, name: str, *, at_least: int) -> list[Message]:
-        """Read a topic from its beginning until so many records are there, and more."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.kafka,
-                "group.id": "test",
-                "fetch.wait.max.ms": 50,
-            }
-        )
-        deadline = Deadline(CLOCK, TIMEOUT_S)
-        found: list[Message] = []
-        try:
-            while not assign(consumer, self.topic(name)):
-                if deadline.passed():
-                    pytest.fail(f"no topic {name}: {self.log_file.read_text()[-2000:]}")
-                CLOCK.wait(0.05)
-            while len(found) < at_least and not deadline.passed():
-                found += [m for m in consumer.consume(500, 0.2) if m.error() is None]
-            found += [m for m in consumer.consume(500, 1.0) if m.error() is None]
-        finally:
-            consumer.close()
-        if len(found) < at_least:
-            pytest.fail(
-                f"{len(found)} of {at_least}: {self.log_file.read_text()[-2000:]}"
-            )
-        return found
-
-
-def assign(consumer: Consumer, topic: str) -> bool:
-    """Assign every partition of a topic, if it exists."""
-    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-    consumer.assign([TopicPartition(topic, at, 0) for at in partitions])
-    return bool(partitions)
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
-    deadline = Deadline(CLOCK, TIMEOUT_S)
-    while not holds():
-        if deadline.passed():
-            pytest.fail(f"waited {TIMEOUT_S:g} s in vain until {what}")
-        CLOCK.wait(0.05)
-
-
-def marks(message: Message) -> dict[str, Any]:
-    """Return a record's headers, as text."""
-    found = message.headers() or []
-    return {name: value and value.decode() for name, value in found}
+        self.connection.execute(INSERT, (kind, aggregate_id, payload, own, None))
 
 
 def number(message: Message) -> int:
@@ -190,7 +70,7 @@ def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Relay]:
 def let_everything_be_null(relay: Relay) -> None:
     """Take the constraints off the outbox: other writers' tables have none."""
     for column in ("aggregate_type", "aggregate_id"):
-        relay.source.execute(
+        relay.connection.execute(
             f"alter table towpath.outbox alter column {column} drop not null"
         )
 
@@ -203,7 +83,7 @@ def test_what_cannot_be_routed_is_parked_and_all_else_flows(relay: Relay):
     """
     relay.prepare()
     let_everything_be_null(relay)
-    process = relay.start()
+    relay.start()
     relay.say(None, "no-type", 0)
     relay.say("bad topic", "1", 1)
     relay.say("order", "list", 2, headers=[1])
@@ -212,8 +92,7 @@ def test_what_cannot_be_routed_is_parked_and_all_else_flows(relay: Relay):
         relay.say("order", aggregate, number_)
     relay.say("customer", "list", 20)
     before = relay.read("dead.relay", at_least=7)
-    process.kill()
-    process.wait()
+    relay.kill()
     relay.say("order", "list", 30)
     relay.say("order", "good", 31)
     relay.start()
@@ -221,9 +100,9 @@ def test_what_cannot_be_routed_is_parked_and_all_else_flows(relay: Relay):
     flowing = relay.read("event.order", at_least=2)
     dead = relay.read("dead.relay", at_least=9)
     reasons: dict[str, list[str]] = {}
-    for message in sorted(dead, key=lambda m: marks(m)["position"]):
+    for message in sorted(dead, key=position_of):
         reasons.setdefault((message.key() or b"").decode(), []).append(
-            marks(message)["reason"]
+            headers_of(message)["reason"]
         )
 
     assert (
@@ -251,7 +130,7 @@ def test_a_dead_letter_has_the_whole_row(relay: Relay):
     """
     relay.prepare()
     relay.start()
-    relay.source.execute(
+    relay.connection.execute(
         INSERT, ("a b", "7", '{"n":  1.10}', '{"x": "y"}', "00-a-b-01")
     )
     (message,) = relay.read("dead.relay", at_least=1)
@@ -274,7 +153,7 @@ def test_a_dead_letter_has_the_whole_row(relay: Relay):
             )
         ),
         tuple(
-            marks(message)[name]
+            headers_of(message)[name]
             for name in (
                 "form",
                 "table",
@@ -310,7 +189,7 @@ def test_a_row_can_choose_its_partition(relay: Relay):
     One that the topic does not have is a dead letter (A42).
     """
     relay.prepare('placements = ["part:partition"]')
-    relay.source.execute("alter table towpath.outbox add part int")
+    relay.connection.execute("alter table towpath.outbox add part int")
     relay.start()
     insert = (
         "insert into towpath.outbox"
@@ -319,14 +198,14 @@ def test_a_row_can_choose_its_partition(relay: Relay):
     )
     for part in (2, 0, 3):
         payload = json.dumps({"n": part})
-        relay.source.execute(insert, (str(part), payload, part))
+        relay.connection.execute(insert, (str(part), payload, part))
     events = relay.read("event.order", at_least=2)
     (dead,) = relay.read("dead.relay", at_least=1)
 
     assert ({(2, 2), (0, 0)}, 3, NO_SUCH_PARTITION) == (
         {(number(m), m.partition()) for m in events},
         number(dead),
-        marks(dead)["reason"],
+        headers_of(dead)["reason"],
     )
 
 
@@ -336,8 +215,8 @@ def test_per_key_the_order_is_that_of_commit(relay: Relay):
     """
     relay.prepare()
     relay.start()
-    relay.source.execute("create table n (key int primary key, n int not null)")
-    relay.source.execute("insert into n select g, 0 from generate_series(0, 19) g")
+    relay.connection.execute("create table n (key int primary key, n int not null)")
+    relay.connection.execute("insert into n select g, 0 from generate_series(0, 19) g")
     write = (
         "with next as (update n set n = n + 1 where key = %s returning key, n)"
         " insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload)"
@@ -357,7 +236,7 @@ def test_per_key_the_order_is_that_of_commit(relay: Relay):
         worker.join()
     by_key: dict[bytes, list[tuple[str, int]]] = {}
     for message in relay.read("event.order", at_least=800):
-        told = (marks(message)["position"], number(message))
+        told = (position_of(message), number(message))
         by_key.setdefault(message.key(), []).append(told)
 
     assert (20, 800, []) == (
@@ -392,26 +271,27 @@ def test_messages_are_events_without_a_table(relay: Relay):
     After a kill none is sent again, though no publication sends the table (A83).
     """
     relay.prepare()
-    relay.source.execute('alter publication "towpath_outbox" drop table towpath.outbox')
-    process = relay.start()
-    with relay.source.transaction():
-        relay.source.execute(SPEAK, (True, message_of("1", 1)))
-        relay.source.execute(SPEAK, (True, message_of("1", 2)))
-    with relay.source.transaction(force_rollback=True):
-        relay.source.execute(SPEAK, (True, message_of("1", 3)))
-        relay.source.execute(SPEAK, (False, message_of("2", 4)))
-    relay.source.execute(SPEAK, (True, message_of("1", 5)))
-    first = relay.read("event.order", at_least=4)
-    process.kill()
-    process.wait()
-    relay.source.execute(SPEAK, (False, message_of("2", 6)))
+    relay.connection.execute(
+        'alter publication "towpath_outbox" drop table towpath.outbox'
+    )
     relay.start()
-    relay.source.execute(SPEAK, (True, message_of("1", 7)))
+    with relay.connection.transaction():
+        relay.connection.execute(SPEAK, (True, message_of("1", 1)))
+        relay.connection.execute(SPEAK, (True, message_of("1", 2)))
+    with relay.connection.transaction(force_rollback=True):
+        relay.connection.execute(SPEAK, (True, message_of("1", 3)))
+        relay.connection.execute(SPEAK, (False, message_of("2", 4)))
+    relay.connection.execute(SPEAK, (True, message_of("1", 5)))
+    first = relay.read("event.order", at_least=4)
+    relay.kill()
+    relay.connection.execute(SPEAK, (False, message_of("2", 6)))
+    relay.start()
+    relay.connection.execute(SPEAK, (True, message_of("1", 7)))
     messages = relay.read("event.order", at_least=6)
     by_key: dict[bytes, list[int]] = {}
     for message in messages:
         by_key.setdefault(message.key(), []).append(number(message))
-    outside = {marks(m)["position"][17:] for m in messages if m.key() == b"2"}
+    outside = {position_of(m)[17:] for m in messages if m.key() == b"2"}
 
     assert (4, {b"1": [1, 2, 5, 7], b"2": [4, 6]}, {"-"}, {1767323045600}) == (
         len(first),
@@ -427,16 +307,14 @@ def test_a_message_that_is_no_event_is_a_dead_letter(relay: Relay):
     """
     relay.prepare()
     relay.start()
-    relay.source.execute(SPEAK, (True, "no json"))
-    relay.source.execute(SPEAK, (False, message_of("9", 1, headers=[])))
+    relay.connection.execute(SPEAK, (True, "no json"))
+    relay.connection.execute(SPEAK, (False, message_of("9", 1, headers=[])))
     relay.say("order", "9", 2)
     relay.say("order", "8", 3)
-    dead = sorted(
-        relay.read("dead.relay", at_least=3), key=lambda m: marks(m)["position"]
-    )
+    dead = sorted(relay.read("dead.relay", at_least=3), key=position_of)
 
     assert (["message", "message", "record"], "no json", [3]) == (
-        [marks(m)["form"] for m in dead],
+        [headers_of(m)["form"] for m in dead],
         json.loads(dead[0].value())["content"],
         [number(m) for m in relay.read("event.order", at_least=1)],
     )
@@ -447,13 +325,12 @@ def test_a_release_lets_an_aggregate_go(relay: Relay):
     At the next start its later events flow; what was set aside stays set aside.
     """
     relay.prepare()
-    process = relay.start()
+    relay.start()
     relay.say("order", "1", 1, headers=[1])
     relay.say("order", "1", 2)
     dead = relay.read("dead.relay", at_least=2)
-    process.kill()
-    process.wait()
-    last = max(marks(m)["position"] for m in dead)
+    relay.kill()
+    last = max(position_of(m) for m in dead)
     producer = Producer({"bootstrap.servers": relay.kafka})
     producer.produce(
         relay.topic("dead.relay"),
@@ -508,9 +385,9 @@ def test_cloudevents_and_a_continued_trace_arrive(relay: Relay):
     relay.start()
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     own = json.dumps({"schema": "shop.Said:1", "tracestate": "a=b"})
-    relay.source.execute(INSERT, ("order", "1", '{"n":  1.0}', own, trace))
+    relay.connection.execute(INSERT, ("order", "1", '{"n":  1.0}', own, trace))
     (message,) = relay.read("event.order", at_least=1)
-    told = marks(message)
+    told = headers_of(message)
     version, trace_id, parent, flags = told["traceparent"].split("-")
 
     assert (

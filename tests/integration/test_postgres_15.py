@@ -12,31 +12,27 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Message
 
+from support.snapshots import SnapshotRig
+from support.topics import headers_of
+from support.writers import RandomWriters
 from towpath.deploy.cli.app import run
 from towpath.deploy.local import databases, postgres_15
 from towpath.deploy.local.addresses import Addresses
 from towpath.deploy.local.stack import Stack
-from towpath.relay.__main__ import init
-from towpath.schemas.clock import Deadline, SystemClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-CLOCK = SystemClock()
-TIMEOUT_S = 60.0
 ROWS = 4_000
 TOPICS = ("shop.line", "event.order")
 
@@ -83,7 +79,7 @@ class Fold:
     def take(self, record: Message) -> None:
         """Apply one record, guarded by its position."""
         key = json.loads(record.key())["id"]
-        headers = dict(record.headers())
+        headers = headers_of(record)
         told = json.loads(record.value() or b"null")
         after = told and told["after"]
         if "snapshot" in headers:
@@ -94,7 +90,7 @@ class Fold:
             v = after and after["v"]
             self.streamed.append(Change(key, told and told["op"], v))
             self._newest[key] = v or self._newest.get(key, -1)
-        position = headers["position"].decode()[:27]
+        position = headers["position"][:27]
         if told and position >= self._positions.get(key, ""):
             self._positions[key] = position
             before = self.rows.pop(key, {})
@@ -102,18 +98,8 @@ class Fold:
                 self.rows[key] = before | after
 
 
-class Source:
+class Source(SnapshotRig):
     """A database of a Postgres 15, the relay over it, and the topics it writes."""
-
-    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
-        self.dsn = dsn
-        self.kafka = kafka
-        self.prefix = prefix
-        self.config = folder / "towpath.toml"
-        self.log_file = folder / "relay.log"
-        self.connection = psycopg.connect(dsn, autocommit=True)
-        self.connection.execute(TABLES)
-        self.process: subprocess.Popen[bytes] | None = None
 
     def prepare(self, source: str = "") -> None:
         """
@@ -122,93 +108,22 @@ class Source:
         Args:
             source: Further lines of its section.
         """
-        self.config.write_text(
+        self.configure(
             f"""
-version = 1
-[[source]]
-dsn = "{self.dsn}"
-prefix = "{self.prefix}"
-slot = "{self.prefix}"
-tables = ["shop.line"]
-{source}
-[kafka]
-bootstrap_servers = "{self.kafka}"
-[registry]
-url = "http://127.0.0.1:1"
-[topics]
-partitions = 3
-[relay]
 heartbeat_interval_s = 0.5
 [relay.snapshot]
 chunk_rows = 100
-[relay.outbox]
-topic = "{self.prefix}.event.{{aggregate_type}}"
+{self.outbox}
 """,
-            encoding="utf-8",
+            tables=("shop.line",),
+            source=source,
         )
-        init(self.config, dry_run=False)
-
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start a relay process."""
-        with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "towpath.relay", str(self.config)],
-                stdout=log,
-                stderr=log,
-            )
-        return self.process
-
-    def kill(self) -> None:
-        """Kill the relay as an accident would."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
-
-    def stop(self) -> int:
-        """Let the relay end by itself."""
-        assert self.process is not None
-        self.process.terminate()
-        code = self.process.wait(30)
-        self.process = None
-        return code
-
-    def ask(self, statement: str, *values: object) -> Any:
-        """Return the first column of the first row."""
-        row = self.connection.execute(statement, values).fetchone()
-        return row and row[0]
-
-    def wait_for(self, what: Callable[[], bool]) -> None:
-        """Wait until something is so, while the relay lives."""
-        deadline = Deadline(CLOCK, TIMEOUT_S)
-        while not what():
-            if deadline.passed() or (self.process and self.process.poll() is not None):
-                pytest.fail(self.log_file.read_text(encoding="utf-8")[-5000:])
-            CLOCK.wait(0.02)
-
-    def confirm(self) -> None:
-        """Wait until all that was committed until now is confirmed, and read."""
-        lsn = self.ask("select pg_current_wal_insert_lsn()::text")
-        self.connection.execute("select pg_logical_emit_message(true, 'test', 'x')")
-        confirmed = (
-            "select confirmed_flush_lsn >= %s::pg_lsn and not exists (select from"
-            " towpath.snapshot where state in ('queued', 'running'))"
-            " from pg_replication_slots where slot_name = %s"
-        )
-        self.wait_for(lambda: self.ask(confirmed, lsn, self.prefix))
+        self.init()
 
     def snapshot(self) -> None:
         """Ask for a snapshot of the table, slow enough to be killed in."""
-        told = {"data-collections": ["shop.line"], "max-rows-per-second": 1_500}
-        self.connection.execute(
-            "insert into towpath.signal (id, type, data)"
-            " values ('s1', 'execute-snapshot', %s)",
-            (json.dumps(told),),
-        )
-
-    def judged(self) -> int:
-        """Return how many rows the snapshot has delivered or dropped."""
-        return self.ask("select coalesce(sum(rows + dropped), 0) from towpath.snapshot")
+        told = {"data_collections": ["shop.line"], "max_rows_per_second": 1_500}
+        self.signal("s1", **told)
 
     def changes(self) -> Counter[Change]:
         """Return the records that the source's changes must become."""
@@ -239,48 +154,9 @@ topic = "{self.prefix}.event.{{aggregate_type}}"
             fold.take(record)
         return fold
 
-    def records(self, name: str) -> list[Message]:
-        """Read a topic from its beginning to its present end, in its order."""
-        topic = f"{self.prefix}.{name}"
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.kafka,
-                "group.id": "test",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-            }
-        )
-        found: list[Message] = []
-        deadline = Deadline(CLOCK, TIMEOUT_S)
-        try:
-            left = set(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
-            consumer.assign([TopicPartition(topic, number, 0) for number in left])
-            while left and not deadline.passed():
-                for message in consumer.consume(1000, 0.2):
-                    if message.error() is None:
-                        found.append(message)
-                    elif message.error().code() == KafkaError._PARTITION_EOF:
-                        left.discard(message.partition())
-        finally:
-            consumer.close()
-        assert not left, f"{topic} could not be read to its end"
-        return found
-
     def has_published(self, name: str) -> bool:
         """Tell whether a relay that streams has written into a topic."""
-        log = self.log_file.read_text(encoding="utf-8")
-        return '"event": "streaming"' in log and bool(self.records(name))
-
-    def halted(self) -> dict[str, Any]:
-        """Return the log record of a halt."""
-        lines = self.log_file.read_text(encoding="utf-8").splitlines()
-        records = [json.loads(line) for line in lines if line.startswith("{")]
-        return [record for record in records if record["event"] == "halted"][-1]
-
-    def close(self) -> None:
-        """Leave no process behind."""
-        self.kill()
-        self.connection.close()
+        return bool(self.logged("streaming") and self.records(name))
 
 
 _EVENTS = "select id::text from towpath.outbox"
@@ -297,40 +173,21 @@ _STATEMENTS = (
 )
 
 
-class Writers:
+class Writers(RandomWriters):
     """Sessions that change rows and insert events at random until told to stop."""
 
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
-        self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._write, args=(seed,)) for seed in range(2)
-        ]
+    pause_s = 0.002
 
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _write(self, seed: int) -> None:
-        chance = random.Random(seed)  # noqa: S311 - writes, no secret
-        keys = range(1, ROWS * 11 // 10)
-        with psycopg.connect(self._dsn, autocommit=True) as connection:
-            while not self._stop.wait(0.002):
-                with (
-                    contextlib.suppress(
-                        psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected
-                    ),
-                    connection.transaction(),
-                ):
-                    for statement in (*chance.choices(_STATEMENTS, k=2), _INSERT_EVENT):
-                        key, other = chance.choices(keys, k=2)
-                        connection.execute(statement, {"key": key, "other": other})
+    def change(self, connection: psycopg.Connection, chance: random.Random) -> None:
+        with (
+            contextlib.suppress(
+                psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected
+            ),
+            connection.transaction(),
+        ):
+            for statement in (*chance.choices(_STATEMENTS, k=2), _INSERT_EVENT):
+                key, other = (chance.randint(1, self.highest) for _ in range(2))
+                connection.execute(statement, {"key": key, "other": other})
 
 
 @pytest.fixture(scope="module")
@@ -353,6 +210,7 @@ def source(server: Addresses, stack, unique: str, tmp_path: Path) -> Iterator[So
     """Lend a source; the rows that it begins with were there before the slot."""
     databases.create(server.dsn("postgres"), unique)
     lent = Source(server.dsn(unique), stack.kafka, unique, tmp_path)
+    lent.execute(TABLES)
     lent.connection.execute(
         "insert into shop.line (id, large) select g,"
         " case when g %% 10 = 0 then repeat(md5(g::text), 100) end"
@@ -370,7 +228,7 @@ def check_streams(source: Source) -> None:
     streamed, changes = Counter(source.fold().streamed), source.changes()
     assert (Counter(), Counter()) == (changes - streamed, streamed - changes)
     events = source.records("event.order")
-    told = [dict(event.headers())["id"].decode() for event in events]
+    told = [headers_of(event)["id"] for event in events]
     assert Counter(source.events()) == Counter(told)
     for name in TOPICS:
         at = positions(source.records(name))
@@ -380,9 +238,9 @@ def check_streams(source: Source) -> None:
 
 def positions(records: list[Message]) -> list[tuple[int, str]]:
     """Return partition and position of the streamed records."""
-    headers = [(record.partition(), dict(record.headers())) for record in records]
+    headers = [(record.partition(), headers_of(record)) for record in records]
     return [
-        (partition, told["position"].decode())
+        (partition, told["position"])
         for partition, told in headers
         if "snapshot" not in told
     ]
@@ -394,7 +252,7 @@ def test_it_is_a_15_and_its_slot_knows_no_failover(source: Source):
     """
     source.prepare()
     source.prepare()
-    slot = source.ask(
+    slot = source.one(
         "select to_jsonb(s) from pg_replication_slots s where slot_name = %s",
         source.prefix,
     )
@@ -420,7 +278,7 @@ def test_every_kind_of_change_is_told(source: Source):
         "delete from shop.line where id = 11",
     ):
         source.connection.execute(statement)
-    source.confirm()
+    source.catch_up()
     fold = source.fold()
 
     expected = {
@@ -444,7 +302,7 @@ def test_killed_in_a_snapshot_under_load_it_loses_and_repeats_nothing(source: So
     """
     source.prepare()
     source.start()
-    with Writers(source.dsn):
+    with Writers(source.dsn, ROWS * 11 // 10, count=2):
         source.wait_for(lambda: len(source.events()) > 50)
         source.snapshot()
         for goal in (1_000, 2_500):
@@ -452,8 +310,8 @@ def test_killed_in_a_snapshot_under_load_it_loses_and_repeats_nothing(source: So
             source.kill()
             source.start()
         status = "select status = 'completed' from towpath.signal where id = 's1'"
-        source.wait_for(lambda: source.ask(status))
-    source.confirm()
+        source.wait_for(lambda: source.one(status))
+    source.catch_up()
     check_streams(source)
     fold = source.fold()
 
@@ -467,11 +325,11 @@ def test_a_watermark_stands_in_a_transaction(source: Source):
     """
     source.prepare()
     beside = f"{source.prefix}_beside"
-    source.ask("select pg_create_logical_replication_slot(%s, 'pgoutput')", beside)
+    source.one("select pg_create_logical_replication_slot(%s, 'pgoutput')", beside)
     source.start()
     source.snapshot()
     status = "select status = 'completed' from towpath.signal where id = 's1'"
-    source.wait_for(lambda: source.ask(status))
+    source.wait_for(lambda: source.one(status))
     frames = source.connection.execute(
         "select data from pg_logical_slot_peek_binary_changes(%s, null, null,"
         " 'proto_version', '1', 'publication_names', 'towpath', 'messages', 'true')"
@@ -492,7 +350,7 @@ def test_other_publications_serve_once_the_log_knows_them(source: Source):
     """
     source.prepare()
     source.start()
-    with Writers(source.dsn):
+    with Writers(source.dsn, ROWS * 11 // 10, count=2):
         source.wait_for(lambda: source.has_published("event.order"))
         source.kill()
         made = len(source.events())
@@ -500,7 +358,7 @@ def test_other_publications_serve_once_the_log_knows_them(source: Source):
         source.prepare('publication = "other"\noutbox_publication = "other_outbox"')
         source.start()
         source.wait_for(lambda: len(source.events()) > made + 100)
-    source.confirm()
+    source.catch_up()
 
     check_streams(source)
 
@@ -512,7 +370,7 @@ def test_a_publication_that_the_log_does_not_know_halts(source: Source):
     source.prepare()
     source.start()
     source.connection.execute("insert into shop.line values (9001, 1)")
-    source.confirm()
+    source.catch_up()
     stopped = source.stop()
     for name in ("towpath", "towpath_outbox"):
         source.connection.execute(f"alter publication {name} rename to {name}_before")
@@ -520,7 +378,7 @@ def test_a_publication_that_the_log_does_not_know_halts(source: Source):
     source.prepare()
     source.connection.execute("insert into shop.line values (9003, 3)")
     code = source.start().wait(30)
-    halted = source.halted()
+    halted = source.logged("halted")[-1]
     keys = [change.key for change in source.fold().streamed]
 
     assert (0, 3, [9001]) == (stopped, code, keys)

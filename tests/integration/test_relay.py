@@ -1,31 +1,28 @@
 """The relay as a process, between a real Postgres and a real Kafka."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
 
-import psycopg
 import pytest
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Message
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from support.rig import Rig
+from support.topics import position_of
+from support.waiting import until
 from towpath.relay.__main__ import init, status
 from towpath.relay.errors import NotPreparedError
-from towpath.schemas.clock import Deadline, SystemClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-CLOCK = SystemClock()
-TIMEOUT_S = 60.0
 MEBIBYTE = 1024 * 1024
 
 TABLES = """
@@ -39,104 +36,21 @@ create table shop.aside (id int primary key, note text);
 """
 
 
-class Relay:
+class Relay(Rig):
     """A database, the relay that follows it, and the topics that it writes."""
 
-    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
-        self.dsn = dsn
-        self.kafka = kafka
-        self.prefix = prefix
-        self.folder = folder
-        self.config = folder / "towpath.toml"
-        self.source = psycopg.connect(dsn, autocommit=True)
-        self.source.execute(TABLES)
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def prepare(self, *, tables: tuple[str, ...] = ("shop.line",), relay: str = ""):
+    def prepare(self, *, relay: str = "") -> None:
         """Write the configuration, and let the relay prepare the database."""
-        self.configure(tables, relay)
-        init(self.config, dry_run=False)
+        self.capture("shop.line", relay=relay)
+        self.init()
 
-    def configure(self, tables: tuple[str, ...], relay: str = "") -> None:
-        """Write the configuration."""
-        self.config.write_text(
-            f"""
-version = 1
-[[source]]
-dsn = "{self.dsn}"
-prefix = "{self.prefix}"
-slot = "{self.prefix}"
-tables = {json.dumps(tables)}
-[relay.outbox]
-topic = "{self.prefix}.event.{{aggregate_type}}"
-[kafka]
-bootstrap_servers = "{self.kafka}"
-[registry]
-url = "http://127.0.0.1:1"
-[topics]
-partitions = 3
-[relay]
-{relay}
-""",
-            encoding="utf-8",
-        )
-
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start a relay process; its log records go into one file."""
-        with self.log_file.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "towpath.relay", str(self.config)],
-                stdout=log,
-                stderr=log,
-            )
-        self.processes.append(process)
-        return process
-
-    def stop(self, process: subprocess.Popen[bytes]) -> int:
-        """Let a process end by itself, and return its exit code."""
-        process.terminate()
-        return process.wait(20)
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-        for process in self.processes:
-            process.kill()
-            process.wait()
-        self.source.close()
-        self._drop_slot()
-
-    def _drop_slot(self) -> None:
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
-
-            def is_dropped() -> bool:
-                with contextlib.suppress(psycopg.errors.ObjectInUse):
-                    connection.execute(
-                        "select pg_drop_replication_slot(slot_name)"
-                        " from pg_replication_slots where slot_name = %s",
-                        (self.prefix,),
-                    )
-                    return True
-                return False
-
-            until(is_dropped, "the slot is free")
-
-    @property
-    def log_file(self) -> Path:
-        return self.folder / "relay.log"
-
-    def log(self) -> list[dict]:
-        """Read the log records so far."""
-        lines = self.log_file.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{")]
-
-    def logged(self, event: str) -> list[dict]:
-        """Read the log records of one event."""
-        return [record for record in self.log() if record["event"] == event]
+    def capture(self, *tables: str, relay: str = "") -> None:
+        """Write a configuration with these tables."""
+        self.configure(f"{relay}\n{self.outbox}", tables=tables)
 
     def fetch(self, path: str) -> str:
         """Ask the admin port of the relay that was started last."""
-        port = self.logged("relay started")[-1]["admin_port"]
-        url = f"http://127.0.0.1:{port}{path}"
+        url = f"http://127.0.0.1:{self.admin_port}{path}"
         with urllib.request.urlopen(url, timeout=5) as page:
             return page.read().decode()
 
@@ -147,15 +61,11 @@ partitions = 3
         value = next(line for line in lines if line.startswith(name))
         return float(value.removeprefix(name)) >= transactions
 
-    def topic(self, name: str) -> str:
-        """Name a topic below the prefix."""
-        return f"{self.prefix}.{name}"
-
     def insert_events(self, count: int, *, first: int = 0, size: int = 5) -> None:
         """Insert events, ten to a transaction, padded with ``size`` random bytes."""
-        with self.source.cursor() as cursor:
+        with self.connection.cursor() as cursor:
             for start in range(first, first + count, 10):
-                with self.source.transaction():
+                with self.connection.transaction():
                     cursor.executemany(
                         "insert into towpath.outbox"
                         " (id, aggregate_type, aggregate_id, type, payload)"
@@ -168,64 +78,12 @@ partitions = 3
 
     def confirmed_lag_bytes(self) -> int:
         """Return how much log the slot has not been told to forget."""
-        row = self.source.execute(
+        lag = self.one(
             "select (pg_current_wal_lsn() - confirmed_flush_lsn)::bigint"
             " from pg_replication_slots where slot_name = %s",
-            (self.prefix,),
-        ).fetchone()
-        return int(row[0]) if row else -1
-
-    def read(self, topic: str, *, at_least: int) -> list[Message]:
-        """Read a topic from its beginning until there are so many records."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.kafka,
-                "group.id": "test",
-                "fetch.wait.max.ms": 50,
-            }
+            self.prefix,
         )
-        deadline = Deadline(CLOCK, TIMEOUT_S)
-        found: list[Message] = []
-        assigned = 0
-        try:
-            while len(found) < at_least and not deadline.passed():
-                if not assigned:
-                    assigned = assign(consumer, topic)
-                    continue
-                found += [m for m in consumer.consume(500, 0.2) if m.error() is None]
-            found += settle(consumer, assigned)
-        finally:
-            consumer.close()
-        return found
-
-
-def assign(consumer: Consumer, topic: str) -> int:
-    """Assign every partition of a topic; 0 if it does not exist yet."""
-    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-    consumer.assign([TopicPartition(topic, at, 0) for at in partitions])
-    if not partitions:
-        CLOCK.wait(0.05)
-    return len(partitions)
-
-
-def settle(consumer: Consumer, assigned: int) -> list[Message]:
-    """Read what else there is by now: duplicates would stand there."""
-    more: list[Message] = []
-    while assigned:
-        batch = [m for m in consumer.consume(500, 0.5) if m.error() is None]
-        if not batch:
-            break
-        more += batch
-    return more
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
-    deadline = Deadline(CLOCK, TIMEOUT_S)
-    while not holds():
-        if deadline.passed():
-            pytest.fail(f"waited {TIMEOUT_S:g} s in vain until {what}")
-        CLOCK.wait(0.05)
+        return -1 if lag is None else int(lag)
 
 
 def peak_bytes(process: subprocess.Popen[bytes]) -> int:
@@ -244,6 +102,7 @@ def numbers(messages: list[Message]) -> list[int]:
 def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Relay]:
     """Lend a relay over a fresh database; nothing is prepared or started."""
     lent = Relay(database, stack.kafka, unique, tmp_path)
+    lent.execute(TABLES)
     yield lent
     lent.close()
 
@@ -256,7 +115,7 @@ def test_every_event_arrives_once_and_in_order_per_key(relay: Relay):
     relay.insert_events(300)
     relay.start()
     relay.insert_events(200, first=300)
-    messages = relay.read(relay.topic("event.order"), at_least=500)
+    messages = relay.read("event.order", at_least=500)
     by_key: dict[bytes, list[int]] = {}
     for message in messages:
         by_key.setdefault(message.key(), []).append(json.loads(message.value())["n"])
@@ -274,14 +133,14 @@ def test_a_rollback_emits_nothing(relay: Relay):
     relay.prepare()
     relay.start()
     insert = "insert into shop.line (order_id, line_no) values (%s, 1)"
-    with relay.source.transaction(force_rollback=True):
-        relay.source.execute(insert, (1,))
-    with relay.source.transaction():
-        relay.source.execute(insert, (2,))
-        with relay.source.transaction(force_rollback=True):
-            relay.source.execute(insert, (3,))
-    relay.source.execute(insert, (4,))
-    messages = relay.read(relay.topic("shop.line"), at_least=2)
+    with relay.connection.transaction(force_rollback=True):
+        relay.connection.execute(insert, (1,))
+    with relay.connection.transaction():
+        relay.connection.execute(insert, (2,))
+        with relay.connection.transaction(force_rollback=True):
+            relay.connection.execute(insert, (3,))
+    relay.connection.execute(insert, (4,))
+    messages = relay.read("shop.line", at_least=2)
 
     assert [2, 4] == sorted(json.loads(m.key())["order_id"] for m in messages)
 
@@ -299,11 +158,9 @@ def test_row_changes_are_records_in_their_order(relay: Relay):
         "delete from shop.line",
         "truncate shop.line",
     ):
-        relay.source.execute(statement)
-    messages = relay.read(relay.topic("shop.line"), at_least=10)
-    rows = sorted(
-        (dict(m.headers())["position"].decode(), m.key(), m.value()) for m in messages
-    )
+        relay.connection.execute(statement)
+    messages = relay.read("shop.line", at_least=10)
+    rows = sorted((position_of(m), m.key(), m.value()) for m in messages)
     envelopes = [(key, json.loads(value or b"null")) for _, key, value in rows]
     first, second = b'{"order_id":1,"line_no":1}', b'{"order_id":1,"line_no":2}'
 
@@ -327,8 +184,8 @@ def test_an_envelope_has_the_forms_that_sinks_rely_on(relay: Relay):
     """
     relay.prepare()
     relay.start()
-    relay.source.execute("insert into shop.line values (1, 1, null, 2.50)")
-    (message,) = relay.read(relay.topic("shop.line"), at_least=1)
+    relay.connection.execute("insert into shop.line values (1, 1, null, 2.50)")
+    (message,) = relay.read("shop.line", at_least=1)
     told = json.loads(message.value())
     source = told["source"]
 
@@ -347,7 +204,7 @@ def test_an_envelope_has_the_forms_that_sinks_rely_on(relay: Relay):
         told["after"],
         (source["name"], source["schema"], source["table"], source["snapshot"]),
         message.timestamp()[1],
-        dict(message.headers())["position"].decode(),
+        position_of(message),
     )
 
 
@@ -356,11 +213,13 @@ def test_an_unchanged_large_value_is_left_out(relay: Relay):
     A TOASTed value that an update does not touch is named in the header unchanged.
     """
     relay.prepare()
-    relay.source.execute("alter table shop.line alter note set storage external")
+    relay.connection.execute("alter table shop.line alter note set storage external")
     relay.start()
-    relay.source.execute("insert into shop.line values (1, 1, repeat('x', 9000), 1)")
-    relay.source.execute("update shop.line set price = 2")
-    messages = relay.read(relay.topic("shop.line"), at_least=2)
+    relay.connection.execute(
+        "insert into shop.line values (1, 1, repeat('x', 9000), 1)"
+    )
+    relay.connection.execute("update shop.line set price = 2")
+    messages = relay.read("shop.line", at_least=2)
     update = next(m for m in messages if json.loads(m.value())["op"] == "u")
 
     assert (False, b'["note"]') == (
@@ -374,18 +233,18 @@ def test_each_row_has_the_shape_of_its_time(relay: Relay):
     After a column is added, earlier rows keep their shape, and the new one is told.
     """
     relay.prepare()
-    relay.source.execute("insert into shop.line (order_id, line_no) values (1, 1)")
-    relay.source.execute("alter table shop.line add extra jsonb not null default '[]'")
-    relay.source.execute("insert into shop.line (order_id, line_no) values (2, 1)")
+    relay.connection.execute("insert into shop.line (order_id, line_no) values (1, 1)")
+    relay.connection.execute(
+        "alter table shop.line add extra jsonb not null default '[]'"
+    )
+    relay.connection.execute("insert into shop.line (order_id, line_no) values (2, 1)")
     relay.start()
-    rows = relay.read(relay.topic("shop.line"), at_least=2)
+    rows = relay.read("shop.line", at_least=2)
     has_extra = {
         json.loads(m.key())["order_id"]: "extra" in json.loads(m.value())["after"]
         for m in rows
     }
-    shapes = [
-        json.loads(m.value()) for m in relay.read(relay.topic("relations"), at_least=2)
-    ]
+    shapes = [json.loads(m.value()) for m in relay.read("relations", at_least=2)]
     last = shapes[-1]
 
     assert (
@@ -411,13 +270,13 @@ def test_kill_9_loses_nothing(relay: Relay):
     for _ in range(2):
         process = relay.start()
         until(lambda: bool(relay.logged("streaming")), "the relay streams")
-        relay.read(relay.topic("event.order"), at_least=100)
+        relay.read("event.order", at_least=100)
         process.kill()
         process.wait()
         relay.log_file.unlink()
     relay.start()
     until(lambda: relay.confirmed_lag_bytes() < 1000, "everything is confirmed")
-    messages = relay.read(relay.topic("event.order"), at_least=6000)
+    messages = relay.read("event.order", at_least=6000)
 
     assert set(range(6000)) == set(numbers(messages))
 
@@ -429,7 +288,7 @@ def test_killed_before_kafka_has_answered_it_loses_nothing(relay: Relay, stack):
     relay.prepare()
     process = relay.start()
     relay.insert_events(10)
-    relay.read(relay.topic("event.order"), at_least=10)
+    relay.read("event.order", at_least=10)
     kafka = next(part for part in stack.stack.status() if part.name == "kafka")
     os.kill(kafka.pid, signal.SIGSTOP)
     try:
@@ -443,7 +302,7 @@ def test_killed_before_kafka_has_answered_it_loses_nothing(relay: Relay, stack):
     finally:
         os.kill(kafka.pid, signal.SIGCONT)
     relay.start()
-    messages = relay.read(relay.topic("event.order"), at_least=320)
+    messages = relay.read("event.order", at_least=320)
 
     assert set(range(320)) == set(numbers(messages))
 
@@ -463,7 +322,7 @@ def test_a_graceful_stop_repeats_nothing(relay: Relay):
         relay.log_file.unlink()
     relay.start()
     load.join()
-    messages = relay.read(relay.topic("event.order"), at_least=3000)
+    messages = relay.read("event.order", at_least=3000)
 
     assert (list(range(3000)), [0, 0, 0]) == (sorted(numbers(messages)), codes)
 
@@ -475,7 +334,7 @@ def test_a_silent_broker_bounds_memory_and_is_waited_for(relay: Relay, stack):
     relay.prepare(relay=f"max_in_flight_bytes = {2 * MEBIBYTE}")
     process = relay.start()
     relay.insert_events(10)
-    relay.read(relay.topic("event.order"), at_least=10)
+    relay.read("event.order", at_least=10)
     kafka = next(part for part in stack.stack.status() if part.name == "kafka")
     before = peak_bytes(process)
     os.kill(kafka.pid, signal.SIGSTOP)
@@ -485,7 +344,7 @@ def test_a_silent_broker_bounds_memory_and_is_waited_for(relay: Relay, stack):
         grown = peak_bytes(process) - before
     finally:
         os.kill(kafka.pid, signal.SIGCONT)
-    messages = relay.read(relay.topic("event.order"), at_least=6010)
+    messages = relay.read("event.order", at_least=6010)
 
     assert (True, True, set(range(6010))) == (
         stalled > 20 * MEBIBYTE,
@@ -499,12 +358,12 @@ def test_a_huge_transaction_streams_through_bounded(relay: Relay):
     200,000 rows in one transaction pass without being collected.
     """
     relay.prepare(relay=f"max_in_flight_bytes = {8 * MEBIBYTE}")
-    relay.source.execute(
+    relay.connection.execute(
         "insert into shop.line select n, 1, repeat('x', 400), 1"
         " from generate_series(1, 200000) n"
     )
     process = relay.start()
-    messages = relay.read(relay.topic("shop.line"), at_least=200_000)
+    messages = relay.read("shop.line", at_least=200_000)
     positions = {dict(m.headers())["position"] for m in messages}
 
     assert (200_000, 200_000, True) == (
@@ -520,12 +379,12 @@ def test_what_is_too_large_is_set_aside_while_others_flow(relay: Relay):
     """
     relay.prepare()
     relay.start()
-    relay.source.execute(
+    relay.connection.execute(
         "insert into shop.line values"
         " (1, 1, 'a', 1), (2, 1, repeat('x', 1500000), 1), (3, 1, 'c', 1)"
     )
-    rows = relay.read(relay.topic("shop.line"), at_least=2)
-    (dead,) = relay.read(relay.topic("dead.relay"), at_least=1)
+    rows = relay.read("shop.line", at_least=2)
+    (dead,) = relay.read("dead.relay", at_least=1)
     until(lambda: relay.confirmed_lag_bytes() < 1000, "everything is confirmed")
 
     assert (
@@ -551,8 +410,8 @@ def test_a_topic_with_a_small_limit_is_heeded(relay: Relay):
     relay.insert_events(200, size=450)
     relay.insert_events(10, first=200, size=4500)
     relay.start()
-    messages = relay.read(name, at_least=200)
-    dead = relay.read(relay.topic("dead.relay"), at_least=10)
+    messages = relay.read("event.order", at_least=200)
+    dead = relay.read("dead.relay", at_least=10)
 
     assert (set(range(200)), 10) == (set(numbers(messages)), len(dead))
 
@@ -564,7 +423,7 @@ def test_idle_traffic_is_confirmed(relay: Relay):
     relay.prepare()
     relay.start()
     until(lambda: bool(relay.logged("streaming")), "the relay streams")
-    relay.source.execute(
+    relay.connection.execute(
         "insert into shop.aside select n, repeat('x', 900)"
         " from generate_series(1, 5000) n"
     )
@@ -586,7 +445,7 @@ def test_a_second_relay_waits_and_takes_over(relay: Relay):
     relay.stop(first)
     until(lambda: len(relay.logged("streaming")) == 2, "the second streams")
     relay.insert_events(10)
-    messages = relay.read(relay.topic("event.order"), at_least=10)
+    messages = relay.read("event.order", at_least=10)
 
     assert (10, True) == (len(messages), "towpath-relay" in holder)
 
@@ -598,14 +457,14 @@ def test_a_cut_connection_is_made_again(relay: Relay):
     relay.prepare()
     relay.start()
     relay.insert_events(50)
-    relay.read(relay.topic("event.order"), at_least=50)
-    relay.source.execute(
+    relay.read("event.order", at_least=50)
+    relay.connection.execute(
         "select pg_terminate_backend(active_pid) from pg_replication_slots"
         " where slot_name = %s",
         (relay.prefix,),
     )
     relay.insert_events(50, first=50)
-    messages = relay.read(relay.topic("event.order"), at_least=100)
+    messages = relay.read("event.order", at_least=100)
 
     assert (set(range(100)), True) == (
         set(numbers(messages)),
@@ -621,7 +480,7 @@ def test_a_lost_slot_halts_with_its_remedy(relay: Relay):
     process = relay.start()
     until(lambda: bool(relay.logged("streaming")), "the relay streams")
     relay.stop(process)
-    relay.source.execute("select pg_drop_replication_slot(%s)", (relay.prefix,))
+    relay.connection.execute("select pg_drop_replication_slot(%s)", (relay.prefix,))
     code = relay.start().wait(30)
 
     assert (3, True) == (code, "snapshot" in relay.logged("halted")[0]["remedy"])
@@ -631,7 +490,7 @@ def test_without_a_slot_the_relay_says_what_to_do(relay: Relay):
     """
     A source that was never prepared halts with the command that prepares it.
     """
-    relay.configure(("shop.line",))
+    relay.capture("shop.line")
     code = relay.start().wait(30)
 
     assert (3, True) == (code, "relay init" in relay.logged("halted")[0]["remedy"])
@@ -644,11 +503,11 @@ def test_init_is_repeatable_and_follows_the_configuration(relay: Relay, capsys):
     relay.prepare()
     init(relay.config, dry_run=False)
     second = capsys.readouterr().out.splitlines()[-1]
-    relay.configure(("shop.line", "shop.aside"))
+    relay.capture("shop.line", "shop.aside")
     init(relay.config, dry_run=True)
     printed = capsys.readouterr().out
     init(relay.config, dry_run=False)
-    tables = relay.source.execute(
+    tables = relay.connection.execute(
         "select schemaname || '.' || tablename from pg_publication_tables"
         " where pubname = 'towpath' order by 1"
     ).fetchall()
@@ -664,13 +523,13 @@ def test_init_tells_every_problem_with_its_cure(relay: Relay):
     """
     Missing tables, keys and the like are told at once, before anything is done.
     """
-    relay.source.execute("create table shop.bare (id int)")
-    relay.source.execute("alter table shop.aside replica identity nothing")
-    relay.configure(("shop.bare", "shop.none", "shop.aside"))
+    relay.connection.execute("create table shop.bare (id int)")
+    relay.connection.execute("alter table shop.aside replica identity nothing")
+    relay.capture("shop.bare", "shop.none", "shop.aside")
     with pytest.raises(NotPreparedError) as caught:
         init(relay.config, dry_run=False)
     told = str(caught.value).splitlines()
-    schema = relay.source.execute("select to_regnamespace('towpath')").fetchone()
+    schema = relay.connection.execute("select to_regnamespace('towpath')").fetchone()
 
     assert (3, True, (None,)) == (
         len(told),
@@ -700,7 +559,7 @@ def test_the_admin_port_tells_health_and_metrics(relay: Relay):
     relay.prepare()
     relay.start()
     relay.insert_events(20)
-    relay.read(relay.topic("event.order"), at_least=20)
+    relay.read("event.order", at_least=20)
     ready = relay.fetch("/health/ready")
     metrics = relay.fetch("/metrics")
     with pytest.raises(urllib.error.HTTPError):

@@ -5,30 +5,25 @@ import contextlib
 import datetime as dt
 import json
 import socket
-import subprocess
-import sys
 import threading
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Message
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from towpath.relay.__main__ import init
-from towpath.schemas.clock import Deadline, SystemClock
+from support.rig import Rig
+from support.topics import headers_of, position_of
+from support.waiting import until
+from towpath.deploy.local.lazy import LazyStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
-
-CLOCK = SystemClock()
-TIMEOUT_S = 60.0
 
 TABLES = """
 create schema s;
@@ -70,99 +65,33 @@ ROW = {
 }
 
 
-class Source:
+class Source(Rig):
     """A database with a few tables, the relay that follows it, and its topics."""
 
-    def __init__(self, dsn: str, kafka: str, registry_url: str, folder: Path) -> None:
-        self.dsn = dsn
-        self.kafka = kafka
-        self.registry_url = registry_url
-        self.prefix = f"t{uuid.uuid4().hex[:10]}"
-        self.folder = folder
-        self.config = folder / "towpath.toml"
-        self.connection = psycopg.connect(dsn, autocommit=True)
-        self.connection.execute(TABLES)
-        self.registry = SchemaRegistryClient({"url": registry_url})
-        self.process: subprocess.Popen[bytes] | None = None
+    def __init__(self, stack: LazyStack, dsn: str, prefix: str, folder: Path) -> None:
+        super().__init__(dsn, stack.kafka, prefix, folder)
+        self.registry_url = stack.registry_url
+        self.registry = SchemaRegistryClient({"url": self.registry_url})
 
-    def start(self, rows: str, *, relay: str = "", registry_url: str = "") -> None:
+    def begin(self, rows: str, *, relay: str = "", registry_url: str = "") -> None:
         """Prepare the database and start a relay with these settings."""
-        self.config.write_text(
-            f"""
-version = 1
-[[source]]
-dsn = "{self.dsn}"
-prefix = "{self.prefix}"
-slot = "{self.prefix}"
-tables = ["s.kinds", "s.plain", "s.aside"]
-[kafka]
-bootstrap_servers = "{self.kafka}"
-[registry]
-url = "{registry_url or self.registry_url}"
-[topics]
-partitions = 2
-[relay]
-{relay}
-[relay.rows]
-{rows}
-""",
-            encoding="utf-8",
+        self.configure(
+            f"{relay}\n[relay.rows]\n{rows}",
+            tables=("s.kinds", "s.plain", "s.aside"),
+            partitions=2,
+            registry_url=registry_url or self.registry_url,
         )
-        init(self.config, dry_run=False)
-        with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "towpath.relay", str(self.config)],
-                stdout=log,
-                stderr=log,
-            )
-
-    @property
-    def log_file(self) -> Path:
-        return self.folder / "relay.log"
-
-    def log(self) -> str:
-        """Read the relay's log so far."""
-        return self.log_file.read_text(encoding="utf-8")
-
-    def exit_code(self) -> int:
-        """Wait until the relay has ended by itself."""
-        assert self.process is not None
-        return self.process.wait(TIMEOUT_S)
-
-    def topic(self, table: str) -> str:
-        """Name a table's topic."""
-        return f"{self.prefix}.s.{table}"
+        self.init()
+        self.start()
 
     def run(self, *statements: str) -> None:
         """Run statements on the source, each in a transaction of its own."""
         for statement in statements:
             self.connection.execute(statement)
 
-    def read(self, topic: str, *, at_least: int) -> list[Message]:
+    def in_order(self, name: str, *, at_least: int) -> list[Message]:
         """Read a topic until it has so many records, in their positions' order."""
-        consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": "test"})
-        deadline = Deadline(CLOCK, TIMEOUT_S)
-        found: list[Message] = []
-        try:
-            partitions = self._partitions(consumer, topic, deadline)
-            consumer.assign([TopicPartition(topic, at, 0) for at in partitions])
-            while len(found) < at_least and not deadline.passed():
-                found += [m for m in consumer.consume(100, 0.2) if m.error() is None]
-        finally:
-            consumer.close()
-        assert len(found) >= at_least, self.log()
-        return sorted(found, key=lambda m: dict(m.headers())["position"])
-
-    def _partitions(
-        self, consumer: Consumer, topic: str, deadline: Deadline
-    ) -> list[int]:
-        while not deadline.passed():
-            with contextlib.suppress(KafkaException):
-                found = consumer.list_topics(topic, timeout=5).topics[topic].partitions
-                if found:
-                    return list(found)
-            CLOCK.wait(0.1)
-        pytest.fail(f"there is no topic {topic}: {self.log()}")
+        return sorted(self.read(name, at_least=at_least), key=position_of)
 
     def decode(self, message: Message, field: str) -> Any:
         """Decode a key or a value as any consumer of the registry does."""
@@ -172,42 +101,19 @@ partitions = 2
 
     def values(self, table: str, *, at_least: int) -> list[Any]:
         """Read a topic's decoded values; None for a tombstone."""
-        messages = self.read(self.topic(table), at_least=at_least)
+        messages = self.in_order(f"s.{table}", at_least=at_least)
         return [self.decode(message, MessageField.VALUE) for message in messages]
 
     def close(self) -> None:
-        """Leave nothing behind."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
         self.registry.__exit__()
-        until(self._is_slot_dropped, "the slot is free")
-        self.connection.close()
-
-    def _is_slot_dropped(self) -> bool:
-        with contextlib.suppress(psycopg.errors.ObjectInUse):
-            self.connection.execute(
-                "select pg_drop_replication_slot(slot_name)"
-                " from pg_replication_slots where slot_name = %s",
-                (self.prefix,),
-            )
-            return True
-        return False
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
-    deadline = Deadline(CLOCK, TIMEOUT_S)
-    while not holds():
-        if deadline.passed():
-            pytest.fail(f"waited {TIMEOUT_S:g} s in vain until {what}")
-        CLOCK.wait(0.05)
+        super().close()
 
 
 @pytest.fixture
-def source(database: str, stack, tmp_path: Path) -> Iterator[Source]:
+def source(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Source]:
     """Lend a database with tables; no relay follows it yet."""
-    lent = Source(database, stack.kafka, stack.registry_url, tmp_path)
+    lent = Source(stack, database, unique, tmp_path)
+    lent.execute(TABLES)
     yield lent
     lent.close()
 
@@ -216,9 +122,9 @@ def test_a_stock_reader_reads_the_rows_back(source: Source):
     """
     Keys, rows and the source's facts arrive in Avro as they are in the table.
     """
-    source.start('format = "avro"\ndecimals = "precise"')
+    source.begin('format = "avro"\ndecimals = "precise"')
     source.run(INSERT, "update s.kinds set small = 4", "delete from s.kinds")
-    messages = source.read(source.topic("kinds"), at_least=4)
+    messages = source.in_order("s.kinds", at_least=4)
     values = [source.decode(message, MessageField.VALUE) for message in messages]
     keys = [source.decode(message, MessageField.KEY) for message in messages]
     absent = dict.fromkeys(ROW) | {"id": 7, "code": "A"}
@@ -243,22 +149,22 @@ def test_an_unchanged_toasted_value_is_told_from_null(source: Source, placeholde
     Avro leaves nothing out: null or the placeholder stands there, and a header says so.
     """
     told = "" if placeholder is None else f'placeholder = "{placeholder}"'
-    source.start(f'format = "avro"\n{told}')
+    source.begin(f'format = "avro"\n{told}')
     source.run(
         "alter table s.plain alter note set storage external",
         "insert into s.plain values (1, 1, repeat('x', 10000))",
         "update s.plain set n = 2",
         "update s.plain set note = null",
     )
-    messages = source.read(source.topic("plain"), at_least=3)
+    messages = source.in_order("s.plain", at_least=3)
     values = [source.decode(message, MessageField.VALUE) for message in messages]
 
     assert (
         ["x" * 10000, placeholder, None],
-        [None, b'["note"]', None],
+        [None, '["note"]', None],
     ) == (
         [value["after"]["note"] for value in values],
-        [dict(message.headers()).get("unchanged") for message in messages],
+        [headers_of(message).get("unchanged") for message in messages],
     )
 
 
@@ -266,14 +172,14 @@ def test_ddl_between_changes_registers_a_second_version(source: Source):
     """
     Each change has the shape of its time; the subject counts both, the key's only one.
     """
-    source.start('format = "avro"')
+    source.begin('format = "avro"')
     source.run(
         "insert into s.plain values (1, 1, 'a')",
         "alter table s.plain add column more text default 'm', drop column n",
         "insert into s.plain values (2, 'b')",
     )
     values = source.values("plain", at_least=2)
-    subject = source.topic("plain")
+    subject = source.topic("s.plain")
 
     assert (
         [{"id": 1, "n": 1, "note": "a"}, {"id": 2, "note": "b", "more": "m"}],
@@ -288,10 +194,10 @@ def test_ddl_between_changes_registers_a_second_version(source: Source):
 
 def refuse(source: Source, rows: str) -> None:
     """Publish a row, then make a change of type that the subject does not allow."""
-    source.start(rows)
+    source.begin(rows)
     source.run("insert into s.plain values (1, 1, 'a')")
     source.values("plain", at_least=1)
-    source.registry.set_compatibility(f"{source.topic('plain')}-value", "BACKWARD")
+    source.registry.set_compatibility(f"{source.topic('s.plain')}-value", "BACKWARD")
     source.run(
         "alter table s.plain alter n type text",
         "insert into s.plain values (2, 'two', 'b')",
@@ -305,10 +211,10 @@ def test_a_refused_schema_halts_with_its_remedy(source: Source):
     The relay stops, says which subject refuses it, and what to do.
     """
     refuse(source, 'format = "avro"')
-    code = source.exit_code()
-    subject = f"{source.topic('plain')}-value"
+    code = source.ended()
+    subject = f"{source.topic('s.plain')}-value"
     source.registry.set_compatibility(subject, "NONE")
-    source.start('format = "avro"')
+    source.begin('format = "avro"')
     after = [value and value["after"] for value in source.values("plain", at_least=5)]
 
     assert (
@@ -324,8 +230,9 @@ def test_a_refused_schema_halts_with_its_remedy(source: Source):
         ],
     ) == (
         code,
-        f"refuses a schema for the subject {subject}: 409" in source.log(),
-        "Relax the compatibility of the subject that the message names" in source.log(),
+        f"refuses a schema for the subject {subject}: 409" in source.printed(),
+        "Relax the compatibility of the subject that the message names"
+        in source.printed(),
         after,
     )
 
@@ -343,17 +250,17 @@ def test_a_refused_schema_parks_its_rows_and_all_else_flows(source: Source):
     )
     aside = source.values("aside", at_least=1)
     plain = source.values("plain", at_least=2)
-    dead = source.read(f"{source.prefix}.dead.relay", at_least=4)
-    told = [dict(message.headers()) for message in dead]
+    dead = source.in_order("dead.relay", at_least=4)
+    told = [headers_of(message) for message in dead]
 
     assert (
         [{"id": 5}],
         [{"id": 1, "n": 1, "note": "a"}, {"id": 3, "n": 3, "note": "d"}],
         [
-            (b"c", {"id": "2", "n": "two", "note": "b"}),
-            (b"u", {"id": "2", "n": "two", "note": "c"}),
-            (b"d", {"id": "1", "n": None, "note": None}),
-            (b"t", {"id": None, "n": None, "note": None}),
+            ("c", {"id": "2", "n": "two", "note": "b"}),
+            ("u", {"id": "2", "n": "two", "note": "c"}),
+            ("d", {"id": "1", "n": None, "note": None}),
+            ("t", {"id": None, "n": None, "note": None}),
         ],
         ["409"] * 4,
     ) == (
@@ -363,10 +270,7 @@ def test_a_refused_schema_parks_its_rows_and_all_else_flows(source: Source):
             (headers["op"], json.loads(message.value()))
             for headers, message in zip(told, dead, strict=True)
         ],
-        [
-            headers["__connect.errors.exception.message"].decode().split()[10]
-            for headers in told
-        ],
+        [headers["__connect.errors.exception.message"].split()[10] for headers in told],
     )
 
 
@@ -376,11 +280,13 @@ def test_a_registry_that_is_away_is_waited_for(source: Source):
     """
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
-    source.start('format = "avro"', registry_url=f"http://127.0.0.1:{port}")
+    source.begin('format = "avro"', registry_url=f"http://127.0.0.1:{port}")
     source.run("insert into s.aside values (1)")
-    until(lambda: "schema registry cannot be reached" in source.log(), "it is missed")
+    until(
+        lambda: "schema registry cannot be reached" in source.printed(), "it is missed"
+    )
     with answering(port):
-        (message,) = source.read(source.topic("aside"), at_least=1)
+        (message,) = source.in_order("s.aside", at_least=1)
 
     assert b"\x00\x00\x00\x00\x07\x02" == message.key()
 
@@ -445,9 +351,9 @@ def test_json_with_schemas_reads_as_its_schema_says(source: Source, preset: str)
     A reader that knows only the schema reads every key and value, with either preset.
     """
     rows = 'format = "json-schema"\ndecimals = "precise"'
-    source.start(rows, relay=f'preset = "{preset}"')
+    source.begin(rows, relay=f'preset = "{preset}"')
     source.run(INSERT, "delete from s.kinds")
-    created, deleted, tombstone = source.read(source.topic("kinds"), at_least=3)
+    created, deleted, tombstone = source.in_order("s.kinds", at_least=3)
     read = [
         connect_value(document["schema"], document["payload"])
         for document in (

@@ -4,11 +4,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,14 +16,13 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
-from towpath.relay.__main__ import init
+from support.rig import Rig
+from support.topics import position_of
+from support.waiting import CLOCK, until
 from towpath.schemas import telemetry
-from towpath.schemas.clock import Deadline, SystemClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-CLOCK = SystemClock()
-TIMEOUT_S = 60.0
 TABLES = """
 create schema shop;
 create table shop.line (id bigint primary key, note text);
@@ -32,87 +30,29 @@ create table shop.item (id bigint primary key, note text);
 """
 
 
-class Running:
+class Running(Rig):
     """A database, the relay process that follows it, and what it wrote."""
 
-    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
-        self.dsn = dsn
-        self.kafka = kafka
-        self.prefix = prefix
-        self.config = folder / "towpath.toml"
-        self.log_file = folder / "relay.log"
-        self.source = psycopg.connect(dsn, autocommit=True)
-        self.source.execute(TABLES)
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def prepare(self, sections: str = "", tables: tuple[str, ...] | None = None):
-        """Write the configuration, and let the relay prepare the database."""
-        self.configure(self.dsn, sections, tables)
-        init(self.config, dry_run=False)
-
-    def configure(
-        self, dsn: str, sections: str = "", tables: tuple[str, ...] | None = None
+    def prepare(
+        self, sections: str = "", tables: Sequence[str] = ("shop.line", "shop.item")
     ) -> None:
-        """Write the configuration; ``sections`` begin inside ``[relay]``."""
-        captured = ("shop.line", "shop.item") if tables is None else tables
-        self.config.write_text(
-            f"""
-version = 1
-[[source]]
-dsn = "{dsn}"
-prefix = "{self.prefix}"
-slot = "{self.prefix}"
-tables = {json.dumps(captured)}
-[kafka]
-bootstrap_servers = "{self.kafka}"
-[registry]
-url = "http://127.0.0.1:1"
-[topics]
-partitions = 1
-[relay]
-{sections}
-[relay.outbox]
-topic = "{self.prefix}.event.{{aggregate_type}}"
-""",
-            encoding="utf-8",
-        )
+        """Write the configuration, and let the relay prepare the database."""
+        self.configure(f"{sections}\n{self.outbox}", tables=tables, partitions=1)
+        self.init()
+
+    def point_at(self, dsn: str) -> None:
+        """Write a configuration with another source."""
+        self.configure(self.outbox, tables=("shop.line",))
+        text = self.config.read_text(encoding="utf-8")
+        self.config.write_text(text.replace(self.dsn, dsn), encoding="utf-8")
 
     def start(self, *, streams: bool = True) -> subprocess.Popen[bytes]:
         """Start a relay process, and wait until it streams."""
         seen = len(self.logged("streaming"))
-        with self.log_file.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "towpath.relay", str(self.config)],
-                stdout=log,
-                stderr=log,
-            )
-        self.processes.append(process)
+        process = super().start()
         if streams:
             until(lambda: len(self.logged("streaming")) > seen, "the relay streams")
         return process
-
-    def stop(self, process: subprocess.Popen[bytes]) -> int:
-        """Let a process end by itself, and return its exit code."""
-        process.terminate()
-        return process.wait(20)
-
-    def close(self) -> None:
-        """Leave no process behind; the database's fixture drops the slot."""
-        for process in self.processes:
-            process.kill()
-            process.wait()
-        self.source.close()
-
-    def lines(self) -> list[str]:
-        """Read every line that the processes printed."""
-        if not self.log_file.exists():
-            return []
-        return self.log_file.read_text(encoding="utf-8").splitlines()
-
-    def logged(self, event: str) -> list[dict]:
-        """Read the log records of one event."""
-        records = [json.loads(line) for line in self.lines()]
-        return [record for record in records if record["event"] == event]
 
     def has_tried(self, count: int) -> bool:
         """Tell whether more than so many attempts have failed."""
@@ -120,8 +60,7 @@ topic = "{self.prefix}.event.{{aggregate_type}}"
 
     def fetch(self, path: str) -> tuple[int, str]:
         """Ask the admin port of the relay that was started last."""
-        port = self.logged("relay started")[-1]["admin_port"]
-        url = f"http://127.0.0.1:{port}{path}"
+        url = f"http://127.0.0.1:{self.admin_port}{path}"
         try:
             with urllib.request.urlopen(url, timeout=5) as page:
                 return page.status, page.read().decode()
@@ -150,49 +89,17 @@ topic = "{self.prefix}.event.{{aggregate_type}}"
         finally:
             consumer.close()
 
-    def read(self, topic: str, *, at_least: int) -> list[Message]:
-        """Read the one partition of a topic until there are so many records."""
-        consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": "test"})
-        name = f"{self.prefix}.{topic}"
-        deadline = Deadline(CLOCK, TIMEOUT_S)
-        found: list[Message] = []
-        try:
-            while not consumer.list_topics(name, timeout=10).topics[name].partitions:
-                assert not deadline.passed(), f"no topic {name}"
-                CLOCK.wait(0.05)
-            consumer.assign([TopicPartition(name, 0, 0)])
-            while len(found) < at_least and not deadline.passed():
-                found += [m for m in consumer.consume(500, 0.2) if m.error() is None]
-            while more := [m for m in consumer.consume(500, 0.5) if m.error() is None]:
-                found += more
-        finally:
-            consumer.close()
-        return found
-
-
-def until(holds: Callable[[], bool], what: str, pause_s: float = 0.05) -> None:
-    """Wait for a condition, looking again after each pause."""
-    deadline = Deadline(CLOCK, TIMEOUT_S)
-    while not holds():
-        if deadline.passed():
-            pytest.fail(f"waited {TIMEOUT_S:g} s in vain until {what}")
-        CLOCK.wait(pause_s)
-
 
 def values(messages: list[Message]) -> list[dict]:
     """Read the values of records, tombstones left out."""
     return [json.loads(m.value()) for m in messages if m.value() is not None]
 
 
-def positions(messages: list[Message]) -> list[str]:
-    """Read the positions of records."""
-    return [dict(m.headers())["position"].decode() for m in messages]
-
-
 @pytest.fixture
 def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Running]:
     """Lend a relay over a fresh database; nothing is prepared or started."""
     lent = Running(database, stack.kafka, unique, tmp_path)
+    lent.execute(TABLES)
     yield lent
     lent.close()
 
@@ -215,20 +122,22 @@ def test_one_id_joins_all_of_a_transaction(relay: Running):
     """
     relay.prepare(METADATA)
     relay.start()
-    with relay.source.transaction():
-        relay.source.execute("insert into shop.line values (1, 'a'), (2, 'b')")
-        relay.source.execute("insert into shop.item values (1, 'a')")
-        relay.source.execute("update shop.line set id = 3 where id = 2")
-        relay.source.execute("select pg_logical_emit_message(true, 'users', 'hello')")
-        relay.source.execute(
+    with relay.connection.transaction():
+        relay.connection.execute("insert into shop.line values (1, 'a'), (2, 'b')")
+        relay.connection.execute("insert into shop.item values (1, 'a')")
+        relay.connection.execute("update shop.line set id = 3 where id = 2")
+        relay.connection.execute(
+            "select pg_logical_emit_message(true, 'users', 'hello')"
+        )
+        relay.connection.execute(
             "insert into towpath.outbox (id, aggregate_type, aggregate_id, type,"
             " payload) values (gen_random_uuid(), 'order', '7', 'Placed', '{}')"
         )
-        relay.source.execute(
+        relay.connection.execute(
             "select pg_logical_emit_message(true, 'towpath.outbox', %s)", (TABLELESS,)
         )
-    relay.source.execute("create table shop.aside (id int primary key)")
-    relay.source.execute("insert into shop.line values (9, 'next')")
+    relay.connection.execute("create table shop.aside (id int primary key)")
+    relay.connection.execute("insert into shop.line values (9, 'next')")
     boundaries = relay.read("transaction", at_least=4)
     begin, end, *following = values(boundaries)
     lines = values(relay.read("shop.line", at_least=6))
@@ -255,7 +164,7 @@ def test_one_id_joins_all_of_a_transaction(relay: Running):
         ("BEGIN", None, None, "END", 8),
         {"shop.line": 4, "shop.item": 1, "message": 1, "towpath.outbox": 2},
         [("BEGIN", None), ("END", 1)],
-        sorted(positions(boundaries)),
+        sorted(map(position_of, boundaries)),
     ) == (
         {place["id"] for _, place in told},
         [(op, at["total_order"], at["data_collection_order"]) for op, at in told],
@@ -268,7 +177,7 @@ def test_one_id_joins_all_of_a_transaction(relay: Running):
         ),
         counts,
         [(one["status"], one["event_count"]) for one in following],
-        positions(boundaries),
+        [position_of(m) for m in boundaries],
     )
 
 
@@ -277,7 +186,7 @@ def test_a_kill_in_a_transaction_leaves_its_counts_right(relay: Running):
     A80: the transaction is streamed again, counted as before, and told once.
     """
     relay.prepare("max_in_flight_bytes = 2097152\n" + METADATA)
-    relay.source.execute(
+    relay.connection.execute(
         "insert into shop.line select n, repeat('x', 200)"
         " from generate_series(1, 150000) n"
     )
@@ -308,14 +217,14 @@ def test_messages_are_published_as_the_configuration_says(relay: Running):
     relay.prepare(rules, tables=())
     process = relay.start()
     emit = "select pg_logical_emit_message(%s, %s, %s::bytea)"
-    relay.source.execute(emit, (False, "foo", b"bar"))
-    relay.source.execute(emit, (False, "secret.key", b"no"))
-    relay.source.execute(emit, (True, "préfixe ☃", b"\0\xff"))
-    relay.source.execute(emit, (False, "towpath.verify", b"ours"))
+    relay.connection.execute(emit, (False, "foo", b"bar"))
+    relay.connection.execute(emit, (False, "secret.key", b"no"))
+    relay.connection.execute(emit, (True, "préfixe ☃", b"\0\xff"))
+    relay.connection.execute(emit, (False, "towpath.verify", b"ours"))
     relay.read("message", at_least=2)
     code = relay.stop(process)
     relay.start()
-    relay.source.execute(emit, (False, "last", b""))
+    relay.connection.execute(emit, (False, "last", b""))
     messages = relay.read("message", at_least=3)
     told = values(messages)
 
@@ -324,7 +233,7 @@ def test_messages_are_published_as_the_configuration_says(relay: Running):
         [("foo", b"bar"), ("préfixe ☃", b"\0\xff"), ("last", b"")],
         [True, False, True],
         [{"prefix": one["message"]["prefix"]} for one in told],
-        sorted(positions(messages)),
+        sorted(map(position_of, messages)),
     ) == (
         code,
         [
@@ -333,7 +242,7 @@ def test_messages_are_published_as_the_configuration_says(relay: Running):
         ],
         [one["source"]["txId"] is None for one in told],
         [json.loads(m.key()) for m in messages],
-        positions(messages),
+        [position_of(m) for m in messages],
     )
 
 
@@ -344,13 +253,15 @@ def test_a_change_tells_where_it_was_replicated_from(relay: Running):
     relay.prepare()
     relay.start()
     origin = f"{relay.prefix}_far"
-    relay.source.execute("select pg_replication_origin_create(%s)", (origin,))
-    relay.source.execute("select pg_replication_origin_session_setup(%s)", (origin,))
-    relay.source.execute("insert into shop.line values (1, 'far'), (2, 'far')")
-    relay.source.execute("select pg_replication_origin_session_reset()")
-    relay.source.execute("insert into shop.line values (3, 'near')")
+    relay.connection.execute("select pg_replication_origin_create(%s)", (origin,))
+    relay.connection.execute(
+        "select pg_replication_origin_session_setup(%s)", (origin,)
+    )
+    relay.connection.execute("insert into shop.line values (1, 'far'), (2, 'far')")
+    relay.connection.execute("select pg_replication_origin_session_reset()")
+    relay.connection.execute("insert into shop.line values (3, 'near')")
     lines = values(relay.read("shop.line", at_least=3))
-    relay.source.execute("select pg_replication_origin_drop(%s)", (origin,))
+    relay.connection.execute("select pg_replication_origin_drop(%s)", (origin,))
 
     assert [origin, origin, None] == [one["source"].get("origin") for one in lines]
 
@@ -387,7 +298,7 @@ def test_the_metrics_tell_what_happened(relay: Running):
     relay.prepare("heartbeat_interval_s = 0.2")
     relay.start()
     for number in range(20):
-        relay.source.execute("insert into shop.line values (%s, 'a')", (number,))
+        relay.connection.execute("insert into shop.line values (%s, 'a')", (number,))
     relay.read("shop.line", at_least=20)
     count = telemetry.RELAY_LATENCY + "_count"
     until(lambda: relay.metrics()[count] >= 20, "twenty transactions are settled")
@@ -413,11 +324,11 @@ def test_the_metrics_tell_how_far_a_snapshot_is(relay: Running):
     After a snapshot its table is completed, with its rows.
     """
     relay.prepare()
-    relay.source.execute(
+    relay.connection.execute(
         "insert into shop.line select n, 'a' from generate_series(1, 30) n"
     )
     relay.start()
-    relay.source.execute(
+    relay.connection.execute(
         "insert into towpath.signal (id, type, data)"
         """ values ('s', 'execute-snapshot', '{"data-collections": ["shop.line"]}')"""
     )
@@ -439,12 +350,12 @@ def test_a_stop_keeps_its_deadline_with_kafka_frozen(relay: Running, stack):
     """
     relay.prepare("stop_timeout_s = 2")
     process = relay.start()
-    relay.source.execute("insert into shop.line values (0, 'a')")
+    relay.connection.execute("insert into shop.line values (0, 'a')")
     relay.read("shop.line", at_least=1)
     kafka = next(part for part in stack.stack.status() if part.name == "kafka")
     os.kill(kafka.pid, signal.SIGSTOP)
     try:
-        relay.source.execute(
+        relay.connection.execute(
             "insert into shop.line select n, 'a' from generate_series(1, 500) n"
         )
         read = telemetry.RELAY_CHANGES
@@ -471,7 +382,7 @@ def test_a_stop_is_heeded_while_a_part_is_away(relay: Running):
     While it waits for a database that is not there, SIGTERM still ends it at once.
     """
     relay.prepare()
-    relay.configure("postgresql://u:hunter2@127.0.0.1:1/db")
+    relay.point_at("postgresql://u:hunter2@127.0.0.1:1/db")
     process = relay.start(streams=False)
     until(lambda: bool(relay.logged("trying again")), "it tries again")
 
@@ -483,24 +394,24 @@ def test_every_line_is_json_and_tells_no_credential(relay: Running):
     Away, refused or unreadable: each line is a log record, without the password.
     """
     secret = "hunter2"  # noqa: S105 - what must not be shown
-    port = relay.source.info.port
+    port = relay.connection.info.port
     codes = []
     for dsn in (
         f"postgresql://u:{secret}%zz@127.0.0.1:{port}/db",
         f"host=127.0.0.1 user=u password={secret} {secret}",
     ):
-        relay.configure(dsn)
+        relay.point_at(dsn)
         codes.append(relay.start(streams=False).wait(30))
     for dsn in (
         f"postgresql://u:{secret}@127.0.0.1:1/db",
         f"host=127.0.0.1 port={port} user=nobody_here password={secret} dbname=no",
     ):
-        relay.configure(dsn)
+        relay.point_at(dsn)
         tried = len(relay.logged("trying again"))
         process = relay.start(streams=False)
         until(partial(relay.has_tried, tried), "it tries again")
         codes.append(relay.stop(process))
-    lines = relay.lines()
+    lines = relay.printed().splitlines()
     fields = {"at", "level", "logger", "event"}
 
     assert ([3, 3, 0, 0], [], []) == (

@@ -3,26 +3,22 @@
 import contextlib
 import json
 import random
-import subprocess
-import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from towpath.relay.__main__ import init
-from towpath.schemas.clock import Deadline, SystemClock
+from support.late import late_commits, wait_for_standby
+from support.snapshots import SnapshotRig
+from support.topics import headers_of, read_to_end
+from support.writers import RandomWriters
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-CLOCK = SystemClock()
-TIMEOUT_S = 60.0
 CHUNK_ROWS = 100
 
 
@@ -39,7 +35,7 @@ class Fold:
     stale: list[str] = field(default_factory=list)
     operations: Counter[str] = field(default_factory=Counter)
 
-    def take(self, key: str, value: bytes | None, headers: dict[str, bytes]) -> None:
+    def take(self, key: str, value: bytes | None, headers: dict[str, str]) -> None:
         """Apply one record, guarded by its position; look for stale READs."""
         if value is None:
             return
@@ -47,14 +43,14 @@ class Fold:
         operation, after = envelope["op"], envelope["after"]
         self.operations[operation] += 1
         if "snapshot" in headers:
-            self.snapshots[headers["snapshot"].decode()] += 1
+            self.snapshots[headers["snapshot"]] += 1
         if operation == "r":
             self.reads[key] += 1
             if int(after["v"]) < self.newest.get(key, -1):
                 self.stale.append(key)
         elif after is not None:
             self.newest[key] = int(after["v"])
-        position = headers["position"].decode()[:27]
+        position = headers["position"][:27]
         if position >= self.positions.get(key, ""):
             self.positions[key] = position
             self.apply(key, after, is_partial="unchanged" in headers)
@@ -70,35 +66,13 @@ class Fold:
             self.rows[key] = {**self.rows.get(key, {}), **after}
 
 
-class Source:
+class Source(SnapshotRig):
     """A database whose table ``s.a`` a relay follows, and the topics beside it."""
-
-    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
-        self.dsn = dsn
-        self.prefix = prefix
-        self.folder = folder
-        self.kafka = kafka
-        self.config = folder / "towpath.toml"
-        self.connection = psycopg.connect(dsn, autocommit=True)
-        self.process: subprocess.Popen[bytes] | None = None
 
     def prepare(self, *tables: str) -> None:
         """Write the configuration and let the relay prepare the database."""
-        names = json.dumps(list(tables))
-        self.config.write_text(
+        self.configure(
             f"""
-version = 1
-[[source]]
-dsn = "{self.dsn}"
-prefix = "{self.prefix}"
-slot = "{self.prefix}"
-tables = {names}
-[kafka]
-bootstrap_servers = "{self.kafka}"
-[registry]
-url = "http://127.0.0.1:1"
-[topics]
-partitions = 3
 [relay.snapshot]
 chunk_rows = {CHUNK_ROWS}
 [[sink]]
@@ -109,69 +83,9 @@ url = "http://127.0.0.1:1"
 topic = "{self.prefix}.s.a"
 name = "a-2"
 """,
-            encoding="utf-8",
+            tables=tables,
         )
-        init(self.config, dry_run=False)
-
-    def start(self) -> None:
-        """Start the relay."""
-        with (self.folder / "relay.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "towpath.relay", str(self.config)],
-                stdout=log,
-                stderr=log,
-            )
-
-    def kill(self) -> None:
-        """Kill the relay as an accident would."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-        if self.process is not None:
-            self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(15)
-        self.kill()
-        self.connection.close()
-
-    def signal(self, signal_id: str, kind: str = "execute-snapshot", **data) -> None:
-        """Ask for something."""
-        fields = json.dumps({name.replace("_", "-"): v for name, v in data.items()})
-        self.connection.execute(
-            "insert into towpath.signal (id, type, data) values (%s, %s, %s)",
-            (signal_id, kind, fields),
-        )
-
-    def answer(self, signal_id: str) -> tuple[str, dict[str, Any]]:
-        """Return a signal's status and detail."""
-        row = self.connection.execute(
-            "select coalesce(status, ''), coalesce(detail, '{}') from towpath.signal"
-            " where id = %s",
-            (signal_id,),
-        ).fetchone()
-        return row if row is not None else ("gone", {})
-
-    def wait_for(self, what: Callable[[], bool]) -> None:
-        """Wait until something is so."""
-        deadline = Deadline(CLOCK, TIMEOUT_S)
-        while not what():
-            if deadline.passed() or (self.process and self.process.poll() is not None):
-                log = (self.folder / "relay.log").read_text(encoding="utf-8")
-                raise AssertionError(log[-6000:])
-            CLOCK.wait(0.02)
-
-    def wait_for_answer(self, signal_id: str, *statuses: str) -> dict[str, Any]:
-        """Wait until a signal has ended, and return its detail."""
-        ends = statuses or ("completed",)
-        final = {"completed", "failed", "rejected", *ends}
-        self.wait_for(lambda: self.answer(signal_id)[0] in final)
-        status, detail = self.answer(signal_id)
-        assert status in ends, detail
-        return detail
+        self.init()
 
     def judged(self) -> int:
         """Return how many rows the snapshots have delivered or dropped."""
@@ -189,23 +103,10 @@ name = "a-2"
     def fold(self, topic: str | None = None) -> Fold:
         """Read a topic from its beginning to its present end."""
         fold = Fold()
-        consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": self.prefix})
-        try:
-            for record in _records(consumer, topic or f"{self.prefix}.s.a"):
-                key = json.dumps(json.loads(record.key()))
-                fold.take(key, record.value(), dict(record.headers() or ()))
-        finally:
-            consumer.close()
+        for record in read_to_end(self.kafka, topic or self.topic("s.a")):
+            key = json.dumps(json.loads(record.key()))
+            fold.take(key, record.value(), headers_of(record))
         return fold
-
-    def catch_up(self) -> None:
-        """Wait until all that was committed until now is in Kafka, and whole there."""
-        self.confirm()
-        unfinished = (
-            "select exists (select from towpath.snapshot"
-            " where state in ('queued', 'running'))"
-        )
-        self.wait_for(lambda: not self.connection.execute(unfinished).fetchone()[0])
 
     def requests(self) -> list[tuple[str, str, int]]:
         """Return what the relay asked for by itself: name, state, number of keys."""
@@ -214,47 +115,6 @@ name = "a-2"
             " where asked_until is not null order by asked_until"
         )
         return self.connection.execute(statement).fetchall()
-
-    def confirm(self) -> None:
-        """Wait until all that was committed until now is confirmed."""
-        self.connection.execute("select pg_logical_emit_message(true, 'test', 'x')")
-        [lsn] = self.connection.execute("select pg_current_wal_lsn()").fetchone()
-        confirmed = (
-            "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots"
-            " where slot_name = %s"
-        )
-        arguments = (lsn, self.prefix)
-        self.wait_for(
-            lambda: self.connection.execute(confirmed, arguments).fetchone()[0]
-        )
-
-
-def _records(consumer: Consumer, topic: str) -> Iterator[Any]:
-    ends = _ends(consumer, topic)
-    waiting = {number for number, end in ends.items() if end}
-    consumer.assign([TopicPartition(topic, number, 0) for number in waiting])
-    deadline = Deadline(CLOCK, TIMEOUT_S)
-    while waiting:
-        assert not deadline.passed()
-        record = consumer.poll(1.0)
-        if record is None:
-            continue
-        assert record.error() is None
-        yield record
-        if record.offset() + 1 >= ends[record.partition()]:
-            waiting.discard(record.partition())
-
-
-def _ends(consumer: Consumer, topic: str) -> dict[int, int]:
-    """Return where a topic ends; one that is just being made ends at once."""
-    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-    try:
-        return {
-            number: consumer.get_watermark_offsets(TopicPartition(topic, number))[1]
-            for number in partitions
-        }
-    except KafkaException:
-        return {}
 
 
 @pytest.fixture
@@ -272,12 +132,6 @@ def source(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Source
     source.connection.execute("alter table s.a alter large set storage external")
     yield source
     source.close()
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
-            " where slot_name = %s",
-            (unique,),
-        )
 
 
 def fill(source: Source, count: int) -> None:
@@ -290,48 +144,25 @@ def fill(source: Source, count: int) -> None:
     )
 
 
-class Writers:
+class Writers(RandomWriters):
     """
     Sessions that write at random until told to stop.
 
     Rows that move to other keys leave their large column out of the stream.
     """
 
-    def __init__(self, dsn: str, highest: int, count: int = 3) -> None:
-        self._dsn = dsn
-        self._highest = highest
-        self._stop = threading.Event()
-        self.writes = 0
-        self._threads = [
-            threading.Thread(target=self._write, args=(seed,)) for seed in range(count)
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _write(self, seed: int) -> None:
-        chance = random.Random(seed)  # noqa: S311 - writes, no secret
-        with psycopg.connect(self._dsn, autocommit=True) as connection:
-            while not self._stop.is_set():
-                with (
-                    contextlib.suppress(
-                        psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected
-                    ),
-                    connection.transaction(),
-                ):
-                    for _ in range(chance.randint(1, 3)):
-                        self._change(connection, chance)
-                self.writes += 1
+    def change(self, connection: psycopg.Connection, chance: random.Random) -> None:
+        with (
+            contextlib.suppress(
+                psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected
+            ),
+            connection.transaction(),
+        ):
+            for _ in range(chance.randint(1, 3)):
+                self._change(connection, chance)
 
     def _change(self, connection: psycopg.Connection, chance: random.Random) -> None:
-        key, other = (chance.randint(1, self._highest * 11 // 10) for _ in range(2))
+        key, other = (chance.randint(1, self.highest * 11 // 10) for _ in range(2))
         statements = [
             "update s.a set v = nextval('s.v'), note = 'u' where id = %(key)s",
             "update s.a set v = nextval('s.v'), note = 'u' where id = %(key)s",
@@ -637,42 +468,9 @@ def test_a_stopped_snapshot_says_so(source: Source):
 
 @pytest.fixture
 def late(source: Source) -> Iterator[Callable[[str], None]]:
-    """
-    Lend a function that commits into the log without becoming visible.
-
-    A commit that waits for a standby is decoded, but no snapshot sees it.
-    """
-    database = source.connection.info.dbname
-    threads: list[threading.Thread] = []
-    source.connection.execute(
-        f"alter database {database} set synchronous_commit = local"
-    )
-    source.connection.execute("set synchronous_commit = local")
-
-    def commit(statement: str) -> None:
-        def run() -> None:
-            with psycopg.connect(source.dsn, autocommit=True) as connection:
-                connection.execute("set synchronous_commit = on")
-                connection.execute(statement)
-
-        threads.append(threading.Thread(target=run))
-        threads[-1].start()
-
-    _standby(source, "missing")
-    try:
+    """Lend a function that commits into the log without becoming visible."""
+    with late_commits(source) as commit:
         yield commit
-    finally:
-        _standby(source, "")
-        for thread in threads:
-            thread.join()
-
-
-def _standby(source: Source, name: str) -> None:
-    """Make commits wait for a standby that is not there, or for none."""
-    source.connection.execute(f"alter system set synchronous_standby_names = '{name}'")
-    source.connection.execute("select pg_reload_conf()")
-    shown = "select current_setting('synchronous_standby_names') = %s"
-    source.wait_for(lambda: source.connection.execute(shown, (name,)).fetchone()[0])
 
 
 def test_rows_of_commits_that_nobody_sees_yet_are_dropped(
@@ -753,7 +551,7 @@ def test_nothing_is_read_before_earlier_commits_are_visible(
     source.connection.execute("insert into s.a (id, note) values (101, 'later')")
     source.wait_for(lambda: '{"id": 101}' in source.fold().rows)
     early = source.fold()
-    _standby(source, "")
+    wait_for_standby(source, "")
     source.wait_for_answer("s1")
     source.catch_up()
     fold = source.fold()

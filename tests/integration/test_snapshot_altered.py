@@ -1,41 +1,31 @@
 """Alterations and accidents in the middle of a snapshot, through a real relay."""
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
-from towpath.relay.__main__ import init
-from towpath.schemas.clock import Deadline, SystemClock
+from support.snapshots import SnapshotRig
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-CLOCK = SystemClock()
-TIMEOUT_S = 60.0
 ROWS = 1_000
 RATE = 1_000
 
 
-class Source:
+class Source(SnapshotRig):
     """A database with tables ``s.t1`` to ``s.t9``, a relay, and its topics."""
 
-    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
-        self.dsn = dsn
-        self.kafka = kafka
-        self.prefix = prefix
-        self.log = folder / "relay.log"
-        self.tables = [f"s.t{number}" for number in range(1, 10)]
+    def prepare(self) -> None:
+        """Make the tables, and start the relay."""
+        tables = [f"s.t{number}" for number in range(1, 10)]
         self.execute("create schema s")
-        for table in self.tables:
+        for table in tables:
             self.execute(
                 f"create table {table} (id int primary key, b int not null, c text)"
             )
@@ -43,35 +33,13 @@ class Source:
                 f"insert into {table} select g, -g, 'c'"  # noqa: S608 - our own names
                 f" from generate_series(1, {ROWS}) g"
             )
-        config = folder / "towpath.toml"
-        config.write_text(
-            f"""
-version = 1
-[[source]]
-dsn = "{dsn}"
-prefix = "{prefix}"
-slot = "{prefix}"
-tables = {json.dumps(self.tables)}
-[kafka]
-bootstrap_servers = "{kafka}"
-[registry]
-url = "http://127.0.0.1:1"
-[topics]
-partitions = 1
-[relay]
-admin_port = 0
-[relay.snapshot]
-chunk_rows = 50
-""",
-            encoding="utf-8",
+        self.configure(
+            "admin_port = 0\n[relay.snapshot]\nchunk_rows = 50",
+            tables=tables,
+            partitions=1,
         )
-        init(config, dry_run=False)
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "towpath.relay", str(config)],
-                stdout=log,
-                stderr=log,
-            )
+        self.init()
+        self.start()
 
     def execute(self, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
         """Run a statement in a session of its own."""
@@ -81,13 +49,8 @@ chunk_rows = 50
 
     def begin(self, table: str, **data: Any) -> None:
         """Ask for a snapshot of a table by its name, and wait until it is under way."""
-        asked = {"data-collections": [table], "max-rows-per-second": RATE} | data
-        self.execute(
-            "insert into towpath.signal (id, type, data)"
-            " values (%s, 'execute-snapshot', %s)",
-            table,
-            json.dumps(asked),
-        )
+        asked = {"data_collections": [table], "max_rows_per_second": RATE}
+        self.signal(table, **asked | data)
         self.wait_for(lambda: self.progress(table)[1] >= ROWS // 10)
 
     def progress(self, table: str) -> tuple[str, int, list[str], str]:
@@ -104,49 +67,17 @@ chunk_rows = 50
         self.wait_for(lambda: self.progress(table)[0] in {"completed", "failed"})
         return self.progress(table)[0]
 
-    def wait_for(self, what: Callable[[], bool]) -> None:
-        """Wait until something is so."""
-        deadline = Deadline(CLOCK, TIMEOUT_S)
-        while not what():
-            if deadline.passed() or self.process.poll() is not None:
-                raise AssertionError(self.log.read_text(encoding="utf-8")[-6000:])
-            CLOCK.wait(0.02)
-
     def latest(self, table: str) -> dict[str, dict[str, Any]]:
         """Return what a sink would have of a table."""
-        consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": self.prefix})
-        place = TopicPartition(f"{self.prefix}.{table}", 0, 0)
         rows: dict[str, dict[str, Any]] = {}
-        try:
-            end = consumer.get_watermark_offsets(place, timeout=10)[1]
-            consumer.assign([place])
-            while end:
-                record = consumer.poll(10.0)
-                assert record is not None
-                after = json.loads(record.value() or b"{}").get("after")
-                if record.key() is not None:
-                    [key] = map(str, json.loads(record.key()).values())
-                    rows.pop(key, None)
-                    if after is not None:
-                        rows[key] = after
-                if record.offset() + 1 >= end:
-                    return rows
-        finally:
-            consumer.close()
+        for record in self.records(table):
+            after = json.loads(record.value() or b"{}").get("after")
+            if record.key() is not None:
+                [key] = map(str, json.loads(record.key()).values())
+                rows.pop(key, None)
+                if after is not None:
+                    rows[key] = after
         return rows
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(15)
-        self.process.kill()
-        self.process.wait()
-        self.execute(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
-            " where slot_name = %s",
-            self.prefix,
-        )
 
 
 @pytest.fixture
@@ -154,6 +85,7 @@ def source(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Source
     """Lend a source, and a relay that follows it."""
     stack.up("postgres", "kafka")
     source = Source(database, stack.kafka, unique, tmp_path)
+    source.prepare()
     yield source
     source.close()
 
@@ -244,7 +176,7 @@ def test_locks_and_open_transactions_of_others_only_delay(source: Source):
         source.begin("s.t2")
         altering.execute("alter table s.t2 add d int default 5")
         first = source.end("s.t1")
-        source.wait_for(lambda: "lock timeout" in source.log.read_text("utf-8"))
+        source.wait_for(lambda: "lock timeout" in source.printed())
         altering.commit()
         second = source.end("s.t2")
         preparing.execute(f"commit prepared '{gid}'")

@@ -120,6 +120,21 @@ def test_an_alteration_of_the_key_or_the_table_fails_the_chunk(
     assert FAILING[alteration] in failure.reason
 
 
+def test_another_order_of_the_key_fails_the_chunk(table, worker):
+    """
+    What lies behind the last key are other rows, though name and type are the same.
+    """
+    table.execute("create table s.w (k text primary key)")
+    table.execute("insert into s.w values ('a'), ('b'), ('c')")
+    plan = worker.plan("s.w")
+    first = worker.chunk(plan, max_rows=1).chunk
+    table.execute('alter table s.w alter k type text collate "C"')
+    failure = worker.chunk(plan, after_key=first.last_key)
+
+    assert ((b"a",), False) == (first.last_key, failure.may_recover)
+    assert "key changed" in failure.reason
+
+
 def test_a_truncated_table_has_no_more_rows(table, worker):
     """
     That it was truncated is in the stream; the chunk after it is empty and the last.

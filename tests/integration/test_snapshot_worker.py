@@ -6,7 +6,7 @@ import threading
 import psycopg
 import pytest
 
-from towpath.relay.errors import SourceRefusedError
+from towpath.relay.errors import NotPreparedError
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
 from towpath.relay.snapshot.copytext import decode_lines
@@ -545,6 +545,7 @@ def test_progress_survives_as_it_was_saved(connection, worker):
         dropped=2,
         chunks=3,
         estimated_rows=14,
+        key_columns=("a text 100", "b int 0"),
     )
     saved = worker.ask(do.SaveProgress(9, running))
     row = connection.execute(
@@ -627,6 +628,31 @@ def test_a_stopped_table_stays_stopped(connection, worker):
     assert ("stopped", 7) == row
 
 
+@pytest.mark.parametrize(
+    ("state", "order_by", "last_key"),
+    [("paused", ("b",), ["7"]), ("stopped", ("b",), None), ("stopped", (), ["7"])],
+)
+def test_a_chosen_key_keeps_its_place_only_while_rows_are_asked_for(
+    connection, worker, state, order_by, last_key
+):
+    """
+    Rows that left the unread part of a table that had ended were asked for by nobody.
+
+    That is stored at once: the relay may die before the table is planned anew.
+    """
+    connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
+    table = StoredTable("s1", "s.t", 0, "running", 4711, order_by=order_by)
+    worker.ask(do.StoreSignal("s1", "accepted", {}, (table,)))
+    known = table._replace(state=state, last_key=(b"7",), chunks=1)
+    worker.ask(do.SaveProgress(1, known))
+    connection.execute("insert into towpath.signal values ('s2', 'resume-snapshot')")
+    queued = known._replace(state="queued")
+    worker.ask(do.StoreSignal("s2", "completed", {}, changed=(queued,)))
+    row = connection.execute("select state, last_key from towpath.snapshot").fetchone()
+
+    assert ("queued", last_key) == row
+
+
 def test_a_missing_table_ends_the_worker_with_its_name(connection, worker):
     """
     What nobody can store is said to the loop, and not tried for ever.
@@ -635,7 +661,7 @@ def test_a_missing_table_ends_the_worker_with_its_name(connection, worker):
     worker.worker.submit(
         do.SaveProgress(1, StoredTable("s1", "s.t", 0, "running", 4711))
     )
-    with pytest.raises(SourceRefusedError) as failure:
+    with pytest.raises(NotPreparedError) as failure:
         worker.ask(do.ProbeVisibility())
 
     assert "towpath.snapshot" in str(failure.value)

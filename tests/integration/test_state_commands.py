@@ -1,29 +1,27 @@
 """The state in the operator's hands, between a real Postgres and a real Kafka."""
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+from support.rig import Rig
+from support.topics import read_to_end
+from support.waiting import CLOCK, until
 from towpath.deploy.cli import app as root
 from towpath.deploy.cli import state
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.marks import Mark
-from towpath.schemas.clock import Deadline, SystemClock
 from towpath.schemas.position import format_lsn, format_position
 from towpath.schemas.topics import state_topic
 from towpath.settings import Settings, load
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-CLOCK = SystemClock()
 TABLES = """
 create schema shop;
 create table shop.item (id int primary key, note text);
@@ -37,37 +35,14 @@ GAP = {
 }
 
 
-class Site:
+class Site(Rig):
     """A prepared database, its topics, and the commands that are tried on them."""
 
     def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path, capsys) -> None:
-        self.kafka = kafka
-        self.prefix = prefix
-        self.config = folder / "towpath.toml"
-        self.log = folder / "relay.log"
+        super().__init__(dsn, kafka, prefix, folder)
         self._capsys = capsys
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.source = psycopg.connect(dsn, autocommit=True)
-        self.source.execute(TABLES)
-        self.config.write_text(
-            f"""
-version = 1
-[[source]]
-dsn = "{dsn}"
-prefix = "{prefix}"
-slot = "{prefix}"
-tables = ["shop.item"]
-[kafka]
-bootstrap_servers = "{kafka}"
-[registry]
-url = "http://127.0.0.1:1"
-[topics]
-partitions = 2
-[relay.outbox]
-topic = "{prefix}.event.{{aggregate_type}}"
-""",
-            encoding="utf-8",
-        )
+        self.execute(TABLES)
+        self.configure(self.outbox, tables=("shop.item",), partitions=2)
         self.run("relay", "init")
 
     @property
@@ -86,7 +61,7 @@ topic = "{prefix}.event.{{aggregate_type}}"
 
     def confirmed_lsn(self) -> int:
         """Ask the server how far the slot is confirmed."""
-        row = self.source.execute(
+        row = self.connection.execute(
             "select (confirmed_flush_lsn - '0/0'::pg_lsn)::bigint"
             " from pg_replication_slots where slot_name = %s",
             (self.prefix,),
@@ -128,7 +103,7 @@ topic = "{prefix}.event.{{aggregate_type}}"
 
     def commit_lsns(self) -> list[int]:
         """Return the commit LSNs that the slot has not streamed yet."""
-        rows = self.source.execute(
+        rows = self.connection.execute(
             "select data from pg_logical_slot_peek_binary_changes(%s, null, null,"
             " 'proto_version', '1', 'publication_names', 'towpath')",
             (self.prefix,),
@@ -136,67 +111,20 @@ topic = "{prefix}.event.{{aggregate_type}}"
         begins = [data for (data,) in rows if data[:1] == b"B"]
         return [int.from_bytes(data[1:9], "big") for data in begins]
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start a relay process."""
-        with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "towpath.relay", str(self.config)],
-                stdout=log,
-                stderr=log,
-            )
-        self.processes.append(process)
-        return process
-
     def is_followed(self) -> bool:
         """Ask the server whether somebody follows the slot."""
-        row = self.source.execute(
+        row = self.connection.execute(
             "select active from pg_replication_slots where slot_name = %s",
             (self.prefix,),
         ).fetchone()
         return bool(row and row[0])
 
-    def records(self, topic: str) -> list[tuple[bytes | None, bytes]]:
+    def told(self, topic: str) -> list[tuple[bytes | None, bytes]]:
         """Read key and position of every record of a topic."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.kafka,
-                "group.id": self.prefix,
-                "enable.partition.eof": True,
-            }
-        )
-        places = [TopicPartition(topic, n, 0) for n in range(2)]
-        consumer.assign(places)
-        found, open_count = [], len(places)
-        while open_count:
-            message = consumer.poll(10)
-            assert message is not None, "the topic could not be read"
-            if message.error():
-                open_count -= 1
-            else:
-                found.append((message.key(), dict(message.headers())["position"]))
-        consumer.close()
-        return found
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-        for process in self.processes:
-            process.kill()
-            process.wait()
-        until(lambda: not self.is_followed(), "the slot is free")
-        self.source.execute(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
-            " where slot_name = %s",
-            (self.prefix,),
-        )
-        self.source.close()
-
-
-def until(is_true: Callable[[], bool], what: str) -> None:
-    """Wait until something is so."""
-    deadline = Deadline(CLOCK, 60)
-    while not is_true():
-        assert not deadline.passed(), f"not in time: {what}"
-        CLOCK.wait(0.05)
+        return [
+            (message.key(), dict(message.headers())["position"])
+            for message in read_to_end(self.kafka, topic)
+        ]
 
 
 @pytest.fixture
@@ -357,31 +285,31 @@ def test_a_lost_state_is_repaired_and_nothing_is_published_twice(site: Site):
     copy = "select pg_copy_logical_replication_slot(%s, %s)"
     drop = "select pg_drop_replication_slot(%s)"
     before = f"{site.prefix}_before"
-    site.source.execute(copy, (site.prefix, before))
+    site.connection.execute(copy, (site.prefix, before))
     relay = site.start()
     insert = "insert into shop.item select n, 'x' from generate_series(%s::int, %s) n"
-    site.source.execute(insert, (1, 500))
-    until(lambda: len(site.records(topic)) == 500, "the first rows are there")
+    site.connection.execute(insert, (1, 500))
+    until(lambda: len(site.told(topic)) == 500, "the first rows are there")
     relay.kill()
     relay.wait()
-    site.source.execute(insert, (501, 900))
+    site.connection.execute(insert, (501, 900))
     admin = AdminClient({"bootstrap.servers": site.kafka})
     admin.delete_topics([state_topic(site.prefix)])[state_topic(site.prefix)].result(20)
     until(lambda: not site.is_followed(), "the slot is free")
     # What the relay had confirmed is streamed again: Kafka has it, the slot does not.
-    site.source.execute(drop, (site.prefix,))
-    site.source.execute(copy, (before, site.prefix))
-    site.source.execute(drop, (before,))
+    site.connection.execute(drop, (site.prefix,))
+    site.connection.execute(copy, (before, site.prefix))
+    site.connection.execute(drop, (before,))
 
     dry = site.run("relay", "state", "repair", "--dry-run")
     assert (dry[0], f"marks:{topic}" in dry[1]) == (0, True)
     assert site.run("relay", "state", "repair", "--yes")[0] == 0
     assert site.run("relay", "state", "repair", "--yes")[0] == 2
     again = site.start()
-    until(lambda: len(site.records(topic)) >= 900, "all rows are there")
+    until(lambda: len(site.told(topic)) >= 900, "all rows are there")
     again.terminate()
     assert again.wait(30) == 0
-    positions = [position for _, position in site.records(topic)]
+    positions = [position for _, position in site.told(topic)]
 
     assert (len(positions), len(set(positions))) == (900, 900)
 
@@ -421,21 +349,21 @@ def test_a_skipped_transaction_is_set_aside_and_the_rest_flows(site: Site):
     """
     topic = f"{site.prefix}.shop.item"
     first = site.start()
-    site.source.execute("insert into shop.item values (1, 'before')")
-    until(lambda: len(site.records(topic)) == 1, "the first row is there")
+    site.connection.execute("insert into shop.item values (1, 'before')")
+    until(lambda: len(site.told(topic)) == 1, "the first row is there")
     first.terminate()
     assert first.wait(30) == 0
-    site.source.execute("insert into shop.item values (2, 'skipped')")
-    site.source.execute("insert into shop.item values (3, 'after')")
+    site.connection.execute("insert into shop.item values (2, 'skipped')")
+    site.connection.execute("insert into shop.item values (3, 'after')")
     lsn = format_lsn(site.commit_lsns()[0])
     assert site.run("relay", "state", "skip", lsn, "--yes")[0] == 0
 
     again = site.start()
-    until(lambda: len(site.records(topic)) >= 2, "the row behind it is there")
-    until(lambda: len(site.records(f"{site.prefix}.dead.relay")) >= 1, "dead letter")
+    until(lambda: len(site.told(topic)) >= 2, "the row behind it is there")
+    until(lambda: len(site.told(f"{site.prefix}.dead.relay")) >= 1, "dead letter")
     again.terminate()
     assert again.wait(30) == 0
-    keys = [json.loads(key or b"")["id"] for key, _ in site.records(topic)]
+    keys = [json.loads(key or b"")["id"] for key, _ in site.told(topic)]
     told = json.loads(site.run("relay", "state", "show", "--json")[1])
 
     assert [(each["lsn"], each["done"]) for each in told["skips"]] == [(lsn, True)]

@@ -2,18 +2,17 @@
 
 import contextlib
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
-from towpath.relay.__main__ import init
+from support.rig import Rig
+from support.slots import drop_slot
+from support.waiting import CLOCK, TIMEOUT_S
 from towpath.relay.postgres import tables
 from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.connect import Connection, connect
@@ -31,13 +30,11 @@ from towpath.relay.wal.messages import RelationShape
 from towpath.relay.wal.pgoutput import parse_message
 from towpath.relay.wal.relation import Relation
 from towpath.relay.wal.sequencer import Change, Committed, Sequencer
-from towpath.schemas.clock import Deadline, SystemClock
+from towpath.schemas.clock import Deadline
 from towpath.settings.relay import Relay
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-CLOCK = SystemClock()
-TIMEOUT_S: Final = 60.0
 NOW_US: Final = 1_700_000_000_000_000
 UUID = "6f1c1a3e-0000-4000-8000-0123456789ab"
 
@@ -373,27 +370,7 @@ class Followed:
     def close(self) -> None:
         """Leave nothing behind."""
         self._closing.close()
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
-            until(lambda: self._has_dropped_its_slot(connection), "the slot is free")
-
-    def _has_dropped_its_slot(self, connection: psycopg.Connection) -> bool:
-        with contextlib.suppress(psycopg.errors.ObjectInUse):
-            connection.execute(
-                "select pg_drop_replication_slot(slot_name)"
-                " from pg_replication_slots where slot_name = %s",
-                (self.name,),
-            )
-            return True
-        return False
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
-    deadline = Deadline(CLOCK, TIMEOUT_S)
-    while not holds():
-        if deadline.passed():
-            pytest.fail(f"waited {TIMEOUT_S:g} s in vain until {what}")
-        CLOCK.wait(0.02)
+        drop_slot(self.dsn, self.name)
 
 
 def after(record: Record) -> dict[str, Any]:
@@ -775,88 +752,20 @@ def test_a_composite_that_grew_is_not_guessed_at(followed: Followed):
     )
 
 
-class Running:
+class Running(Rig):
     """A relay process between a database and Kafka."""
 
-    def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
-        self.kafka = kafka
-        self.prefix = prefix
-        self.folder = folder
-        self.source = psycopg.connect(dsn, autocommit=True)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._dsn = dsn
-
-    def start(self, table: str, relay: str) -> None:
+    def begin(self, table: str, relay: str) -> None:
         """Prepare the database, and start the relay over one table."""
-        config = self.folder / "towpath.toml"
-        config.write_text(
-            f"""
-version = 1
-[[source]]
-dsn = "{self._dsn}"
-prefix = "{self.prefix}"
-slot = "{self.prefix}"
-tables = ["{table}"]
-[relay]
-{relay}
-[kafka]
-bootstrap_servers = "{self.kafka}"
-[registry]
-url = "http://127.0.0.1:1"
-""",
-            encoding="utf-8",
-        )
-        init(config, dry_run=False)
-        with (self.folder / "relay.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "towpath.relay", str(config)],
-                stdout=log,
-                stderr=log,
-            )
+        self.configure(relay, tables=(table,))
+        self.init()
+        self.start()
 
     def rows(self, table: str, count: int) -> dict[str, dict[str, Any]]:
         """Read so many row changes from the beginning, new rows by operation."""
-        consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": self.prefix})
-        topic = f"{self.prefix}.{table}"
-        found: dict[str, dict[str, Any]] = {}
-
-        def has_all() -> bool:
-            for message in consumer.consume(100, 0.2):
-                if message.error() is None:
-                    value = json.loads(message.value() or b"")
-                    value = value.get("payload", value)
-                    found[value["op"]] = value["after"]
-            return len(found) >= count
-
-        def is_assigned() -> bool:
-            places = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-            consumer.assign([TopicPartition(topic, at, 0) for at in places])
-            return bool(places)
-
-        try:
-            until(is_assigned, "the topic is there")
-            until(has_all, "the rows are there")
-        finally:
-            consumer.close()
-        return found
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        until(self._has_dropped_its_slot, "the slot is free")
-        self.source.close()
-
-    def _has_dropped_its_slot(self) -> bool:
-        with contextlib.suppress(psycopg.errors.ObjectInUse):
-            self.source.execute(
-                "select pg_drop_replication_slot(slot_name)"
-                " from pg_replication_slots where slot_name = %s",
-                (self.prefix,),
-            )
-            return True
-        return False
+        told = [json.loads(m.value()) for m in self.read(table, at_least=count)]
+        values = [each.get("payload", each) for each in told]
+        return {value["op"]: value["after"] for value in values}
 
 
 @pytest.fixture
@@ -875,14 +784,14 @@ def test_a_snapshot_and_the_stream_agree_in_kafka(running: Running, preset: str)
     columns = [f"c{at:03d} {one.type}" for at, one in enumerate(LITERALS)]
     values = ", ".join(one.sql for one in LITERALS)
     insert = f"insert into s.every values (%s, {values.replace('%', '%%')})"  # noqa: S608 - ours
-    running.source.execute(TYPES.encode())
-    running.source.execute(
+    running.connection.execute(TYPES.encode())
+    running.connection.execute(
         f"create table s.every (id int primary key, {', '.join(columns)})".encode()
     )
-    running.source.execute(insert.encode(), (1,))
-    running.start("s.every", f'preset = "{preset}"')
-    running.source.execute(insert.encode(), (2,))
-    running.source.execute(
+    running.connection.execute(insert.encode(), (1,))
+    running.begin("s.every", f'preset = "{preset}"')
+    running.connection.execute(insert.encode(), (2,))
+    running.connection.execute(
         "insert into towpath.signal (id, type, data) values ('sig', 'execute-snapshot',"
         """ '{"data-collections": ["s.every"], "type": "incremental"}')"""
     )

@@ -30,13 +30,15 @@ from hypothesis import strategies as st
 
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
-from towpath.relay.snapshot.driver import Limits, Scope, SnapshotDriver
+from towpath.relay.snapshot.driver import Scope, SnapshotDriver
 from towpath.relay.snapshot.errand import Freezes
+from towpath.relay.snapshot.limits import Limits
 from towpath.relay.snapshot.pace import ChunkSize, Throttle
 from towpath.relay.snapshot.reading import Part, Reading
 from towpath.relay.snapshot.requests import KeyRequests
-from towpath.relay.snapshot.scan import Scan, Stage
+from towpath.relay.snapshot.scan import Scan
 from towpath.relay.snapshot.shape import Chunk, Key, Plan, Row, TableShape
+from towpath.relay.snapshot.stage import Stage
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.touches import Notes
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot

@@ -29,7 +29,7 @@ def reads(followed, table: str) -> Counter[int]:
     """Count the READ records of each row."""
     return Counter(
         envelope["after"]["id"]
-        for _, envelope, _ in followed.read(table)
+        for _, envelope, _ in followed.told(table)
         if envelope["op"] == "r"
     )
 
@@ -76,7 +76,7 @@ def test_initial_reads_in_the_view_of_the_slots_making(two_tables, capsys):
         two_tables.execute("update s.a set v = v + 1 where id = %s", number % 3000)
     two_tables.wait_for_snapshot(INITIAL)
     two_tables.confirm()
-    found = two_tables.read("s.a")
+    found = two_tables.told("s.a")
     read = Counter(e["after"]["id"] for _, e, _ in found if e["op"] == "r")
     made = Counter(e["after"]["id"] for _, e, _ in found if e["op"] == "c")
     read_at = {h["position"] for _, e, h in found if e["op"] == "r"}
@@ -192,7 +192,7 @@ def test_a_slot_that_is_there_gives_an_incremental_snapshot(two_tables):
     two_tables.snapshot = {"mode": "never"}
     two_tables.prepare()
     two_tables.snapshot = mode
-    two_tables.configure()
+    two_tables.write()
     two_tables.start()
     two_tables.wait_for(lambda: bool(two_tables.states(INITIAL)))
     two_tables.wait_for_snapshot(INITIAL)
@@ -215,7 +215,7 @@ def test_a_relay_that_has_run_takes_no_initial_snapshot(two_tables):
     two_tables.confirm()
     two_tables.stop()
     two_tables.snapshot = mode
-    two_tables.configure()
+    two_tables.write()
     two_tables.start()
     two_tables.execute("insert into s.b values (9001, 1, '')")
     two_tables.confirm()
@@ -312,7 +312,7 @@ def test_a_delay_is_told_and_can_be_ended(two_tables):
         two_tables.prefix,
     )
     two_tables.snapshot["delay_s"] = 0.2
-    two_tables.configure()
+    two_tables.write()
     two_tables.start()
     two_tables.wait_for(lambda: bool(two_tables.states(INITIAL)))
     two_tables.wait_for_snapshot(INITIAL)

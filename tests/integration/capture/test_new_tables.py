@@ -44,7 +44,7 @@ def patterned(followed):
     followed.tables.remove("named.later")
     followed.prepare()
     followed.tables.append("named.later")
-    followed.configure()
+    followed.write()
     followed.start()
     followed.confirm()
     followed.wait_for_log("a table is not captured")
@@ -123,7 +123,7 @@ def test_a_table_is_filled_once(patterned):
     patterned.execute("create table s.witness (id int primary key)")
     filled(patterned, "s.witness")
     patterned.confirm()
-    operations = [envelope["op"] for _, envelope, _ in patterned.read("s.once")]
+    operations = [envelope["op"] for _, envelope, _ in patterned.told("s.once")]
 
     assert sorted("r" * 10 + "c") == sorted(operations)
 
@@ -253,4 +253,4 @@ def test_nothing_is_filled_if_that_is_not_wanted(followed):
     followed.execute("insert into s.late values (2)")
     followed.confirm()
 
-    assert [2] == [row["after"]["id"] for _, row, _ in followed.read("s.late")]
+    assert [2] == [row["after"]["id"] for _, row, _ in followed.told("s.late")]

@@ -1,6 +1,7 @@
 """What the words of ``towpath snapshot`` ask for, and how its answers look."""
 
 import io
+import uuid
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,38 @@ def test_a_table_tells_how_far_it_is():
         'up to ["7", "a"]'
     ) == told_of(table())
     assert told_of(table("failed", error="it lost its key")).endswith("it lost its key")
+
+
+def test_a_table_of_which_nothing_is_heard_says_so():
+    """
+    Whoever waits while the relay is gone is told so, and not while it only waits.
+    """
+    quiet = {"quiet_s": 95.0}
+    told = [told_of(table(**fields)) for fields in (quiet, {"quiet_s": 3.0})]
+    text = io.StringIO()
+    Console(file=text, width=200).print(snapshot_table([table(**quiet)]))
+    silence = "no news for 1:35: is the relay away, or does it yield?"
+
+    assert [True, False] == [silence in each for each in told]
+    assert silence in text.getvalue()
+    assert "no news" not in told_of(table("paused", **quiet))
+
+
+def test_a_list_fits_on_a_screen_of_eighty_columns():
+    """
+    Ids, names and states stand on one line each; columns without a word are left out.
+    """
+    text = io.StringIO()
+    signal_id = uuid.uuid4().hex[: signals._ID_CHARACTERS]
+    row = table("completed", last_key=["300000"], dropped=0)._replace(
+        snapshot_id=signal_id
+    )
+    long = row._replace(snapshot_id=f"towpath-always-{uuid.uuid4().hex}")
+    Console(file=text, width=80).print(snapshot_table([row, long]))
+    titles, told, *_ = text.getvalue().splitlines()
+
+    assert [signal_id, "shop.orders", "completed"] == told.split()[:3]
+    assert {"target", "left", "dropped"}.isdisjoint(titles.split())
 
 
 def test_lists_and_bars_show_names_as_they_are():

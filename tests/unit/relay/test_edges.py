@@ -23,6 +23,8 @@ from towpath.relay.postgres.queries import query
         ("42704", errors.NotPreparedError),
         ("28P01", errors.SourceRefusedError),
         ("42501", errors.SourceRefusedError),
+        ("42703", errors.NotPreparedError),
+        ("42P01", errors.NotPreparedError),
         ("57014", errors.SourceRefusedError),
     ],
 )

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from towpath.relay.pipeline.recording import OTHER_FORM, OTHER_SPELLING, Events
+from towpath.relay.pipeline.recording import OTHER_FORM, OTHER_SPELLING, Events, touch
 from towpath.relay.snapshot.touches import Left, Notes, Touches
 from towpath.relay.snapshot.visibility import XidSnapshot
 from towpath.relay.tally import Tally
@@ -227,3 +227,31 @@ def test_what_an_operator_set_aside_is_read_again():
     ]
 
     assert Left.PARTIAL is desk.left()
+
+
+def test_a_truncation_that_was_set_aside_touches_every_row():
+    """
+    What was read before it is there no more.
+    """
+    desk = Desk()
+    sequencer = Sequencer(0)
+    sequencer.bind(ROWS)
+    sequencer.transaction = TRANSACTION
+    body = b"T" + (1).to_bytes(4, "big") + b"\0" + ROWS.oid.to_bytes(4, "big")
+
+    desk.events.pass_over(b"w" + bytes(24) + body, sequencer, SEQUENCE)
+
+    assert Left.FULL is desk.left(b"1", "rows")
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_what_the_configuration_leaves_out_is_read_again(is_told: bool):
+    """
+    The stream does not carry the row, so that only the snapshot can.
+    """
+    desk = Desk()
+    row = (b"1", b"v")
+    change = Change(Operation.UPDATE, ROWS, row, None, False, TRANSACTION, 0, 0)
+    touch(desk.recorders[ROWS.oid], change, SEQUENCE, is_told=is_told)
+
+    assert (Left.FULL if is_told else Left.PARTIAL) is desk.left(b"1", "rows")

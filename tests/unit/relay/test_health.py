@@ -174,7 +174,7 @@ def test_every_published_name_of_the_relay_is_shown(
     """
     tally.tables = ("shop.line",)
     tally.slot = SlotView(5, 3, 9, "extended", is_active=False, inactive_s=4.0)
-    tally.snapshot = SnapshotView(1, 2, 3, 4, 5, {"shop.line": 6}, clock.now_s - 7)
+    tally.snapshot = SnapshotView(1, 2, 3, 4, 5, 6, {"shop.line": 6}, clock.now_s - 7)
     tally.committed(Transaction(1, 8, 8, SECOND_US, b""), 16, 3, 2 * SECOND_US)
     tally.heartbeat_seen(1, "mine", clock.now_s)
     tally.bury("a")

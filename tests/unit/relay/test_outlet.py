@@ -183,6 +183,7 @@ def tell(*records: Record) -> tuple[Kafka, Tally, Delivery, DeliveryLedger]:
     outlet = Outlet(kafka, kafka, ledger, dead, tally, Published({}))
     delivery = ledger.begin_chunk(1)
     outlet.tell_all(records, delivery)
+    outlet.let_go()
     return kafka, tally, delivery, ledger
 
 

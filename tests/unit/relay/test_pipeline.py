@@ -33,14 +33,16 @@ from towpath.relay.routing.relations import CatalogFacts
 from towpath.relay.routing.router import Router
 from towpath.relay.routing.table import Ears, Place
 from towpath.relay.routing.tableless import TablelessEvents
-from towpath.relay.snapshot.driver import Limits, Scope, SnapshotDriver
+from towpath.relay.snapshot.driver import Scope, SnapshotDriver
 from towpath.relay.snapshot.effects import ProbeVisibility
 from towpath.relay.snapshot.facts import Resumed, SignalStored, VisibilityRead
+from towpath.relay.snapshot.limits import Limits
 from towpath.relay.snapshot.pace import ChunkSize, Throttle
+from towpath.relay.snapshot.touches import Left, Notes, Touches
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
 from towpath.relay.state import StateRecords
 from towpath.relay.tally import Tally
-from towpath.relay.wal.messages import Begin, Commit
+from towpath.relay.wal.messages import Begin, Commit, RelationShape
 from towpath.relay.wal.pgoutput import parse_message
 from towpath.relay.wal.sequencer import Sequencer
 from towpath.schemas import topics
@@ -210,6 +212,7 @@ class Bench:
         self,
         max_in_flight_bytes: int = 10**9,
         skips: frozenset[int] = frozenset(),
+        **rows: object,
     ) -> None:
         self.clock = Clock()
         self.stream = Stream(self.clock)
@@ -220,7 +223,8 @@ class Bench:
         self.turns_left: int | None = None
         ledger = DeliveryLedger(START)
         invisible = InvisibleTransactions(START)
-        relay, parked = Relay(), Parked(10)
+        relay = Relay.model_validate({"rows": rows})
+        parked = Parked(10)
         dead = DeadLetters("towpath", self.tally.bury, parked)
         outlet = Outlet(
             self.producer, self.topics, ledger, dead, self.tally, Published({})
@@ -596,6 +600,26 @@ def signal_frames() -> list[bytes]:
         b"C\0" + number(FAR, 8) + number(FAR + 8, 8) + bytes(8),
     ]
     return [b"w" + bytes(24) + message for message in messages]
+
+
+@pytest.mark.parametrize("skipped", [[], ["c", "u"]])
+def test_what_the_stream_leaves_out_is_left_to_the_snapshot(skipped: list[str]):
+    """
+    A change that gives no record drops a row that was read, which is then read again.
+    """
+    bench = Bench(skipped_operations=skipped)
+    shape = next(m for m in map(parse, frames()) if isinstance(m, RelationShape))
+    touches, notes = Touches(), Notes()
+    touches.notes.append(notes)
+    notes.begin()
+    bench.pipeline._snapshots.recorders[shape.oid] = touches
+    bench.stream.reads.append(frames()[:4])
+    bench.turn()
+    [key] = notes._by_key
+
+    assert notes.judge(key, 0, EVERYTHING_VISIBLE) is (
+        Left.PARTIAL if skipped else Left.FULL
+    )
 
 
 def test_the_recording_begins_where_the_fixture_says():

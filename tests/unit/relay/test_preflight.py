@@ -18,7 +18,15 @@ from towpath.relay.postgres.source_facts import (
 )
 from towpath.relay.postgres.timeline import _forks
 from towpath.relay.routing.gap import fill_statement, gap_record
-from towpath.settings import Kafka, Registry, Settings, Source, Topics
+from towpath.settings import (
+    Kafka,
+    Registry,
+    Relay,
+    Settings,
+    Snapshot,
+    Source,
+    Topics,
+)
 
 SETTINGS = Settings(
     version=1,
@@ -91,6 +99,11 @@ def test_a_source_that_is_ready_has_no_finding():
             "relay init",
         ),
         (
+            replace(READY, publications={"towpath": EVENTS, "towpath_outbox": EVENTS}),
+            "does not name towpath.signal",
+            "relay init",
+        ),
+        (
             replace(READY, own_tables=frozenset({"towpath.outbox"})),
             "table towpath.heartbeat is missing",
             "relay init",
@@ -144,6 +157,18 @@ def test_each_lack_of_the_source_is_found_with_its_cure(
     found = running_findings(facts, SETTINGS)
 
     assert any(what in each.what and cure in each.cure for each in found)
+
+
+def test_a_bare_signal_table_that_is_not_sent_is_found():
+    """
+    What is left there would never be seen: the table may be younger than the set-up.
+    """
+    bare = SETTINGS.model_copy(
+        update={"relay": Relay(snapshot=Snapshot(signal_table="public.dbz_signal"))}
+    )
+    lacking = [each.what for each in running_findings(READY, bare)]
+
+    assert ["publication towpath does not name public.dbz_signal"] == lacking
 
 
 def test_a_cluster_that_is_ready_has_no_finding():

@@ -50,10 +50,10 @@ def test_a_table_waits_runs_and_ends():
 
     assert (
         [
-            SnapshotView(2, 0, 0, 0, 0, {}, None),
-            SnapshotView(1, 1, 0, 0, 0, {}, 77.0),
-            SnapshotView(1, 1, 0, 0, 0, {"shop.line": 10}, 77.0),
-            SnapshotView(1, 0, 1, 0, 0, {"shop.line": 15}, None),
+            SnapshotView(2, 0, 0, 0, 0, 0, {}, None),
+            SnapshotView(1, 1, 0, 0, 0, 0, {}, 77.0),
+            SnapshotView(1, 1, 0, 0, 0, 0, {"shop.line": 10}, 77.0),
+            SnapshotView(1, 0, 1, 0, 0, 0, {"shop.line": 15}, None),
         ],
         3,
     ) == (seen, tally.snapshot_dropped_rows)
@@ -81,7 +81,7 @@ def test_refused_and_stopped_tables_are_counted_once():
     made.see(SignalStored("s2", is_new=True))
     made.see(SaveProgress(1, table(state="stopped")))
 
-    assert SnapshotView(0, 0, 0, 1, 1, {}, None) == tally.snapshot
+    assert SnapshotView(0, 0, 0, 1, 1, 0, {}, None) == tally.snapshot
 
 
 def test_what_is_resumed_counts_on():
@@ -96,7 +96,7 @@ def test_what_is_resumed_counts_on():
     made.see(Resumed(tables))
     made.see(SaveProgress(2, table("shop.item", "running", dropped=5)))
 
-    assert (SnapshotView(0, 1, 1, 0, 0, {}, 77.0), 1) == (
+    assert (SnapshotView(0, 1, 1, 0, 0, 0, {}, 77.0), 1) == (
         tally.snapshot,
         tally.snapshot_dropped_rows,
     )
@@ -113,3 +113,35 @@ def test_rows_of_what_is_no_captured_table_share_one_label():
     made.see(SaveProgress(1, table("outbox.order", "running", rows=3)))
 
     assert {OTHER: 3} == tally.snapshot.rows
+
+
+def test_why_snapshots_yield_is_logged_once_and_known_while_it_lasts():
+    """
+    Each reason is told the first time; afterwards only the metric comes and goes.
+    """
+    said: list[tuple[str, str]] = []
+    tally = Tally(on_first=lambda *what: said.append(what))
+    known = []
+    for reason in ("behind", "behind", "", "behind", "busy"):
+        tally.snapshots_yield(reason)
+        known.append(tally.yielding)
+
+    assert ["behind", "behind", "", "behind", "busy"] == known
+    assert ["behind", "busy"] == [reason for _, reason in said]
+
+
+def test_a_paused_table_neither_waits_nor_runs():
+    """
+    What nobody will go on with unasked can be told from what waits for its turn.
+    """
+    tally = Tally()
+    made = signalled(tally, table(), table("shop.item"))
+    made.see(SaveProgress(1, table(state="running")))
+    made.see(StoreSignal("s2", "completed", {}, (), (table(state="paused"),)))
+    made.see(SignalStored("s2", is_new=True))
+
+    assert (1, 0, 1) == (
+        tally.snapshot.waiting,
+        tally.snapshot.running,
+        tally.snapshot.paused,
+    )

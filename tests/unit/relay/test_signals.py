@@ -82,6 +82,7 @@ def test_small_signals_are_read(kind, data, request_):
         ("execute-snapshot", None, "at least one table"),
         ("execute-snapshot", '{"data-collections": "a.b"}', "a list of names"),
         ("execute-snapshot", '{"data-collections": [7]}', "a list of names"),
+        ("execute-snapshot", '{"data-collections": [""]}', "a list of names"),
         *(
             (
                 "execute-snapshot",

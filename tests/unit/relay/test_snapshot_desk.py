@@ -49,6 +49,7 @@ class Driver:
         self.holds_stream = False
         self.requests = KeyRequests()
         self.is_busy = False
+        self.yields_because = ""
         self.rows = list(rows)
         self.heard: list[told.Fact] = []
         self._clock = clock
@@ -98,7 +99,11 @@ class Bench:
             ledger=self.ledger,
             invisible=InvisibleTransactions(0),
             outlet=SimpleNamespace(
-                tell_all=self._send, poll=lambda _: None, needs_commit=False, commits=0
+                tell_all=self._send,
+                let_go=lambda: None,
+                poll=lambda _: None,
+                needs_commit=False,
+                commits=0,
             ),
             router=SimpleNamespace(table=lambda *_: Route()),
             shapes=SimpleNamespace(announce=lambda *_: None, facts_of=lambda _: None),

@@ -6,7 +6,8 @@ import pytest
 
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
-from towpath.relay.snapshot.driver import Limits, Scope, SnapshotDriver
+from towpath.relay.snapshot.driver import Scope, SnapshotDriver
+from towpath.relay.snapshot.limits import Limits
 from towpath.relay.snapshot.pace import ChunkSize, Throttle
 from towpath.relay.snapshot.scan import Scan
 from towpath.relay.snapshot.shape import Chunk, Key, Plan, TableShape
@@ -139,11 +140,13 @@ def test_what_is_not_known_is_rejected(loop: Loop, data: dict, reason: str):
 
 def test_a_pattern_that_finds_nothing_is_done_at_once(loop: Loop):
     """
-    A regular expression without a match is a clean no-op (A10).
+    A regular expression without a match is a clean no-op, and says so (A10).
     """
     loop.signal(**{"data-collections": ["none.*"]})
+    answer = loop.one(do.StoreSignal)
 
-    assert "completed" == loop.one(do.StoreSignal).status
+    assert ("completed", 0) == (answer.status, answer.detail["rows"])
+    assert "nothing was read" in answer.detail["reason"]
 
 
 def test_refused_tables_fail_while_others_are_read(loop: Loop):

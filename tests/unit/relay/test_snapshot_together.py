@@ -4,7 +4,8 @@ import pytest
 
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
-from towpath.relay.snapshot.driver import Limits, Scope, SnapshotDriver
+from towpath.relay.snapshot.driver import Scope, SnapshotDriver
+from towpath.relay.snapshot.limits import Limits
 from towpath.relay.snapshot.pace import ChunkSize, Throttle
 from towpath.relay.snapshot.shape import Chunk, Key, KeyRange, Plan, TableShape
 from towpath.relay.snapshot.stored import BLOCKING, INITIAL, StoredTable
@@ -249,6 +250,21 @@ def test_a_lost_view_lets_the_stream_go_on():
     assert (False, None, "select * from s.a") == (held, again.frozen_by, again.select)
 
 
+def test_a_view_of_which_nothing_comes_does_not_hold_the_stream_for_ever():
+    """
+    After a minute what is left is read chunk by chunk, and says why.
+    """
+    loop = Loop(table("a", kind=BLOCKING))
+    loop.begin()
+    held = []
+    for now_s in (1.0, 50.0, 62.0):
+        loop.tell(told.Tick(now_s))
+        held.append(loop.driver.holds_stream)
+    [saved] = loop.all(do.SaveProgress)
+
+    assert ([True, True, False], True) == (held, "for a minute" in saved.table.error)
+
+
 def answered(loop: Loop, kind: str, data: str = "{}") -> do.StoreSignal:
     """Bring a signal to its answer and let it take effect."""
     loop.tell(told.SignalSeen("s2", kind, data, 7))
@@ -339,26 +355,28 @@ def test_a_table_too_slow_to_read_fails_with_the_reason():
 
 
 @pytest.mark.parametrize(
-    ("hindrance", "end"),
+    ("hindrance", "end", "reason"),
     [
-        (told.Tick(1.0, lag_s=11.0), told.Tick(2.0, lag_s=0.1)),
-        (told.LoadRead(4), told.LoadRead(2)),
+        (told.Tick(1.0, lag_s=11.0), told.Tick(2.0, lag_s=0.1), "max_lag_s"),
+        (told.LoadRead(4), told.LoadRead(2), "max_active_sessions"),
     ],
 )
 def test_reading_yields_to_the_stream_and_to_the_source(
-    hindrance: told.Fact, end: told.Fact
+    hindrance: told.Fact, end: told.Fact, reason: str
 ):
     """
-    While the stream is behind, or others are at work, no chunk is asked for.
+    While the stream is behind, or others are at work, nothing is read, and it says so.
     """
     loop = Loop(table("a"))
     [ask] = loop.begin()
     loop.tell(hindrance)
     loop.plan(ask, 9)
     while_hindered = loop.all(do.ReadChunk)
+    said = loop.driver.yields_because
     loop.tell(end)
 
     assert (0, 1) == (len(while_hindered), len(loop.all(do.ReadChunk)))
+    assert (True, "") == (reason in said, loop.driver.yields_because)
 
 
 def test_the_source_is_asked_how_busy_it_is_while_a_table_is_read():
@@ -387,3 +405,116 @@ def test_an_aggregate_view_is_told_of_its_events():
         list(loop.driver.recorders.aggregates),
         list(loop.driver.recorders.tables),
     )
+
+
+def test_chunks_that_wait_for_the_stream_take_no_room_from_who_holds_it():
+    """
+    Else the one would wait for the stream, and the other for room, for ever.
+    """
+    slow = table("a")
+    frozen = table("b", kind=BLOCKING)._replace(snapshot_id="s3")
+    loop = Loop(slow, frozen, readers=1)
+    first, last = loop.begin()
+    loop.plan(first, 99)
+    while asked := loop.all(do.ReadChunk):
+        loop.read(asked[0], *range(asked[0].max_rows))
+    loop.plan(last, 9)
+    chunks = [chunk.shape.relation.table for chunk in loop.all(do.ReadChunk)]
+
+    assert loop.driver.holds_stream
+    assert ["b"] == chunks
+
+
+def test_a_table_that_goes_on_beside_others_of_its_run_has_a_mark_of_its_own():
+    """
+    Behind that of the others the stream has gone on, and nobody took notes for it.
+    """
+    loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"))
+    first, last = loop.begin()
+    lost = told.ReadFailed(first.request_id, "gone", may_recover=True, has_thawed=True)
+    loop.tell(lost)
+    loop.tell(told.ReadFailed(last.request_id, "no", may_recover=False))
+    [failed] = [saved.table for saved in loop.all(do.SaveProgress)]
+    loop.tell(told.SignalSeen("s2", "resume-snapshot", '{"snapshot-id": "s1"}', 7))
+    loop.tell(told.VisibilityRead(SEES_ALL))
+    loop.tell(told.EndedRead("s2", (failed,)))
+    loop.tell(told.SignalStored("s2", is_new=True))
+    [mark] = loop.all(do.WriteWatermark)
+    [again] = loop.begin()
+
+    assert ("failed", "s.b", mark.token) == (
+        failed.state,
+        again.collection,
+        again.frozen_by,
+    )
+    assert mark.token != first.frozen_by
+
+
+def test_a_mark_that_its_writer_does_not_wait_for_is_written_by_another():
+    """
+    Nobody else would see that it could not be written.
+    """
+    loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"))
+    loop.tell(told.SignalSeen("s2", "stop-snapshot", '{"data-collections":["s.a"]}', 7))
+    loop.tell(told.VisibilityRead(SEES_ALL))
+    loop.tell(told.SignalStored("s2", is_new=True))
+    [mark] = loop.all(do.WriteWatermark)
+    [ask] = loop.begin()
+
+    assert ("s.b", mark.token) == (ask.collection, ask.frozen_by)
+
+
+def with_other_key(name: str) -> Plan:
+    """Return the plan of a table whose key is another column by now."""
+    relation = shape(name).relation
+    other = Relation(relation.oid, "s", name, relation.columns, (1,))
+    return Plan(TableShape(other, ("text",)), (b"z",), 9)
+
+
+@pytest.mark.parametrize("kind", ["incremental", BLOCKING])
+def test_a_stored_place_in_another_key_is_none(kind: str):
+    """
+    What lies behind it are other rows: the table fails, with the last key.
+
+    It may have been altered while nobody read: after a restart, or a lost view.
+    """
+    loop = Loop(table("a", kind=kind))
+    [ask] = loop.begin()
+    loop.plan(ask, 9)
+    [begun] = loop.all(do.SaveProgress)
+    stored = begun.table._replace(last_key=key(4), ranges=(KeyRange(key(4), key(9)),))
+    again = Loop(stored)
+    [ask] = again.begin()
+    again.tell(told.PlanRead(ask.request_id, with_other_key("a")))
+    [ended] = [saved.table for saved in again.all(do.SaveProgress)]
+
+    assert ("failed", key(4), True) == (
+        ended.state,
+        ended.last_key,
+        "key was changed" in (ended.error or ""),
+    )
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_run_that_ends_while_a_table_is_taken_up_again_is_not_forgotten(
+    has_ended: bool,
+):
+    """
+    What failed beside it fails the whole, whether the others are still read or not.
+    """
+    failed = [
+        table(name)._replace(state="failed", error="no", last_key=key(1))
+        for name in "bc"
+    ]
+    loop = Loop(table("a"), *failed)
+    [ask] = loop.begin()
+    names = '{"snapshot-id": "s1", "data-collections": ["s.b"]}'
+    loop.tell(told.SignalSeen("s2", "resume-snapshot", names, 7))
+    loop.tell(told.VisibilityRead(SEES_ALL))
+    loop.tell(told.EndedRead("s2", (table("a"), *failed)))
+    if has_ended:
+        loop.tell(told.ReadFailed(ask.request_id, "no", may_recover=False))
+    loop.tell(told.SignalStored("s2", is_new=True))
+    tables = [one for run in loop.driver._whole._runs for one in run.tables]
+
+    assert ["s.a", "s.b", "s.c"] == [one.collection for one in tables]

@@ -16,6 +16,8 @@ import psycopg
 from towpath.deploy.errors import SignalRefusedError, SourceUnreachableError
 
 _INSERT: Final = "insert into towpath.signal (id, type, data) values (%s, %s, %s)"
+# Short enough to be read in a table, and to be typed again.
+_ID_CHARACTERS: Final = 12
 _STATE: Final = "select status, detail from towpath.signal where id = %s"
 
 # As JSON, so that a relay of before or after may have other columns.
@@ -23,16 +25,17 @@ _PROGRESS: Final = """\
 select to_jsonb(s) - 'pending_keys',
     extract(epoch from coalesce(
         s.completed_at, case when s.state = 'running' then now() else s.updated_at end
-    ) - s.started_at)::float
+    ) - s.started_at)::float,
+    extract(epoch from now() - s.updated_at)::float
 from towpath.snapshot s
 where case when %(id)s::text is not null then s.snapshot_id = %(id)s
     else %(own)s or s.asked_until is null end
-order by s.started_at nulls last, s.queued_at, s.snapshot_id, s.ordinal
+order by s.queued_at, s.snapshot_id, s.ordinal
 """
 
 
 class Progress(NamedTuple):
-    """One table of one snapshot."""
+    """One table of one snapshot; ``quiet_s`` is how long nothing was stored of it."""
 
     snapshot_id: str
     collection: str
@@ -49,6 +52,7 @@ class Progress(NamedTuple):
     last_key: list[str] | None = None
     rows_per_second: float | None = None
     eta_s: float | None = None
+    quiet_s: float | None = None
 
 
 def ask(
@@ -95,7 +99,7 @@ def send(
         SourceUnreachableError: The source does not answer.
         SignalRefusedError: The signal table is not there, or has the id already.
     """
-    chosen = signal_id or str(uuid.uuid4())
+    chosen = signal_id or uuid.uuid4().hex[:_ID_CHARACTERS]
     data = json.dumps({name: wish for name, wish in fields.items() if wish is not None})
     with _connect(dsn) as connection:
         try:
@@ -142,9 +146,11 @@ def state(dsn: str, signal_id: str) -> tuple[str | None, Any] | None:
     return None if row is None else (row[0], row[1])
 
 
-def _progress(row: Mapping[str, Any], elapsed_s: float | None) -> Progress:
+def _progress(
+    row: Mapping[str, Any], elapsed_s: float | None, quiet_s: float
+) -> Progress:
     fields = {name: row[name] for name in Progress._fields if name in row}
-    table = Progress(**{**fields, "elapsed_s": elapsed_s})
+    table = Progress(**{**fields, "elapsed_s": elapsed_s, "quiet_s": quiet_s})
     if table.rows_per_second is None and elapsed_s and table.rows:
         table = table._replace(rows_per_second=table.rows / elapsed_s)
     return table

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -18,29 +18,65 @@ from rich.table import Table
 
 from towpath.deploy.signals import Progress
 
-_TITLES: Final = ("target", "state", "rows", "dropped", "%", "rows/s", "left")
+_TITLES: Final = (
+    *("snapshot", "table", "target", "state", "rows", "dropped"),
+    *("%", "rows/s", "left", "last key"),
+)
+_NUMBERS: Final = frozenset({"rows", "dropped", "%", "rows/s", "left"})
+
+# Narrower they cannot be read, however long the longest is.
+_WIDTHS: Final = {"snapshot": 12, "table": 12}
+
+# A chunk takes a second or so: whoever stores nothing for so long waits, or is gone.
+_QUIET_S: Final = 30.0
 
 
-def snapshot_table(rows: Sequence[Progress]) -> Table:
-    """Return a row for each table of each snapshot."""
-    table = Table(box=None)
-    for title in ("snapshot", "table"):
-        # Both are needed whole for the next command.
-        table.add_column(title, overflow="fold")
-    for title in _TITLES:
-        table.add_column(title, justify="left" if title in _TITLES[:2] else "right")
-    for title in ("last key", "error"):
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(
-            *map(escape, (row.snapshot_id, row.collection, row.target or "all")),
-            row.state if row.kind == "incremental" else f"{row.state} ({row.kind})",
-            *(f"{row.rows:,}", f"{row.dropped:,}"),
-            "" if row.percent is None else f"{row.percent:.0f}",
-            *(rate_text(row), time_text(time_left_s(row))),
-            *map(escape, (key_text(row.last_key), row.error or "")),
+def snapshot_table(rows: Sequence[Progress]) -> RenderableType:
+    """Return a row for each table of each snapshot, and below what went wrong."""
+    table = Table(box=None, collapse_padding=True, pad_edge=False)
+    cells = [_cells(row) for row in rows]
+    # Columns that say nothing are left out: there is little room.
+    titles = [title for title in _TITLES if any(cell[title] for cell in cells)]
+    for title in titles:
+        table.add_column(
+            title,
+            justify="right" if title in _NUMBERS else "left",
+            overflow="fold",
+            no_wrap=title in _NUMBERS or title == "state",
+            min_width=_WIDTHS.get(title),
         )
-    return table
+    for cell in cells:
+        table.add_row(*(cell[title] for title in titles))
+    wrong = [
+        escape(f"{row.snapshot_id} {row.collection}: {row.error or quiet_text(row)}")
+        for row in rows
+        if row.error or quiet_text(row)
+    ]
+    return Group(table, *wrong)
+
+
+def _cells(row: Progress) -> dict[str, str]:
+    """Return what is told of a table, by title, in the order of the columns."""
+    return {
+        "snapshot": escape(row.snapshot_id),
+        "table": escape(row.collection),
+        "target": escape(row.target or ""),
+        "state": row.state + ("" if row.kind == "incremental" else f" ({row.kind})"),
+        "rows": f"{row.rows:,}",
+        "dropped": f"{row.dropped:,}" if row.dropped else "",
+        "%": "" if row.percent is None else f"{row.percent:.0f}",
+        "rows/s": rate_text(row),
+        "left": time_text(time_left_s(row)),
+        "last key": escape(key_text(row.last_key)),
+    }
+
+
+def quiet_text(row: Progress) -> str:
+    """Say if nothing has been heard of a running table for long."""
+    quiet_s = row.quiet_s or 0.0
+    if row.state != "running" or quiet_s < _QUIET_S:
+        return ""
+    return f"no news for {time_text(quiet_s)}: is the relay away, or does it yield?"
 
 
 def rate_text(row: Progress) -> str:
@@ -108,8 +144,8 @@ def told_of(row: Progress) -> str:
         told.append(f"{left} left")
     if row.last_key and row.state != "completed":
         told.append(f"up to {key_text(row.last_key)[:60]}")
-    if row.error:
-        told.append(row.error)
+    if row.error or quiet_text(row):
+        told.append(row.error or quiet_text(row))
     return ", ".join(told)
 
 

@@ -48,8 +48,9 @@ from towpath.relay.routing.router import Router
 from towpath.relay.routing.table import Ears, Place
 from towpath.relay.routing.tableless import TablelessEvents
 from towpath.relay.routing.transactions import TransactionMetadata
-from towpath.relay.snapshot.driver import Limits, Scope, SnapshotDriver
+from towpath.relay.snapshot.driver import Scope, SnapshotDriver
 from towpath.relay.snapshot.left import Refusal
+from towpath.relay.snapshot.limits import Limits
 from towpath.relay.snapshot.pace import ChunkSize, Throttle
 from towpath.relay.snapshot.visibility import InvisibleTransactions
 from towpath.relay.state import State, StateRecords

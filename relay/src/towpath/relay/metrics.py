@@ -48,6 +48,7 @@ _HELP: Final = MappingProxyType(
         telemetry.SLOT_SAFE: "Log that may be written until the slot is lost.",
         telemetry.SLOT_ACTIVE: "1 while somebody follows the slot.",
         telemetry.SLOT_INACTIVE: "For how long nobody has followed the slot.",
+        telemetry.SNAPSHOT_YIELDING: "1 while the stream or the source goes first.",
         telemetry.SNAPSHOT_DURATION: "For how long the oldest running one has run.",
     }
 )
@@ -130,6 +131,7 @@ def _gauges(tally: Tally, now_s: float) -> Iterator[Metric]:
     values = {
         telemetry.RELAY_STREAMING: int(tally.is_streaming),
         telemetry.RELAY_PARKED_KEYS: tally.parked_keys,
+        telemetry.SNAPSHOT_YIELDING: int(bool(tally.yielding)),
         telemetry.RELAY_IN_FLIGHT_BYTES: tally.in_flight_bytes,
         telemetry.RELAY_IN_FLIGHT_LIMIT: tally.max_in_flight_bytes,
         telemetry.RELAY_CONFIRMED_LSN: tally.confirmed_lsn,
@@ -181,6 +183,7 @@ def _snapshot(view: SnapshotView, now_s: float) -> Iterator[Metric]:
         {
             "waiting": view.waiting,
             "running": view.running,
+            "paused": view.paused,
             "completed": view.completed,
             "failed": view.failed,
             "stopped": view.stopped,

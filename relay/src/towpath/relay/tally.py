@@ -65,6 +65,7 @@ class SnapshotView:
         completed: Tables that were completed.
         failed: Tables that failed.
         stopped: Tables that were stopped by a signal.
+        paused: Tables that wait until a signal resumes them.
         rows: Rows sent per table, by ``schema.table``: captured tables only.
         started_at_s: Monotonic, when the oldest running one began; None without.
     """
@@ -74,6 +75,7 @@ class SnapshotView:
     completed: int
     failed: int
     stopped: int
+    paused: int
     rows: dict[str, int]
     started_at_s: float | None
 
@@ -94,6 +96,7 @@ class Tally:
         duplicates: Records left out after a restart because Kafka had them.
         marks: Marks published to the state topic.
         parked_keys: Aggregates whose events are set aside.
+        yielding: Why snapshots let others go first just now; empty: they do not.
         left_bytes: Not acknowledged when the time for a stop was over.
         turned_at_s: Monotonic, when the loop last turned.
         latency: From commit to acknowledgement, on the source's clock.
@@ -116,6 +119,7 @@ class Tally:
     snapshot_rows: int = 0
     snapshot_dropped_rows: int = 0
     is_streaming: bool = False
+    yielding: str = ""
     left_bytes: int = 0
     turned_at_s: float = 0.0
     slot: SlotView | None = None
@@ -129,6 +133,7 @@ class Tally:
     dead_letters: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     altered: Counter[str] = field(default_factory=Counter)
+    yields: Counter[str] = field(default_factory=Counter)
 
     def bury(self, reason: str) -> None:
         """Count a dead letter."""
@@ -139,6 +144,12 @@ class Tally:
     def skip(self, reason: str) -> None:
         """Count a change that gives no record although it might be expected to."""
         self._count(self.skipped, "a change gave no record", reason)
+
+    def snapshots_yield(self, reason: str) -> None:
+        """Take in whether snapshots let others go first, and why."""
+        if reason and reason != self.yielding:
+            self._count(self.yields, "snapshots yield for a while", reason)
+        self.yielding = reason
 
     def alter(self, reason: str) -> None:
         """Count a value that its form cannot express: it is null, or left out."""

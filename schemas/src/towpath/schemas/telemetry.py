@@ -44,6 +44,7 @@ SNAPSHOT_ROWS: Final = "towpath_snapshot_rows_total"
 SNAPSHOT_DROPPED_ROWS: Final = "towpath_snapshot_dropped_rows_total"
 SNAPSHOT_TABLES: Final = "towpath_snapshot_tables"
 SNAPSHOT_TABLE_ROWS: Final = "towpath_snapshot_table_rows"
+SNAPSHOT_YIELDING: Final = "towpath_snapshot_yielding"
 SNAPSHOT_DURATION: Final = "towpath_snapshot_duration_seconds"
 
 SINK_ROWS: Final = "towpath_sink_rows_total"

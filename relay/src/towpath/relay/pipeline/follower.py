@@ -258,16 +258,18 @@ class Follower:
         self._sequence += 1
         oid = change.relation.oid
         route = self._routes[oid]
+        if self._aggregates:
+            self._told.expect()
+        records = () if route is None else route.records(change, self._now_us)
         if self._recorders and oid in self._recorders:
-            touch(self._recorders[oid], change, self._sequence)
+            is_told = bool(records)
+            touch(self._recorders[oid], change, self._sequence, is_told=is_told)
         if self._reordered and oid in self._reordered:
             self._ask_for(change)
         if route is None:
             self._signals.see(change, self._sequence)
             return
-        if self._aggregates:
-            self._told.expect()
-        self._deliver(route.records(change, self._now_us))
+        self._deliver(records)
         if self._aggregates:
             self._told.row(change, self._sequence)
 

@@ -114,7 +114,7 @@ class Outlet:
 
     def tell_all(self, records: Sequence[Record], delivery: Delivery) -> None:
         """
-        Do what ``tell`` does, for the records of a slice of a chunk. Hot path.
+        Gather the records of a slice of a chunk, as ``send`` does. Hot path.
 
         Raises:
             DeliveryFailedError: A record was given up; nothing more may be produced.
@@ -128,7 +128,6 @@ class Outlet:
         delivery.expect_all([record.value or b"" for record in records])
         self._outgoing += zip(records, repeat(partial(delivery.passed_into, topic)))
         self._tally.records += len(records)
-        self.let_go()
 
     def note(self, record: Record, delivery: Delivery | None = None) -> None:
         """
@@ -150,11 +149,12 @@ class Outlet:
 
     def let_go(self) -> None:
         """
-        Hand over what ``send`` has gathered; waits while there is no room.
+        Hand over what was gathered; waits while there is no room.
 
-        Call order: after each read's messages. Gathered, the records of a backlog
-        reach the client at once and fill its batches, which spares broker and client
-        the greater part of their work; a lone record goes at once just as well.
+        Call order: after each read's messages, and each turn's rows. Gathered, the
+        records of a backlog reach the client at once and fill its batches, which spares
+        broker and client the greater part of their work; a lone record goes at once
+        just as well.
 
         Raises:
             DeliveryFailedError: A record was given up; nothing more may be produced.

@@ -26,7 +26,7 @@ from towpath.relay.wal.frames import PAYLOAD_AT
 from towpath.relay.wal.messages import UNCHANGED, Row
 from towpath.relay.wal.pgoutput import parse_message
 from towpath.relay.wal.relation import Relation
-from towpath.relay.wal.sequencer import Change, Sequencer, Spoken
+from towpath.relay.wal.sequencer import Change, Sequencer, Spoken, Truncation
 from towpath.schemas.envelope import Operation
 from towpath.settings.outbox import AggregateView, Outbox
 
@@ -54,8 +54,19 @@ def partial_key(change: Change) -> tuple[bytes, ...] | None:
     return _key(new, relation.key) if UNCHANGED in new else None
 
 
-def touch(touches: Touches, change: Change, sequence: int) -> None:
-    """Tell a table's recorder which keys a change touched."""
+def touch(
+    touches: Touches, change: Change, sequence: int, *, is_told: bool = True
+) -> None:
+    """
+    Tell a table's recorder which keys a change touched.
+
+    Args:
+        touches: The table's recorder.
+        change: What the stream brought.
+        sequence: Its place among watermarks.
+        is_told: It gave a record. A row that the configuration leaves out of the
+            stream is in a snapshot alone, and so is read again.
+    """
     relation, xid = change.relation, change.transaction.xid
     new, old = change.new, change.old
     if new is None:
@@ -63,7 +74,7 @@ def touch(touches: Touches, change: Change, sequence: int) -> None:
         return
     if old is not None:
         new = complete(new, old, relation, is_full=change.is_full)
-    partial = UNCHANGED in new
+    partial = UNCHANGED in new or not is_told
     new_key = _key(new, relation.key)
     old_key = new_key if old is None else _key(old, relation.key)
     if old_key == new_key:
@@ -184,6 +195,12 @@ class Events:
         elif isinstance(step, Change):
             self._lost(step, sequence)
             self.row(step, sequence)
+        elif isinstance(step, Truncation):
+            for relation in step.relations:
+                if relation.oid in self._recorders:
+                    self._recorders[relation.oid].touch_all(
+                        step.transaction.xid, sequence
+                    )
 
     def _lost(self, change: Change, sequence: int) -> None:
         touches = self._recorders.get(change.relation.oid)

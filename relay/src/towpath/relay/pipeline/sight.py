@@ -20,6 +20,7 @@ from towpath.schemas.clock import Clock
 OTHER: Final = "other"
 
 _RUNNING: Final = "running"
+_PAUSED: Final = "paused"
 
 Name = tuple[str, str]
 
@@ -97,13 +98,15 @@ class SnapshotSight:
         self._show()
 
     def _show(self) -> None:
-        running = sum(state == _RUNNING for state in self._open.values())
+        states = Counter(self._open.values())
+        running, paused = states[_RUNNING], states[_PAUSED]
         self._tally.snapshot = SnapshotView(
-            waiting=len(self._open) - running,
+            waiting=len(self._open) - running - paused,
             running=running,
             completed=self._ended["completed"],
             failed=self._ended["failed"],
             stopped=self._ended["stopped"],
+            paused=paused,
             rows=dict(self._rows),
             started_at_s=min(self._began_s.values(), default=None),
         )

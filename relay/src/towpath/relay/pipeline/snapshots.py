@@ -151,6 +151,7 @@ class Snapshots:
         if self._driver.is_busy and now_s - self._ticked_at_s >= TICK_INTERVAL_S:
             self._ticked_at_s = now_s
             self.tell(Tick(now_s, self._lag_s()))
+        core.tally.snapshots_yield(self._driver.yields_because)
         if core.invisible.count and now_s - self._probed_at_s >= PROBE_INTERVAL_S:
             self.probe(now_s)
         self._let_out()
@@ -194,10 +195,11 @@ class Snapshots:
         until_s = core.clock.monotonic_s() + EMIT_S
         while self._driver.has_ready:
             self.tell(Turn(SLICE_ROWS))
-            core.outlet.poll(0)
             is_ahead = core.ledger.in_flight_bytes >= MAX_AHEAD_BYTES
             if is_ahead or core.clock.monotonic_s() >= until_s:
                 break
+        core.outlet.let_go()
+        core.outlet.poll(0)
 
     def probe(self, now_s: float) -> None:
         """Ask which transactions are visible, unless an answer is on its way."""

@@ -65,7 +65,10 @@ _BY_STATE: Final = MappingProxyType(
         "55006": SlotBusyError,
         "55000": SlotLostError,
         "58P01": SlotLostError,
+        # What relay init makes is not there, or is of an earlier release.
+        "42703": NotPreparedError,
         "42704": NotPreparedError,
+        "42P01": NotPreparedError,
     }
 )
 _PORTS: Final = re.compile(r"[0-9,]*\Z")

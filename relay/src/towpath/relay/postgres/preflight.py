@@ -25,6 +25,7 @@ _OPERATIONS: Final = ("insert", "update", "delete", "truncate")
 _LETTERS: Final = MappingProxyType(
     {"insert": "c", "update": "u", "delete": "d", "truncate": "t"}
 )
+_SIGNAL_TABLE: Final = "towpath.signal"
 # A transaction of this age is not the traffic of an application any more.
 _OLD_S: Final = 300.0
 
@@ -151,15 +152,18 @@ def _prepared_findings(facts: SourceFacts, settings: Settings) -> Iterator[Findi
     for name in (source.publication, source.outbox_publication):
         if name not in facts.publications:
             yield error(f"publication {name} is missing", "nothing is sent", init)
-    for publication, table in (
-        *((source.publication, each) for each in settings.capture.names),
-        (source.outbox_publication, outbox),
+    signals = filter(None, (_SIGNAL_TABLE, settings.relay.snapshot.signal_table))
+    unsent = "its changes are not sent"
+    unseen = "signals that are left there are never seen"
+    for publication, table, why in (
+        *((source.publication, each, unsent) for each in settings.capture.names),
+        *((source.publication, each, unseen) for each in signals),
+        (source.outbox_publication, outbox, unsent),
     ):
         existing = facts.publications.get(publication)
         if existing is not None and not existing.covers(table):
-            what = f"publication {publication} does not name {table}"
-            yield error(what, "its changes are not sent", init)
-    for name in ("towpath.signal", "towpath.snapshot", "towpath.heartbeat", outbox):
+            yield error(f"publication {publication} does not name {table}", why, init)
+    for name in (_SIGNAL_TABLE, "towpath.snapshot", "towpath.heartbeat", outbox):
         if name not in facts.own_tables:
             yield error(f"table {name} is missing", "the relay needs it", init)
 

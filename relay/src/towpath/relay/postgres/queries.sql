@@ -232,7 +232,7 @@ join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname || '.' || c.relname = any (%(names)s::text[])
     and (c.relname <> 'snapshot' or exists (
         select from pg_catalog.pg_attribute a
-        where a.attrelid = c.oid and a.attname = 'asked_until' and not a.attisdropped
+        where a.attrelid = c.oid and a.attname = 'key_columns' and not a.attisdropped
     ))
 
 
@@ -270,6 +270,7 @@ create table if not exists towpath.snapshot (
     sweeps boolean not null default false,
     rows_per_second double precision,
     eta_s double precision,
+    key_columns jsonb,
     primary key (snapshot_id, collection)
 );
 alter table towpath.snapshot
@@ -279,7 +280,8 @@ alter table towpath.snapshot
     add column if not exists floor bigint,
     add column if not exists sweeps boolean not null default false,
     add column if not exists rows_per_second double precision,
-    add column if not exists eta_s double precision
+    add column if not exists eta_s double precision,
+    add column if not exists key_columns jsonb
 
 -- name: read_unfinished_snapshots
 -- Every table of each snapshot that has not ended or whose signal was not told so,
@@ -288,7 +290,7 @@ select snapshot_id, collection, ordinal, state, table_oid::bigint, condition, ta
     max_rows_per_second, last_key, maximum_key,
     case when asked_keys is null then pending_keys end, rows, dropped, chunks,
     estimated_rows, error, asked_keys, asked_until, kind, order_by, ranges, floor,
-    sweeps
+    sweeps, key_columns
 from towpath.snapshot
 where snapshot_id in (
         select snapshot_id from towpath.snapshot
@@ -304,7 +306,7 @@ select snapshot_id, collection, ordinal, state, table_oid::bigint, condition, ta
     max_rows_per_second, last_key, maximum_key,
     case when asked_keys is null then pending_keys end, rows, dropped, chunks,
     estimated_rows, error, asked_keys, asked_until, kind, order_by, ranges, floor,
-    sweeps
+    sweeps, key_columns
 from towpath.snapshot
 where snapshot_id = %(snapshot_id)s
 order by ordinal
@@ -399,9 +401,17 @@ set state = excluded.state, table_oid = excluded.table_oid,
 
 -- name: change_snapshot
 -- What a signal stops, pauses or queues again; a table that has ended meanwhile is
--- neither stopped nor paused.
+-- neither stopped nor paused. One that is read by another key than its own, and had
+-- ended, begins anew: nobody asked meanwhile for rows that left the unread part.
 update towpath.snapshot
-set state = %(state)s, error = %(error)s, updated_at = now(), completed_at = null
+set state = %(state)s, error = %(error)s, updated_at = now(), completed_at = null,
+    last_key = case when order_by is null or state = 'paused' or %(state)s <> 'queued'
+        then last_key end,
+    maximum_key = case
+        when order_by is null or state = 'paused' or %(state)s <> 'queued'
+        then maximum_key end,
+    ranges = case when order_by is null or state = 'paused' or %(state)s <> 'queued'
+        then ranges end
 where snapshot_id = %(snapshot_id)s and collection = %(collection)s
     and case when %(state)s = 'queued' then state in ('paused', 'failed', 'stopped')
         else state in ('queued', 'running', 'paused') end
@@ -413,7 +423,8 @@ set state = case when state = 'stopped' or state = 'paused' and %(state)s = 'run
         then state else %(state)s end,
     last_key = %(last_key)s, maximum_key = %(maximum_key)s,
     pending_keys = coalesce(%(pending_keys)s, pending_keys),
-    ranges = %(ranges)s, floor = %(floor)s, rows_per_second = %(rows_per_second)s,
+    ranges = %(ranges)s, floor = %(floor)s, key_columns = %(key_columns)s,
+    rows_per_second = %(rows_per_second)s,
     eta_s = %(eta_s)s, rows = %(rows)s, dropped = %(dropped)s,
     chunks = %(chunks)s, estimated_rows = %(estimated_rows)s, percent = %(percent)s,
     error = %(error)s, started_at = coalesce(started_at, now()), updated_at = now(),
@@ -610,10 +621,11 @@ order by a.attnum
 
 -- name: describe_key
 -- Of an index's columns, in key order: name, type with modifiers, whether its collation
--- is deterministic, whether its order is what plain operators mean here.
+-- is deterministic, whether its order is what plain operators mean here, its collation.
 select a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),
     coalesce(l.collisdeterministic, true),
-    coalesce(bool_or(pg_catalog.pg_operator_is_visible(o.amopopr)), false)
+    coalesce(bool_or(pg_catalog.pg_operator_is_visible(o.amopopr)), false),
+    a.attcollation::bigint
 from pg_catalog.pg_index i
 cross join lateral unnest(i.indkey::smallint[]) with ordinality as k (attnum, place)
 join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
@@ -622,7 +634,8 @@ join pg_catalog.pg_opclass c on c.oid = i.indclass[k.place - 1]
 left join pg_catalog.pg_amop o on o.amopfamily = c.opcfamily and o.amopstrategy = 5
     and o.amoplefttype = c.opcintype and o.amoprighttype = c.opcintype
 where i.indexrelid = %(index)s::oid and k.place <= i.indnkeyatts
-group by k.place, a.attname, a.atttypid, a.atttypmod, l.collisdeterministic
+group by k.place, a.attname, a.atttypid, a.atttypmod, a.attcollation,
+    l.collisdeterministic
 order by k.place
 
 -- first start -----------------------------------------------------------------------

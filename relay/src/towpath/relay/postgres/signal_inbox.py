@@ -92,7 +92,8 @@ class SignalInbox:
         except SignalRejectedError as rejection:
             self._refuse(Refusal(signal_id or "", str(rejection), source))
             return None
-        name = f"left-{next(self._numbers)}"
+        # No signal can have it for an id, and none is held by it.
+        name = f"\0{next(self._numbers)}"
         self._lane.submit((name, signal))
         return name
 

@@ -99,6 +99,7 @@ class SnapshotStore:
             "percent": table.percent,
             "eta_s": table.eta_s,
             "ranges": _ranges_json(table.ranges),
+            "key_columns": Jsonb(list(table.key_columns)),
         }
         self._connection.execute(query("save_progress"), fields)
         return ProgressSaved(effect.request_id)
@@ -135,6 +136,7 @@ def _stored(row: tuple[Any, ...]) -> StoredTable:
         pending_keys=_keys(row[10]) if table.asked_keys is None else None,
         order_by=tuple(table.order_by or ()),
         ranges=_ranges(table.ranges),
+        key_columns=tuple(table.key_columns or ()),
     )
 
 

@@ -65,6 +65,7 @@ class _KeyColumn(NamedTuple):
     type_name: str
     is_deterministic: bool
     has_plain_order: bool
+    collation: int
 
 
 def describe(
@@ -112,6 +113,7 @@ def describe(
         partitioned=table.kind == _PARTITIONED,
         order=tuple(places[column.name] for column in order),
         order_types=tuple(column.type_name for column in order),
+        collations=tuple(column.collation for column in (*key, *order)),
         row_filter=table.row_filter,
     )
 

@@ -19,7 +19,7 @@ class Accepted:
         stops: To be ended, as they were when the signal was answered.
         pauses: To wait, as they were when the signal was answered.
         resumes: To go on, as they are stored now: queued.
-        siblings: The other tables of the snapshot that is resumed, if it had ended.
+        siblings: The others of the snapshot that is resumed, for when it has ended.
         notices: The answer, to be published.
     """
 

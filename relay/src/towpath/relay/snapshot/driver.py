@@ -34,16 +34,15 @@ from towpath.relay.snapshot.facts import (
     VisibilityRead,
 )
 from towpath.relay.snapshot.intake import Intake
+from towpath.relay.snapshot.limits import Limits, Way
 from towpath.relay.snapshot.pace import Throttle
 from towpath.relay.snapshot.recorders import Recorders
 from towpath.relay.snapshot.requests import KeyRequests
 from towpath.relay.snapshot.run import Run
 from towpath.relay.snapshot.stored import BLOCKING, INCREMENTAL, INITIAL, StoredTable
 from towpath.relay.snapshot.tokens import Tokens
-from towpath.relay.snapshot.track import Limits, Track, Way
+from towpath.relay.snapshot.track import Track
 from towpath.relay.snapshot.visibility import InvisibleTransactions
-
-__all__ = ["PROBE_INTERVAL_S", "Limits", "Scope", "SnapshotDriver"]
 
 # While something waits for a transaction to become visible. A commit is rarely
 # invisible for longer than its flush, so more often gains little; ten times rarer is
@@ -141,6 +140,11 @@ class SnapshotDriver:
         """Whether the stream must not be read: tables are read in one view."""
         return any(track.holds_stream for track in self._tracks)
 
+    @property
+    def yields_because(self) -> str:
+        """Why whole tables are not read on just now; empty: they are, or none is."""
+        return self._throttle.reason if self._whole.is_busy else ""
+
     def on(self, fact: Fact) -> list[Effect]:
         """Take in a fact and say what is to be done."""
         effects = self._take(fact)
@@ -207,12 +211,13 @@ class SnapshotDriver:
 
     def _go_on(self, accepted: Accepted) -> list[Effect]:
         """Let what was paused, or has ended, go on from where it was."""
-        resumed = map(_unloaded, (*accepted.resumes, *accepted.siblings))
+        resumed = map(_unloaded, accepted.resumes)
+        siblings = tuple(map(_unloaded, accepted.siblings))
         effects: list[Effect] = []
         by_snapshot = sorted(resumed, key=lambda table: table.snapshot_id)
         for _, group in groupby(by_snapshot, lambda table: table.snapshot_id):
             tables = tuple(group)
-            effects += self._track_of(tables).resume(tables)
+            effects += self._track_of(tables).resume(tables, siblings)
         return effects
 
     def _open_tables(self) -> list[StoredTable]:

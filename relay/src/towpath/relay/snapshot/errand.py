@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from towpath.relay.snapshot.facts import WatermarkSeen
-from towpath.relay.snapshot.shape import Key, KeyRange, TableShape
+from towpath.relay.snapshot.shape import Key, KeyRange, Plan, TableShape
+from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.tokens import Tokens
 from towpath.relay.snapshot.touches import Notes
 
@@ -82,13 +83,26 @@ class Freezes:
         """Return the mark and view that the tables of a run share."""
         return self._freezes.setdefault(snapshot_id, Freeze())
 
-    def drop(self, snapshot_id: str) -> str:
-        """Forget a view: what goes on later gets another. Return its name, if any."""
-        freeze = self._freezes.pop(snapshot_id, None)
-        return "" if freeze is None else freeze.name
+    def forget(self, snapshot_id: str) -> None:
+        """Let what begins later have another; those that share this one keep it."""
+        self._freezes.pop(snapshot_id, None)
+
+    def drop(self, snapshot_id: str, freeze: Freeze) -> str:
+        """Forget one that nobody has any more; return its view's name, if any."""
+        if self._freezes.get(snapshot_id) is freeze:
+            self.forget(snapshot_id)
+        return freeze.name
 
 
-def cut(
+def ranges_of(stored: StoredTable, plan: Plan) -> tuple[KeyRange, ...]:
+    """Return what of a table's keys each reader reads; none for listed keys."""
+    if stored.asked_keys is not None:
+        return ()
+    boundaries = () if stored.last_key else plan.boundaries
+    return stored.ranges or _cut(stored.last_key, boundaries, stored.maximum_key)
+
+
+def _cut(
     after_key: Key | None, boundaries: Iterable[Key], last_key: Key | None
 ) -> tuple[KeyRange, ...]:
     """Return the ranges between keys, in order; none: there is nothing to read."""

@@ -53,6 +53,7 @@ from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.visibility import XidSnapshot
 
 _OURS: Final = f"ids that begin with {SNAPSHOT_PREFIX} are the relay's own"
+_NOTHING: Final = "nothing that is captured matches, so nothing was read"
 
 
 class Intake:
@@ -139,7 +140,7 @@ class Intake:
         newest |= {table[:2]: table for table in own}
         picked = pick(request, newest.values(), RESUMABLE)
         taken = {table[:2] for table in picked.tables}
-        siblings = () if own else tuple(t for t in fact.tables if t[:2] not in taken)
+        siblings = tuple(t for name, t in newest.items() if name not in taken)
         return [self._resume(picked, siblings)]
 
     def stored(self, fact: SignalStored) -> Accepted | None:
@@ -189,7 +190,7 @@ class Intake:
             )
         if expansion.refusals:
             return self._store("rejected", _refused(expansion.refusals))
-        return self._store("completed", {"rows": 0, "tables": {}})
+        return self._store("completed", {"rows": 0, "tables": {}, "reason": _NOTHING})
 
     def _look_up(
         self,

@@ -49,11 +49,14 @@ class Throttle:
     active_sessions: int = 0
 
     @property
-    def is_on(self) -> bool:
-        """Whether nothing should be read now."""
+    def reason(self) -> str:
+        """Why nothing should be read now; empty: it may be."""
+        if self.lag_s > self.max_lag_s:
+            return "the stream is behind by more than max_lag_s"
         limit = self.max_active_sessions
-        is_busy = bool(limit) and self.active_sessions > limit
-        return is_busy or self.lag_s > self.max_lag_s
+        if limit and self.active_sessions > limit:
+            return "more than max_active_sessions are at work in the source"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class Pace:
     @property
     def may_read(self) -> bool:
         """Whether it is time."""
-        if self._throttle is not None and self._throttle.is_on:
+        if self._throttle is not None and self._throttle.reason:
             return False
         return self.now_s >= self._next_read_at_s
 

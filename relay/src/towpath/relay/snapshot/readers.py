@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from towpath.relay.snapshot.effects import EmitRows, ReadChunk
 from towpath.relay.snapshot.errand import Errand, Settled, reached
-from towpath.relay.snapshot.facts import ChunkRead, WatermarkSeen
+from towpath.relay.snapshot.facts import ChunkRead, Fact, WatermarkSeen
 from towpath.relay.snapshot.pace import Pace
 from towpath.relay.snapshot.reading import Reading
 from towpath.relay.snapshot.shape import Key, KeyRange
@@ -77,6 +77,10 @@ class Readers:
         """Take in a watermark from the stream."""
         for reading in self._readings:
             reading.see(mark)
+
+    def heard(self, fact: Fact) -> None:
+        """Take in what is told now: only straight after a chunk its mark will do."""
+        self.just_read = fact.chunk_id if isinstance(fact, ChunkRead) else None
 
     def take(self, fact: ChunkRead, pace: Pace) -> None:
         """Take in a chunk, if it is one of ours."""

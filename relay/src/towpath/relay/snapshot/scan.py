@@ -23,8 +23,6 @@ table is complete only when those that were asked for until its end are delivere
 Kafka has the sweep if there is to be one.
 """
 
-import enum
-
 from towpath.relay.snapshot.desk import Desk, Means
 from towpath.relay.snapshot.effects import (
     Effect,
@@ -34,7 +32,7 @@ from towpath.relay.snapshot.effects import (
     SaveProgress,
     WriteWatermark,
 )
-from towpath.relay.snapshot.errand import Errand, cut
+from towpath.relay.snapshot.errand import Errand, ranges_of
 from towpath.relay.snapshot.facts import (
     ChunkRead,
     Delivered,
@@ -49,26 +47,13 @@ from towpath.relay.snapshot.facts import (
 from towpath.relay.snapshot.pace import Speed
 from towpath.relay.snapshot.readers import Readers
 from towpath.relay.snapshot.shape import Plan
+from towpath.relay.snapshot.stage import HOLDING, Stage
 from towpath.relay.snapshot.stored import StoredTable
 
 _MOVES_LOST = "rows whose key was changed meanwhile could not be read by their new key"
 _TOO_MANY_CHANGES = "too much changed while the one view of the tables was made"
+_OTHER_KEY = "its key was changed since it was begun: "
 _TOO_SLOW = "reading even the smallest chunk takes longer than the server allows: "
-
-
-class Stage(enum.Enum):
-    """How far the scan is."""
-
-    MARKING = "marking"
-    WAITING = "waiting"
-    PLANNING = "planning"
-    READING = "reading"
-    COMPLETING = "completing"
-    ENDED = "ended"
-
-
-# While a frozen scan is here the stream must not go on.
-_HOLDING = frozenset({Stage.WAITING, Stage.PLANNING, Stage.READING})
 
 
 class Scan:
@@ -120,13 +105,12 @@ class Scan:
     @property
     def holds_stream(self) -> bool:
         """Whether the stream must not be read until the view has served."""
-        return self._freeze is not None and self.stage in _HOLDING
+        return self._freeze is not None and self.stage in HOLDING
 
     def on(self, fact: Fact) -> list[Effect]:
         """Take in a fact, then do whatever is possible by now."""
         effects: list[Effect] = []
-        just_read = fact.chunk_id if isinstance(fact, ChunkRead) else None
-        self._readers.just_read = just_read
+        self._readers.heard(fact)
         match fact:
             case WatermarkSeen():
                 effects += self._see(fact)
@@ -146,8 +130,15 @@ class Scan:
                 pass
         return effects + self._advance(fact.max_rows if isinstance(fact, Turn) else 0)
 
+    @property
+    def delivered(self) -> int:
+        """How many chunks Kafka has."""
+        return self._stored.chunks
+
     def end(self, state: str, reason: str | None) -> list[Effect]:
         """End it where it is."""
+        if self._freeze and self.stage is Stage.MARKING and self._request_id:
+            self._freeze.name = ""
         self.stage = Stage.ENDED
         effects = self._readers.cut()
         self._stored = self.table._replace(state=state, error=reason)
@@ -188,22 +179,21 @@ class Scan:
     def _begin_reading(self, plan: Plan) -> list[Effect]:
         self._request_id = None
         self._plan = plan
-        stored = self._stored
+        stored, key_columns = self._stored, plan.shape.key_columns
+        if stored.key_columns not in {(), key_columns}:
+            return self.end("failed", _OTHER_KEY + ", ".join(key_columns))
         # A resumed scan keeps its maximum key: rows above it came by the stream.
         maximum_key = stored.maximum_key or plan.maximum_key
-        boundaries = () if stored.last_key else plan.boundaries
-        ranges = stored.ranges or cut(stored.last_key, boundaries, maximum_key)
-        if stored.asked_keys is not None:
-            ranges = ()
         if self._must_load:
             self._must_load = False
             self._readers.waiting.update(dict.fromkeys(plan.keys))
         self._stored = stored._replace(
             maximum_key=maximum_key,
+            key_columns=key_columns,
             estimated_rows=stored.asked_keys or plan.estimated_rows,
             floor=self._mark_lsn if stored.floor is None else stored.floor,
         )
-        self._readers.begin(self._errand(plan), ranges)
+        self._readers.begin(self._errand(plan), ranges_of(self._stored, plan))
         self.stage = Stage.READING
         return self._save()
 
@@ -229,7 +219,7 @@ class Scan:
             if self._freeze is not None and self.stage is Stage.MARKING:
                 self._freeze.name = ""
         if failure.has_thawed:
-            return self._thaw(failure.reason)
+            return self.thaw(failure.reason)
         if not failure.may_recover:
             return self.end("failed", failure.reason)
         self._pace.failed(has_timed_out=failure.has_timed_out)
@@ -238,7 +228,7 @@ class Scan:
         self._stored = self._stored._replace(error=failure.reason)
         return self._save()
 
-    def _thaw(self, reason: str | None) -> list[Effect]:
+    def thaw(self, reason: str | None) -> list[Effect]:
         """Go on without the one view, from what Kafka has acknowledged."""
         effects = self._readers.rewind()
         self._stored = self.table._replace(error=reason)
@@ -267,7 +257,7 @@ class Scan:
     def _end_reading(self) -> list[Effect]:
         """Complete it, unless keys are left, which no frozen view can show anew."""
         if self._readers.waiting:
-            return [] if self._freeze is None else self._thaw(None)
+            return [] if self._freeze is None else self.thaw(None)
         self.stage = Stage.COMPLETING
         if self._stored.asked_keys is None:
             self._awaited = self._requests.newest(self._stored.table_oid)
@@ -275,7 +265,7 @@ class Scan:
 
     def _record_anew(self) -> list[Effect]:
         if self._freeze is not None:
-            return self._thaw(_TOO_MANY_CHANGES)
+            return self.thaw(_TOO_MANY_CHANGES)
         self._request_id = None
         self.stage = Stage.MARKING
         return [*self._readers.rewind()]
@@ -294,15 +284,16 @@ class Scan:
             return []
         stored = self._stored
         self._sweep_id = self._tokens.next_id()
-        sweep = EmitSweep(
-            chunk_id=self._sweep_id,
-            relation=self._plan.shape.relation,
-            log_lsn=self._mark_lsn,
-            floor=stored.floor or 0,
-            snapshot_id=stored.snapshot_id,
-            target=stored.target,
-        )
-        return [sweep]
+        return [
+            EmitSweep(
+                chunk_id=self._sweep_id,
+                relation=self._plan.shape.relation,
+                log_lsn=self._mark_lsn,
+                floor=stored.floor or 0,
+                snapshot_id=stored.snapshot_id,
+                target=stored.target,
+            )
+        ]
 
     def _complete(self) -> list[Effect]:
         if self.stage is not Stage.COMPLETING or not self._has_swept:

@@ -62,6 +62,7 @@ class TableShape:
         order: The places of the columns by which it is read in order, a unique key too;
             none: by its key.
         order_types: The types of those columns, as SQL spells them.
+        collations: The oids of the collations of the key's columns, then of those.
         row_filter: The publication's filter, an SQL expression.
         view: Where rows come from when the collection is no table.
     """
@@ -71,6 +72,7 @@ class TableShape:
     partitioned: bool = False
     order: tuple[int, ...] = ()
     order_types: tuple[str, ...] = ()
+    collations: tuple[int, ...] = ()
     row_filter: str | None = None
     view: View | None = None
 
@@ -88,8 +90,20 @@ class TableShape:
         """What must not change while it is read: the table and its keys."""
         relation = self.relation
         order = tuple(relation.columns[place].name for place in self.order)
-        types = (self.key_types, self.order_types)
+        types = (self.key_types, self.order_types, self.collations)
         return relation.oid, relation.key_names, order, types
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """Return the same of the keys as texts, which are stored with places in it."""
+        columns = self.relation.columns
+        places = (*self.relation.key, *self.order)
+        types = (*self.key_types, *self.order_types)
+        collations = self.collations or (0,) * len(places)
+        return tuple(
+            f"{columns[place].name} {kind} {collation}"
+            for place, kind, collation in zip(places, types, collations, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,7 @@ def _object(data: str | None) -> Mapping[str, Any]:
 
 def _names(fields: Mapping[str, Any], *, required: bool) -> tuple[str, ...]:
     names = fields.get("data-collections") or []
-    if not isinstance(names, list) or not all(_is_text(name) for name in names):
+    if not isinstance(names, list) or not all(_is_text(x) and x for x in names):
         _reject("data-collections must be a list of names")
     if required and not names:
         _reject("data-collections must name at least one table")

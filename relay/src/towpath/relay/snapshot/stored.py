@@ -21,7 +21,8 @@ class StoredTable(NamedTuple):
     first is a filter, that of the others a SELECT. ``order_by`` names the columns of a
     chosen key. ``ranges`` are what several readers have each done. ``floor`` is the log
     LSN of the first mark: with ``sweeps``, whatever stands below it in the end is gone.
-    ``rows_per_second`` is its speed of late.
+    ``key_columns`` are the columns of its keys when it was first planned: places in
+    another key mean other rows. ``rows_per_second`` is its speed of late.
     """
 
     snapshot_id: str
@@ -47,6 +48,7 @@ class StoredTable(NamedTuple):
     ranges: tuple[KeyRange, ...] = ()
     floor: int | None = None
     sweeps: bool = False
+    key_columns: tuple[str, ...] = ()
     rows_per_second: float | None = None
 
     @property

@@ -9,61 +9,35 @@ they share the mark behind which the stream stands still.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from functools import partial
+from typing import Final
 
 from towpath.relay.snapshot import notifications
 from towpath.relay.snapshot.desk import Desk, Means
 from towpath.relay.snapshot.effects import Effect, SaveProgress, Thaw
-from towpath.relay.snapshot.errand import Freezes
+from towpath.relay.snapshot.errand import Freeze, Freezes
 from towpath.relay.snapshot.facts import Fact, Tick
-from towpath.relay.snapshot.pace import ChunkSize, Pace, Throttle
+from towpath.relay.snapshot.limits import Limits, Way
+from towpath.relay.snapshot.pace import Pace
 from towpath.relay.snapshot.readers import Asking
 from towpath.relay.snapshot.recorders import Recorders
-from towpath.relay.snapshot.requests import MAX_BATCH_KEYS
 from towpath.relay.snapshot.run import Run
-from towpath.relay.snapshot.scan import Scan, Stage
+from towpath.relay.snapshot.scan import Scan
+from towpath.relay.snapshot.stage import Stage
 from towpath.relay.snapshot.stored import StoredTable
-from towpath.relay.snapshot.touches import MAX_TOUCHES, Notes
+from towpath.relay.snapshot.touches import Notes
 
 # Beside the chunks that are read: one waits for the stream, one for Kafka.
 _CHUNKS_UNDER_WAY: Final = 2
 
+# For how long the stream may stand still for a view of which nothing comes: a reader
+# that waits for a lock, or a source that is to be spared, may do so for hours.
+MAX_HOLD_S: Final = 60.0
+
+_HELD: Final = "nothing could be read for a minute, and the stream had to go on"
+
 _Name = tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """
-    Bounds of memory and speed.
-
-    Attributes:
-        chunk: What chunks should be like.
-        readers: How many chunks are read at the same time.
-        max_touches: How many touches of a table are kept.
-        batch_keys: How many keys that the relay asks for are stored together.
-    """
-
-    chunk: ChunkSize
-    readers: int = 1
-    max_touches: int = MAX_TOUCHES
-    batch_keys: int = MAX_BATCH_KEYS
-
-
-class Way(NamedTuple):
-    """
-    How a track reads.
-
-    Attributes:
-        readers: How many tables, and ranges of a table, are read at the same time.
-        throttle: What makes it yield; None: it never does.
-        on_ended: Told of each run when it has ended.
-    """
-
-    readers: int
-    throttle: Throttle | None
-    on_ended: Callable[[Run], None]
 
 
 class Track:
@@ -94,8 +68,11 @@ class Track:
         self._way = way
         self._runs: deque[Run] = deque()
         self._scans: dict[_Name, Scan] = {}
+        self._frozen_by: dict[_Name, Freeze] = {}
         self._now_s = 0.0
         self._notified: dict[_Name, int] = {}
+        # Of each scan that holds the stream: its chunks, and since when so many.
+        self._held: dict[_Name, tuple[int, float]] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -138,7 +115,22 @@ class Track:
         effects: list[Effect] = []
         for name, scan in self._scans.items():
             effects += self._announced(name, scan.on(fact))
+        if isinstance(fact, Tick):
+            effects += self._release_stream()
         return effects + self._advance()
+
+    def _release_stream(self) -> list[Effect]:
+        """Give up views that hold the stream and are of no use: a lock may last."""
+        effects: list[Effect] = []
+        for name, scan in self._scans.items():
+            chunks, since_s = self._held.get(name, (-1, self._now_s))
+            if not scan.holds_stream:
+                self._held.pop(name, None)
+            elif scan.delivered != chunks:
+                self._held[name] = (scan.delivered, self._now_s)
+            elif self._now_s - since_s > MAX_HOLD_S:
+                effects += scan.thaw(_HELD)
+        return effects
 
     # Signals -------------------------------------------------------------------
 
@@ -155,8 +147,17 @@ class Track:
             effects.append(notifications.paused(run.snapshot_id, collections, run.kind))
         return effects
 
-    def resume(self, tables: Iterable[StoredTable]) -> list[Effect]:
-        """Let tables of one snapshot go on; they are stored as queued."""
+    def resume(
+        self, tables: Iterable[StoredTable], siblings: Iterable[StoredTable] = ()
+    ) -> list[Effect]:
+        """
+        Let tables of one snapshot go on; they are stored as queued.
+
+        Args:
+            tables: Those tables.
+            siblings: The others of the snapshot. If it has ended, by now, they belong
+                to what it says in the end.
+        """
         effects: list[Effect] = []
         strange: list[StoredTable] = []
         for table in tables:
@@ -165,11 +166,14 @@ class Track:
                 strange.append(table)
                 continue
             run.update(_as_resumed(table, run.find(table.collection)))
+            # The stream may have gone on from the mark that the others have.
+            self._freezes.forget(run.snapshot_id)
             collections = (table.collection,)
             told = notifications.resumed(run.snapshot_id, collections, run.kind)
             effects.append(told)
         if strange:
-            self.add(_as_resumed(table, None) for table in strange)
+            begun = [_as_resumed(table, None) for table in strange]
+            self.add((*begun, *siblings))
         self._note_reordered()
         return effects
 
@@ -232,9 +236,11 @@ class Track:
         notes = Notes(max_touches=self._limits.max_touches)
         pace = Pace(self._limits.chunk, table.max_rows_per_second, self._way.throttle)
         freeze = self._freezes.of(run.snapshot_id) if table.is_of_one_view else None
+        if freeze is not None:
+            self._frozen_by[table[:2]] = freeze
         means = Means(
             notes=notes,
-            asking=Asking(pace, self._may_ask),
+            asking=Asking(pace, partial(self._may_ask, table[:2])),
             parts=1 if table.ranges else self._way.readers,
             freeze=freeze,
         )
@@ -244,27 +250,44 @@ class Track:
         self._recorders.record(running, notes)
         return effects + scan.on(Tick(self._now_s))
 
-    def _may_ask(self) -> bool:
-        under_way = sum(scan.in_flight for scan in self._scans.values())
+    def _may_ask(self, name: _Name) -> bool:
+        """
+        Tell whether there is room for another chunk of a scan.
+
+        Chunks that wait for the stream take no room from a scan that holds it: neither
+        would ever go on.
+        """
+        holds_stream = self._scans[name].holds_stream
+        under_way = sum(
+            scan.in_flight
+            for scan in self._scans.values()
+            if scan.holds_stream or not holds_stream
+        )
         return under_way < self._way.readers + _CHUNKS_UNDER_WAY
 
     def _end_scan(self, name: _Name, scan: Scan) -> list[Effect]:
         table = scan.table
         del self._scans[name]
         self._notified.pop(name, None)
+        self._held.pop(name, None)
         self._recorders.forget(table, scan.notes)
         run = self._run_of(table)
         if run is None:
-            return []
+            return [*self._let_go(name)]
         run.update(table)
         self._note_reordered()
         effects: list[Effect] = []
         if table.has_ended:
             effects.append(notifications.table_ended(table, run.collections))
-        is_last = not any(other[0] == run.snapshot_id for other in self._scans)
-        if is_last and (view := self._freezes.drop(run.snapshot_id)):
-            effects.append(Thaw(view))
-        return effects
+        return effects + self._let_go(name)
+
+    def _let_go(self, name: _Name) -> list[Thaw]:
+        """Let go of the view of a scan that has ended, if no other reads in it."""
+        freeze = self._frozen_by.pop(name, None)
+        if freeze is None or any(freeze is one for one in self._frozen_by.values()):
+            return []
+        view = self._freezes.drop(name[0], freeze)
+        return [Thaw(view)] if view else []
 
     def _end_run(self, run: Run) -> list[Effect]:
         self._runs.remove(run)

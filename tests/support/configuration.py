@@ -1,0 +1,41 @@
+"""The configuration of a relay that a test runs; nothing of it stands in a template."""
+
+import json
+from collections.abc import Sequence
+
+NO_REGISTRY = "http://127.0.0.1:1"
+
+
+def configuration(
+    dsn: str, kafka: str, prefix: str, tables: Sequence[str], /, **lines: str
+) -> str:
+    """
+    Write a configuration whose prefix and slot have one name.
+
+    Args:
+        dsn: Of the source.
+        kafka: Its bootstrap servers.
+        prefix: Of topics, and the slot's name.
+        tables: The captured tables.
+        lines: Further lines of ``source``, ``kafka`` and ``topics``; the address of a
+            ``registry``, without which nobody answers; what stands below ``[relay]``:
+            its keys, then whole sections.
+    """
+    return f"""
+version = 1
+[[source]]
+dsn = "{dsn}"
+prefix = "{prefix}"
+slot = "{prefix}"
+tables = {json.dumps(list(tables))}
+{lines.get("source", "")}
+[kafka]
+bootstrap_servers = "{kafka}"
+{lines.get("kafka", "")}
+[registry]
+url = "{lines.get("registry", NO_REGISTRY)}"
+[topics]
+{lines.get("topics", "partitions = 3")}
+[relay]
+{lines.get("relay", "")}
+"""

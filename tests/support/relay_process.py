@@ -1,0 +1,88 @@
+"""A relay as a process, which can be started, stopped and killed, and its log."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.waiting import CLOCK, TIMEOUT_S
+from towpath.schemas.clock import Deadline
+
+
+class RelayProcess:
+    """
+    The processes of one configuration, one after the other; all print into one file.
+
+    Attributes:
+        processes: Those that were started and not stopped or killed by ``stop`` and
+            ``kill``; the last is the one that is meant when none is named.
+    """
+
+    def __init__(self, config: Path, log_file: Path) -> None:
+        self.config = config
+        self.log_file = log_file
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start a relay; with a command, what it says in place of the relay."""
+        words = command or ("-m", "towpath.relay", str(self.config))
+        with self.log_file.open("ab") as log:
+            process = subprocess.Popen([sys.executable, *words], stdout=log, stderr=log)
+        self.processes.append(process)
+        return process
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """The process that was started last."""
+        return self.processes[-1] if self.processes else None
+
+    def stop(self, process: subprocess.Popen[bytes] | None = None) -> int:
+        """Let a process end as a service manager does, and return its exit code."""
+        ending = process or self.processes[-1]
+        ending.terminate()
+        return self.ended(ending)
+
+    def ended(self, process: subprocess.Popen[bytes] | None = None) -> int:
+        """Wait for a process's own end, and return its exit code."""
+        ending = process or self.processes[-1]
+        code = ending.wait(TIMEOUT_S)
+        self.processes.remove(ending)
+        return code
+
+    def kill(self) -> None:
+        """Kill what runs, as an accident would."""
+        while self.processes:
+            process = self.processes.pop()
+            process.kill()
+            process.wait()
+
+    def wait_for(self, holds: Callable[[], bool]) -> None:
+        """Wait until something holds, while the relay lives."""
+        deadline = Deadline(CLOCK, TIMEOUT_S)
+        while not holds():
+            has_ended = self.process is not None and self.process.poll() is not None
+            if deadline.passed() or has_ended:
+                raise AssertionError(self.printed()[-6000:])
+            CLOCK.wait(0.02)
+
+    def printed(self) -> str:
+        """Read all that the processes have printed."""
+        if not self.log_file.exists():
+            return ""
+        return self.log_file.read_text(encoding="utf-8")
+
+    def log(self) -> list[dict[str, Any]]:
+        """Read the log records so far."""
+        lines = self.printed().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """Read the log records of one event."""
+        return [record for record in self.log() if record["event"] == event]
+
+    @property
+    def admin_port(self) -> int:
+        """The admin port of the relay that was started last."""
+        return int(self.logged("relay started")[-1]["admin_port"])

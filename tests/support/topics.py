@@ -1,0 +1,106 @@
+"""
+Topics as a test reads them: whole, in the order of each partition.
+
+No reader has a group that outlives it, and none makes a topic by asking for it.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    Message,
+    TopicPartition,
+)
+
+from support.waiting import CLOCK, TIMEOUT_S, until
+from towpath.schemas.clock import Deadline
+
+
+def read_to_end(
+    kafka: str, *topics: str, isolation: str = "read_committed"
+) -> list[Message]:
+    """Read topics from beginning to present end; a missing one is empty."""
+    found: list[Message] = []
+    with _consumer(kafka, isolation) as consumer:
+        places = [place for topic in topics for place in _places(consumer, topic)]
+        consumer.assign(places)
+        left = {(place.topic, place.partition) for place in places}
+        deadline = Deadline(CLOCK, TIMEOUT_S)
+        while left and not deadline.passed():
+            batch = consumer.consume(1000, 0.2)
+            found += _records(batch)
+            left -= _ended(batch)
+    assert not left, f"could not be read to their end: {sorted(left)}"
+    return found
+
+
+def read_at_least(kafka: str, topic: str, count: int) -> list[Message]:
+    """
+    Read a topic, which need not be there yet, until it has so many records.
+
+    What else stands there by then is read too: duplicates would stand there.
+    """
+    found: list[Message] = []
+    with _consumer(kafka) as consumer:
+        until(lambda: bool(_places(consumer, topic)), f"there is a topic {topic}")
+        consumer.assign(_places(consumer, topic))
+        deadline = Deadline(CLOCK, TIMEOUT_S)
+        while len(found) < count and not deadline.passed():
+            found += _records(consumer.consume(500, 0.2))
+        while more := _records(consumer.consume(500, 0.5)):
+            found += more
+    return found
+
+
+def headers_of(message: Message) -> dict[str, Any]:
+    """Return a record's headers, as text; None for one that has no value."""
+    return {name: value and value.decode() for name, value in message.headers() or ()}
+
+
+def position_of(message: Message) -> str:
+    """Return where in the log a record comes from."""
+    position: str = headers_of(message)["position"]
+    return position
+
+
+@contextlib.contextmanager
+def _consumer(kafka: str, isolation: str = "read_committed") -> Iterator[Consumer]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka,
+            "group.id": "test",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "isolation.level": isolation,
+            "fetch.wait.max.ms": 20,
+        }
+    )
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def _places(consumer: Consumer, topic: str) -> list[TopicPartition]:
+    """Return the beginnings of a topic's partitions; none if it is not there."""
+    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    return [TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions]
+
+
+def _records(batch: Sequence[Message]) -> list[Message]:
+    return [message for message in batch if message.error() is None]
+
+
+def _ended(batch: Sequence[Message]) -> set[tuple[str, int]]:
+    """Name the partitions that end here."""
+    return {
+        (message.topic(), message.partition())
+        for message in batch
+        if message.error() is not None
+        and message.error().code() == KafkaError._PARTITION_EOF
+    }

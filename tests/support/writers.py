@@ -1,0 +1,49 @@
+"""Sessions that write at random beside what a test looks at."""
+
+import random
+import threading
+from typing import Self
+
+import psycopg
+
+
+class RandomWriters:
+    """
+    Sessions that change a source until told to stop, from within a ``with``.
+
+    Attributes:
+        writes: How many changes they have tried so far.
+        pause_s: How long each rests before a change.
+    """
+
+    pause_s = 0.0
+
+    def __init__(self, dsn: str, highest: int, count: int = 3) -> None:
+        self._dsn = dsn
+        self.highest = highest
+        self.writes = 0
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._write, args=(seed,)) for seed in range(count)
+        ]
+
+    def change(self, connection: psycopg.Connection, chance: random.Random) -> None:
+        """Change something whose key is not above the highest."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _write(self, seed: int) -> None:
+        chance = random.Random(seed)  # noqa: S311 - writes, no secret
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            while not self._stop.wait(self.pause_s):
+                self.change(connection, chance)
+                self.writes += 1

@@ -312,7 +312,8 @@ def test_init_brings_an_older_snapshot_table_in_step(database: str, unique: str)
         facts = setup.read_facts(connection, settings)
         setup.carry_out(connection, setup.plan(facts, settings))
         connection.execute(
-            "alter table towpath.snapshot drop column asked_until, drop asked_keys"
+            "alter table towpath.snapshot drop column asked_until, drop asked_keys,"
+            " drop key_columns"
         )
         facts = setup.read_facts(connection, settings)
         steps = setup.plan(facts, settings)

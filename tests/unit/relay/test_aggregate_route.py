@@ -232,3 +232,25 @@ def test_a_type_that_makes_no_topic_is_a_mistake_in_the_configuration():
     """
     with pytest.raises(ConfigurationError, match="order: the aggregate type makes"):
         Desk(route_regex="order", route_replacement="a b")
+
+
+def test_further_views_of_a_type_give_other_events_of_its_aggregates():
+    """
+    They go to the same topic under ids of their own, and say nothing of absence.
+    """
+    view = {"aggregate_type": "order", "view": "s.state"}
+    totals = view | {"name": "totals", "view": "s.totals"}
+    desk = Desk(view=[view, totals])
+    columns = (Column("id", BIGINT), Column("type", TEXT), Column("payload", JSON))
+    further = desk.routes.of(Relation(10, "outbox", "order.totals", columns, (0,), "d"))
+    assert further is not None
+    (state,) = desk.route().reads([ROW], PLACE)
+    (total,) = further.reads([ROW], PLACE)
+
+    assert (state.topic, state.key, ()) == (
+        total.topic,
+        total.key,
+        further.absent((b"42",), PLACE),
+    )
+    assert dict(state.headers)["id"] != dict(total.headers)["id"]
+    assert dict(total.headers)["aggregate_type"] == b"order"

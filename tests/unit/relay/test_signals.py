@@ -276,6 +276,18 @@ def test_quoted_names_stand_for_themselves(entry, collections):
     assert collections == expand([entry], known).collections
 
 
+def test_an_aggregate_type_names_all_of_its_views():
+    """
+    Further views of a type have a name behind it; one alone can be named too.
+    """
+    known = ["outbox.order", "outbox.order.totals", "outbox.orders", "s.order"]
+
+    assert (("outbox.order", "outbox.order.totals"), ("outbox.order.totals",)) == (
+        expand(["outbox.order"], known).collections,
+        expand(["outbox.order.totals"], known).collections,
+    )
+
+
 def test_a_logged_message_tells_where_it_stands():
     """
     Braces in it stand for the signal's position, as Debezium's do (A40).

@@ -43,7 +43,8 @@ def mistakes(folder: Path, **parts: str) -> str:
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
-        ({"more": AGAIN}, "order is declared more than once"),
+        ({"more": AGAIN}, "outbox.order is declared more than once"),
+        ({"more": AGAIN + 'name = "more"\nid_form = "uuid"'}, "differ in id_form"),
         ({"tables": '["s.state"]'}, "s.state is one of source.tables"),
         ({"tables": '["outbox.order"]'}, "outbox.order is what signals call"),
         ({"options": 'table = "s.state"'}, "s.state is the outbox"),

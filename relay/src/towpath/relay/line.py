@@ -217,8 +217,7 @@ class Line:
     def _driver(self, core: Core) -> SnapshotDriver:
         settings, wanted = self._settings, self._settings.relay.snapshot
         views = {
-            f"outbox.{view.aggregate_type}": view.aggregate_type
-            for view in settings.relay.outbox.view
+            view.collection: view.aggregate_type for view in settings.relay.outbox.view
         }
         scope = Scope(
             captured=Collections(self._world.captured, views),

@@ -97,18 +97,21 @@ class AggregateView(Section):
     The view has the columns ``aggregate_id, type, payload``, a row per aggregate, and
     is read in place of outbox rows that are gone. ``id_form`` says how the events of
     this type spell the id. Events of ``state_types`` carry the aggregate's whole state,
-    so that whoever has one needs no row of the view; ``*``: all do.
+    so that whoever has one needs no row of the view; ``*``: all do. Further views of a
+    type, which give other events of the same aggregates, have a ``name``.
     """
 
     aggregate_type: str = Field(min_length=1)
     view: TableName
+    name: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9_-]*)?$")
     id_form: IdForm = IdForm.TEXT
     state_types: tuple[str, ...] = ()
 
     @property
     def collection(self) -> str:
         """What a signal calls it."""
-        return f"{COLLECTION_SCHEMA}.{self.aggregate_type}"
+        name = f".{self.name}" if self.name else ""
+        return f"{COLLECTION_SCHEMA}.{self.aggregate_type}{name}"
 
 
 class Outbox(Section):

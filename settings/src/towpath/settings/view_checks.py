@@ -6,19 +6,18 @@ something that a view can tell.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from towpath.schemas import topics
 from towpath.settings.model import Settings
+from towpath.settings.outbox import AggregateView
 from towpath.settings.syntax import PlacedIn, parse_placement
 
 
 def views_agree(settings: Settings) -> Iterator[str]:
     """List what is wrong with views and names."""
     views = settings.relay.outbox.view
-    for name, count in Counter(view.aggregate_type for view in views).items():
-        if count > 1:
-            yield f"relay.outbox.view: {name} is declared more than once"
+    yield from _types_agree(views)
     tables = settings.capture.names
     for view in views:
         if view.view in tables:
@@ -36,6 +35,20 @@ def views_agree(settings: Settings) -> Iterator[str]:
                 f"source.tables: {view.collection} is what signals call the view of "
                 f"{view.aggregate_type} (relay.outbox.view): rename one of them"
             )
+
+
+def _types_agree(views: Sequence[AggregateView]) -> Iterator[str]:
+    """List what the views of one type contradict each other in."""
+    for collection, count in Counter(view.collection for view in views).items():
+        if count > 1:
+            yield (
+                f"relay.outbox.view: {collection} is declared more than once: "
+                "give further views of a type a name"
+            )
+    forms = {(view.aggregate_type, view.id_form) for view in views}
+    for kind, count in Counter(kind for kind, _ in forms).items():
+        if count > 1:
+            yield f"relay.outbox.view: the views of {kind} differ in id_form"
 
 
 def views_have_topics(settings: Settings) -> Iterator[str]:

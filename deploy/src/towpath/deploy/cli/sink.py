@@ -138,7 +138,8 @@ def _collections(settings: Settings, sink: Sink) -> list[str]:
     """Return what is behind a sink's routes; an event log cannot be read again."""
     prefix, outbox = f"{settings.database.prefix}.", settings.relay.outbox
     views = {
-        outbox_topic(outbox.topic, view.aggregate_type): view.collection
+        # A name that stands for all views of the type.
+        outbox_topic(outbox.topic, view.aggregate_type): f"outbox.{view.aggregate_type}"
         for view in outbox.view
     }
     found = []

@@ -231,6 +231,13 @@ class Events:
 
 
 def _views(views: Iterable[AggregateView]) -> Iterable[tuple[str, _View]]:
+    """Tell of each type what holds for all of its views."""
+    known: dict[str, _View] = {}
     for view in views:
         types = frozenset(each.encode() for each in view.state_types)
-        yield view.aggregate_type, _View(canonical_of(view.id_form), types)
+        other = known.get(view.aggregate_type)
+        if other is not None:
+            # A whole state for one view may say nothing of what another gives.
+            types = types & other.state_types
+        known[view.aggregate_type] = _View(canonical_of(view.id_form), types)
+    return known.items()

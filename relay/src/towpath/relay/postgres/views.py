@@ -208,7 +208,7 @@ def _shape(oid: int, view: AggregateView, columns: Sequence[_Column]) -> TableSh
     relation = Relation(
         oid=oid,
         schema=COLLECTION_SCHEMA,
-        table=view.aggregate_type,
+        table=view.collection.removeprefix(f"{COLLECTION_SCHEMA}."),
         columns=tuple(Column(c.name, c.type_oid, c.typmod) for c in columns),
         key=(0,),
         identity="d",

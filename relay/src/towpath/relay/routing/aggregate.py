@@ -44,6 +44,7 @@ class AggregateRoute:
     def __init__(
         self,
         relation: Relation,
+        view: AggregateView,
         topic: str,
         outbox: Outbox,
         dead: DeadLetters,
@@ -53,7 +54,8 @@ class AggregateRoute:
         Resolve the options for the view, as for an outbox table.
 
         Args:
-            relation: ``outbox.<aggregate_type>``: aggregate id, type, payload.
+            relation: The collection: aggregate id, type, payload.
+            view: Its declaration.
             topic: Where the aggregate's events go.
             outbox: ``[relay.outbox]``.
             dead: Where rows go that make no event.
@@ -61,7 +63,9 @@ class AggregateRoute:
         """
         self.relation = relation
         self.topic = topic
-        self._type = relation.table.encode()
+        self._type = view.aggregate_type.encode()
+        # Further views of a type give some of its events, and not whether it is there.
+        self._tells_absence = not view.name
         self._dead = dead
         table = _table(relation.columns[2].type_oid)
         options = _options(outbox)
@@ -107,6 +111,8 @@ class AggregateRoute:
 
     def absent(self, key: Sequence[bytes], place: ReadPlace) -> Sequence[Record]:
         """Return the tombstone of an aggregate that was asked for and is not there."""
+        if not self._tells_absence:
+            return ()
         (aggregate_id,) = key
         position = b"%016x.-" % place.log_lsn
         marks: list[Header] = [
@@ -145,28 +151,31 @@ class AggregateRoutes:
         self._outbox = outbox
         self._dead = dead
         self._on_skipped = on_skipped
-        self._topics = dict(_topics(outbox, dead.prefix))
+        self._declared = dict(_declared(outbox, dead.prefix))
         self._routes: dict[int, AggregateRoute] = {}
 
     def of(self, relation: Relation) -> ReadRoute | None:
         """Return the route of a collection; None: it is a table."""
-        topic = self._topics.get(relation.table)
-        if relation.schema != COLLECTION_SCHEMA or topic is None:
+        declared = self._declared.get(relation.name)
+        if relation.schema != COLLECTION_SCHEMA or declared is None:
             return None
         route = self._routes.get(relation.oid)
         if route is None or route.relation != relation:
             route = AggregateRoute(
-                relation, topic, self._outbox, self._dead, self._on_skipped
+                relation, *declared, self._outbox, self._dead, self._on_skipped
             )
             self._routes[relation.oid] = route
         return route
 
 
-def _topics(outbox: Outbox, prefix: str) -> Iterable[tuple[str, str]]:
+def _declared(
+    outbox: Outbox, prefix: str
+) -> Iterable[tuple[str, tuple[AggregateView, str]]]:
+    """Give each collection's view and topic."""
     rule = TopicRule(outbox, topics_of_relay(prefix))
     for view in outbox.view:
         try:
-            yield view.aggregate_type, rule.topic(view.aggregate_type)
+            yield view.collection, (view, rule.topic(view.aggregate_type))
         except UnroutableError as failure:
             raise ConfigurationError([_mistake(view, failure)]) from failure
 

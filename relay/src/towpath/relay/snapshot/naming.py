@@ -5,7 +5,7 @@ How signals name collections: ``schema.table``, quoted names, and regular expres
 ``shop.orders``            just this one
 ``"shop"."My.Orders"``     just ``shop.My.Orders``, with nothing in it being special
 ``shop\.order.*``          all whose whole name it matches
-``outbox.order``           the aggregate view of this type, if one is declared
+``outbox.order``           all aggregate views of this type that are declared
 =========================  ===========================================================
 """
 
@@ -18,6 +18,8 @@ from typing import Final
 _PLAIN_NAME: Final = re.compile(r"[^\\*+?\[\](){}|^$\"]+\Z")
 _PART: Final = r'(?:"(?:[^"]|"")+"|[^"\\*+?\[\](){}|^$.]+)'
 _QUOTED_NAME: Final = re.compile(rf'(?=.*")({_PART})\.({_PART})\Z', re.DOTALL)
+
+_AGGREGATES: Final = "outbox."
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ def matches(entry: str, collection: str) -> bool:
     """
     name = _exact_name(entry)
     if name is not None:
-        return name == collection
+        is_further = name.startswith(_AGGREGATES) and collection.startswith(f"{name}.")
+        return name == collection or is_further
     return re.fullmatch(entry, collection) is not None
 
 

@@ -117,7 +117,8 @@ def _view(route: Route, settings: Settings, source: Source) -> SourceTable:
     """Describe the aggregates whose state the route's topic carries."""
     outbox = settings.relay.outbox
     for view in outbox.view:
-        if outbox_topic(outbox.topic, view.aggregate_type) != route.topic:
+        # Further views of a type give events that are no whole state.
+        if view.name or outbox_topic(outbox.topic, view.aggregate_type) != route.topic:
             continue
         schema, _, name = view.view.partition(".")
         types = tuple(

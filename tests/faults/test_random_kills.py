@@ -47,6 +47,10 @@ def test_random_kills_lose_and_repeat_nothing(faults, delivery):
     assert (True, True) == (0 < streaming < KILLS, count > 1000)
 
 
+def _started(faults) -> list:
+    return faults.relay.logged("relay started")
+
+
 def test_stopped_gracefully_under_load_nothing_comes_twice(faults):
     """
     Ten stops at random moments of the load: each ends well, nothing is lost or twice.
@@ -64,7 +68,10 @@ def test_stopped_gracefully_under_load_nothing_comes_twice(faults):
                     " from generate_series(1, 40000) n"
                 )
             faults.relay.start()
-            CLOCK.wait(random.uniform(0.7, 2))
+            # Until then a signal ends Python itself, and nothing has begun.
+            begun = number + 1
+            faults.relay.wait_for(lambda n=begun: len(_started(faults)) >= n)
+            CLOCK.wait(random.uniform(0, 1.3))
             codes.append(faults.relay.stop())
         faults.relay.start()
     faults.reckon()

@@ -340,7 +340,8 @@ def test_a_watermark_stands_in_a_transaction(source: Source):
     told = [(data[10 : data.index(0, 10)], data[1]) for (data,) in frames]
     flags = [flag for prefix, flag in told if prefix == b"towpath.watermark"]
 
-    assert len(flags) >= 2 * ROWS // 100
+    # The start mark, and those of several chunks.
+    assert len(flags) > 5
     assert {1} == set(flags)
 
 

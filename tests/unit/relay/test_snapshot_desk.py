@@ -10,6 +10,7 @@ from towpath.relay.delivery import DeliveryLedger
 from towpath.relay.pipeline.emission import Emission
 from towpath.relay.pipeline.snapshots import (
     MAX_AHEAD_BYTES,
+    MAX_PAUSE_S,
     MAX_REQUESTED_BYTES,
     SLICE_ROWS,
     Snapshots,
@@ -143,15 +144,19 @@ def test_slices_go_out_until_the_time_is_over():
     )
 
 
-def test_one_slice_goes_out_while_much_is_on_its_way():
+def test_a_slice_now_and_then_goes_out_while_much_is_on_its_way():
     """
     Live changes stand in the same queue; a snapshot neither fills it nor stands still.
     """
     bench = Bench(ROWS)
     bench.ledger.in_flight_bytes = MAX_AHEAD_BYTES
-    bench.turn()
+    sent = []
+    for pause_s in (0.0, MAX_PAUSE_S / 2, MAX_PAUSE_S):
+        bench.clock.now_s += pause_s
+        bench.turn()
+        sent.append(len(bench.sent))
 
-    assert 1 == len(bench.sent)
+    assert [1, 1, 2] == sent
 
 
 def test_a_chunk_is_delivered_after_its_last_slice():

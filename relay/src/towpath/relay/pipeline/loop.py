@@ -196,7 +196,7 @@ class Pipeline:
 
     def _patience_s(self) -> float:
         if self._snapshots.has_ready:
-            return 0.0
+            return self._snapshots.patience_s
         if self._core.ledger.in_flight_bytes:
             return POLL_INTERVAL_S
         if self._marking.confirmable() > self._marking.stored_lsn:

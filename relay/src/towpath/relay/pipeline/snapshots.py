@@ -57,9 +57,16 @@ SLICE_ROWS: Final = 256
 # for a snapshot. Half of it costs a tenth of a snapshot's speed.
 EMIT_S: Final = 0.003
 
-# While more than this is on its way to Kafka, one slice a turn goes out and no more:
-# live changes stand in the same queue. It is what 200,000 rows a second need in 50 ms.
-MAX_AHEAD_BYTES: Final = 4 * 1024 * 1024
+# While more than this is on its way to Kafka no rows go out: live changes stand in the
+# same queue. It is what 150,000 rows a second need for the time of a request.
+MAX_AHEAD_BYTES: Final = 512 * 1024
+
+# But a slice goes out so often, however much of the stream is on its way: a snapshot
+# beside a backlog is slow and does not stand still.
+MAX_PAUSE_S: Final = 0.02
+
+# How long the loop waits for the stream meanwhile, instead of turning for nothing.
+AHEAD_PATIENCE_S: Final = 0.0005
 
 # While more than this of requested keys waits to be stored the stream is not read: a
 # mass update is streamed faster than a slow source may store what it asks for.
@@ -88,6 +95,7 @@ class Snapshots:
         self._is_probing = False
         self._probed_at_s = float("-inf")
         self._ticked_at_s = float("-inf")
+        self._let_out_at_s = float("-inf")
         self._emission = emission
         self._requested_bytes: dict[str, int] = {}
         self._acknowledged: deque[tuple[int, int]] = deque()
@@ -101,6 +109,15 @@ class Snapshots:
     def has_ready(self) -> bool:
         """Whether rows wait to go out: the loop should not sleep at all."""
         return self._driver.has_ready
+
+    @property
+    def patience_s(self) -> float:
+        """How long the loop may wait for the stream while rows wait to go out."""
+        return AHEAD_PATIENCE_S if self._is_ahead else 0.0
+
+    @property
+    def _is_ahead(self) -> bool:
+        return self._core.ledger.in_flight_bytes >= MAX_AHEAD_BYTES
 
     @property
     def holds_stream(self) -> bool:
@@ -190,13 +207,15 @@ class Snapshots:
                 pass
 
     def _let_out(self) -> None:
-        """Emit rows for a few milliseconds, and at least a slice."""
+        """Emit rows for a few milliseconds, unless enough of them is on its way."""
         core = self._core
-        until_s = core.clock.monotonic_s() + EMIT_S
+        now_s = core.clock.monotonic_s()
+        if self._is_ahead and now_s - self._let_out_at_s < MAX_PAUSE_S:
+            return
         while self._driver.has_ready:
+            self._let_out_at_s = core.clock.monotonic_s()
             self.tell(Turn(SLICE_ROWS))
-            is_ahead = core.ledger.in_flight_bytes >= MAX_AHEAD_BYTES
-            if is_ahead or core.clock.monotonic_s() >= until_s:
+            if self._is_ahead or core.clock.monotonic_s() >= now_s + EMIT_S:
                 break
         core.outlet.let_go()
         core.outlet.poll(0)

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from towpath.deploy.bench import debezium
-from towpath.deploy.bench.play import clear_abandoned
 from towpath.deploy.jars import lock
+from towpath.deploy.own_stack import clear_abandoned
 
 PID_OF_NOBODY = 2**22 + 1
 
@@ -56,7 +56,7 @@ def test_the_next_benchmark_clears_away_what_a_killed_one_left(tmp_path: Path):
         folders[name].mkdir()
         if owner is not None:
             (folders[name] / "owner").write_text(f"{owner}\n")
-    clear_abandoned(tmp_path)
+    clear_abandoned("towpath-bench-", tmp_path)
 
     assert {"mine": True, "left": False, "kept": True} == {
         name: folder.exists() for name, folder in folders.items()

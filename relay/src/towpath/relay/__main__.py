@@ -46,8 +46,6 @@ _LOG = structlog.get_logger("towpath.relay")
 
 _OBJECTS_BETWEEN_COLLECTIONS: Final = 50_000
 
-_TAKEOVER_RETRY_S: Final = 0.5
-
 
 def init(config: Path, dry_run: bool) -> int:  # noqa: FBT001 - the command's flag
     """

@@ -6,8 +6,6 @@ import psycopg
 
 from towpath.deploy.errors import SourceUnreachableError
 
-_ORDERS: Final = "select count(*) from shop.orders"
-
 # Orders inside the snapshot's key range whose row changed while it ran: by the clocks
 # of the service and the relay, which are one machine's.
 _CHANGED: Final = """
@@ -23,11 +21,6 @@ _CONFIRMED: Final = """
 select confirmed_flush_lsn >= %s::pg_lsn
 from pg_replication_slots where slot_name = %s
 """
-
-
-def count_orders(dsn: str) -> int:
-    """Count the shop's orders."""
-    return int(_value(dsn, _ORDERS))
 
 
 def count_changed(dsn: str, snapshot_id: str, collection: str) -> int:

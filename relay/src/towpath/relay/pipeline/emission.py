@@ -60,11 +60,8 @@ class Emission:
             DeliveryFailedError: A record was given up; nothing more may be produced.
             UnavailableError: Kafka is away when a new topic is needed.
         """
-        core, now_us = self._core, self._core.now_us()
-        route = self._route_of(effect.relation, effect.log_lsn, now_us)
-        topic = _topic_of(route.topic, effect.target)
-        place = ReadPlace(effect.log_lsn, effect.snapshot_id, topic, now_us)
-        delivery = self._delivery_of(effect.chunk_id)
+        core = self._core
+        route, place, delivery = self._way_of(effect)
         core.outlet.tell_all(route.reads(effect.rows, place), delivery)
         for key in effect.absent:
             core.outlet.tell_all(self._deletes(route, key, place), delivery)
@@ -80,15 +77,12 @@ class Emission:
             DeliveryFailedError: A record was given up; nothing more may be produced.
             UnavailableError: Kafka is away when a new topic is needed.
         """
-        core, now_us = self._core, self._core.now_us()
-        route = self._route_of(effect.relation, effect.log_lsn, now_us)
-        topic = _topic_of(route.topic, effect.target)
-        place = ReadPlace(effect.log_lsn, effect.snapshot_id, topic, now_us)
-        delivery = self._delivery_of(effect.chunk_id)
+        core = self._core
+        route, place, delivery = self._way_of(effect)
         if isinstance(route, RefusedRoute):
             core.tally.skip(UNSWEPT)
         else:
-            facts = core.outlet.facts(topic)
+            facts = core.outlet.facts(place.topic)
             records = sweep_records(
                 self._sweep_value(route, effect.floor, place),
                 effect.floor,
@@ -98,6 +92,16 @@ class Emission:
             )
             core.outlet.tell_all(records, delivery)
         self._end(effect.chunk_id)
+
+    def _way_of(
+        self, effect: EmitRows | EmitSweep
+    ) -> tuple[ReadRoute, ReadPlace, Delivery]:
+        """Return by which route records go, where they stand, and who waits."""
+        now_us = self._core.now_us()
+        route = self._route_of(effect.relation, effect.log_lsn, now_us)
+        topic = _topic_of(route.topic, effect.target)
+        place = ReadPlace(effect.log_lsn, effect.snapshot_id, topic, now_us)
+        return route, place, self._delivery_of(effect.chunk_id)
 
     def _sweep_value(self, route: ReadRoute, floor: int, place: ReadPlace) -> bytes:
         """Return the envelope of a sweep; events have none, and get a table's."""

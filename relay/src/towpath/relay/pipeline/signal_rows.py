@@ -6,8 +6,6 @@ answer is stored; or it is a watermark, where those are written as rows. A row o
 bare table that the configuration names is left for the inbox.
 """
 
-from typing import Final
-
 from towpath.relay.pipeline.core import Core
 from towpath.relay.pipeline.snapshots import Snapshots
 from towpath.relay.pipeline.spoken import Listener
@@ -16,8 +14,6 @@ from towpath.relay.snapshot.facts import SignalSeen
 from towpath.relay.snapshot.left import WINDOW_TYPES
 from towpath.relay.wal.sequencer import Change
 from towpath.schemas.envelope import Operation
-
-_NO_TEXT: Final = ""
 
 
 class SignalRows:
@@ -44,12 +40,12 @@ class SignalRows:
             for name, value in row.items()
             if isinstance(value, bytes)
         }
-        kind, data = texts.get("type", _NO_TEXT), texts.get("data")
+        kind, data = texts.get("type", ""), texts.get("data")
         if kind in WINDOW_TYPES:
             log_lsn = change.transaction.log_lsn
-            self._listener.mark(data or _NO_TEXT, log_lsn, sequence)
+            self._listener.mark(data or "", log_lsn, sequence)
             return
-        signal_id = texts.get("id", _NO_TEXT)
+        signal_id = texts.get("id", "")
         self._core.ledger.hold(signal_id)
         transaction = change.transaction
         position = f"{transaction.place.decode()}{change.ordinal:010d}"

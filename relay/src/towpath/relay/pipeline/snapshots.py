@@ -208,6 +208,8 @@ class Snapshots:
 
     def _let_out(self) -> None:
         """Emit rows for a few milliseconds, unless enough of them is on its way."""
+        if not self._driver.has_ready:
+            return
         core = self._core
         now_s = core.clock.monotonic_s()
         if self._is_ahead and now_s - self._let_out_at_s < MAX_PAUSE_S:

@@ -29,7 +29,6 @@ _TRUTH: Final = "bench_truth"
 _SIGNAL_ID: Final = "fill"
 
 _PIECE_ROWS: Final = 50_000
-_COPY_BYTES: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECONDS: Final = 1_000_000
 _SHORT_OFFSET: Final = re.compile(r"([+-]\d\d)$")

@@ -24,9 +24,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 NOTHING = b"null"
 
 # An order with its lines, written by inserted and deleted outbox rows, and a customer,
-# whose events have no table. Each write raises the aggregate's version.
+# whose events have no table. Each write raises the aggregate's version, and one that is
+# made again begins above all that it had before.
 SCHEMA = """
 create schema shop;
+create sequence shop.made;
 create table shop."order" (id bigint primary key, version int not null, status text);
 create table shop.line (order_id bigint, number int, sku text,
     primary key (order_id, number));
@@ -229,10 +231,11 @@ ORDER_WRITES = (
         and not exists (select from shop."order" where id = %(id)s)
     """,
     """
-    with made as (insert into shop."order" values (%(id)s, 1000000, 'made')
-        on conflict do nothing returning id)
-    select shop.say_of_order('OrderChanged', id,
-        '{"version": 1000000, "status": "made", "lines": []}') from made
+    with made as (insert into shop."order"
+        values (%(id)s, 10000 * nextval('shop.made'), 'made')
+        on conflict do nothing returning id, version)
+    select shop.say_of_order('OrderChanged', id, jsonb_build_object(
+        'version', version, 'status', 'made', 'lines', '[]'::jsonb)) from made
     """,
 )
 CUSTOMER_WRITES = (

@@ -169,6 +169,21 @@ def test_a_sink_that_lags_tells_by_how_much(config):
         declare.wait_applied(settings, "cache", {"a": {"0": 9, "1": 3}}, Clock(), 1)
 
 
+def test_a_sink_that_goes_on_is_waited_for(config):
+    """However long all of it takes: the bound is on the time between two batches."""
+    settings = write(config, applied={"a": {"0": 0}})
+
+    class Applying(Clock):
+        def wait(self, delay_s):
+            super().wait(delay_s)
+            write(config, applied={"a": {"0": int(self.monotonic_s())}})
+
+    clock = Applying()
+    declare.wait_applied(settings, "cache", {"a": {"0": 9}}, clock, 1.5)
+
+    assert clock.monotonic_s() >= 9
+
+
 def test_what_is_applied_is_not_waited_for(config):
     """Topics that nobody asks about do not count."""
     settings = write(config, applied={"a": {"0": 9}, "b": {"0": 1}})

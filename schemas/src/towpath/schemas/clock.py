@@ -50,3 +50,20 @@ class Deadline:
     def passed(self) -> bool:
         """Tell whether nothing is left."""
         return self.remaining_s() == 0.0
+
+
+class Patience:
+    """A bound on standing still: it begins anew whenever less is left to do."""
+
+    def __init__(self, clock: Clock, stuck_after_s: float) -> None:
+        self._clock = clock
+        self._stuck_after_s = stuck_after_s
+        self._deadline = Deadline(clock, stuck_after_s)
+        self._least: int | None = None
+
+    def is_over(self, left: int) -> bool:
+        """Take how much is left now; tell whether it has been no less for too long."""
+        if self._least is None or left < self._least:
+            self._least = left
+            self._deadline = Deadline(self._clock, self._stuck_after_s)
+        return self._deadline.passed()

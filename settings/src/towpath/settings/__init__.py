@@ -48,6 +48,7 @@ from towpath.settings.rows import (
 )
 from towpath.settings.snapshot import FirstStart, Select, Snapshot, Watermarks
 from towpath.settings.tables import Capture
+from towpath.settings.watched import WatchedFile
 
 __all__ = [
     "AggregateView",
@@ -86,6 +87,7 @@ __all__ = [
     "Traceparent",
     "Transactions",
     "UnknownTypes",
+    "WatchedFile",
     "Watermarks",
     "load",
     "read",

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import TowpathError, UsageError
-from towpath.settings import Settings, SinkKind, load
+from towpath.settings import Settings, SinkKind, WatchedFile, load
 from towpath.settings import Sink as SinkSettings
 from towpath.settings.logs import configure_logs
 from towpath.sinks import declare
@@ -87,7 +87,7 @@ def run(
         Driver(
             spark,
             Choice(tuple(names), driver),
-            lambda: load(config, environ),
+            WatchedFile(config, environ),
             _parts(settings, spark),
             stop,
         ).run()
@@ -137,14 +137,16 @@ def sink_ends(config: Path, name: str) -> Offsets:
     return declare.sink_ends(settings, name, _cluster(settings))
 
 
-def wait_applied(config: Path, name: str, offsets: Offsets, timeout_s: float) -> None:
+def wait_applied(
+    config: Path, name: str, offsets: Offsets, stuck_after_s: float
+) -> None:
     """
     Wait until a sink has applied everything below the given offsets.
 
     Raises:
-        SinkNotRunningError: It has not in time; its own error is told.
+        SinkNotRunningError: It stands still for so long; its own error is told.
     """
-    declare.wait_applied(_settings(config), name, offsets, SystemClock(), timeout_s)
+    declare.wait_applied(_settings(config), name, offsets, SystemClock(), stuck_after_s)
 
 
 def mark_ready(config: Path, name: str) -> None:

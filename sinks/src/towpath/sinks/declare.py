@@ -16,7 +16,7 @@ from typing import Final
 
 import orjson
 
-from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.clock import Clock, Deadline, Patience
 from towpath.settings import Settings, Sink, load
 from towpath.sinks.errors import SinkExistsError, SinkNotRunningError, UnknownSinkError
 from towpath.sinks.ports import Cluster
@@ -133,19 +133,22 @@ def wait_running(settings: Settings, name: str, clock: Clock, timeout_s: float) 
 
 
 def wait_applied(
-    settings: Settings, name: str, offsets: Offsets, clock: Clock, timeout_s: float
+    settings: Settings, name: str, offsets: Offsets, clock: Clock, stuck_after_s: float
 ) -> None:
     """
     Wait until a sink has applied everything below the given offsets.
 
+    However much that is: the bound is on the time from one batch to the next.
+
     Raises:
-        SinkNotRunningError: It has not in time; its own error is told.
+        SinkNotRunningError: It stands still; its own error is told.
     """
     path = progress_path(settings.state_folder, name)
-    deadline = Deadline(clock, timeout_s)
+    patience = Patience(clock, stuck_after_s)
     while left := records_between(read_progress(path, name).applied, offsets):
-        if deadline.passed():
-            why = read_progress(path, name).error or "it is slow"
+        if patience.is_over(left):
+            own = read_progress(path, name).error
+            why = own or f"it has applied none for {stuck_after_s:g} s"
             message = f"the sink {name} is {left} records behind: {why}"
             raise SinkNotRunningError(message)
         clock.wait(_LOOK_EVERY_S)

@@ -21,7 +21,7 @@ from towpath.sinks.progress import State
 app = App(name="sink", help="Run sinks, list them, add one and fill it.")
 
 _LOOK_EVERY_S: Final = 0.5
-_APPLIED_WITHIN_S: Final = 600.0
+_STUCK_AFTER_S: Final = 300.0
 
 
 @app.command
@@ -128,7 +128,7 @@ def add(
         print(f"the snapshot failed: towpath snapshot show {snapshot}")
         return 1
     ends = sinks.sink_ends(path, sink.name)
-    sinks.wait_applied(path, sink.name, ends, _APPLIED_WITHIN_S)
+    sinks.wait_applied(path, sink.name, ends, _STUCK_AFTER_S)
     sinks.mark_ready(path, sink.name)
     print(f"{sink.name} is ready")
     return 0

@@ -283,33 +283,24 @@ alter table towpath.snapshot
     add column if not exists eta_s double precision,
     add column if not exists key_columns jsonb
 
--- name: read_unfinished_snapshots
--- Every table of each snapshot that has not ended or whose signal was not told so,
--- the first asked first. Keys that were listed are read when it is their turn.
+-- name: read_snapshots
+-- Every table of one snapshot, ended or not; or, with no id, of each snapshot that has
+-- not ended or whose signal was not told so, the first asked first. Keys that were
+-- listed are read when it is their turn.
 select snapshot_id, collection, ordinal, state, table_oid::bigint, condition, target,
     max_rows_per_second, last_key, maximum_key,
     case when asked_keys is null then pending_keys end, rows, dropped, chunks,
     estimated_rows, error, asked_keys, asked_until, kind, order_by, ranges, floor,
     sweeps, key_columns
 from towpath.snapshot
-where snapshot_id in (
+where snapshot_id = %(snapshot_id)s::text
+    or %(snapshot_id)s::text is null and snapshot_id in (
         select snapshot_id from towpath.snapshot
         where state in ('queued', 'running', 'paused')
         union all
         select id from towpath.signal where status in ('accepted', 'running')
     )
 order by queued_at, snapshot_id, ordinal
-
--- name: read_snapshot
--- Every table of one snapshot, ended or not, in the columns of the query above.
-select snapshot_id, collection, ordinal, state, table_oid::bigint, condition, target,
-    max_rows_per_second, last_key, maximum_key,
-    case when asked_keys is null then pending_keys end, rows, dropped, chunks,
-    estimated_rows, error, asked_keys, asked_until, kind, order_by, ranges, floor,
-    sweeps, key_columns
-from towpath.snapshot
-where snapshot_id = %(snapshot_id)s
-order by ordinal
 
 -- name: read_asked_until
 -- Up to which change of the stream the relay's own requests are stored.
@@ -370,6 +361,11 @@ update towpath.signal
 set status = %(status)s, detail = coalesce(detail, '{}') || %(detail)s,
     updated_at = now()
 where id = %(id)s
+
+-- name: reopen_signal
+-- A snapshot that had ended goes on: its signal has no final answer any more.
+update towpath.signal set status = 'accepted', updated_at = now()
+where id = %(id)s and status = 'failed'
 
 -- name: insert_snapshot
 insert into towpath.snapshot (

@@ -37,16 +37,14 @@ class SnapshotStore:
 
     def read_unfinished(self) -> Resumed:
         """Return the snapshots that have not ended, the first asked first."""
-        rows = self._connection.execute(query("read_unfinished_snapshots")).fetchall()
+        tables = self._read(None)
         place = self._connection.execute(query("read_asked_until")).fetchone()
         asked_until = place[0] if place else None
-        return Resumed(tuple(_stored(row) for row in rows), asked_until)
+        return Resumed(tables, asked_until)
 
     def read_ended(self, effect: ReadEnded) -> EndedRead:
         """Return all tables of a snapshot, in their order, ended or not."""
-        names = {"snapshot_id": effect.snapshot_id}
-        rows = self._connection.execute(query("read_snapshot"), names).fetchall()
-        return EndedRead(effect.signal_id, tuple(_stored(row) for row in rows))
+        return EndedRead(effect.signal_id, self._read(effect.snapshot_id))
 
     def read_keys(self, snapshot_id: str, collection: str) -> tuple[Key, ...]:
         """Return the listed keys of a table that are not delivered yet."""
@@ -68,6 +66,10 @@ class SnapshotStore:
                         "error": table.error,
                     }
                     self._connection.execute(query("change_snapshot"), fields)
+                queued = {t.snapshot_id for t in effect.changed if t.state == "queued"}
+                for snapshot_id in sorted(queued):
+                    reopened = {"id": snapshot_id}
+                    self._connection.execute(query("reopen_signal"), reopened)
         return SignalStored(effect.signal_id, is_new)
 
     def store_keys(self, effect: StoreKeys) -> KeysStored:
@@ -76,6 +78,11 @@ class SnapshotStore:
             self._insert(effect.tables, "store_request")
             self._connection.execute(query("delete_old_requests"))
         return KeysStored(effect.snapshot_id)
+
+    def _read(self, snapshot_id: str | None) -> tuple[StoredTable, ...]:
+        names = {"snapshot_id": snapshot_id}
+        rows = self._connection.execute(query("read_snapshots"), names).fetchall()
+        return tuple(_stored(row) for row in rows)
 
     def _insert(self, tables: Iterable[StoredTable], statement: str) -> None:
         for table in tables:

@@ -6,7 +6,6 @@ at every second: a sink that was added starts beside the others, which are not t
 """
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from towpath.schemas.clock import Deadline
 from towpath.schemas.failure import ConfigurationError
-from towpath.settings import Settings, Sink
+from towpath.settings import Settings, Sink, WatchedFile
 from towpath.sinks.errors import EngineDiedError
 from towpath.sinks.jobs.query import QueryPlan
 from towpath.sinks.jobs.report import Report
@@ -51,13 +50,13 @@ class Driver:
         self,
         spark: SparkSession,
         choice: Choice,
-        read_settings: Callable[[], Settings],
+        configuration: WatchedFile,
         parts: Parts,
         stop: threading.Event,
     ) -> None:
         self._spark = spark
         self._choice = choice
-        self._read_settings = read_settings
+        self._configuration = configuration
         self._parts = parts
         self._stop = stop
         self._supervisors: dict[str, Supervisor] = {}
@@ -84,11 +83,13 @@ class Driver:
     def _look(self) -> None:
         """Start the sinks that the configuration has and we have not."""
         try:
-            settings = self._read_settings()
+            settings = self._configuration.changed()
         except ConfigurationError as error:
             if error.mistakes != self._mistakes:
                 self._mistakes = error.mistakes
                 _log.warning("configuration not read", mistakes=error.mistakes)
+            return
+        if settings is None:
             return
         self._mistakes = ()
         for sink in self._choice.of(settings):

@@ -13,7 +13,6 @@ from towpath.deploy.demo.stage import Stage
 from towpath.deploy.demo.steps.settle import wait_for_sinks
 
 _SNAPSHOT_WITHIN_S: Final = 240.0
-_FILLED_WITHIN_S: Final = 240.0
 _NO_MORE: Final = frozenset({"failed", "rejected"})
 
 FIRST: Final = "demo-first-fill"
@@ -26,7 +25,7 @@ def fill_sinks(stage: Stage) -> None:
         signals.ask(stage.shop_dsn, collections, signal_id=FIRST)
         wait_for_snapshot(stage, FIRST)
     with stage.doing("wait until the three sinks hold what was there before"):
-        wait_for_sinks(stage, _FILLED_WITHIN_S)
+        wait_for_sinks(stage)
 
 
 def wait_for_snapshot(stage: Stage, signal_id: str) -> None:

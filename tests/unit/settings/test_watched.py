@@ -1,0 +1,58 @@
+"""A watched configuration file is read when it changed, and only then."""
+
+import os
+
+import pytest
+
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings import WatchedFile
+
+CONFIG = """\
+version = 1
+[[source]]
+dsn = "postgresql://shop"
+[kafka]
+bootstrap_servers = "{broker}"
+[registry]
+url = "http://registry"
+"""
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path):
+    """
+    Replaced by one of the same size and time, it is another file all the same.
+    """
+    path = tmp_path / "towpath.toml"
+    path.write_text(CONFIG.format(broker="kafka:1"))
+    watched = WatchedFile(path, {})
+    first, again = watched.changed(), watched.changed()
+    successor = tmp_path / "next"
+    successor.write_text(CONFIG.format(broker="kafka:2"))
+    times = path.stat()
+    os.utime(successor, ns=(times.st_atime_ns, times.st_mtime_ns))
+    successor.replace(path)
+    changed = watched.changed()
+
+    assert first is not None
+    assert again is None
+    assert changed is not None
+    assert "kafka:2" == changed.kafka.bootstrap_servers
+
+
+def test_mistakes_are_told_once_for_each_change(tmp_path):
+    """
+    A missing file is asked for at each look; what it becomes is read.
+    """
+    path = tmp_path / "towpath.toml"
+    watched = WatchedFile(path, {})
+    for _ in range(2):
+        with pytest.raises(ConfigurationError):
+            watched.changed()
+    path.write_text("version = ")
+    with pytest.raises(ConfigurationError):
+        watched.changed()
+    silent = watched.changed()
+    path.write_text(CONFIG.format(broker="kafka:1"))
+
+    assert silent is None
+    assert watched.changed() is not None

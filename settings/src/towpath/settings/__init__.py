@@ -9,11 +9,7 @@ from towpath.settings.load import load, read
 from towpath.settings.model import (
     Kafka,
     Registry,
-    Route,
-    RouteKind,
     Settings,
-    Sink,
-    SinkKind,
     Source,
     Topics,
 )
@@ -34,6 +30,7 @@ from towpath.settings.relay import (
     Relay,
     Transactions,
 )
+from towpath.settings.routes import Route, RouteKind
 from towpath.settings.rows import (
     Binaries,
     ColumnRule,
@@ -46,6 +43,7 @@ from towpath.settings.rows import (
     Times,
     UnknownTypes,
 )
+from towpath.settings.sink import Sink, SinkKind
 from towpath.settings.snapshot import FirstStart, Select, Snapshot, Watermarks
 from towpath.settings.tables import Capture
 from towpath.settings.watched import WatchedFile

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from towpath.relay.delivery import DeliveryLedger
 from towpath.relay.pipeline.emission import Emission
 from towpath.relay.pipeline.snapshots import (
+    MAX_AHEAD_ALONE_BYTES,
     MAX_AHEAD_BYTES,
     MAX_PAUSE_S,
     MAX_REQUESTED_BYTES,
+    QUIET_AFTER_S,
     SLICE_ROWS,
     Snapshots,
 )
@@ -149,6 +152,7 @@ def test_a_slice_now_and_then_goes_out_while_much_is_on_its_way():
     Live changes stand in the same queue; a snapshot neither fills it nor stands still.
     """
     bench = Bench(ROWS)
+    bench.tally.changes = 1
     bench.ledger.in_flight_bytes = MAX_AHEAD_BYTES
     sent = []
     for pause_s in (0.0, MAX_PAUSE_S / 2, MAX_PAUSE_S):
@@ -157,6 +161,25 @@ def test_a_slice_now_and_then_goes_out_while_much_is_on_its_way():
         sent.append(len(bench.sent))
 
     assert [1, 1, 2] == sent
+
+
+def test_on_a_quiet_stream_more_may_be_on_its_way():
+    """
+    One change makes the stream lively, for a second.
+    """
+    bench = Bench([(b"%d" % n,) for n in range(9)])
+    bench.ledger.in_flight_bytes = MAX_AHEAD_BYTES
+    sent = []
+    for changes, pause_s in ((0, 0.0), (1, 0.0), (1, QUIET_AFTER_S * 1.1)):
+        bench.tally.changes = changes
+        bench.clock.now_s += pause_s
+        bench.turn()
+        sent.append(len(bench.sent))
+    bench.ledger.in_flight_bytes = MAX_AHEAD_ALONE_BYTES
+    bench.turn()
+    sent.append(len(bench.sent))
+
+    assert [True, False, True, False] == [b > a for a, b in pairwise([0, *sent])]
 
 
 def test_a_chunk_is_delivered_after_its_last_slice():

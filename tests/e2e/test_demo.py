@@ -161,13 +161,14 @@ def test_killed_parts_lose_and_repeat_nothing(start):
     """
     With relay and both Spark drivers killed on the way, all sinks equal the source.
     """
-    demo = start()
+    # A load that two cores keep up with while three parts start again.
+    demo = start("--orders", "20000", "--rate", "20")
     demo.wait_for_line("open the shop", 300)
     demo.kill("warehouse")
     demo.wait_for_line("insert into towpath.signal", 120)
-    demo.wait_until(lambda: demo.backfilled() > 10_000, 60, "a part of the snapshot")
+    demo.wait_until(lambda: demo.backfilled() > 4_000, 60, "a part of the snapshot")
     demo.kill("relay")
-    demo.wait_until(lambda: demo.backfilled() > 25_000, 60, "half of the snapshot")
+    demo.wait_until(lambda: demo.backfilled() > 10_000, 60, "half of the snapshot")
     demo.kill("serving")
     code = demo.end(450)
     assert code == 0, demo.text
@@ -176,9 +177,9 @@ def test_killed_parts_lose_and_repeat_nothing(start):
     sinks = {sink["name"]: sink["differences"] for sink in result["sinks"]}
 
     assert sinks == {"cache": 0, "search": 0, "warehouse": 0, "search_orders": 0}
-    assert min(sink["compared"] for sink in result["sinks"]) >= 50_000
+    assert min(sink["compared"] for sink in result["sinks"]) >= 20_000
     assert result["restarts"] >= 3
-    assert snapshot["rows"] + snapshot["dropped"] >= 50_000
+    assert snapshot["rows"] + snapshot["dropped"] >= 20_000
     assert snapshot["changed_meanwhile"] >= 500
     assert result["traffic"]["checkouts"] > 0
     assert result["traffic"]["dead_letters"] == 0

@@ -92,7 +92,10 @@ class Topics:
             config={"retention.ms": str(retention_ms)},
         )
         try:
-            self._admin.create_topics([topic])[name].result(REQUEST_TIMEOUT_S)
+            asked = self._admin.create_topics(
+                [topic], request_timeout=REQUEST_TIMEOUT_S
+            )
+            asked[name].result()
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise _unavailable(error) from error

@@ -54,6 +54,10 @@ kind = "{kind}"
 driver = "{driver}"
 url = "{url}"
 """
+# Documents are dear: a batch that a killed driver left is written again, and on two busy
+# cores a larger one takes a minute.
+SEARCH_BATCH: Final = "max_batch_records = 10000\n"
+
 _ROUTE: Final = """
 [[sink.route]]
 topic = "{topic}"
@@ -120,7 +124,8 @@ def for_shop(addresses: Addresses) -> str:
     return "".join(
         (
             *(head, cache, *_routes("", _TABLES)),
-            *(search, *_routes("", ("customers",)), order_documents("orders")),
+            *(search, SEARCH_BATCH, *_routes("", ("customers",))),
+            order_documents("orders"),
             *(
                 warehouse,
                 'folder = "warehouse"\ntrigger_ms = 10000\n',

@@ -116,7 +116,7 @@ def _compacted(kafka: Kafka, topics: Iterable[str]) -> frozenset[str]:
     found = set()
     for resource, future in futures.items():
         try:
-            entry = future.result(REQUEST_TIMEOUT_S).get(_POLICY)
+            entry = future.result().get(_POLICY)
         except KafkaException as error:
             raise translated(error, "reading topic settings") from error
         if entry is not None and _COMPACT in str(entry.value):

@@ -18,7 +18,9 @@ from towpath.schemas.failure import TowpathError
 from towpath.settings import Kafka
 
 # One request to the cluster. Longer than an election takes; the loop's own failure
-# handling tries again with a back-off.
+# handling tries again with a back-off. A request that is given it is answered by then,
+# be it with an error, so whoever waits for the answer sets no second bound: of two that
+# are equal either may come first, and only one is an error of Kafka's.
 REQUEST_TIMEOUT_S: Final = 10.0
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})

@@ -113,7 +113,7 @@ def _read(settings: Settings) -> ClusterFacts:
     told = {
         (resource.restype, resource.name): {
             name: entry.value
-            for name, entry in future.result(REQUEST_TIMEOUT_S).items()
+            for name, entry in future.result().items()
             if entry.value is not None
         }
         for resource, future in admin.describe_configs(

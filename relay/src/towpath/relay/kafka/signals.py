@@ -182,7 +182,7 @@ class SignalTopic:
             [topic], request_timeout=REQUEST_TIMEOUT_S
         ).values()
         try:
-            future.result(REQUEST_TIMEOUT_S)
+            future.result()
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise

@@ -102,7 +102,7 @@ def end_offsets(kafka: Kafka, places: Iterable[Place]) -> dict[Place, int]:
     ends = {}
     for place, future in futures.items():
         try:
-            ends[place.topic, place.partition] = future.result(REQUEST_TIMEOUT_S).offset
+            ends[place.topic, place.partition] = future.result().offset
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise translated(error, f"finding the end of {place.topic}") from error

@@ -196,7 +196,7 @@ class KafkaTopics:
 
     def _await(self, name: str, future: "Future[None]") -> None:
         try:
-            future.result(REQUEST_TIMEOUT_S)
+            future.result()
         except KafkaException as error:
             code = error.args[0].code()
             if code == KafkaError.TOPIC_EXCEPTION:
@@ -240,7 +240,7 @@ class KafkaTopics:
         )
         facts = {}
         for resource, future in futures.items():
-            told = future.result(REQUEST_TIMEOUT_S)
+            told = future.result()
             limit, policy = told.get(_LIMIT), told.get(_POLICY)
             facts[resource.name] = TopicFacts(
                 int(limit.value) if limit else DEFAULT_LIMIT_BYTES,

@@ -15,7 +15,7 @@ from towpath.deploy import signals
 from towpath.deploy.demo.parts import SERVING
 from towpath.deploy.demo.stage import Stage
 from towpath.deploy.demo.steps.fill import wait_for_snapshot
-from towpath.deploy.local.configuration import order_documents
+from towpath.deploy.local.configuration import SEARCH_BATCH, order_documents
 from towpath.sinks import declare
 from towpath.sinks.kafka import Topics
 
@@ -42,7 +42,8 @@ def declare_sink(stage: Stage) -> None:
     """Add the sink to the configuration, and wait until its query runs."""
     settings = stage.settings()
     url = stage.addresses.opensearch_url
-    block = _BLOCK.format(name=SINK, driver=SERVING, url=url) + order_documents(INDEX)
+    head = _BLOCK.format(name=SINK, driver=SERVING, url=url)
+    block = head + SEARCH_BATCH + order_documents(INDEX)
     with stage.doing(f"declare a new sink: {SINK}, the index {INDEX}"):
         cluster = Topics(settings.kafka.bootstrap_servers)
         stage.patiently(

@@ -54,7 +54,7 @@ kind = "{kind}"
 driver = "{driver}"
 url = "{url}"
 """
-# Documents are dear: a batch that a killed driver left is written again, and on two busy
+# Documents are dear: a batch that a killed driver left is written again, and on busy
 # cores a larger one takes a minute.
 SEARCH_BATCH: Final = "max_batch_records = 10000\n"
 

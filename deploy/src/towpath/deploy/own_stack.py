@@ -20,6 +20,7 @@ from rich.console import Console
 from towpath.deploy.demo.folder import stop_all
 from towpath.deploy.demo.interrupt import interrupted_once
 from towpath.deploy.jars import fetch, lock
+from towpath.deploy.local.children import kill_children
 from towpath.deploy.local.stack import Stack
 
 _PARTS: Final = ("postgres", "kafka")
@@ -70,7 +71,7 @@ def own_stack(prefix: str, news: Console, *, keep: bool) -> Iterator[Stack]:
                 news.print(f"logs and files: {stack.state.root}", soft_wrap=True)
             else:
                 _remove(stack)
-            _kill_children()
+            kill_children(_GONE_WITHIN_S)
 
 
 def environment() -> dict[str, str]:
@@ -83,12 +84,3 @@ def _remove(stack: Stack) -> None:
     stop_all(stack.state)
     stack.purge()
     shutil.rmtree(stack.state.root, ignore_errors=True)
-
-
-def _kill_children() -> None:
-    """Kill what was just being started when the run was interrupted."""
-    children = psutil.Process(os.getpid()).children(recursive=True)
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    psutil.wait_procs(children, timeout=_GONE_WITHIN_S)

@@ -7,11 +7,9 @@ started is stopped before this returns. Only then do signals mean again what the
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Final
 
-import psutil
 from rich.console import Console
 
 from towpath.deploy.demo import parts, table
@@ -23,6 +21,7 @@ from towpath.deploy.demo.screen import open_screen
 from towpath.deploy.demo.stage import Stage
 from towpath.deploy.demo.steps import fill, judge, new_sink, settle, shop, start
 from towpath.deploy.local import ports
+from towpath.deploy.local.children import kill_children
 from towpath.deploy.local.stack import Stack
 from towpath.deploy.local.supervisor import Supervisor
 from towpath.schemas.clock import SystemClock
@@ -135,13 +134,4 @@ def _stop_everything(stack: Stack, supervisor: Supervisor, console: Console) -> 
     supervisor.stop(_STOP_WITHIN_S)
     stack.down()
     stop_all(stack.state)
-    _kill_children()
-
-
-def _kill_children() -> None:
-    """Kill what was just being started when the demo was interrupted."""
-    children = psutil.Process(os.getpid()).children(recursive=True)
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    psutil.wait_procs(children, timeout=_STOP_WITHIN_S)
+    kill_children(_STOP_WITHIN_S)

@@ -266,7 +266,7 @@ def test_the_environment_reaches_every_depth(tmp_path: Path) -> None:
     settings = read(
         tmp_path,
         '[[sink]]\nname = "big-cache"\nkind = "cache"\nurl = "x"\n'
-        '[[sink.route]]\ntopic = "a"\nname = "a"\n',
+        '[[sink.route]]\ntopic = "towpath.shop.orders"\nname = "a"\n',
         TOWPATH_RELAY__OUTBOX__TOPIC="events.{aggregate_type}",
         TOWPATH_RELAY__OUTBOX__COLUMNS__ID="event_id",
         TOWPATH_RELAY__ROWS__TOMBSTONES="false",

@@ -86,3 +86,87 @@ def test_a_route_that_contradicts_itself_is_a_mistake(
     """
     with pytest.raises(ConfigurationError, match=told):
         load(write(tmp_path, "search", change), {})
+
+
+TABLE = """
+[[sink]]
+name = "{sink}"
+kind = "{kind}"
+url = "{url}"
+{more}
+[[sink.route]]
+topic = "towpath.shop.orders"
+name = "{name}"
+"""
+
+
+def two_sinks(folder: Path, *sinks: dict[str, str]) -> Path:
+    """Write a file with these sinks."""
+    path = folder / "towpath.toml"
+    common = {"kind": "cache", "url": "redis://x", "more": "", "name": "orders"}
+    blocks = [TABLE.format(**common | sink) for sink in sinks]
+    path.write_text(FILE[: FILE.index("[[sink]]")] + "".join(blocks))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "is_fit"),
+    [
+        ("search", "orders-2026.v_1", True),
+        ("search", "Orders", False),
+        ("search", "_orders", False),
+        ("search", "all orders", False),
+        ("search", "a/b", False),
+        ("search", "ä" * 121, False),
+        ("warehouse", "shop.orders", True),
+        ("warehouse", "orders", False),
+        ("warehouse", "a.b.c", False),
+        ("cache", "All/Orders", True),
+    ],
+)
+def test_a_place_has_a_name_that_its_target_takes(
+    tmp_path: Path, kind: str, name: str, is_fit: bool
+):
+    """What the target would refuse when the sink starts is told with the file."""
+    more = 'folder = "lake"' if kind == "warehouse" else ""
+    sink = {"sink": "it", "kind": kind, "name": name, "more": more}
+    try:
+        load(two_sinks(tmp_path, sink), {})
+        told = ""
+    except ConfigurationError as error:
+        told = str(error)
+
+    assert is_fit == (told == "")
+    assert is_fit or f"sink.it.route.{name}.name: {name!r} is no" in told
+
+
+@pytest.mark.parametrize(
+    ("other", "is_same"),
+    [
+        ({}, True),
+        ({"name": "lines"}, False),
+        ({"url": "redis://y"}, False),
+        ({"kind": "search"}, False),
+    ],
+)
+def test_one_place_is_written_by_one_sink(
+    tmp_path: Path, other: dict[str, str], is_same: bool
+):
+    """Each guard knows of one writer."""
+    path = two_sinks(tmp_path, {"sink": "one"}, {"sink": "two", **other})
+    try:
+        load(path, {})
+        told = ""
+    except ConfigurationError as error:
+        told = str(error)
+
+    assert is_same == ("two.route.orders.name: one writes orders there too" in told)
+    assert is_same == bool(told)
+
+
+def test_the_relays_name_is_no_sinks(tmp_path: Path):
+    """Their dead letters would stand on one topic; all else is told with it."""
+    path = two_sinks(tmp_path, {"sink": "relay", "more": 'folder = "x"'})
+
+    with pytest.raises(ConfigurationError, match="none; name: the relay's own"):
+        load(path, {})

@@ -39,6 +39,9 @@ OLD_ROW: Final = "old"
 # The aggregate whose later events wait behind this one; up to where they are let go.
 PARKED: Final = "parked"
 RELEASED: Final = "released"
+ROUTE: Final = "route"
+# What a record of a sink's dead-letter topic is, if it is not a letter.
+DEAD_LETTERS: Final = "towpath-dead-letters"
 SOURCE_TOPIC: Final = "topic"
 SOURCE_PARTITION: Final = "partition"
 SOURCE_OFFSET: Final = "offset"

@@ -5,6 +5,8 @@ Every process reads the whole file, so that an unknown key is noticed wherever i
 stands. Every mistake is reported in one go, with the nearest known name.
 """
 
+from towpath.settings.engine import Spark, WriteFrom
+from towpath.settings.kinds import SinkKind
 from towpath.settings.load import load, read
 from towpath.settings.model import (
     Kafka,
@@ -43,15 +45,18 @@ from towpath.settings.rows import (
     Times,
     UnknownTypes,
 )
-from towpath.settings.sink import Sink, SinkKind
+from towpath.settings.search import SearchOptions
+from towpath.settings.sink import Sink
 from towpath.settings.snapshot import FirstStart, Select, Snapshot, Watermarks
 from towpath.settings.tables import Capture
+from towpath.settings.warehouse import CatalogKind, PartitionField, WarehouseOptions
 from towpath.settings.watched import WatchedFile
 
 __all__ = [
     "AggregateView",
     "Binaries",
     "Capture",
+    "CatalogKind",
     "ColumnRule",
     "Decimals",
     "DeliveryMode",
@@ -67,6 +72,7 @@ __all__ = [
     "OnUpdate",
     "Outbox",
     "OutboxColumns",
+    "PartitionField",
     "RecordFormat",
     "RefusedSchema",
     "Registry",
@@ -74,19 +80,23 @@ __all__ = [
     "Route",
     "RouteKind",
     "Rows",
+    "SearchOptions",
     "Select",
     "Settings",
     "Sink",
     "SinkKind",
     "Snapshot",
     "Source",
+    "Spark",
     "Times",
     "Topics",
     "Traceparent",
     "Transactions",
     "UnknownTypes",
+    "WarehouseOptions",
     "WatchedFile",
     "Watermarks",
+    "WriteFrom",
     "load",
     "read",
 ]

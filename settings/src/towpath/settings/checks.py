@@ -14,6 +14,7 @@ from towpath.schemas import headers
 from towpath.settings.mistakes import did_you_mean
 from towpath.settings.model import Settings
 from towpath.settings.relay import OnGap
+from towpath.settings.route_checks import routes_agree, routes_have_tables
 from towpath.settings.rows import RecordFormat
 from towpath.settings.shape import Place
 from towpath.settings.snapshot import FirstStart
@@ -212,6 +213,11 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], Check], ...]] = (
     (("relay.outbox",), _cloudevents_have_types),
     (("relay.outbox", "source.tables"), views_agree),
     (("relay.outbox",), views_have_topics),
+    (("sink",), routes_agree),
+    (
+        ("sink", "source.tables", "source.exclude_tables", "source.prefix"),
+        routes_have_tables,
+    ),
     (("relay.messages",), _one_of_a_kind),
     (
         ("source.dsn", "kafka", "registry", "relay.rows.format"),

@@ -5,9 +5,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from towpath.settings.engine import Spark
 from towpath.settings.relay import Relay
 from towpath.settings.section import IDENTIFIER, PREFIX, Section
 from towpath.settings.sink import Sink
+from towpath.settings.sinks import Sinks
 from towpath.settings.syntax import ClientOption
 from towpath.settings.tables import Capture, TableEntry
 
@@ -70,6 +72,8 @@ class Settings(Section):
     registry: Registry
     topics: Topics = Topics()
     relay: Relay = Relay()
+    spark: Spark = Spark()
+    sinks: Sinks = Sinks()
     sink: tuple[Sink, ...] = ()
 
     @model_validator(mode="after")
@@ -97,6 +101,12 @@ class Settings(Section):
         """All that a snapshot may read: the tables, then the aggregate views."""
         views = (view.collection for view in self.relay.outbox.view)
         return (*self.database.tables, *views)
+
+    @property
+    def signal_topic(self) -> str:
+        """The topic where signals may be left; empty: there is none."""
+        name = self.relay.snapshot.signal_topic
+        return name.replace("{prefix}", self.database.prefix)
 
     def sink_named(self, name: str) -> Sink | None:
         """Find a sink by its name."""

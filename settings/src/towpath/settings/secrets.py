@@ -1,8 +1,8 @@
 """
 Secrets masked, wherever a configuration is shown.
 
-A value is a secret by its key's name (password, token, salt), or holds one: the
-password in an address, in either of the two forms that libpq takes.
+A value is a secret by its key's name (password, token, salt, credential), or holds one:
+the password in an address, in either of the two forms that libpq takes.
 """
 
 import re
@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Final
 
 MASKED: Final = "********"
-_NAMES: Final = re.compile(r"password|secret|salt|token|\.pem$|oauthbearer\.config")
+_NAMES: Final = re.compile(
+    r"password|secret|salt|token|credential|\.pem$|oauthbearer\.config"
+)
 # Greedy on purpose: with a stray @ in a password too much is masked, never too little.
 _IN_ADDRESS: Final = re.compile(r"(://[^:/@\s]*:).*@", re.DOTALL)
 _IN_OPTIONS: Final = re.compile(

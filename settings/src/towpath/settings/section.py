@@ -10,7 +10,7 @@ NAME = r"^[a-z0-9][a-z0-9_-]*$"
 TABLE = r"^[^.\s]+\.[^.\s]+$"
 PREFIX = r"^[A-Za-z0-9._-]+$"
 OPTIONAL_TABLE = r"^$|^[^.\s]+\.[^.\s]+$"
-OPTIONAL_TOPIC = r"^$|^[A-Za-z0-9._-]{1,249}$"
+SIGNAL_TOPIC = r"^$|^(?:\{prefix\})?[A-Za-z0-9._-]{1,249}$"
 
 # What each pattern asks for, in words, for the message about a mistake.
 PATTERN_WORDS = {
@@ -19,7 +19,10 @@ PATTERN_WORDS = {
     TABLE: "must be schema.table",
     PREFIX: "must be letters, digits, dots, dashes and underscores",
     OPTIONAL_TABLE: "must be schema.table, or empty",
-    OPTIONAL_TOPIC: "must be letters, digits, dots, dashes and underscores, or empty",
+    SIGNAL_TOPIC: (
+        "must be letters, digits, dots, dashes and underscores, perhaps after "
+        "{prefix}, or empty"
+    ),
 }
 
 TableName = Annotated[str, Field(pattern=TABLE)]

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from towpath.settings.section import (
     OPTIONAL_TABLE,
-    OPTIONAL_TOPIC,
+    SIGNAL_TOPIC,
     Section,
     TableName,
 )
@@ -62,7 +62,7 @@ class Snapshot(Section):
     the source (0: however many). ``fill_new_tables``: a table that begins to match the
     source's ``tables`` while the relay runs is snapshotted by itself. ``signal_topic``
     and ``signal_table`` are further places where signals may be left: a Kafka topic,
-    and a bare table as Debezium has it.
+    through which sinks ask for rows, and a bare table as Debezium has it.
     """
 
     mode: FirstStart = FirstStart.NEVER
@@ -76,5 +76,5 @@ class Snapshot(Section):
     max_active_sessions: int = Field(default=0, ge=0)
     watermarks: Watermarks = Watermarks.MESSAGES
     fill_new_tables: bool = True
-    signal_topic: str = Field(default="", pattern=OPTIONAL_TOPIC)
+    signal_topic: str = Field(default="{prefix}-signal", pattern=SIGNAL_TOPIC)
     signal_table: str = Field(default="", pattern=OPTIONAL_TABLE)

@@ -120,7 +120,15 @@ class EventRow(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A change that was not applied, and why; the caller sets it aside."""
+    """
+    A change that was not applied, and why.
+
+    Attributes:
+        reason: A sentence for the person who finds it.
+        asks: Whether the row as it is now cures it, as of a partial change that found
+            no row: it is asked for then. Any other change is set aside.
+    """
 
     change: Change
     reason: str
+    asks: bool = False

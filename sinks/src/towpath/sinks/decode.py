@@ -8,14 +8,22 @@ position: after a compaction it may be all that is left of the delete.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from towpath.schemas import headers as names
 from towpath.schemas.envelope import Operation
 from towpath.settings import Route, RouteKind
-from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Floor, Origin, Record
+from towpath.sinks.change import (
+    ALL_PRESENT,
+    Change,
+    EventRow,
+    Floor,
+    Origin,
+    Record,
+    Value,
+)
 from towpath.sinks.events import aggregate_change, logged_event
 from towpath.sinks.record import (
     RESERVED_COLUMNS,
@@ -26,6 +34,7 @@ from towpath.sinks.record import (
     refuse,
 )
 from towpath.sinks.routes import Routes
+from towpath.sinks.routing import Routing
 
 
 class Poison(NamedTuple):
@@ -51,32 +60,48 @@ class Decoded(NamedTuple):
 
 
 def decode(records: Iterable[Record], routes: Routes) -> Decoded:
-    """Read records of the routes' topics."""
-    changes: list[Change] = []
-    events: list[EventRow] = []
-    poison: list[Poison] = []
-    floors: list[Floor] = []
+    """Read records of the routes' topics, each for every route that reads its topic."""
+    decoded = Decoded([], [], [], 0, [])
     skipped = 0
+    reading = routes.reading
     for record in records:
         if names.BARRIER in record.headers:
             continue
-        try:
-            said = _said(record, routes.of(record.origin.topic))
-        except UnreadableError as error:
-            poison.append(Poison(record.origin, str(error)))
-            continue
-        if said is None:
-            skipped += 1
-        elif isinstance(said, Change):
-            changes.append(said)
-        elif isinstance(said, EventRow):
-            events.append(said)
-        else:
-            floors.append(said)
-    return Decoded(changes, events, poison, skipped, floors)
+        for route, routing in reading(record.origin.topic) or _NO_ROUTE:
+            try:
+                said = _said(record, route, routing)
+            except UnreadableError as error:
+                _set_aside(decoded.poison, record, str(error))
+                continue
+            if said is None:
+                skipped += 1
+            elif isinstance(said, Change):
+                decoded.changes.append(said)
+            else:
+                _note(decoded, said)
+    return decoded._replace(skipped=skipped)
 
 
-def _said(record: Record, route: Route | None) -> Change | EventRow | Floor | None:
+_NO_ROUTE: Final = ((None, None),)
+_OPERATIONS: Final = {operation.value: operation for operation in Operation}
+
+
+def _set_aside(poison: list[Poison], record: Record, reason: str) -> None:
+    """Set a record aside once, however many routes it says nothing to."""
+    if not poison or poison[-1].origin is not record.origin:
+        poison.append(Poison(record.origin, reason))
+
+
+def _note(decoded: Decoded, said: EventRow | Floor) -> None:
+    if isinstance(said, EventRow):
+        decoded.events.append(said)
+    else:
+        decoded.floors.append(said)
+
+
+def _said(
+    record: Record, route: Route | None, routing: Routing | None
+) -> Change | EventRow | Floor | None:
     """Read one record; ``None`` if it says nothing to its route."""
     if route is None:
         refuse("no route reads this topic")
@@ -87,10 +112,10 @@ def _said(record: Record, route: Route | None) -> Change | EventRow | Floor | No
         return Floor(route.name, floor, needs_all=True, origin=record.origin)
     if route.kind is RouteKind.AGGREGATE:
         return aggregate_change(record, route)
-    return _row_change(record, route.name)
+    return _row_change(record, route.name, routing)
 
 
-def _row_change(record: Record, route: str) -> Change | Floor:
+def _row_change(record: Record, route: str, routing: Routing | None) -> Change | Floor:
     envelope = None if record.value is None else object_in(record.value, "value")
     operation = _operation(envelope)
     if operation is Operation.TRUNCATE:
@@ -99,9 +124,10 @@ def _row_change(record: Record, route: str) -> Change | Floor:
     if record.key is None:
         refuse("a row change without a key")
     key = object_in(record.key, "key")
-    return Change(
+    values = key.values() if b"[" not in record.key else map(_hashed, key.values())
+    change = Change(
         route,
-        tuple(key.values()),
+        tuple(values),
         tuple(key),
         position_in(record.headers),
         None if operation is Operation.DELETE else _after(envelope),
@@ -109,14 +135,35 @@ def _row_change(record: Record, route: str) -> Change | Floor:
         operation is Operation.READ,
         record.origin,
     )
+    if routing is not None:
+        return _routed(change, routing)
+    if change.row is not None and not RESERVED_COLUMNS.isdisjoint(change.row):
+        refuse("a column has a name that sinks keep for themselves")
+    return change
+
+
+def _hashed(value: Any) -> Value:  # noqa: ANN401 - whatever JSON holds
+    """Write an array, which may be a key's part, as its JSON: lists have no hash."""
+    return orjson.dumps(value).decode() if isinstance(value, list) else value
+
+
+def _routed(change: Change, routing: Routing) -> Change:
+    """Return what a route makes of a change."""
+    columns, key = routing.key(change.key_columns, change.key)
+    return change._replace(
+        key=key,
+        key_columns=columns,
+        row=None if change.row is None else routing.row(change.row),
+        unchanged=change.unchanged and routing.names(change.unchanged),
+    )
 
 
 def _operation(envelope: dict[str, Any] | None) -> Operation:
     if envelope is None:
         return Operation.DELETE
     try:
-        return Operation(envelope["op"])
-    except (KeyError, ValueError):
+        return _OPERATIONS[envelope["op"]]
+    except (KeyError, TypeError):
         refuse("the value is not an envelope: it names no operation")
 
 
@@ -124,8 +171,6 @@ def _after(envelope: dict[str, Any] | None) -> dict[str, Any]:
     after = None if envelope is None else envelope.get("after")
     if not isinstance(after, dict):
         refuse("the envelope has no row in after")
-    if not RESERVED_COLUMNS.isdisjoint(after):
-        refuse("a column has a name that sinks keep for themselves")
     return after
 
 

@@ -59,7 +59,9 @@ def logged_event(record: Record, route: Route) -> EventRow:
 def aggregate_change(record: Record, route: Route) -> Change | None:
     """Read an event as a change of its aggregate; ``None`` if it says no state."""
     headers, text = record.headers, record.value
-    if text is not None and (route.state_types or route.delete_types):
+    # A missing value may be all that is left of a delete: it need not have a type.
+    is_typed = text is not None or names.EVENT_TYPE in headers
+    if is_typed and (route.state_types or route.delete_types):
         kind = text_in(headers.get(names.EVENT_TYPE), "header type")
         if kind in route.delete_types:
             text = None

@@ -94,7 +94,9 @@ def _merge(group: list[Change], kept: list[Change], refused: list[Refusal]) -> N
         if older.row is None:
             # In position order, as they would have to be replayed.
             partials = [c for c in reversed(group) if c.position > older.position]
-            refused.extend(Refusal(change, ABSENT_ROW) for change in partials)
+            refused.extend(
+                Refusal(change, ABSENT_ROW, asks=True) for change in partials
+            )
             kept.append(older)
             return
         for name in missing & older.row.keys():

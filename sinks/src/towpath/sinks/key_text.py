@@ -22,8 +22,19 @@ def key_text(key: Sequence[Value]) -> str:
     return ":".join([_part(value) for value in key])
 
 
+def key_parts(text: str) -> tuple[str, ...]:
+    """Take a key's text apart into the texts of its values."""
+    return tuple([_value(part) for part in text.split(":")])
+
+
 def _part(value: Value) -> str:
     text = text_of(value)
     if ":" in text or "%" in text:
         text = text.replace("%", "%25").replace(":", "%3A")
     return text or _EMPTY_PART
+
+
+def _value(part: str) -> str:
+    if part == _EMPTY_PART:
+        return ""
+    return part.replace("%3A", ":").replace("%25", "%")

@@ -4,16 +4,27 @@ From topics to places in the sink.
 The route of a table or of an aggregate reads its topic and, beside it, the topic of
 what snapshots read for this sink only. An event log's route may end in ``*``: every
 topic that begins so, except backfills, also those that do not exist yet.
+
+Several routes may read one topic, each into a place of its own. A topic that a route
+names is read by no route whose name for it ends in ``*``.
 """
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from towpath.schemas.topics import BACKFILL, backfill_topic, is_backfill
 from towpath.settings import Route, RouteKind, Sink
+from towpath.sinks.routing import Routing, routing_of
 
 _ANY: Final = "*"
+
+
+class Reading(NamedTuple):
+    """A route that reads a topic; ``routing`` is missing if rows stay as they are."""
+
+    route: Route
+    routing: Routing | None
 
 
 class Routes:
@@ -21,10 +32,11 @@ class Routes:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._by_topic: dict[str, Route | None] = {}
+        self._by_topic: dict[str, tuple[Reading, ...]] = {}
         for route in sink.route:
+            reading = Reading(route, routing_of(route))
             for topic in _exact_topics(route, sink.name):
-                self._by_topic[topic] = route
+                self._by_topic[topic] = (*self._by_topic.get(topic, ()), reading)
         self._open_ended = [r for r in sink.route if r.topic.endswith(_ANY)]
 
     @property
@@ -43,24 +55,30 @@ class Routes:
         ]
         return f"^(?:{'|'.join([*exact, *open_ended])})$"
 
-    def of(self, topic: str) -> Route | None:
-        """Find the route that reads a topic."""
+    def reading(self, topic: str) -> tuple[Reading, ...]:
+        """Find the routes that read a topic; none if no route does."""
         try:
             return self._by_topic[topic]
         except KeyError:
             return self._search(topic)
 
+    def of(self, topic: str) -> Route | None:
+        """Find the first route that reads a topic."""
+        found = self.reading(topic)
+        return found[0].route if found else None
+
     def matching(self, topics: Iterable[str]) -> list[str]:
         """Return, sorted, those of the topics that the sink reads."""
-        return sorted(topic for topic in topics if self.of(topic) is not None)
+        return sorted(topic for topic in topics if self.reading(topic))
 
-    def _search(self, topic: str) -> Route | None:
+    def _search(self, topic: str) -> tuple[Reading, ...]:
         if is_backfill(topic):
-            return None
-        begins = (
-            r for r in self._open_ended if topic.startswith(r.topic.removesuffix(_ANY))
+            return ()
+        return tuple(
+            Reading(route, None)
+            for route in self._open_ended
+            if topic.startswith(route.topic.removesuffix(_ANY))
         )
-        return next(begins, None)
 
 
 def _exact_topics(route: Route, sink: str) -> list[str]:

@@ -14,5 +14,7 @@ def text_of(value: Value) -> str:
     """Write one value; null is written ``null``, so that a key's part has a text."""
     if type(value) is str:
         return value
+    if type(value) is int:
+        return str(value)
     # Integers beyond 64 bits do not come: such columns are numeric, hence text.
     return orjson.dumps(value).decode()

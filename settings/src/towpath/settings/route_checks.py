@@ -1,0 +1,184 @@
+"""
+What routes must agree on, as far as the file alone tells; every mistake of all of them.
+
+Whether the columns exist, the key's among them, only the table's announced shape can
+tell: that is checked when the sink starts, and by ``towpath sink check``.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from towpath.schemas.topics import table_of, table_topic
+from towpath.settings.kinds import SinkKind
+from towpath.settings.mistakes import did_you_mean
+from towpath.settings.model import Settings
+from towpath.settings.routes import Route, RouteKind
+from towpath.settings.sink import Sink
+
+# What sinks write beside a row's columns begins so.
+_OWN: Final = "_"
+
+# Where one route's rows are told from another's by its name, under one address.
+_HAVE_PLACES: Final = frozenset({SinkKind.CACHE, SinkKind.SEARCH, SinkKind.WAREHOUSE})
+
+# Of what an index may be named, less the number that a rebuild counts up.
+_NOT_IN_INDEX: Final = re.compile(r'[\\/*?"<>|\s,#:]')
+_LONGEST_INDEX_BYTES: Final = 240
+
+
+def routes_agree(settings: Settings) -> Iterator[str]:
+    """List what is wrong with routes."""
+    for sink in settings.sink:
+        for route in sink.route:
+            where = f"sink.{sink.name}.route.{route.name}"
+            if route.kind is RouteKind.TABLE:
+                yield from _columns_agree(route, where)
+                yield from _fit_the_sink(route, sink, where)
+            else:
+                yield from _of_rows_only(route, where)
+        yield from _shapes_differ(sink)
+        for name in (route.name for route in sink.route):
+            check = _MISNAMED.get(sink.kind)
+            misnamed = check(name) if check else ""
+            if misnamed:
+                yield f"sink.{sink.name}.route.{name}.name: {misnamed}"
+    yield from _written_twice(settings.sink)
+
+
+def _index_name(name: str) -> str:
+    is_index = (
+        name == name.lower()
+        and not name.startswith(("-", "_", "+", "."))
+        and not _NOT_IN_INDEX.search(name)
+        and len(name.encode()) <= _LONGEST_INDEX_BYTES
+    )
+    return (
+        ""
+        if is_index
+        else (
+            f"{name!r} is no index: {_LONGEST_INDEX_BYTES} bytes at most, lower case, "
+            'without spaces and any of \\ / * ? " < > | , # :, and no - _ + . in front'
+        )
+    )
+
+
+def _lake_name(name: str) -> str:
+    schema, dot, table = name.partition(".")
+    is_table = schema and dot and table and "." not in table
+    return "" if is_table else f"{name!r} is no table: name it schema.table"
+
+
+def _written_twice(sinks: Iterable[Sink]) -> Iterator[str]:
+    """List the routes that write what another sink's route writes: guards know one."""
+    first: dict[tuple[object, ...], str] = {}
+    for sink in sinks:
+        for route in sink.route if sink.kind in _HAVE_PLACES else ():
+            place = (sink.kind, sink.url, sink.folder, route.name)
+            other = first.setdefault(place, sink.name)
+            if other != sink.name:
+                yield (
+                    f"sink.{sink.name}.route.{route.name}.name: {other} writes "
+                    f"{route.name} there too: give it another name, or another url"
+                )
+
+
+_MISNAMED: Final[Mapping[str, Callable[[str], str]]] = {
+    SinkKind.SEARCH: _index_name,
+    SinkKind.WAREHOUSE: _lake_name,
+}
+
+
+def routes_have_tables(settings: Settings) -> Iterator[str]:
+    """List the routes whose topic is that of no captured table."""
+    prefix = settings.database.prefix
+    topics = [
+        table_topic(prefix, *name.split(".", 1)) for name in settings.capture.names
+    ]
+    if not settings.database.tables:
+        return
+    for sink in settings.sink:
+        for route in sink.route:
+            taken = table_of(prefix, route.topic)
+            is_taken = route.topic in topics or (
+                taken is not None and settings.capture.takes(taken)
+            )
+            if route.kind is RouteKind.TABLE and not is_taken:
+                yield (
+                    f"sink.{sink.name}.route.{route.name}.topic: {route.topic} is the "
+                    f"topic of no table of source.tables"
+                    f"{did_you_mean(route.topic, topics)}"
+                )
+
+
+def _of_rows_only(route: Route, where: str) -> Iterator[str]:
+    for key in ("include", "exclude", "rename", "constants", "key"):
+        if getattr(route, key):
+            yield (
+                f"{where}.{key}: is of rows: an event is kept as its service wrote it"
+            )
+    if route.fields and route.kind is RouteKind.EVENT_LOG:
+        yield f"{where}.fields: an event log has the same columns for all events"
+
+
+def _columns_agree(route: Route, where: str) -> Iterator[str]:
+    yield from _left_out(route, where)
+    stay = [name for name in route.include if name not in route.rename]
+    names = Counter([*stay, *route.rename.values()])
+    for name, count in names.items():
+        if count > 1:
+            yield f"{where}: two columns come to the name {name}"
+    for name in route.constants:
+        if name in names:
+            yield f"{where}.constants: {name} is the name of a column too"
+    new = [("rename", name) for name in route.rename.values()]
+    for key, name in [*new, *(("constants", name) for name in route.constants)]:
+        if not name or name.startswith(_OWN):
+            yield f"{where}.{key}: {name!r}: sinks keep such names for themselves"
+
+
+def _left_out(route: Route, where: str) -> Iterator[str]:
+    if route.include and route.exclude:
+        yield f"{where}: include and exclude exclude each other"
+    for old in route.rename:
+        if old in route.exclude:
+            yield f"{where}.rename: {old} is left out by exclude"
+        elif route.include and old not in route.include:
+            nearest = did_you_mean(old, route.include)
+            yield f"{where}.rename: {old} is not one of include{nearest}"
+
+
+def _fit_the_sink(route: Route, sink: Sink, where: str) -> Iterator[str]:
+    if route.key and sink.kind == SinkKind.WAREHOUSE:
+        yield f"{where}.key: a warehouse's rows are found by the key's own columns"
+    if route.fields and sink.kind != SinkKind.SEARCH:
+        yield f"{where}.fields: only a search index searches by fields"
+    for path in route.fields:
+        if "." in path:
+            yield f"{where}.fields: {path}: a column is searched as a whole"
+
+
+def _shapes_differ(sink: Sink) -> Iterator[str]:
+    """
+    List the topics that a sink with columns of its own reads in two shapes.
+
+    Others ask for no shapes, so they take as many as there are routes.
+    """
+    if sink.kind not in {SinkKind.SEARCH, SinkKind.WAREHOUSE}:
+        return
+    first: dict[str, Route] = {}
+    for route in sink.route:
+        if route.kind is not RouteKind.TABLE:
+            continue
+        other = first.setdefault(route.topic, route)
+        if _shape(route) != _shape(other):
+            yield (
+                f"sink.{sink.name}.route.{route.name}.topic: {other.name} reads "
+                f"{route.topic} in another shape: give one of them a sink of its own"
+            )
+
+
+def _shape(route: Route) -> tuple[object, ...]:
+    left_out = (frozenset(route.include), frozenset(route.exclude))
+    return (left_out, route.rename, route.constants, route.fields)

@@ -1,0 +1,90 @@
+"""The engine's section, and who writes a sink's target."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings import Settings, WriteFrom, read
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - an example
+
+
+def settings(
+    kind: str = "cache", environ: dict[str, str] | None = None, **spark: object
+) -> Settings:
+    """Read a configuration with one sink whose executors write."""
+    sink: dict[str, object] = {
+        "name": "one",
+        "kind": kind,
+        "url": "http://localhost/hook",
+        "write_from": "executors",
+        "route": [{"topic": "towpath.shop.orders", "name": "orders"}],
+    }
+    if kind == "warehouse":
+        sink["folder"] = "lake"
+    if kind == "webhook":
+        sink["webhook"] = {"secrets": [SECRET]}
+    document = {
+        "version": 1,
+        "source": [{"dsn": "postgresql://localhost/s", "tables": ["shop.orders"]}],
+        "kafka": {"bootstrap_servers": "localhost:9092"},
+        "registry": {"url": "http://localhost:8080"},
+        "spark": spark,
+        "sink": [sink],
+    }
+    return read(document, environ or {}, Path("/etc"))
+
+
+@pytest.mark.parametrize("kind", ["cache", "search"])
+def test_executors_write_a_cache_and_an_index(kind: str):
+    """
+    Their guards decide each key by itself, whoever writes it.
+    """
+    assert WriteFrom.EXECUTORS is settings(kind).sink[0].write_from
+
+
+@pytest.mark.parametrize("kind", ["warehouse", "webhook"])
+def test_other_kinds_are_written_from_the_driver(kind: str):
+    """
+    A statement is spread by the engine itself; requests of a key wait for each other.
+    """
+    with pytest.raises(ConfigurationError, match="from the driver only") as caught:
+        settings(kind)
+
+    assert 1 == len(caught.value.mistakes)
+
+
+def test_settings_of_the_engine_come_from_the_file_and_from_secrets(tmp_path: Path):
+    """
+    A variable that names a file takes the place of the whole table.
+    """
+    secret = {"spark.authenticate.secret": "s3cret"}
+    path = tmp_path / "spark.json"
+    path.write_text(json.dumps(secret), encoding="utf-8")
+    given = settings(master="spark://m:7077", settings={"spark.executor.memory": "2g"})
+    other = settings(environ={"TOWPATH_SPARK__SETTINGS_FILE": str(path)})
+
+    assert ("spark://m:7077", {"spark.executor.memory": "2g"}, secret) == (
+        given.spark.master,
+        given.spark.settings,
+        other.spark.settings,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("executor.memory", "they begin with spark."),
+        ("spark.master", "has a key of its own"),
+        ("spark.speculation", "set by the driver itself"),
+        ("spark.sql.session.timeZone", "set by the driver itself"),
+    ],
+)
+def test_what_decides_what_is_written_is_not_for_the_file(name: str, told: str):
+    """
+    Nor is what is no setting of the engine at all.
+    """
+    with pytest.raises(ConfigurationError, match=told):
+        settings(settings={name: "x"})

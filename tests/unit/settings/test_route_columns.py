@@ -1,0 +1,213 @@
+"""What a route says of columns and ids is checked before anything starts."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings import Settings, load, read
+from towpath.settings.key_template import Part, columns_of, parse_template
+
+
+def document(*routes: dict, kind: str = "search") -> dict:
+    """Make a document with one sink and one captured table, read by every route."""
+    named = [
+        {"topic": "towpath.shop.orders", "name": f"orders_{number}"} | route
+        for number, route in enumerate(routes)
+    ]
+    sink = {"name": "it", "kind": kind, "url": "x", "route": named}
+    if kind == "warehouse":
+        sink["folder"] = "lake"
+        for route in named:
+            route["name"] = f"shop.{route['name']}"
+    return {
+        "version": 1,
+        "source": [{"dsn": "x", "tables": ["shop.orders"]}],
+        "kafka": {"bootstrap_servers": "kafka:9092"},
+        "registry": {"url": "http://x"},
+        "sink": [sink],
+    }
+
+
+def check(*routes: dict, kind: str = "search") -> Settings:
+    """Read such a document."""
+    return read(document(*routes, kind=kind), {}, Path("/"))
+
+
+def mistakes(*routes: dict, kind: str = "search") -> tuple[str, ...]:
+    """List what is wrong with such a document."""
+    with pytest.raises(ConfigurationError) as caught:
+        check(*routes, kind=kind)
+    return caught.value.mistakes
+
+
+def test_a_route_that_changes_rows_is_read(tmp_path: Path):
+    """
+    Constants keep the type that the file writes.
+    """
+    path = tmp_path / "towpath.toml"
+    path.write_text(
+        """
+version = 1
+[[source]]
+dsn = "postgresql:///x"
+tables = ["shop.orders"]
+[kafka]
+bootstrap_servers = "localhost:9092"
+[registry]
+url = "http://localhost:1"
+[[sink]]
+name = "it"
+kind = "search"
+url = "x"
+[[sink.route]]
+topic = "towpath.shop.orders"
+name = "orders"
+exclude = ["secret"]
+key = "order:{tenant}:no-{id}"
+[sink.route.rename]
+cust_no = "customer_id"
+[sink.route.constants]
+region = "eu"
+shard = 7
+weight = 1.0
+is_live = true
+[sink.route.fields]
+customer_id = "uuid"
+"""
+    )
+    (route,) = load(path, {}).sink[0].route
+
+    assert {"cust_no": "customer_id"} == route.rename
+    assert [("eu", str), (7, int), (1.0, float), (True, bool)] == [
+        (value, type(value)) for value in route.constants.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("route", "kind", "told"),
+    [
+        (
+            {"include": ["a"], "exclude": ["b"]},
+            "cache",
+            "include and exclude exclude each other",
+        ),
+        (
+            {"exclude": ["a"], "rename": {"a": "b"}},
+            "cache",
+            "rename: a is left out by exclude",
+        ),
+        (
+            {"include": ["order_id"], "rename": {"order_di": "b"}},
+            "cache",
+            "order_di is not one of include; did you mean 'order_id'?",
+        ),
+        ({"rename": {"a": "c", "b": "c"}}, "cache", "two columns come to the name c"),
+        (
+            {"include": ["a", "b"], "rename": {"a": "b"}},
+            "cache",
+            "two columns come to the name b",
+        ),
+        (
+            {"rename": {"a": "c"}, "constants": {"c": 1}},
+            "cache",
+            "constants: c is the name of a column too",
+        ),
+        ({"rename": {"a": "_x"}}, "cache", "sinks keep such names for themselves"),
+        ({"constants": {"": 1}}, "cache", "sinks keep such names for themselves"),
+        ({"constants": {"a": [1]}}, "cache", "constants.a: must be text, true, false"),
+        ({"constants": {"a": 2**63}}, "cache", "or a number that a column holds"),
+        (
+            {"constants": {"a": float("nan")}},
+            "cache",
+            "or a number that a column holds",
+        ),
+        ({"key": "{id}"}, "warehouse", "found by the key's own columns"),
+        ({"fields": {"a": "uuid"}}, "cache", "only a search index searches by fields"),
+        ({"fields": {"a.b": "uuid"}}, "search", "a column is searched as a whole"),
+        ({"topic": "towpath.shop.oders"}, "cache", "mean 'towpath.shop.orders'"),
+        (
+            {"kind": "event_log", "topic": "e.*", "rename": {"a": "b"}},
+            "warehouse",
+            "rename: is of rows",
+        ),
+        (
+            {"kind": "aggregate", "topic": "e", "state_types": ["A"], "key": "{id}"},
+            "search",
+            "key: is of rows",
+        ),
+        (
+            {"kind": "event_log", "topic": "e.*", "fields": {"a": "uuid"}},
+            "warehouse",
+            "same columns for all events",
+        ),
+    ],
+)
+def test_a_route_that_contradicts_itself_is_a_mistake(route: dict, kind: str, told):
+    """
+    It is told with its sink, its route and its key.
+    """
+    (mistake,) = mistakes(route, kind=kind)
+
+    assert mistake.startswith("sink.")
+    assert re.search(re.escape(told), mistake), mistake
+
+
+def test_every_mistake_is_told_at_once():
+    """
+    Of several routes, and several of one.
+    """
+    told = mistakes(
+        {"rename": {"a": "_b"}, "fields": {"c": "uuid"}, "topic": "towpath.shop.z"},
+        {"constants": {"_c": 1}},
+        kind="cache",
+    )
+
+    assert 4 == len(told), told
+
+
+def test_a_topic_in_two_shapes_is_of_a_cache_only():
+    """
+    Others look a table's shape up by its topic, and are told so.
+    """
+    routes = ({}, {"exclude": ["a"]})
+    (told,) = mistakes(*routes)
+
+    assert "give one of them a sink of its own" in told
+    assert 2 == len(check(*routes, kind="cache").sink[0].route)
+    assert 2 == len(check({}, {"key": "x-{id}"}).sink[0].route)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("orders", "names no column"),
+        ("{}", "names no column"),
+        ("{id", "a brace that belongs to no column"),
+        ("{{id}}", "a brace that belongs to no column"),
+        ("{a}-{b}", "put a colon between {a} and {b}"),
+        ("{a}{b}", "put a colon between {a} and {b}"),
+        ("{a}:{a}", "names a twice"),
+        ("x::{a}", "nothing stands between two colons"),
+        (":{a}", "nothing stands between two colons"),
+        ("{a}:", "nothing stands between two colons"),
+    ],
+)
+def test_a_template_that_two_keys_could_share_is_none(text: str, told: str):
+    """
+    Each is told with what is wrong with it, and what would be right.
+    """
+    (mistake,) = mistakes({"key": text})
+
+    assert told in mistake
+
+
+def test_a_template_is_parts_of_one_column_each():
+    """
+    A colon within a column's name joins nothing.
+    """
+    parts = parse_template("order:no {a:b}!:{id}")
+
+    assert (Part("order"), Part("no ", "a:b", "!"), Part("", "id")) == parts
+    assert ("a:b", "id") == columns_of("order:no {a:b}!:{id}")

@@ -1,0 +1,135 @@
+"""The kind of a sink, and the sections that belong to it."""
+
+from pathlib import Path
+
+import pytest
+
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings import SinkKind, load
+from towpath.settings.kinds import installed_kinds
+from towpath.settings.secrets import masked
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - an example
+FILE = """
+version = 1
+[[source]]
+dsn = "postgresql://localhost/shop"
+tables = ["shop.orders"]
+[kafka]
+bootstrap_servers = "localhost:9092"
+[registry]
+url = "http://localhost:8080"
+[[sink]]
+name = "told"
+kind = "{kind}"
+url = "{url}"
+{more}
+[[sink.route]]
+topic = "towpath.shop.orders"
+name = "orders"
+{route}
+"""
+HOOK = f'webhook = {{ secrets = ["{SECRET}"] }}'
+
+
+def read(folder: Path, kind: str, more: str = "", **told: str):
+    """Write the file and read it."""
+    path = folder / "towpath.toml"
+    values = {"url": "https://example.org/hook", "route": "", **told}
+    path.write_text(FILE.format(kind=kind, more=more, **values), encoding="utf-8")
+    return load(path, {}).sink_named("told")
+
+
+@pytest.fixture
+def plugged(tmp_path: Path, monkeypatch) -> Path:
+    """Install a package that adds the kind ``heap``."""
+    folder = tmp_path / "site"
+    about = folder / "heap-1.0.dist-info"
+    about.mkdir(parents=True)
+    about.joinpath("METADATA").write_text("Name: heap\nVersion: 1.0\n")
+    about.joinpath("entry_points.txt").write_text(
+        "[towpath.sinks]\nheap = heap:KIND\ncache = heap:KIND\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+@pytest.mark.usefixtures("plugged")
+def test_a_kind_that_a_package_adds_is_known_with_its_options(tmp_path: Path):
+    """
+    An entry point makes the kind; nothing of the package is imported to know it.
+    """
+    sink = read(tmp_path, "heap", "options = { height = 3, of = [1, 2] }")
+
+    assert ("heap", {"height": 3, "of": [1, 2]}) == (sink.kind, sink.options)
+
+
+@pytest.mark.usefixtures("plugged")
+def test_a_package_does_not_take_a_built_in_kind_away(tmp_path: Path):
+    """
+    What bears the name of a built-in kind is not listed, and not used.
+    """
+    assert installed_kinds() == ("heap",)
+    assert read(tmp_path, "cache").kind is SinkKind.CACHE
+
+
+@pytest.mark.usefixtures("plugged")
+def test_an_unknown_kind_names_those_of_packages_too(tmp_path: Path):
+    """
+    The nearest of all kinds is proposed.
+    """
+    with pytest.raises(ConfigurationError, match="'heap'; did you mean 'heap'"):
+        read(tmp_path, "heep")
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "told"),
+    [
+        ("webhook", "", "name at least one secret"),
+        ("webhook", 'webhook = { secrets = ["whsec_short"] }', "must be whsec_"),
+        ("webhook", HOOK.replace("[", f'["{SECRET}", "{SECRET}", '), "at most 2"),
+        ("webhook", HOOK + '\nfolder = "here"', "folder: a warehouse needs one"),
+        ("webhook", HOOK + "\noptions = { a = 1 }", "options: a sink of the kind web"),
+        ("cache", HOOK, "webhook: a sink of the kind cache has no such section"),
+    ],
+)
+def test_a_section_belongs_to_its_kind(tmp_path: Path, kind, more, told):
+    """
+    What a kind has no use for, and what it cannot be without, is told.
+    """
+    with pytest.raises(ConfigurationError, match=told) as caught:
+        read(tmp_path, kind, more)
+
+    assert SECRET not in str(caught.value)
+
+
+def test_a_webhook_is_posted_to_an_address_of_the_web(tmp_path: Path):
+    """
+    Any other address is a mistake, told before anything runs.
+    """
+    with pytest.raises(ConfigurationError, match="must begin with http:// or https://"):
+        read(tmp_path, "webhook", HOOK, url="redis://localhost")
+
+
+@pytest.mark.parametrize(
+    ("topic", "route"),
+    [("outbox.event.order", 'kind = "event_log"'), ("towpath.shop.orders", "")],
+)
+def test_webhooks_tell_rows_and_events(tmp_path: Path, topic: str, route: str):
+    """
+    A webhook takes tables and event logs.
+    """
+    path = tmp_path / "towpath.toml"
+    text = FILE.format(kind="webhook", url="http://x", more=HOOK, route=route)
+    path.write_text(text.replace("towpath.shop.orders", topic), encoding="utf-8")
+
+    assert (SECRET,) == load(path, {}).sink_named("told").webhook.secrets
+
+
+def test_the_secrets_of_a_webhook_are_masked_wherever_they_are_shown(tmp_path: Path):
+    """
+    Who prints the configuration prints no secret of it.
+    """
+    shown = masked(read(tmp_path, "webhook", HOOK).model_dump(mode="json"))
+
+    assert (False, True) == (SECRET in str(shown), SECRET in HOOK)

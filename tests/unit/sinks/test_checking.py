@@ -1,0 +1,85 @@
+"""What a check tells of a sink's routes and targets."""
+
+from towpath.settings import Sink
+from towpath.sinks import checking
+from towpath.sinks.checking import Finding, check_sink, check_target
+from towpath.sinks.errors import ShapeUnknownError, TargetUnavailableError
+from towpath.sinks.relations import Column, RelationShape
+
+SHAPE = RelationShape("shop", "orders", (Column("id", "bigint"),), ("id",), "")
+
+
+class Relations:
+    """Announces one table."""
+
+    def shape(self, topic):
+        """Tell its shape."""
+        if not topic.endswith("orders"):
+            raise ShapeUnknownError(topic)
+        return SHAPE
+
+    def refresh(self):
+        """Learn nothing."""
+
+
+def sink(*routes) -> Sink:
+    """Make a cache with these routes."""
+    named = [{"name": f"r{number}"} | route for number, route in enumerate(routes)]
+    described = {"name": "cache", "kind": "cache", "url": "redis://x", "route": named}
+    return Sink.model_validate(described)
+
+
+def test_each_mistake_is_a_line():
+    """They are told together, with their sink."""
+    routes = [
+        {"topic": "towpath.shop.orders", "exclude": ["ip"]},
+        {"topic": "towpath.shop.orders", "exclude": ["id"]},
+    ]
+
+    assert [
+        "cache: r0 (shop.orders): exclude: no column ip; did you mean 'id'?",
+        "cache: r1 (shop.orders): the column id of the key is left out",
+    ] == [one.text for one in check_sink(sink(*routes), Relations()) if one.is_mistake]
+
+
+def test_a_table_that_is_not_announced_is_told_and_no_mistake():
+    """The relay announces it with its first record."""
+    route = {"topic": "towpath.shop.lines", "exclude": ["ip"]}
+    text = "cache: the table of towpath.shop.lines is not announced yet"
+
+    assert [Finding(text, is_mistake=False)] == list(
+        check_sink(sink(route), Relations())
+    )
+
+
+def test_a_target_that_does_not_answer_is_told_with_its_remedy(monkeypatch):
+    """The reader is closed all the same; one that answers is not told of."""
+    closed = []
+
+    class Reader:
+        """Fails, or holds nothing."""
+
+        def __init__(self, *, fails):
+            self._fails = fails
+
+        def rows(self, _route):
+            """Fail, or give nothing."""
+            if self._fails:
+                message = "no answer"
+                raise TargetUnavailableError(message)
+            return iter(())
+
+        def close(self):
+            """Take note."""
+            closed.append(self)
+
+    told = []
+    for fails in (True, False):
+        reader = Reader(fails=fails)
+        monkeypatch.setattr(checking, "reader_of", lambda *_, r=reader: r)
+        told += check_target(sink({"topic": "towpath.shop.orders"}), None)
+
+    assert 2 == len(closed)
+    assert [f"cache: no answer. {TargetUnavailableError.remedy}"] == [
+        one.text for one in told
+    ]

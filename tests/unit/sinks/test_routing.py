@@ -1,0 +1,204 @@
+"""What a route makes of rows, keys and shapes."""
+
+import orjson
+import pytest
+
+from towpath.settings import Route, Sink
+from towpath.sinks.change import ALL_PRESENT, Origin, Record
+from towpath.sinks.decode import decode
+from towpath.sinks.key_text import key_text
+from towpath.sinks.record import UnreadableError
+from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.routes import Routes
+from towpath.sinks.routing import Routing, routing_of
+
+TOPIC = "towpath.shop.lines"
+POSITION = "00000000016b3748.0000000002"
+SHAPE = RelationShape(
+    "shop",
+    "lines",
+    (
+        Column("order_id", "bigint", nullable=False),
+        Column("no", "integer", nullable=False),
+        Column("note", "character varying", typmod=14),
+        Column("secret", "text"),
+    ),
+    ("order_id", "no"),
+    POSITION,
+)
+
+
+def routing(**options) -> Routing:
+    """Make what a route does."""
+    found = routing_of(Route.model_validate({"topic": TOPIC, "name": "l"} | options))
+    assert found is not None
+    return found
+
+
+def routes(*several, kind="cache") -> Routes:
+    """Make a sink's routes, all of one topic."""
+    named = [
+        {"topic": TOPIC, "name": f"l{number}"} | one
+        for number, one in enumerate(several)
+    ]
+    sink = {"name": "s", "kind": kind, "url": "x", "route": named}
+    return Routes(Sink.model_validate(sink))
+
+
+def record(after, *, operation="u", **headers) -> Record:
+    """Make a record of a line."""
+    given = {"position": POSITION.encode()} | headers
+    value = None if after is None else {"op": operation, "after": after}
+    key = b'{"order_id":7,"no":1}'
+    body = None if value is None else orjson.dumps(value)
+    return Record(Origin(TOPIC, 0, 1), key, body, given)
+
+
+def test_rows_lose_columns_then_get_names_then_constants():
+    """A renamed column may take the name of one that is left out."""
+    one = routing(exclude=["a"], rename={"b": "a"}, constants={"region": "eu"})
+
+    assert {"a": 2, "c": None, "region": "eu"} == one.row({"a": 1, "b": 2, "c": None})
+
+
+def test_what_is_included_stays_and_nothing_else():
+    """Columns that the source gains later are not among them."""
+    one = routing(include=["a", "b"], rename={"b": "x"})
+
+    assert {"a": 1, "x": 2} == one.row({"a": 1, "b": 2, "later": 3})
+    assert {"a", "x"} == one.names({"a", "b", "later"})
+
+
+def test_two_names_may_be_swapped():
+    """Every column is renamed at once."""
+    assert {"b": 1, "a": 2} == routing(rename={"a": "b", "b": "a"}).row(
+        {"a": 1, "b": 2}
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "row"),
+    [
+        ({"rename": {"a": "b"}}, {"a": 1, "b": 2}),
+        ({"constants": {"b": 1}}, {"a": 1, "b": 2}),
+    ],
+)
+def test_no_column_hides_another(options, row):
+    """A column that the source gains may collide: the record is refused, not cut."""
+    with pytest.raises(UnreadableError, match="two columns come to one name"):
+        routing(**options).row(row)
+
+
+def test_names_of_the_sinks_own_are_refused_after_renaming():
+    """A source's column of such a name can be renamed or left out."""
+    assert {"y": 1} == routing(rename={"_x": "y"}).row({"_x": 1})
+    with pytest.raises(UnreadableError, match="keep for themselves"):
+        routing(rename={"z": "y"}).row({"_x": 1})
+
+
+def test_a_record_is_a_change_of_every_route_of_its_topic():
+    """An order in two shapes: each as its route says, and nothing of one in another."""
+    both = routes({}, {"include": ["order_id", "no"], "rename": {"no": "line"}})
+    decoded = decode([record({"order_id": 7, "no": 1, "note": "x"})], both)
+
+    assert [
+        ("l0", (7, 1), ("order_id", "no"), {"order_id": 7, "no": 1, "note": "x"}),
+        ("l1", (7, 1), ("order_id", "line"), {"order_id": 7, "line": 1}),
+    ] == [(c.route, c.key, c.key_columns, c.row) for c in decoded.changes]
+
+
+def test_a_bad_record_is_set_aside_once():
+    """However many routes read its topic."""
+    decoded = decode([record(None, position=b"?")], routes({}, {}))
+
+    assert ([], 1) == (decoded.changes, len(decoded.poison))
+
+
+def test_a_record_that_one_route_refuses_is_applied_by_the_other():
+    """It is set aside all the same: a replay is absorbed by the guards."""
+    both = routes({"constants": {"note": "n"}}, {})
+    decoded = decode([record({"order_id": 7, "no": 1, "note": "x"})], both)
+
+    assert (["l1"], 1) == ([c.route for c in decoded.changes], len(decoded.poison))
+
+
+def test_every_route_of_a_topic_has_its_floor():
+    """A sweep of a topic takes rows away wherever they went."""
+    swept = record(None, sweep=b"000000000000abc8.-")
+
+    assert ["l0", "l1"] == [f.route for f in decode([swept], routes({}, {})).floors]
+
+
+def test_left_out_columns_make_no_change_partial():
+    """What the sink does not keep cannot be missing; what it does has its new name."""
+    one = routes({"exclude": ["secret"], "rename": {"note": "remark"}})
+    row = {"order_id": 7, "no": 1}
+    told = [
+        record(row, unchanged=b'["secret"]'),
+        record(row, unchanged=b'["secret","note"]'),
+    ]
+
+    assert [ALL_PRESENT, {"remark"}] == [c.unchanged for c in decode(told, one).changes]
+
+
+@pytest.mark.parametrize("after", [None, {"order_id": 7, "no": 1}])
+def test_a_template_names_the_row_whatever_happens_to_it(after):
+    """A delete has the id of the row that it deletes; it is a key of no columns."""
+    one = routes({"key": "order {order_id}:no-{no}!"})
+    (change,) = decode([record(after)], one).changes
+
+    assert (("order 7", "no-1!"), ()) == (change.key, change.key_columns)
+    assert "order 7:no-1!" == key_text(change.key)
+
+
+def test_a_template_of_other_columns_refuses_the_record():
+    """Two keys could come to one id otherwise."""
+    decoded = decode([record({"order_id": 7})], routes({"key": "{order_id}"}))
+
+    assert "other columns than the row's key" in decoded.poison[0].reason
+
+
+@pytest.mark.parametrize("key", ["{a}:{b}", "x{a}y:z:{b}", "x:{a}:{b}x", ""])
+@pytest.mark.parametrize("values", [("1", "2"), ("", ":x"), ("x%y", "z:{a}")])
+def test_an_id_tells_its_key_again(key, values):
+    """What asks for a row of the source must name it as the source does."""
+    one = routing(key=key, constants={"c": 1})
+
+    assert values == one.source_key(one.key(("a", "b"), values)[1])
+
+
+def test_a_shape_is_that_of_the_rows():
+    """Constants are columns of the type that they have; the key has its new names."""
+    one = routing(
+        exclude=["secret"],
+        rename={"no": "line", "note": "remark"},
+        constants={"region": "eu", "n": 1, "is_live": True, "w": 0.5},
+        fields={"remark": "uuid"},
+    )
+    constant = [
+        Column(name, type_name, nullable=False)
+        for name, type_name in (
+            ("region", "text"),
+            ("n", "bigint"),
+            ("is_live", "boolean"),
+            ("w", "double precision"),
+        )
+    ]
+    columns = (
+        Column("order_id", "bigint", nullable=False),
+        Column("line", "integer", nullable=False),
+        Column("remark", "uuid"),
+        *constant,
+    )
+
+    assert ("shop", "lines", columns, ("order_id", "line"), POSITION) == tuple(
+        getattr(one.shape(SHAPE), name)
+        for name in ("schema", "table", "columns", "key", "position")
+    )
+
+
+def test_a_route_that_says_nothing_of_rows_changes_none():
+    """Then nothing is done per row at all."""
+    plain = Route(topic=TOPIC, name="l")
+
+    assert routing_of(plain) is None

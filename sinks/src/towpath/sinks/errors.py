@@ -5,30 +5,45 @@ The sinks' branch of the failure tree.
 
     TowpathError
     ├── UnavailableError
+    │   ├── TopicRemadeError           a topic was deleted and made anew
     │   ├── TargetUnavailableError     a sink's target does not answer
+    │   │   └── IndexGoneError         an index went away during a batch
     │   ├── BrokerUnavailableError     Kafka does not answer
+    │   ├── ExecutorsFailedError       executors could not write a batch
     │   ├── ShapeUnknownError          the relay has not announced a table yet
     │   └── SinkNotRunningError        a sink does not get as far as was waited for
     ├── BusyError
     │   └── TargetBusyError            a sink's target asks for a pause
+    │       └── IndexBlockedError      an index takes no writes for now
+    ├── DataError
+    │   └── BatchRefusedError          a target refuses a whole call
     ├── UsageError
+    │   ├── NothingToRebuildError      a sink has no such index, or is no search index
     │   ├── UnknownSinkError           no sink of that name is declared
     │   └── SinkExistsError            a sink of that name is there already
     └── HaltError
         ├── EvictingCacheError         the cache may forget guards
         ├── CacheRefusedError          the cache answers a call with an error
+        ├── TooManyParkedError         more keys are parked than can be kept in mind
+        ├── EveryChangeRefusedError    a target refuses whatever it is given
         ├── StatementRefusedError      the engine refuses a statement
         ├── EngineDiedError            the engine's process ended by itself
+        ├── MetricsPortError           the metrics port cannot be listened on
         ├── EngineMissingError         Java or the engine's connectors are not there
         ├── SearchRefusedError         the search index refuses a call
+        ├── RouteMistakesError         routes do not fit their tables
+        ├── SinkUnfitError             a block does not fit tables, target or engine
         ├── KeylessTableError          a route reads a table without a key
-        ├── ForeignIndexError          an index does not fit its table or events
+        ├── ForeignIndexError          an index is there that no sink has made
         ├── DocumentFieldsError        an aggregate's events give no fields
+        ├── KindBrokenError            a package's kind of sink cannot be had
+        ├── WebhookRefusedError        a receiver wants no more webhooks
         └── MalformedRelationError     the relations topic holds something else
 """
 
 from towpath.schemas.failure import (
     BusyError,
+    DataError,
     HaltError,
     UnavailableError,
     UsageError,
@@ -47,10 +62,45 @@ class TargetBusyError(BusyError):
     remedy = "Give the sink's target more room, or wait until it is done."
 
 
+class IndexGoneError(TargetUnavailableError):
+    """An index went away while a batch was written; the next attempt looks again."""
+
+    remedy = "Nothing: the index is found again, or made anew and filled."
+
+
+class IndexBlockedError(TargetBusyError):
+    """An index takes no writes: its disk is full, it is closed, or someone said so."""
+
+    remedy = "Free disk space, open the index, or take its blocks (index.blocks) off."
+
+
 class BrokerUnavailableError(UnavailableError):
     """Kafka does not answer; nothing is lost by trying again."""
 
     remedy = "Start Kafka, or correct kafka.bootstrap_servers in towpath.toml."
+
+
+class ExecutorsFailedError(UnavailableError):
+    """Executors could not do their work; nothing is lost by trying again."""
+
+    remedy = "Read the reason: each executor needs Towpath, Kafka and the target."
+
+
+class TopicRemadeError(UnavailableError):
+    """A topic was deleted and made anew while it was read; the next start cures it."""
+
+    remedy = "Nothing: the topic is read from its start, and its rows are asked for."
+
+
+class BatchRefusedError(DataError):
+    """
+    A target refuses a whole call, without saying which change it is that it refuses.
+
+    Nothing of the call counts as written. Whoever gave the batch halves it until the
+    change is found; see ``jobs.batch``.
+    """
+
+    remedy = "Read the target's answer; the dead letters hold the change with it."
 
 
 class ShapeUnknownError(UnavailableError):
@@ -65,6 +115,12 @@ class SinkNotRunningError(UnavailableError):
     remedy = "Look at the sink's error: towpath sink list; and at its driver's log."
 
 
+class NothingToRebuildError(UsageError):
+    """A sink has made no such index, or is not a search index."""
+
+    remedy = "Name a search sink that runs, and one of its routes: towpath sink list."
+
+
 class UnknownSinkError(UsageError):
     """No sink of that name is declared."""
 
@@ -74,7 +130,19 @@ class UnknownSinkError(UsageError):
 class SinkExistsError(UsageError):
     """A sink of that name is declared, or has left its state behind."""
 
-    remedy = "Choose another name, or remove the old sink's folder below sinks/."
+    remedy = "Choose another name, or drop the old sink: towpath sink drop."
+
+
+class TooManyParkedError(HaltError):
+    """More keys are parked behind dead letters than the sink keeps in mind."""
+
+    remedy = "Cure what the dead letters name, then towpath dead-letters replay."
+
+
+class EveryChangeRefusedError(HaltError):
+    """A target refuses change after change: it is the target, not the changes."""
+
+    remedy = "Read the target's answer; once it takes changes, the sink goes on."
 
 
 class StatementRefusedError(HaltError):
@@ -95,6 +163,12 @@ class EngineDiedError(HaltError):
     remedy = "Start the driver again; if it recurs, give it more TOWPATH_SPARK_MEMORY."
 
 
+class MetricsPortError(HaltError):
+    """Another process has the metrics port, or the address is not this host's."""
+
+    remedy = "Give [sinks] metrics_ports another number for the driver, or none."
+
+
 class EvictingCacheError(HaltError):
     """The cache may throw keys away, and with them the guard against older rows."""
 
@@ -113,6 +187,18 @@ class SearchRefusedError(HaltError):
     remedy = "Read the index's answer: a name, a right or a limit is not as it must be."
 
 
+class RouteMistakesError(HaltError):
+    """Routes name columns or keys that their tables do not have so."""
+
+    remedy = "Correct the sink's routes in towpath.toml: towpath sink check."
+
+
+class SinkUnfitError(HaltError):
+    """A sink's block does not fit its tables, its target or the engine that runs it."""
+
+    remedy = "Correct what is named; towpath sink check tells what is left."
+
+
 class KeylessTableError(HaltError):
     """A route reads a table that has no primary key."""
 
@@ -120,15 +206,27 @@ class KeylessTableError(HaltError):
 
 
 class ForeignIndexError(HaltError):
-    """An index exists whose fields do not fit the table's columns or the events."""
+    """An index of the route's name exists that no sink has made, or several do."""
 
-    remedy = "Rebuild the index: drop it, then fill the sink again by a snapshot."
+    remedy = "Give the route another name, or take the index and its alias away."
 
 
 class DocumentFieldsError(HaltError):
     """The events of an aggregate do not say which fields its document has."""
 
     remedy = "Name state_types whose schemas agree, or list the route's fields."
+
+
+class KindBrokenError(HaltError):
+    """The package that adds a kind of sink does not give it."""
+
+    remedy = "Read the reason: the package or what it needs is not installed as it was."
+
+
+class WebhookRefusedError(HaltError):
+    """A receiver refuses webhooks altogether: their address, their signature or all."""
+
+    remedy = "Ask the receiver: correct the sink's url or its secrets, or remove it."
 
 
 class MalformedRelationError(HaltError):

@@ -64,7 +64,7 @@ class MemorySink:
             rows[place] = Stored(change.position, change.row)
             self._count(applied=True)
         elif stored is None or stored.row is None:
-            self._tally.refused.append(Refusal(change, ABSENT_ROW))
+            self._tally.refused.append(Refusal(change, ABSENT_ROW, asks=True))
         else:
             kept = {k: v for k, v in stored.row.items() if k in change.unchanged}
             rows[place] = Stored(change.position, {**kept, **change.row})

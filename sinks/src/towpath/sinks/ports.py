@@ -7,13 +7,22 @@ reordering, replay or split of batches leaves a sink equal to the fold of its ch
 position order: it refuses what is older than what it has, and remembers deletes.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from towpath.sinks.change import Change, EventRow, Floor, Record, Refusal, Row
+from towpath.sinks.change import (
+    Change,
+    EventRow,
+    Floor,
+    Origin,
+    Refusal,
+    Row,
+    Value,
+)
+from towpath.sinks.columns import Columns
 from towpath.sinks.relations import RelationShape
 
 
@@ -28,12 +37,15 @@ class Batch:
         events: At most one per route and event id.
         floors: Below them their routes have no rows: what is stored there goes first,
             and what comes later from below is refused as stale, for good.
+        safe: Nothing below this position can be delivered again, so tombstones below
+            it may be forgotten. Told now and then; ``None``: nothing new.
     """
 
     batch_id: int
     changes: tuple[Change, ...] = ()
     events: tuple[EventRow, ...] = ()
     floors: tuple[Floor, ...] = ()
+    safe: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +58,14 @@ class Checkpoint:
         stale: Changes and events that the target already had, or had newer.
         refused: Changes that cannot be applied, each with its reason: the caller sets
             them aside before it moves on.
+        refused_events: Events that cannot be appended, by their record, with the
+            reason; likewise.
     """
 
     applied: int = 0
     stale: int = 0
     refused: tuple[Refusal, ...] = ()
+    refused_events: Mapping[Origin, str] = field(default_factory=dict)
 
 
 class Sink(Protocol):
@@ -91,6 +106,63 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Let go of connections. Never flushes, never raises."""
+
+
+@runtime_checkable
+class Attending(Protocol):
+    """A sink that looks after itself while no batch comes; most have no need to."""
+
+    def attend(self) -> None:
+        """
+        Look whether the target is as it was left, and have what it lost read anew.
+
+        Called now and then after ``open``, never beside another verb, though by
+        another thread.
+
+        Raises:
+            BusyError: The target asks for a pause.
+            UnavailableError: The target cannot be reached now.
+            HaltError: The target is set up in a way that would lose changes.
+        """
+
+
+@runtime_checkable
+class Pipelined(Protocol):
+    """A sink whose target works while the next changes are decoded; most wait."""
+
+    def send(self, batch: Batch) -> None:
+        """
+        Send a batch's changes on their way, as ``apply`` does, but do not wait.
+
+        What becomes of them is counted, and durable, with the next ``flush``. What was
+        sent before arrives before.
+
+        Raises:
+            BusyError: The target asks for a pause; nothing is lost by trying again.
+            UnavailableError: The target cannot be reached; nothing is lost by trying
+                again.
+        """
+
+
+@runtime_checkable
+class Columnar(Protocol):
+    """A sink that also takes rows as columns, many times as fast; most cannot."""
+
+    def take_columns(self, columns: Columns) -> pa.Array | None:
+        """
+        Take what it can of plain records; the rest comes by ``apply`` then.
+
+        Counted and durable with the next ``flush``.
+
+        Returns:
+            Where the records stand that are taken; ``None`` if none are.
+
+        Raises:
+            BusyError: The target asks for a pause; nothing is lost by trying again.
+            UnavailableError: The target cannot be reached; nothing is lost by trying
+                again.
+            BatchRefusedError: It refuses a row and does not say which: none are taken.
+        """
 
 
 class StoredRow(NamedTuple):
@@ -167,16 +239,54 @@ class Cluster(Protocol):
             UnavailableError: The broker does not answer.
         """
 
-
-class DeadLetters(Protocol):
-    """Where records go that cannot be applied."""
-
-    def put(self, records: Iterable[tuple[Record, str]]) -> int:
+    def first_offsets(self, names: Iterable[str]) -> dict[str, dict[str, int]]:
         """
-        Set records aside, each with its reason; return how many, when durable.
+        Return, per topic and partition (as text), the offset of the first record.
+
+        A topic that does not exist is left out.
 
         Raises:
-            UnavailableError: Not all of them are known to be durable.
+            UnavailableError: The broker does not answer.
+        """
+
+    def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+        """
+        Return the id that the broker gave to each topic when it was made.
+
+        A topic that does not exist, or has no id, is left out.
+
+        Raises:
+            UnavailableError: The broker does not answer.
+        """
+
+
+class Repairs(Protocol):
+    """
+    Has rows of one sink's routes read anew, for that sink only.
+
+    Asking is durable when the call returns. Asking twice reads twice, and harms nobody.
+    """
+
+    def ask_keys(self, route: str, keys: Iterable[tuple[Value, ...]]) -> bool:
+        """
+        Have the rows of these keys read, and deletes told for those that are gone.
+
+        Returns:
+            Whether they can be asked for; not so of an event log.
+
+        Raises:
+            UnavailableError: It is not known to be asked for.
+        """
+
+    def ask_all(self, route: str, why: str) -> bool:
+        """
+        Have all rows of a route read; what is gone from the source is swept away.
+
+        Returns:
+            Whether they can be asked for.
+
+        Raises:
+            UnavailableError: It is not known to be asked for.
         """
 
 

@@ -5,7 +5,7 @@ A failed ``apply`` must count nothing, because the same batch comes again: whoev
 applies counts into a tally of its own and adds it at the end.
 """
 
-from towpath.sinks.change import Refusal
+from towpath.sinks.change import Origin, Refusal
 from towpath.sinks.ports import Checkpoint
 
 
@@ -16,16 +16,20 @@ class Tally:
         self.applied = 0
         self.stale = 0
         self.refused: list[Refusal] = []
+        self.refused_events: dict[Origin, str] = {}
 
     def add(self, other: "Tally") -> None:
         """Count what another tally counted, too."""
         self.applied += other.applied
         self.stale += other.stale
         self.refused += other.refused
+        self.refused_events |= other.refused_events
 
     def take(self) -> Checkpoint:
         """Return the counts and begin anew."""
-        checkpoint = Checkpoint(self.applied, self.stale, tuple(self.refused))
+        checkpoint = Checkpoint(
+            self.applied, self.stale, tuple(self.refused), self.refused_events
+        )
         self.applied = self.stale = 0
-        self.refused = []
+        self.refused, self.refused_events = [], {}
         return checkpoint

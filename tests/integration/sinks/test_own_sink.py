@@ -1,0 +1,172 @@
+"""The guide to a sink of one's own, followed to the letter."""
+
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from towpath.deploy.cli import app as commands
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings import Sink
+from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
+from towpath.sinks.jobs.delivery import Delivery
+from towpath.sinks.kinds import SinkParts, check_kinds, kind_of
+from towpath.sinks.ports import Batch
+from towpath.testing import ContractSuite, memory_target
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+GUIDE = Path(__file__).parents[3] / "docs/own-sink.md"
+_FILE = """
+version = 1
+[[source]]
+dsn = "postgresql://localhost/shop"
+[kafka]
+bootstrap_servers = "localhost:9092"
+[registry]
+url = "http://localhost:8080"
+"""
+_BLOCK = re.compile(r"(?ms)^`([\w.]+)`(?:, go on)?\n\n```\w+\n(.*?)^```$")
+
+
+def written(folder: Path) -> Path:
+    """Write the guide's files, and what an installer makes of its entry points."""
+    for name, text in _BLOCK.findall(GUIDE.read_text(encoding="utf-8")):
+        with (folder / name).open("a", encoding="utf-8") as file:
+            file.write(text)
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    about = folder / "towpath_sqlite-0.1.0.dist-info"
+    about.mkdir()
+    about.joinpath("METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\n"
+        f"Version: {project['version']}\n"
+    )
+    points = project["entry-points"]["towpath.sinks"]
+    lines = [f"{name} = {value}\n" for name, value in points.items()]
+    about.joinpath("entry_points.txt").write_text("[towpath.sinks]\n" + "".join(lines))
+    return folder
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Path:
+    """Install the guide's package."""
+    folder = written(tmp_path)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "sqlite_sink", raising=False)
+    return folder
+
+
+@pytest.fixture
+def described(package) -> Sink:
+    """Declare the guide's sink."""
+    block = tomllib.loads((package / "sink.toml").read_text())["sink"][0]
+    return Sink.model_validate({**block, "url": str(package / "rows.db")})
+
+
+def test_the_guide_has_at_most_seven_steps():
+    """
+    Whoever needs an eighth has found a seam that is wrong.
+    """
+    steps = re.findall(r"^## (\d+)\.", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert [str(n) for n in range(1, len(steps) + 1)] == steps
+    assert 5 <= len(steps) <= 7
+
+
+def test_the_guides_sink_passes_the_contract(tmp_path):
+    """
+    The guide's own test, run from its folder, passes every case there is.
+    """
+    folder = written(tmp_path)
+    paths = ":".join([str(folder), *(p for p in sys.path if p)])
+    told = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
+        cwd=folder,
+        env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=80,
+    )
+    cases = sum(name.startswith("test_") for name in dir(ContractSuite))
+
+    assert (0, True) == (told.returncode, f"{cases} passed" in told.stdout), told.stdout
+
+
+def test_the_guides_sink_is_made_delivered_to_and_read_back(described):
+    """
+    By its kind alone a driver makes it, and the verifier reads what it wrote.
+    """
+    check_kinds([described])
+    kind = kind_of(described)
+    target = memory_target()
+    sink = kind.make(
+        described,
+        SinkParts(
+            prefix="towpath",
+            replay_window_s=3600,
+            folder=Path("unused"),
+            relations=target.relations,
+            clock=SystemClock(),
+            repairs=None,
+            sql=None,
+        ),
+    )
+    sink.open()
+    origin = Origin("towpath.shop.orders", 0, 0)
+    change = Change(
+        *("orders", (7,), ("order_id",), "0000000000000010.0000000000"),
+        *({"order_id": 7}, ALL_PRESENT, False, origin),
+    )
+    floor = Floor("orders", "0000000000000008.-", needs_all=False, origin=origin)
+    done = Delivery(sink, SystemClock()).deliver(Batch(0, (change,), floors=(floor,)))
+    sink.close()
+    reader = kind.read(described, "towpath")
+    (row,) = reader.rows("orders")
+    reader.close()
+
+    assert (1, "7", {"order_id": 7}) == (done.applied, row.key, row.fields)
+
+
+def test_the_guides_sink_refuses_options_that_it_does_not_know(described):
+    """
+    An option of a kind is checked like any key.
+    """
+    wrong = described.model_copy(update={"options": {"colour": "red"}})
+    with pytest.raises(ConfigurationError, match=r"file.options.colour: unknown"):
+        check_kinds([wrong])
+
+
+def test_the_guides_sink_is_checked_with_the_whole_configuration(package, capsys):
+    """
+    The command that checks the file asks the package about its options.
+    """
+    block = (package / "sink.toml").read_text()
+    options = '[sink.options]\ncolour = "red"\n\n[[sink.route]]'
+    path = package / "towpath.toml"
+    path.write_text(_FILE + block.replace("[[sink.route]]", options))
+    code = commands.run(["config", "check", "--config", str(path)])
+    said = capsys.readouterr().err
+    path.write_text(_FILE + block)
+
+    assert (2, True, 0) == (
+        code,
+        "sink.file.options.colour: unknown option" in said,
+        commands.run(["config", "check", "--config", str(path)]),
+    )
+
+
+def test_the_guides_sink_says_so_when_its_file_is_not_there(package):
+    """
+    The driver's own words do not leave the sink: trying again is the cure.
+    """
+    module = importlib.import_module("sqlite_sink")
+    with pytest.raises(module.TargetUnavailableError, match="cannot be written"):
+        module.SqliteSink(str(package / "none" / "rows.db")).open()
+
+    assert [] == list(package.rglob("*.db"))

@@ -5,9 +5,14 @@ import uuid
 import pytest
 import redis
 
+from towpath.sinks.cache import script
 from towpath.sinks.cache.sink import CacheSink
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
-from towpath.sinks.errors import EvictingCacheError, TargetUnavailableError
+from towpath.sinks.errors import (
+    CacheRefusedError,
+    EvictingCacheError,
+    TargetUnavailableError,
+)
 from towpath.sinks.ports import Batch
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -87,6 +92,63 @@ def test_a_lost_guard_is_loaded_again(sink, client):
     sink.apply(batch({"id": 7}))
 
     assert sink.flush().applied == 1
+
+
+def test_a_guard_that_another_release_loaded_stays(sink, client):
+    """Releases load libraries of their own names; one under an old name harms none."""
+    does_nothing = "function() return {0, 0} end"
+    other = f"redis.register_function('towpath_apply', {does_nothing})"
+    client.function_load(f"#!lua name=towpath\n{other}", replace=True)
+    sink.apply(batch({"id": 7}))
+
+    assert sink.flush().applied == 1
+    assert {"towpath", script.library().source.partition("name=")[2].split()[0]} <= {
+        library[1] for library in client.function_list()
+    }
+
+
+def test_a_name_that_holds_no_hash_is_taken(sink, client):
+    """What someone else wrote under a row's name gives way to the row."""
+    place = f"{sink._prefix}:orders:7"
+    client.set(place, "x")
+    sink.apply(batch({"id": 7}))
+
+    assert "7" == client.hget(place, "id")
+
+
+def test_a_position_that_is_none_is_below_every_position(sink, client):
+    """A hash with a guard that nobody can read is overwritten, whole."""
+    place = f"{sink._prefix}:orders:7"
+    client.hset(place, mapping={"_position": "x", "old": "1"})
+    sink.apply(batch({"id": 7}))
+
+    assert {"id": "7", "_position": "0000000000000008.0000000000"} == (
+        client.hgetall(place)
+    )
+
+
+def test_positions_above_a_double_are_told_apart(sink, client):
+    """Two positions that one double stands for are still older and newer."""
+    low, high = (f"{2**53 + n:016x}.0000000000" for n in (0, 1))
+    (change,) = batch({"id": 7}).changes
+    for position, note in ((high, "new"), (low, "old")):
+        row = {"id": 7, "note": note}
+        sink.apply(Batch(0, (change._replace(position=position, row=row),)))
+    flushed = sink.flush()
+
+    assert (1, 1, "new") == (
+        flushed.applied,
+        flushed.stale,
+        client.hget(f"{sink._prefix}:orders:7", "note"),
+    )
+
+
+def test_wrong_credentials_stop_the_sink(stack):
+    """A password that the cache refuses is told as such: waiting does not help."""
+    sink = CacheSink(stack.redis_url.replace("//", "//u:p@"), "p", TOMBSTONE_S)
+
+    with pytest.raises(CacheRefusedError, match="credentials"):
+        sink.open()
 
 
 def test_a_cache_that_does_not_answer_is_unavailable(unused_port):

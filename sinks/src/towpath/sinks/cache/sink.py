@@ -3,10 +3,15 @@ Writes rows into Redis through the guard.
 
 A field is a column as text; null is an absent field. A delete leaves a tombstone with
 its position, which lives longer than anything that could be replayed. Live rows never
-expire, so that no guard is forgotten.
+expire, so that no guard is forgotten: a cache that may forget rows would equal its
+source only by chance.
+
+What is acknowledged may still be lost by a server that writes its file once a second.
+To wait for that would cost each batch up to a second; so it is waited for only where
+the file is written at once, and anywhere else a loss is noticed and cured (``losses``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final
@@ -14,154 +19,263 @@ from typing import Any, Final
 import redis
 import structlog
 
-from towpath.sinks.cache.place import floors_place, scan_pattern
-from towpath.sinks.cache.script import FUNCTION, SWEEP_FUNCTION, Call, calls, library
-from towpath.sinks.change import Refusal
-from towpath.sinks.errors import (
-    CacheRefusedError,
-    EvictingCacheError,
-    TargetBusyError,
-    TargetUnavailableError,
+from towpath.sinks.cache.client import ANSWER_WITHIN_S, translated
+from towpath.sinks.cache.lane import BYTES_IN_FLIGHT, Lane, packed
+from towpath.sinks.cache.losses import Losses, Watch
+from towpath.sinks.cache.place import (
+    floors_place,
+    scan_pattern,
+    slot_of,
+    witness_places,
 )
+from towpath.sinks.cache.script import Call, calls, library
+from towpath.sinks.cache.servers import SCANNED_AT_ONCE, Servers, ServerState
+from towpath.sinks.change import Change, Refusal
+from towpath.sinks.errors import EvictingCacheError, TargetUnavailableError
 from towpath.sinks.floors import Floors
 from towpath.sinks.fold import ABSENT_ROW
 from towpath.sinks.ports import Batch, Checkpoint
 from towpath.sinks.tally import Tally
 
-ANSWER_WITHIN_S: Final = 10.0
-
-# A cache that is full stays full until someone gives it room: asking more often than
-# this only adds load.
-FULL_RETRY_AFTER_S: Final = 5.0
-LOADING_RETRY_AFTER_S: Final = 0.5
-
-# Some milliseconds of the server's time per call.
-_SWEPT_AT_ONCE: Final = 1000
-
-_KEEPS_EVERYTHING: Final = "noeviction"
-_NO_FUNCTION: Final = "Function not found"
+# A write that is not in the file after half of the time that an answer may take is
+# tried again, rather than taken for a server that is gone.
+_IN_FILE_WITHIN_MS: Final = int(ANSWER_WITHIN_S * 500)
 
 _log = structlog.get_logger("towpath.sinks.cache")
 
 
 class CacheSink:
-    """One Redis, written by one sink."""
+    """One Redis, or a cluster of it, written by one sink."""
 
-    def __init__(self, url: str, prefix: str, tombstone_s: int) -> None:
+    def __init__(
+        self, url: str, prefix: str, tombstone_s: int, watch: Watch | None = None
+    ) -> None:
         """
         Describe the cache; nothing is opened yet.
 
         Args:
-            url: Address of the server.
+            url: Address of the server, or of any server of a cluster.
             prefix: What every key begins with.
             tombstone_s: How long a delete is remembered: the replay window.
+            watch: How losses are noticed and cured; left out, they are not looked for.
         """
-        self._client = connect(url)
+        self._servers = Servers(url)
+        self._lanes: dict[Any, Lane[Any]] = {}
         self._prefix = prefix
-        self._tombstone_s = tombstone_s
+        self._tombstone_s = b"%d" % tombstone_s
         self._floors_place = floors_place(prefix)
         self._floors = Floors()
+        self._swept: list[tuple[str, str]] = []
         self._tally = Tally()
+        self._sink = watch.sink if watch else ""
+        self._losses = Losses(watch) if watch else None
+        self._is_in_file_at_once = False
 
     def open(self) -> None:
-        with translated():
-            memory: dict[str, Any] = self._client.info("memory")
-            policy = memory.get("maxmemory_policy", _KEEPS_EVERYTHING)
-            if policy != _KEEPS_EVERYTHING:
-                message = (
-                    f"the cache's maxmemory-policy is {policy}: it may throw rows and "
-                    "tombstones away; set it to noeviction"
-                )
-                raise EvictingCacheError(message)
-            self._client.function_load(library(), replace=True)
-            remembered: dict[str, str] = self._client.hgetall(self._floors_place)
+        with self._acting():
+            self._load()
+            self._is_in_file_at_once = self._asks_for_file()
+            states = self._servers.states()
+            place = self._floors_place
+            remembered: dict[str, str] = self._servers.of(place).hgetall(place)
+            self._look(states, is_open=True)
         for route, floor in remembered.items():
             self._floors.learn(route, floor)
+        _refuse_evicting(states)
+        self._repair(states)
+        if not all(state.keeps_file for state in states):
+            _log.warning("the cache keeps no file: a restart has all rows read anew")
 
     def apply(self, batch: Batch) -> None:
-        tally = Tally()
-        for route, floor in self._floors.due(batch.floors):
-            with translated():
+        self.send(batch)
+        with self._acting():
+            self._arrive()
+
+    def send(self, batch: Batch) -> None:
+        """Send a batch on its way; its answers are waited for later."""
+        with self._acting():
+            for route, floor in self._floors.due(batch.floors):
+                self._arrive()
                 self._sweep(route, floor)
-        for call in calls(self._prefix, self._floors.above(batch.changes, tally)):
-            with translated():
-                _count(tally, call, self._run(call))
-        self._tally.add(tally)
+            self._write(self._floors.above(batch.changes, self._tally))
 
     def flush(self) -> Checkpoint:
-        # The server appends each call to its file before it answers.
+        self._settle()
+        for route, floor in self._swept:
+            self._floors.carried_out(route, floor)
+        self._swept.clear()
         return self._tally.take()
 
-    def close(self) -> None:
-        self._client.close()
+    def attend(self) -> None:
+        """Notice a loss while there is nothing to write."""
+        self._settle()
 
-    def _run(self, call: Call) -> list[int]:
-        arguments = (FUNCTION, len(call.keys), *call.keys, self._tombstone_s, call.rows)
-        answer: list[int] = self._call(arguments)
-        return answer
+    def close(self) -> None:
+        self._drop()
+        self._servers.close()
+
+    def _settle(self) -> None:
+        """See that all that was written is there still, and will be."""
+        with self._acting():
+            self._arrive()
+            states = self._servers.states()
+            self._look(states)
+            self._wait_for_file()
+            for lane in self._lanes.values():
+                lane.rest()
+        _refuse_evicting(states)
+        self._repair(states)
+
+    def _write(self, changes: Iterable[Change]) -> None:
+        apply = library().apply
+        is_cluster = self._servers.is_cluster
+        for call in calls(self._prefix, changes, by_slot=is_cluster):
+            lane = self._lane(call.keys[0])
+            lane.ask(packed(apply, call.keys, (self._tombstone_s, call.rows)), call)
+            for about, answer in lane.answers(BYTES_IN_FLIGHT):
+                _count(self._tally, about, answer)
+
+    def _arrive(self) -> None:
+        """Wait until all that was sent has been answered."""
+        for lane in self._lanes.values():
+            for about, answer in lane.answers():
+                _count(self._tally, about, answer)
 
     def _sweep(self, route: str, floor: str) -> None:
         """Remember a floor, then take away what is below it."""
-        self._client.hset(self._floors_place, route, floor)
+        self._servers.of(self._floors_place).hset(self._floors_place, route, floor)
         self._floors.learn(route, floor)
-        pattern = scan_pattern(self._prefix, route)
-        places = iter(self._client.scan_iter(pattern, count=_SWEPT_AT_ONCE))
+        places = self._servers.scan(scan_pattern(self._prefix, route))
         swept = 0
-        while some := list(islice(places, _SWEPT_AT_ONCE)):
-            swept += self._call((SWEEP_FUNCTION, len(some), *some, floor))
-        self._floors.carried_out(route, floor)
+        while some := list(islice(places, SCANNED_AT_ONCE)):
+            for group in self._by_slot(some):
+                call = packed(library().sweep, group, (floor.encode(),))
+                self._lane(group[0]).ask(call, None)
+            swept += sum(self._answers())
+        self._swept.append((route, floor))
         _log.info("rows below a floor taken away", route=route, floor=floor, rows=swept)
 
-    def _call(self, arguments: tuple[object, ...]) -> Any:  # noqa: ANN401 - redis-py's
+    def _look(self, states: Sequence[ServerState], *, is_open: bool = False) -> None:
+        """Hear the witnesses; a sink that never ran sets some up."""
+        losses = self._losses
+        if losses is None:
+            return
+        if is_open and not losses.recall():
+            self._set_up_witnesses(losses, states)
+            return
+        words = (losses.known.id.encode(), b"%d" % losses.known.count)
+        for place in self._witnesses():
+            self._lane(place).ask(packed(library().witness, [place], words), None)
+        losses.hear(list(self._answers()), states)
+
+    def _repair(self, states: Sequence[ServerState]) -> None:
+        """Have what was lost read anew, then begin to watch again."""
+        losses = self._losses
+        if losses is None or losses.known.lost is None:
+            return
+        losses.ask()
+        with self._acting():
+            self._set_up_witnesses(losses, states)
+
+    def _set_up_witnesses(self, losses: Losses, states: Sequence[ServerState]) -> None:
+        chosen = losses.new_id()
+        for place in self._witnesses():
+            self._servers.of(place).hset(place, mapping={"id": chosen, "count": 0})
+        losses.begin(chosen, states)
+
+    def _witnesses(self) -> tuple[str, ...]:
+        is_cluster = self._servers.is_cluster
+        return witness_places(self._prefix, self._sink, is_cluster=is_cluster)
+
+    def _wait_for_file(self) -> None:
+        if not self._is_in_file_at_once:
+            return
+        for lane in self._lanes.values():
+            lane.ask(_wait_call(), None)
+        if any(in_file < 1 for in_file, _ in self._answers()):
+            message = "the cache does not get what was written into its file"
+            raise TargetUnavailableError(message)
+
+    def _asks_for_file(self) -> bool:
         try:
-            return self._client.fcall(*arguments)
-        except redis.ResponseError as error:
-            if _NO_FUNCTION not in str(error):
+            return self._servers.append_each_write()
+        except redis.ResponseError:  # a user who may not read the configuration
+            return False
+
+    def _answers(self) -> Iterator[Any]:
+        """Wait for whatever is on its way."""
+        for lane in self._lanes.values():
+            for _, answer in lane.answers():
+                yield answer
+
+    def _lane(self, place: str) -> Lane[Any]:
+        return self._lanes[self._servers.of(place)]
+
+    def _by_slot(self, places: list[str]) -> Iterable[list[str]]:
+        if not self._servers.is_cluster:
+            return (places,)
+        groups: dict[int, list[str]] = {}
+        for place in places:
+            groups.setdefault(slot_of(place), []).append(place)
+        return groups.values()
+
+    def _load(self) -> None:
+        for client in self._servers.all:
+            client.function_load(library().source, replace=True)
+
+    @contextmanager
+    def _acting(self) -> Iterator[None]:
+        """
+        Hold a connection to each server from a batch's first call to its flush.
+
+        After a failure the servers are looked up anew, and all begins again.
+        """
+        with translated():
+            try:
+                self._begin()
+                yield
+            except BaseException:
+                self._drop()
                 raise
-            _log.warning("the cache lost its guard function: loading it again")
-            self._client.function_load(library(), replace=True)
-            return self._client.fcall(*arguments)
+
+    def _begin(self) -> None:
+        if not self._lanes:
+            self._servers.look()
+            self._lanes = {c: Lane(c, self._load) for c in self._servers.all}
+        for lane in self._lanes.values():
+            lane.begin()
+
+    def _drop(self) -> None:
+        for lane in self._lanes.values():
+            lane.drop()
+        self._lanes = {}
+        # The batch comes again, whole.
+        self._swept.clear()
+        self._tally = Tally()
+
+
+def _wait_call() -> bytes:
+    timeout = b"%d" % _IN_FILE_WITHIN_MS
+    return b"*4\r\n$7\r\nWAITAOF\r\n$1\r\n1\r\n$1\r\n0\r\n$%d\r\n%b\r\n" % (
+        len(timeout),
+        timeout,
+    )
+
+
+def _refuse_evicting(states: Sequence[ServerState]) -> None:
+    for state in states:
+        if state.may_evict:
+            message = (
+                f"the cache's maxmemory-policy is {state.policy}: it may throw rows "
+                "and tombstones away; set it to noeviction"
+            )
+            raise EvictingCacheError(message)
 
 
 def _count(tally: Tally, call: Call, answer: list[int]) -> None:
     applied, stale, *absent = answer
     tally.applied += applied
     tally.stale += stale
-    tally.refused += [Refusal(call.changes[i - 1], ABSENT_ROW) for i in absent]
-
-
-def connect(url: str) -> Any:  # noqa: ANN401 - redis-py types its answers as sync or async
-    """Return a client that does not retry by itself: the driver does, and says so."""
-    return redis.Redis.from_url(
-        url,
-        decode_responses=True,
-        socket_timeout=ANSWER_WITHIN_S,
-        socket_connect_timeout=ANSWER_WITHIN_S,
-        retry=None,
-    )
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """
-    Turn redis-py's errors into ours.
-
-    Raises:
-        TargetBusyError: The server is loading its file, or is full.
-        TargetUnavailableError: The server does not answer.
-        CacheRefusedError: The server answers with any other error.
-    """
-    try:
-        yield
-    except redis.BusyLoadingError as error:
-        message = "the cache is still loading its file"
-        raise TargetBusyError(message, retry_after_s=LOADING_RETRY_AFTER_S) from error
-    except (redis.ConnectionError, redis.TimeoutError) as error:
-        message = f"the cache does not answer: {error}"
-        raise TargetUnavailableError(message) from error
-    except redis.ResponseError as error:
-        if isinstance(error, redis.OutOfMemoryError) or "OOM" in str(error):
-            message = "the cache's memory is full; raise its maxmemory"
-            raise TargetBusyError(message, retry_after_s=FULL_RETRY_AFTER_S) from error
-        message = f"the cache refused a call: {error}"
-        raise CacheRefusedError(message) from error
+    tally.refused += [
+        Refusal(call.changes[i - 1], ABSENT_ROW, asks=True) for i in absent
+    ]

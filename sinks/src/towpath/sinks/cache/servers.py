@@ -1,0 +1,135 @@
+"""
+The servers that hold the keys: one, or the primaries of a cluster.
+
+Which of them holds a name is looked up when a sink is opened, and again after any
+failure: slots move and replicas take over.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import redis
+
+from towpath.sinks.cache.client import beside, connect
+from towpath.sinks.cache.place import SLOTS, slot_of
+
+# Some milliseconds of the server's time per call.
+SCANNED_AT_ONCE: Final = 1000
+
+_KEEPS_EVERYTHING: Final = "noeviction"
+_EACH_WRITE: Final = "always"
+
+
+class ServerState(NamedTuple):
+    """
+    What a server says of itself.
+
+    Attributes:
+        run_id: Another one after each start.
+        evicted: How many keys it threw away since then, for want of memory.
+        policy: What it does when its memory is full.
+        keeps_file: Whether it appends what is written to a file.
+    """
+
+    run_id: str
+    evicted: int
+    policy: str
+    keeps_file: bool
+
+    @property
+    def may_evict(self) -> bool:
+        """Tell whether it may throw keys away."""
+        return self.policy != _KEEPS_EVERYTHING
+
+
+class Servers:
+    """One server, or a cluster that it belongs to."""
+
+    def __init__(self, url: str) -> None:
+        """Describe where one of them is; nothing is opened yet."""
+        self._first = connect(url)
+        self._met: dict[tuple[str, int], Any] = {}
+        self._of_slot: list[Any] = []
+        self.is_cluster = False
+        self.all: tuple[Any, ...] = ()
+
+    def look(self) -> None:
+        """Find out which servers there are, and who holds what."""
+        asked, self.is_cluster = self._someone()
+        if not self.is_cluster:
+            self.all = (self._first,)
+            return
+        of_slot: list[Any] = [None] * SLOTS
+        for low, high, primary in self._slots(asked):
+            client = self._client(*primary)
+            of_slot[low : high + 1] = [client] * (high + 1 - low)
+        self._of_slot = of_slot
+        # A server without slots is none of ours; in the order of their slots.
+        self.all = tuple(dict.fromkeys(c for c in of_slot if c is not None))
+
+    def of(self, place: str) -> Any:  # noqa: ANN401 - redis-py's
+        """Return the client of whoever holds a name, or should."""
+        if not self.is_cluster:
+            return self._first
+        return self._of_slot[slot_of(place)] or self._first
+
+    def scan(self, pattern: str) -> Iterator[str]:
+        """Go through all names that a glob finds; one may come twice."""
+        for client in self.all:
+            yield from client.scan_iter(pattern, count=SCANNED_AT_ONCE)
+
+    def states(self) -> tuple[ServerState, ...]:
+        """Ask each server about itself."""
+        return tuple(_state(client) for client in self.all)
+
+    def append_each_write(self) -> bool:
+        """Tell whether each write is in every server's file before it is answered."""
+        settings = (c.config_get("appendonly", "appendfsync") for c in self.all)
+        return all(
+            (s.get("appendonly"), s.get("appendfsync")) == ("yes", _EACH_WRITE)
+            for s in settings
+        )
+
+    def close(self) -> None:
+        """Let go of connections; never raises."""
+        for client in (self._first, *self._met.values()):
+            client.close()
+
+    def _someone(self) -> tuple[Any, bool]:
+        """Find a server that answers, the named first; tell whether it has peers."""
+        failures = []
+        for client in (self._first, *self._met.values()):
+            try:
+                return client, bool(client.info("cluster").get("cluster_enabled"))
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                failures.append(error)
+        raise failures[0]
+
+    def _slots(self, asked: Any) -> Iterator[tuple[int, int, tuple[str, int]]]:  # noqa: ANN401 - redis-py's
+        """
+        Ask who holds which slots; an empty host is the one that was asked.
+
+        Replicas are met, too: one of them may be all that is left.
+        """
+        own = asked.connection_pool.connection_kwargs.get("host", "")
+        for low, high, *nodes in asked.cluster("SLOTS"):
+            places = [(node[0] or own, node[1]) for node in nodes]
+            for place in places:
+                self._client(*place)
+            yield low, high, places[0]
+
+    def _client(self, host: str, port: int) -> Any:  # noqa: ANN401 - redis-py's
+        known = self._met.get((host, port))
+        if known is None:
+            known = self._met[host, port] = beside(self._first, host, port)
+        return known
+
+
+def _state(client: Any) -> ServerState:  # noqa: ANN401 - redis-py's
+    told: dict[str, Any] = client.info("server", "memory", "stats", "persistence")
+    return ServerState(
+        run_id=str(told.get("run_id", "")),
+        evicted=int(told.get("evicted_keys", 0)),
+        policy=str(told.get("maxmemory_policy", _KEEPS_EVERYTHING)),
+        keeps_file=bool(told.get("aof_enabled", 0)),
+    )

@@ -1,0 +1,301 @@
+"""The cache on a cluster of three servers: no call touches keys of two slots."""
+
+import random
+from contextlib import ExitStack
+
+import pytest
+import redis
+
+from support.valkey import valkey
+from support.waiting import until
+from towpath.sinks.cache.losses import Watch
+from towpath.sinks.cache.place import slot_of
+from towpath.sinks.cache.reader import CacheReader
+from towpath.sinks.cache.sink import CacheSink
+from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
+from towpath.sinks.errors import TargetBusyError, TargetUnavailableError
+from towpath.sinks.fold import newest_per_key
+from towpath.sinks.memory import MemorySink
+from towpath.sinks.ports import Batch
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+OPTIONS = ("--appendonly", "yes", "--cluster-enabled", "yes")
+SHARES = ((0, 5460), (5461, 10922), (10923, 16383))
+
+
+class Recorder:
+    """Notes which routes are asked for."""
+
+    def __init__(self):
+        self.all = []
+
+    def ask_keys(self, route, keys):
+        """No key is asked for here."""
+        raise AssertionError((route, keys))
+
+    def ask_all(self, route, why):
+        """Note a route, and why."""
+        self.all.append((route, why))
+        return True
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    """Lend three servers that share the slots."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with ExitStack() as held:
+        made = [
+            held.enter_context(valkey(folder / f"{number}", *OPTIONS))
+            for number in range(len(SHARES))
+        ]
+        for node, share in zip(made, SHARES, strict=True):
+            node.client.execute_command("CLUSTER ADDSLOTSRANGE", *share)
+            place = ("127.0.0.1", made[0].port, made[0].bus_port)
+            node.client.execute_command("CLUSTER MEET", *place)
+        until(lambda: all(map(is_whole, made)), "the cluster is whole", pause_s=0.02)
+        yield made
+
+
+@pytest.fixture
+def asked():
+    """Lend what notes the questions."""
+    return Recorder()
+
+
+@pytest.fixture
+def sink(nodes, asked, tmp_path, unique):
+    """Lend a sink that knows the address of one of the servers."""
+    watch = Watch("cache", tmp_path / "cache.json", ("orders",), asked)
+    made = CacheSink(nodes[1].url, unique, 3600, watch)
+    made.open()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(nodes, unique):
+    """Lend a reader that knows another server's address."""
+    made = CacheReader(nodes[2].url, unique)
+    yield made
+    made.close()
+
+
+def is_whole(node):
+    """Tell whether a server sees all slots held, and knows all the others."""
+    told = node.client.execute_command("CLUSTER INFO")
+    return told["cluster_state"] == "ok" and told["cluster_known_nodes"] == "3"
+
+
+def order(key, at, row=True, unchanged=ALL_PRESENT):
+    """Make a change of an order; without a row it is deleted."""
+    image = {"id": key, "note": f"of {at}"} if row else None
+    origin = Origin("orders", 0, 0)
+    position = f"{at * 8:016x}.0000000000"
+    return Change("orders", (key,), ("id",), position, image, unchanged, False, origin)
+
+
+def stored(reader):
+    """Read the orders back: position and whether there is a row, by key."""
+    return {r.key: (r.position, r.is_deleted) for r in reader.rows("orders")}
+
+
+def test_rows_are_spread_and_any_client_finds_them(nodes, sink, reader, unique):
+    """Names are those of a single server; each server has a part of the rows."""
+    sink.apply(Batch(0, tuple(order(key, 1) for key in range(600))))
+    flushed = sink.flush()
+    parts = [sum(1 for _ in n.client.scan_iter(f"{unique}:orders:*")) for n in nodes]
+    with redis.cluster.RedisCluster.from_url(nodes[0].url) as client:
+        note = client.hget(f"{unique}:orders:7", "note")
+
+    assert (600, 600, b"of 1") == (flushed.applied, len(stored(reader)), note)
+    assert (600, True) == (sum(parts), all(part > 100 for part in parts))
+
+
+def test_any_delivery_ends_equal_to_the_reference(sink, reader):
+    """Shuffled, repeated and split, with deletes and a floor: as the memory has it."""
+    rng = random.Random(20_260_102)  # noqa: S311 - a repeatable test
+    history = [order(rng.randint(1, 200), at, rng.random() < 0.8) for at in range(900)]
+    floor = Floor("orders", f"{300 * 8:016x}.-", False, Origin("orders", 0, 0))
+    reference = MemorySink()
+    for target in (reference, sink):
+        delivery = history + rng.choices(history, k=200)
+        rng.shuffle(delivery)
+        while delivery:
+            some, delivery = delivery[:150], delivery[150:]
+            target.apply(Batch(0, newest_per_key(some).changes, (), (floor,)))
+            target.flush()
+
+    expected = {
+        key: (row.position, row.row is None)
+        for key, row in reference.rows["orders"].items()
+    }
+
+    assert expected == stored(reader)
+
+
+def test_a_partial_row_without_its_row_asks_for_it(sink):
+    """Which of many calls met it makes no difference."""
+    whole = [order(key, 1) for key in range(50)]
+    partial = order(99, 1, unchanged=frozenset({"blob"}))
+    sink.apply(Batch(0, (*whole, partial)))
+    (refusal,) = sink.flush().refused
+
+    assert ((99,), True) == (refusal.change.key, refusal.asks)
+
+
+def test_one_emptied_server_is_a_loss(nodes, sink, asked):
+    """Each server has witnesses of its own."""
+    sink.apply(Batch(0, tuple(order(key, 1) for key in range(100))))
+    sink.flush()
+    nodes[2].client.flushall()
+    sink.flush()
+    sink.flush()
+
+    assert asked.all == [("orders", "it was emptied")]
+
+
+def test_a_slot_that_moved_is_found_again(nodes, sink, unique):
+    """The batch is busy once; written again, the row is where its slot is now."""
+    slots = {key: slot_of(f"{unique}:orders:{key}") for key in range(1000)}
+    key, slot = next(kept for kept in slots.items() if is_free(nodes[0], kept[1]))
+    give(nodes, slot, taker=nodes[1])
+    with pytest.raises(TargetBusyError, match="on the move"):
+        sink.apply(Batch(0, (order(key, 1),)))
+    sink.apply(Batch(0, (order(key, 1),)))
+    applied = sink.flush().applied
+    found = list(nodes[1].client.scan_iter(f"{unique}:orders:*"))
+    nodes[1].client.flushall()
+    give(nodes, slot, taker=nodes[0])
+
+    assert (1, [f"{unique}:orders:{key}"]) == (applied, found)
+
+
+def is_free(node, slot):
+    """Tell whether a slot is the first server's, and holds nothing, nor a witness."""
+    count = node.client.execute_command("CLUSTER COUNTKEYSINSLOT", slot)
+    return slot <= SHARES[0][1] and slot % 256 and not count
+
+
+def give(nodes, slot, taker):
+    """Move an empty slot to another server."""
+    name = taker.client.execute_command("CLUSTER MYID")
+    for node in (taker, *nodes):
+        node.client.execute_command("CLUSTER SETSLOT", slot, "NODE", name)
+
+
+def test_a_row_whose_slot_is_on_the_move_is_written_in_the_end(nodes, sink, unique):
+    """The server that gives the slot away sends askers on; that is a pause, no loss."""
+    slots = {key: slot_of(f"{unique}:orders:{key}") for key in range(1000)}
+    key, slot = next(kept for kept in slots.items() if is_free(nodes[0], kept[1]))
+    giver, taker = nodes[0].client, nodes[1].client
+    names = [client.execute_command("CLUSTER MYID") for client in (giver, taker)]
+    taker.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", names[0])
+    giver.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", names[1])
+    with pytest.raises(TargetBusyError, match="on the move"):
+        sink.apply(Batch(0, (order(key, 1),)))
+    for client in (giver, taker):
+        client.execute_command("CLUSTER SETSLOT", slot, "STABLE")
+    sink.apply(Batch(0, (order(key, 1),)))
+
+    assert 1 == sink.flush().applied
+
+
+def test_a_server_that_dies_and_returns_takes_the_batch_again(
+    nodes, sink, reader, asked
+):
+    """The batch fails while it is away, and loses nothing."""
+    changes = tuple(order(key, 1) for key in range(100))
+    sink.apply(Batch(0, changes))
+    sink.flush()
+    nodes[0].kill()
+    with pytest.raises((TargetBusyError, TargetUnavailableError)):
+        sink.apply(Batch(0, tuple(order(key, 2) for key in range(100))))
+    nodes[0].start()
+    until(lambda: all(map(is_whole, nodes)), "the cluster is whole", pause_s=0.02)
+    sink.apply(Batch(0, tuple(order(key, 2) for key in range(100))))
+
+    assert 100 == sink.flush().applied
+    assert (100, []) == (len(stored(reader)), asked.all)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Lend a primary with all slots, and its replica."""
+    with ExitStack() as held:
+        first, second = (
+            held.enter_context(valkey(tmp_path / name, *OPTIONS))
+            for name in ("primary", "replica")
+        )
+        first.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+        place = ("127.0.0.1", first.port, first.bus_port)
+        second.client.execute_command("CLUSTER MEET", *place)
+        until(lambda: knows(second, first), "they have met", pause_s=0.02)
+        name = first.client.execute_command("CLUSTER MYID")
+        second.client.execute_command("CLUSTER REPLICATE", name)
+        until(lambda: is_copied(second), "the replica is filled", pause_s=0.02)
+        until(lambda: names_two(first), "its primary names it", pause_s=0.02)
+        yield first, second
+
+
+def knows(node, other):
+    """Tell whether a server knows another, and that it has the slots."""
+    name = other.client.execute_command("CLUSTER MYID")
+    told = node.client.execute_command("CLUSTER NODES")
+    return any(name in place["node_id"] and place["slots"] for place in told.values())
+
+
+def names_two(primary):
+    """Tell whether a primary names its replica to whoever asks for slots."""
+    ((_, _, *nodes),) = primary.client.cluster("SLOTS")
+    return len(nodes) == 2
+
+
+def is_copied(replica):
+    """Tell whether a replica has all that its primary has."""
+    told = replica.client.info("replication")
+    return told["role"] == "slave" and told["master_link_status"] == "up"
+
+
+def is_serving(node):
+    """Tell whether a server has all slots, and says so."""
+    told = node.client.execute_command("CLUSTER INFO")
+    return told["cluster_state"] == "ok" and node.client.info()["role"] == "master"
+
+
+def cut_off(first, second):
+    """Have a replica follow no more, and not notice."""
+    second.client.config_set("masterauth", "refused")
+    first.client.execute_command("CLIENT KILL TYPE REPLICA")
+    until(lambda: not is_copied(second), "it is cut off", pause_s=0.02)
+
+
+@pytest.mark.parametrize("lags", [False, True])
+def test_a_replica_takes_over_and_what_it_lacks_is_read_anew(
+    pair, asked, tmp_path, lags
+):
+    """The batch comes again; a replica without acknowledged rows is found out."""
+    first, second = pair
+    sink = CacheSink(
+        *(first.url, "p", 3600),
+        Watch("cache", tmp_path / "cache.json", ("orders",), asked),
+    )
+    sink.open()
+    if lags:
+        cut_off(first, second)
+    sink.apply(Batch(0, tuple(order(key, 1) for key in range(20))))
+    sink.flush()
+    first.client.execute_command("WAIT", 0 if lags else 1, 5000)
+    first.kill()
+    second.client.execute_command("CLUSTER FAILOVER", "TAKEOVER")
+    until(lambda: is_serving(second), "the replica serves", pause_s=0.02)
+    later = Batch(1, (order(99, 2),))
+    with pytest.raises((TargetBusyError, TargetUnavailableError)):
+        sink.apply(later)
+    sink.apply(later)
+    sink.flush()
+    sink.close()
+
+    lost = [("orders", "it lost what was written last")] if lags else []
+
+    assert lost == asked.all

@@ -1,0 +1,71 @@
+"""Cache servers of a test's own: to be killed, emptied and cut short."""
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import redis
+
+from support.waiting import until
+from towpath.deploy.errors import NotReadyError
+from towpath.deploy.local import redis as local
+from towpath.deploy.local.ports import LOOPBACK
+
+
+class Valkey:
+    """One server in a folder; it keeps what it has over ``kill`` and ``start``."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.options = options
+        folder.mkdir()
+        with socket.socket() as free, socket.socket() as other:
+            free.bind((LOOPBACK, 0))
+            other.bind((LOOPBACK, 0))
+            self.port: int = free.getsockname()[1]
+            self.bus_port: int = other.getsockname()[1]
+        self.url = f"redis://{LOOPBACK}:{self.port}/0"
+        self.client = redis.Redis.from_url(self.url, decode_responses=True)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server and wait until it serves."""
+        command = [str(local._program()), "--bind", LOOPBACK, "--port", str(self.port)]
+        command += ["--dir", str(self.folder), "--save", "", *self.options]
+        command += ["--cluster-port", str(self.bus_port)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        until(self._serves, "the cache serves", pause_s=0.01)
+
+    def kill(self) -> None:
+        """End it with nothing saved that was not written before."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    @property
+    def file(self) -> Path:
+        """The file that it appends to."""
+        (found,) = self.folder.glob("appendonlydir/*.incr.aof")
+        return found
+
+    def _serves(self) -> bool:
+        try:
+            local.ping(self.port)
+        except NotReadyError:
+            return False
+        return True
+
+
+@contextmanager
+def valkey(folder: Path, *options: str) -> Iterator[Valkey]:
+    """Lend a server that appends to a file each second, if no option says otherwise."""
+    server = Valkey(folder, *(options or ("--appendonly", "yes")))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.client.close()
+        server.kill()

@@ -1,22 +1,27 @@
 """The search index, beyond the contract: what only OpenSearch can do wrong."""
 
 import uuid
+from contextlib import contextmanager
 from decimal import Decimal
 
 import orjson
 import pytest
+import structlog
 from opensearchpy import OpenSearch
 
+from support.waiting import until
 from towpath.schemas.clock import SystemClock
-from towpath.settings import Route, RouteKind
+from towpath.settings import Route, RouteKind, SearchOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.errors import (
     ForeignIndexError,
+    IndexBlockedError,
     KeylessTableError,
     TargetUnavailableError,
 )
 from towpath.sinks.ports import Batch
 from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.search.known import Watch
 from towpath.sinks.search.reader import SearchReader
 from towpath.sinks.search.sink import SearchSink
 
@@ -108,25 +113,192 @@ def test_a_row_that_does_not_fit_is_refused_alone(sink, route):
     )
 
 
-def test_a_dropped_index_is_made_anew_with_its_fields(sink, client, route):
-    """A write never makes an index by guessing: the next attempt makes it rightly."""
-    client.indices.delete(index=f"{route.name}-1")
-    with pytest.raises(TargetUnavailableError):
+class Asked:
+    """Notes whose rows are asked for."""
+
+    def __init__(self):
+        self.routes = []
+
+    def ask_all(self, route, _why):
+        """Take a question."""
+        self.routes.append(route)
+        return True
+
+
+@pytest.fixture
+def watched(stack, route, tmp_path):
+    """Make sinks that notice what became of their index, and who notes questions."""
+    asked = Asked()
+
+    @contextmanager
+    def opened():
+        watch = Watch(tmp_path / "search.json", asked)
+        url = stack.opensearch_url
+        made = SearchSink(url, (route,), Relations(), SystemClock(), watch=watch)
+        made.open()
+        yield made
+        made.close()
+
+    return opened, asked
+
+
+def test_a_dropped_index_is_made_anew_and_its_rows_are_asked_for(
+    client, route, watched
+):
+    """A write never makes an index by guessing, and an empty one is not left so."""
+    opened, asked = watched
+    with opened() as sink:
         sink.apply(Batch(0, (change(route, {"id": 7}),)))
-    sink.apply(Batch(0, (change(route, {"id": 7}),)))
+        client.indices.delete(index=f"{route.name}-1")
+        sink.apply(Batch(1, (change(route, {"id": 8}, key=8),)))
     mapping = client.indices.get_mapping(index=f"{route.name}-1")
 
-    assert "strict" == mapping[f"{route.name}-1"]["mappings"]["dynamic"]
+    assert ("strict", [route.name]) == (
+        mapping[f"{route.name}-1"]["mappings"]["dynamic"],
+        asked.routes,
+    )
 
 
-def test_an_index_of_other_fields_is_refused(stack, sink, route):
-    """An index whose fields contradict the table's types stops the sink."""
+def test_an_index_that_went_while_the_sink_was_down_is_noticed(client, route, watched):
+    """One that was dropped, and one that the alias was put over: each is asked for."""
+    opened, asked = watched
+    counts = []
+    for _ in range(2):
+        with opened() as sink:
+            sink.apply(Batch(0, (change(route, {"id": 7}),)))
+    counts.append(len(asked.routes))
+    client.indices.delete(index=f"{route.name}-1")
+    with opened() as sink:
+        sink.apply(Batch(0, (change(route, {"id": 7}),)))
+    counts.append(len(asked.routes))
+    mapping = client.indices.get_mapping(index=f"{route.name}-1")
+    copy, both = f"{route.name}-x", {"index": "*", "alias": route.name}
+    client.indices.create(index=copy, body=mapping[f"{route.name}-1"])
+    client.indices.update_aliases(
+        body={"actions": [{"remove": both}, {"add": {**both, "index": copy}}]}
+    )
+    for _ in range(2):
+        with opened() as sink:
+            sink.apply(Batch(0, (change(route, {"id": 7}),)))
+    counts.append(len(asked.routes))
+
+    assert [0, 1, 2] == counts
+
+
+def test_a_closed_index_is_no_lost_one(client, route, watched):
+    """It is waited for, as it holds all that was written."""
+    opened, asked = watched
+    with opened() as sink:
+        client.indices.close(index=f"{route.name}-1")
+        with pytest.raises(IndexBlockedError):
+            sink.apply(Batch(0, (change(route, {"id": 7}),)))
+        client.indices.open(index=f"{route.name}-1")
+        sink.apply(Batch(0, (change(route, {"id": 7}),)))
+
+        assert (1, []) == (sink.flush().applied, asked.routes)
+
+
+def test_a_backlog_is_found_as_soon_as_live_changes_follow(stack, client, route):
+    """While it is worked off, the index is refreshed seldom."""
+    options = SearchOptions(call_documents=2, calls_in_flight=1, refresh_ms=200)
+    place = (stack.opensearch_url, (route,), Relations(), SystemClock())
+    sink = SearchSink(*place, options=options)
+    sink.open()
+    many = tuple(change(route, {"id": key}, key=key) for key in range(5))
+    seen = []
+    for changes in (many, (change(route, {"id": 9}, key=9),)):
+        sink.apply(Batch(0, changes))
+        said = client.indices.get_settings(index=route.name)[f"{route.name}-1"]
+        seen.append(said["settings"]["index"]["refresh_interval"])
+    until(lambda: client.count(index=route.name)["count"] == 6, "found")
+    sink.close()
+
+    assert ["10000ms", "200ms"] == seen
+
+
+def test_a_column_of_another_type_is_named_and_the_rest_goes_on(stack, sink, route):
+    """The index takes what it can, and new columns; only a rebuild does more."""
     assert sink.flush().applied == 0
-    columns = (Column("id", "text"),)
+    columns = (Column("id", "bigint"), Column("at", "text"), Column("note", "text"))
     other = Relations(RelationShape("shop", "orders", columns, ("id",), ""))
+    wider = SearchSink(stack.opensearch_url, (route,), other, SystemClock())
+    with structlog.testing.capture_logs() as told:
+        wider.open()
+    wider.apply(Batch(0, (change(route, {"id": 7, "at": "noon", "note": "x"}),)))
+    checkpoint = wider.flush()
+    wider.close()
 
-    with pytest.raises(ForeignIndexError, match="do not fit"):
-        SearchSink(stack.opensearch_url, (route,), other, SystemClock()).open()
+    assert (1, ()) == (checkpoint.applied, checkpoint.refused)
+    assert [(f"{route.name}-1", ("at",))] == [
+        (line["index"], line["fields"]) for line in told if "rebuild" in line["event"]
+    ]
+
+
+def test_an_array_is_found_by_its_elements(stack, client, route):
+    """Numbers by their size, texts by their words, however deep they stand."""
+    columns = (Column("id", "bigint"), Column("n", "integer[]"), Column("t", "text[]"))
+    relations = Relations(RelationShape("shop", "orders", columns, ("id",), ""))
+    sink = SearchSink(stack.opensearch_url, (route,), relations, SystemClock())
+    sink.open()
+    row = {"id": 7, "n": [[9, None], [100, 3]], "t": ["a quiet canal", "x"]}
+    sink.apply(Batch(0, (change(route, row),)))
+    sink.close()
+    client.indices.refresh(index=route.name)
+    queries = [
+        {"range": {"n": {"gt": 50}}},
+        {"range": {"n": {"gt": 100}}},
+        {"match": {"t": "canal"}},
+    ]
+
+    assert [1, 0, 1] == [
+        client.count(index=route.name, body={"query": query})["count"]
+        for query in queries
+    ]
+
+
+def test_an_index_that_no_sink_has_made_is_refused(stack, client, route):
+    """An alias over somebody else's index is not written."""
+    client.indices.create(index=f"{route.name}-x", body={"aliases": {route.name: {}}})
+
+    with pytest.raises(ForeignIndexError, match="no sink has made"):
+        SearchSink(stack.opensearch_url, (route,), Relations(), SystemClock()).open()
+
+
+def test_a_blocked_index_sets_nothing_aside(sink, client, route):
+    """As on a full disk: the batch waits, and arrives when the block is off."""
+    batch = Batch(0, (change(route, {"id": 7}),))
+    block = {"index.blocks.read_only_allow_delete": True}
+    client.indices.put_settings(index=route.name, body=block)
+    with pytest.raises(IndexBlockedError):
+        sink.apply(batch)
+    client.indices.put_settings(
+        index=route.name, body={"index.blocks.read_only_allow_delete": None}
+    )
+    sink.apply(batch)
+    checkpoint = sink.flush()
+
+    assert (1, ()) == (checkpoint.applied, checkpoint.refused)
+
+
+def test_tombstones_below_the_safe_position_go_in_portions(stack, client, route):
+    """Those above stay, live rows stay, and no batch takes away more than its share."""
+    options = SearchOptions(purged_at_once=2)
+    sink = SearchSink(
+        *(stack.opensearch_url, (route,), Relations(), SystemClock()), options=options
+    )
+    sink.open()
+    gone = [change(route, None, key=key, log_lsn=8) for key in (1, 2, 3)]
+    late = change(route, None, key=4, log_lsn=24)
+    sink.apply(Batch(0, (*gone, late, change(route, {"id": 5}, key=5))))
+    left = []
+    for safe in (f"{16:016x}.-", None, None):
+        client.indices.refresh(index=route.name)
+        sink.apply(Batch(1, safe=safe))
+        client.indices.refresh(index=route.name)
+        left.append(client.count(index=f"{route.name}-1")["count"])
+    sink.close()
+
+    assert [3, 2, 2] == left
 
 
 def test_a_table_without_a_key_is_refused(stack, route):

@@ -1,9 +1,13 @@
 """Batches are cut into calls that no target refuses."""
 
+import re
+
 import orjson
 import pytest
 
+from towpath.settings import SearchOptions
 from towpath.sinks.cache import script
+from towpath.sinks.cache.place import slot_of
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.search import request
 
@@ -16,12 +20,17 @@ def change(key, row=None, position=POSITION, unchanged=ALL_PRESENT):
     return Change("orders", (key,), ("id",), position, row, unchanged, False, origin)
 
 
+def written(made, *aliases):
+    """Write a change for its aliases."""
+    return request.documents(made, [request.opening(alias) for alias in aliases])
+
+
 @pytest.mark.parametrize(
     ("count", "width", "expected"),
     [
         (0, 1, []),
         (1, 1, [1]),
-        (1001, 1, [500, 500, 1]),
+        (201, 1, [100, 100, 1]),
         (3, script.BYTES_PER_CALL, [1, 1, 1]),
         (4, script.BYTES_PER_CALL // 3, [2, 2]),
     ],
@@ -41,17 +50,40 @@ def test_calls_of_the_cache_are_bounded(count: int, width: int, expected: list[i
     ("count", "width", "expected"),
     [
         (0, 1, []),
-        (2001, 1, [1000, 1000, 1]),
-        (3, request.BYTES_PER_CALL, [1, 1, 1]),
-        (4, request.BYTES_PER_CALL // 3, [2, 2]),
+        (21, 1, [10, 10, 1]),
+        (3, 4096, [1, 1, 1]),
+        (4, 4096 // 3, [2, 2]),
     ],
 )
 def test_calls_of_the_index_are_bounded(count: int, width: int, expected: list[int]):
     """Neither too many documents nor too many bytes go into one call."""
     changes = [change(n, {"id": n, "text": "x" * width}) for n in range(count)]
-    cut = list(request.calls(request.document(c) for c in changes))
+    options = SearchOptions(call_documents=10, call_bytes=4096)
+    documents = (d for c in changes for d in written(c, "orders"))
+    cut = list(request.calls(documents, options))
 
-    assert expected == [len(call.documents) for call in cut]
+    assert expected == [len(call) for call in cut]
+
+
+def test_calls_to_a_cluster_touch_one_slot_each():
+    """The keys of each call share a slot, and none is left out."""
+    changes = [change(n, {"id": n}) for n in range(50_000)]
+    cut = list(script.calls("p", changes, by_slot=True))
+
+    assert {1} == {len(set(map(slot_of, call.keys))) for call in cut}
+    assert set(range(50_000)) == {c.key[0] for call in cut for c in call.changes}
+
+
+def test_two_releases_of_the_guard_have_different_names():
+    """The names carry a digest, and nothing keeps its plain name."""
+    guard = script.library()
+    digest = guard.apply.split("_")[1]
+
+    assert (True, 8, [guard.apply, guard.sweep, guard.witness]) == (
+        guard.source.startswith(f"#!lua name=towpath_{digest}\n"),
+        len(digest),
+        re.findall(r"register_function\('(\w+)'", guard.source),
+    )
 
 
 def test_the_cache_gets_text_and_the_names_of_nulls():
@@ -66,7 +98,8 @@ def test_the_cache_gets_text_and_the_names_of_nulls():
 
 def test_a_deleted_document_keeps_its_key_and_its_version():
     """A delete is a document: its version must outlive it."""
-    action, source = request.document(change(7)).lines.splitlines()
+    (document,) = written(change(7), "orders")
+    action, source = document.lines.splitlines()
 
     assert (
         {
@@ -79,6 +112,25 @@ def test_a_deleted_document_keeps_its_key_and_its_version():
         },
         {"id": 7, "_position": POSITION, "_deleted": True},
     ) == (orjson.loads(action), orjson.loads(source))
+
+
+def test_a_document_goes_to_each_alias_of_its_route():
+    """While a rebuild fills a second index, both get the same document."""
+    first, second = written(change(7, {"id": 7}), "orders", "orders-next")
+    lines = [one.lines.splitlines() for one in (first, second)]
+
+    assert ["orders", "orders-next"] == [
+        orjson.loads(action)["index"]["_index"] for action, _ in lines
+    ]
+    assert lines[0][1] == lines[1][1]
+
+
+def test_an_empty_document_is_still_json():
+    """An aggregate whose state is an empty object keeps its position."""
+    empty = change(7, {})._replace(text=b" {} ")
+    (document,) = written(empty, "orders")
+
+    assert {"_position": POSITION} == orjson.loads(document.lines.splitlines()[1])
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,40 @@ STRICT = {
         },
     }
 }
+BLOCKED = {
+    "index": {
+        "status": 429,
+        "error": {
+            "type": "cluster_block_exception",
+            "reason": "index [orders-1] blocked by: [TOO_MANY_REQUESTS/12/disk usage "
+            "exceeded flood-stage watermark, index has read-only-allow-delete block];",
+        },
+    }
+}
+READ_ONLY = {
+    "index": {
+        "status": 403,
+        "error": {
+            "type": "cluster_block_exception",
+            "reason": "index [orders-1] blocked by: [FORBIDDEN/8/index write (api)];",
+        },
+    }
+}
+CLOSED = {
+    "index": {
+        "status": 400,
+        "error": {"type": "index_closed_exception", "reason": "closed"},
+    }
+}
+NO_RIGHT = {
+    "index": {
+        "status": 403,
+        "error": {
+            "type": "security_exception",
+            "reason": "no permissions for [indices:data/write/index]",
+        },
+    }
+}
 MISSING = {
     "index": {
         "status": 404,
@@ -60,7 +94,7 @@ MISSING = {
 def test_a_mixed_answer_is_told_item_by_item():
     """A call that answers 200 may hold any mixture of outcomes, in order."""
     items = [CREATED, CONFLICT, REJECTED, UNPARSED, UPDATED, MISSING]
-    verdicts = [o.verdict for o in outcomes({"items": items})]
+    verdicts = [o.verdict for o in outcomes({"items": items}, 6)]
 
     expected = [
         *(Verdict.WRITTEN, Verdict.STALE, Verdict.AGAIN),
@@ -70,10 +104,26 @@ def test_a_mixed_answer_is_told_item_by_item():
     assert expected == verdicts
 
 
+@pytest.mark.parametrize(
+    ("item", "verdict"),
+    [
+        (BLOCKED, Verdict.BLOCKED),
+        (READ_ONLY, Verdict.BLOCKED),
+        (CLOSED, Verdict.BLOCKED),
+        (NO_RIGHT, Verdict.FORBIDDEN),
+    ],
+)
+def test_an_index_that_takes_no_writes_says_nothing_of_documents(item, verdict):
+    """A full disk, a block, a closed index or a missing right refuses no document."""
+    (outcome,) = outcomes({"items": [item]}, 1)
+
+    assert verdict is outcome.verdict
+
+
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 def test_a_failure_of_the_index_is_tried_again(status: int):
     """Neither a full queue nor a server's own failure says anything of the document."""
-    (outcome,) = outcomes({"items": [{"index": {"status": status}}]})
+    (outcome,) = outcomes({"items": [{"index": {"status": status}}]}, 1)
 
     assert Verdict.AGAIN is outcome.verdict
 
@@ -84,11 +134,11 @@ def test_a_reason_does_not_quote_the_document():
         "mapper_parsing_exception: failed to parse field [active] of type [boolean]"
     )
 
-    assert [Outcome(Verdict.REFUSED, reason)] == outcomes({"items": [UNPARSED]})
+    assert [Outcome(Verdict.REFUSED, reason)] == outcomes({"items": [UNPARSED]}, 1)
 
 
 def test_a_rogue_field_is_named():
     """The reason says which column the index does not have."""
-    (outcome,) = outcomes({"items": [STRICT]})
+    (outcome,) = outcomes({"items": [STRICT]}, 1)
 
     assert "[rogue]" in outcome.reason

@@ -8,12 +8,21 @@ import pytest
 
 from towpath.schemas.events import EventSchema, event_schemas
 from towpath.schemas.payload import compile_check
-from towpath.settings import Route, RouteKind
+from towpath.settings import Route, RouteKind, SearchOptions
 from towpath.sinks.errors import DocumentFieldsError
 from towpath.sinks.relations import Column, RelationShape
 from towpath.sinks.search.documents import document_fields
 from towpath.sinks.search.fields import RouteFields
-from towpath.sinks.search.mapping import alias_body, field_of, index_body
+from towpath.sinks.search.mapping import (
+    alias_body,
+    field_at,
+    field_of,
+    index_body,
+    index_name,
+    number_of,
+    pieces,
+    replication,
+)
 
 ORDER_EVENTS = ("OrderPlaced", "OrderPaid", "OrderCancelled")
 
@@ -69,10 +78,13 @@ def field(name, type_):
         ("jsonb", "keyword"),
         ("shop.order_status", "keyword"),
         ("interval", "keyword"),
+        ("integer[]", "integer"),
+        ("text[]", "text"),
+        ("shop.order_status[]", "keyword"),
     ],
 )
 def test_a_type_has_its_field(type_: str, field: str):
-    """Every Postgres type has a field, unknown ones a keyword."""
+    """Unknown types are keywords, and an array has the field of its elements."""
     assert field == field_of(type_)["type"]
 
 
@@ -80,7 +92,9 @@ def test_only_announced_columns_are_taken():
     """The index is strict, and knows the sink's own fields beside the columns."""
     source = RouteFields(Relations(), {})
     route = Route(topic="towpath.shop.orders", name="orders")
-    mappings = index_body(source.described(route).fields, "orders")["mappings"]
+    mappings = index_body(source.described(route).fields, SearchOptions(), {})[
+        "mappings"
+    ]
 
     assert ("strict", {"order_id", "_position", "_deleted"}) == (
         mappings["dynamic"],
@@ -190,3 +204,52 @@ def test_an_event_without_a_schema_is_refused():
     """A misspelt event would give a strict index too few fields."""
     with pytest.raises(DocumentFieldsError, match="OrderPayed has no schema"):
         document_fields(aggregate("OrderPlaced", "OrderPayed"), event_schemas())
+
+
+def test_fields_come_apart_with_what_they_stand_in():
+    """Each innermost field is told by its path, inside its frames."""
+    line = {"sku": {"type": "keyword"}, "at": {"properties": {"x": {"type": "long"}}}}
+    fields = {"id": {"type": "long"}, "lines": {"type": "nested", "properties": line}}
+
+    found = dict(pieces(fields))
+
+    assert [{"type": "long"}, {"type": "keyword"}, {"type": "long"}, None] == [
+        field_at(fields, path) for path in (*found, "lines.none")
+    ]
+    assert {
+        "id": {"id": {"type": "long"}},
+        "lines.sku": {"lines": {"type": "nested", "properties": {"sku": line["sku"]}}},
+        "lines.at.x": {
+            "lines": {"type": "nested", "properties": {"at": line["at"]}},
+        },
+    } == found
+
+
+@pytest.mark.parametrize(
+    ("replicas", "expected"),
+    [
+        (-1, {"auto_expand_replicas": "0-1"}),
+        (0, {"auto_expand_replicas": False, "number_of_replicas": 0}),
+    ],
+)
+def test_an_index_has_the_settings_of_its_sink(replicas, expected):
+    """Shards are given once; replicas at any time."""
+    options = SearchOptions(shards=3, replicas=replicas, refresh_ms=250)
+    settings = index_body({}, options, {})["settings"]["index"]
+
+    assert {
+        "number_of_shards": 3,
+        "refresh_interval": "250ms",
+        **expected,
+    } == settings
+    assert expected == replication(options)
+
+
+@pytest.mark.parametrize(
+    ("index", "number"),
+    [("orders-1", 1), ("orders-12", 12), ("orders-eu-3", 3), ("orders", 1)],
+)
+def test_indexes_count_up(index, number):
+    """A rebuild's index is named after the number of the one before."""
+    assert number == number_of(index)
+    assert number == number_of(index_name("orders", number))

@@ -1,42 +1,109 @@
-"""What the search sink does about an index that asks for patience."""
+"""What the search sink does about answers that a real index gives only in distress."""
+
+import re
+import threading
 
 import pytest
+import structlog
+from opensearchpy.exceptions import AuthorizationException, RequestError, TransportError
 
-from towpath.settings import Route
+from towpath.settings import Route, SearchOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
-from towpath.sinks.errors import TargetBusyError, TargetUnavailableError
+from towpath.sinks.errors import (
+    BatchRefusedError,
+    BrokerUnavailableError,
+    IndexBlockedError,
+    IndexGoneError,
+    SearchRefusedError,
+    TargetBusyError,
+    TargetUnavailableError,
+)
 from towpath.sinks.ports import Batch
 from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.search.sink import ATTEMPTS, SearchSink
+from towpath.sinks.search.client import connect, translated
+from towpath.sinks.search.known import Watch
+from towpath.sinks.search.mapping import FOLLOWS_MEMO, with_own
+from towpath.sinks.search.refreshing import SELDOM_MS
+from towpath.sinks.search.sink import SearchSink
+from towpath.sinks.search.writer import ATTEMPTS
 
 ROUTE = Route(topic="towpath.shop.orders", name="orders")
-WRITTEN, CONFLICT, FULL, BROKEN = 201, 409, 429, 503
+WRITTEN, CONFLICT, INVALID, GONE, FULL, BROKEN = 201, 409, 400, 404, 429, 503
+MAPPING = {"dynamic": "strict", "properties": with_own({"order_id": {"type": "long"}})}
+TOO_LARGE = TransportError(413, "too large")
+BLOCK = {"type": "cluster_block_exception", "reason": "blocked"}
+NO_RIGHT = {"type": "security_exception", "reason": "no permissions"}
 
 
 class Indices:
-    """An index that is there, with the right fields."""
+    """Indexes behind aliases, with the right fields; each is another when made anew."""
 
-    def exists_alias(self, **_):
-        return True
+    def __init__(self, behind):
+        self.behind = behind
+        self.made = []
+        self.told = []
+        self.refreshed = []
+        self.intervals = {}
+        self.follows = {}
 
-    def get_mapping(self, **_):
-        return {"orders-1": {"mappings": {}}}
+    def get(self, index, **_):
+        wanted = index.split(",")
+        return {
+            name: self._described(name, alias)
+            for alias, name in self.behind.items()
+            if alias in wanted
+        }
 
-    def put_mapping(self, **_):
-        return {}
+    def _described(self, name, alias):
+        own = {
+            "uuid": f"{name}#{self.made.count(name)}",
+            "refresh_interval": self.intervals.get(name, "500ms"),
+        }
+        memo = {"_meta": {FOLLOWS_MEMO: self.follows.get(name, [])}}
+        return {
+            "aliases": {alias: {}},
+            "settings": {"index": own},
+            "mappings": memo,
+        }
+
+    def get_mapping(self, index):
+        return {index: {"mappings": MAPPING}}
+
+    def put_settings(self, index, body):
+        self.told.append((index, body["index"]))
+        interval = body["index"].get("refresh_interval")
+        if interval is not None:
+            self.intervals[index] = interval
+
+    def refresh(self, index):
+        self.refreshed.append(index)
+
+    def create(self, index, body):
+        self.made.append(index)
+        self.behind = {**self.behind, **dict.fromkeys(body["aliases"], index)}
 
 
 class Answers:
     """A client whose bulk calls answer as recorded, one list of statuses a call."""
 
-    def __init__(self, *calls):
-        self.indices = Indices()
+    def __init__(self, *calls, behind=None):
+        self.indices = Indices(behind or {"orders": "orders-1"})
         self.bodies = []
         self._calls = list(calls)
+        self._lock = threading.Lock()
 
     def bulk(self, body, **_):
-        self.bodies.append(body)
-        return {"items": [{"index": {"status": s}} for s in self._calls.pop(0)]}
+        with self._lock:
+            self.bodies.append(body)
+            call = self._calls.pop(0)
+        if isinstance(call, Exception):
+            raise call
+        return {"items": [{"index": _item(said)} for said in call]}
+
+
+def _item(said):
+    status, error = said if isinstance(said, tuple) else (said, None)
+    return {"status": status} if error is None else {"status": status, "error": error}
 
 
 class Relations:
@@ -60,10 +127,34 @@ class Clock:
         self.waited_s.append(delay_s)
 
 
-def sink(client):
-    """Make a sink on recorded answers."""
-    made = SearchSink("http://unused:9200", (ROUTE,), Relations(), Clock())
-    made._client = made._indexes._client = client
+class Asked:
+    """Notes whose rows are asked for, why, and what was made until then."""
+
+    def __init__(self, client, *failures):
+        self.routes = []
+        self.reasons = []
+        self._client = client
+        self._failures = list(failures)
+
+    def ask_all(self, route, why):
+        if self._failures:
+            raise self._failures.pop()
+        self.routes.append((route, list(self._client.indices.made)))
+        self.reasons.append(why)
+        return True
+
+
+def sink(client, *, watch=None, **options):
+    """Make a sink on recorded answers; one call at a time, as they are recorded."""
+    chosen = SearchOptions(**{"calls_in_flight": 1, **options})
+    made = SearchSink(
+        *("http://unused:9200", (ROUTE,), Relations(), Clock()),
+        options=chosen,
+        watch=watch,
+    )
+    made._client = made._indexes._client = made._writer.client = client
+    made._upkeep._client = made._refreshing.client = client
+    made._client.info = dict
     return made
 
 
@@ -96,7 +187,7 @@ def test_only_what_was_rejected_is_sent_again():
 
     assert ([4, 2, 1], 2, (2, 2)) == (
         [body.count(b'"index"') for body in client.bodies],
-        len(made._clock.waited_s),
+        len(made._writer._clock.waited_s),
         (checkpoint.applied, checkpoint.stale),
     )
 
@@ -110,15 +201,276 @@ def test_an_index_that_stays_full_asks_for_a_pause():
     assert 0 == made.flush().applied
 
 
-def test_an_index_that_went_away_is_looked_for_again():
-    """A missing alias fails the batch; the next attempt makes the index anew."""
-    made = sink(Answers([404], [WRITTEN]))
-    with pytest.raises(TargetUnavailableError):
+def test_an_index_that_goes_away_in_a_batch_is_looked_for_at_once():
+    """A missing alias is no failure as long as the next look finds one."""
+    made = sink(Answers([WRITTEN, GONE], [CONFLICT, WRITTEN]))
+    made.apply(batch(1, 2))
+    checkpoint = made.flush()
+
+    assert (1, 1) == (checkpoint.applied, checkpoint.stale)
+
+
+def test_an_index_that_stays_away_fails_the_batch():
+    """Found by the look and gone for each write: the batch comes again later."""
+    made = sink(Answers([GONE], [GONE]))
+
+    with pytest.raises(IndexGoneError):
         made.apply(batch(1))
-    known = dict(made._indexes._fields)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Lend the sink's folder."""
+    return tmp_path / "search.json"
+
+
+def test_rows_of_a_dropped_index_are_asked_for_before_it_is_made_anew(folder):
+    """A crash in between must not leave an empty index that nobody fills."""
+    client = Answers([WRITTEN], [WRITTEN])
+    asked = Asked(client)
+    made = sink(client, watch=Watch(folder, asked))
+    made.apply(batch(1))
+    client.indices.behind = {}
+    made.apply(batch(2))
+
+    assert ([("orders", [])], ["orders-1"]) == (asked.routes, client.indices.made)
+
+
+def _write_twice(folder, client, meanwhile, *failures):
+    """Write by two sinks, one after the other; return what the second asked for."""
+    first = sink(client, watch=Watch(folder, Asked(client)))
+    first.open()
+    first.apply(batch(1))
+    meanwhile(client.indices)
+    asked = Asked(client, *failures)
+    second = sink(client, watch=Watch(folder, asked))
+    for failure in failures:
+        with pytest.raises(type(failure)):
+            second.open()
+    second.open()
+    second.apply(batch(2))
+    return asked
+
+
+def _drop(indices):
+    indices.behind = {}
+
+
+def _put_over_another(indices):
+    indices.behind = {"orders": "orders-x"}
+
+
+def _put_over_a_rebuilt_one(indices):
+    indices.behind = {"orders": "orders-3"}
+    indices.follows["orders-3"] = ["orders-1#0", "orders-2#0"]
+
+
+def _make_by_hand(indices):
+    indices.made.append("orders-1")
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "reasons"),
+    [
+        (_drop, ["its index was dropped"]),
+        (_put_over_another, ["orders-x is not the index that was written"]),
+        (_make_by_hand, ["orders-1 is not the index that was written"]),
+        (_put_over_a_rebuilt_one, []),
+        (lambda _: None, []),
+    ],
+)
+def test_an_index_that_is_another_after_a_pause_is_noticed(folder, meanwhile, reasons):
+    """What became of it while the sink was down; a rebuild is no loss."""
+    asked = _write_twice(folder, Answers([WRITTEN], [WRITTEN]), meanwhile)
+
+    assert reasons == asked.reasons
+
+
+def test_rows_that_cannot_be_asked_for_now_are_asked_for_later(folder):
+    """Until they are, no index is made that would pass for a whole one."""
+    client = Answers([WRITTEN], [WRITTEN])
+    failure = BrokerUnavailableError("Kafka does not answer")
+    asked = _write_twice(folder, client, _drop, failure, failure)
+
+    assert ([("orders", [])], ["orders-1"]) == (asked.routes, client.indices.made)
+
+
+def test_an_index_is_taken_as_it_is_when_nothing_is_known_of_it(folder):
+    """A file that was cut off asks for nothing; the index is known from then on."""
+    folder.write_text('{"orders": "ord')
+    client = Answers([WRITTEN], [WRITTEN])
+    with structlog.testing.capture_logs() as told:
+        asked = _write_twice(folder, client, lambda _: None)
+
+    assert ([], 1) == (
+        asked.routes,
+        sum("cannot be read" in line["event"] for line in told),
+    )
+
+
+@pytest.mark.parametrize(
+    ("item", "error"),
+    [
+        ((429, BLOCK), IndexBlockedError),
+        ((403, BLOCK), IndexBlockedError),
+        ((403, NO_RIGHT), SearchRefusedError),
+    ],
+)
+def test_an_index_that_takes_no_writes_refuses_no_document(item, error):
+    """A full disk or a missing right sets nothing aside: the batch waits or stops."""
+    made = sink(Answers([WRITTEN, item]))
+    with pytest.raises(error):
+        made.apply(batch(1, 2))
+
+    assert ((), ()) == (made.flush().refused, tuple(made._writer._clock.waited_s))
+
+
+@pytest.mark.parametrize("batches", [(1, 3), (3, 1), (3, 3), (1, 1)])
+def test_a_backlog_is_refreshed_seldom_and_live_changes_often(batches):
+    """More than is under way at once is a backlog; the first live batch ends it."""
+    each = {3: [[WRITTEN] * 2, [WRITTEN]], 1: [[WRITTEN]]}
+    client = Answers(*(call for count in batches for call in each[count]))
+    made = sink(client, call_documents=2, refresh_ms=250)
+    seen = []
+    for count in batches:
+        made.apply(batch(*range(count)))
+        seen.append(client.indices.intervals["orders-1"])
+
+    assert seen == [f"{SELDOM_MS}ms" if count == 3 else "250ms" for count in batches]
+
+
+def test_an_index_that_is_refreshed_seldom_stays_so():
+    """Nobody's own choice is undercut, and nothing is told twice."""
+    client = Answers([WRITTEN] * 2, [WRITTEN], [WRITTEN])
+    client.indices.intervals["orders-1"] = "60000ms"
+    made = sink(client, call_documents=2, refresh_ms=60_000)
+    made.apply(batch(1, 2, 3))
     made.apply(batch(1))
 
-    assert ({}, 1) == (known, made.flush().applied)
+    assert not [said for _, said in client.indices.told if "refresh_interval" in said]
+
+
+def test_the_old_of_two_indexes_shows_nothing_that_the_new_one_does_not():
+    """It is refreshed behind a batch only, and after the new one."""
+    client = Answers([WRITTEN, WRITTEN], behind=DOUBLE)
+    sink(client).apply(batch(1))
+
+    assert ("-1", ["orders-2", "orders-1"]) == (
+        client.indices.intervals["orders-1"],
+        client.indices.refreshed,
+    )
+
+
+def test_a_call_that_finds_no_room_is_sent_again_alone():
+    """As for want of memory: calls that were written are not repeated."""
+    full = TransportError(429, "circuit_breaking_exception", {})
+    client = Answers([WRITTEN], full, [WRITTEN])
+    made = sink(client, call_documents=1)
+    made.apply(batch(1, 2))
+
+    assert ([b'"_id":"1"', b'"_id":"2"', b'"_id":"2"'], 2) == (
+        [re.search(rb'"_id":"."', body)[0] for body in client.bodies],
+        made.flush().applied,
+    )
+
+
+@pytest.mark.parametrize("answer", [[], [WRITTEN], [WRITTEN] * 3])
+def test_an_answer_of_other_items_than_were_sent_tells_nothing(answer):
+    """The batch is written again: nobody knows what became of it."""
+    made = sink(Answers(answer))
+    with pytest.raises(TargetUnavailableError, match="of 2 documents"):
+        made.apply(batch(1, 2))
+
+    assert 0 == made.flush().applied
+
+
+@pytest.mark.parametrize("text", ['{"items":[{"in', "<html>", ""])
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_an_answer_that_is_cut_tells_nothing(text, is_exact):
+    """The batch is written again, whichever way answers are read."""
+    client = connect("http://unused:9200", is_exact=is_exact)
+    with (
+        pytest.raises(TargetUnavailableError, match="cannot be read"),
+        translated(),
+    ):
+        client.transport.serializer.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        (RequestError(400, "parse_exception", {}), BatchRefusedError),
+        (AuthorizationException(403, "cluster_block_exception", {}), IndexBlockedError),
+        (AuthorizationException(403, "security_exception", {}), SearchRefusedError),
+        (TransportError(429, "circuit_breaking_exception", {}), TargetBusyError),
+    ],
+)
+def test_a_call_refused_as_a_whole_is_told_by_its_status(failure, error):
+    """What no item is blamed for is one failure of the batch."""
+    with pytest.raises(error):
+        sink(Answers(*[failure] * ATTEMPTS)).apply(batch(1))
+
+
+def test_a_call_that_is_too_large_is_sent_in_halves():
+    """A document too large by itself is refused; all others arrive."""
+    client = Answers(TOO_LARGE, TOO_LARGE, TOO_LARGE, [WRITTEN], [WRITTEN, WRITTEN])
+    made = sink(client)
+    made.apply(batch(1, 2, 3, 4))
+    checkpoint = made.flush()
+    reasons = [(r.change.key, "larger" in r.reason) for r in checkpoint.refused]
+
+    assert ([4, 2, 1, 1, 2], 3, [((1,), True)]) == (
+        [body.count(b'"index"') for body in client.bodies],
+        checkpoint.applied,
+        reasons,
+    )
+
+
+def test_a_failure_of_one_call_ends_the_others_first():
+    """Nothing is under way any more when the batch is given back."""
+    begun, failed, ended = (threading.Event() for _ in range(3))
+
+    class Slow(Answers):
+        def bulk(self, body, **_):
+            if b'"_id":"1"' in body:
+                begun.wait(1)
+                failed.set()
+                raise TransportError(503, "unavailable", {})
+            begun.set()
+            failed.wait(1)
+            threading.Event().wait(0.05)
+            ended.set()
+            return {"items": [{"index": {"status": WRITTEN}}]}
+
+    made = sink(Slow(), call_documents=1, calls_in_flight=2)
+    with pytest.raises(TargetUnavailableError, match="503"):
+        made.apply(batch(1, 2))
+
+    assert (True, 0) == (ended.is_set(), made.flush().applied)
+
+
+DOUBLE = {"orders": "orders-1", "orders-next": "orders-2"}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ([WRITTEN, WRITTEN], (1, 0, 0)),
+        ([CONFLICT, WRITTEN], (1, 0, 0)),
+        ([CONFLICT, CONFLICT], (0, 1, 0)),
+        ([INVALID, WRITTEN], (1, 0, 0)),
+        ([WRITTEN, INVALID], (0, 0, 1)),
+        ([INVALID, INVALID], (0, 0, 1)),
+    ],
+)
+def test_of_two_indexes_the_new_one_decides(statuses, expected):
+    """A document counts once; what only the old index refuses is in the new one."""
+    made = sink(Answers(statuses, behind=DOUBLE))
+    made.apply(batch(1))
+    checkpoint = made.flush()
+    counts = (checkpoint.applied, checkpoint.stale, len(checkpoint.refused))
+
+    assert expected == counts
 
 
 def test_a_key_that_the_index_cannot_name_is_refused():

@@ -1,46 +1,119 @@
 """
-The indexes of a sink's routes: made when first needed, widened when a column comes.
+The indexes of a sink's routes: found, made when first needed, widened, made anew.
 
-Every write goes through the alias, and only through an alias: an index that someone
-dropped is never made again by a write that guesses its fields.
+::
+
+    <route>       -> <route>-<n>      searched, and written
+    <route>-next  -> <route>-<n+1>    written too, as long as a rebuild fills it
+
+Every write goes through an alias, and only through an alias: an index that someone
+dropped is never made again by a write that guesses its fields. Before each batch the
+aliases are looked up, so each batch that begins after a rebuild's index was made goes
+there too, and whatever earlier batches carried lies below the rebuild's snapshot.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import structlog
 from opensearchpy import OpenSearch
 from opensearchpy.exceptions import RequestError
 
-from towpath.settings import Route
+from towpath.settings import Route, SearchOptions
 from towpath.sinks.change import Change
-from towpath.sinks.errors import ForeignIndexError, TargetUnavailableError
+from towpath.sinks.errors import (
+    ForeignIndexError,
+    IndexGoneError,
+    SearchRefusedError,
+)
 from towpath.sinks.floors import Floors
+from towpath.sinks.search.aliases import Standing, indexes_of
 from towpath.sinks.search.client import translated
 from towpath.sinks.search.fields import Described, FieldSource
-from towpath.sinks.search.mapping import POSITION_FIELD, first_index, index_body
+from towpath.sinks.search.known import KnownIndexes, Watch
+from towpath.sinks.search.mapping import (
+    FLOOR_MEMO,
+    POSITION_FIELD,
+    alias_body,
+    field_at,
+    index_body,
+    index_name,
+    next_alias,
+    pieces,
+    replication,
+)
 
-# Some ten thousand documents a second go; a longer sweep is asked for again.
-SWEPT_WITHIN_S: Final = 600.0
-
-_FLOOR: Final = "towpath_floor"
 _EXISTS: Final = "resource_already_exists_exception"
 
 _log = structlog.get_logger("towpath.sinks.search")
 
 
 class Indexes:
-    """What is known of each route's index, its floor included."""
+    """What is known of each route's indexes, their floor included."""
 
     def __init__(
-        self, client: OpenSearch, routes: tuple[Route, ...], source: FieldSource
+        self,
+        client: OpenSearch,
+        routes: tuple[Route, ...],
+        source: FieldSource,
+        options: SearchOptions,
+        watch: Watch | None = None,
     ) -> None:
         self._client = client
         self._routes = {route.name: route for route in routes}
         self._source = source
+        self._options = options
+        self._known = KnownIndexes(watch)
         self._fields: dict[str, frozenset[str]] = {}
+        self._behind: Mapping[str, Standing] = {}
+        self._outdated: dict[str, tuple[str, ...]] = {}
         self.floors = Floors()
+        self.may_make = True
 
-    def prepare(self, changes: tuple[Change, ...]) -> None:
+    def recall(self) -> None:
+        """Learn what was known of the indexes when the sink ran last."""
+        self._known.recall()
+
+    def look(self) -> None:
+        """
+        Find out which indexes there are.
+
+        One that has vanished is made anew, and its rows are asked for; those of one
+        that is another than before, too.
+
+        Raises:
+            ForeignIndexError: An alias is over several indexes.
+            UnavailableError: The rows of a lost index are not known to be asked for.
+        """
+        names = [n for route in self._routes for n in self._both(route)]
+        before, self._behind = self._behind, indexes_of(self._client, names)
+        for route in self._routes:
+            why = self._known.loss(route, self._behind.get(route))
+            if why is not None:
+                self._known.ask(route, why)
+            if route in self._fields and (why or self._has_moved(route, before)):
+                # Should it fail, the next batch sees to it.
+                del self._fields[route]
+                self.ensure(route)
+
+    def aliases(self, route: str) -> tuple[str, ...]:
+        """Return where a route's documents go."""
+        following = next_alias(route)
+        return (route, following) if following in self._behind else (route,)
+
+    def behind(self, route: str) -> tuple[str, ...]:
+        """Return the indexes that hold a route's documents."""
+        return tuple(standing.name for standing in self.standing(route))
+
+    def standing(self, route: str) -> tuple[Standing, ...]:
+        """Return more of these indexes; the one that is being filled comes last."""
+        return tuple(self._behind[n] for n in self._both(route) if n in self._behind)
+
+    def known(self) -> tuple[str, ...]:
+        """Return the routes whose indexes were looked at or made."""
+        return tuple(self._fields)
+
+    def prepare(self, changes: Iterable[Change]) -> None:
         """
         See that every route of the changes has its index, with their columns.
 
@@ -72,79 +145,100 @@ class Indexes:
             ShapeUnknownError: The relay has not announced the table yet.
             KeylessTableError: The table has no primary key.
             DocumentFieldsError: The aggregate's events give its document no fields.
-            ForeignIndexError: An index is there whose fields do not fit.
+            ForeignIndexError: An index is there that no sink has made.
         """
         described = self._source.described(self._routes[route])
         with translated():
-            if self._client.indices.exists_alias(name=route):
-                self.floors.learn(route, self._remembered_floor(route))
-            else:
+            if route not in self._behind:
                 self._create(route, described)
-            self._widen(route, described)
+            mappings = [self._fitted(index, described) for index in self.behind(route)]
+            for mapping in mappings:
+                self.floors.learn(route, mapping.get("_meta", {}).get(FLOOR_MEMO))
+            self.remember_floor(route)
+        self._known.learn(route, self._behind[route])
         self._fields[route] = frozenset(described.fields)
 
-    def sweep(self, route: str, floor: str) -> None:
-        """
-        Remember a floor, then take away what is below it, tombstones too.
+    def remember_floor(self, route: str) -> None:
+        """Have every index of a route remember its floor, if there is one."""
+        floor = self.floors.of(route)
+        for index in self.behind(route) if floor is not None else ():
+            found = self._client.indices.get_mapping(index=index)[index]["mappings"]
+            memo = found.get("_meta", {})
+            if memo.get(FLOOR_MEMO, "") < floor:
+                body = {"_meta": {**memo, FLOOR_MEMO: floor}}
+                self._client.indices.put_mapping(index=index, body=body)
 
-        Raises:
-            TargetUnavailableError: Not all of it is gone: do it again.
-        """
-        if route not in self._fields:
-            self.ensure(route)
-        self.floors.learn(route, floor)
-        body = {"query": {"range": {POSITION_FIELD: {"lt": floor}}}}
-        with translated():
-            # By the indexes, as the alias would hide what is deleted.
-            indexes = sorted(self._client.indices.get_alias(name=route))
-            self._client.indices.put_mapping(index=route, body=self._meta(route))
-            # A search, which this is, sees only what was refreshed.
-            self._client.indices.refresh(index=indexes)
-            answer = self._client.delete_by_query(
-                index=indexes,
-                body=body,
-                params={"refresh": "true", "request_timeout": SWEPT_WITHIN_S},
-            )
-        if answer.get("failures"):
-            message = f"not all rows of {route} below {floor} could be taken away"
-            raise TargetUnavailableError(message)
-        self.floors.carried_out(route, floor)
-        _log.info(
-            "rows below a floor taken away",
-            route=route,
-            floor=floor,
-            rows=answer["deleted"],
-        )
+    def _both(self, route: str) -> tuple[str, str]:
+        return route, next_alias(route)
 
-    def forget(self) -> None:
-        """Look again before the next write: an index went away."""
-        self._fields.clear()
+    def _has_moved(self, route: str, before: Mapping[str, Standing]) -> bool:
+        """Tell whether other indexes stand behind a route than before."""
+        return _ids(self._both(route), before) != _ids(self._both(route), self._behind)
 
     def _create(self, route: str, described: Described) -> None:
+        if not self.may_make:
+            message = f"{route} has no index yet, or has lost it"
+            raise IndexGoneError(message)
+        index = index_name(route)
+        body = index_body(described.fields, self._options, {})
         try:
             self._client.indices.create(
-                index=first_index(route), body=index_body(described.fields, route)
+                index=index, body={**body, "aliases": {route: alias_body()}}
             )
         except RequestError as error:
             if error.error != _EXISTS:
                 raise
-            message = f"the index {first_index(route)} is there without its alias"
+            message = f"the index {index} is there without its alias"
             raise ForeignIndexError(message) from error
+        self._behind = {**self._behind, **indexes_of(self._client, (route,))}
 
-    def _widen(self, route: str, described: Described) -> None:
-        body = {"properties": described.fields, **self._meta(route)}
-        try:
-            self._client.indices.put_mapping(index=route, body=body)
-        except RequestError as error:
-            message = f"the fields of {route} do not fit {described.name}"
-            raise ForeignIndexError(message) from error
+    def _fitted(self, index: str, described: Described) -> dict[str, Any]:
+        """Give an index what it lacks, and return its mapping of before."""
+        found: dict[str, Any]
+        found = self._client.indices.get_mapping(index=index)[index]["mappings"]
+        present = found.get("properties", {})
+        own = present.get(POSITION_FIELD, {}).get("type")
+        if found.get("dynamic") != "strict" or own != "keyword":
+            message = f"no sink has made the index {index}"
+            raise ForeignIndexError(message)
+        self._widen(index, described, present)
+        body = {"index": replication(self._options)}
+        self._client.indices.put_settings(index=index, body=body)
+        return found
 
-    def _meta(self, route: str) -> dict[str, Any]:
-        """Return what an index remembers beside its fields: the floor, if any."""
-        floor = self.floors.of(route)
-        return {} if floor is None else {"_meta": {_FLOOR: floor}}
+    def _widen(
+        self, index: str, described: Described, present: Mapping[str, Any]
+    ) -> None:
+        """Add fields; one of another type than the index has stays as it is."""
+        lacking = [
+            (path, piece)
+            for path, piece in pieces(described.fields)
+            if field_at(present, path) != field_at(described.fields, path)
+        ]
+        outdated = []
+        for path, piece in lacking:
+            try:
+                self._client.indices.put_mapping(
+                    index=index, body={"properties": piece}
+                )
+            except RequestError as error:
+                if path.partition(".")[0] not in present:
+                    message = f"the index {index} takes no field {path}: {error.error}"
+                    raise SearchRefusedError(message) from error
+                outdated.append(path)
+        self._tell_outdated(index, tuple(outdated), described.name)
 
-    def _remembered_floor(self, route: str) -> str | None:
-        mappings = self._client.indices.get_mapping(index=route).values()
-        found = [one["mappings"].get("_meta", {}).get(_FLOOR) for one in mappings]
-        return max((floor for floor in found if floor is not None), default=None)
+    def _tell_outdated(self, index: str, fields: tuple[str, ...], whose: str) -> None:
+        """Say once that only a rebuild brings fields up to date."""
+        if fields and self._outdated.get(index) != fields:
+            _log.warning(
+                "fields have another type by now: rebuild the index",
+                index=index,
+                fields=fields,
+                of=whose,
+            )
+        self._outdated[index] = fields
+
+
+def _ids(names: Iterable[str], behind: Mapping[str, Standing]) -> list[str | None]:
+    return [behind[name].id if name in behind else None for name in names]

@@ -1,6 +1,7 @@
 """Reads back what an index holds, tombstones included, for whoever verifies it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, Final
 
 from opensearchpy.exceptions import NotFoundError
@@ -28,7 +29,33 @@ class SearchReader:
         with translated():
             indexes = self._indexes(route)
         for index in indexes:
-            yield from self._scroll(index)
+            yield from self._scroll(index, {"query": {"match_all": {}}})
+
+    def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
+        """Read the documents of some keys, as ``rows`` gives them."""
+        with translated():
+            indexes = self._indexes(route)
+        waiting = iter(keys)
+        while ids := list(islice(waiting, ROWS_PER_TRIP)):
+            for index in indexes:
+                with translated():
+                    answer = self._client.mget(index=index, body={"ids": ids})
+                found = (hit for hit in answer["docs"] if hit.get("found"))
+                yield from map(_stored_row, found)
+
+    def sample(self, route: str, count: int) -> Iterator[StoredRow]:
+        """Read about so many documents, picked by chance, as ``rows`` gives them."""
+        with translated():
+            indexes = self._indexes(route)
+        for index in indexes:
+            with translated():
+                documents = self._client.count(index=index)["count"]
+            least = 1 - count / len(indexes) / max(1, documents)
+            by_chance = {"random_score": {}, "boost_mode": "replace"}
+            yield from self._scroll(
+                index,
+                {"query": {"function_score": by_chance}, "min_score": max(0.0, least)},
+            )
 
     def close(self) -> None:
         self._client.close()
@@ -42,11 +69,11 @@ class SearchReader:
         self._client.indices.refresh(index=indexes)
         return indexes
 
-    def _scroll(self, index: str) -> Iterator[StoredRow]:
+    def _scroll(self, index: str, query: dict[str, Any]) -> Iterator[StoredRow]:
         with translated():
             page = self._client.search(
                 index=index,
-                body={"query": {"match_all": {}}, "sort": ["_doc"]},
+                body={**query, "sort": ["_doc"]},
                 params={"scroll": _KEPT_FOR, "size": ROWS_PER_TRIP},
             )
         while hits := page["hits"]["hits"]:

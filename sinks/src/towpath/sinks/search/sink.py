@@ -5,44 +5,41 @@ A whole row is one document, whose version the index compares. Two kinds of chan
 a look at the stored document first: partial ones, which are merged with it, and those
 whose version other positions share (ordinals from 4,094 on), where the position itself
 decides. One sink is the only writer of its indexes, so nothing comes in between.
+
+While a rebuild fills a second index of a route, each of its documents goes to both.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any, Final
 
 import structlog
 
-from towpath.schemas.backoff import Backoff
 from towpath.schemas.clock import Clock
 from towpath.schemas.events import event_schemas
-from towpath.settings import Route
+from towpath.settings import Route, SearchOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Refusal
-from towpath.sinks.errors import (
-    ShapeUnknownError,
-    TargetBusyError,
-    TargetUnavailableError,
-)
+from towpath.sinks.errors import IndexGoneError, ShapeUnknownError
 from towpath.sinks.fold import ABSENT_ROW
 from towpath.sinks.ports import Batch, Checkpoint, RelationSource
-from towpath.sinks.search.answer import FILTER_PATH, Verdict, outcomes
-from towpath.sinks.search.client import FULL_RETRY_AFTER_S, connect, translated
+from towpath.sinks.search.client import connect, translated
 from towpath.sinks.search.fields import RouteFields
 from towpath.sinks.search.indexes import Indexes
+from towpath.sinks.search.known import Watch
 from towpath.sinks.search.mapping import DELETED_FIELD, POSITION_FIELD
+from towpath.sinks.search.refreshing import Refreshing
 from towpath.sinks.search.request import (
     LONGEST_ID_BYTES,
-    Call,
-    Document,
     calls,
-    document,
     document_id,
+    documents,
     has_shared_version,
+    opening,
 )
+from towpath.sinks.search.upkeep import Upkeep
+from towpath.sinks.search.writer import Writer
 from towpath.sinks.tally import Tally
 
-# Six tries take some seconds: longer than a burst fills the index's queues, shorter
-# than anyone wants a batch to hang before it is reported.
-ATTEMPTS: Final = 6
 READ_AT_ONCE: Final = 1000
 
 _TOO_LONG: Final = f"the key is longer than {LONGEST_ID_BYTES} bytes"
@@ -59,19 +56,40 @@ class SearchSink:
         routes: tuple[Route, ...],
         relations: RelationSource,
         clock: Clock,
+        options: SearchOptions = SearchOptions(),  # noqa: B008 - frozen
+        watch: Watch | None = None,
     ) -> None:
-        """Describe the index; nothing is opened yet."""
-        self._client = connect(url)
+        """
+        Describe the index; nothing is opened yet.
+
+        Args:
+            url: The index's address.
+            routes: Which indexes there are.
+            relations: The tables' shapes.
+            clock: The time.
+            options: How indexes are made and written.
+            watch: Notices an index that is not the one that was written; left out, it
+                is noticed only while this sink is open, and nobody is asked for rows.
+        """
+        self._client = connect(url, at_once=options.calls_in_flight)
         self._routes = routes
+        self._options = options
         source = RouteFields(relations, event_schemas())
-        self._indexes = Indexes(self._client, routes, source)
-        self._clock = clock
-        self._backoff = Backoff(first_s=0.2, ceiling_s=3.0)
+        self._indexes = Indexes(self._client, routes, source, options, watch)
+        self._refreshing = Refreshing(self._client, self._indexes, options)
+        self._upkeep = Upkeep(self._client, self._indexes, options.purged_at_once)
+        self._writer = Writer(self._client, clock, options.calls_in_flight)
         self._tally = Tally()
+
+    def make_no_index(self) -> None:
+        """Leave it to another sink to make indexes that are not there."""
+        self._indexes.may_make = False
 
     def open(self) -> None:
         with translated():
             self._client.info()
+        self._indexes.recall()
+        self._indexes.look()
         for route in self._routes:
             try:
                 self._indexes.ensure(route.name)
@@ -80,16 +98,11 @@ class SearchSink:
                 _log.info("table not announced yet", route=route.name)
 
     def apply(self, batch: Batch) -> None:
-        tally = Tally()
-        self._indexes.prepare(batch.changes)
-        for route, floor in self._indexes.floors.due(batch.floors):
-            self._indexes.sweep(route, floor)
-        above = self._indexes.floors.above(batch.changes, tally)
-        whole, doubtful = _part(above, tally)
-        for first in range(0, len(doubtful), READ_AT_ONCE):
-            whole += self._resolve(doubtful[first : first + READ_AT_ONCE], tally)
-        for call in calls(document(change) for change in whole):
-            self._write(call, tally)
+        try:
+            tally = self._apply(batch)
+        except IndexGoneError:
+            # A rebuild may have ended in between; what is there now is found at once.
+            tally = self._apply(batch)
         self._tally.add(tally)
 
     def flush(self) -> Checkpoint:
@@ -97,59 +110,84 @@ class SearchSink:
         return self._tally.take()
 
     def close(self) -> None:
+        self._writer.close()
         self._client.close()
+
+    def _apply(self, batch: Batch) -> Tally:
+        tally = Tally()
+        self._indexes.look()
+        self._indexes.prepare(batch.changes)
+        if self._indexes.may_make:
+            # One sink decides, though several may write.
+            self._refreshing.adapt(batch.changes)
+        for route, floor in self._indexes.floors.due(batch.floors):
+            self._upkeep.sweep(route, floor)
+        above = self._indexes.floors.above(batch.changes, tally)
+        whole, doubtful = _part(above, tally)
+        for first in range(0, len(doubtful), READ_AT_ONCE):
+            whole += self._resolve(doubtful[first : first + READ_AT_ONCE], tally)
+        self._write(whole, tally)
+        self._upkeep.purge(batch.safe)
+        if self._indexes.may_make:
+            self._refreshing.show()
+        return tally
+
+    def _write(self, changes: Iterable[Change], tally: Tally) -> None:
+        openings = {
+            r.name: [opening(alias) for alias in self._indexes.aliases(r.name)]
+            for r in self._routes
+        }
+        written = self._writer.write(
+            calls(
+                (d for c in changes for d in documents(c, openings[c.route])),
+                self._options,
+            )
+        )
+        tally.applied += written.applied
+        tally.stale += written.stale
+        tally.refused += written.refused
+        if written.only_new:
+            _log.warning(
+                "documents that only the index being filled takes",
+                documents=written.only_new,
+            )
 
     def _resolve(self, changes: list[Change], tally: Tally) -> list[Change]:
         """Look at the stored documents; return what is left to write, as whole rows."""
-        wanted = [{"_index": c.route, "_id": document_id(c)} for c in changes]
-        with translated():
-            answer = self._client.mget(body={"docs": wanted})
         left = []
-        for change, found in zip(changes, answer["docs"], strict=True):
-            stored = found.get("_source")
+        for change, stored in zip(changes, self._stored(changes), strict=True):
             if stored is not None and stored[POSITION_FIELD] > change.position:
                 tally.stale += 1
             elif not change.unchanged:
                 left.append(change)
             elif stored is None or stored.get(DELETED_FIELD):
-                tally.refused.append(Refusal(change, ABSENT_ROW))
+                tally.refused.append(Refusal(change, ABSENT_ROW, asks=True))
             else:
                 left.append(_merged(change, stored))
         return left
 
-    def _write(self, call: Call, tally: Tally) -> None:
-        """Write a call, and again those of its items that the index asks for."""
-        for attempt in range(ATTEMPTS):
-            again = self._write_once(call, tally)
-            if not again:
-                return
-            call = Call(tuple(again))
-            self._clock.wait(self._backoff.delay_s(attempt))
-        message = f"the search index has no room for {len(call.documents)} documents"
-        raise TargetBusyError(message, retry_after_s=FULL_RETRY_AFTER_S)
-
-    def _write_once(self, call: Call, tally: Tally) -> list[Document]:
+    def _stored(self, changes: list[Change]) -> Iterator[Mapping[str, Any] | None]:
+        """Read the document of each change; the newest, where it stands in two."""
+        each = [self._indexes.aliases(change.route) for change in changes]
+        wanted = [
+            {"_index": alias, "_id": document_id(change)}
+            for change, aliases in zip(changes, each, strict=True)
+            for alias in aliases
+        ]
         with translated():
-            answer = self._client.bulk(
-                body=call.body,
-                params={"require_alias": "true", "filter_path": FILTER_PATH},
-            )
-        again = []
-        for item, outcome in zip(call.documents, outcomes(answer), strict=True):
-            match outcome.verdict:
-                case Verdict.WRITTEN:
-                    tally.applied += 1
-                case Verdict.STALE:
-                    tally.stale += 1
-                case Verdict.AGAIN:
-                    again.append(item)
-                case Verdict.REFUSED:
-                    tally.refused.append(Refusal(item.change, outcome.reason))
-                case Verdict.GONE:
-                    self._indexes.forget()
-                    message = f"an index went away: {outcome.reason}"
-                    raise TargetUnavailableError(message)
-        return again
+            answer = self._client.mget(body={"docs": wanted})
+        found = iter(answer["docs"])
+        for aliases in each:
+            copies = [_source_of(next(found)) for _ in aliases]
+            there = [copy for copy in copies if copy is not None]
+            yield max(there, key=itemgetter(POSITION_FIELD), default=None)
+
+
+def _source_of(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    if "error" in found:
+        message = "an index could not be read"
+        raise IndexGoneError(message)
+    return found.get("_source")
 
 
 def _part(changes: Iterable[Change], tally: Tally) -> tuple[list[Change], list[Change]]:

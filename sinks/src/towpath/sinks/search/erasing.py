@@ -1,0 +1,29 @@
+"""Takes away what a sink wrote into OpenSearch: its aliases and their indexes."""
+
+import re
+
+from towpath.settings import Sink
+from towpath.sinks.search.client import connect, translated
+
+
+def erase(sink: Sink, _: str) -> None:
+    """
+    Take a sink's indexes away; safe to repeat. Nobody may write meanwhile.
+
+    Raises:
+        UnavailableError: The index does not answer: do it again.
+    """
+    client = connect(sink.url)
+    try:
+        with translated():
+            for route in sink.route:
+                # Also those that a rebuild has begun, and no alias names yet.
+                ours = re.compile(re.escape(route.name) + r"-[0-9]+")
+                named = client.indices.get(
+                    index=f"{route.name}-*",
+                    params={"expand_wildcards": "all", "allow_no_indices": "true"},
+                )
+                for index in sorted(filter(ours.fullmatch, named)):
+                    client.indices.delete(index=index)
+    finally:
+        client.close()

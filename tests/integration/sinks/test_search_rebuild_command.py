@@ -1,0 +1,235 @@
+"""``towpath sink rebuild``, beside writers and readers: nobody notices."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+from opensearchpy import OpenSearch
+from opensearchpy.exceptions import OpenSearchException
+
+from support.rig import Rig
+from support.waiting import CLOCK, until
+from support.writers import RandomWriters
+from towpath.deploy import java
+from towpath.deploy.cli import app
+from towpath.deploy.jars import store
+from towpath.settings import load
+from towpath.sinks import declare
+from towpath.sinks.kafka import Topics
+from towpath.sinks.search.reader import SearchReader
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
+
+# The first keys are changed and never deleted: readers find each of them, always.
+LASTING = 300
+KEYS = 400
+
+
+class Writers(RandomWriters):
+    """Sessions that count rows up; those above the lasting ones come and go."""
+
+    pause_s = 0.01
+
+    def change(self, connection, chance: random.Random):
+        """Change one row, whatever becomes of it."""
+        key = chance.randrange(1, self.highest + 1)
+        if key > LASTING and chance.random() < 0.5:
+            connection.execute("delete from shop.notes where id = %s", (key,))
+            return
+        connection.execute(
+            "insert into shop.notes values (%s, 0, 'n') on conflict (id)"
+            " do update set count = shop.notes.count + 1",
+            (key,),
+        )
+
+
+class Reader:
+    """Searches without a pause; notes what was missing, or older than seen before."""
+
+    def __init__(self, url, route):
+        # A failure counts, and is not tried again behind our back.
+        self._client = OpenSearch(hosts=[url], max_retries=0)
+        self._route = route
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+        self._seen = {}
+        self.searches = 0
+        self.wrong = []
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+        self._client.close()
+
+    def _read(self):
+        body = {"query": {"range": {"id": {"lte": LASTING}}}, "size": 2 * LASTING}
+        while not self._stop.is_set():
+            try:
+                answer = self._client.search(index=self._route, body=body)
+            except OpenSearchException as error:
+                self.wrong.append(str(error))
+                continue
+            rows = [hit["_source"] for hit in answer["hits"]["hits"]]
+            found = {row["id"]: row["count"] for row in rows}
+            if len(found) != LASTING or len(rows) != LASTING:
+                self.wrong.append(f"{len(rows)} documents of {len(found)} keys")
+            for key, count in found.items():
+                if count < self._seen.get(key, 0):
+                    self.wrong.append(f"{key}: {count} after {self._seen[key]}")
+            self._seen |= found
+            self.searches += 1
+
+
+class Place(Rig):
+    """A source with notes, its relay, and the driver of the search sink."""
+
+    def __init__(self, stack, dsn, prefix, folder):
+        super().__init__(dsn, stack.kafka, prefix, folder)
+        self.url = stack.opensearch_url
+        self.client = OpenSearch(hosts=[self.url])
+
+    @property
+    def route(self):
+        """The route's name, and the alias's."""
+        return self.prefix
+
+    def prepare(self):
+        """Make the table and its rows, and start the relay."""
+        self.execute("create schema shop")
+        self.execute(
+            "create table shop.notes (id int primary key, count bigint, note text)"
+        )
+        self.configure(tables=["shop.notes"])
+        block = f"""
+[[sink]]
+name = "search"
+kind = "search"
+driver = "serving"
+url = "{self.url}"
+trigger_ms = 100
+[[sink.route]]
+topic = "{self.prefix}.shop.notes"
+name = "{self.route}"
+"""
+        self.config.write_text(self.config.read_text() + block)
+        self.init()
+        self.start()
+        self.wait_for(lambda: bool(self.logged("relay started")))
+        self.execute(
+            "insert into shop.notes select key, 0, 'n' from generate_series(1, %s) key",
+            KEYS,
+        )
+
+    @contextmanager
+    def driver(self):
+        """Run the driver's process; it must end by itself when told to."""
+        environment = {
+            **os.environ,  # noqa: TID251 - a process of its own
+            "JAVA_HOME": str(java.spark_home(self.folder / "java")),
+            "TOWPATH_SPARK_JARS": str(store.of("spark")),
+        }
+        words = ["-m", "towpath.sinks", "--config", self.config, "--driver", "serving"]
+        log = self.folder / "driver.log"
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, *words], env=environment, stderr=file
+            )
+        try:
+            declare.wait_running(load(self.config, {}), "search", CLOCK, 150)
+            yield
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, log.read_text()[-4000:]
+        finally:
+            process.kill()
+            process.wait(10)
+
+    def catch_up(self):
+        """Wait until the sink has all that was committed."""
+        self.confirm()
+        settings = load(self.config, {})
+        ends = declare.sink_ends(settings, "search", Topics(self.kafka))
+        declare.wait_applied(settings, "search", ends, CLOCK, 120)
+
+    def rebuild(self):
+        """Run the command; return its exit code."""
+        return app.run(["sink", "rebuild", "search", "--config", str(self.config)])
+
+    def die_in_a_rebuild(self):
+        """Run the command until it has begun, and kill it."""
+        words = ["sink", "rebuild", "search", "--config", str(self.config)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "towpath.deploy.cli", *words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        following = f"{self.route}-next"
+        until(lambda: self.client.indices.exists_alias(name=following), "begun")
+        process.kill()
+        process.wait()
+
+    def indexes(self):
+        """Return the indexes behind the route's alias."""
+        return list(self.client.indices.get_alias(name=self.route))
+
+    def held(self):
+        """Read what the index holds, by key."""
+        reader = SearchReader(self.url)
+        rows = [r.fields for r in reader.rows(self.route) if not r.is_deleted]
+        reader.close()
+        return {row["id"]: row["count"] for row in rows}
+
+    def source(self):
+        """Return what the index should hold."""
+        return dict(self.execute("select id, count from shop.notes"))
+
+    def close(self):
+        """Leave nothing behind."""
+        self.client.close()
+        super().close()
+
+
+@pytest.fixture
+def place(stack, database, unique, tmp_path):
+    """Lend a source with its relay, a broker and a search index."""
+    stack.up("kafka", "opensearch")
+    found = Place(stack, database, unique, tmp_path)
+    yield found
+    found.close()
+
+
+def test_an_index_is_rebuilt_while_it_is_written_and_searched(place, capsys):
+    """
+    No search misses a row or goes back in time, and the new index ends equal.
+
+    The first attempt is killed as soon as the new index is there; the second goes on
+    with it.
+    """
+    place.prepare()
+    with place.driver():
+        place.catch_up()
+        place.client.indices.refresh(index=place.route)
+        with (
+            Writers(place.dsn, KEYS, count=2),
+            Reader(place.url, place.route) as reader,
+        ):
+            place.die_in_a_rebuild()
+            before = reader.searches
+            assert 0 == place.rebuild(), capsys.readouterr()
+            after = reader.searches
+            until(lambda: reader.searches > after + 5, "searched on")
+        place.catch_up()
+
+        assert place.source() == place.held()
+        assert ([], True) == (reader.wrong[:5], after > before)
+    told = capsys.readouterr().out
+
+    assert ([f"{place.route}-2"], True) == (place.indexes(), "goes on with" in told)

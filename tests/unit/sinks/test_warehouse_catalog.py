@@ -7,17 +7,22 @@ from towpath.sinks.warehouse.catalog import catalog_conf, catalog_properties
 from towpath.sinks.warehouse.errors import WarehouseAddressError
 
 
-def warehouse(url):
+def warehouse(url, **options):
     """Describe a warehouse."""
     route = Route(topic="t", name="shop.orders")
     return Sink(
-        name="w", kind=SinkKind.WAREHOUSE, url=url, folder="/data/w", route=(route,)
+        name="w",
+        kind=SinkKind.WAREHOUSE,
+        url=url,
+        folder="/data/w",
+        warehouse=options,
+        route=(route,),
     )
 
 
-def told(url):
+def told(url, **options):
     """Return the catalog's own settings, without their common beginning."""
-    conf = catalog_conf(warehouse(url))
+    conf = catalog_conf(warehouse(url, **options))
     begins = "spark.sql.catalog.lake."
     return {k.removeprefix(begins): v for k, v in conf.items() if k.startswith(begins)}
 
@@ -64,3 +69,46 @@ def test_another_address_is_a_mistake(url):
     """What is no Postgres address is told with its cure, without the address."""
     with pytest.raises(WarehouseAddressError, match="postgresql://user@host"):
         catalog_conf(warehouse(url))
+
+
+STORE = {"s3.endpoint": "http://s3:9000", "s3.access-key-id": "me"}
+
+
+def test_an_object_store_and_a_rest_catalog_are_configured():
+    """Both engines get the server, the warehouse's name and the store's properties."""
+    options = {"catalog": "rest", "location": "s3://lake/w", "properties": STORE}
+    url = "https://catalog:8181/api"
+    sink = warehouse(url, **options)
+
+    assert told(url, **options) == {
+        **STORE,
+        "type": "rest",
+        "uri": url,
+        "warehouse": "s3://lake/w",
+        "cache-enabled": "false",
+    }
+    assert catalog_properties(sink) == {
+        **STORE,
+        "uri": url,
+        "warehouse": "s3://lake/w",
+        "init_catalog_tables": "false",
+    }
+
+
+def test_files_may_stand_elsewhere_than_their_list():
+    """A Postgres catalog takes a location as well as a folder; the location counts."""
+    options = {"location": "s3://lake/w", "properties": STORE}
+    conf = told("postgresql://db/w", **options)
+
+    assert ("jdbc", "s3://lake/w", "http://s3:9000") == (
+        conf["type"],
+        conf["warehouse"],
+        conf["s3.endpoint"],
+    )
+
+
+@pytest.mark.parametrize("url", ["postgresql://db/w", "http://", "catalog:8181", ""])
+def test_another_address_is_no_rest_catalog(url):
+    """What is no web address is told with its cure."""
+    with pytest.raises(WarehouseAddressError, match="REST catalog"):
+        catalog_conf(warehouse(url, catalog="rest"))

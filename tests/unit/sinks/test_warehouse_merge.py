@@ -1,15 +1,11 @@
 """The statements that write a batch, word by word."""
 
 from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.warehouse.compaction import (
-    FILES_BEFORE_COMPACTION,
-    Compaction,
-    statements,
-)
 from towpath.sinks.warehouse.merge import (
     append,
     insert_new,
     newest_commit,
+    purge,
     stored_positions,
     upsert,
 )
@@ -45,7 +41,7 @@ LOG = LakeTable(
 def test_an_upsert_is_guarded_by_position():
     """A stored row is replaced unless it is newer; a key not there is inserted."""
     assert upsert(LINES, "batch") == (
-        "MERGE INTO lake.`shop`.`lines` t USING `batch` s"
+        "MERGE INTO lake.`shop`.`lines`.`branch_towpath` t USING `batch` s"
         " ON t.`order_id` = s.`order_id` AND t.`line_no` = s.`line_no`\n"
         "WHEN MATCHED AND s.`_position` >= t.`_position` THEN UPDATE SET\n"
         "  t.`order_id` = s.`order_id`,\n"
@@ -70,11 +66,27 @@ def test_a_kept_column_stays_where_its_row_says_so():
     ) in statement
 
 
-def test_an_empty_table_is_appended_to():
-    """Columns are named, so that their order in the table does not matter."""
-    assert append(LOG, "batch") == (
-        "INSERT INTO lake.`shop`.`events` (`id`, `payload`)\n"
-        "SELECT `id`, `payload` FROM `batch`"
+def test_only_the_span_of_the_keys_is_searched():
+    """Files without a key of the batch's span are not opened; the key still decides."""
+    assert (
+        " AND t.`line_no` = s.`line_no`\n"
+        "  AND t.`order_id` >= -5 AND t.`order_id` <= 9\n"
+        "WHEN MATCHED"
+    ) in upsert(LINES, "batch", (), (-5, 9))
+
+
+def test_rows_are_appended_in_few_files():
+    """Columns are named, as their order may differ; each task writes one file."""
+    assert append(LOG, "batch", 2) == (
+        "INSERT INTO lake.`shop`.`events`.`branch_towpath` (`id`, `payload`)\n"
+        "SELECT /*+ COALESCE(2) */ `id`, `payload` FROM `batch`"
+    )
+
+
+def test_only_tombstones_are_purged():
+    """A row that lives stays, however old it is."""
+    assert purge(LINES.name, "5") == (
+        "DELETE FROM lake.`shop`.`lines` WHERE `_is_deleted` AND `_position` < '5'"
     )
 
 
@@ -83,7 +95,8 @@ def test_a_log_takes_each_event_once():
     assert insert_new(
         LOG, "batch", ("2026-01-01 00:00:00Z", "2026-01-02 00:00:00Z")
     ) == (
-        "MERGE INTO lake.`shop`.`events` t USING `batch` s ON t.`id` = s.`id`\n"
+        "MERGE INTO lake.`shop`.`events`.`branch_towpath` t USING `batch` s"
+        " ON t.`id` = s.`id`\n"
         "  AND t.`occurred_at` >= timestamp '2026-01-01 00:00:00Z'"
         " AND t.`occurred_at` <= timestamp '2026-01-02 00:00:00Z'\n"
         "WHEN NOT MATCHED THEN INSERT (`id`, `payload`) VALUES (s.`id`, s.`payload`)"
@@ -111,41 +124,3 @@ def test_the_newest_commit_is_that_of_the_main_branch():
         " snapshot_id = (SELECT snapshot_id FROM lake.`shop`.`events`.refs"
         " WHERE name = 'main')"
     )
-
-
-def test_compaction_names_the_table_as_the_procedures_take_it():
-    """Data files, lists of replaced rows and old versions, in this order."""
-    options = "'delete-ratio-threshold', '0.1', 'remove-dangling-deletes', 'true'"
-    table = "table => '`shop`.`o\\'dd`'"
-
-    assert statements(LakeName("shop", "o'dd")) == [
-        f"CALL lake.system.rewrite_data_files({table}, options => map({options}))",
-        f"CALL lake.system.rewrite_position_delete_files({table})",
-        f"CALL lake.system.expire_snapshots({table})",
-    ]
-
-
-def summary(data, deletes=0):
-    """Make the part of a commit's summary that counts files."""
-    return {"total-data-files": str(data), "total-delete-files": str(deletes)}
-
-
-def test_compaction_is_due_by_growth():
-    """A table is compacted when it grew, the one that grew most first."""
-    compaction = Compaction()
-    assert compaction.due() is None
-    compaction.note(LINES.name, summary(FILES_BEFORE_COMPACTION - 1))
-    assert compaction.due() is None
-    compaction.note(LINES.name, summary(FILES_BEFORE_COMPACTION - 1, 1))
-    compaction.note(LOG.name, summary(FILES_BEFORE_COMPACTION * 2))
-
-    assert compaction.due() == LOG.name
-
-
-def test_what_compaction_leaves_behind_does_not_make_it_due_again():
-    """Files that are large enough to stay do not count as growth."""
-    compaction = Compaction()
-    compaction.settle(LOG.name, summary(500))
-    compaction.note(LOG.name, summary(500 + FILES_BEFORE_COMPACTION - 1))
-
-    assert compaction.due() is None

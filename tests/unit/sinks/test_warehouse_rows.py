@@ -92,7 +92,7 @@ def test_a_value_comes_back_as_it_was(name, value):
 def test_a_value_that_does_not_fit_is_refused(name, value):
     """The row is refused by its column's name; its neighbours are laid out."""
     laid = lay_out(TABLE, [change({"n": 1}, key=6), change({name: value})])
-    ((refused, reason),) = laid.refused
+    ((refused, reason, _),) = laid.refused
 
     assert ([(6,)], (7,), 1) == (
         [c.key for c in laid.changes],
@@ -104,7 +104,7 @@ def test_a_value_that_does_not_fit_is_refused(name, value):
 
 def test_the_reason_does_not_tell_the_value():
     """What is logged about a row never holds its contents."""
-    ((_, reason),) = lay_out(TABLE, [change({"total": "secret"})]).refused
+    ((_, reason, _),) = lay_out(TABLE, [change({"total": "secret"})]).refused
 
     assert "secret" not in reason
 
@@ -194,3 +194,11 @@ def test_an_event_without_a_time_is_kept_and_counted():
         laid.rows.column("id").to_pylist(),
         laid.rows.column("occurred_at").null_count,
     )
+
+
+def test_a_row_keeps_a_retained_column_that_it_lacks():
+    """Of older and newer records in a batch, only those that have it write it."""
+    old, new = change({"n": 1, "body": "x"}), change({"n": 2})
+    laid = lay_out(TABLE, [old, new], frozenset({"body"}))
+
+    assert [[], ["body"]] == laid.rows.column("_kept").to_pylist()

@@ -2,6 +2,7 @@
 
 import pytest
 
+from towpath.settings import WarehouseOptions
 from towpath.sinks.errors import KeylessTableError
 from towpath.sinks.relations import Column, RelationShape
 from towpath.sinks.warehouse.ddl import (
@@ -9,6 +10,8 @@ from towpath.sinks.warehouse.ddl import (
     evolution,
     identifier_fields,
     live_view,
+    properties_of,
+    settled,
 )
 from towpath.sinks.warehouse.errors import (
     ForeignTableError,
@@ -21,6 +24,7 @@ from towpath.sinks.warehouse.tables import (
     lake_name,
     literal,
     quoted,
+    type_of,
 )
 
 
@@ -78,7 +82,7 @@ def test_a_table_is_created_with_its_key_and_its_guard():
     columns = (Column("order_id", "bigint"), Column("line_no", "integer"))
     source = shape(*columns, Column("note", "text"), key=("line_no", "order_id"))
     lines = current_state("shop.lines", source)
-    namespace, table = creation(lines)
+    namespace, table = creation(lines, WarehouseOptions())
 
     assert namespace == "CREATE NAMESPACE IF NOT EXISTS lake.`shop`"
     assert table.partition("TBLPROPERTIES")[0] == (
@@ -184,3 +188,32 @@ def test_a_route_is_named_schema_and_table(route):
 def test_names_and_texts_stay_what_they_are():
     """Quotes and escapes inside a name or a text end nothing."""
     assert ("`a``b`", r"'it\'s \\'") == (quoted("a`b"), literal("it's \\"))
+
+
+@pytest.mark.parametrize(
+    "ddl", ["int", "bigint", "timestamp", "timestamp_ntz", "decimal(12,2)", "binary"]
+)
+def test_a_type_is_found_by_its_name(ddl):
+    """What a table already has is written as what it is."""
+    assert ddl == type_of(ddl).ddl
+
+
+def test_a_foreign_type_is_not_guessed():
+    """A column of a type that is never made here is left alone."""
+    assert type_of("struct<a:int>") is None
+
+
+def test_properties_that_differ_are_set_and_no_others():
+    """An older table gets what has changed since; one that has all is not touched."""
+    table = current_state("shop.orders", shape(Column("id", "bigint")))
+    options = WarehouseOptions(history_s=60, metadata_versions=7)
+    has = properties_of(table, WarehouseOptions())
+
+    assert settled(table, options, has | {"other": "x"}) == [
+        (
+            "ALTER TABLE lake.`shop`.`orders` SET TBLPROPERTIES ("
+            "'write.metadata.previous-versions-max' = '7', "
+            "'history.expire.max-snapshot-age-ms' = '60000')"
+        )
+    ]
+    assert settled(table, WarehouseOptions(), has) == []

@@ -1,20 +1,21 @@
 """
-Where the warehouse keeps its list of tables: a Postgres database, by two doors.
+Where the warehouse keeps its list of tables, by two doors: the writer's, the reader's.
 
-The writing engine takes JDBC, the reading one SQLAlchemy; both must say the same
-catalog name, because the list's rows carry it. Schema version 1 of that list knows
-views. Pure.
+A Postgres database (the writing engine takes JDBC, the reading one SQLAlchemy; schema
+version 1 of the list knows views), or a server of the REST catalog API. Both engines
+must say the same catalog name, because the list's rows carry it. Pure.
 """
 
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from towpath.settings import Sink
+from towpath.settings import CatalogKind, Sink
 from towpath.sinks.warehouse.errors import WarehouseAddressError
 
 CATALOG: Final = "lake"
 
-_SCHEMES: Final = ("postgresql", "postgres")
+_POSTGRES: Final = ("postgresql", "postgres")
+_WEB: Final = ("http", "https")
 _DEFAULT_PORT: Final = 5432
 _HERE: Final = f"spark.sql.catalog.{CATALOG}"
 
@@ -26,25 +27,22 @@ def catalog_conf(sink: Sink) -> dict[str, str]:
     Caching is off: a cached table would hide what another session committed.
 
     Raises:
-        WarehouseAddressError: The sink's url is not a Postgres address.
+        WarehouseAddressError: The sink's url is not its catalog's address.
     """
-    address = _address(sink.url)
-    conf = {
+    jdbc = sink.warehouse.catalog is CatalogKind.JDBC
+    told = {
+        **sink.warehouse.properties,
+        **(_jdbc_properties(_postgres(sink.url)) if jdbc else _rest_properties(sink)),
+        "warehouse": _location(sink),
+        "cache-enabled": "false",
+    }
+    return {
         "spark.sql.extensions": (
             "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
         ),
         _HERE: "org.apache.iceberg.spark.SparkCatalog",
-        f"{_HERE}.type": "jdbc",
-        f"{_HERE}.uri": _jdbc_url(address),
-        f"{_HERE}.jdbc.schema-version": "V1",
-        f"{_HERE}.warehouse": str(sink.folder),
-        f"{_HERE}.cache-enabled": "false",
+        **{f"{_HERE}.{name}": value for name, value in told.items()},
     }
-    if address.username:
-        conf[f"{_HERE}.jdbc.user"] = unquote(address.username)
-    if address.password:
-        conf[f"{_HERE}.jdbc.password"] = unquote(address.password)
-    return conf
 
 
 def catalog_properties(sink: Sink) -> dict[str, str]:
@@ -52,19 +50,48 @@ def catalog_properties(sink: Sink) -> dict[str, str]:
     Return what pyiceberg must be told to read this warehouse.
 
     Raises:
-        WarehouseAddressError: The sink's url is not a Postgres address.
+        WarehouseAddressError: The sink's url is not its catalog's address.
     """
-    address = _address(sink.url)
+    if sink.warehouse.catalog is CatalogKind.REST:
+        uri = _rest_properties(sink)["uri"]
+    else:
+        uri = _postgres(sink.url)._replace(scheme="postgresql+psycopg").geturl()
     return {
-        "uri": address._replace(scheme="postgresql+psycopg").geturl(),
-        "warehouse": str(sink.folder),
+        **sink.warehouse.properties,
+        "uri": uri,
+        "warehouse": _location(sink),
         "init_catalog_tables": "false",
     }
 
 
-def _address(url: str) -> SplitResult:
+def _location(sink: Sink) -> str:
+    return sink.warehouse.location or str(sink.folder)
+
+
+def _rest_properties(sink: Sink) -> dict[str, str]:
+    address = urlsplit(sink.url)
+    if address.scheme not in _WEB or not address.hostname:
+        message = "the url of the warehouse's REST catalog is not http(s)://host:port"
+        raise WarehouseAddressError(message)
+    return {"type": "rest", "uri": sink.url}
+
+
+def _jdbc_properties(address: SplitResult) -> dict[str, str]:
+    told = {
+        "type": "jdbc",
+        "uri": _jdbc_url(address),
+        "jdbc.schema-version": "V1",
+    }
+    if address.username:
+        told["jdbc.user"] = unquote(address.username)
+    if address.password:
+        told["jdbc.password"] = unquote(address.password)
+    return told
+
+
+def _postgres(url: str) -> SplitResult:
     address = urlsplit(url)
-    is_postgres = address.scheme in _SCHEMES
+    is_postgres = address.scheme in _POSTGRES
     if not is_postgres or not address.hostname or address.path in {"", "/"}:
         message = "the warehouse's url is not postgresql://user@host:port/database"
         raise WarehouseAddressError(message)

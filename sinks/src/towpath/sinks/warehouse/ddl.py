@@ -9,9 +9,17 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
+from towpath.settings import WarehouseOptions
 from towpath.sinks.warehouse.catalog import CATALOG
 from towpath.sinks.warehouse.errors import ForeignTableError
-from towpath.sinks.warehouse.tables import IS_DELETED, LakeTable, literal, quoted
+from towpath.sinks.warehouse.partitions import partitioned_by
+from towpath.sinks.warehouse.tables import (
+    IS_DELETED,
+    LakeName,
+    LakeTable,
+    literal,
+    quoted,
+)
 
 KEY_PROPERTY: Final = "towpath.key"
 FLOOR_PROPERTY: Final = "towpath.floor"
@@ -19,34 +27,71 @@ FLOOR_PROPERTY: Final = "towpath.floor"
 # Merge-on-read writes what changed and a list of what it replaces, instead of whole
 # files. One such list per commit (not per file replaced) keeps a commit near a second
 # when keys are spread; compaction takes them away. There is one writer, so snapshot
-# isolation is enough. Old versions stay for an hour of time travel: at one commit in
-# ten seconds the metadata, rewritten by each commit, stays below half a megabyte.
+# isolation is enough. Old versions stay for a while of time travel: at one commit in
+# ten seconds an hour of them keeps the metadata, which each commit writes anew, below
+# half a megabyte.
 PROPERTIES: Final[Mapping[str, str]] = {
     "format-version": "2",
     "write.merge.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.delete.mode": "merge-on-read",
     "write.merge.isolation-level": "snapshot",
-    "write.distribution-mode": "none",
-    "write.merge.distribution-mode": "none",
     "write.delete.granularity": "partition",
     "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "20",
-    "history.expire.max-snapshot-age-ms": "3600000",
-    "history.expire.min-snapshots-to-keep": "5",
 }
 
 
-def creation(table: LakeTable) -> list[str]:
-    """Return the statements that create a table; safe to repeat."""
-    properties = {**PROPERTIES, KEY_PROPERTY: key_property(table)}
+def properties_of(table: LakeTable, options: WarehouseOptions) -> dict[str, str]:
+    """
+    Return the properties that a table is to have.
+
+    Rows are brought to the task of their partition before they are written, or each
+    task would write a file for each partition.
+    """
+    mode = "hash" if table.partition else "none"
+    return {
+        **PROPERTIES,
+        "write.distribution-mode": mode,
+        "write.merge.distribution-mode": mode,
+        "write.metadata.previous-versions-max": str(options.metadata_versions),
+        "history.expire.max-snapshot-age-ms": str(options.history_s * 1000),
+        "history.expire.min-snapshots-to-keep": str(options.history_versions),
+    }
+
+
+def creation(table: LakeTable, options: WarehouseOptions) -> list[str]:
+    """
+    Return the statements that create a table; safe to repeat.
+
+    Raises:
+        PartitionFieldError: It cannot be split as it is configured.
+    """
+    properties = {
+        **properties_of(table, options),
+        KEY_PROPERTY: key_property(table),
+    }
     listed = ",\n  ".join(f"{literal(k)} = {literal(v)}" for k, v in properties.items())
     columns = ",\n  ".join(c.declaration for c in table.columns)
     head = f"CREATE TABLE IF NOT EXISTS {table.name.sql} (\n  {columns}\n)"
     return [
         f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{quoted(table.name.namespace)}",
-        f"{head}\nUSING iceberg\nTBLPROPERTIES (\n  {listed}\n)",
+        f"{head}\nUSING iceberg\n{partitioned_by(table)}TBLPROPERTIES (\n  {listed}\n)",
     ]
+
+
+def settled(
+    table: LakeTable, options: WarehouseOptions, existing: Mapping[str, str]
+) -> list[str]:
+    """Return the statement that gives a table the properties that it lacks, if any."""
+    wanted = properties_of(table, options)
+    pairs = [
+        f"{literal(name)} = {literal(value)}"
+        for name, value in wanted.items()
+        if existing.get(name) != value
+    ]
+    if not pairs:
+        return []
+    return [f"ALTER TABLE {table.name.sql} SET TBLPROPERTIES ({', '.join(pairs)})"]
 
 
 def identifier_fields(table: LakeTable) -> str:
@@ -60,10 +105,10 @@ def key_property(table: LakeTable) -> str:
     return json.dumps(table.key, ensure_ascii=False)
 
 
-def floor_property(table: LakeTable, floor: str) -> str:
+def floor_property(name: LakeName, floor: str) -> str:
     """Return the statement that makes the table remember a floor."""
     pair = f"{literal(FLOOR_PROPERTY)} = {literal(floor)}"
-    return f"ALTER TABLE {table.name.sql} SET TBLPROPERTIES ({pair})"
+    return f"ALTER TABLE {name.sql} SET TBLPROPERTIES ({pair})"
 
 
 def live_view(table: LakeTable) -> str:
@@ -96,9 +141,9 @@ def evolution(table: LakeTable, existing: Mapping[str, str]) -> list[str]:
         name = quoted(column.name)
         if found is None:
             statements.append(f"{alter} ADD COLUMN {name} {wanted}")
-        elif _widens(found, wanted):
+        elif widens(found, wanted):
             statements.append(f"{alter} ALTER COLUMN {name} TYPE {wanted}")
-        elif found != wanted and not _widens(wanted, found):
+        elif found != wanted and not widens(wanted, found):
             message = (
                 f"{table.name.namespace}.{table.name.table}: column {column.name} is "
                 f"{found} in the warehouse and should be {wanted}"
@@ -107,7 +152,8 @@ def evolution(table: LakeTable, existing: Mapping[str, str]) -> list[str]:
     return statements
 
 
-def _widens(found: str, wanted: str) -> bool:
+def widens(found: str, wanted: str) -> bool:
+    """Tell whether a column of one type can become one of another."""
     if (found, wanted) in {("int", "bigint"), ("float", "double")}:
         return True
     narrow, wide = _decimal(found), _decimal(wanted)

@@ -1,6 +1,9 @@
 """
 The statements that write a batch, guarded by position. Pure: text out.
 
+They write to a branch that begins at a commit we know. What readers see moves there in
+one step at the end, which fails if somebody else has moved it meanwhile.
+
 The batch stands in a view ``s`` with the table's columns; where it holds partial rows,
 also with ``_kept``: the columns whose stored value stays. A batch has each key once,
 or the engine refuses it.
@@ -8,6 +11,7 @@ or the engine refuses it.
 
 from collections.abc import Iterable
 
+from towpath.sinks.warehouse.catalog import CATALOG
 from towpath.sinks.warehouse.tables import (
     IS_DELETED,
     KEPT,
@@ -20,7 +24,12 @@ from towpath.sinks.warehouse.tables import (
 )
 
 
-def upsert(table: LakeTable, view: str, kept: Iterable[str] = ()) -> str:
+def upsert(
+    table: LakeTable,
+    view: str,
+    kept: Iterable[str] = (),
+    span: tuple[int, int] | None = None,
+) -> str:
     """
     Write each row unless the table has a newer one of its key.
 
@@ -28,22 +37,32 @@ def upsert(table: LakeTable, view: str, kept: Iterable[str] = ()) -> str:
         table: Where to.
         view: The batch.
         kept: Columns that at least one row of the batch leaves as they are.
+        span: Least and greatest value of the key's first column in the batch: only
+            files that reach into this span are searched. ``None`` searches all.
     """
+    within = ""
+    if span is not None:
+        first = f"t.{quoted(table.key[0])}"
+        within = f"\n  AND {first} >= {span[0]} AND {first} <= {span[1]}"
     names = [c.name for c in table.columns]
     some_kept = set(kept)
     updates = ",\n  ".join(f"t.{quoted(n)} = {_value(n, some_kept)}" for n in names)
     position = quoted(POSITION)
     return (
-        f"MERGE INTO {table.name.sql} t USING {quoted(view)} s ON {_same_key(table)}\n"
+        f"MERGE INTO {table.beside} t USING {quoted(view)} s"
+        f" ON {_same_key(table)}{within}\n"
         f"WHEN MATCHED AND s.{position} >= t.{position} THEN UPDATE SET\n  {updates}\n"
         f"{_insert(names)}"
     )
 
 
-def append(table: LakeTable, view: str) -> str:
-    """Write each row into a table that is known to be empty."""
+def append(table: LakeTable, view: str, tasks: int) -> str:
+    """Write each row into a table that has none of its keys, a file for each task."""
     names = ", ".join(quoted(c.name) for c in table.columns)
-    return f"INSERT INTO {table.name.sql} ({names})\nSELECT {names} FROM {quoted(view)}"
+    return (
+        f"INSERT INTO {table.beside} ({names})\n"
+        f"SELECT /*+ COALESCE({tasks}) */ {names} FROM {quoted(view)}"
+    )
 
 
 def insert_new(
@@ -68,15 +87,21 @@ def insert_new(
         )
     names = [c.name for c in table.columns]
     return (
-        f"MERGE INTO {table.name.sql} t USING {quoted(view)} s"
+        f"MERGE INTO {table.beside} t USING {quoted(view)} s"
         f" ON {_same_key(table)}{span}\n{_insert(names)}"
     )
 
 
-def sweep(table: LakeTable, floor: str) -> str:
+def sweep(name: LakeName, floor: str) -> str:
     """Take away the rows below a floor, tombstones too."""
     where = f"{quoted(POSITION)} < {literal(floor)}"
-    return f"DELETE FROM {table.name.sql} WHERE {where}"  # noqa: S608 - quoted
+    return f"DELETE FROM {name.sql} WHERE {where}"  # noqa: S608 - quoted
+
+
+def purge(name: LakeName, safe: str) -> str:
+    """Take away the tombstones below a position."""
+    where = f"{quoted(IS_DELETED)} AND {quoted(POSITION)} < {literal(safe)}"
+    return f"DELETE FROM {name.sql} WHERE {where}"  # noqa: S608 - quoted
 
 
 def stored_positions(table: LakeTable, view: str) -> str:
@@ -88,9 +113,37 @@ def stored_positions(table: LakeTable, view: str) -> str:
     )
 
 
-def newest_commit(name: LakeName) -> str:
+def first_commit(name: LakeName) -> str:
+    """Commit nothing, so that there is a commit to begin at."""
+    return f"INSERT INTO {name.sql} SELECT * FROM {name.sql} WHERE false"  # noqa: S608 - quoted
+
+
+def branch_off(name: LakeName, branch: str, snapshot_id: int) -> str:
+    """
+    Let a branch begin at a commit, whatever it held before.
+
+    What a dead process leaves goes with old versions, once it is a day old.
+    """
+    begin = f"CREATE OR REPLACE BRANCH {quoted(branch)} AS OF VERSION {snapshot_id}"
+    return f"ALTER TABLE {name.sql} {begin} RETAIN 1 DAYS"
+
+
+def fast_forward(name: LakeName, branch: str) -> str:
+    """Let readers see the branch, if they still see the commit that it began at."""
+    return (
+        f"CALL {CATALOG}.system.fast_forward(table => {literal(name.in_catalog)},"
+        f" branch => 'main', to => {literal(branch)})"
+    )
+
+
+def drop_branch(name: LakeName, branch: str) -> str:
+    """Let go of a branch, and so of old files that only it still holds."""
+    return f"ALTER TABLE {name.sql} DROP BRANCH IF EXISTS {quoted(branch)}"
+
+
+def newest_commit(name: LakeName, branch: str = "main") -> str:
     """Read which commit of the table is the newest and what it did, if there is one."""
-    current = f"SELECT snapshot_id FROM {name.sql}.refs WHERE name = 'main'"  # noqa: S608 - quoted
+    current = f"SELECT snapshot_id FROM {name.sql}.refs WHERE name = {literal(branch)}"  # noqa: S608 - quoted
     return (
         f"SELECT snapshot_id, summary FROM {name.sql}.snapshots"  # noqa: S608 - quoted
         f" WHERE snapshot_id = ({current})"

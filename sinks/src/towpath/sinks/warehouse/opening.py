@@ -4,8 +4,12 @@ Make a table exist and fit, and look at what its newest commit did.
 Everything is safe to repeat, and to be interrupted at any statement.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from towpath.settings import PartitionField, WarehouseOptions
+from towpath.settings.warehouse import parse_partition
 from towpath.sinks.ports import SqlSession
 from towpath.sinks.warehouse.ddl import (
     FLOOR_PROPERTY,
@@ -14,10 +18,13 @@ from towpath.sinks.warehouse.ddl import (
     evolution,
     identifier_fields,
     key_property,
+    settled,
+    widens,
 )
 from towpath.sinks.warehouse.errors import ForeignTableError
 from towpath.sinks.warehouse.merge import newest_commit
-from towpath.sinks.warehouse.tables import LakeName, LakeTable, literal
+from towpath.sinks.warehouse.partitions import repartition
+from towpath.sinks.warehouse.tables import LakeColumn, LakeName, LakeTable, type_of
 
 
 class Commit(NamedTuple):
@@ -31,51 +38,136 @@ class Commit(NamedTuple):
         """How many rows it wrote, new ones and new versions of old ones."""
         return int(self.summary.get("added-records", 0))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the table has no rows at all, not even replaced ones."""
+        return self.summary.get("total-records") == "0"
 
-def ensure(session: SqlSession, table: LakeTable) -> None:
+
+class Found(NamedTuple):
+    """A table as it stands: its columns and their types, its split, its properties."""
+
+    columns: dict[str, str]
+    partition: tuple[PartitionField, ...]
+    properties: dict[str, str]
+
+    @property
+    def floor(self) -> str | None:
+        """The floor that the table remembers, if it has one."""
+        return self.properties.get(FLOOR_PROPERTY)
+
+
+def ensure(
+    session: SqlSession,
+    table: LakeTable,
+    options: WarehouseOptions,
+    before_gain: Callable[[Sequence[str]], None],
+) -> tuple[LakeTable, Found]:
     """
     Create the table, or add to it what it lacks.
 
+    Args:
+        session: The engine.
+        table: What is wanted.
+        options: Its partitions and properties.
+        before_gain: Called with the columns that the table is about to gain.
+
+    Returns:
+        The table with the columns that it has beside the wanted ones and the types that
+        are wider than wanted, and what was found.
+
     Raises:
         ForeignTableError: It exists with another key or with columns that do not fit.
+        PartitionFieldError: It cannot be split as it is configured.
     """
-    for statement in creation(table):
+    for statement in creation(table, options):
         session.sql(statement)
-    _check_key(session, table)
+    found = look(session, table.name)
+    _check_key(table, found)
+    whole = replace(
+        table,
+        columns=tuple(_as_wide(column, found) for column in table.columns),
+        retained=_retained(table, found),
+    )
+    statements = [
+        *evolution(table, found.columns),
+        *repartition(whole, found.partition),
+        *settled(table, options, found.properties),
+    ]
+    gained = [c.name for c in table.columns if c.name not in found.columns]
+    if gained:
+        before_gain(gained)
     session.sql(identifier_fields(table))
-    for statement in evolution(table, _columns(session, table.name)):
+    for statement in statements:
         session.sql(statement)
+    return whole, found
 
 
-def newest(session: SqlSession, name: LakeName) -> Commit | None:
-    """Return the table's newest commit; a table never written to has none."""
-    rows = session.sql(newest_commit(name)).to_pylist()
+def look(session: SqlSession, name: LakeName) -> Found:
+    """Read how a table stands."""
+    described = session.sql(f"DESCRIBE TABLE {name.sql}").to_pylist()
+    pairs = [(row["col_name"], row["data_type"]) for row in described]
+    ends = [n for n, (name, _) in enumerate(pairs) if not name or name[0] == "#"]
+    end = ends[0] if ends else len(pairs)
+    stored = session.sql(f"SHOW TBLPROPERTIES {name.sql}").to_pylist()
+    return Found(
+        dict(pairs[:end]),
+        _partition(pairs[end:]),
+        {row["key"]: row["value"] for row in stored},
+    )
+
+
+def newest(session: SqlSession, name: LakeName, branch: str = "main") -> Commit | None:
+    """Return a branch's newest commit; a table never written to has none."""
+    rows = session.sql(newest_commit(name, branch)).to_pylist()
     if not rows:
         return None
     return Commit(rows[0]["snapshot_id"], dict(rows[0]["summary"]))
 
 
-def remembered_floor(session: SqlSession, table: LakeTable) -> str | None:
-    """Return the floor that a table remembers, if it has one."""
-    statement = f"SHOW TBLPROPERTIES {table.name.sql}"
-    found = session.sql(statement).to_pylist()
-    values: dict[str, str] = {row["key"]: row["value"] for row in found}
-    return values.get(FLOOR_PROPERTY)
+def _partition(pairs: Sequence[tuple[str, str]]) -> tuple[PartitionField, ...]:
+    """
+    Read the partition fields behind the columns of a description.
+
+    Bare columns alone are listed like columns; as soon as there is a transform, all
+    stand as ``Part 0``, ``Part 1``.
+    """
+    fields = []
+    inside = False
+    for name, kind in pairs:
+        if name.startswith("# Partition"):
+            inside = True
+        elif name.startswith("# col_name"):
+            continue
+        elif not name or name[0] == "#":
+            inside = False
+        elif inside:
+            text = kind if name.startswith("Part ") else name
+            fields.append(parse_partition(text.replace("`", "")))
+    return tuple(fields)
 
 
-def _columns(session: SqlSession, name: LakeName) -> dict[str, str]:
-    described = session.sql(f"DESCRIBE TABLE {name.sql}").to_pylist()
-    columns = {}
-    for row in described:
-        if not row["col_name"] or row["col_name"].startswith("# "):
-            break
-        columns[row["col_name"]] = row["data_type"]
-    return columns
+def _retained(table: LakeTable, found: Found) -> tuple[LakeColumn, ...]:
+    wanted = {column.name for column in table.columns}
+    kept = [
+        (name, type_of(ddl))
+        for name, ddl in found.columns.items()
+        if name not in wanted
+    ]
+    return tuple(LakeColumn(name, kind) for name, kind in kept if kind is not None)
 
 
-def _check_key(session: SqlSession, table: LakeTable) -> None:
-    statement = f"SHOW TBLPROPERTIES {table.name.sql} ({literal(KEY_PROPERTY)})"
-    stored = session.sql(statement).to_pylist()[0]["value"]
+def _as_wide(column: LakeColumn, found: Found) -> LakeColumn:
+    """Keep a wider type: records from before it was narrowed can come again."""
+    ddl = found.columns.get(column.name)
+    kind = None if ddl is None else type_of(ddl)
+    if ddl is None or kind is None or not widens(column.type.ddl, ddl):
+        return column
+    return replace(column, type=kind)
+
+
+def _check_key(table: LakeTable, found: Found) -> None:
+    stored = found.properties.get(KEY_PROPERTY)
     if stored != key_property(table):
         name = f"{table.name.namespace}.{table.name.table}"
         message = f"{name}: its key is {stored}, the source's is {key_property(table)}"

@@ -1,7 +1,8 @@
 """
 Partial changes: those that rest upon a row which only the warehouse still has.
 
-A partial change whose row is absent or deleted is refused. Looking first and writing
+A partial change whose row is absent or deleted is refused, and its row asked for.
+Looking first and writing
 then is safe, because there is one writer.
 """
 
@@ -37,7 +38,7 @@ def without_absent(session: SqlSession, table: LakeTable, laid: Laid) -> Laid:
         tuple(laid.changes[n] for n in places if n not in absent),
         (
             *laid.refused,
-            *(Refusal(laid.changes[n], ABSENT_ROW) for n in sorted(absent)),
+            *(Refusal(laid.changes[n], ABSENT_ROW, asks=True) for n in sorted(absent)),
         ),
     )
 

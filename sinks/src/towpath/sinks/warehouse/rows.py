@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from towpath.sinks.change import Change, EventRow, Refusal, Value
 from towpath.sinks.values import text_of
@@ -47,10 +48,19 @@ class LaidEvents(NamedTuple):
     untimed: int
 
 
-def lay_out(table: LakeTable, changes: Sequence[Change]) -> Laid:
-    """Lay out changes; a column that the table lacks is left out."""
+def lay_out(
+    table: LakeTable, changes: Sequence[Change], retained: frozenset[str] = frozenset()
+) -> Laid:
+    """
+    Lay out changes; a column that the table lacks is left out.
+
+    Args:
+        table: Where they go.
+        changes: At most one per key.
+        retained: Columns that the source has dropped: a row without one keeps it.
+    """
     try:
-        return Laid(_whole(table, changes), tuple(changes), ())
+        return Laid(_whole(table, changes, retained), tuple(changes), ())
     except _MISFIT:
         fitting, refused = [], []
         for change in changes:
@@ -59,7 +69,8 @@ def lay_out(table: LakeTable, changes: Sequence[Change]) -> Laid:
                 fitting.append(change)
             else:
                 refused.append(Refusal(change, reason))
-        return Laid(_whole(table, fitting), tuple(fitting), tuple(refused))
+        rows = _whole(table, fitting, retained)
+        return Laid(rows, tuple(fitting), tuple(refused))
 
 
 def lay_out_keys(table: LakeTable, changes: Sequence[Change]) -> pa.Table:
@@ -102,7 +113,27 @@ def _time(text: str) -> Any:  # noqa: ANN401 - an Arrow scalar's own value
         return None
 
 
-def _whole(table: LakeTable, changes: Sequence[Change]) -> pa.Table:
+def slices(rows: pa.Table, most_bytes: int) -> list[pa.Table]:
+    """Split rows so that none of the parts is larger, but for a single row."""
+    count = min(-(-rows.nbytes // most_bytes), rows.num_rows)
+    if count <= 1:
+        return [rows] if rows.num_rows else []
+    size = -(-rows.num_rows // count)
+    return [rows.slice(begin, size) for begin in range(0, rows.num_rows, size)]
+
+
+def key_span(table: LakeTable, rows: pa.Table) -> tuple[int, int] | None:
+    """Return the span of the key's first column, if it is of integers."""
+    first = rows.column(table.key[0])
+    if not pa.types.is_integer(first.type) or not rows.num_rows:
+        return None
+    span = pc.min_max(first).as_py()
+    return span["min"], span["max"]
+
+
+def _whole(
+    table: LakeTable, changes: Sequence[Change], retained: frozenset[str]
+) -> pa.Table:
     rows = [_fields(change) for change in changes]
     arrays = []
     for column in table.columns:
@@ -113,8 +144,11 @@ def _whole(table: LakeTable, changes: Sequence[Change]) -> pa.Table:
         else:
             arrays.append(_array(column, [row.get(column.name) for row in rows]))
     laid = pa.table(arrays, schema=table.schema)
-    if any(change.unchanged for change in changes):
-        kept = [sorted(change.unchanged) for change in changes]
+    if retained or any(change.unchanged for change in changes):
+        kept = [
+            sorted(c.unchanged | (retained - row.keys()))
+            for c, row in zip(changes, rows, strict=True)
+        ]
         laid = laid.append_column(KEPT, pa.array(kept, pa.list_(pa.string())))
     return laid
 

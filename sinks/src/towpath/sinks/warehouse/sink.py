@@ -2,37 +2,43 @@
 Writes rows and events into the warehouse: one guarded statement per table and batch.
 
 A statement that returns is committed, so ``flush`` has nothing to wait for; it is where
-compaction runs, between batches, because there is one writer. A table that was never
-written to is filled by a plain append: it holds nothing that could be newer, and the
-batch has each key once. Whether it was written to is asked of the table itself, again
-after every statement that failed, because a failed statement may have committed.
+upkeep runs, between batches, because there is one writer. Tables are in ``shelves``,
+how rows are written is in ``writing``.
 """
 
+import uuid
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Final, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 
-from towpath.schemas.failure import TowpathError
-from towpath.settings import Route, RouteKind, Sink
-from towpath.sinks.change import Change, EventRow
-from towpath.sinks.errors import ShapeUnknownError
+from towpath.schemas.clock import Clock, SystemClock
+from towpath.settings import RouteKind, Sink
+from towpath.sinks.change import Change, EventRow, Refusal
+from towpath.sinks.columns import Columns
+from towpath.sinks.errors import ShapeUnknownError, StatementRefusedError
 from towpath.sinks.floors import Floors
-from towpath.sinks.ports import Batch, Checkpoint, RelationSource, SqlSession
-from towpath.sinks.tally import Tally
-from towpath.sinks.warehouse import compaction, merge, rows
-from towpath.sinks.warehouse.ddl import floor_property, live_view
-from towpath.sinks.warehouse.opening import Commit, ensure, newest, remembered_floor
-from towpath.sinks.warehouse.partial import without_absent
-from towpath.sinks.warehouse.tables import (
-    LakeName,
-    LakeTable,
-    current_state,
-    event_log,
+from towpath.sinks.ports import (
+    Batch,
+    Checkpoint,
+    RelationSource,
+    Repairs,
+    SqlSession,
 )
-
-_BATCH: Final = "towpath_batch"
+from towpath.sinks.tally import Tally
+from towpath.sinks.warehouse import bulk, merge, rows
+from towpath.sinks.warehouse.ddl import floor_property
+from towpath.sinks.warehouse.partial import without_absent
+from towpath.sinks.warehouse.shelves import UNFIT, Shelves
+from towpath.sinks.warehouse.tables import POSITION, LakeTable, lake_name
+from towpath.sinks.warehouse.upkeep import Upkeep
+from towpath.sinks.warehouse.upkeeping import carry_out
+from towpath.sinks.warehouse.writing import BATCH, Rows, Writer
 
 _log = structlog.get_logger("towpath.sinks.warehouse")
 
@@ -43,7 +49,12 @@ class WarehouseSink:
     """One warehouse, written by one sink."""
 
     def __init__(
-        self, sink: Sink, relations: RelationSource, session: SqlSession
+        self,
+        sink: Sink,
+        relations: RelationSource,
+        session: SqlSession,
+        repairs: Repairs | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """
         Describe the warehouse; nothing is opened yet.
@@ -52,149 +63,163 @@ class WarehouseSink:
             sink: Its routes; the session already knows its catalog (``catalog_conf``).
             relations: The shapes of the routes' tables.
             session: The engine that writes. It belongs to the caller.
+            repairs: Has tables read anew that gain a column; without it, old rows keep
+                null there.
+            clock: For upkeep by age; left out, the machine's.
         """
-        self._routes: dict[str, Route] = {route.name: route for route in sink.route}
-        self._relations = relations
+        self._kinds = {route.name: route.kind for route in sink.route}
         self._session = session
-        self._tables: dict[str, LakeTable] = {}
-        self._newest: dict[LakeName, Commit] = {}
-        self._compaction = compaction.Compaction()
+        # Nobody else's: who is taken for dead must not write to another's.
+        branch = f"towpath_{uuid.uuid4().hex}"
+        self._shelves = Shelves(sink, relations, session, repairs, branch)
+        self._upkeep = Upkeep(sink.warehouse, clock or SystemClock())
+        self._writer = Writer(session, sink.warehouse, self._upkeep, branch)
         self._left_out: set[tuple[str, str]] = set()
         self._floors = Floors()
         self._tally = Tally()
 
     def open(self) -> None:
-        for route in self._routes.values():
+        self._shelves.check()
+        for name in self._kinds:
             try:
-                self._table(route)
+                self._fitting_table(name)
             except ShapeUnknownError:
                 # Announced with the table's first record, which is when it is needed.
-                _log.info("table not announced yet", route=route.name)
+                _log.info("table not announced yet", route=name)
 
     def apply(self, batch: Batch) -> None:
         tally = Tally()
+        self._shelves.follow({c.route for c in batch.changes})
         # Opened first: a table may remember a floor of its own.
         for name in {c.route for c in batch.changes} | {f.route for f in batch.floors}:
-            self._table(self._routes[name])
+            self._fitting_table(name)
         for name, floor in self._floors.due(batch.floors):
-            self._sweep(self._routes[name], floor)
-        for route, changes in _by_route(self._floors.above(batch.changes, tally)):
-            self._upsert(self._routes[route], changes, tally)
-        for route, events in _by_route(batch.events):
-            self._append(self._routes[route], events, tally)
+            self._sweep(name, floor)
+        for name, changes in _by_route(self._floors.above(batch.changes, tally)):
+            self._upsert(name, changes, tally)
+        for name, events in _by_route(batch.events):
+            self._append(name, events, tally)
+        if batch.safe is not None:
+            self._upkeep.safe_below(batch.safe)
         self._tally.add(tally)
 
+    def take_columns(self, columns: Columns) -> pa.Array | None:
+        self._shelves.follow({columns.route})
+        table = self._fitting_table(columns.route)
+        taken = None if table is None else bulk.take(table, columns)
+        if table is None or taken is None:
+            return None
+        laid = taken.rows
+        floor = self._floors.of(columns.route)
+        if floor is not None:
+            laid = laid.filter(pc.greater_equal(laid.column(POSITION), floor))
+        guarded = partial(_upsert_statement, table, frozenset())
+        applied = self._writer.write(Rows(table, laid, guarded))
+        self._tally.applied += applied
+        self._tally.stale += len(taken.rows) - applied
+        return taken.places
+
     def flush(self) -> Checkpoint:
-        due = self._compaction.due()
-        if due is not None:
-            self._compact(due)
+        carry_out(self._session, self._upkeep, self._writer)
         return self._tally.take()
 
     def close(self) -> None:
         """Nothing to let go of: the session belongs to the caller."""
 
-    def _table(self, route: Route) -> LakeTable:
+    def _fitting_table(self, name: str) -> LakeTable | None:
+        """Return a route's table, or hold the route back if it has none that fits."""
+        try:
+            return self._table(name)
+        except UNFIT as error:
+            self._shelves.hold(name, error)
+            return None
+
+    def _table(self, name: str) -> LakeTable:
         """Return a route's table; the first time, make it exist and fit."""
-        table = self._tables.get(route.name)
-        if table is not None:
-            return table
-        if route.kind is RouteKind.EVENT_LOG:
-            table = event_log(route.name)
-            ensure(self._session, table)
-        else:
-            table = current_state(route.name, self._relations.shape(route.topic))
-            ensure(self._session, table)
-            self._session.sql(live_view(table))
-            self._floors.learn(route.name, remembered_floor(self._session, table))
-        self._tables[route.name] = table
+        table, found = self._shelves.open(name)
+        is_log = self._kinds[name] is RouteKind.EVENT_LOG
+        if found is not None:
+            self._writer.forget(table.name)
+            self._upkeep.take_on(table.name, has_tombstones=not is_log)
+            self._floors.learn(name, found.floor)
         return table
 
-    def _refreshed_table(self, route: Route) -> LakeTable:
-        """Return a route's table, made to fit what was announced since."""
-        self._relations.refresh()
-        shape = self._relations.shape(route.topic)
-        if current_state(route.name, shape) != self._table(route):
-            del self._tables[route.name]
-        return self._table(route)
-
-    def _upsert(self, route: Route, changes: list[Change], tally: Tally) -> None:
-        table = self._table(route)
-        if _unknown_columns(table, changes):
-            table = self._refreshed_table(route)
-            self._tell_left_out(route, _unknown_columns(table, changes))
-        laid = rows.lay_out(table, changes)
-        if laid.refused:
-            table = self._refreshed_table(route)
-            laid = rows.lay_out(table, changes)
+    def _upsert(self, name: str, changes: list[Change], tally: Tally) -> None:
+        table = self._fitting_table(name)
+        if table is None:
+            reason = self._shelves.reason(name)
+            tally.refused += [Refusal(change, reason) for change in changes]
+            return
+        table, retained = self._with_retained(name, table, changes)
+        laid = rows.lay_out(table, changes, retained)
         laid = without_absent(self._session, table, laid)
         tally.refused += laid.refused
         if laid.changes:
-            kept = frozenset().union(*(change.unchanged for change in laid.changes))
-            self._session.register(_BATCH, laid.rows)
-            applied = self._write(table, merge.upsert(table, _BATCH, kept))
+            kept = retained.union(*(change.unchanged for change in laid.changes))
+            guarded = partial(_upsert_statement, table, kept)
+            applied = self._writer.write(Rows(table, laid.rows, guarded))
             tally.applied += applied
             tally.stale += len(laid.changes) - applied
 
-    def _sweep(self, route: Route, floor: str) -> None:
-        """Remember a floor, then take away what is below it."""
-        table = self._table(route)
-        self._session.sql(floor_property(table, floor))
-        self._floors.learn(route.name, floor)
-        self._newest.pop(table.name, None)
-        self._session.sql(merge.sweep(table, floor))
-        self._floors.carried_out(route.name, floor)
-        _log.info("rows below a floor taken away", route=route.name, floor=floor)
+    def _with_retained(
+        self, name: str, table: LakeTable, changes: Iterable[Change]
+    ) -> tuple[LakeTable, frozenset[str]]:
+        """Add those columns that older records still have and the source has not."""
+        unknown = _unknown_columns(table, changes)
+        carried = tuple(c for c in table.retained if c.name in unknown)
+        names = frozenset(column.name for column in carried)
+        self._tell_left_out(name, unknown - names)
+        return replace(table, columns=(*table.columns, *carried)), names
 
-    def _append(self, route: Route, events: list[EventRow], tally: Tally) -> None:
-        table = self._table(route)
+    def _sweep(self, name: str, floor: str) -> None:
+        """Remember a floor, then take away what is below it."""
+        place = lake_name(name)
+        try:
+            self._session.sql(floor_property(place, floor))
+        except StatementRefusedError as error:
+            if self._fitting_table(name) is not None:
+                raise
+            # Held back, and there is no table: nothing is below any floor.
+            _log.warning("floor without a table", route=name, error=str(error))
+            return
+        self._floors.learn(name, floor)
+        self._writer.forget(place)
+        self._session.sql(merge.sweep(place, floor))
+        self._floors.carried_out(name, floor)
+        _log.info("rows below a floor taken away", route=name, floor=floor)
+
+    def _append(self, name: str, events: list[EventRow], tally: Tally) -> None:
+        table = self._fitting_table(name)
+        if table is None:
+            reason = self._shelves.reason(name)
+            tally.refused_events |= {event.origin: reason for event in events}
+            return
         laid = rows.lay_out_events(table, events)
         if laid.untimed:
             _log.warning(
                 "the warehouse cannot hold the time of some events",
-                route=route.name,
+                route=name,
                 events=laid.untimed,
             )
-        self._session.register(_BATCH, laid.rows)
-        applied = self._write(
-            table, merge.insert_new(table, _BATCH, laid.occurred_between)
-        )
+        statement = merge.insert_new(table, BATCH, laid.occurred_between)
+        applied = self._writer.write(Rows(table, laid.rows, lambda _: statement))
         tally.applied += applied
         tally.stale += len(events) - applied
 
-    def _write(self, table: LakeTable, guarded: str) -> int:
-        """Write the batch, guarded unless the table is new; return the rows written."""
-        # Forgotten while the statement runs: if it fails, the table is asked again.
-        before = self._newest.pop(table.name, None) or newest(self._session, table.name)
-        self._session.sql(merge.append(table, _BATCH) if before is None else guarded)
-        after = newest(self._session, table.name)
-        if after is None or after == before:
-            return 0
-        self._newest[table.name] = after
-        self._compaction.note(table.name, after.summary)
-        return after.added_rows
-
-    def _tell_left_out(self, route: Route, names: Iterable[str]) -> None:
-        """Say once that an older record has a column which the source dropped."""
+    def _tell_left_out(self, route: str, names: Iterable[str]) -> None:
+        """Say once that an older record has a column which the table never had."""
         for name in names:
-            if (route.name, name) not in self._left_out:
-                self._left_out.add((route.name, name))
+            if (route, name) not in self._left_out:
+                self._left_out.add((route, name))
                 _log.warning(
                     "column left out: the source no longer has it",
-                    route=route.name,
+                    route=route,
                     column=name,
                 )
 
-    def _compact(self, name: LakeName) -> None:
-        try:
-            for statement in compaction.statements(name):
-                self._session.sql(statement)
-        except TowpathError as error:
-            # The rows are safe without it; it is due again when the table has grown.
-            _log.warning("compaction failed", table=name.table, error=str(error))
-        commit = newest(self._session, name)
-        if commit is not None:
-            self._newest[name] = commit
-            self._compaction.settle(name, commit.summary)
+
+def _upsert_statement(table: LakeTable, kept: frozenset[str], part: pa.Table) -> str:
+    return merge.upsert(table, BATCH, kept, rows.key_span(table, part))
 
 
 def _by_route(items: Iterable[_T]) -> list[tuple[str, list[_T]]]:

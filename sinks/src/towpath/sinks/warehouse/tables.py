@@ -7,12 +7,14 @@ the guard compares, and ``_is_deleted``, because a row that is gone stays as a t
 be read). Its view ``<table>_live`` leaves the tombstones out. Pure.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from towpath.settings import PartitionField
 from towpath.sinks.errors import KeylessTableError
 from towpath.sinks.relations import Column, RelationShape
 from towpath.sinks.warehouse.catalog import CATALOG
@@ -36,6 +38,8 @@ _RESERVED: Final = frozenset(
         *(POSITION, IS_DELETED, KEPT, ROW_NUMBER),
     }
 )
+
+_DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
 
 # The widest decimal of the format; wider numerics are kept as text.
 _MAX_PRECISION: Final = 38
@@ -108,16 +112,37 @@ class LakeName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LakeTable:
-    """A table: the columns in order, and those of its key in key order."""
+    """
+    A table: the columns in order, those of its key in key order, how it is split.
+
+    ``retained`` are columns that the source has dropped and the table still has.
+    ``branch`` is where its writer writes, beside what readers see.
+    """
 
     name: LakeName
     columns: tuple[LakeColumn, ...]
     key: tuple[str, ...]
+    partition: tuple[PartitionField, ...] = ()
+    retained: tuple[LakeColumn, ...] = ()
+    branch: str = "towpath"
+
+    @property
+    def beside(self) -> str:
+        """The table's name in a statement that writes to the branch."""
+        return f"{self.name.sql}.{quoted(f'branch_{self.branch}')}"
 
     @property
     def schema(self) -> pa.Schema:
         """The columns as Arrow."""
         return pa.schema([(c.name, c.type.arrow) for c in self.columns])
+
+
+def type_of(ddl: str) -> LakeType | None:
+    """Find a type by the writing engine's name for it."""
+    numeric = _DECIMAL.fullmatch(ddl)
+    if numeric is not None:
+        return _decimal(int(numeric[1]), int(numeric[2]))
+    return next((t for t in (STRING, *_TYPES.values()) if t.ddl == ddl), None)
 
 
 def quoted(identifier: str) -> str:
@@ -144,7 +169,9 @@ def lake_name(route: str) -> LakeName:
     return LakeName(namespace, table)
 
 
-def current_state(route: str, shape: RelationShape) -> LakeTable:
+def current_state(
+    route: str, shape: RelationShape, partition: Iterable[PartitionField] = ()
+) -> LakeTable:
     """
     Describe the table that keeps the newest row of each key.
 
@@ -167,10 +194,11 @@ def current_state(route: str, shape: RelationShape) -> LakeTable:
         lake_name(route),
         (*columns, LakeColumn(POSITION, STRING), LakeColumn(IS_DELETED, BOOLEAN)),
         shape.key,
+        tuple(partition),
     )
 
 
-def event_log(route: str) -> LakeTable:
+def event_log(route: str, partition: Iterable[PartitionField] = ()) -> LakeTable:
     """
     Describe the table that keeps every event, each id once.
 
@@ -183,7 +211,7 @@ def event_log(route: str) -> LakeTable:
         *(LakeColumn(name, STRING) for name in names),
         LakeColumn("occurred_at", TIMESTAMP),
     )
-    return LakeTable(lake_name(route), columns, ("id",))
+    return LakeTable(lake_name(route), columns, ("id",), tuple(partition))
 
 
 def _lake_type(column: Column, *, is_key: bool) -> LakeType:
@@ -200,6 +228,10 @@ def _numeric(column: Column) -> LakeType:
     precision, scale = column.precision_and_scale
     if precision > _MAX_PRECISION or scale > precision:
         return STRING
+    return _decimal(precision, scale)
+
+
+def _decimal(precision: int, scale: int) -> LakeType:
     return LakeType(f"decimal({precision},{scale})", pa.decimal128(precision, scale))
 
 

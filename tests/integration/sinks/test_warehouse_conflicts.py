@@ -1,0 +1,146 @@
+"""The warehouse when somebody else commits between our look and our commit."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from support.lake import Lake, write
+from support.waiting import until
+from towpath.sinks.errors import TargetUnavailableError
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
+
+_WAITING = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
+
+
+class Catalog:
+    """The row of the catalog that says which commit of a table is the newest."""
+
+    def __init__(self, connection, name):
+        self.connection = connection
+        self._place = name.split(".")
+
+    def stands_at(self):
+        """Return the newest commit's file."""
+        told = "SELECT metadata_location FROM iceberg_tables"
+        return self._run(told).fetchone()[0]
+
+    def put(self, location):
+        """Make another commit the newest."""
+        self._run("UPDATE iceberg_tables SET metadata_location = %s", location)
+
+    def _run(self, statement, *values):
+        where = " WHERE table_namespace = %s AND table_name = %s"
+        return self.connection.execute(statement + where, [*values, *self._place])
+
+
+@contextmanager
+def overtaken(lent: Lake, name: str, theirs: Callable[[], object]) -> Iterator[None]:
+    """
+    Have somebody else's commit come between our look and our commit.
+
+    It is made and taken back; then it is made again in a transaction that ends when
+    ours is about to be: whatever runs inside has looked before it, and commits behind.
+    """
+    with psycopg.connect(lent.described.url) as connection:
+        catalog = Catalog(connection, name)
+        before = catalog.stands_at()
+        connection.commit()
+        theirs()
+        after = catalog.stands_at()
+        catalog.put(before)
+        connection.commit()
+        catalog.put(after)
+        with (
+            psycopg.connect(lent.described.url, autocommit=True) as watching,
+            ThreadPoolExecutor(1) as aside,
+        ):
+            done = aside.submit(
+                lambda: (
+                    until(
+                        lambda: watching.execute(_WAITING).fetchone()[0] > 0,
+                        "our commit waits",
+                    ),
+                    connection.commit(),
+                )
+            )
+            yield
+            done.result()
+
+
+def in_the_end(sink, changes=(), events=()):
+    """Write a batch as its query does: again, until it goes through."""
+    for _ in range(3):
+        try:
+            return write(sink, changes, events)
+        except TargetUnavailableError:
+            continue
+    return None
+
+
+@pytest.mark.parametrize("key", [1, 9], ids=["a known key", "a new key"])
+def test_whoever_commits_between_is_met_again(warehouse, key):
+    """The newer of both rows stays, whoever came last, and each key stands once."""
+    write(warehouse.sink(), [warehouse.change(8, 1, {"note": "old"})])
+    sink = warehouse.sink()
+    write(sink, [warehouse.change(9, 2, {"note": "old"})])
+    newer = warehouse.change(32, key, {"note": "theirs"})
+    with overtaken(
+        warehouse, warehouse.orders, lambda: write(warehouse.sink(), [newer])
+    ):
+        told = in_the_end(
+            sink,
+            [
+                warehouse.change(24, key, {"note": "ours"}),
+                warehouse.change(24, 2, {"note": "ours"}),
+            ],
+        )
+    notes = [
+        (row.key, row.fields["note"]) for row in warehouse.reader.rows(warehouse.orders)
+    ]
+    expected = {"1": "old", "2": "ours", str(key): "theirs"}
+
+    assert (1, sorted(expected.items())) == (told.stale, sorted(notes))
+
+
+def test_a_compaction_of_somebody_else_loses_nothing(warehouse):
+    """What they wrote anew is what we meet when the batch comes again."""
+    sink = warehouse.sink()
+    for log_lsn in (8, 16, 24):
+        changes = [warehouse.change(log_lsn, n, {"note": "a"}) for n in range(4)]
+        write(sink, changes)
+    table = f"table => '{warehouse.orders}'"
+    compact = (
+        f"CALL lake.system.rewrite_data_files({table}, "
+        "options => map('delete-file-threshold', '1'))"
+    )
+    with overtaken(warehouse, warehouse.orders, lambda: warehouse.sql(compact)):
+        told = in_the_end(sink, [warehouse.change(32, 2, {"note": "b"})])
+    rows = sorted(
+        (r.key, r.fields["note"]) for r in warehouse.reader.rows(warehouse.orders)
+    )
+
+    assert (1, [("0", "a"), ("1", "a"), ("2", "b"), ("3", "a")]) == (told.applied, rows)
+
+
+def test_an_event_that_somebody_else_appends_between_is_there_once(warehouse):
+    """Two that append the same events end with each of them once."""
+    sink = warehouse.sink()
+    write(warehouse.sink(), events=[warehouse.event(1)])
+    write(sink, events=[warehouse.event(2)])
+    theirs = [warehouse.event(n) for n in (3, 4)]
+    with overtaken(
+        warehouse,
+        warehouse.events,
+        lambda: write(warehouse.sink(), events=theirs),
+    ):
+        in_the_end(sink, events=[warehouse.event(n) for n in (4, 5)])
+    keys = [row.key for row in warehouse.reader.rows(warehouse.events)]
+
+    assert sorted(warehouse.event(n).id for n in range(1, 6)) == sorted(keys)

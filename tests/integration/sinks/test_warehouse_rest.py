@@ -1,0 +1,83 @@
+"""The warehouse behind a REST catalog, with a location, by configuration."""
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from support.lake import Lake, write
+from support.rest_catalog import serving
+from towpath.settings import WarehouseOptions
+from towpath.sinks.errors import TargetUnavailableError
+from towpath.sinks.jobs.session import SparkSql
+from towpath.sinks.relations import Column
+from towpath.sinks.warehouse.catalog import catalog_conf
+from towpath.sinks.warehouse.reader import WarehouseReader
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def rest(lake, tmp_path) -> Iterator[tuple[Lake, object]]:
+    """Lend a warehouse whose catalog is a server, in a session of its own."""
+    described, _ = lake
+    with serving(tmp_path) as (url, catalog):
+        options = {"catalog": "rest", "location": "lake"}
+        sink = described.model_copy(
+            update={
+                "url": url,
+                "folder": None,
+                "warehouse": WarehouseOptions(**options),
+            }
+        )
+        session = SparkSession.getActiveSession().newSession()
+        for name, value in catalog_conf(sink).items():
+            if name.startswith("spark.sql.catalog."):
+                session.conf.set(name, value)
+        for name in ("jdbc.schema-version", "jdbc.user", "jdbc.password"):
+            session.conf.unset(f"spark.sql.catalog.lake.{name}")
+        lent = Lake(sink, SparkSql(session), **options)
+        yield lent, catalog
+        lent.reader.close()
+
+
+def test_a_rest_catalog_serves_writer_and_reader(rest):
+    """Rows, a partial change, a delete, a new column, the view and the log."""
+    lake, catalog = rest
+    sink = lake.sink()
+    write(
+        sink,
+        [lake.change(8, n, {"note": "a", "body": "{}"}) for n in range(3)],
+        [lake.event(1)],
+    )
+    lake.relations.columns = (*lake.relations.columns, Column("channel", "text"))
+    changes = [
+        lake.change(16, 0, None),
+        lake.change(16, 1, {"note": "b", "channel": "web"}, unchanged=["body"]),
+    ]
+    told = write(sink, changes, [lake.event(1), lake.event(2)])
+    write(lake.sink(), [lake.change(4, 2, {"note": "stale"})])
+    live = lake.sql("SELECT id, note, body FROM {t}_live ORDER BY id")
+
+    assert (3, 1, ()) == (told.applied, told.stale, told.refused)
+    assert {"1": "b", "2": "a"} == lake.notes()
+    assert [(1, "b", "{}"), (2, "a", "{}")] == [tuple(r.values()) for r in live]
+    assert 2 == len(list(lake.reader.rows(lake.events)))
+    assert catalog.requests > 20
+
+
+def test_a_table_that_is_not_there_holds_nothing(rest):
+    """As behind any catalog."""
+    lake, _ = rest
+
+    assert [] == list(lake.reader.rows("shop.never"))
+
+
+def test_a_rest_catalog_that_does_not_answer_is_unavailable(rest, unused_port):
+    """A reader that cannot read says so, and never that there is nothing."""
+    lake, _ = rest
+    url = f"http://127.0.0.1:{unused_port}"
+    reader = WarehouseReader(lake.described.model_copy(update={"url": url}))
+
+    with pytest.raises(TargetUnavailableError, match="cannot be read"):
+        list(reader.rows(lake.orders))

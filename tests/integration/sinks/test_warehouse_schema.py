@@ -1,0 +1,228 @@
+"""The warehouse while its source's tables change: nothing is lost, no one waits."""
+
+import pytest
+
+from support.lake import COLUMNS, ROW, FaultySession, write
+from towpath.schemas.failure import UnavailableError
+from towpath.settings import Route
+from towpath.sinks.change import Floor, Origin
+from towpath.sinks.ports import Batch
+from towpath.sinks.relations import Column
+from towpath.sinks.warehouse.errors import PartitionFieldError
+from towpath.sinks.warehouse.sink import WarehouseSink
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
+
+ID, *OTHERS = COLUMNS
+
+
+def without(name):
+    """Return the columns without one."""
+    return tuple(c for c in COLUMNS if c.name != name)
+
+
+def test_a_column_that_is_added_is_asked_for_and_taken(warehouse):
+    """Old rows are null until they are read anew; the ask comes with its reason."""
+    sink = warehouse.sink()
+    write(sink, [warehouse.change(8, key, {"note": "x"}) for key in (1, 2)])
+    warehouse.relations.columns = (*COLUMNS, Column("channel", "text"))
+    write(sink, [warehouse.change(16, 2, {"note": "x", "channel": "web"})])
+
+    assert {"1": None, "2": "web"} == {
+        key: row.fields["channel"] for key, row in warehouse.rows().items()
+    }
+    ((route, why),) = warehouse.repairs.asked
+    assert (warehouse.orders, True) == (route, why.endswith("gains channel"))
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupted_addition_is_asked_for_again(warehouse, after):
+    """Who asks first and adds then never has a column whose rows nobody asked for."""
+    write(warehouse.sink(), [warehouse.change(8, 1, {"note": "x"})])
+    warehouse.relations.columns = (*COLUMNS, Column("channel", "text"))
+    with pytest.raises(UnavailableError, match="lost"):
+        warehouse.sink(
+            FaultySession(
+                warehouse.session,
+                f"ALTER TABLE lake.{_quoted(warehouse.orders)} ADD",
+                after=after,
+            )
+        )
+    asked = len(warehouse.repairs.asked)
+    warehouse.sink()
+
+    assert (1, 1 if after else 2) == (asked, len(warehouse.repairs.asked))
+
+
+def _quoted(name):
+    return ".".join(f"`{part}`" for part in name.split("."))
+
+
+def test_a_column_that_is_dropped_stays_readable(warehouse):
+    """Its values stay, an older record still brings its own, new rows are null."""
+    sink = warehouse.sink()
+    write(sink, [warehouse.change(8, key, {"note": "x"}) for key in (1, 2)])
+    warehouse.relations.columns = without("note")
+    write(
+        sink,
+        [
+            warehouse.change(16, 1, {"paid": True}),
+            warehouse.change(12, 2, {"note": "late", "paid": True}),
+            warehouse.change(16, 3, {"paid": True}),
+        ],
+    )
+
+    assert {"1": ("x", True), "2": ("late", True), "3": (None, True)} == {
+        key: (row.fields["note"], row.fields["paid"])
+        for key, row in warehouse.rows().items()
+    }
+
+
+def test_a_column_that_is_renamed_is_read_anew(warehouse):
+    """The new name is a column of its own, filled as rows come; the old one stays."""
+    sink = warehouse.sink()
+    write(sink, [warehouse.change(8, 1, {"note": "x"})])
+    warehouse.relations.columns = (*without("note"), Column("remark", "text"))
+    write(sink, [warehouse.change(16, 2, {"remark": "y"})])
+    write(sink, [warehouse.change(16, 1, {"remark": "x"})])
+    live = warehouse.sql("SELECT * FROM {t}_live ORDER BY id")
+
+    assert ["x", "y"] == [row["remark"] for row in live]
+    assert (1, False, "x") == (
+        len(warehouse.repairs.asked),
+        "note" in live[0],
+        warehouse.rows()["1"].fields["note"],
+    )
+
+
+def test_a_column_is_widened_when_its_values_outgrow_it(warehouse):
+    """An integer that became a bigint is announced, and its rows are not refused."""
+    sink = warehouse.sink()
+    write(sink, [warehouse.change(8, 1, {"note": "x"})])
+    warehouse.relations.columns = (Column("id", "bigint"), *OTHERS)
+    checkpoint = write(sink, [warehouse.change(16, 2**40, {"note": "y"})])
+
+    assert ((), {"1", str(2**40)}) == (checkpoint.refused, set(warehouse.rows()))
+
+
+def test_a_column_that_the_table_never_had_is_left_out(warehouse):
+    """An older record's column that no shape has any more is left out."""
+    sink = warehouse.sink()
+    write(sink, [warehouse.change(8, 1, {"note": "x", "gone": "y"})])
+
+    assert "gone" not in warehouse.rows()["1"].fields
+
+
+def test_a_change_that_cannot_be_followed_holds_back_its_route_alone(warehouse):
+    """Its changes are refused with the cure, events go on, and so does it later."""
+    sink = warehouse.sink()
+    write(sink, [warehouse.change(8, 1, {"note": "x"})])
+    warehouse.relations.columns = (*without("note"), Column("note", "integer"))
+    told = write(
+        sink,
+        [warehouse.change(16, 1, {"note": 5})],
+        [warehouse.event(n) for n in (1, 2)],
+    )
+    (refusal,) = told.refused
+    assert (2, (1,), False) == (told.applied, refusal.change.key, refusal.asks)
+    assert "column note is string" in refusal.reason
+    assert "Drop the warehouse's table" in refusal.reason
+    assert {"1": "x"} == warehouse.notes()
+    warehouse.sql("DROP TABLE {t}")
+    assert () == write(sink, [warehouse.change(16, 1, {"note": 5})]).refused
+
+    assert {"1": 5} == warehouse.notes()
+
+
+def test_a_log_that_finds_another_table_in_its_place_holds_back_itself_alone(warehouse):
+    """Its events are refused with the cure, rows go on, and so does it later."""
+    warehouse.sql("CREATE NAMESPACE IF NOT EXISTS lake.shop")
+    warehouse.sql("CREATE TABLE {e} (id int, name string) USING iceberg")
+    sink = warehouse.sink()
+    event = warehouse.event(1)
+    told = write(sink, [warehouse.change(8, 1, {"note": "x"})], [event])
+    assert (1, [event.origin]) == (told.applied, [*told.refused_events])
+    assert "Drop the warehouse's table" in told.refused_events[event.origin]
+    warehouse.sql("DROP TABLE {e}")
+    told = write(sink, events=[event])
+
+    assert (1, {}) == (told.applied, told.refused_events)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        (Column("total", "numeric", (4 << 16 | 2) + 4), "-9999999999.99"),
+        (Column("ratio", "real"), 0.1),
+    ],
+)
+def test_a_column_that_is_narrowed_keeps_its_width(warehouse, column, value):
+    """What was wider stays as it is, and so does a record of then that comes late."""
+    sink = warehouse.sink()
+    write(sink, [warehouse.change(8, 1, {column.name: value})])
+    columns = [column if c.name == column.name else c for c in COLUMNS]
+    warehouse.relations.columns = tuple(columns)
+    changes = [
+        warehouse.change(9, 2, {column.name: value}),
+        warehouse.change(16, 3, {column.name: "1.50"}),
+    ]
+    told = write(sink, changes)
+    found = {key: row.fields[column.name] for key, row in warehouse.rows().items()}
+
+    assert () == told.refused
+    assert {"1": value, "2": value, "3": type(value)("1.50")} == found
+
+
+def test_another_key_holds_back_the_route(warehouse):
+    """A table filled by one key cannot be guarded by another, at the start or later."""
+    warehouse.sink()
+    warehouse.relations.columns = (Column("other", "integer"), *COLUMNS)
+    warehouse.relations.key = ("id", "other")
+    told = write(warehouse.sink(), [warehouse.change(8, 1, {"other": 2})])
+
+    assert "its key is" in told.refused[0].reason
+
+
+def test_a_floor_counts_for_a_route_that_is_held_back(warehouse):
+    """What the source truncated is gone, and stays below the floor when it goes on."""
+    sink = warehouse.sink()
+    write(sink, [warehouse.change(8, 1, {"note": "x"})])
+    good = warehouse.relations.columns
+    warehouse.relations.columns = (*without("note"), Column("note", "integer"))
+    floor = Floor(warehouse.orders, "0000000000000010", False, Origin("t", 0, 0))
+    sink.apply(Batch(0, (warehouse.change(24, 2, {"note": 5}),), (), (floor,)))
+    sink.flush()
+    assert {} == warehouse.rows()
+    warehouse.relations.columns = good
+    told = write(warehouse.sink(), [warehouse.change(8, 1, {"note": "x"})])
+
+    assert (1, {}) == (told.stale, warehouse.rows())
+
+
+def test_a_table_is_split_as_configured_and_anew_when_that_changes(warehouse):
+    """Rows stay equal over a change of the split; its files stand in partitions."""
+    changes = [warehouse.change(8, n, ROW | {"day": "2026-02-28"}) for n in range(20)]
+    warehouse.set(partition={warehouse.orders: ("bucket(4, id)",)})
+    write(warehouse.sink(), changes[:10])
+    before = warehouse.sql("SELECT DISTINCT partition.id_bucket b FROM {t}.files")
+    warehouse.set(partition={warehouse.orders: ("day", "bucket(2, id)")})
+    sink = warehouse.sink()
+    write(sink, changes)
+    write(warehouse.sink(), [warehouse.change(16, 3, None)])
+    days = warehouse.sql("SELECT DISTINCT partition.day d FROM {t}.files")
+
+    assert (True, 2, 20) == (len(before) > 1, len(days), len(warehouse.rows()))
+    assert {str(n) for n in range(20) if n != 3} == set(warehouse.notes())
+
+
+def test_a_split_of_an_unknown_route_or_column_is_a_mistake(warehouse):
+    """The sink does not open, and says which."""
+    warehouse.set(partition={"shop.nowhere": ("id",)})
+    with pytest.raises(PartitionFieldError, match=r"no route is named shop\.nowhere"):
+        warehouse.sink()
+    route = Route(topic="t", name=f"{warehouse.orders}_2")
+    warehouse.set(partition={route.name: ("gone",)})
+    sink = warehouse.described.model_copy(update={"route": (route,)})
+
+    with pytest.raises(PartitionFieldError, match="no column gone"):
+        WarehouseSink(sink, warehouse.relations, warehouse.session).open()

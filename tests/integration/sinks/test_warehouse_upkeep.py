@@ -1,0 +1,97 @@
+"""The warehouse between batches: compacted, purged, and readable as it once was."""
+
+import pytest
+
+from support.lake import FaultySession, write
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
+
+
+def test_compaction_keeps_the_contents(warehouse):
+    """Few files are left, every row and tombstone stays, and the guard still holds."""
+    warehouse.set(compact_after_files=8)
+    sink = warehouse.sink()
+    for number in range(1, 7):
+        told = {"note": str(number)}
+        write(sink, [warehouse.change(number * 8, key, told) for key in range(number)])
+    write(sink, [warehouse.change(80, 0, None)])
+    files = len(warehouse.sql("SELECT content FROM {t}.files"))
+    write(sink, [warehouse.change(8, key, {"note": "stale"}) for key in range(6)])
+
+    assert files < 8
+    assert {"1": "6", "2": "6", "3": "6", "4": "6", "5": "6"} == warehouse.notes()
+    assert warehouse.rows()["0"].is_deleted
+
+
+def test_tombstones_go_when_nothing_below_them_can_come_again(warehouse):
+    """Those above the safe position stay, and so does every row that lives."""
+    warehouse.set(compact_after_s=60)
+    sink = warehouse.sink()
+    write(sink, [warehouse.change(8, key, {"note": "x"}) for key in range(4)])
+    write(sink, [warehouse.change(16, 0, None), warehouse.change(32, 1, None)])
+    safe = warehouse.change(24, 0, None).position
+    write(sink, [], safe=safe)
+    assert 4 == len(warehouse.rows())
+    warehouse.clock.ahead_s += 61
+    write(sink)
+
+    assert {"1": True, "2": False, "3": False} == {
+        key: row.is_deleted for key, row in warehouse.rows().items()
+    }
+
+
+@pytest.mark.parametrize("begins", ["CALL lake.system.rewrite", "DELETE"])
+def test_failing_upkeep_fails_no_batch(warehouse, begins):
+    """The batch counts as written, the next one is too, and all rows are there."""
+    warehouse.set(compact_after_files=2)
+    sink = warehouse.sink(FaultySession(warehouse.session, begins, after=False))
+    told = []
+    for number in range(3):
+        change = warehouse.change(8 + number * 8, 1, {"note": str(number)})
+        told.append(write(sink, [change], safe="1").applied)
+
+    assert ([1, 1, 1], {"1": "2"}) == (told, warehouse.notes())
+
+
+def test_a_table_is_read_as_it_once_was(warehouse):
+    """By version and by time; what was deleted since is there again."""
+    sink = warehouse.sink()
+    write(sink, [warehouse.change(8, n, {"note": "then"}) for n in (1, 2)])
+    seen = "SELECT snapshot_id, made_current_at FROM {t}.history"
+    then = warehouse.sql(f"{seen} ORDER BY made_current_at")[-1]
+    write(
+        sink, [warehouse.change(16, 1, None), warehouse.change(16, 2, {"note": "now"})]
+    )
+    version, at = then["snapshot_id"], then["made_current_at"].isoformat()
+    ask = "SELECT id, note FROM {t} %s WHERE NOT _is_deleted ORDER BY id"
+    by_version = warehouse.sql(ask % f"VERSION AS OF {version}")
+    by_time = warehouse.sql(ask % f"TIMESTAMP AS OF '{at}'")
+
+    assert {"2": "now"} == warehouse.notes()
+    assert [(1, "then"), (2, "then")] == [(r["id"], r["note"]) for r in by_version]
+    assert by_version == by_time
+
+
+def test_files_and_versions_stay_few_over_many_batches(warehouse):
+    """However many batches come: files, versions and metadata stay bounded."""
+    warehouse.set(
+        compact_after_files=6, history_s=1, history_versions=2, metadata_versions=3
+    )
+    sink = warehouse.sink()
+    files, versions, metadata = [], [], []
+    for number in range(20):
+        write(sink, [warehouse.change(8 + 8 * number, 1, {"note": str(number)})])
+        warehouse.clock.ahead_s += 1
+        files.append(_count(warehouse, "files"))
+        versions.append(_count(warehouse, "snapshots"))
+        metadata.append(_count(warehouse, "metadata_log_entries"))
+
+    assert ({"1": "19"}, True) == (warehouse.notes(), max(metadata) <= 4)
+    assert (True, True) == (max(files) <= 8, min(files[-8:]) <= 2)
+    # Six files take three batches, and what is a second old goes with the next upkeep.
+    assert max(versions) <= 12
+
+
+def _count(lent, what):
+    (row,) = lent.sql(f"SELECT count(*) AS n FROM {{t}}.{what}")  # noqa: S608 - ours
+    return row["n"]

@@ -1,0 +1,167 @@
+"""How the warehouse writes: appended or merged, in parts, and over any failure."""
+
+from contextlib import suppress
+
+import pytest
+
+from support.lake import write
+from towpath.sinks.errors import BatchRefusedError, TargetUnavailableError
+from towpath.sinks.relations import Column
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
+
+
+class Telling:
+    """Keeps the statements that write."""
+
+    def __init__(self, session):
+        self._session = session
+        self.told = []
+
+    def sql(self, text):
+        if text.startswith(("INSERT", "MERGE")) and ".`branch_" in text:
+            self.told.append(text.partition(" ")[0])
+        return self._session.sql(text)
+
+    def register(self, name, table):
+        self._session.register(name, table)
+
+
+def test_new_keys_are_appended_and_known_ones_merged(warehouse):
+    """While all keys are known; another process knows none, and searches."""
+    session = Telling(warehouse.session)
+    sink = warehouse.sink(session)
+    write(sink, [warehouse.change(8, n, {"note": "a"}) for n in range(4)])
+    write(sink, [warehouse.change(8, n, {"note": "a"}) for n in range(4, 8)])
+    write(sink, [warehouse.change(16, n, {"note": "b"}) for n in range(7, 10)])
+    write(sink, [warehouse.change(16, n, {"note": "c"}) for n in range(10, 12)])
+    restarted = write(
+        warehouse.sink(session),
+        [warehouse.change(8, n, {"note": "z"}) for n in (11, 12)],
+    )
+
+    assert ["INSERT", "INSERT", "MERGE", "INSERT", "MERGE"] == session.told
+    assert (1, 1) == (restarted.applied, restarted.stale)
+    assert "aaaaaaabbbccz" == "".join(warehouse.notes()[str(n)] for n in range(13))
+
+
+def test_new_keys_are_still_appended_after_upkeep(warehouse):
+    """Our own upkeep adds no key, and is not taken for somebody else's commit."""
+    warehouse.set(compact_after_files=6)
+    session = Telling(warehouse.session)
+    sink = warehouse.sink(session)
+    for number in range(8):
+        write(sink, [warehouse.change(8, number, {"note": "x"})])
+    operations = warehouse.sql("SELECT operation FROM {t}.snapshots")
+
+    assert (["INSERT"] * 8, 8) == (session.told, len(warehouse.rows()))
+    assert "replace" in {row["operation"] for row in operations}
+
+
+def test_a_table_that_somebody_else_wrote_to_is_searched(warehouse):
+    """Keys that another writer brought are not taken for new."""
+    session = Telling(warehouse.session)
+    sink = warehouse.sink(session)
+    write(sink, [warehouse.change(8, 1, {"note": "a"})])
+    write(warehouse.sink(), [warehouse.change(16, 2, {"note": "theirs"})])
+    told = write(sink, [warehouse.change(8, 2, {"note": "ours"})])
+
+    assert (1, ["INSERT", "MERGE"]) == (told.stale, session.told)
+    assert ["1", "2"] == sorted(r.key for r in warehouse.reader.rows(warehouse.orders))
+
+
+def test_more_keys_than_find_room_are_searched(warehouse):
+    """The memory for keys is bounded; beyond it the table is asked."""
+    warehouse.set(known_keys=5)
+    session = Telling(warehouse.session)
+    sink = warehouse.sink(session)
+    for low in (0, 4, 8):
+        write(sink, [warehouse.change(8, low + n, {"note": "a"}) for n in range(4)])
+
+    assert ["INSERT", "INSERT", "MERGE"] == session.told
+
+
+def test_a_large_batch_is_written_in_parts(warehouse):
+    """Each part is counted, and the whole is safe to repeat by a new sink."""
+    warehouse.set(statement_bytes=2048)
+    session = Telling(warehouse.session)
+    changes = [warehouse.change(8, n, {"note": "x" * 100}) for n in range(40)]
+    first = write(warehouse.sink(session), changes)
+    again = write(warehouse.sink(), [c._replace(position="0") for c in changes])
+
+    assert (40, 40, True) == (first.applied, again.stale, len(session.told) > 2)
+    assert 40 == len(list(warehouse.reader.rows(warehouse.orders)))
+
+
+def test_a_row_that_the_engine_refuses_is_told_from_an_engine_that_fails(warehouse):
+    """Two texts of one key in a batch: the batch is refused, and can be halved."""
+    numeric = Column("id", "numeric", (12 << 16 | 2) + 4)
+    warehouse.relations.columns = (numeric, *warehouse.relations.columns[1:])
+    sink = warehouse.sink()
+    write(sink, [warehouse.change(8, "1.00", {"note": "a"})])
+    one = warehouse.change(16, "1.0", {"note": "b"})
+    other = warehouse.change(24, "1.00", {"note": "c"})
+    with pytest.raises(BatchRefusedError, match="refused a row"):
+        write(sink, [one, other])
+    write(sink, [one])
+    write(sink, [other])
+
+    assert {"1.00": "c"} == warehouse.notes()
+
+
+class Failing:
+    """Fails at one statement of an attempt, and at a later one of the next."""
+
+    def __init__(self, session, *, after):
+        self._session = session
+        self._after = after
+        self._allowed = 0
+        self._count = -1000
+
+    def attempt(self):
+        """Begin anew; one statement more goes through than the last time."""
+        self._allowed += 1
+        self._count = 0
+
+    def sql(self, text):
+        self._count += 1
+        if self._count < self._allowed:
+            return self._session.sql(text)
+        if self._after:
+            self._session.sql(text)
+        message = "killed"
+        raise TargetUnavailableError(message)
+
+    def register(self, name, table):
+        self._session.register(name, table)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_crash_on_either_side_of_every_statement_changes_nothing(warehouse, after):
+    """The batch is repeated after each of them; the end is as without any."""
+    warehouse.set(compact_after_files=2)
+    first = [warehouse.change(8, n, {"note": "a", "body": "{}"}) for n in range(3)]
+    events = [warehouse.event(n) for n in range(3)]
+    second = [
+        warehouse.change(16, 0, None),
+        warehouse.change(16, 1, {"note": "b"}, unchanged=["body"]),
+        warehouse.change(16, 3, {"note": "d"}),
+    ]
+    for changes in (first, second):
+        session = Failing(warehouse.session, after=after)
+        sink = warehouse.sink(session)
+        told = None
+        while told is None:
+            session.attempt()
+            with suppress(TargetUnavailableError):
+                told = write(sink, changes, events)
+        assert () == told.refused
+    rows = sorted(warehouse.reader.rows(warehouse.orders))
+
+    assert [("0", True), ("1", False), ("2", False), ("3", False)] == [
+        (row.key, row.is_deleted) for row in rows
+    ]
+    assert [("b", "{}"), ("a", "{}"), ("d", None)] == [
+        (row.fields["note"], row.fields["body"]) for row in rows[1:]
+    ]
+    assert 3 == len(list(warehouse.reader.rows(warehouse.events)))

@@ -1,0 +1,183 @@
+"""A warehouse with a table and an event log of one test's own."""
+
+import uuid
+
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UnavailableError
+from towpath.settings import Route, RouteKind, WarehouseOptions
+from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
+from towpath.sinks.ports import Batch
+from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.warehouse.reader import WarehouseReader
+from towpath.sinks.warehouse.sink import WarehouseSink
+
+COLUMNS = (
+    Column("id", "integer", nullable=False),
+    Column("total", "numeric", (12 << 16 | 2) + 4),
+    Column("weight", "numeric"),
+    Column("paid", "boolean"),
+    Column("body", "jsonb"),
+    Column("note", "text"),
+    Column("placed_at", "timestamp with time zone"),
+    Column("local_at", "timestamp without time zone"),
+    Column("day", "date"),
+    Column("ratio", "double precision"),
+    Column("raw", "bytea"),
+)
+ROW = {
+    "total": "-9999999999.99",
+    "weight": "1234567890123456789012345678901234567890.5",
+    "paid": True,
+    "body": '{"a": "😀", "b": [1.0, null]}',
+    "note": "quo'te, \\ and\nline, ä",
+    "placed_at": "2026-03-29T01:30:00.000001Z",
+    "local_at": "1066-10-14T09:00:00.999999",
+    "day": "2026-02-28",
+    "ratio": 0.1,
+    "raw": "AAH/",
+}
+
+
+class Relations:
+    """One table's shape."""
+
+    def __init__(self, columns=COLUMNS, key=("id",)):
+        self.columns = columns
+        self.key = key
+
+    def shape(self, _topic):
+        return RelationShape("shop", "orders", self.columns, self.key, "0")
+
+    def refresh(self):
+        """Everything is known already."""
+
+
+class Repairs:
+    """Takes down what it is asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def ask_keys(self, route, keys):
+        self.asked.append((route, tuple(keys)))
+        return True
+
+    def ask_all(self, route, why):
+        self.asked.append((route, why))
+        return True
+
+
+class TurnedClock(SystemClock):
+    """The machine's time, and what the test adds to it."""
+
+    ahead_s = 0.0
+
+    def monotonic_s(self):
+        return super().monotonic_s() + self.ahead_s
+
+
+class FaultySession:
+    """Fails once: at the first statement of a kind, before or after it ran."""
+
+    def __init__(self, session, begins, *, after=True):
+        self._session = session
+        self._begins = begins
+        self._after = after
+
+    def sql(self, text):
+        if not self._begins or not text.startswith(self._begins):
+            return self._session.sql(text)
+        self._begins = ""
+        if self._after:
+            self._session.sql(text)
+        message = "the answer was lost"
+        raise UnavailableError(message)
+
+    def register(self, name, table):
+        self._session.register(name, table)
+
+
+class Lake:
+    """A warehouse with one table and one event log of the test's own."""
+
+    def __init__(self, described, session, **options):
+        unique = uuid.uuid4().hex[:8]
+        self.orders = f"shop.orders_{unique}"
+        self.events = f"shop.events_{unique}"
+        routes = (
+            Route(topic="t", name=self.orders),
+            Route(topic="e.*", name=self.events, kind=RouteKind.EVENT_LOG),
+        )
+        self.described = described.model_copy(update={"route": routes})
+        self.session = session
+        self.relations = Relations()
+        self.repairs = Repairs()
+        self.clock = TurnedClock()
+        self.reader = WarehouseReader(self.described)
+        self.set(**options)
+
+    def set(self, **options):
+        """Configure the warehouse for the sinks that are opened from now on."""
+        chosen = WarehouseOptions(**options)
+        self.described = self.described.model_copy(update={"warehouse": chosen})
+
+    def sink(self, session=None):
+        """Open another sink on the same tables."""
+        opened = WarehouseSink(
+            self.described,
+            self.relations,
+            session or self.session,
+            self.repairs,
+            self.clock,
+        )
+        opened.open()
+        return opened
+
+    def sql(self, text):
+        """Ask the engine; ``{t}`` is the table, ``{e}`` the log."""
+        told = text.format(t=f"lake.{self.orders}", e=f"lake.{self.events}")
+        return self.session.sql(told).to_pylist()
+
+    def notes(self):
+        """Return the note of each key's live row."""
+        rows = self.rows().items()
+        return {k: row.fields["note"] for k, row in rows if not row.is_deleted}
+
+    def change(self, log_lsn, key, row, unchanged=()):
+        """Make a change."""
+        full = None if row is None else {"id": key, **row}
+        return Change(
+            self.orders,
+            (key,),
+            ("id",),
+            f"{log_lsn:016x}.0000000000",
+            full,
+            frozenset(unchanged) or ALL_PRESENT,
+            False,
+            Origin("t", 0, 0),
+        )
+
+    def event(self, number):
+        """Make an event; its id, payload and time follow from its number."""
+        return EventRow(
+            self.events,
+            str(uuid.UUID(int=number)),
+            "order",
+            str(number),
+            "OrderPlaced",
+            f'{{"number": {number}}}',
+            '{"schema": "a:1"}',
+            f"{number:016x}.0000000000",
+            f"2026-01-01T00:{number % 60:02d}:00.000000Z",
+            Origin("e", 0, number),
+        )
+
+    def rows(self):
+        """Read the table back by the second engine."""
+        return {row.key: row for row in self.reader.rows(self.orders)}
+
+
+def write(sink, changes=(), events=(), safe=None):
+    """Apply one batch and return what became of it."""
+    sink.apply(Batch(0, tuple(changes), tuple(events), safe=safe))
+    return sink.flush()

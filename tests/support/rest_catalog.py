@@ -1,0 +1,235 @@
+"""
+A server of the REST catalog API, as small as the warehouse needs one.
+
+Tables and views live in memory, their metadata in files; commits go through
+pyiceberg's own checks of requirements, so that a conflict is one.
+"""
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import CommitTableRequest
+from pyiceberg.table.metadata import new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.table.update import update_table_metadata
+
+_PLACE = "/v1/{prefix}/namespaces/{namespace}"
+ENDPOINTS = [
+    "POST /v1/{prefix}/namespaces",
+    f"GET {_PLACE}",
+    *(f"POST {_PLACE}/{kind}" for kind in ("tables", "views")),
+    *(f"GET {_PLACE}/{kind}s/{{{kind}}}" for kind in ("table", "view")),
+    *(f"POST {_PLACE}/{kind}s/{{{kind}}}" for kind in ("table", "view")),
+]
+
+
+class RefusedError(Exception):
+    """An answer that is not 200."""
+
+    def __init__(self, status, kind):
+        super().__init__(kind)
+        self.status = status
+        self.kind = kind
+
+
+class Catalog:
+    """What the server knows."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._namespaces = set()
+        self._places = {}
+        self._files = {}
+        self.requests = 0
+
+    def answer(self, method, path, body):
+        """Carry out one request."""
+        steps = [unquote(step) for step in path.strip("/").split("/")[1:]]
+        verbs = {
+            ("POST", "namespaces", 1): lambda: self._create_namespace(body),
+            ("GET", "namespaces", 2): lambda: self._namespace(steps[1]),
+            ("POST", "tables", 3): lambda: self._create_table(steps[1], body),
+            ("POST", "views", 3): lambda: self._create_view(steps[1], body),
+            ("GET", "tables", 4): lambda: self._load(tuple(steps[1:])),
+            ("GET", "views", 4): lambda: self._load(tuple(steps[1:])),
+            ("POST", "tables", 4): lambda: self._commit(tuple(steps[1:]), body),
+            ("POST", "views", 4): lambda: self._replace_view(tuple(steps[1:]), body),
+            ("GET", "config", 1): lambda: {
+                "defaults": {},
+                "overrides": {},
+                "endpoints": ENDPOINTS,
+            },
+        }
+        about = steps[2] if steps[2:] else steps[0]
+        verb = verbs.get((method, about, len(steps)))
+        if verb is None:
+            raise RefusedError(406, "UnsupportedOperationException")
+        with self._lock:
+            self.requests += 1
+            return verb()
+
+    def _create_namespace(self, body):
+        (name,) = body["namespace"]
+        if name in self._namespaces:
+            raise RefusedError(409, "AlreadyExistsException")
+        self._namespaces.add(name)
+        return {"namespace": [name], "properties": {}}
+
+    def _namespace(self, name):
+        if name not in self._namespaces:
+            raise RefusedError(404, "NoSuchNamespaceException")
+        return {"namespace": [name], "properties": {}}
+
+    def _create_table(self, namespace, body):
+        place = (namespace, "tables", body["name"])
+        if place in self._places:
+            raise RefusedError(409, "AlreadyExistsException")
+        spec = body.get("partition-spec")
+        metadata = new_table_metadata(
+            schema=Schema.model_validate(body["schema"]),
+            partition_spec=(
+                PartitionSpec.model_validate(spec)
+                if spec
+                else UNPARTITIONED_PARTITION_SPEC
+            ),
+            sort_order=UNSORTED_SORT_ORDER,
+            location=body.get("location") or f"file://{self._folder}/{'/'.join(place)}",
+            properties=body.get("properties", {}),
+        )
+        if body.get("stage-create"):
+            return {"metadata": metadata.model_dump(mode="json")}
+        return self._keep(place, metadata)
+
+    def _commit(self, place, body):
+        if place not in self._places:
+            raise RefusedError(404, "NoSuchTableException")
+        request = CommitTableRequest.model_validate(
+            {"identifier": {"namespace": [place[0]], "name": place[2]}, **body}
+        )
+        found = self._places[place]
+        try:
+            for requirement in request.requirements:
+                requirement.validate(found)
+        except CommitFailedException as error:
+            raise RefusedError(409, "CommitFailedException") from error
+        return self._keep(place, update_table_metadata(found, request.updates))
+
+    def _keep(self, place, metadata):
+        self._places[place] = metadata
+        return self._written(place)
+
+    def _load(self, place):
+        if place not in self._places:
+            kind = "View" if "views" in place else "Table"
+            raise RefusedError(404, f"NoSuch{kind}Exception")
+        # By its file a client knows whether it has this version already.
+        return self._files[place]
+
+    def _written(self, place):
+        found = self._places[place]
+        is_view = isinstance(found, dict)
+        metadata = found if is_view else json.loads(found.model_dump_json())
+        file = self._folder / f"{'-'.join(place)}-{uuid.uuid4().hex}.metadata.json"
+        file.write_text(json.dumps(metadata), encoding="utf-8")
+        told = {"metadata-location": f"file://{file}", "metadata": metadata}
+        self._files[place] = told
+        return told
+
+    def _create_view(self, namespace, body):
+        place = (namespace, "views", body["name"])
+        if place in self._places:
+            raise RefusedError(409, "AlreadyExistsException")
+        version = body["view-version"]
+        schema = body["schema"] | {"schema-id": 0}
+        version |= {"version-id": 1, "schema-id": 0}
+        self._places[place] = {
+            "view-uuid": str(uuid.uuid4()),
+            "format-version": 1,
+            "location": f"file://{self._folder}/{'/'.join(place)}",
+            "schemas": [schema],
+            "current-version-id": 1,
+            "versions": [version],
+            "version-log": [{"version-id": 1, "timestamp-ms": version["timestamp-ms"]}],
+            "properties": body.get("properties", {}),
+        }
+        return self._written(place)
+
+    def _replace_view(self, place, body):
+        view = json.loads(json.dumps(self._places[place]))
+        for update in body["updates"]:
+            if update["action"] == "add-schema":
+                number = len(view["schemas"])
+                view["schemas"].append(update["schema"] | {"schema-id": number})
+            elif update["action"] == "add-view-version":
+                version = update["view-version"]
+                if version["schema-id"] == -1:
+                    version["schema-id"] = len(view["schemas"]) - 1
+                version["version-id"] = len(view["versions"]) + 1
+                view["versions"].append(version)
+        newest = view["versions"][-1]
+        view["current-version-id"] = newest["version-id"]
+        view["version-log"].append(
+            {
+                "version-id": newest["version-id"],
+                "timestamp-ms": newest["timestamp-ms"],
+            }
+        )
+        self._places[place] = view
+        return self._written(place)
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[str, Catalog]]:
+    """Lend a catalog, by its address, whose files stand in a folder."""
+    catalog = Catalog(folder)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _answer(self):
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length) or "{}")
+            try:
+                status = 200
+                told = catalog.answer(self.command, urlsplit(self.path).path, body)
+            except RefusedError as error:
+                status = error.status
+                told = {
+                    "error": {
+                        "message": error.kind,
+                        "type": error.kind,
+                        "code": status,
+                    }
+                }
+            data = json.dumps(told).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST = do_HEAD = do_DELETE = _answer  # noqa: N815 - the server's names
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", catalog
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

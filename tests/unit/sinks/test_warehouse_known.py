@@ -1,0 +1,78 @@
+"""All keys of a table as hashes, and rows in parts of bounded size."""
+
+import pyarrow as pa
+import pytest
+
+from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.warehouse.known import KnownKeys, key_hashes
+from towpath.sinks.warehouse.rows import key_span, slices
+from towpath.sinks.warehouse.tables import current_state
+
+
+def hashes_of(keys):
+    """Hash plain integers."""
+    return pa.array([hash(key) for key in keys], pa.int64())
+
+
+def test_only_new_keys_are_new():
+    """What was learnt is known for good, over any number of small batches."""
+    known = KnownKeys(10_000)
+    for number in range(200):
+        assert known.learn(known.new_of(hashes_of([(number,), (number + 1,)])))
+    new = known.new_of(hashes_of([(0,), (200,), (201,), ("x", None)]))
+
+    assert hashes_of([(201,), ("x", None)]).to_pylist() == new.to_pylist()
+
+
+def test_two_texts_of_one_number_are_one_key():
+    """What the table holds as equal is equal here, or it would stand there twice."""
+    column = Column("id", "numeric", (12 << 16 | 2) + 4)
+    table = current_state("s.t", RelationShape("s", "t", (column,), ("id",), "0"))
+    kind = table.columns[0].type.arrow
+    one, other, third = (
+        key_hashes(table, pa.table({"id": pa.array([text]).cast(kind)}))
+        for text in ("1.0", "1.00", "1.01")
+    )
+
+    assert (True, False) == (one == other, one == third)
+
+
+def test_keys_that_find_no_room_are_told():
+    """Then not all keys are known, and nothing may be taken for new."""
+    known = KnownKeys(3)
+
+    assert [True, True, False] == [
+        known.learn(known.new_of(hashes_of(keys))) for keys in ([1, 2], [2, 3], [4])
+    ]
+
+
+@pytest.mark.parametrize(("most_bytes", "expected"), [(10**6, [100]), (240, [25] * 4)])
+def test_rows_are_split_by_their_bytes(most_bytes, expected):
+    """Every row is in one part, in order, and no part is too large."""
+    rows = pa.table({"n": pa.array(range(100), pa.int64())})
+    parts = slices(rows, most_bytes)
+
+    assert expected == [part.num_rows for part in parts]
+    assert list(range(100)) == pa.concat_tables(parts).column("n").to_pylist()
+
+
+def test_a_row_larger_than_a_part_is_a_part():
+    """Nothing is left out, and nothing is in no part."""
+    rows = pa.table({"t": ["x" * 100, "y" * 100]})
+
+    assert ([1, 1], []) == (
+        [p.num_rows for p in slices(rows, 10)],
+        slices(rows[:0], 10),
+    )
+
+
+def test_the_span_of_a_key_is_that_of_integers():
+    """A key of text has none: its order is another in each engine."""
+    columns = (Column("id", "bigint"), Column("name", "text"))
+    rows = pa.table({"id": [5, -3, 9], "name": ["a", "b", "c"]})
+    tables = [
+        current_state("s.t", RelationShape("s", "t", columns, (key,), "0"))
+        for key in ("id", "name")
+    ]
+
+    assert [(-3, 9), None] == [key_span(table, rows) for table in tables]

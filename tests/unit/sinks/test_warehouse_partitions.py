@@ -1,0 +1,100 @@
+"""How tables are split: what is written in the file, and the statements of it."""
+
+import pytest
+
+from towpath.settings import PartitionField
+from towpath.settings.warehouse import parse_partition
+from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.warehouse.errors import PartitionFieldError
+from towpath.sinks.warehouse.partitions import partitioned_by, repartition
+from towpath.sinks.warehouse.tables import current_state
+
+SHAPE = RelationShape(
+    "shop",
+    "orders",
+    (
+        Column("id", "bigint"),
+        Column("name", "text"),
+        Column("at", "timestamp with time zone"),
+        Column("day", "date"),
+        Column("ratio", "real"),
+        Column("paid", "boolean"),
+        Column("total", "numeric", (12 << 16 | 2) + 4),
+    ),
+    ("id",),
+    "0",
+)
+
+
+def split(*texts):
+    """Describe a table that is split by these fields."""
+    return current_state("shop.orders", SHAPE, [parse_partition(t) for t in texts])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("region", PartitionField("identity", "region")),
+        ("bucket(8, order_id)", PartitionField("bucket", "order_id", 8)),
+        ("truncate( 4,name )", PartitionField("truncate", "name", 4)),
+        (" days(placed_at) ", PartitionField("days", "placed_at")),
+    ],
+)
+def test_a_partition_field_is_read(text, expected):
+    """Blanks do not matter."""
+    assert expected == parse_partition(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "bucket(order_id)",
+        "bucket(0, id)",
+        "days(a, b)",
+        "weeks(at)",
+        "a b",
+        "days(",
+    ],
+)
+def test_what_is_no_partition_field_is_a_mistake(text):
+    """The message shows what one looks like."""
+    with pytest.raises(ValueError, match="such as 'bucket"):
+        parse_partition(text)
+
+
+def test_a_table_is_created_with_its_split():
+    """Columns are quoted; a table without fields has no clause."""
+    table = split("bucket(8, id)", "days(at)", "name")
+
+    assert ("PARTITIONED BY (bucket(8, `id`), days(`at`), `name`)\n", "") == (
+        partitioned_by(table),
+        partitioned_by(split()),
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["bucket(8, gone)", "days(name)", "hours(day)", "ratio", "truncate(2, paid)"],
+)
+def test_a_split_that_the_columns_do_not_allow_is_refused(text):
+    """The table and the column are named."""
+    with pytest.raises(PartitionFieldError, match=r"shop\.orders: "):
+        partitioned_by(split(text))
+
+
+def test_a_type_with_digits_is_split_too():
+    """What stands in brackets behind a type does not count."""
+    assert "truncate(10, `total`)" in partitioned_by(split("truncate(10, total)"))
+
+
+def test_a_changed_split_drops_and_adds_what_differs():
+    """What is there already is left alone, so that a repetition does nothing."""
+    table = split("bucket(16, id)", "days(at)")
+    found = [parse_partition("bucket(8, id)"), parse_partition("days(at)")]
+
+    assert repartition(table, found) == [
+        "ALTER TABLE lake.`shop`.`orders` DROP PARTITION FIELD bucket(8, `id`)",
+        "ALTER TABLE lake.`shop`.`orders` ADD PARTITION FIELD bucket(16, `id`)",
+    ]
+    assert repartition(table, table.partition) == []

@@ -1,0 +1,153 @@
+"""When a table is due for upkeep, and the statements that carry it out."""
+
+from datetime import UTC, datetime
+
+from towpath.settings import WarehouseOptions
+from towpath.sinks.warehouse.tables import LakeName
+from towpath.sinks.warehouse.upkeep import Task, Upkeep, statements
+
+ORDERS = LakeName("shop", "orders")
+LOG = LakeName("shop", "events")
+OPTIONS = WarehouseOptions(compact_after_files=48, compact_after_s=600)
+DAY_S = 86_400
+
+
+class Clock:
+    """A clock that the test turns."""
+
+    def __init__(self):
+        self.s = 1000.0
+
+    def now(self):
+        return datetime.fromtimestamp(self.s, tz=UTC)
+
+    def monotonic_s(self):
+        return self.s
+
+
+def summary(data, deletes=0):
+    """Make the part of a commit's summary that counts files."""
+    return {"total-data-files": str(data), "total-delete-files": str(deletes)}
+
+
+def upkeep():
+    """Look after a table and a log."""
+    clock = Clock()
+    made = Upkeep(OPTIONS, clock)
+    made.take_on(ORDERS, has_tombstones=True)
+    made.take_on(LOG, has_tombstones=False)
+    return made, clock
+
+
+def due(made):
+    """Return the table that is due, if one is."""
+    task = made.due()
+    return task and task.name
+
+
+def test_upkeep_is_due_by_growth():
+    """A table is due when it grew, the one that grew most first."""
+    made, _ = upkeep()
+    assert due(made) is None
+    made.note(ORDERS, summary(47))
+    assert due(made) is None
+    made.note(ORDERS, summary(47, 1))
+    made.note(LOG, summary(96))
+
+    assert due(made) == LOG
+
+
+def test_what_upkeep_leaves_behind_does_not_make_it_due_again():
+    """Files that are large enough to stay do not count as growth."""
+    made, _ = upkeep()
+    made.note(LOG, summary(500))
+    made.done(made.due(), summary(500))
+    made.note(LOG, summary(547))
+    assert due(made) is None
+    made.note(LOG, summary(548))
+
+    assert due(made) == LOG
+
+
+def test_a_table_that_grew_little_is_due_by_age():
+    """One more file is enough, once the time has come; none is not."""
+    made, clock = upkeep()
+    made.note(LOG, summary(1))
+    clock.s += 599
+    assert due(made) is None
+    clock.s += 1
+    assert due(made) == LOG
+    made.done(made.due(), summary(1))
+    clock.s += 601
+
+    assert due(made) is None
+
+
+def test_tombstones_go_below_the_safe_position_only():
+    """A table with them is due by age when the safe position has risen; a log never."""
+    made, clock = upkeep()
+    clock.s += 601
+    assert due(made) is None
+    made.safe_below("8")
+    made.safe_below("7")
+    task = made.due()
+    assert (ORDERS, "8") == (task.name, task.safe)
+    made.done(task, summary(0))
+    clock.s += 601
+
+    assert due(made) is None
+
+
+def test_failed_upkeep_waits_for_growth():
+    """What fails is not tried again with each batch, and is not taken for done."""
+    made, clock = upkeep()
+    made.safe_below("8")
+    made.note(ORDERS, summary(48))
+    task = made.due()
+    made.put_off(task)
+    assert due(made) is None
+    made.note(ORDERS, summary(95))
+    assert due(made) is None
+    clock.s += 601
+
+    assert (ORDERS, "8") == (made.due().name, made.due().safe)
+
+
+def test_orphans_are_looked_for_once_in_their_time():
+    """After the start, and again when those of since then have come of age."""
+    made, clock = upkeep()
+    made.note(LOG, summary(48))
+    first = made.due()
+    age_s = OPTIONS.orphans_after_s
+    assert clock.s - first.orphans_before.timestamp() == age_s
+    made.done(first, summary(0))
+    made.note(LOG, summary(48))
+    assert made.due().orphans_before is None
+    clock.s += age_s
+
+    assert made.due().orphans_before == datetime.fromtimestamp(1000, tz=UTC)
+
+
+def test_the_statements_name_the_table_as_the_procedures_take_it():
+    """Tombstones, data files, replaced rows, old versions, strays: in this order."""
+    options = "'delete-ratio-threshold', '0.1', 'remove-dangling-deletes', 'true'"
+    table = "table => '`shop`.`o\\'dd`'"
+    before = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
+
+    assert statements(Task(LakeName("shop", "o'dd"), "9", before)) == [
+        "DELETE FROM lake.`shop`.`o'dd` WHERE `_is_deleted` AND `_position` < '9'",
+        f"CALL lake.system.rewrite_data_files({table}, options => map({options}))",
+        f"CALL lake.system.rewrite_position_delete_files({table})",
+        f"CALL lake.system.expire_snapshots({table})",
+        (
+            f"CALL lake.system.remove_orphan_files({table},"
+            " older_than => timestamp '2026-01-02 03:04:05')"
+        ),
+    ]
+
+
+def test_a_log_is_compacted_and_no_more():
+    """Without a safe position nothing is deleted, and strays have their own time."""
+    told = statements(Task(LOG, None, None))
+
+    assert (3, []) == (len(told), [s for s in told if "DELETE" in s or "orphan" in s])

@@ -1,0 +1,543 @@
+"""The webhook sink against a real server: order, signatures, retries and refusals."""
+
+import base64
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.letters import Letters, desk_of
+from support.webhook_receiver import SECRET, Answer, Receiver, Taken
+from towpath.schemas.clock import SystemClock
+from towpath.settings import Route
+from towpath.settings import Sink as SinkSettings
+from towpath.settings.webhook import WebhookOptions
+from towpath.sinks.change import (
+    ALL_PRESENT,
+    Change,
+    EventRow,
+    Floor,
+    Origin,
+    Record,
+    Refusal,
+)
+from towpath.sinks.errors import (
+    BatchRefusedError,
+    TargetBusyError,
+    TargetUnavailableError,
+    WebhookRefusedError,
+)
+from towpath.sinks.jobs.batch import BatchWriter
+from towpath.sinks.jobs.delivery import Delivery
+from towpath.sinks.ports import Batch
+from towpath.sinks.routes import Routes
+from towpath.sinks.webhook.sink import WebhookSink
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+OTHER = "whsec_" + base64.b64encode(b"o" * 24).decode()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """Lend a receiver of its own."""
+    one = Receiver()
+    yield one
+    one.close()
+
+
+def told_to(url: str, **options) -> WebhookSink:
+    """Make a sink that posts to an address."""
+    given = {"secrets": (SECRET,), "timeout_s": 5, **options}
+    return WebhookSink(url, WebhookOptions(**given), SystemClock())
+
+
+@pytest.fixture
+def sink(receiver: Receiver) -> Iterator[WebhookSink]:
+    """Lend a sink that posts to the receiver."""
+    one = told_to(receiver.url)
+    one.open()
+    yield one
+    one.close()
+
+
+def at(number: int) -> str:
+    """Write a position."""
+    return f"{number * 8:016x}.0000000000"
+
+
+def row(key: int, number: int = 1, **more) -> Change:
+    """Make a change of an order."""
+    given = {"row": {"order_id": key}, "unchanged": ALL_PRESENT, **more}
+    origin = Origin("t", 0, key)
+    return Change(
+        *("orders", (key,), ("order_id",), at(number)),
+        is_read=False,
+        origin=origin,
+        **given,
+    )
+
+
+def event(number: int, aggregate_id: str = "a") -> EventRow:
+    """Make an event of an order."""
+    return EventRow(
+        *("events", f"e{number}", "order", aggregate_id, "OrderPlaced", "{}", "{}"),
+        *(at(number), "2026-01-01T00:00:00.000000Z", Origin("e", 0, number)),
+    )
+
+
+def keys_of(requests: list[Taken]) -> list[int]:
+    """List the keys that were told, in order of arrival."""
+    return [change["key"][0] for taken in requests for change in taken.changes]
+
+
+def callers(server: socket.socket) -> int:
+    """Count the connections that wait to be taken."""
+    server.setblocking(False)
+    count = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            server.accept()[0].close()
+            count += 1
+    return count
+
+
+def refusing(status: int, *keys: object, **headers: str):
+    """Answer requests about some keys or events with a status; all if none is named."""
+
+    def otherwise(taken: Taken) -> Answer | None:
+        names = {one.get("event_id") or one["key"][0] for one in taken.changes}
+        return Answer(status, headers) if not keys or names & set(keys) else None
+
+    return otherwise
+
+
+def test_each_request_is_signed_with_each_secret(receiver):
+    """
+    A receiver that has either of two secrets takes what is sent, and no other does.
+    """
+    sink = told_to(receiver.url, secrets=(OTHER, SECRET))
+    sink.apply(Batch(0, (row(1),)))
+    receiver.secrets = [OTHER]
+    sink.apply(Batch(1, (row(2),)))
+    receiver.secrets = ["whsec_" + base64.b64encode(b"x" * 24).decode()]
+    with pytest.raises(WebhookRefusedError, match="401"):
+        sink.apply(Batch(2, (row(3),)))
+    sink.close()
+
+    assert keys_of(receiver.requests) == [1, 2]
+
+
+def test_a_change_has_the_same_id_whenever_it_is_told(receiver):
+    """
+    Whoever keeps ids knows a change again after a restart of the sink.
+    """
+    for number in range(2):
+        sink = told_to(receiver.url)
+        sink.apply(Batch(number, (row(1), row(2))))
+        sink.close()
+    ids = [taken.id for taken in receiver.requests]
+
+    assert (4, 2) == (len(ids), len(set(ids)))
+
+
+def test_several_changes_share_a_request_and_are_judged_apart(receiver):
+    """
+    One that is not taken does not take its fellows with it.
+    """
+    sink = told_to(receiver.url, changes_per_request=10)
+    receiver.otherwise = refusing(422, 3)
+    sink.apply(Batch(0, tuple(row(key) for key in range(1, 6))))
+    checkpoint = sink.flush()
+    sink.close()
+
+    assert (4, [3], [5, 1, 1, 1, 1, 1], {"1", "2", "4", "5"}) == (
+        checkpoint.applied,
+        [refusal.change.key[0] for refusal in checkpoint.refused],
+        [len(taken.changes) for taken in receiver.requests],
+        {row.key for row in receiver.rows("orders")},
+    )
+
+
+def test_a_refused_change_is_told_with_the_receivers_words(receiver, sink):
+    """
+    It is refused once, and not sent again by the sink; the others are applied.
+    """
+    receiver.otherwise = lambda taken: (
+        Answer(422, body=b"no such customer") if keys_of([taken]) == [2] else None
+    )
+    sink.apply(Batch(0, (row(1), row(2), row(3))))
+    checkpoint = sink.flush()
+    reason = "the receiver answers 422: no such customer"
+
+    assert (2, (Refusal(row(2), reason),), 3) == (
+        checkpoint.applied,
+        checkpoint.refused,
+        len(receiver.requests),
+    )
+
+
+def test_a_change_that_must_wait_holds_back_no_other_key(receiver, sink):
+    """
+    The rest of the batch is told; the next attempt tells only what was not taken.
+    """
+    receiver.otherwise = refusing(500, 2)
+    batch = Batch(0, (row(1), row(2), row(3)))
+    with pytest.raises(TargetUnavailableError, match="500"):
+        sink.apply(batch)
+    told_first = sorted(keys_of(receiver.requests))
+    receiver.otherwise = lambda _: None
+    sink.apply(batch)
+
+    assert ([1, 2, 3], [1, 2, 2, 3], 3) == (
+        told_first,
+        sorted(keys_of(receiver.requests)),
+        sink.flush().applied,
+    )
+
+
+def test_a_pause_that_the_receiver_asks_for_is_kept(receiver):
+    """
+    Nothing more is begun, and the driver is told for how long.
+    """
+    sink = told_to(receiver.url, concurrency=1)
+    receiver.otherwise = refusing(429, **{"Retry-After": "17"})
+    with pytest.raises(TargetBusyError) as caught:
+        sink.apply(Batch(0, tuple(row(key) for key in range(50))))
+    sink.close()
+
+    assert (17.0, 1) == (caught.value.retry_after_s, len(receiver.requests))
+
+
+def test_a_receiver_that_is_down_is_not_asked_for_each_change(receiver):
+    """
+    After a few failures the batch is given up, to be tried again later.
+    """
+    sink = told_to(receiver.url, concurrency=1)
+    receiver.otherwise = refusing(500)
+    with pytest.raises(TargetUnavailableError):
+        sink.apply(Batch(0, tuple(row(key) for key in range(50))))
+    sink.close()
+
+    assert len(receiver.requests) == 5
+
+
+@pytest.mark.parametrize("status", [401, 403, 410])
+def test_a_receiver_that_wants_no_webhooks_halts_the_sink(receiver, sink, status):
+    """
+    Nothing is refused or set aside, and the remedy names what to look at.
+    """
+    receiver.otherwise = refusing(status)
+    with pytest.raises(WebhookRefusedError, match=str(status)) as caught:
+        sink.apply(Batch(0, (row(1),)))
+
+    assert ((), True) == (sink.flush().refused, "secrets" in caught.value.remedy)
+
+
+def test_no_redirect_is_followed(receiver, sink):
+    """
+    A signed request goes where the configuration says, or nowhere.
+    """
+    other = Receiver()
+    receiver.otherwise = refusing(307, Location=other.url)
+    with pytest.raises(WebhookRefusedError, match="307"):
+        sink.apply(Batch(0, (row(1),)))
+    other.close()
+
+    assert [] == other.requests
+
+
+@pytest.mark.timeout(30)
+def test_a_receiver_that_is_gone_or_silent_is_tried_again():
+    """
+    A closed port and an answer that never comes lose nothing.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/hook"
+        sink = told_to(url, timeout_s=0.2)
+        with pytest.raises(TargetUnavailableError, match="does not answer"):
+            sink.apply(Batch(0, (row(1),)))
+        calls = callers(silent)
+    with pytest.raises(TargetUnavailableError, match="does not answer"):
+        sink.apply(Batch(0, (row(1),)))
+    sink.close()
+
+    assert (1, 0) == (calls, sink.flush().applied)
+
+
+def test_no_more_requests_are_open_than_allowed(receiver):
+    """
+    Keys are told side by side, up to the bound.
+    """
+    sink = told_to(receiver.url, concurrency=3)
+    are_three = threading.Barrier(3)
+    lock, is_open, most = threading.Lock(), [0], [0]
+
+    def otherwise(_: Taken) -> None:
+        with lock:
+            is_open[0] += 1
+            most[0] = max(most[0], is_open[0])
+        are_three.wait(timeout=30)
+        with lock:
+            is_open[0] -= 1
+
+    receiver.otherwise = otherwise
+    sink.apply(Batch(0, tuple(row(key) for key in range(9))))
+    sink.close()
+
+    assert (9, 3) == (len(receiver.requests), most[0])
+
+
+def test_the_events_of_an_aggregate_are_told_in_order(receiver):
+    """
+    Each event waits for the one before it, whatever order the batch has them in.
+    """
+    sink = told_to(receiver.url, concurrency=8)
+    is_overtaken = threading.Event()
+
+    def otherwise(taken: Taken) -> None:
+        if taken.changes[0]["event_id"] == "e1":
+            is_overtaken.wait(timeout=0.3)
+        else:
+            is_overtaken.set()
+
+    receiver.otherwise = otherwise
+    numbers = [5, 1, 4, 2, 3]
+    sink.apply(Batch(0, (), tuple(event(n) for n in numbers)))
+    sink.close()
+
+    assert ["e1", "e2", "e3", "e4", "e5"] == [e["event_id"] for e in receiver.events]
+
+
+def test_what_follows_a_refused_event_is_refused_with_it(receiver, sink):
+    """
+    Delivered by halves, no later event of the aggregate overtakes the refused one.
+    """
+    receiver.otherwise = refusing(422, "e2")
+    events = tuple(event(n) for n in (1, 2, 3, 4))
+    done = Delivery(sink, SystemClock()).deliver(
+        Batch(0, (row(1),), (*events, event(5, "b")))
+    )
+
+    assert ({2, 3, 4}, ["e1", "e5"], 3) == (
+        {origin.offset for origin in done.refused_events},
+        sorted(e["event_id"] for e in receiver.events),
+        done.applied,
+    )
+
+
+def test_a_sweep_that_is_refused_moves_nothing_on(receiver, sink):
+    """
+    A receiver that cannot take rows away is not told what comes after.
+    """
+    floor = Floor("orders", at(5), needs_all=False, origin=Origin("t", 0, 0))
+    sink.apply(Batch(0, (row(3, 1),)))
+    sink.flush()
+    receiver.otherwise = lambda _: Answer(400)
+    with pytest.raises(BatchRefusedError, match="a sweep below"):
+        sink.apply(Batch(0, (row(1, 6),), floors=(floor,)))
+    receiver.otherwise = lambda _: None
+    sink.apply(Batch(0, (row(1, 6), row(2, 4)), floors=(floor,)))
+    checkpoint = sink.flush()
+
+    assert ((1, 1), {"1"}) == (
+        (checkpoint.applied, checkpoint.stale),
+        {row.key for row in receiver.rows("orders")},
+    )
+
+
+def test_an_endless_answer_does_not_hold_the_sink(receiver, sink):
+    """
+    Of an answer, its status counts: what is long is not read to its end.
+    """
+    receiver.otherwise = lambda _: Answer(200, body=b"x" * 5_000_000)
+    sink.apply(Batch(0, (row(1), row(2))))
+
+    assert 2 == sink.flush().applied
+
+
+def test_a_replay_tells_what_the_receiver_refused_before(receiver, sink):
+    """
+    What it said the first time is not taken for what it says now.
+    """
+    routes = Routes(
+        SinkSettings(
+            name="hook",
+            kind="webhook",
+            url=receiver.url,
+            webhook={"secrets": [SECRET]},
+            route=[Route(topic="t", name="orders")],
+        )
+    )
+    value = b'{"op": "c", "after": {"order_id": 7}}'
+    headers = {"position": at(1).encode()}
+    letter = Record(Origin("t", 0, 0), b'{"order_id": 7}', value, headers)
+    writer = BatchWriter(routes, sink, desk_of(Letters()))
+    receiver.otherwise = refusing(422)
+    refused = writer.again([letter])
+    receiver.otherwise = lambda _: None
+    taken = writer.again([letter])
+
+    assert (1, 0, 1) == (
+        len(refused.reasons),
+        len(taken.reasons),
+        taken.delivered.applied,
+    )
+
+
+class Hours:
+    """A clock that a test moves on; its date is the true one, for signatures."""
+
+    def __init__(self):
+        self.at_s = 0.0
+
+    def now(self):
+        """Tell the true time."""
+        return SystemClock().now()
+
+    def monotonic_s(self):
+        """Tell the test's time."""
+        return self.at_s
+
+
+class Patient:
+    """A sink with three attempts over a minute, on a clock of the test's own."""
+
+    def __init__(self, receiver: Receiver, file: Path) -> None:
+        self.receiver = receiver
+        self.file = file
+        self.clock = Hours()
+        self.sink = self.made()
+
+    def made(self, **options) -> WebhookSink:
+        """Make the sink, as a new process would."""
+        given = {"give_up_attempts": 3, "give_up_after_s": 60, **options}
+        made = WebhookOptions(secrets=(SECRET,), timeout_s=5, **given)
+        sink = WebhookSink(self.receiver.url, made, self.clock, self.file)
+        sink.open()
+        return sink
+
+    def attempts(self, batch: Batch, count: int, pause_s: float = 40.0) -> int:
+        """Try a batch, so often at most; return how often it failed."""
+        for failed in range(count):
+            try:
+                Delivery(self.sink, SystemClock()).deliver(batch)
+            except TargetUnavailableError:
+                self.clock.at_s += pause_s
+            else:
+                return failed
+        return count
+
+
+@pytest.fixture
+def patient(receiver, tmp_path) -> Iterator[Patient]:
+    """Lend a sink of little patience."""
+    one = Patient(receiver, tmp_path / "webhook.json")
+    yield one
+    one.sink.close()
+
+
+def test_a_change_that_fails_for_ever_is_given_up_alone(receiver, patient):
+    """
+    After so many attempts over so long it is refused with its reason; others are taken.
+    """
+    receiver.otherwise = refusing(500, 2)
+    batch = Batch(0, (row(1), row(2), row(3)))
+    failed = patient.attempts(batch, 9, pause_s=40)
+    patient.sink.apply(batch)
+    (refusal,) = patient.sink.flush().refused
+
+    assert (2, (2,), "the receiver answers 500; given up after 3 attempts in 80 s") == (
+        failed,
+        refusal.change.key,
+        refusal.reason.partition(", while")[0],
+    )
+    assert {"1", "3"} == {one.key for one in receiver.rows("orders")}
+
+
+@pytest.mark.parametrize(("count", "pause_s"), [(2, 1000.0), (20, 1.0)])
+def test_neither_many_attempts_nor_a_long_time_alone_will_do(
+    receiver, patient, count, pause_s
+):
+    """
+    A few attempts over hours prove nothing, nor do many within seconds.
+    """
+    receiver.otherwise = refusing(500, 2)
+
+    assert count == patient.attempts(Batch(0, (row(1), row(2))), count, pause_s)
+
+
+def test_a_receiver_that_is_down_altogether_parks_nothing(receiver, patient):
+    """
+    However long it takes: what it took before is not taken either.
+    """
+    patient.sink.apply(Batch(0, (row(1), row(2))))
+    patient.sink.flush()
+    receiver.otherwise = refusing(500)
+    batch = Batch(1, (row(3, 2), row(4, 2)))
+    failed = patient.attempts(batch, 30)
+    receiver.otherwise = lambda _: None
+    patient.sink.apply(batch)
+    checkpoint = patient.sink.flush()
+
+    assert (30, 2, ()) == (failed, checkpoint.applied, checkpoint.refused)
+
+
+def test_a_receiver_that_never_took_anything_parks_nothing(receiver, patient):
+    """
+    Without proof that it is well, a change is not to blame.
+    """
+    receiver.otherwise = refusing(500, 2)
+
+    assert 30 == patient.attempts(Batch(0, (row(2),)), 30)
+
+
+def test_the_proof_that_a_receiver_is_well_outlives_the_process(receiver, patient):
+    """
+    A batch that begins with the bad change, and holds nothing else, comes to its end.
+    """
+    patient.sink.apply(Batch(0, (row(1),)))
+    patient.sink.flush()
+    patient.sink.close()
+    patient.sink = patient.made()
+    receiver.otherwise = refusing(500, 2)
+    failed = patient.attempts(Batch(1, (row(2, 2),)), 30)
+
+    assert (2, [1, 2, 2, 2, 1]) == (failed, keys_of(receiver.requests))
+
+
+def test_what_shared_a_request_with_a_bad_change_is_told_apart(receiver, patient):
+    """
+    A failure of many is tried one by one, so that only the bad one is given up.
+    """
+    patient.sink = patient.made(changes_per_request=10)
+    receiver.otherwise = refusing(500, 2)
+    batch = Batch(0, tuple(row(key) for key in range(1, 6)))
+    failed = patient.attempts(batch, 9)
+    done = Delivery(patient.sink, SystemClock()).deliver(batch)
+
+    assert (2, [2], 4) == (
+        failed,
+        [refusal.change.key[0] for refusal in done.refused],
+        done.applied,
+    )
+
+
+def test_what_follows_an_event_that_was_given_up_waits_behind_it(receiver, patient):
+    """
+    The order of its aggregate is kept; another aggregate goes on.
+    """
+    receiver.otherwise = refusing(500, "e2")
+    events = (*(event(n) for n in (1, 2, 3)), event(4, "b"))
+    batch = Batch(0, (), events)
+    failed = patient.attempts(batch, 9)
+    done = Delivery(patient.sink, SystemClock()).deliver(batch)
+
+    assert (2, {2, 3}, {"e1", "e4"}) == (
+        failed,
+        {origin.offset for origin in done.refused_events},
+        {e["event_id"] for e in receiver.events},
+    )

@@ -1,0 +1,82 @@
+"""What a receiver's answer means, status by status."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from towpath.sinks.errors import (
+    TargetBusyError,
+    TargetUnavailableError,
+    WebhookRefusedError,
+)
+from towpath.sinks.webhook.answer import Outcome, judge
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        *((status, Outcome.TAKEN) for status in (200, 201, 202, 204, 299)),
+        (409, Outcome.KNOWN),
+        (428, Outcome.ABSENT),
+        *((status, Outcome.REFUSED) for status in (400, 404, 413, 418, 422, 499)),
+    ],
+)
+def test_an_answer_that_decides_a_change(status: int, outcome: Outcome):
+    """
+    It is taken, known, without its row, or refused for good.
+    """
+    assert judge(status, {}, "", NOW).outcome is outcome
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308, 401, 403, 410])
+def test_an_answer_that_refuses_webhooks_altogether_halts(status: int):
+    """
+    Nothing is set aside for a wrong secret, a moved address or a farewell.
+    """
+    with pytest.raises(WebhookRefusedError, match=str(status)):
+        judge(status, {"location": "http://elsewhere"}, "", NOW)
+
+
+@pytest.mark.parametrize("status", [500, 502, 504, 599, 600, 199])
+def test_a_failure_of_the_receiver_is_tried_again(status: int):
+    """
+    What the receiver cannot do now loses nothing.
+    """
+    with pytest.raises(TargetUnavailableError):
+        judge(status, {}, "", NOW)
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "pause_s"),
+    [
+        (429, "7", 7.0),
+        (503, "7", 7.0),
+        (429, "", 1.0),
+        (408, "soon", 1.0),
+        (425, "-3", 1.0),
+        (429, "99999999", 300.0),
+        (429, "Thu, 01 Jan 2026 00:00:30 GMT", 30.0),
+        (429, "Wed, 31 Dec 2025 00:00:30 GMT", 0.0),
+    ],
+)
+def test_a_pause_is_as_long_as_the_receiver_says(status, told, pause_s):
+    """
+    Retry-After counts in both of its forms, up to five minutes.
+    """
+    headers = {"retry-after": told} if told else {}
+    with pytest.raises(TargetBusyError) as caught:
+        judge(status, headers, "", NOW)
+
+    assert caught.value.retry_after_s == pause_s
+
+
+def test_a_refusal_repeats_the_receivers_words_in_one_short_line():
+    """
+    Whoever finds the dead letter reads why, and not a whole page.
+    """
+    verdict = judge(422, {}, "no such\n customer " + "x" * 500, NOW)
+
+    assert verdict.reason.startswith("the receiver answers 422: no such customer x")
+    assert len(verdict.reason) < 250

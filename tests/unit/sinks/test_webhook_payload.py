@@ -1,0 +1,132 @@
+"""Requests as a receiver gets them."""
+
+import json
+
+import orjson
+
+from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
+from towpath.sinks.webhook.payload import id_of, lanes, request_of, sweep_of
+
+AT = "0000000000000010.0000000003"
+ORIGIN = Origin("t", 0, 0)
+
+
+def change(key: object = 7, position: str = AT, **more) -> Change:
+    """Make a change of an order."""
+    given = {"row": {"order_id": key}, "unchanged": ALL_PRESENT, **more}
+    return Change(
+        "orders", (key,), ("order_id",), position, is_read=False, origin=ORIGIN, **given
+    )
+
+
+def event(number: int, aggregate_id: str = "a", ordinal: int = 0) -> EventRow:
+    """Make an event."""
+    return EventRow(
+        *("events", f"e{number}", "order", aggregate_id, "OrderPlaced"),
+        *('{"n":1}', '{"traceparent":"x"}', f"{number:016x}.{ordinal:010d}", "2026"),
+        ORIGIN,
+    )
+
+
+def only(told) -> dict:
+    """Return the one change of a request, as its receiver reads it."""
+    (one,) = json.loads(request_of([told]).body)["changes"]
+    return one
+
+
+def test_a_row_is_told_with_its_key_position_and_columns():
+    """
+    A partial change lists what it left out.
+    """
+    partial = change(row={"order_id": 2**63 - 1}, unchanged=frozenset({"b", "a"}))
+
+    assert only(partial) == {
+        "id": id_of(partial),
+        "op": "upsert",
+        "route": "orders",
+        "position": AT,
+        "key": [7],
+        "key_columns": ["order_id"],
+        "is_snapshot": False,
+        "row": {"order_id": 2**63 - 1},
+        "unchanged": ["a", "b"],
+    }
+
+
+def test_a_delete_has_no_row():
+    """
+    What is gone is told by its key alone.
+    """
+    told = only(change(row=None))
+
+    assert ("delete", False) == (told["op"], "row" in told)
+
+
+def test_a_document_keeps_every_digit():
+    """
+    A document goes out as its record has it.
+    """
+    text = b'{"total": 12345678901234567890.50}'
+
+    assert text in request_of([change(row={"total": 1.0}, text=text)]).body
+
+
+def test_an_id_is_of_one_change_and_has_no_dot():
+    """
+    The same change has the same id; key, position and route make another.
+    """
+    read = "0000000000000010.-"
+    told = [
+        change(),
+        change(8),
+        change("7:8"),
+        change(position=read),
+        change(8, read),
+        change()._replace(route="labels"),
+        event(1),
+        event(2),
+    ]
+    ids = [id_of(one) for one in told]
+
+    assert (len(told), True) == (len(set(ids)), "." not in "".join(ids))
+    assert id_of(change(row=None)) == id_of(change())
+
+
+def test_the_events_of_an_aggregate_are_one_lane_in_order():
+    """
+    Changes go side by side, and so do the events of different aggregates.
+    """
+    events = [event(3), event(1), event(2, "b")]
+    found = [
+        [list(request.told.values()) for request in lane]
+        for lane in lanes([change(), change(8), change(9)], events, 2)
+    ]
+
+    assert found == [
+        [[change(), change(8)]],
+        [[change(9)]],
+        [[event(1), event(3)]],
+        [[event(2, "b")]],
+    ]
+
+
+def test_an_event_is_told_with_its_payload_untouched():
+    """
+    The payload stays text; headers are an object.
+    """
+    told = only(event(1))
+
+    assert ('{"n":1}', {"traceparent": "x"}, "e1") == (
+        told["payload"],
+        told["headers"],
+        told["event_id"],
+    )
+
+
+def test_a_sweep_names_route_and_floor():
+    """
+    A receiver is told what to take away in a request of its own.
+    """
+    (told,) = orjson.loads(sweep_of("orders", AT).body)["changes"]
+
+    assert ("sweep", "orders", AT) == (told["op"], told["route"], told["position"])

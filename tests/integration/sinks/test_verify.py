@@ -21,7 +21,9 @@ from towpath.sinks.ports import Batch
 from towpath.sinks.relations import Column, RelationShape
 from towpath.sinks.search.sink import SearchSink
 from towpath.sinks.verify import __main__ as judge
-from towpath.sinks.verify.source import SourceLog
+from towpath.sinks.verify import source
+from towpath.sinks.verify.__main__ import Wishes
+from towpath.sinks.verify.source_log import SourceLog
 from towpath.sinks.warehouse.sink import WarehouseSink
 
 CACHE = pytest.param("cache", marks=pytest.mark.timeout(90))
@@ -191,6 +193,19 @@ def event(route, number, type_, payload, occurred_at):
     )
 
 
+class AtRest:
+    """Nothing is on its way: nobody is waited for."""
+
+    def __init__(self, *_):
+        """Look at nothing."""
+
+    def wait(self, looking=None):
+        """The sink has everything."""
+
+    def wait_until_seen(self):
+        """Nobody writes."""
+
+
 class Place:
     """A sink of one kind, filled with the shop, and the hand that alters it."""
 
@@ -224,6 +239,18 @@ class Place:
     def events(self):
         """Events are of the warehouse only."""
         return []
+
+    def overwrite(self, key, row, position):
+        """Put a row in place of another, as nobody should."""
+        self.lose(key)
+        sink = self.sink()
+        sink.open()
+        stale = change(self.route["orders"], "orders", row, position=position)
+        sink.apply(Batch(3, (stale,)))
+        checkpoint = sink.flush()
+        sink.close()
+
+        assert (1, 0) == (checkpoint.applied, checkpoint.stale)
 
 
 class CachePlace(Place):
@@ -272,6 +299,9 @@ class SearchPlace(Place):
 
     def invent(self, key):
         self._run("index", key, body={"id": key, "_position": POSITION})
+
+    def overwrite(self, key, row, position):
+        self._run("index", key, body=row | {"_position": position})
 
     def revive(self, key):
         self._run("index", key, body=ORDERS[0] | {"id": 4, "_position": POSITION})
@@ -335,7 +365,7 @@ def configuration(kind, url, dsn, unique, folder):
 @pytest.fixture
 def place(request, stack, database, unique, tmp_path, monkeypatch):
     """Lend a filled sink of one kind, at rest."""
-    monkeypatch.setattr(judge, "wait_until_at_rest", lambda *_: None)
+    monkeypatch.setattr(judge, "Passing", AtRest)
     with psycopg.connect(database) as connection:
         connection.execute(SHOP)
     kind = request.param
@@ -355,8 +385,8 @@ def place(request, stack, database, unique, tmp_path, monkeypatch):
 def verify(place, capsys):
     """Verify the place; return the exit code and what the report says."""
 
-    def run():
-        code = judge.verify(place.config, "it", as_json=True)
+    def run(**wishes):
+        code = judge.verify(place.config, "it", Wishes(as_json=True, **wishes))
         return code, json.loads(capsys.readouterr().out)
 
     return run
@@ -370,6 +400,8 @@ def differences(report):
         for d in route["first"]
     ]
 
+
+PLANTED = {("changed", "1", "total"), ("changed", "3", "total"), ("missing", "2", None)}
 
 on_each = pytest.mark.parametrize("place", KINDS, indirect=True)
 
@@ -438,6 +470,67 @@ def test_a_delete_that_never_was_is_found(place, verify):
     code, report = verify()
 
     assert (1, [("deleted", "3", None)]) == (code, differences(report))
+
+
+@on_each
+@pytest.mark.parametrize("position", [POSITION, "0f00000000000000.0000000000"])
+def test_a_stale_version_is_found(place, verify, position):
+    """An old content is found at an old position, and at one that claims to be new."""
+    stale = ORDERS[2] | {"status": "paid", "total": "0.01"}
+    place.overwrite(3, stale, position)
+    code, report = verify()
+
+    assert (1, [("changed", "3", "status"), ("changed", "3", "total")]) == (
+        code,
+        differences(report),
+    )
+
+
+@pytest.mark.parametrize("place", [CACHE], indirect=True)
+@pytest.mark.parametrize("sample", ["3", "99.9%"])
+def test_a_sample_finds_what_it_meets(place, verify, sample):
+    """A sample of nearly all finds a changed value; it looks at no other route."""
+    place.alter(1, "total", "99.99")
+    place.alter(3, "total", "99.99")
+    place.lose(2)
+    code, report = verify(sample=sample, names=("orders",))
+    (route,) = report["routes"]
+
+    assert (1, True) == (code, set(differences(report)) <= PLANTED)
+    assert 1 <= route["differences"] <= route["source_rows"] <= 3
+
+
+@pytest.mark.parametrize("place", [CACHE], indirect=True)
+def test_one_table_is_verified_by_its_name(place, verify):
+    """Another route's differences are not looked for."""
+    place.alter(1, "total", "99.99")
+    code, report = verify(names=("shop.lines",))
+
+    assert (0, ["lines"]) == (code, [route["route"] for route in report["routes"]])
+
+
+@pytest.mark.parametrize("place", [CACHE], indirect=True)
+@pytest.mark.usefixtures("place")
+def test_a_table_is_read_in_many_chunks(verify, monkeypatch):
+    """Chunks join without a gap, by keys of several columns and odd texts."""
+    monkeypatch.setattr(source, "ROWS_AT_ONCE", 1)
+    code, report = verify()
+
+    assert (0, [3, 3]) == (code, [route["source_rows"] for route in report["routes"]])
+
+
+@pytest.mark.parametrize("place", [CACHE], indirect=True)
+def test_a_strangers_row_is_told_and_stops_nothing(place, verify):
+    """A key that cannot be one of the table is an extra row like any other."""
+    place.invent("no number")
+    place.invent("1:2")
+    place.lose(2)
+    code, report = verify()
+
+    assert (1, [("missing", "2"), ("extra", "no number"), ("extra", "1:2")]) == (
+        code,
+        sorted((d[:2] for d in differences(report)), reverse=True),
+    )
 
 
 @pytest.mark.parametrize("place", [WAREHOUSE], indirect=True)

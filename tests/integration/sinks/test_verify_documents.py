@@ -16,6 +16,7 @@ from towpath.sinks.ports import Batch
 from towpath.sinks.routes import Routes
 from towpath.sinks.search.sink import SearchSink
 from towpath.sinks.verify import __main__ as judge
+from towpath.sinks.verify.__main__ import Wishes
 from towpath.sinks.verify.errors import UnroutedTableError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -75,6 +76,19 @@ EVENTS = [
 ]
 
 
+class AtRest:
+    """Nothing is on its way: nobody is waited for."""
+
+    def __init__(self, *_):
+        """Look at nothing."""
+
+    def wait(self, looking=None):
+        """The sink has everything."""
+
+    def wait_until_seen(self):
+        """Nobody writes."""
+
+
 class Place:
     """An index filled by events, and the hand that alters it."""
 
@@ -114,7 +128,7 @@ class Place:
 @pytest.fixture
 def make(stack, database, unique, tmp_path, monkeypatch):
     """Give a function that makes a place, at rest."""
-    monkeypatch.setattr(judge, "wait_until_at_rest", lambda *_: None)
+    monkeypatch.setattr(judge, "Passing", AtRest)
     with psycopg.connect(database) as connection:
         connection.execute(SHOP)
 
@@ -146,7 +160,7 @@ def verify(place, capsys):
     """Verify the place; return the exit code, the route's report and differences."""
 
     def run():
-        code = judge.verify(place.config, "it", as_json=True)
+        code = judge.verify(place.config, "it", Wishes(as_json=True))
         (route,) = json.loads(capsys.readouterr().out)["routes"]
         found = [tuple(d.values()) for d in route["first"]]
         return code, route, found
@@ -213,4 +227,4 @@ def test_a_topic_without_a_view_cannot_be_verified(make):
     place = make(topic="invoice")
 
     with pytest.raises(UnroutedTableError, match=r"outbox.event.invoice.*outbox.view"):
-        judge.verify(place.config, "it", as_json=True)
+        judge.verify(place.config, "it", Wishes(as_json=True))

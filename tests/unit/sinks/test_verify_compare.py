@@ -1,5 +1,7 @@
 """What counts as a difference, and how it is told."""
 
+from collections import Counter
+
 import pytest
 
 from towpath.sinks.verify.compare import (
@@ -7,8 +9,12 @@ from towpath.sinks.verify.compare import (
     Held,
     Kind,
     SourceRow,
+    Standing,
+    Suspect,
     differences,
     pack,
+    standing_of,
+    suspects,
 )
 from towpath.sinks.verify.shelf import Shelf
 
@@ -20,9 +26,9 @@ def row(key, *texts):
     return SourceRow(key, texts)
 
 
-def held(key, *texts):
+def held(key, *texts, position=""):
     """Make a live row of the sink."""
-    return Held(key, is_deleted=False, packed=pack(texts))
+    return Held(key, is_deleted=False, packed=pack(texts), position=position)
 
 
 def gone(key):
@@ -31,11 +37,17 @@ def gone(key):
 
 
 def found(source, sink):
-    """Compare rows of the source, two at a time, with what a sink holds."""
+    """Compare rows of the source, two at a time, with what a sink goes on to hold."""
     with Shelf() as shelf:
         shelf.put(sink)
         pairs = [source[n : n + 2] for n in range(0, len(source), 2)]
-        return list(differences(COLUMNS, pairs, shelf))
+        suspected = list(suspects(pairs, shelf))
+    copies = Counter(each.key for each in sink)
+    held_of = {each.key: each for each in sink}
+    seen = [
+        s._replace(after=held_of.get(s.key), copies=copies[s.key]) for s in suspected
+    ]
+    return [found for each in seen for found in differences(COLUMNS, each)]
 
 
 def test_equal_is_equal_in_any_order():
@@ -128,3 +140,41 @@ def test_the_shelf_counts_what_it_was_given():
             set(taken),
             [left.key for left in shelf.rest()],
         )
+
+
+OLD = held("1", "a", position="8")
+NEW = held("1", "b", position="9")
+A, B = pack(["a"]), pack(["b"])
+
+
+@pytest.mark.parametrize(
+    ("source", "before", "after", "copies", "expected"),
+    [
+        (A, OLD, OLD, 1, Standing.EQUAL),
+        (B, OLD, NEW, 1, Standing.EQUAL),
+        (None, OLD, None, 0, Standing.EQUAL),
+        (None, OLD, gone("1"), 1, Standing.EQUAL),
+        (A, OLD, NEW, 1, Standing.EQUAL),
+        (B, OLD, OLD, 1, Standing.WRONG),
+        (A, None, None, 0, Standing.WRONG),
+        (None, OLD, OLD, 1, Standing.WRONG),
+        (A, gone("1"), gone("1"), 1, Standing.WRONG),
+        (A, OLD, OLD, 2, Standing.WRONG),
+        (pack(["c"]), OLD, NEW, 1, Standing.MOVING),
+        (A, None, NEW, 1, Standing.MOVING),
+        (None, OLD, NEW, 1, Standing.MOVING),
+        (A, OLD, NEW, 2, Standing.MOVING),
+    ],
+)
+def test_two_looks_tell_what_moved_from_what_is_wrong(
+    source, before, after, copies, expected
+):
+    """Only a row that stood still, and is not what the source has, is wrong."""
+    assert expected is standing_of(Suspect("1", source, before, after, copies))
+
+
+def test_an_old_row_that_moved_without_a_new_content_is_no_proof():
+    """The position counts as well: the same content again is another change."""
+    again = held("1", "a", position="9")
+
+    assert Standing.MOVING is standing_of(Suspect("1", B, OLD, again, 1))

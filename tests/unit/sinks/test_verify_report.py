@@ -14,10 +14,12 @@ from towpath.sinks.verify.report import (
     as_json,
     show,
     verdict_of,
+    worse,
 )
 
 EQUAL = RouteReport("orders", "shop.orders", 50_000, 50_000, 3)
 BROKEN = RouteReport("lines", "shop.order_lines", error="the cache does not answer")
+RESTLESS = RouteReport("hot", "shop.hot", 10, 10, restless=2)
 DIFFERENT = RouteReport(
     "customers",
     "shop.customers",
@@ -42,6 +44,7 @@ def printed(*routes):
         ([EQUAL, BROKEN], Verdict.UNVERIFIED),
         ([EQUAL, DIFFERENT], Verdict.DIFFERENT),
         ([BROKEN, DIFFERENT], Verdict.DIFFERENT),
+        ([RESTLESS, EQUAL], Verdict.UNVERIFIED),
     ],
 )
 def test_a_difference_weighs_more_than_a_gap(routes, expected):
@@ -74,6 +77,47 @@ def test_only_the_first_differences_are_printed():
 def test_equality_is_said_in_one_line():
     """Nothing else is to be read after it."""
     assert printed(EQUAL)[-1] == "cache equals the source, every key and column"
+
+
+def test_keys_that_never_stood_still_are_told():
+    """They are no differences, and no proof either."""
+    assert ["hot 2 keys changed whenever they were looked at", "could not be"] == [
+        printed(RESTLESS)[-2],
+        printed(RESTLESS)[-1].removeprefix("cache ")[:12],
+    ]
+
+
+def test_what_was_repaired_is_told():
+    """Equal is equal, but somebody should know that it was not."""
+    lines = printed(RouteReport("orders", "shop.orders", 9, 9, repaired=3))
+
+    assert lines[-2:] == [
+        "orders 3 keys were asked for and are equal now",
+        "cache equals the source, every key and column",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (Verdict.EQUAL, Verdict.UNVERIFIED, Verdict.UNVERIFIED),
+        (Verdict.DIFFERENT, Verdict.UNVERIFIED, Verdict.DIFFERENT),
+        (Verdict.EQUAL, Verdict.EQUAL, Verdict.EQUAL),
+    ],
+)
+def test_of_many_passes_the_worst_counts(one, other, expected):
+    """A difference that one pass found is not forgotten by the next."""
+    assert (expected, expected) == (worse(one, other), worse(other, one))
+
+
+def test_each_pass_is_a_line_for_a_script():
+    """A document that is a line is the same document."""
+    line = as_json("cache", [DIFFERENT], is_line=True)
+
+    assert (False, orjson.loads(as_json("cache", [DIFFERENT]))) == (
+        "\n" in line,
+        orjson.loads(line),
+    )
 
 
 def test_a_script_gets_everything():

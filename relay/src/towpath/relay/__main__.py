@@ -177,7 +177,7 @@ class Relay:
     def _signal_topic(self, signals: SourceSignals) -> SignalTopic | None:
         """Begin to take signals from Kafka, if a topic is configured."""
         settings = self._settings
-        name, source = settings.relay.snapshot.signal_topic, settings.database
+        name, source = settings.signal_topic, settings.database
         if not name:
             return None
         topic = SignalTopic(

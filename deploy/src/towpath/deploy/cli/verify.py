@@ -1,27 +1,50 @@
 """``towpath verify SINK``."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
 from towpath.deploy.cli.places import ConfigOption, config_file
+from towpath.settings.logs import configure_logs
+
+_EVERY_S: Final = 60.0
+
+Flag = Parameter(negative="")
+Names = Parameter(name=("--route", "--table"), negative="", consume_multiple=False)
 
 
-def verify(
+def verify(  # noqa: PLR0913 - a command's options
     sink: str,
     /,
     *,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    route: Annotated[tuple[str, ...], Names] = (),
+    sample: str = "",
+    repair: Annotated[bool, Flag] = False,
+    continuous: Annotated[bool, Flag] = False,
+    every: float = _EVERY_S,
+    json: Annotated[bool, Flag] = False,
     config: ConfigOption = None,
 ) -> int:
     """
     Compare a sink with the source, every key and column; exit 1 if they differ.
 
+    Both may change meanwhile: a difference counts only if it stays when the sink has
+    passed what the source had. Exit 3 if it cannot be told.
+
     Args:
         sink: Its name in the configuration.
-        json: Print one JSON document.
+        route: Compare only this route, named as in the sink or by its table.
+        sample: Compare rows that chance picks, so many of each route, or a percentage
+            as 5%: of the source's, and about as many of the sink's.
+        repair: Have what differs read anew for this sink, and compare those keys again;
+            what differs even then is told with the reason, and exits by 1.
+        continuous: Begin anew, until interrupted; then exit by the worst of all.
+        every: How many seconds from one beginning to the next.
+        json: Print one JSON document; with --continuous, one on each line.
         config: Configuration file.
     """
     import towpath.sinks.verify.__main__ as judge  # noqa: PLC0415 - keeps --help fast
 
-    return judge.verify(config_file(config), sink, json)
+    configure_logs()
+    wishes = judge.Wishes(json, route, sample, repair, every if continuous else None)
+    return judge.verify(config_file(config), sink, wishes)

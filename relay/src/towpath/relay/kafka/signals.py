@@ -9,6 +9,8 @@ A record is a signal if its key is the source's prefix; its value is JSON of ``t
 ``data`` and perhaps ``id``. Records with other keys are other connectors' signals. What
 is no signal is refused with its offset, and stops nothing.
 
+Sinks ask here for rows that they lack: they need no right on the source.
+
 A thread of its own, for as long as the process lives, with the relay's own group: a new
 group begins with the earliest record. A record that is read again after a crash has the
 same id, and is let pass.
@@ -40,8 +42,10 @@ from towpath.settings import Kafka, Topics
 _LOG = structlog.get_logger("towpath.relay")
 
 # How long a stop waits for a poll, and for the thread.
-_POLL_S: Final = 0.5
-_CLOSE_TIMEOUT_S: Final = 5.0
+_POLL_S: Final = 0.1
+_CLOSE_TIMEOUT_S: Final = 2.0
+# How long a killed reader keeps the topic from the next: as little as brokers take.
+_SESSION_MS: Final = 6_000
 
 # A topic just made is unknown to some brokers for a moment.
 _SPREADING: Final = frozenset(
@@ -125,6 +129,7 @@ class SignalTopic:
                 {
                     "group.id": self._place.group,
                     "enable.auto.commit": False,
+                    "session.timeout.ms": _SESSION_MS,
                     "auto.offset.reset": "earliest",
                 },
             )

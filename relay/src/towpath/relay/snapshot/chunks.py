@@ -11,10 +11,13 @@ listed, and the one by which it is read in order, to which all bounds belong.
 # ruff: noqa: S608 - names and literals are quoted here; filters are the signal's SQL
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from towpath.relay.snapshot.effects import ReadChunk
 from towpath.relay.snapshot.shape import Key, TableShape
+
+# What base64 never begins with.
+_SPELT_BYTES: Final = "\\x"
 
 
 class _Columns(NamedTuple):
@@ -32,7 +35,7 @@ class _Columns(NamedTuple):
 
     def literals(self, key: Key) -> str:
         parts = zip(key, self.types, strict=True)
-        return _row(f"{quoted_text(part.decode())}::{kind}" for part, kind in parts)
+        return _row(_literal(part.decode(), kind) for part, kind in parts)
 
 
 def chunk_query(ask: ReadChunk, shape: TableShape) -> str:
@@ -137,6 +140,13 @@ def table_source(shape: TableShape) -> str:
     relation = shape.relation
     name = f"{quoted_name(relation.schema)}.{quoted_name(relation.table)}"
     return name if shape.partitioned else f"only {name}"
+
+
+def _literal(text: str, kind: str) -> str:
+    """Write a key's value; bytes as the server spells them, or as records do."""
+    if kind == "bytea" and not text.startswith(_SPELT_BYTES):
+        return f"decode({quoted_text(text)}, 'base64')"
+    return f"{quoted_text(text)}::{kind}"
 
 
 def quoted_name(name: str) -> str:

@@ -1,9 +1,12 @@
 """
-The verifier: every key and every column of a sink against the source, at rest.
+The verifier: every key and every column of a sink against the source.
 
-``source`` reads what the database says now, in text that the database itself writes;
-the sinks' readers say what they hold; ``shelf`` keeps that by key on disk, so that
-memory stays small; ``forms`` says what is compared of a row or a document, ``compare``
-tells the differences. Nothing here shares code with the
-path that carried the rows, so that a mistake of the path cannot hide itself.
+Both may change meanwhile. ``source`` reads what the database says, in text that the
+database itself writes; the sinks' readers say what they hold; ``shelf`` keeps that by
+key on disk, so that memory stays small; ``forms`` says what is compared of a row or a
+document. What is not the same is a suspect (``compare``, ``suspects``), until both
+sides were looked at again, behind one another: ``passing`` waits for the sink,
+``settle`` judges, ``repair`` asks for what is wrong. But for what a route makes of rows
+and keys, nothing here shares code with the path that carried them, so that a mistake of
+the path cannot hide itself.
 """

@@ -3,10 +3,20 @@ Tell the differences between source and sink: every key, every column. Pure.
 
 Rows come as texts packed into one, so that equal rows cost one comparison; only those
 that differ are taken apart.
+
+Both sides may change while they are compared, so what differs is a suspect at first. It
+is judged by two looks at the sink with the source in between::
+
+    the sink before  <  the source  <  the sink after, which has passed the source
+
+A row that the sink holds at the same position before and after did not change between:
+if the source has another content, the sink is wrong. A row that moved on explains
+itself, and is looked at again, unless it came to what the source had.
 """
 
 import enum
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 import orjson
@@ -28,6 +38,41 @@ class Held(NamedTuple):
     key: str
     is_deleted: bool
     packed: bytes
+    position: str = ""
+
+
+class SourceRow(NamedTuple):
+    """A row of the source, as the texts of its columns."""
+
+    key: str
+    texts: Sequence[str | None]
+
+
+class Suspect(NamedTuple):
+    """
+    A key whose row may differ.
+
+    Attributes:
+        source: The source's texts, packed; none: it has no row.
+        before: What the sink held before the source was read. At first that something
+            was there is enough: the first look convicts nobody.
+        after: What it holds since it passed what the source had.
+        copies: How many rows of the key the sink held then.
+    """
+
+    key: str
+    source: bytes | None
+    before: Held | None
+    after: Held | None = None
+    copies: int = 0
+
+
+class Standing(enum.Enum):
+    """What two looks at a suspect come to."""
+
+    EQUAL = "equal"
+    WRONG = "wrong"
+    MOVING = "moving"
 
 
 class Difference(NamedTuple):
@@ -65,18 +110,11 @@ class Shelved(Protocol):
     def twice(self) -> Sequence[str]:
         """Keys that were there more than once."""
 
-    def take(self, keys: Sequence[str]) -> dict[str, Held]:
-        """Take rows off; keys that are not there are left out."""
+    def take(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Take rows off, as digests; keys that are not there are left out."""
 
     def rest(self) -> Iterator[Held]:
-        """Go through what was never taken."""
-
-
-class SourceRow(NamedTuple):
-    """A row of the source, as the texts of its columns."""
-
-    key: str
-    texts: Sequence[str | None]
+        """Go through what was never taken; what is packed is a digest."""
 
 
 def pack(texts: Sequence[str | None]) -> bytes:
@@ -84,43 +122,72 @@ def pack(texts: Sequence[str | None]) -> bytes:
     return orjson.dumps(texts)
 
 
-def differences(
-    columns: Sequence[str], source: Iterable[Sequence[SourceRow]], sink: Shelved
-) -> Iterator[Difference]:
+def digest_of(packed: bytes) -> bytes:
+    """Return what stands for a row's texts; another row has another."""
+    return blake2b(packed, digest_size=16).digest()
+
+
+def suspects(source: Iterable[Sequence[SourceRow]], sink: Shelved) -> Iterator[Suspect]:
     """
-    Compare all rows.
+    Compare all rows, and tell which are not the same; a key may come again.
 
     Args:
-        columns: Names of the columns, in the order of the texts.
         source: Rows of the source, some at a time.
         sink: The sink's rows. It is empty of what the source has afterwards.
     """
+    twice = set(sink.twice)
     for rows in source:
         found = sink.take([row.key for row in rows])
-        for row in rows:
-            yield from _of_row(columns, row, found.get(row.key))
+        for key, texts in rows:
+            packed = pack(texts)
+            if found.get(key) != digest_of(packed) or key in twice:
+                yield Suspect(key, packed, None)
     for held in sink.rest():
-        if not held.is_deleted:
-            yield Difference(Kind.EXTRA, held.key)
-    for key in sink.twice:
-        yield Difference(Kind.TWICE, key)
+        if not held.is_deleted or held.key in twice:
+            yield Suspect(held.key, None, held)
 
 
-def _of_row(
-    columns: Sequence[str], row: SourceRow, held: Held | None
-) -> Iterator[Difference]:
-    if held is None:
-        yield Difference(Kind.MISSING, row.key)
-        return
-    if held.is_deleted:
-        yield Difference(Kind.DELETED, row.key)
-        return
-    if held.packed == pack(row.texts):
-        return
-    stored = orjson.loads(held.packed)
-    for column, source, sink in zip(columns, row.texts, stored, strict=True):
-        if source != sink:
-            yield Difference(Kind.CHANGED, row.key, column, source, sink)
+def is_same(source: bytes | None, held: Held | None) -> bool:
+    """Tell whether a sink holds what the source has."""
+    if held is None or held.is_deleted:
+        return source is None
+    return held.packed == source
+
+
+def standing_of(suspect: Suspect) -> Standing:
+    """Judge a suspect by both looks."""
+    if suspect.copies <= 1 and is_same(suspect.source, suspect.after):
+        return Standing.EQUAL
+    if suspect.before == suspect.after:
+        return Standing.WRONG
+    # It was what the source had, and moved on: the next look is the next look's.
+    if suspect.copies <= 1 and is_same(suspect.source, suspect.before):
+        return Standing.EQUAL
+    return Standing.MOVING
+
+
+def differences(columns: Sequence[str], suspect: Suspect) -> Iterator[Difference]:
+    """
+    Tell how a row differs.
+
+    Args:
+        columns: Names of the columns, in the order of the texts.
+        suspect: What both sides have of it.
+    """
+    held = suspect.after
+    if suspect.copies > 1:
+        yield Difference(Kind.TWICE, suspect.key)
+    elif suspect.source is None:
+        yield Difference(Kind.EXTRA, suspect.key)
+    elif held is None:
+        yield Difference(Kind.MISSING, suspect.key)
+    elif held.is_deleted:
+        yield Difference(Kind.DELETED, suspect.key)
+    else:
+        texts = orjson.loads(suspect.source), orjson.loads(held.packed)
+        for column, source, sink in zip(columns, *texts, strict=True):
+            if source != sink:
+                yield Difference(Kind.CHANGED, suspect.key, column, source, sink)
 
 
 _LONGEST_SHOWN = 80

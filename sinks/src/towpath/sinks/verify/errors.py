@@ -21,9 +21,9 @@ class SourceUnavailableError(UnavailableError):
 
 
 class NotAtRestError(UnavailableError):
-    """Changes are still on their way, so a comparison would prove nothing."""
+    """What was committed does not reach the sink: a comparison would prove nothing."""
 
-    remedy = "See that relay and sink run, stop writing for a while, and verify again."
+    remedy = "See that relay and sink run and get on, and verify again."
 
 
 class UnroutedTableError(UsageError):

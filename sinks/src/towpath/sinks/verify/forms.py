@@ -3,9 +3,12 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
-from towpath.sinks.key_text import key_text
+from towpath.settings import Route, RouteKind
+from towpath.sinks.change import Value
 from towpath.sinks.ports import StoredRow
-from towpath.sinks.verify.canonical import canonical_of
+from towpath.sinks.routing import Routing, routing_of
+from towpath.sinks.values import text_of
+from towpath.sinks.verify.canonical import Canonical, canonical, canonical_of
 from towpath.sinks.verify.compare import Difference, Held, SourceRow, pack
 from towpath.sinks.verify.documents import (
     DOCUMENT,
@@ -13,7 +16,8 @@ from towpath.sinks.verify.documents import (
     parsed,
     taken_apart,
 )
-from towpath.sinks.verify.source import SourceTable
+from towpath.sinks.verify.keys import Key, KeyNames
+from towpath.sinks.verify.table import SourceTable
 
 Rows: TypeAlias = Iterable[Sequence[str | None]]
 
@@ -34,52 +38,110 @@ class Form(Protocol):
     def told(self, found: Iterable[Difference]) -> Iterator[Difference]:
         """Tell differences as finely as a reader needs them."""
 
+    def key(self, name: str) -> Key | None:
+        """Return the source's key of a row of the sink; none: it can have none."""
+
 
 class RowForm:
-    """Rows, column by column."""
+    """
+    Rows, column by column, as the route leaves them.
 
-    def __init__(self, table: SourceTable) -> None:
-        self.columns = tuple(column.name for column in table.columns)
-        self._forms = tuple(canonical_of(column.type) for column in table.columns)
-        self._key = tuple(self.columns.index(name) for name in table.key)
+    A row that is named otherwise than by its key's columns has a name for its key.
+    """
+
+    def __init__(self, table: SourceTable, routing: Routing | None = None) -> None:
+        self._names = KeyNames(table.key, routing)
+        self._key = table.key_places
+        columns = [
+            (place, routing.name(column.name) if routing else column.name, column.type)
+            for place, column in enumerate(table.columns)
+        ]
+        kept = [(place, name, type_) for place, name, type_ in columns if name]
+        constants = dict(routing.constants) if routing else {}
+        self._places = [place for place, _, _ in kept]
+        self._constants = [_of(value)(value) for value in constants.values()]
+        self.columns = tuple([name for _, name, _ in kept] + list(constants))
+        forms = [*(canonical_of(t) for *_, t in kept), *map(_of, constants.values())]
+        # Of the others a text is what it is: a whole table is gone through by this.
+        self._floats = [
+            (place, form) for place, form in enumerate(forms) if form is not canonical
+        ]
+        self._is_whole = self._places == list(range(len(columns)))
 
     def source_rows(self, rows: Rows) -> list[SourceRow]:
-        return [self._source_row(texts) for texts in rows]
+        name, key = self._names.name, self._key
+        return [
+            SourceRow(name([texts[place] for place in key]), self._written(texts))
+            for texts in rows
+        ]
 
-    def _source_row(self, texts: Sequence[str | None]) -> SourceRow:
-        written = [form(text) for form, text in zip(self._forms, texts, strict=True)]
-        return SourceRow(key_text([texts[place] for place in self._key]), written)
+    def _written(self, texts: Sequence[str | None]) -> Sequence[str | None]:
+        if self._is_whole and not self._floats and not self._constants:
+            return texts
+        written = [texts[place] for place in self._places]
+        for place, form in self._floats:
+            if place < len(written):
+                written[place] = form(written[place])
+        return written + self._constants
 
     def held(self, row: StoredRow) -> Held:
         if row.is_deleted:
-            return Held(row.key, is_deleted=True, packed=b"")
-        fields = zip(self._forms, self.columns, strict=True)
-        texts = [form(row.fields.get(name)) for form, name in fields]
-        return Held(row.key, is_deleted=False, packed=pack(texts))
+            return Held(row.key, is_deleted=True, packed=b"", position=row.position)
+        fields = row.fields
+        values = [fields.get(name) for name in self.columns]
+        for place, form in self._floats:
+            values[place] = form(values[place])
+        texts = [
+            value if value is None or type(value) is str else text_of(value)
+            for value in values
+        ]
+        packed = pack(texts)
+        return Held(row.key, is_deleted=False, packed=packed, position=row.position)
 
     def told(self, found: Iterable[Difference]) -> Iterator[Difference]:
         yield from found
+
+    def key(self, name: str) -> Key | None:
+        return self._names.key(name)
 
 
 class DocumentForm:
     """Aggregates, as JSON values: of the source their id and their document."""
 
     columns = (DOCUMENT,)
+    _names = KeyNames((DOCUMENT,), None)
 
     def source_rows(self, rows: Rows) -> list[SourceRow]:
         # An event without a payload deletes the document: there is none.
         return [
-            SourceRow(key_text([aggregate_id]), [canonical_document(parsed(text))])
+            SourceRow(
+                self._names.name([aggregate_id]), [canonical_document(parsed(text))]
+            )
             for aggregate_id, text in rows
             if text is not None
         ]
 
     def held(self, row: StoredRow) -> Held:
         if row.is_deleted:
-            return Held(row.key, is_deleted=True, packed=b"")
+            return Held(row.key, is_deleted=True, packed=b"", position=row.position)
         packed = pack([canonical_document(dict(row.fields))])
-        return Held(row.key, is_deleted=False, packed=packed)
+        return Held(row.key, is_deleted=False, packed=packed, position=row.position)
 
     def told(self, found: Iterable[Difference]) -> Iterator[Difference]:
         for difference in found:
             yield from taken_apart(difference)
+
+    def key(self, name: str) -> Key | None:
+        return self._names.key(name)
+
+
+def form_of(route: Route, table: SourceTable) -> Form:
+    """Return what is compared of a route's rows."""
+    if route.kind is RouteKind.AGGREGATE:
+        return DocumentForm()
+    return RowForm(table, routing_of(route))
+
+
+def _of(constant: Value) -> Canonical:
+    """Return how a constant is written."""
+    return canonical_of("double precision") if type(constant) is float else canonical

@@ -1,26 +1,48 @@
-"""Which reader reads back which kind of sink; its driver is imported with it."""
+"""How a sink is looked at again: by key where its reader can, else as a whole."""
 
-from towpath.settings import Settings, Sink, SinkKind
-from towpath.sinks.ports import SinkReader
+from collections.abc import Iterable, Iterator
+from typing import Protocol, runtime_checkable
+
+from towpath.sinks.ports import SinkReader, StoredRow
+from towpath.sinks.verify.forms import Form
+from towpath.sinks.verify.suspects import Suspects
 
 
-def reader_of(sink: Sink, settings: Settings) -> SinkReader:
+@runtime_checkable
+class KeyReader(Protocol):
+    """A reader that need not go through all keys to find a few."""
+
+    def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
+        """
+        Read the rows of any number of keys, as ``rows`` gives them.
+
+        Raises:
+            UnavailableError: The target cannot be reached.
+        """
+
+
+@runtime_checkable
+class SampleReader(Protocol):
+    """A reader that need not go through all keys to pick a few by chance."""
+
+    def sample(self, route: str, count: int) -> Iterator[StoredRow]:
+        """
+        Read about so many rows, tombstones among them, as ``rows`` gives them.
+
+        Raises:
+            UnavailableError: The target cannot be reached.
+        """
+
+
+def look(reader: SinkReader, route: str, form: Form, suspects: Suspects) -> None:
     """
-    Return the reader of a sink; nothing is opened yet.
+    See what a sink holds of the open suspects.
 
     Raises:
-        UsageError: The sink's address is not one.
+        UnavailableError: The target cannot be reached.
     """
-    match sink.kind:
-        case SinkKind.CACHE:
-            from towpath.sinks.cache.reader import CacheReader  # noqa: PLC0415
-
-            return CacheReader(sink.url, settings.database.prefix)
-        case SinkKind.SEARCH:
-            from towpath.sinks.search.reader import SearchReader  # noqa: PLC0415
-
-            return SearchReader(sink.url)
-        case SinkKind.WAREHOUSE:
-            from towpath.sinks.warehouse.reader import WarehouseReader  # noqa: PLC0415
-
-            return WarehouseReader(sink)
+    if not isinstance(reader, KeyReader):
+        suspects.saw(form.held(row) for row in reader.rows(route))
+        return
+    keys = (suspect.key for some in suspects.open() for suspect in some)
+    suspects.saw(form.held(row) for row in reader.at(route, keys))

@@ -1,19 +1,16 @@
-"""One route, verified: what it should hold, what it holds, and the differences."""
+"""What each route should hold: the table, the events or the view of the source."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from towpath.schemas.failure import UnavailableError
-from towpath.schemas.topics import outbox_topic, table_of, table_topic
+from towpath.schemas.failure import UsageError
+from towpath.schemas.topics import outbox_topic
 from towpath.settings import Route, RouteKind, Settings, Sink
-from towpath.sinks.ports import SinkReader
+from towpath.sinks.repairs import table_behind
 from towpath.sinks.routes import Routes
-from towpath.sinks.verify.compare import Difference, SourceRow, differences
 from towpath.sinks.verify.errors import UnroutedTableError
-from towpath.sinks.verify.forms import DocumentForm, Form, RowForm
-from towpath.sinks.verify.report import FIRST_SHOWN, RouteReport
-from towpath.sinks.verify.shelf import Shelf
-from towpath.sinks.verify.source import Source, SourceColumn, SourceTable
+from towpath.sinks.verify.source import Source
+from towpath.sinks.verify.table import SourceColumn, SourceTable
 
 # What an event log keeps of an outbox row.
 _EVENT_COLUMNS: Final = (
@@ -47,54 +44,33 @@ def source_table(
         return _outbox(route, sink, settings, source)
     if route.kind is RouteKind.AGGREGATE:
         return _view(route, settings, source)
-    prefix = settings.database.prefix
-    taken = table_of(prefix, route.topic)
-    is_taken = taken is not None and settings.capture.takes(taken)
-    for name in (*settings.capture.names, *([taken] if taken and is_taken else [])):
-        schema, _, table = name.partition(".")
-        if table_topic(prefix, schema, table) == route.topic:
-            return source.table(schema, table)
+    name = table_behind(settings, route.topic)
+    if name is not None:
+        return source.table(*name.split(".", 1))
     message = f"the route {route.name} reads {route.topic}, which no listed table has"
     raise UnroutedTableError(message)
 
 
-def verify_route(
-    route: Route, table: SourceTable, source: Source, reader: SinkReader
-) -> RouteReport:
-    """Compare a route; what cannot be read is told in the report, not raised."""
-    is_document = route.kind is RouteKind.AGGREGATE
-    form: Form = DocumentForm() if is_document else RowForm(table)
-    rows_read = count = 0
-    first: list[Difference] = []
-    error: str | None = None
+def chosen_routes(settings: Settings, sink: Sink, names: Sequence[str]) -> list[Route]:
+    """
+    Return the routes of these names, or of these tables; no names: all.
 
-    def source_rows() -> Iterator[Sequence[SourceRow]]:
-        nonlocal rows_read
-        for rows in source.rows(table):
-            written = form.source_rows(rows)
-            rows_read += len(written)
-            yield written
-
-    with Shelf() as shelf:
-        try:
-            shelf.put(form.held(row) for row in reader.rows(route.name))
-            found = differences(form.columns, source_rows(), shelf)
-            for difference in form.told(found):
-                count += 1
-                if count <= FIRST_SHOWN:
-                    first.append(difference)
-        except UnavailableError as failure:
-            error = str(failure)
-        return RouteReport(
-            route=route.name,
-            table=f"{table.schema}.{table.name}",
-            source_rows=rows_read,
-            sink_rows=shelf.live_rows,
-            tombstones=shelf.tombstones,
-            differences=count,
-            first=tuple(first),
-            error=error,
-        )
+    Raises:
+        UsageError: A name is that of no route.
+    """
+    known = {
+        route.name: (route.name, table_behind(settings, route.topic))
+        for route in sink.route
+    }
+    for name in names:
+        if not any(name in each for each in known.values()):
+            message = f"the sink {sink.name} has no route and no table named {name}"
+            raise UsageError(message)
+    return [
+        route
+        for route in sink.route
+        if not names or set(names) & set(known[route.name])
+    ]
 
 
 def _outbox(
@@ -131,7 +107,9 @@ def _view(route: Route, settings: Settings, source: Source) -> SourceTable:
         return SourceTable(
             *(schema, name, _DOCUMENT_COLUMNS, ("aggregate_id",)),
             is_partitioned=True,
+            is_view=True,
             only=("type", types),
+            key_type=source.types_of(schema, name)["aggregate_id"],
         )
     message = (
         f"the route {route.name} reads {route.topic}, which no view of "

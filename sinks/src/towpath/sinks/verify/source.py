@@ -1,27 +1,29 @@
 """
-Reads tables of the source in one snapshot, every value as text that SQL writes.
+Reads tables of the source chunk by chunk, every value as text that SQL writes.
 
 The forms are those of records, arrived at independently of the relay: the database
-formats times, booleans and bytes itself. Rows come in key order, through a cursor of
-the server's, so that memory does not grow with the table.
+formats times, booleans and bytes itself. A chunk is a statement of its own: no view of
+the database is held for longer, which would keep the server from cleaning up.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, LiteralString, Self
 
 import psycopg
-from psycopg import errors as sqlstate
 from psycopg import sql
 
-from towpath.schemas.position import parse_lsn
+from towpath.sinks.verify import statements
 from towpath.sinks.verify.errors import SourceUnavailableError
+from towpath.sinks.verify.statements import Statement
+from towpath.sinks.verify.table import SourceColumn, SourceTable
+
+Texts = tuple[str | None, ...]
 
 # Some hundred kilobytes a round trip; larger gains nothing, smaller costs round trips.
 ROWS_AT_ONCE: Final = 5000
-_CONNECT_TIMEOUT_S: Final = 10
+CONNECT_TIMEOUT_S: Final = 10
 
 # What decides a value's text; the same choices as whoever reads the log makes.
 _SESSION: Final[LiteralString] = """
@@ -30,6 +32,8 @@ _SESSION: Final[LiteralString] = """
     set intervalstyle = 'postgres';
     set extra_float_digits = 3;
     set search_path = pg_catalog;
+    set row_security = off;
+    set default_transaction_read_only = on;
 """
 _COLUMNS: Final[LiteralString] = """
     select attname, atttypid::regtype::text
@@ -48,61 +52,17 @@ _KEY: Final[LiteralString] = """
 _IS_PARTITIONED: Final[LiteralString] = (
     "select relkind = 'p' from pg_class where oid = %s::regclass"
 )
-_TIMES: Final[LiteralString] = """
-    case when not isfinite({column}) then {column}::text
-         else to_char({moment}, {form})
-              || case when extract(year from {moment}) < 0 then ' BC' else '' end
-    end
+_ESTIMATE: Final[LiteralString] = """
+    select sum(greatest(reltuples, 0))::bigint
+    from pg_partition_tree(%s::regclass) join pg_class on oid = relid where isleaf
 """
-_MARK: Final[LiteralString] = (
-    "select pg_logical_emit_message(true, 'towpath.verify', '')::text"
-)
-_CURRENT: Final[LiteralString] = "select pg_current_wal_lsn()::text"
-_CONFIRMED: Final[LiteralString] = (
-    "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s"
-)
-_HAS_SNAPSHOTS: Final[LiteralString] = "select to_regclass('towpath.snapshot')::text"
-_UNFINISHED: Final[LiteralString] = (
-    "select count(*) from towpath.snapshot"
-    " where state in ('queued', 'running', 'paused')"
-    " and (target is null or target = %s)"
-)
-_TIME_FORM: Final = 'YYYY-MM-DD"T"HH24:MI:SS.US'
-
-
-@dataclass(frozen=True, slots=True)
-class SourceColumn:
-    """A column and Postgres's own name of its type."""
-
-    name: str
-    type: str
-
-
-@dataclass(frozen=True, slots=True)
-class SourceTable:
-    """
-    A table, or a part of one.
-
-    Attributes:
-        columns: What is compared.
-        key: Columns of the primary key, in key order.
-        is_partitioned: Whether its rows are those of its partitions.
-        only: A column and the values that its rows are limited to, if they are.
-    """
-
-    schema: str
-    name: str
-    columns: tuple[SourceColumn, ...]
-    key: tuple[str, ...]
-    is_partitioned: bool = False
-    only: tuple[str, tuple[str, ...]] | None = None
 
 
 class Source:
     """
-    The database, as of one moment.
+    The database.
 
-    Call order: ``with``, then anything; the moment is that of the first read.
+    Call order: ``with``, then anything.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -110,19 +70,16 @@ class Source:
 
     def __enter__(self) -> Self:
         """
-        Open the snapshot.
+        Connect.
 
         Raises:
             SourceUnavailableError: The database cannot be reached.
         """
         with translated():
             self._connection = psycopg.connect(
-                self._dsn, connect_timeout=_CONNECT_TIMEOUT_S, autocommit=True
+                self._dsn, connect_timeout=CONNECT_TIMEOUT_S, autocommit=True
             )
             self._connection.execute(_SESSION)
-            self._connection.autocommit = False
-            self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            self._connection.read_only = True
         return self
 
     def __exit__(
@@ -169,65 +126,114 @@ class Source:
         with translated():
             return [row[0] for row in self._connection.execute(query).fetchall()]
 
-    def rows(self, table: SourceTable) -> Iterator[list[tuple[str | None, ...]]]:
+    def types_of(self, schema: str, name: str) -> dict[str, str]:
+        """
+        Return the types of the columns of a table or a view.
+
+        Raises:
+            SourceUnavailableError: The database cannot be read.
+        """
+        full = sql.Identifier(schema, name).as_string()
+        with translated():
+            return dict(self._connection.execute(_COLUMNS, [full]).fetchall())
+
+    def estimate(self, table: SourceTable) -> int:
+        """
+        Return about how many rows a table has; 0 if the server does not know.
+
+        Raises:
+            SourceUnavailableError: The database cannot be read.
+        """
+        full = sql.Identifier(table.schema, table.name).as_string()
+        with translated():
+            row = self._connection.execute(_ESTIMATE, [full]).fetchone()
+        return 0 if row is None or row[0] is None else int(row[0])
+
+    def rows(self, table: SourceTable) -> Iterator[list[Texts]]:
         """
         Go through a table in key order, some thousand rows at a time.
 
         Raises:
             SourceUnavailableError: The database cannot be read.
         """
-        with translated(), self._connection.cursor("towpath_verify") as cursor:
-            cursor.execute(_select(table), table.only and [list(table.only[1])])
-            while rows := cursor.fetchmany(ROWS_AT_ONCE):
-                yield rows
+        if table.is_view:
+            yield from self._stream(statements.whole(table))
+            return
+        last: list[str] | None = None
+        while rows := self._fetch(statements.part(table, last, ROWS_AT_ONCE)):
+            yield rows
+            last = [str(rows[-1][place]) for place in table.key_places]
 
-
-class SourceLog:
-    """How far the database's log is read; sees what happens as it happens."""
-
-    def __init__(self, dsn: str) -> None:
+    def sample(self, table: SourceTable, size: float) -> Iterator[list[Texts]]:
         """
-        Connect.
+        Go through rows that chance picks.
+
+        Args:
+            table: Where to read.
+            size: How many rows; below one, how large a part of them.
 
         Raises:
-            SourceUnavailableError: The database cannot be reached.
+            SourceUnavailableError: The database cannot be read.
         """
-        with translated():
-            self._connection = psycopg.connect(
-                dsn, connect_timeout=_CONNECT_TIMEOUT_S, autocommit=True
-            )
+        is_part = size < 1
+        yield from self._stream(
+            statements.share(table, size)
+            if is_part
+            else statements.some(table, int(size))
+        )
 
-    def mark(self) -> int:
+    def listed(
+        self, table: SourceTable, keys: Sequence[Sequence[str]]
+    ) -> Iterator[Texts]:
         """
-        Return an LSN that a slot confirms only after all that is committed now.
+        Read the rows of some keys; what cannot be a key of the table has none.
 
-        Where it may, it writes one itself, a transaction without rows: a slot of a
-        quiet database would otherwise have nothing to confirm.
+        Raises:
+            SourceUnavailableError: The database cannot be read.
         """
-        with translated():
-            try:
-                row = self._connection.execute(_MARK).fetchone()
-            except (sqlstate.InsufficientPrivilege, sqlstate.ReadOnlySqlTransaction):
-                row = self._connection.execute(_CURRENT).fetchone()
-        return parse_lsn("" if row is None else row[0])
+        try:
+            yield from self._connection.execute(*statements.listed(table, keys))
+        except psycopg.DataError:
+            if len(keys) > 1:
+                for key in keys:
+                    yield from self.listed(table, [key])
+        except psycopg.Error as error:
+            raise _unavailable(error) from error
 
-    def confirmed(self, slot: str) -> int | None:
-        """Return what a slot has confirmed; a slot that is not there has nothing."""
-        with translated():
-            row = self._connection.execute(_CONFIRMED, [slot]).fetchone()
-        return None if row is None or row[0] is None else parse_lsn(row[0])
+    def possible(
+        self, table: SourceTable, keys: Sequence[tuple[str, ...]]
+    ) -> list[tuple[str, ...]]:
+        """
+        Return those keys that rows of the table can have, spelt as theirs are.
 
-    def unfinished_tables(self, sink: str) -> int:
-        """Count the tables that running snapshots have still to read for a sink."""
-        with translated():
-            if self._connection.execute(_HAS_SNAPSHOTS).fetchone() == (None,):
-                return 0
-            row = self._connection.execute(_UNFINISHED, [sink]).fetchone()
-        return 0 if row is None else int(row[0])
+        Raises:
+            SourceUnavailableError: The database cannot be read.
+        """
+        if not keys:
+            return []
+        try:
+            found = self._connection.execute(*statements.spelt(table, keys)).fetchall()
+        except psycopg.DataError:
+            half = len(keys) // 2
+            parts = (keys[:half], keys[half:]) if half else ()
+            return [key for part in parts for key in self.possible(table, part)]
+        except psycopg.Error as error:
+            raise _unavailable(error) from error
+        return [key for key, spelt in zip(keys, found, strict=True) if key == spelt]
 
-    def close(self) -> None:
-        """Let go of the connection."""
-        self._connection.close()
+    def _fetch(self, statement: Statement) -> list[Texts]:
+        with translated():
+            return self._connection.execute(*statement).fetchall()
+
+    def _stream(self, statement: Statement) -> Iterator[list[Texts]]:
+        with (
+            translated(),
+            self._connection.transaction(),
+            self._connection.cursor("towpath_verify") as cursor,
+        ):
+            cursor.execute(*statement)
+            while rows := cursor.fetchmany(ROWS_AT_ONCE):
+                yield rows
 
 
 @contextmanager
@@ -241,48 +247,9 @@ def translated() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        told = error.diag.message_primary or str(error).strip().partition("\n")[0]
-        message = f"the source cannot be read: {told}"
-        raise SourceUnavailableError(message) from error
+        raise _unavailable(error) from error
 
 
-def _select(table: SourceTable) -> sql.Composed:
-    columns = sql.SQL(", ").join(_text(column) for column in table.columns)
-    key = sql.SQL(", ").join(sql.Identifier(name) for name in table.key)
-    where: sql.Composable = sql.SQL("")
-    if table.only is not None:
-        where = sql.SQL("where {} = any(%s)").format(sql.Identifier(table.only[0]))
-    return sql.SQL(
-        "select {columns} from {only} {table} {where} order by {key}"
-    ).format(
-        columns=columns,
-        # Rows of tables that merely inherit are rows of those tables.
-        only=sql.SQL("" if table.is_partitioned else "only"),
-        table=sql.Identifier(table.schema, table.name),
-        where=where,
-        key=key,
-    )
-
-
-def _text(column: SourceColumn) -> sql.Composed:
-    """Write the expression that gives a column's canonical text."""
-    name = sql.Identifier(column.name)
-    match column.type:
-        case "timestamp with time zone":
-            moment = sql.SQL("({} at time zone 'UTC')").format(name)
-            return _time(name, moment, _TIME_FORM + '"Z"')
-        case "timestamp without time zone":
-            return _time(name, name, _TIME_FORM)
-        case "bytea":
-            # Postgres breaks base64 into lines.
-            return sql.SQL(r"translate(encode({}, 'base64'), E'\n', '')").format(name)
-        case "character":
-            # A cast would cut the padding off, which is part of the value's text.
-            padded = sql.SQL("case when {0} is not null then concat({0}) end")
-            return padded.format(name)
-        case _:
-            return sql.SQL("{}::text").format(name)
-
-
-def _time(name: sql.Identifier, moment: sql.Composable, form: str) -> sql.Composed:
-    return sql.SQL(_TIMES).format(column=name, moment=moment, form=sql.Literal(form))
+def _unavailable(error: psycopg.Error) -> SourceUnavailableError:
+    told = error.diag.message_primary or str(error).strip().partition("\n")[0]
+    return SourceUnavailableError(f"the source cannot be read: {told}")

@@ -1,0 +1,200 @@
+"""
+Rows read anew for one sink: it asks the relay, through Kafka, and needs no source.
+
+A question is an ``execute-snapshot`` signal with the sink as its ``target`` on the
+relay's signal topic: of some keys, which are read again or told as deleted, or of a
+whole collection, with a sweep of what is gone. What is read stands below whatever was
+written since, so to ask once too often harms nobody. Nothing is collapsed over time:
+of two questions for one key the first may have been answered before the row was lost
+again.
+"""
+
+import uuid
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+import orjson
+import structlog
+from confluent_kafka import KafkaError, Message, Producer
+
+from towpath.schemas.topics import outbox_topic, table_of, table_topic
+from towpath.settings import Route, RouteKind, Settings, Sink
+from towpath.sinks import unfilled
+from towpath.sinks.change import Value
+from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.kafka import REQUEST_TIMEOUT_S, Topics
+from towpath.sinks.routing import routing_of
+
+# A key of Postgres has at most 2,704 bytes, and a record of Kafka a million.
+KEYS_AT_ONCE: Final = 300
+
+Key = tuple[Value, ...]
+
+_log = structlog.get_logger("towpath.sinks.repairs")
+
+
+class KafkaRepairs:
+    """Has rows of one sink's routes read anew."""
+
+    def __init__(self, settings: Settings, sink: Sink) -> None:
+        """Describe whom to ask; nothing is connected yet."""
+        self._settings = settings
+        self._sink = sink
+        self._topic = settings.signal_topic
+        self._failures: list[KafkaError] = []
+        self._opened: Producer | None = None
+
+    def ask_keys(self, route: str, keys: Iterable[Key]) -> bool:
+        """
+        Have the rows of these keys read, and deletes told for those that are gone.
+
+        Returns:
+            Whether they can be asked for; not so of an event log.
+
+        Raises:
+            BrokerUnavailableError: It is not known to be asked for.
+        """
+        routing = routing_of(self._route(route))
+        found = (routing.source_key(key) if routing else key for key in keys)
+        return self.ask_source_keys(route, found) is not None
+
+    def ask_source_keys(self, route: str, keys: Iterable[Key]) -> list[str] | None:
+        """
+        Ask as ``ask_keys`` does, for keys as the source has them.
+
+        Returns:
+            The ids of the signals; ``None``: the keys cannot be asked for.
+
+        Raises:
+            BrokerUnavailableError: It is not known to be asked for.
+        """
+        collection = collection_of(self._settings, self._route(route))
+        if not self._can_ask(route, collection):
+            return None
+        signals = [
+            self._signal({"data-collections": [collection], "keys": piece})
+            for piece in _pieces(iter(dict.fromkeys(keys)), KEYS_AT_ONCE)
+        ]
+        self._send(signals)
+        count = sum(len(signal["data"]["keys"]) for signal in signals)
+        _log.info("rows asked for", sink=self._sink.name, route=route, keys=count)
+        return [str(signal["id"]) for signal in signals]
+
+    def ask_all(self, route: str, why: str) -> bool:
+        """
+        Have all rows of a route read; what is gone from the source is swept away.
+
+        Returns:
+            Whether they can be asked for; not so of an event log.
+
+        Raises:
+            BrokerUnavailableError: It is not known to be asked for.
+        """
+        collection = collection_of(self._settings, self._route(route))
+        if not self._can_ask(route, collection):
+            return False
+        signal = self._signal({"data-collections": [collection], "sweep": True})
+        unfilled.begin(
+            self._settings.state_folder, self._sink.name, route, signal["id"]
+        )
+        self._send([signal])
+        _log.warning(
+            "all rows asked for", sink=self._sink.name, route=route, reason=why
+        )
+        return True
+
+    def _route(self, name: str) -> Route:
+        return next(route for route in self._sink.route if route.name == name)
+
+    def _can_ask(self, route: str, collection: str | None) -> bool:
+        reason = None
+        if collection is None:
+            reason = "no table and no view of the source gives its rows"
+        elif not self._topic:
+            reason = "relay.snapshot.signal_topic is empty"
+        if reason is not None:
+            _log.warning("rows cannot be asked for", route=route, reason=reason)
+        return reason is None
+
+    def _signal(self, data: dict[str, object]) -> dict[str, Any]:
+        return {
+            "id": f"repair-{uuid.uuid4()}",
+            "type": "execute-snapshot",
+            "data": {**data, "target": self._sink.name},
+        }
+
+    def _send(self, signals: Iterable[dict[str, Any]]) -> None:
+        producer = self._producer()
+        self._failures.clear()
+        for signal in signals:
+            producer.produce(
+                self._topic,
+                key=self._settings.database.prefix,
+                value=orjson.dumps(signal),
+                on_delivery=self._delivered,
+            )
+            producer.poll(0)
+        waiting = producer.flush(REQUEST_TIMEOUT_S)
+        if waiting or self._failures:
+            why = self._failures[0].str() if self._failures else "no answer in time"
+            message = f"rows could not be asked for on {self._topic}: {why}"
+            raise BrokerUnavailableError(message)
+
+    def _producer(self) -> Producer:
+        """Connect; a topic that is not there is the relay's to make."""
+        servers = self._settings.kafka.bootstrap_servers
+        if self._opened is None:
+            if self._topic not in Topics(servers).names():
+                message = f"the relay has not made {self._topic} yet"
+                raise BrokerUnavailableError(message)
+            # librdkafka would write to stderr by itself; what matters is raised.
+            self._opened = Producer(
+                {
+                    "bootstrap.servers": servers,
+                    "enable.idempotence": True,
+                    "acks": "all",
+                    "log_level": 0,
+                }
+            )
+        return self._opened
+
+    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            self._failures.append(error)
+
+
+def collection_of(settings: Settings, route: Route) -> str | None:
+    """Return what a signal calls what a route holds; none: it cannot be read anew."""
+    match route.kind:
+        case RouteKind.TABLE:
+            return table_behind(settings, route.topic)
+        case RouteKind.AGGREGATE:
+            template = settings.relay.outbox.topic
+            views = (view for view in settings.relay.outbox.view if not view.name)
+            return next(
+                (
+                    view.collection
+                    for view in views
+                    if outbox_topic(template, view.aggregate_type) == route.topic
+                ),
+                None,
+            )
+        case RouteKind.EVENT_LOG:
+            return None
+
+
+def table_behind(settings: Settings, topic: str) -> str | None:
+    """Name the captured table whose changes a topic carries."""
+    prefix = settings.database.prefix
+    taken = table_of(prefix, topic)
+    is_taken = taken is not None and settings.capture.takes(taken)
+    for name in (*settings.capture.names, *([taken] if taken and is_taken else [])):
+        if table_topic(prefix, *name.split(".", 1)) == topic:
+            return name
+    return None
+
+
+def _pieces(keys: Iterator[Key], size: int) -> Iterator[list[Key]]:
+    while some := list(islice(keys, size)):
+        yield some

@@ -1,0 +1,185 @@
+"""
+Wait until a sink has passed a moment of the source, also while others write on.
+
+Three distances must be gone: no snapshot reads for the sink, the slot has confirmed all
+that was committed by then, and the sink has applied every record that its topics held
+when the slot had. The ends are fixed, so that what is written meanwhile is not waited
+for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+from towpath.schemas.clock import Clock, Patience
+from towpath.schemas.position import format_lsn
+from towpath.settings import Settings, Sink
+from towpath.sinks.ports import Cluster
+from towpath.sinks.progress import (
+    Offsets,
+    Progress,
+    progress_path,
+    read_progress,
+)
+from towpath.sinks.routes import Routes
+from towpath.sinks.verify.errors import NotAtRestError
+
+# A relay that has nothing to do confirms at its timer, every 10 s; a warehouse commits
+# every 10 s or so, and compacts for some seconds now and then.
+STUCK_AFTER_S: Final = 60.0
+LOOK_EVERY_S: Final = 0.1
+
+# A commit is seen some milliseconds after it can be read from the log; later only if
+# it waits for a standby.
+_SEEN_WITHIN_S: Final = 10.0
+
+
+class Log(Protocol):
+    """What the wait needs of the database's log."""
+
+    def mark(self) -> int:
+        """Return an LSN that a slot confirms only after all that is committed now."""
+
+    def confirmed(self, slot: str) -> int | None:
+        """Return what a slot has confirmed; a slot that is not there has nothing."""
+
+    def unfinished_tables(self, sink: str) -> int:
+        """Count the tables that running snapshots have still to read for a sink."""
+
+    def answered(self, signals: Sequence[str]) -> int:
+        """Count the signals that are carried out or refused."""
+
+    def refusals(self, signals: Sequence[str]) -> tuple[str, ...]:
+        """Return why signals were refused, those that were."""
+
+    def next_transaction(self) -> int:
+        """Return the id above those of all transactions that write now."""
+
+    def oldest_transaction(self) -> int:
+        """Return the lowest id of a transaction whose end is not seen yet."""
+
+
+class Passing:
+    """Waits for one sink; each wait is for what is there when it begins."""
+
+    def __init__(
+        self, settings: Settings, sink: Sink, log: Log, cluster: Cluster, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._sink = sink
+        self._log = log
+        self._cluster = cluster
+        self._clock = clock
+
+    def wait(self, looking: Callable[[], None] | None = None) -> None:
+        """
+        Return when everything committed before the call has reached the sink.
+
+        What a snapshot still reads for it has not.
+
+        Args:
+            looking: Called now and then meanwhile, and at the beginning.
+
+        Raises:
+            NotAtRestError: It does not get on, and what is missing.
+            UnavailableError: The database or the broker does not answer.
+        """
+        self._wait(self._unread, looking)
+        mark = self._log.mark()
+        self._wait(lambda: self._unconfirmed(mark), looking)
+        # What the slot confirmed is in the topics.
+        topics = Routes(self._sink).matching(self._cluster.names())
+        ends = self._cluster.end_offsets(topics)
+        self._wait(lambda: self._unapplied(ends), looking)
+
+    def wait_until_seen(self) -> None:
+        """
+        Return when whoever writes now is done, so that all it did is seen.
+
+        A commit can be in the log, and in a sink, before others see it. A transaction
+        that stays open for long has no commit in the log: it is not waited for further.
+
+        Raises:
+            UnavailableError: The database does not answer.
+        """
+        last = self._log.next_transaction()
+        patience = Patience(self._clock, _SEEN_WITHIN_S)
+        while (left := last - self._log.oldest_transaction()) > 0:
+            if patience.is_over(left):
+                return
+            self._clock.wait(LOOK_EVERY_S)
+
+    def wait_for_answers(self, signals: Sequence[str]) -> tuple[str, ...]:
+        """
+        Return when signals have been carried out, or refused.
+
+        Returns:
+            Why rows were not read, if some were not.
+
+        Raises:
+            NotAtRestError: The relay does not answer.
+            UnavailableError: The database does not answer.
+        """
+        self._wait(lambda: self._unanswered(signals), None)
+        return self._log.refusals(signals)
+
+    def highest(self) -> str:
+        """Return the highest position that the sink applied; empty: nobody knows."""
+        return self._progress().position
+
+    def _wait(
+        self,
+        distance: Callable[[], tuple[int, str]],
+        looking: Callable[[], None] | None,
+    ) -> None:
+        patience = Patience(self._clock, STUCK_AFTER_S)
+        while True:
+            if looking is not None:
+                looking()
+            left, missing = distance()
+            if left <= 0:
+                return
+            if patience.is_over(left):
+                message = f"not at rest: {missing}"
+                raise NotAtRestError(message)
+            self._clock.wait(LOOK_EVERY_S)
+
+    def _unread(self) -> tuple[int, str]:
+        count = self._log.unfinished_tables(self._sink.name)
+        return count, f"a snapshot has {count} tables to read"
+
+    def _unanswered(self, signals: Sequence[str]) -> tuple[int, str]:
+        count = len(signals) - self._log.answered(signals)
+        return count, f"the relay has not answered {count} signals"
+
+    def _unconfirmed(self, mark: int) -> tuple[int, str]:
+        slot = self._settings.database.slot
+        confirmed = self._log.confirmed(slot)
+        if confirmed is None:
+            message = (
+                f"not at rest: the slot {slot} does not exist, so no relay is at work"
+            )
+            raise NotAtRestError(message)
+        left = mark - confirmed
+        return left, (
+            f"the relay has confirmed {format_lsn(confirmed)} of {format_lsn(mark)}, "
+            f"{left:,} bytes to go"
+        )
+
+    def _unapplied(self, ends: Mapping[str, Mapping[str, int]]) -> tuple[int, str]:
+        progress = self._progress()
+        count = records_to_go(ends, progress.applied)
+        why = f" ({progress.error})" if progress.error else ""
+        return count, f"the sink {self._sink.name} has {count:,} records to go{why}"
+
+    def _progress(self) -> Progress:
+        name = self._sink.name
+        return read_progress(progress_path(self._settings.state_folder, name), name)
+
+
+def records_to_go(ends: Mapping[str, Mapping[str, int]], applied: Offsets) -> int:
+    """Count the records of the topics that are not applied yet."""
+    return sum(
+        max(0, end - applied.get(topic, {}).get(partition, 0))
+        for topic, partitions in ends.items()
+        for partition, end in partitions.items()
+    )

@@ -1,0 +1,138 @@
+"""
+Settle suspects: look at both sides again until each is equal or proven wrong.
+
+Each round reads, in this order: the source, then, once the sink has passed that, the
+sink. What the sink held before is the look of the round before. Nobody is proven wrong
+by the first round, because what stood in the sink then may not have been visible in the
+source yet: before the source is read again, whoever wrote meanwhile is waited for.
+
+A row that changes in every round proves nothing. While few are left, the source is
+looked at often while the sink is waited for: if it ever had what the sink then came to,
+the sink follows it.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from towpath.schemas.clock import Clock, Patience
+from towpath.sinks.ports import SinkReader
+from towpath.sinks.verify.compare import Standing, Suspect, is_same, pack, standing_of
+from towpath.sinks.verify.forms import Form
+from towpath.sinks.verify.readers import look
+from towpath.sinks.verify.source import Source
+from towpath.sinks.verify.suspects import Suspects
+from towpath.sinks.verify.table import SourceTable
+
+# A row that never stood still for so long, while others came to rest or not.
+RESTLESS_AFTER_S: Final = 30.0
+_FEW: Final = 200
+
+Contents = defaultdict[str, set[bytes | None]]
+
+
+class Waits(Protocol):
+    """What must have happened before a look counts."""
+
+    def wait(self, looking: Callable[[], None] | None = None) -> None:
+        """Return when the sink has what is committed now; look meanwhile, if asked."""
+
+    def wait_until_seen(self) -> None:
+        """Return when whoever writes now is done, so that all it did is seen."""
+
+    def wait_for_answers(self, signals: Sequence[str]) -> tuple[str, ...]:
+        """Return when the relay has read what it was asked; why some was not read."""
+
+    def highest(self) -> str:
+        """Return the highest position that the sink applied; empty: nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Both sides of one route, and what is needed to compare them."""
+
+    route: str
+    table: SourceTable
+    form: Form
+    source: Source
+    reader: SinkReader
+    waits: Waits
+    clock: Clock
+
+
+def settle(bench: Bench, suspects: Suspects) -> None:
+    """
+    Settle suspects of which both sides were read once, the source last.
+
+    Those that stay open never stood still.
+
+    Raises:
+        UnavailableError: A part does not answer, or the sink does not get on.
+    """
+    if not suspects.open_count:
+        return
+    bench.waits.wait()
+    look(bench.reader, bench.route, bench.form, suspects)
+    _judge(suspects, {}, is_first=True)
+    settle_further(bench, suspects)
+
+
+def settle_further(bench: Bench, suspects: Suspects) -> None:
+    """
+    Settle suspects that were looked at before.
+
+    Raises:
+        UnavailableError: A part does not answer, or the sink does not get on.
+    """
+    patience = Patience(bench.clock, RESTLESS_AFTER_S)
+    while (left := suspects.open_count) and not patience.is_over(left):
+        _round(bench, suspects)
+
+
+def _round(bench: Bench, suspects: Suspects) -> None:
+    suspects.look_again()
+    bench.waits.wait_until_seen()
+    for some in suspects.open():
+        suspects.told(_contents(bench, some))
+    had: Contents = defaultdict(set)
+    is_few = suspects.open_count <= _FEW
+    few = [one for some in suspects.open() for one in some] if is_few else []
+
+    def note() -> None:
+        rows = _contents(bench, few)
+        for suspect in few:
+            had[suspect.key].add(rows.get(suspect.key))
+
+    bench.waits.wait(note if few else None)
+    look(bench.reader, bench.route, bench.form, suspects)
+    _judge(suspects, had, is_first=False)
+
+
+def _judge(
+    suspects: Suspects, had: dict[str, set[bytes | None]], *, is_first: bool
+) -> None:
+    for some in suspects.open():
+        standings = {suspect.key: standing_of(suspect) for suspect in some}
+        for suspect in some:
+            if standings[suspect.key] is Standing.MOVING and _followed(suspect, had):
+                standings[suspect.key] = Standing.EQUAL
+        suspects.drop([k for k, found in standings.items() if found is Standing.EQUAL])
+        if not is_first:
+            wrong = [k for k, found in standings.items() if found is Standing.WRONG]
+            suspects.convict(wrong)
+
+
+def _followed(suspect: Suspect, had: dict[str, set[bytes | None]]) -> bool:
+    """Tell whether the source had what the sink came to while it was waited for."""
+    contents = had.get(suspect.key, ())
+    return suspect.copies <= 1 and any(
+        is_same(content, suspect.after) for content in contents
+    )
+
+
+def _contents(bench: Bench, some: list[Suspect]) -> dict[str, bytes]:
+    """Read what the source has of suspects; a name that tells no key has no row."""
+    keys = [key for one in some if (key := bench.form.key(one.key)) is not None]
+    rows = bench.source.listed(bench.table, keys) if keys else ()
+    return {row.key: pack(row.texts) for row in bench.form.source_rows(rows)}

@@ -1,0 +1,111 @@
+"""How far the database's log is read, and whether those who write are done."""
+
+from collections.abc import Sequence
+from typing import Final, LiteralString
+
+import psycopg
+from psycopg import errors as sqlstate
+
+from towpath.schemas.position import parse_lsn
+from towpath.sinks.verify.source import CONNECT_TIMEOUT_S, translated
+
+_MARK: Final[LiteralString] = (
+    "select pg_logical_emit_message(true, 'towpath.verify', '')::text"
+)
+_CURRENT: Final[LiteralString] = "select pg_current_wal_lsn()::text"
+_CONFIRMED: Final[LiteralString] = (
+    "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s"
+)
+_HAS_SNAPSHOTS: Final[LiteralString] = "select to_regclass('towpath.snapshot')::text"
+_UNFINISHED: Final[LiteralString] = (
+    "select count(*) from towpath.snapshot"
+    " where state in ('queued', 'running', 'paused')"
+    " and (target is null or target = %s)"
+)
+_ANSWERED: Final[LiteralString] = (
+    "select count(*) from towpath.signal where id = any(%s)"
+    " and status in ('completed', 'failed', 'rejected')"
+)
+_REFUSALS: Final[LiteralString] = (
+    "select distinct coalesce(detail->>'reason', status) from towpath.signal"
+    " where id = any(%s) and status in ('failed', 'rejected') order by 1"
+)
+_OLDEST: Final[LiteralString] = (
+    "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+)
+_NEXT: Final[LiteralString] = (
+    "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+)
+
+
+class SourceLog:
+    """How far the database's log is read; sees what happens as it happens."""
+
+    def __init__(self, dsn: str) -> None:
+        """
+        Connect.
+
+        Raises:
+            SourceUnavailableError: The database cannot be reached.
+        """
+        with translated():
+            self._connection = psycopg.connect(
+                dsn, connect_timeout=CONNECT_TIMEOUT_S, autocommit=True
+            )
+
+    def mark(self) -> int:
+        """
+        Return an LSN that a slot confirms only after all that is committed now.
+
+        Where it may, it writes one itself, a transaction without rows: a slot of a
+        quiet database would otherwise have nothing to confirm.
+        """
+        with translated():
+            try:
+                row = self._connection.execute(_MARK).fetchone()
+            except (sqlstate.InsufficientPrivilege, sqlstate.ReadOnlySqlTransaction):
+                row = self._connection.execute(_CURRENT).fetchone()
+        return parse_lsn("" if row is None else row[0])
+
+    def confirmed(self, slot: str) -> int | None:
+        """Return what a slot has confirmed; a slot that is not there has nothing."""
+        with translated():
+            row = self._connection.execute(_CONFIRMED, [slot]).fetchone()
+        return None if row is None or row[0] is None else parse_lsn(row[0])
+
+    def unfinished_tables(self, sink: str) -> int:
+        """Count the tables that running snapshots have still to read for a sink."""
+        with translated():
+            if self._connection.execute(_HAS_SNAPSHOTS).fetchone() == (None,):
+                return 0
+            row = self._connection.execute(_UNFINISHED, [sink]).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def answered(self, signals: Sequence[str]) -> int:
+        """Count the signals that are carried out or refused."""
+        with translated():
+            row = self._connection.execute(_ANSWERED, [list(signals)]).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def refusals(self, signals: Sequence[str]) -> tuple[str, ...]:
+        """Return why signals were refused, those that were."""
+        with translated():
+            rows = self._connection.execute(_REFUSALS, [list(signals)]).fetchall()
+        return tuple(str(reason) for (reason,) in rows)
+
+    def next_transaction(self) -> int:
+        """Return the id above those of all transactions that write now."""
+        return self._number(_NEXT)
+
+    def oldest_transaction(self) -> int:
+        """Return the lowest id of a transaction whose end is not seen yet."""
+        return self._number(_OLDEST)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._connection.close()
+
+    def _number(self, query: LiteralString) -> int:
+        with translated():
+            row = self._connection.execute(query).fetchone()
+        return 0 if row is None else int(row[0])

@@ -1,0 +1,178 @@
+"""
+The statements that read a table of the source: columns as canonical text, keys typed.
+
+A key comes back as the text that was read, and is compared in the columns' own types
+and collations, never here.
+"""
+
+from collections.abc import Sequence
+from typing import Final, LiteralString, NamedTuple
+
+from psycopg import sql
+
+from towpath.sinks.verify.table import SourceColumn, SourceTable
+
+_TIMES: Final[LiteralString] = """
+    case when not isfinite({column}) then {column}::text
+         else to_char({moment}, {form})
+              || case when extract(year from {moment}) < 0 then ' BC' else '' end
+    end
+"""
+_INTERVAL: Final[LiteralString] = """
+    case when isfinite({value}) then
+        'P' || extract(year from {value})::bigint || 'Y'
+            || extract(month from {value})::bigint || 'M'
+            || extract(day from {value})::bigint || 'DT'
+            || extract(hour from {value})::bigint || 'H'
+            || extract(minute from {value})::bigint || 'M'
+            || trim_scale(extract(second from {value})) || 'S'
+         else {value}::text
+    end
+"""
+_TIME_FORM: Final = 'YYYY-MM-DD"T"HH24:MI:SS.US'
+
+# As the name of a type these would mean a length of one.
+_WITHOUT_LENGTH: Final = {"character": "bpchar", "bit": '"bit"'}
+
+
+class Statement(NamedTuple):
+    """A statement and its parameters."""
+
+    text: sql.Composed
+    parameters: list[object]
+
+
+def whole(table: SourceTable) -> Statement:
+    """Read all rows, in key order."""
+    return _select(table, [], sql.SQL(" order by {}").format(_key(table)))
+
+
+def part(table: SourceTable, after: Sequence[str] | None, rows: int) -> Statement:
+    """Read the next rows in key order, behind a key."""
+    tail = sql.SQL(" order by {} limit {}").format(_key(table), sql.Literal(rows))
+    if after is None:
+        return _select(table, [], tail)
+    values = [_typed(type_, sql.SQL("%s::text")) for type_ in table.key_types]
+    behind = sql.SQL("({}) > ({})").format(_key(table), sql.SQL(", ").join(values))
+    return _select(table, [(behind, list(after))], tail)
+
+
+def listed(table: SourceTable, keys: Sequence[Sequence[str]]) -> Statement:
+    """Read the rows of some keys."""
+    names = _asked_names(table)
+    values = map(_typed, table.key_types, names)
+    asked = sql.SQL("({}) in (select {} from {})").format(
+        _key(table), sql.SQL(", ").join(values), _asked(table)
+    )
+    return _select(table, [(asked, _columns(keys))], sql.SQL(""))
+
+
+def spelt(table: SourceTable, keys: Sequence[Sequence[str]]) -> Statement:
+    """Write some keys as their columns would have them; fails for what is no key."""
+    values = [
+        _written(type_, _typed(type_, name))
+        for type_, name in zip(table.key_types, _asked_names(table), strict=True)
+    ]
+    text = sql.SQL("select {} from {} order by place").format(
+        sql.SQL(", ").join(values), _asked(table)
+    )
+    return Statement(text, _columns(keys))
+
+
+def share(table: SourceTable, share: float) -> Statement:
+    """Read about so large a part of the rows, by chance."""
+    return _select(table, [(sql.SQL("random() < %s"), [share])], sql.SQL(""))
+
+
+def some(table: SourceTable, rows: int) -> Statement:
+    """Read so many rows, by chance."""
+    tail = sql.SQL(" order by random() limit {}").format(sql.Literal(rows))
+    return _select(table, [], tail)
+
+
+def _select(
+    table: SourceTable,
+    where: list[tuple[sql.Composable, list[object]]],
+    tail: sql.Composable,
+) -> Statement:
+    if table.only is not None:
+        name, values = table.only
+        is_one = sql.SQL("{} = any(%s)").format(_name("read", name))
+        where = [(is_one, [list(values)]), *where]
+    conditions = sql.SQL(" and ").join([condition for condition, _ in where])
+    text = sql.SQL("select {} from {} {} as read {} {}{}").format(
+        sql.SQL(", ").join(_text(column) for column in table.columns),
+        # Rows of tables that merely inherit are rows of those tables.
+        sql.SQL("" if table.is_partitioned else "only"),
+        _name(table.schema, table.name),
+        sql.SQL("where" if where else ""),
+        conditions,
+        tail,
+    )
+    return Statement(text, [value for _, values in where for value in values])
+
+
+def _asked(table: SourceTable) -> sql.Composed:
+    """Make rows of listed keys, a text each; ``place`` is where it was listed."""
+    names = _asked_names(table)
+    return sql.SQL("unnest({}) with ordinality as asked ({}, place)").format(
+        sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(names)),
+        sql.SQL(", ").join(names),
+    )
+
+
+def _asked_names(table: SourceTable) -> list[sql.Identifier]:
+    return [sql.Identifier(f"k{place}") for place in range(len(table.key))]
+
+
+def _columns(keys: Sequence[Sequence[str]]) -> list[object]:
+    return [list(column) for column in zip(*keys, strict=True)]
+
+
+def _key(table: SourceTable) -> sql.Composed:
+    # By the table's own columns: what is selected has the same names, and is text.
+    return sql.SQL(", ").join(_name("read", name) for name in table.key)
+
+
+def _typed(type_name: str, text: sql.Composable) -> sql.Composable:
+    """Write the expression that gives a value again, of its canonical text."""
+    if type_name == "bytea":
+        return sql.SQL("decode({}, 'base64')").format(text)
+    # The catalog's own name of the type.
+    name = _WITHOUT_LENGTH.get(type_name, type_name)
+    return sql.SQL("{}::{}").format(text, sql.SQL(name))
+
+
+def _text(column: SourceColumn) -> sql.Composed:
+    """Write the expression that gives a column's canonical text."""
+    return _written(column.type, _name("read", column.name))
+
+
+def _written(type_name: str, value: sql.Composable) -> sql.Composed:
+    """Write the expression that gives a value's canonical text."""
+    match type_name:
+        case "timestamp with time zone":
+            moment = sql.SQL("({} at time zone 'UTC')").format(value)
+            return _time(value, moment, _TIME_FORM + '"Z"')
+        case "timestamp without time zone":
+            return _time(value, value, _TIME_FORM)
+        case "bytea":
+            # Postgres breaks base64 into lines.
+            return sql.SQL(r"translate(encode({}, 'base64'), E'\n', '')").format(value)
+        case "interval":
+            return sql.SQL(_INTERVAL).format(value=value)
+        case "character":
+            # A cast would cut the padding off, which is part of the value's text.
+            padded = sql.SQL("case when {0} is not null then concat({0}) end")
+            return padded.format(value)
+        case _:
+            return sql.SQL("{}::text").format(value)
+
+
+def _name(*parts: str) -> sql.Identifier:
+    """Quote a name for a statement with parameters, where a percent sign is two."""
+    return sql.Identifier(*(part.replace("%", "%%") for part in parts))
+
+
+def _time(value: sql.Composable, moment: sql.Composable, form: str) -> sql.Composed:
+    return sql.SQL(_TIMES).format(column=value, moment=moment, form=sql.Literal(form))

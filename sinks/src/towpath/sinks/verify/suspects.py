@@ -1,0 +1,153 @@
+"""
+The keys that may differ, kept on disk until each is settled.
+
+However many there are, memory stays small: of a sink that was lost, every key is one.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from types import TracebackType
+from typing import Final, Self
+
+from towpath.sinks.verify.compare import Held, Suspect
+
+AT_ONCE: Final = 1000
+
+_TABLE: Final = """
+    create table suspect (
+        key text primary key, source blob, copies int not null default 0,
+        is_wrong int not null default 0,
+        before_deleted int, before_packed blob, before_position text,
+        after_deleted int, after_packed blob, after_position text
+    ) without rowid
+"""
+_ADD: Final = """
+    insert or ignore into suspect
+        (key, source, before_deleted, before_packed, before_position)
+    values (?, ?, ?, ?, ?)
+"""
+_SAW: Final = """
+    update suspect set after_deleted = ?, after_packed = ?, after_position = ?,
+        copies = copies + 1
+    where key = ? and not is_wrong
+"""
+_AGAIN: Final = """
+    update suspect set source = null, copies = 0, before_deleted = after_deleted,
+        before_packed = after_packed, before_position = after_position,
+        after_deleted = null, after_packed = null, after_position = null
+    where not is_wrong
+"""
+_NEXT: Final = (
+    "select * from suspect where is_wrong = ? and key > ? order by key limit ?"
+)
+
+_Row = tuple[
+    *tuple[str, bytes | None, int, int],
+    *tuple[int | None, bytes | None, str | None],
+    *tuple[int | None, bytes | None, str | None],
+]
+
+
+class Suspects:
+    """
+    Keys that may differ, then are wrong or go.
+
+    Call order: ``with``; ``add``; then rounds of ``told``, ``saw`` and a judgement,
+    each begun by ``look_again``.
+    """
+
+    def __init__(self) -> None:
+        self.open_count = 0
+        self.wrong_count = 0
+
+    def __enter__(self) -> Self:
+        # An empty name is a temporary file that goes with the connection.
+        self._file = sqlite3.connect("", isolation_level=None)
+        self._file.execute("pragma journal_mode = off")
+        self._file.execute(_TABLE)
+        self._file.execute("begin")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def add(self, found: Iterable[Suspect]) -> None:
+        """Take suspects; one that is there already stays as it is."""
+        rows = ((each.key, each.source, *_columns(each.before)) for each in found)
+        self.open_count += max(0, self._file.executemany(_ADD, rows).rowcount)
+
+    def told(self, rows: Mapping[str, bytes]) -> None:
+        """Take what the source has of open suspects, packed."""
+        self._file.executemany(
+            "update suspect set source = ? where key = ? and not is_wrong",
+            [(packed, key) for key, packed in rows.items()],
+        )
+
+    def saw(self, rows: Iterable[Held]) -> None:
+        """Take what the sink holds of keys; those that are no open suspects go by."""
+        waiting = iter(rows)
+        while some := list(islice(waiting, AT_ONCE)):
+            self._file.executemany(_SAW, ((*_columns(one), one.key) for one in some))
+
+    def look_again(self) -> None:
+        """Let what was seen last be what was there before."""
+        self._file.execute(_AGAIN)
+
+    def open(self) -> Iterator[list[Suspect]]:
+        """Go through the suspects that are not settled, some at a time."""
+        return self._some(is_wrong=False)
+
+    def wrong(self) -> Iterator[list[Suspect]]:
+        """Go through those that are wrong, some at a time."""
+        return self._some(is_wrong=True)
+
+    def drop(self, keys: Sequence[str]) -> None:
+        """Forget open suspects that turned out to be equal."""
+        self._file.executemany("delete from suspect where key = ?", zip(keys))
+        self.open_count -= len(keys)
+
+    def convict(self, keys: Sequence[str]) -> None:
+        """Take open suspects for wrong."""
+        self._file.executemany(
+            "update suspect set is_wrong = 1 where key = ?",
+            zip(keys),
+        )
+        self.open_count -= len(keys)
+        self.wrong_count += len(keys)
+
+    def reopen(self) -> None:
+        """Suspect what was wrong anew: it is being repaired."""
+        self._file.execute("update suspect set is_wrong = 0")
+        self.open_count += self.wrong_count
+        self.wrong_count = 0
+
+    def _some(self, *, is_wrong: bool) -> Iterator[list[Suspect]]:
+        last = ""
+        while rows := self._file.execute(_NEXT, (is_wrong, last, AT_ONCE)).fetchall():
+            last = rows[-1][0]
+            yield [_suspect(row) for row in rows]
+
+
+def _columns(held: Held | None) -> tuple[int | None, bytes | None, str | None]:
+    if held is None:
+        return None, None, None
+    return held.is_deleted, held.packed, held.position
+
+
+def _suspect(row: _Row) -> Suspect:
+    key, source, copies, _is_wrong, *seen = row
+    before, after = (_held(key, *seen[n : n + 3]) for n in (0, 3))
+    return Suspect(key, source, before, after, copies)
+
+
+def _held(key: str, *columns: object) -> Held | None:
+    is_deleted, packed, position = columns
+    if position is None or not isinstance(packed, bytes):
+        return None
+    return Held(key, bool(is_deleted), packed, str(position))

@@ -1,0 +1,217 @@
+"""A relay, a sink that follows it, and the hand that plants defects in the target."""
+
+import json
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from opensearchpy import OpenSearch
+
+from support.follower import Follower
+from support.snapshots import SnapshotRig
+from support.waiting import until
+from towpath.deploy.cli.app import run
+from towpath.schemas.clock import SystemClock
+from towpath.settings import Settings, load
+from towpath.sinks.cache.sink import CacheSink
+from towpath.sinks.kafka import KafkaRelations, Topics
+from towpath.sinks.progress import progress_path, read_progress
+from towpath.sinks.routes import Routes
+from towpath.sinks.search.sink import SearchSink
+from towpath.sinks.verify.passing import records_to_go
+from towpath.sinks.warehouse.sink import WarehouseSink
+
+OLD = "0000000000000008.0000000000"
+ABOVE_ALL = "003ffffffffffff8.0000000000"
+
+_HIGHEST_VERSION = (0x003FFFFFFFFFFFF8 >> 3 << 12) | 1
+
+
+class VerifiedRig(SnapshotRig):
+    """Tables of a schema ``s``, their relay, and a sink of one kind."""
+
+    follower: Follower
+
+    def prepare(self, sink: str, tables: dict[str, str], beginning: str = "") -> None:
+        """
+        Make the tables and write the configuration.
+
+        Args:
+            sink: The lines of ``[[sink]]`` but for its name.
+            tables: What stands between the brackets of each.
+            beginning: What the names of routes begin with.
+        """
+        self.tables = tables
+        self.execute("create schema s")
+        for name, columns in tables.items():
+            self.execute(f"create table s.{name} ({columns})")
+        self.configure(
+            "[relay.snapshot]\nchunk_rows = 500\n",
+            tables=[f"s.{name}" for name in tables],
+        )
+        routes = "".join(
+            f'[[sink.route]]\ntopic = "{self.prefix}.s.{name}"\n'
+            f'name = "{beginning}{name}"\n'
+            for name in tables
+        )
+        text = self.config.read_text().replace(
+            "version = 1", f'version = 1\nstate_folder = "{self.folder}"'
+        )
+        self.config.write_text(f'{text}\n[[sink]]\nname = "it"\n{sink}\n{routes}')
+        self.init()
+
+    @contextmanager
+    def followed(self, session: Any = None) -> Any:
+        """Start the relay, let the sink be filled by a snapshot, and follow on."""
+        settings = load(self.config, {})
+        relations = KafkaRelations(self.kafka, self.prefix)
+        target = _sink(settings, relations, session)
+        rows = sum(self.one(f"select count(*) from s.{name}") for name in self.tables)  # noqa: S608 - the test's own
+        self.start()
+        self.signal("fill", data_collections=[f"s.{name}" for name in self.tables])
+        self.wait_for_answer("fill")
+        try:
+            with Follower(settings, settings.sink[0], target) as follower:
+                self.follower = follower
+                # The first batch of an engine that has just begun takes its time.
+                until(
+                    lambda: follower.applied_records >= rows,
+                    "the sink has the snapshot's rows",
+                    timeout_s=150,
+                )
+                yield self
+        finally:
+            relations.close()
+
+    def is_behind(self) -> bool:
+        """Tell whether the sink has records to go."""
+        progress = read_progress(progress_path(self.folder, "it"), "it")
+        cluster = Topics(self.kafka)
+        topics = Routes(load(self.config, {}).sink[0]).matching(cluster.names())
+        return bool(records_to_go(cluster.end_offsets(topics), progress.applied))
+
+    def verify(self, capsys: Any, *words: str) -> tuple[int, dict[str, Any]]:
+        """Run ``towpath verify``; return the exit code and its document."""
+        capsys.readouterr()
+        code = run(["verify", "it", "--json", "--config", str(self.config), *words])
+        printed = capsys.readouterr().out
+        # In a test log lines go there too, before the document.
+        return code, json.loads(printed[printed.index("{\n") :])
+
+
+def _sink(settings: Settings, relations: KafkaRelations, session: Any) -> Any:
+    (sink,) = settings.sink
+    if sink.kind == "cache":
+        return CacheSink(sink.url, settings.database.prefix, 3600)
+    if sink.kind == "search":
+        return SearchSink(sink.url, sink.route, relations, SystemClock())
+    return WarehouseSink(sink, relations, session)
+
+
+class CacheHand:
+    """Alters hashes of one route behind the sink's back."""
+
+    def __init__(self, url: str, prefix: str, route: str) -> None:
+        self._url = url
+        self._begins = f"{prefix}:{route}:"
+
+    def _run(self, verb: str, key: object, *words: Any, **named: Any) -> Any:
+        with redis.Redis.from_url(self._url, decode_responses=True) as client:
+            return getattr(client, verb)(f"{self._begins}{key}", *words, **named)
+
+    def names(self) -> list[str]:
+        """Return all keys of the route, tombstones too."""
+        with redis.Redis.from_url(self._url, decode_responses=True) as client:
+            found = client.scan_iter(f"{self._begins}*", count=1000)
+            return sorted(name.removeprefix(self._begins) for name in found)
+
+    def alter(self, key: object, value: int) -> None:
+        """Write another value of ``v``."""
+        self._run("hset", key, "v", value)
+
+    def put(self, key: object, value: int, position: str) -> None:
+        """Write a whole row, at any position."""
+        self.lose(key)
+        fields = {"id": str(key), "v": str(value), "_position": position}
+        self._run("hset", key, mapping=fields)
+
+    def lose(self, key: object) -> None:
+        """Take a row away."""
+        self._run("delete", key)
+
+    def is_deleted(self, key: object) -> bool:
+        """Tell whether the key is a tombstone's."""
+        return bool(self._run("hexists", key, "_x"))
+
+    def revive(self, key: object) -> None:
+        """Let a deleted row live again, at the position of its delete."""
+        position = self._run("hget", key, "_position")
+        self.put(key, 1, position)
+
+
+class SearchHand:
+    """Alters documents of one index behind the sink's back."""
+
+    def __init__(self, url: str, index: str) -> None:
+        self._url = url
+        self._index = index
+
+    def _run(self, verb: str, key: object, **named: Any) -> Any:
+        client = OpenSearch(self._url)
+        try:
+            return getattr(client, verb)(index=self._index, id=str(key), **named)
+        finally:
+            client.close()
+
+    def alter(self, key: object, value: int) -> None:
+        """Write another value of ``v``; the document's version stays behind."""
+        self._run("update", key, body={"doc": {"v": value}})
+
+    def put(self, key: object, value: int, position: str) -> None:
+        """Write a whole document, at any position; above all with its version."""
+        body = {"id": key, "v": value, "_position": position}
+        versioned = {"version": _HIGHEST_VERSION, "version_type": "external_gte"}
+        named = versioned if position == ABOVE_ALL else {}
+        self._run("index", key, body=body, **named)
+
+    def lose(self, key: object) -> None:
+        """Take a document away; the index forgets its version at once."""
+        self._run("delete", key)
+
+    def revive(self, key: object) -> None:
+        """Let a deleted document live again."""
+        self._run("update", key, body={"doc": {"_deleted": False, "id": key, "v": 1}})
+
+
+class WarehouseHand:
+    """Alters rows of one table behind the sink's back."""
+
+    def __init__(self, session: Any, table: str) -> None:
+        self._session = session
+        self._table = f"lake.{table}"
+
+    def _run(self, statement: str) -> None:
+        self._session.sql(statement.format(self._table))
+
+    def alter(self, key: object, value: int) -> None:
+        """Write another value of ``v``."""
+        self._run(f"UPDATE {{}} SET v = {value} WHERE id = {key}")  # noqa: S608 - the test's own
+
+    def put(self, key: object, value: int, position: str) -> None:
+        """Write a whole row, at any position."""
+        self.lose(key)
+        self._run(
+            "INSERT INTO {} (id, v, _position, _is_deleted)"  # noqa: S608 - the test's own
+            f" VALUES ({key}, {value}, '{position}', false)"
+        )
+
+    def lose(self, key: object) -> None:
+        """Take a row away."""
+        self._run(f"DELETE FROM {{}} WHERE id = {key}")  # noqa: S608 - the test's own
+
+    def revive(self, key: object) -> None:
+        """Let a deleted row live again."""
+        self._run(f"UPDATE {{}} SET _is_deleted = false, v = 1 WHERE id = {key}")  # noqa: S608 - the test's own
+
+
+Hand = CacheHand | SearchHand | WarehouseHand

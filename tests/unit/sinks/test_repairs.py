@@ -1,0 +1,193 @@
+"""What a sink asks of the relay when it lacks rows."""
+
+import json
+
+import pytest
+
+from towpath.settings import (
+    AggregateView,
+    Kafka,
+    Outbox,
+    Registry,
+    Relay,
+    Route,
+    RouteKind,
+    Settings,
+    Sink,
+    SinkKind,
+    Snapshot,
+    Source,
+)
+from towpath.sinks import repairs, unfilled
+from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.repairs import KafkaRepairs
+
+ROUTES = (
+    Route(topic="p.shop.orders", name="orders"),
+    Route(topic="p.shop.lines", name="lines", key="line:{order_id}:{no}"),
+    Route(topic="p.shop.none", name="none"),
+    Route(topic="outbox.event.order", name="docs", kind="aggregate", state_types=["a"]),
+    Route(topic="outbox.event.*", name="log", kind=RouteKind.EVENT_LOG),
+)
+SINK = Sink.model_construct(name="it", kind=SinkKind.SEARCH, route=ROUTES)
+
+
+def settings(**snapshot):
+    """Describe the platform around the sink."""
+    view = AggregateView(aggregate_type="order", view="shop.documents")
+    return Settings(
+        version=1,
+        source=(
+            Source(
+                dsn="postgresql://x/y", prefix="p", tables=("shop.orders", "shop.l.*")
+            ),
+        ),
+        kafka=Kafka(bootstrap_servers="x"),
+        registry=Registry(url="x"),
+        relay=Relay(outbox=Outbox(view=(view,)), snapshot=Snapshot(**snapshot)),
+    )
+
+
+class FakeBroker:
+    """A broker that acknowledges, or does not."""
+
+    def __init__(self):
+        self.names_there = ["p-signal", "mine"]
+        self.records = []
+        self.is_silent = False
+
+    def names(self):
+        return self.names_there
+
+    def produce(self, topic, key, value, **_):
+        self.records.append((topic, key, json.loads(value)))
+
+    def poll(self, _timeout_s):
+        """Nothing is heard before the flush."""
+
+    def flush(self, _timeout_s):
+        return len(self.records) if self.is_silent else 0
+
+
+@pytest.fixture
+def broker(monkeypatch, tmp_path):
+    """Lend a broker in place of Kafka, and a folder for what is noted."""
+    fake = FakeBroker()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(repairs, "Producer", lambda _: fake)
+    monkeypatch.setattr(repairs, "Topics", lambda _: fake)
+    return fake
+
+
+def asked(broker):
+    """Return the data of every signal."""
+    return [document["data"] for _, _, document in broker.records]
+
+
+def test_rows_are_asked_for_by_key_for_this_sink_only(broker):
+    """One signal with the relay's key; a key that is named twice is asked for once."""
+    said = KafkaRepairs(settings(), SINK).ask_keys("orders", [(1,), ("a",), (1,)])
+    ((topic, key, document),) = broker.records
+
+    assert (True, "p-signal", "p", "execute-snapshot") == (
+        *(said, topic, key),
+        document["type"],
+    )
+    assert {
+        "data-collections": ["shop.orders"],
+        "keys": [[1], ["a"]],
+        "target": "it",
+    } == document["data"]
+
+
+def test_keys_that_a_template_made_are_taken_back(broker):
+    """The source is asked for its own values, not for the parts of an id."""
+    KafkaRepairs(settings(), SINK).ask_keys("lines", [("line", "7", "2")])
+
+    assert [["7", "2"]] == asked(broker)[0]["keys"]
+
+
+def test_an_aggregate_is_asked_for_through_its_view(broker):
+    """The collection is that of the aggregate's type."""
+    KafkaRepairs(settings(), SINK).ask_keys("docs", [("7",)])
+
+    assert ["outbox.order"] == asked(broker)[0]["data-collections"]
+
+
+def test_many_keys_are_several_signals(broker):
+    """None holds more than a record may, each has an id of its own."""
+    KafkaRepairs(settings(), SINK).ask_keys("orders", ((n,) for n in range(1000)))
+    ids = {document["id"] for _, _, document in broker.records}
+
+    assert ([300, 300, 300, 100], 4) == (
+        [len(data["keys"]) for data in asked(broker)],
+        len(ids),
+    )
+
+
+def test_a_whole_route_is_asked_for_with_a_sweep(broker):
+    """What is gone from the source goes from the sink."""
+    KafkaRepairs(settings(), SINK).ask_all("orders", "the cache was emptied")
+
+    assert [
+        {"data-collections": ["shop.orders"], "sweep": True, "target": "it"}
+    ] == asked(broker)
+
+
+def test_a_route_that_is_asked_for_lacks_rows_from_then_on(broker):
+    """
+    It is noted with the snapshot's id before the question is sent, and not of keys.
+    """
+    broker.is_silent = True
+    described = settings()
+    asks = KafkaRepairs(described, SINK)
+    with pytest.raises(BrokerUnavailableError):
+        asks.ask_keys("docs", [("7",)])
+    with pytest.raises(BrokerUnavailableError):
+        asks.ask_all("orders", "the cache was emptied")
+    noted = unfilled.routes(described.state_folder, "it")
+    unfilled.end(described.state_folder, "it", "orders", broker.records[-1][2]["id"])
+
+    assert (("orders",), ()) == (noted, unfilled.routes(described.state_folder, "it"))
+
+
+@pytest.mark.parametrize("route", ["none", "log"])
+def test_what_nobody_can_read_again_is_not_asked_for(broker, route):
+    """Neither a table that is not captured, nor a log of events."""
+    asks = KafkaRepairs(settings(), SINK)
+
+    assert (False, False, []) == (
+        asks.ask_keys(route, [(1,)]),
+        asks.ask_all(route, "why"),
+        broker.records,
+    )
+
+
+def test_without_a_signal_topic_nothing_can_be_asked_for(broker):
+    """Whoever switched it off is told by the answer, and by the log."""
+    asks = KafkaRepairs(settings(signal_topic=""), SINK)
+
+    assert (False, []) == (asks.ask_keys("orders", [(1,)]), broker.records)
+
+
+def test_another_topic_is_taken_as_it_is_named(broker):
+    """The relay reads the same one."""
+    KafkaRepairs(settings(signal_topic="mine"), SINK).ask_keys("orders", [(1,)])
+
+    assert broker.records[0][0] == "mine"
+
+
+def test_what_is_not_acknowledged_is_not_asked_for(broker):
+    """The caller tries again."""
+    broker.is_silent = True
+
+    with pytest.raises(BrokerUnavailableError, match="p-signal: no answer in time"):
+        KafkaRepairs(settings(), SINK).ask_keys("orders", [(1,)])
+
+
+def test_a_topic_that_is_not_there_is_the_relays_to_make(broker):
+    """A topic that a producer makes would have as many partitions as it likes."""
+    broker.names_there = []
+
+    with pytest.raises(BrokerUnavailableError, match="not made p-signal"):
+        KafkaRepairs(settings(), SINK).ask_keys("orders", [(1,)])

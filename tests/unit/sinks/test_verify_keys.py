@@ -1,0 +1,44 @@
+"""A row's name and the source's key tell each other."""
+
+import pytest
+
+from towpath.settings import Route
+from towpath.sinks.routing import routing_of
+from towpath.sinks.verify.keys import KeyNames
+
+PLAIN = KeyNames(("tenant", "id"), None)
+TEMPLATE = KeyNames(
+    ("tenant", "id"),
+    routing_of(Route(topic="t", name="n", key="order:{tenant}:no-{id}!")),
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "key", "name"),
+    [
+        (PLAIN, ("a", "1"), "a:1"),
+        (PLAIN, ("a:b", "%3A"), "a%3Ab:%253A"),
+        (PLAIN, ("", ""), "%00:%00"),
+        (TEMPLATE, ("a", "1"), "order:a:no-1!"),
+        (TEMPLATE, ("a:b%", "-"), "order:a%3Ab%25:no--!"),
+    ],
+)
+def test_a_name_tells_its_key(names, key, name):
+    """Colons, percent signs, empty parts and templates are taken back."""
+    assert (name, key) == (names.name(key), names.key(name))
+
+
+@pytest.mark.parametrize(
+    ("names", "name"),
+    [
+        (PLAIN, "a"),
+        (PLAIN, "a:b:c"),
+        (PLAIN, "a:"),
+        (TEMPLATE, "a:1"),
+        (TEMPLATE, "other:a:no-1!"),
+        (TEMPLATE, "order:a:1"),
+    ],
+)
+def test_what_nobody_named_so_tells_no_key(names, name):
+    """A stranger's row is looked for under no key of the source."""
+    assert names.key(name) is None

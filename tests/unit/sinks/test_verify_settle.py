@@ -1,0 +1,270 @@
+"""
+Random histories of a source and a sink that follows it, compared while they go on.
+
+The sink of the model is right but late: it applies the log in order, some changes at a
+time. Commits are in the log, and even in the sink, before the source shows them. So
+whatever the rule finds is a false alarm, unless a defect was planted.
+"""
+
+import random
+
+import pytest
+
+from towpath.sinks.ports import StoredRow
+from towpath.sinks.verify import settle as rule
+from towpath.sinks.verify.compare import (
+    Held,
+    Standing,
+    Suspect,
+    standing_of,
+    suspects,
+)
+from towpath.sinks.verify.forms import RowForm
+from towpath.sinks.verify.settle import Bench, settle
+from towpath.sinks.verify.shelf import Shelf
+from towpath.sinks.verify.suspects import Suspects
+from towpath.sinks.verify.table import SourceColumn, SourceTable
+
+TABLE = SourceTable(
+    "s", "t", (SourceColumn("id", "bigint"), SourceColumn("v", "text")), ("id",)
+)
+FORM = RowForm(TABLE)
+HISTORIES = range(50)
+HOT_KEYS = 8
+QUIET_KEY = 9
+# Little is written, and shown late: what is in the sink is long unseen in the source.
+LATE = {"writes": 0.1, "shown": 0.05}
+DEFECTS = {
+    "changed": lambda sink: sink.update({QUIET_KEY: (0, "other")}),
+    "stale, as if newer": lambda sink: sink.update({QUIET_KEY: (10**8, "other")}),
+    "deleted": lambda sink: sink.update({QUIET_KEY: (10**8, None)}),
+    "missing": lambda sink: sink.pop(QUIET_KEY),
+}
+
+
+class World:
+    """A source, its log and a sink; time is a number that only waiting moves."""
+
+    def __init__(self, seed, writes=1.5, shown=0.9):
+        self.chance = random.Random(seed)  # noqa: S311 - a repeatable test
+        self.writes = writes
+        self.shown = shown
+        self.log = []
+        self.visible = {QUIET_KEY: "quiet", 10: "quiet"}
+        self.pending = []
+        self.sink = {key: (0, text) for key, text in self.visible.items()}
+        self.applied = 0
+        self.time_s = 0.0
+        for _ in range(30):
+            self.step()
+
+    # What happens -----------------------------------------------------------------
+
+    def step(self):
+        """Write a little, show a little, carry a little."""
+        for _ in range(int(self.writes + self.chance.random())):
+            key = self.chance.randrange(HOT_KEYS)
+            text = self.chance.choice(["a", "b", "c", None])
+            self.log.append((key, text))
+            self.pending.append((key, text))
+        if self.chance.random() < self.shown:
+            self.show(self.chance.randrange(len(self.pending) + 1))
+        self.carry(self.applied + self.chance.randrange(4))
+
+    def show(self, count):
+        """Let the source show so many commits more."""
+        for key, text in self.pending[:count]:
+            self.visible[key] = text
+        del self.pending[:count]
+
+    def carry(self, end):
+        """Let the sink apply the log up to an end."""
+        while self.applied < min(end, len(self.log)):
+            key, text = self.log[self.applied]
+            self.applied += 1
+            self.sink[key] = (self.applied, text)
+
+    # The source -------------------------------------------------------------------
+
+    def rows(self):
+        """Read the source, two keys at a time, while things happen."""
+        for first in range(0, 12, 2):
+            self.step()
+            found = [(k, self.visible.get(k)) for k in (first, first + 1)]
+            yield FORM.source_rows([(str(k), v) for k, v in found if v is not None])
+
+    def listed(self, _table, keys):
+        self.step()
+        found = [(int(key), self.visible.get(int(key))) for (key,) in keys]
+        return [(str(key), text) for key, text in found if text is not None]
+
+    # The sink ---------------------------------------------------------------------
+
+    def stored(self):
+        """Read the sink while things happen."""
+        for key in list(self.sink):
+            self.step()
+            yield self.row(key)
+
+    def at(self, _route, keys):
+        self.step()
+        return [self.row(int(key)) for key in keys if int(key) in self.sink]
+
+    def row(self, key):
+        """Return what the sink holds of a key."""
+        position, text = self.sink[key]
+        fields = {"id": key, "v": text}
+        return StoredRow(str(key), fields, f"{position:09}", text is None)
+
+    def close(self):
+        """A reader has nothing open."""
+
+    # Waiting ----------------------------------------------------------------------
+
+    def wait(self, looking=None):
+        end = len(self.log) - len(self.pending)
+        for _ in range(3):
+            self.step()
+            if looking is not None:
+                looking()
+        self.carry(end)
+
+    def wait_until_seen(self):
+        self.step()
+        self.show(len(self.pending))
+
+    # The clock --------------------------------------------------------------------
+
+    def monotonic_s(self):
+        self.time_s += 0.1
+        return self.time_s
+
+
+def judged(world, plant=lambda _: None, reader=lambda world: world):
+    """Compare the world's sides; return what is wrong, and what never stood still."""
+    plant(world.sink)
+    seen_by = reader(world)
+    bench = Bench("t", TABLE, FORM, world, seen_by, world, world)
+    with Shelf() as shelf, Suspects() as found:
+        shelf.put(FORM.held(row) for row in world.stored())
+        found.add(suspects(world.rows(), shelf))
+        settle(bench, found)
+        wrong = [one.key for some in found.wrong() for one in some]
+        return wrong, found.open_count
+
+
+class WholeReader:
+    """A reader that cannot look for keys."""
+
+    def __init__(self, world):
+        self._world = world
+
+    def rows(self, _route):
+        return self._world.stored()
+
+
+def alarms(**pace):
+    """Count the histories in which a right sink is called wrong."""
+    return sum(bool(judged(World(seed, **pace))[0]) for seed in HISTORIES)
+
+
+def test_a_sink_that_is_only_late_is_never_wrong():
+    """However much is written and carried while both sides are read."""
+    assert (0, 0) == (alarms(), alarms(**LATE))
+
+
+def test_nearly_every_key_comes_to_rest():
+    """Keys that are written all the time are settled by what they came to."""
+    assert sum(judged(World(seed))[1] for seed in HISTORIES) == 0
+
+
+@pytest.mark.parametrize("verb", ["wait", "wait_until_seen"])
+def test_without_a_wait_a_right_sink_is_called_wrong(verb, monkeypatch):
+    """The model is strong enough: each wait left out gives a false alarm."""
+    monkeypatch.setattr(World, verb, lambda _world, _looking=None: None)
+
+    assert alarms() + alarms(**LATE) > 0
+
+
+def test_the_first_round_proves_nothing(monkeypatch):
+    """What stands in the sink since then may not have been visible in the source."""
+    judge = rule._judge
+
+    def hasty(found, had, *, is_first):
+        for some in found.open() if is_first else ():
+            stood = [one._replace(before=one.after) for one in some]
+            found.convict([s.key for s in stood if standing_of(s) is Standing.WRONG])
+        judge(found, had, is_first=is_first)
+
+    monkeypatch.setattr(rule, "_judge", hasty)
+
+    assert alarms(**LATE) > 0
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_is_found_under_load(defect):
+    """A value, an old row that claims to be new, a delete, a missing row."""
+    found = {tuple(judged(World(seed), DEFECTS[defect])[0]) for seed in HISTORIES}
+
+    assert found == {(str(QUIET_KEY),)}
+
+
+def test_a_row_that_should_not_be_is_found_under_load():
+    """A key that the source never had, and one that came back."""
+    plant = {77: (0, "extra"), 78: (10**8, "resurrected")}
+    found = {
+        tuple(judged(World(seed), lambda sink: sink.update(plant))[0])
+        for seed in HISTORIES
+    }
+
+    assert found == {("77", "78")}
+
+
+def test_everything_may_be_wrong():
+    """A sink that was lost has no key, and none is forgotten."""
+    world = World(1, writes=0)
+    count = len([text for text in world.visible.values() if text is not None])
+    world.show(len(world.pending))
+    wrong, open_count = judged(world, lambda sink: sink.clear())
+
+    assert (count, 0) == (len(wrong), open_count)
+
+
+def test_a_reader_that_cannot_look_for_keys_is_read_as_a_whole():
+    """It takes longer, and finds the same."""
+    found = {
+        tuple(judged(World(seed), DEFECTS["missing"], WholeReader)[0])
+        for seed in HISTORIES
+    }
+
+    assert found == {(str(QUIET_KEY),)}
+
+
+def test_more_suspects_than_fit_into_one_look_are_all_judged():
+    """They are gone through some at a time, however many go meanwhile."""
+    keys = [f"{number:05}" for number in range(2500)]
+    with Suspects() as found:
+        found.add(Suspect(key, b"a", None) for key in keys)
+        found.add([Suspect(keys[0], b"b", None)])
+        for some in found.open():
+            found.drop([each.key for each in some if int(each.key) % 2])
+        for some in found.open():
+            found.convict([each.key for each in some if int(each.key) % 4])
+        found.saw([Held(keys[4], is_deleted=False, packed=b"c"), held_of(keys[1])])
+        left = [each for some in found.open() for each in some]
+
+        assert (625, 625, keys[::4], keys[2::4]) == (
+            *(found.open_count, found.wrong_count),
+            [each.key for each in left],
+            [each.key for some in found.wrong() for each in some],
+        )
+        assert (b"a", None, (b"c", 1)) == (
+            left[0].source,
+            left[0].after,
+            (left[1].after.packed, left[1].copies),
+        )
+
+
+def held_of(key):
+    """Make a row of the sink that nobody suspects."""
+    return Held(key, is_deleted=False, packed=b"x")

@@ -13,11 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import orjson
 
 Offsets: TypeAlias = Mapping[str, Mapping[str, int]]
+
+
+_ALIVE_FILE: Final = "driver.json"
+
+# A driver says every two seconds that it lives; a broker that does not answer holds it
+# up for ten.
+ALIVE_WITHIN_S: Final = 30.0
 
 
 class State(enum.StrEnum):
@@ -41,6 +48,13 @@ class Progress:
         dead_letters: Records set aside.
         skipped: Events left out: a log keeps none that a snapshot made, and a document
             is not made of those that do not carry its state.
+        records: Records read.
+        tombstones: Deletes among the rows.
+        asked: Keys whose rows were asked for, because the target lacks them.
+        parked: Keys whose changes wait behind a dead letter, by now.
+        retries: Failures after which a batch or the query was tried again.
+        position: The highest position that was applied; empty before the first.
+        last_stages_ms: How long each stage of the last batch took.
         updated_at: RFC 3339, UTC.
         error: Why the query does not run, in a sentence.
     """
@@ -53,9 +67,19 @@ class Progress:
     stale: int = 0
     dead_letters: int = 0
     skipped: int = 0
+    records: int = 0
+    tombstones: int = 0
+    asked: int = 0
+    parked: int = 0
+    retries: int = 0
+    position: str = ""
     last_batch_ms: int = 0
+    last_stages_ms: Mapping[str, int] = field(default_factory=dict)
     updated_at: str = ""
     error: str | None = None
+
+
+_FIELDS: Final = frozenset(each.name for each in dataclasses.fields(Progress))
 
 
 def sink_folder(state_folder: Path, sink: str) -> Path:
@@ -69,13 +93,43 @@ def progress_path(state_folder: Path, sink: str) -> Path:
 
 
 def read_progress(path: Path, sink: str) -> Progress:
-    """Read a sink's progress; a sink that never ran has none yet."""
+    """
+    Read a sink's progress; a sink that never ran has none yet.
+
+    What another version wrote beside it is left out, what it did not write is nothing.
+    """
     try:
         document = orjson.loads(path.read_bytes())
     except (FileNotFoundError, orjson.JSONDecodeError):
         return Progress(sink=sink)
-    document["state"] = State(document["state"])
-    return Progress(**document)
+    known = {name: document[name] for name in _FIELDS & document.keys()}
+    known["state"] = State(known["state"])
+    return Progress(**known)
+
+
+def say_alive(
+    state_folder: Path, sink: str, metrics_port: int | None, now: datetime
+) -> None:
+    """Say that the driver of a sink lives; to be repeated while it does."""
+    if not sink_folder(state_folder, sink).exists():
+        return
+    told = {"at": now.isoformat(), "pid": os.getpid(), "metrics_port": metrics_port}
+    replace_file(sink_folder(state_folder, sink) / _ALIVE_FILE, orjson.dumps(told))
+
+
+def take_leave(state_folder: Path, sink: str) -> None:
+    """Say that the driver of a sink has ended."""
+    (sink_folder(state_folder, sink) / _ALIVE_FILE).unlink(missing_ok=True)
+
+
+def is_alive(state_folder: Path, sink: str, now: datetime) -> bool:
+    """Tell whether the driver of a sink has said lately that it lives."""
+    try:
+        path = sink_folder(state_folder, sink) / _ALIVE_FILE
+        said_at = datetime.fromisoformat(orjson.loads(path.read_bytes())["at"])
+    except (FileNotFoundError, orjson.JSONDecodeError):
+        return False
+    return (now - said_at).total_seconds() < ALIVE_WITHIN_S
 
 
 def write_progress(path: Path, progress: Progress, now: datetime) -> None:

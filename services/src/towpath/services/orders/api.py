@@ -12,8 +12,10 @@ POST /orders/{id}/pay      PayOrder, or none        200, 404, 409
 POST /orders/{id}/cancel   CancelOrder, or none     200, 404, 409
 =========================  =======================  ==================
 
-Every POST takes an ``Idempotency-Key`` and a ``traceparent``. Other answers, for every
-route: 400, 413, 415 for a body that cannot be read, 503 when the database is away.
+Every POST takes an ``Idempotency-Key`` and a ``traceparent``, and answers with the
+header ``Towpath-Lsn``: once a sink has applied everything up to it, the write can be
+read there (``plumbing.written`` says why). Other answers, for every route: 400, 413,
+415 for a body that cannot be read, 503 when the database is away.
 """
 
 import json
@@ -43,6 +45,7 @@ from towpath.services.orders.idempotency import (
     keep_answer,
 )
 from towpath.services.orders.unit import OrdersUnit
+from towpath.services.plumbing import written
 from towpath.services.plumbing.body import read_body
 from towpath.services.plumbing.trace import valid_traceparent
 
@@ -133,12 +136,20 @@ def _once(carry_out: CarryOut, status: HTTPStatus = HTTPStatus.OK) -> Response:
     with OrdersUnit(sessions, traceparent) as unit:
         earlier = earlier_answer(unit.session, claim) if claim else None
         if earlier is not None:
-            return _respond(earlier.status, earlier.document, replayed=True)
+            again = _respond(earlier.status, earlier.document, replayed=True)
+            return _with_lsn(again, unit)
         answer = Answer(status.value, plain(carry_out(unit, clock.now())))
         if claim:
             keep_answer(unit.session, claim, answer)
         unit.commit()
-    return _respond(answer.status, answer.document)
+        return _with_lsn(_respond(answer.status, answer.document), unit)
+
+
+def _with_lsn(response: Response, unit: OrdersUnit) -> Response:
+    lsn = unit.written_lsn()
+    if lsn is not None:
+        response.headers[written.HEADER] = lsn
+    return response
 
 
 def _respond(

@@ -1,15 +1,21 @@
 """Tells the world how a sink is doing: its progress file, its log, its counters."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
+import orjson
 import structlog
 
 from towpath.schemas.clock import Clock
 from towpath.sinks.declare import READY_FILE
 from towpath.sinks.jobs.batch import BatchResult
+from towpath.sinks.jobs.checkpoint import read_offsets
+from towpath.sinks.metrics import SinkMetrics
 from towpath.sinks.progress import (
     Offsets,
+    Progress,
     State,
     progress_path,
     read_progress,
@@ -17,22 +23,43 @@ from towpath.sinks.progress import (
     write_progress,
 )
 
+# The whole batch, beside the stages that it consists of.
+WHOLE: Final = "batch"
+
 _log = structlog.get_logger("towpath.sinks.jobs")
 
 
 class Report:
     """The progress of one sink; counters go on from what is on disk."""
 
-    def __init__(self, state_folder: Path, sink: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        state_folder: Path,
+        sink: str,
+        clock: Clock,
+        metrics: SinkMetrics | None = None,
+    ) -> None:
+        self._folder = sink_folder(state_folder, sink)
         self._path = progress_path(state_folder, sink)
-        self._ready = sink_folder(state_folder, sink) / READY_FILE
         self._clock = clock
+        self._metrics = metrics
         self._progress = read_progress(self._path, sink)
         self._log = _log.bind(sink=sink)
 
+    @property
+    def progress(self) -> Progress:
+        """The progress as it stands; a value of its own that does not change."""
+        return self._progress
+
     def starting(self) -> None:
-        """The query is about to start, or waits for its first topic."""
-        self._write(state=State.STARTING)
+        """
+        Say that the query is about to start, or waits for its first topic.
+
+        A progress file that was lost is made anew from the checkpoint, so that nobody
+        waits for records that were applied long ago.
+        """
+        applied = self._progress.applied or self._committed()
+        self._write(state=State.STARTING, applied=applied)
 
     def running(self) -> None:
         """The query runs."""
@@ -42,37 +69,63 @@ class Report:
     def done(self, result: BatchResult, applied: Offsets, batch_ms: int) -> None:
         """A batch is durable."""
         before = self._progress
+        stages_ms = _stages_ms(result)
         self._write(
             state=self._well(),
             error=None,
             applied=applied,
             batches=before.batches + 1,
+            records=before.records + result.records,
             rows=before.rows + result.rows,
             stale=before.stale + result.stale,
+            tombstones=before.tombstones + result.tombstones,
             dead_letters=before.dead_letters + result.dead_letters,
+            parked=result.parked,
             skipped=before.skipped + result.skipped,
+            asked=before.asked + result.asked,
+            position=max(before.position, result.position),
             last_batch_ms=batch_ms,
+            last_stages_ms=stages_ms,
         )
-        self._log.debug(
-            "batch written",
-            records=result.records,
-            rows=result.rows,
-            stale=result.stale,
-            dead_letters=result.dead_letters,
-            skipped=result.skipped,
-            batch_ms=batch_ms,
-        )
+        if self._metrics is not None:
+            times_ms = {**stages_ms, WHOLE: batch_ms}
+            self._metrics.batch(before.sink, times_ms)
+        facts = dataclasses.asdict(result)
+        self._log.debug("batch written", **facts, batch_ms=batch_ms)
 
     def failed(self, message: str, *, remedy: str, retry_after_s: float) -> None:
         """The batch or the query failed and will be tried again."""
         self._log.warning(
             "sink failed", error=message, remedy=remedy, retry_after_s=retry_after_s
         )
-        self._write(state=State.FAILED, error=f"{message} {remedy}")
+        self._write(
+            state=State.FAILED,
+            error=f"{message} {remedy}",
+            retries=self._progress.retries + 1,
+        )
 
     def _well(self) -> State:
-        return State.READY if self._ready.exists() else State.RUNNING
+        return State.READY if (self._folder / READY_FILE).exists() else State.RUNNING
+
+    def _committed(self) -> Offsets:
+        """Return what the newest batch that the engine committed had read up to."""
+        checkpoint = self._folder / "checkpoint"
+        names = (path.name for path in (checkpoint / "commits").glob("*"))
+        batches = [int(name) for name in names if name.isdecimal()]
+        try:
+            return read_offsets(checkpoint, max(batches)) if batches else {}
+        except (OSError, orjson.JSONDecodeError):
+            # The engine has its own word on a checkpoint that is broken.
+            return {}
 
     def _write(self, **changes: object) -> None:
         self._progress = dataclasses.replace(self._progress, **changes)  # type: ignore[arg-type]  # names above are fields
         write_progress(self._path, self._progress, self._clock.now())
+
+
+def _stages_ms(result: BatchResult) -> Mapping[str, int]:
+    return {
+        "decode": result.decode_ms,
+        "apply": result.apply_ms,
+        "flush": result.flush_ms,
+    }

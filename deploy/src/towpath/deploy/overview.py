@@ -1,0 +1,213 @@
+"""
+How everything is, as one document: parts, relay, snapshots, sinks, and what is wrong.
+
+Each piece is asked for by itself: one that does not answer is told as such, and the
+others are told all the same.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from towpath.deploy import signals
+from towpath.deploy.local.lifecycle import PartStatus
+from towpath.deploy.local.lifecycle import State as PartState
+from towpath.deploy.part_table import part_document
+from towpath.relay.state_reading import slot_facts
+from towpath.schemas.clock import Clock
+from towpath.schemas.failure import TowpathError
+from towpath.schemas.position import format_lsn
+from towpath.settings import Settings, Sink
+from towpath.sinks import unfilled
+from towpath.sinks.budget import Alarm, budget_s
+from towpath.sinks.kafka import Topics
+from towpath.sinks.lag import lag_of
+from towpath.sinks.oldest import KafkaOldest
+from towpath.sinks.progress import (
+    Progress,
+    State,
+    is_alive,
+    progress_path,
+    read_progress,
+)
+from towpath.sinks.wait.source import PostgresSlot
+
+Document = dict[str, Any]
+
+_LOST: Final = frozenset({"unreserved", "lost"})
+_UNFINISHED: Final = frozenset({"queued", "waiting", "running", "paused"})
+
+
+def overview(
+    parts: Sequence[PartStatus], settings: Settings | None, clock: Clock
+) -> Document:
+    """
+    Ask everybody how they are.
+
+    Args:
+        parts: The local stack's; none, if there is no local stack.
+        settings: The configuration; None, if there is none yet.
+        clock: The time.
+
+    Returns:
+        ``parts``, ``relay``, ``snapshots``, ``sinks``, and ``wrong``: a sentence for
+        each thing that somebody should look at.
+    """
+    told: Document = {
+        "parts": [part_document(part) for part in parts],
+        "relay": None if settings is None else _relay(settings),
+        "snapshots": [] if settings is None else _snapshots(settings),
+        "sinks": [] if settings is None else _sinks(settings, clock),
+    }
+    critical_bytes = 0
+    if settings is not None:
+        critical_bytes = settings.relay.retained_critical_bytes
+    told["wrong"] = [*wrong_with(told, critical_bytes)]
+    return told
+
+
+def _relay(settings: Settings) -> Document:
+    source = settings.database
+    told: Document = {"slot": source.slot, "error": None, "active": False}
+    facts, error = slot_facts(settings)
+    if facts is None:
+        return told | {"error": error or f"there is no slot {source.slot}"}
+    told |= {
+        "active": facts.is_active,
+        "confirmed_lsn": format_lsn(facts.confirmed_lsn),
+        "retained_bytes": facts.retained_bytes,
+        "wal_status": facts.wal_status,
+    }
+    try:
+        slot = PostgresSlot(source.dsn, source.slot)
+        try:
+            sight = slot.see()
+        finally:
+            slot.close()
+    except TowpathError as failure:
+        return told | {"error": str(failure)}
+    if sight is not None:
+        told["lag_bytes"] = max(0, sight.log_end_lsn - sight.confirmed_lsn)
+    return told
+
+
+def _snapshots(settings: Settings) -> list[Document]:
+    try:
+        rows = list(signals.progress(settings.database.dsn))
+    except TowpathError:
+        # The relay's own line tells that the source does not answer.
+        return []
+    return [
+        {
+            "snapshot": row.snapshot_id,
+            "table": row.collection,
+            "target": row.target,
+            "state": row.state,
+            "rows": row.rows,
+            "percent": row.percent,
+            "error": row.error,
+        }
+        for row in rows
+        if row.state in _UNFINISHED
+    ]
+
+
+def _sinks(settings: Settings, clock: Clock) -> list[Document]:
+    source, servers = settings.database, settings.kafka.bootstrap_servers
+    if not settings.sink:
+        return []
+    oldest = KafkaOldest(servers, source.prefix)
+    try:
+        return [
+            _sink(settings, sink, Topics(servers), oldest, clock)
+            for sink in settings.sink
+        ]
+    finally:
+        oldest.close()
+
+
+def _sink(
+    settings: Settings, sink: Sink, topics: Topics, oldest: KafkaOldest, clock: Clock
+) -> Document:
+    folder = settings.state_folder
+    progress = read_progress(progress_path(folder, sink.name), sink.name)
+    told = {
+        "sink": sink.name,
+        "kind": str(sink.kind),
+        "driver": sink.driver,
+        "is_alive": is_alive(folder, sink.name, clock.now()),
+        "budget_s": budget_s(sink),
+        "unfilled": unfilled.routes(folder, sink.name),
+        "lag_records": None,
+        "lag_s": None,
+        "is_late": None,
+    }
+    told |= _counts(progress)
+    try:
+        ends = topics.end_offsets(topics.names())
+        lag = lag_of(sink, progress.applied, ends, oldest, clock.now())
+    except TowpathError as failure:
+        return told | {"error": progress.error or str(failure)}
+    told |= {"lag_records": lag.records, "lag_s": round(lag.seconds, 3)}
+    return told | {"is_late": is_late(told)}
+
+
+def is_late(sink: Document) -> bool:
+    """Tell whether a sink is known to be behind by more than twice its budget."""
+    lag_s, alarm = sink["lag_s"], Alarm(sink["budget_s"])
+    return lag_s is not None and alarm.take(lag_s)
+
+
+def _counts(progress: Progress) -> Document:
+    names = (
+        *("state", "error", "position", "records", "rows", "stale", "tombstones"),
+        *("dead_letters", "parked", "asked", "retries", "last_batch_ms"),
+        *("last_stages_ms", "updated_at"),
+    )
+    return {name: getattr(progress, name) for name in names}
+
+
+def wrong_with(told: Document, critical_bytes: int) -> Iterator[str]:
+    """
+    Say what somebody should look at.
+
+    Args:
+        told: Parts, relay and sinks.
+        critical_bytes: So much log kept by the slot is too much.
+    """
+    for part in told["parts"]:
+        if part["state"] is PartState.STOPPED:
+            yield f"the part {part['name']} is stopped"
+    relay = told["relay"]
+    if relay is not None:
+        yield from _wrong_relay(relay, critical_bytes)
+    for sink in told["sinks"]:
+        yield from _wrong_sink(sink)
+
+
+def _wrong_relay(relay: Document, critical_bytes: int) -> Iterator[str]:
+    if relay["error"]:
+        yield f"the relay: {relay['error']}"
+    elif not relay["active"]:
+        yield f"nobody follows the slot {relay['slot']}: the relay does not run"
+    if relay.get("wal_status") in _LOST:
+        yield f"the slot's log is {relay['wal_status']}"
+    if relay.get("retained_bytes", 0) >= critical_bytes:
+        yield f"the slot keeps {relay['retained_bytes']:,} bytes of log"
+
+
+def _wrong_sink(sink: Document) -> Iterator[str]:
+    name = sink["sink"]
+    if sink["state"] is State.FAILED or sink["error"]:
+        yield f"{name}: {sink['error']}"
+    elif not sink["is_alive"]:
+        yield f"{name}: its driver {sink['driver']} does not run"
+    if is_late(sink):
+        yield (
+            f"{name}: {sink['lag_s']:,.0f} s behind, more than twice its budget of "
+            f"{sink['budget_s']:g} s"
+        )
+    if sink["parked"]:
+        yield f"{name}: {sink['parked']:,} keys are parked"
+    if sink["unfilled"]:
+        routes = ", ".join(sink["unfilled"])
+        yield f"{name}: it lost rows of {routes}, which are being read anew"

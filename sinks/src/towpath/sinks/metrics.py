@@ -1,0 +1,178 @@
+"""
+What sinks do, as Prometheus metrics; ``docs/metrics.md`` tells what each is for.
+
+Counters are those of the progress files, so they go on over restarts. Labels are the
+declared sinks, their states and the stages of a batch: all bounded by the configuration
+and this code. What is not known (yet) is left out, never zero.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from towpath.schemas import telemetry
+from towpath.schemas.position import parse_position
+from towpath.sinks.budget import Alarm
+from towpath.sinks.lag import Lag
+from towpath.sinks.progress import Progress, State
+
+# From a cache's quick batch to a warehouse's slow one.
+_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_MS_PER_S: Final = 1000
+
+_COUNTERS: Final[Mapping[str, tuple[str, Callable[[Progress], int]]]] = (
+    MappingProxyType(
+        {
+            telemetry.SINK_BATCHES: ("Batches written.", lambda p: p.batches),
+            telemetry.SINK_RECORDS: ("Records read.", lambda p: p.records),
+            telemetry.SINK_ROWS: ("Changes and events written.", lambda p: p.rows),
+            telemetry.SINK_STALE: (
+                "Changes and events that the target had, or had newer.",
+                lambda p: p.stale,
+            ),
+            telemetry.SINK_TOMBSTONES: ("Deletes written.", lambda p: p.tombstones),
+            telemetry.SINK_DEAD_LETTERS: (
+                "Records set aside.",
+                lambda p: p.dead_letters,
+            ),
+            telemetry.SINK_SKIPPED: ("Events left out.", lambda p: p.skipped),
+            telemetry.SINK_ASKED: (
+                "Keys whose rows were asked for, because the target lacks them.",
+                lambda p: p.asked,
+            ),
+            telemetry.SINK_RETRIES: (
+                "Failures after which a batch or a query was tried again.",
+                lambda p: p.retries,
+            ),
+        }
+    )
+)
+
+
+@dataclass(slots=True)
+class Watched:
+    """
+    What is shown of one sink; written by its own threads, read by visitors.
+
+    Attributes:
+        progress: Gives the progress as it stands.
+        alarm: Its budget, and whether it is too far behind.
+        lag: As it was last seen; None while it is not known.
+    """
+
+    progress: Callable[[], Progress]
+    alarm: Alarm
+    lag: Lag | None = None
+
+
+@dataclass(slots=True)
+class SinkMetrics:
+    """The metrics of one driver's sinks."""
+
+    sinks: dict[str, Watched] = field(default_factory=dict)
+    _registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    _batch: Histogram = field(init=False)
+    _engine: Histogram = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._registry.register(_SinksCollector(self.sinks))
+        self._batch = self._histogram(
+            telemetry.SINK_BATCH_SECONDS, "How long each stage of a batch took."
+        )
+        self._engine = self._histogram(
+            telemetry.SINK_ENGINE_SECONDS,
+            "How long the engine took for each step of a trigger.",
+        )
+
+    def batch(self, sink: str, stages_ms: Mapping[str, float]) -> None:
+        """Take in how long the stages of a batch took."""
+        _observe(self._batch, sink, stages_ms)
+
+    def engine(self, sink: str, steps_ms: Mapping[str, float]) -> None:
+        """Take in how long the engine's steps of a trigger took."""
+        _observe(self._engine, sink, steps_ms)
+
+    def page(self) -> bytes:
+        """Return everything in Prometheus's text form."""
+        return generate_latest(self._registry)
+
+    def _histogram(self, name: str, what: str) -> Histogram:
+        labels = ("sink", "stage")
+        return Histogram(
+            name, what, labels, buckets=_BUCKETS_S, registry=self._registry
+        )
+
+
+class _SinksCollector(Collector):
+    """Shows what the sinks' progress and lag say just now."""
+
+    def __init__(self, sinks: Mapping[str, Watched]) -> None:
+        self._sinks = sinks
+
+    def collect(self) -> Iterable[Metric]:
+        seen = [(name, one, one.progress()) for name, one in list(self._sinks.items())]
+        for name, (what, count) in _COUNTERS.items():
+            counter = CounterMetricFamily(name, what, labels=["sink"])
+            for sink, _, progress in seen:
+                counter.add_metric([sink], count(progress))
+            yield counter
+        states = GaugeMetricFamily(
+            telemetry.SINK_STATE,
+            "1 for the sink's state, 0 for the others.",
+            labels=["sink", "state"],
+        )
+        for sink, _, progress in seen:
+            for state in State:
+                states.add_metric([sink, state], int(state is progress.state))
+        yield states
+        yield from _gauges(seen)
+
+
+def _gauges(seen: list[tuple[str, Watched, Progress]]) -> Iterator[Metric]:
+    values: Mapping[str, tuple[str, Callable[[Watched, Progress], float | None]]] = {
+        telemetry.SINK_LAG_SECONDS: (
+            "Age of the oldest record that is not applied; 0: nothing is behind.",
+            lambda one, _: None if one.lag is None else one.lag.seconds,
+        ),
+        telemetry.SINK_LAG_RECORDS: (
+            "Records that are not applied.",
+            lambda one, _: None if one.lag is None else one.lag.records,
+        ),
+        telemetry.SINK_LAG_ALARM: (
+            "1 from when the lag exceeds twice the budget until it is below it.",
+            lambda one, _: int(one.alarm.is_raised),
+        ),
+        telemetry.SINK_BUDGET: (
+            "How far the sink may be behind.",
+            lambda one, _: one.alarm.budget_s,
+        ),
+        telemetry.SINK_PARKED_KEYS: (
+            "Keys whose changes wait behind a dead letter.",
+            lambda _, progress: progress.parked,
+        ),
+        telemetry.SINK_APPLIED_LSN: (
+            "Commit LSN, with its lineage's offset, of the highest change applied.",
+            lambda _, progress: _log_lsn(progress),
+        ),
+    }
+    for name, (what, value_of) in values.items():
+        gauge = GaugeMetricFamily(name, what, labels=["sink"])
+        for sink, one, progress in seen:
+            value = value_of(one, progress)
+            if value is not None:
+                gauge.add_metric([sink], value)
+        yield gauge
+
+
+def _log_lsn(progress: Progress) -> int | None:
+    return parse_position(progress.position).log_lsn if progress.position else None
+
+
+def _observe(histogram: Histogram, sink: str, times_ms: Mapping[str, float]) -> None:
+    for stage, took_ms in times_ms.items():
+        histogram.labels(sink, stage).observe(took_ms / _MS_PER_S)

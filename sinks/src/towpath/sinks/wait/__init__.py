@@ -1,0 +1,131 @@
+"""
+Reading one's own writes: wait until a sink has applied a commit.
+
+``wait_for`` for one wait; a ``Waiter`` keeps its connections for many. The LSN is one
+at or behind the end of the commit, such as a service's header ``Towpath-Lsn`` tells.
+Nothing here needs the engine that runs the sinks.
+"""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.failure import TowpathError, UsageError
+from towpath.schemas.position import parse_lsn
+from towpath.settings import Settings, load
+from towpath.sinks.declare import sink_named
+from towpath.sinks.kafka import Topics
+from towpath.sinks.wait.history import KafkaHistory
+from towpath.sinks.wait.rule import Applied, Wait
+from towpath.sinks.wait.source import PostgresSlot
+
+__all__ = ["Applied", "Waiter", "wait_for"]
+
+# The largest budget but a warehouse's; whoever waits for that one says how long.
+DEFAULT_TIMEOUT_S: Final = 60.0
+
+
+class Waiter:
+    """
+    Waits for sinks, any number of times; belongs to one thread at a time.
+
+    The first wait connects. After a failure the next wait connects anew.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._cluster = Topics(settings.kafka.bootstrap_servers)
+        self._slot: PostgresSlot | None = None
+        self._history: KafkaHistory | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def wait_for(
+        self, lsn: str, sink: str, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> Applied:
+        """
+        Return when the sink has applied everything that was committed by ``lsn``.
+
+        Raises:
+            NotAppliedError: It has not in time; what is missing.
+            UsageError: There is no such sink, or the LSN is none of the history that
+                is followed.
+            UnavailableError: The database or the broker does not answer.
+        """
+        wanted = _parsed(lsn)
+        settings = self._settings
+        chosen = sink_named(settings, sink)
+        wait = Wait(settings, chosen, self._clock, timeout_s)
+        try:
+            slot, history = self._connected()
+            return wait.until_applied(wanted, slot, history, self._cluster)
+        except TowpathError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        slot, self._slot = self._slot, None
+        history, self._history = self._history, None
+        with suppress(Exception):
+            if slot is not None:
+                slot.close()
+        if history is not None:
+            history.close()
+
+    def _connected(self) -> tuple[PostgresSlot, KafkaHistory]:
+        source, servers = self._settings.database, self._settings.kafka
+        if self._slot is None:
+            self._slot = PostgresSlot(source.dsn, source.slot)
+        if self._history is None:
+            self._history = KafkaHistory(servers.bootstrap_servers, source.prefix)
+        return self._slot, self._history
+
+
+def wait_for(
+    config: Path,
+    lsn: str,
+    sink: str,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    environ: Mapping[str, str] | None = None,
+) -> Applied:
+    """
+    Return when a sink has applied everything that was committed by ``lsn``.
+
+    Args:
+        config: The configuration file.
+        lsn: As Postgres writes it, such as ``0/16B3748``.
+        sink: The sink's name.
+        timeout_s: How long to wait at most.
+        environ: What overrides the file; left out, the environment.
+
+    Raises:
+        NotAppliedError: It has not in time; what is missing.
+        UsageError: There is no such sink, or no such LSN.
+        UnavailableError: The database or the broker does not answer.
+    """
+    variables = os.environ if environ is None else environ  # noqa: TID251 - the caller's
+    with Waiter(load(config, variables)) as waiter:
+        return waiter.wait_for(lsn, sink, timeout_s)
+
+
+def _parsed(lsn: str) -> int:
+    try:
+        return parse_lsn(lsn)
+    except ValueError as error:
+        message = f"{lsn!r} is not an LSN; it looks like 0/16B3748"
+        raise UsageError(message) from error

@@ -1,0 +1,35 @@
+"""
+Why it is not known that a sink has applied a commit.
+
+::
+
+    TowpathError
+    ├── UnavailableError
+    │   ├── SourceUnavailableError   the database does not answer
+    │   └── NotAppliedError          the sink has not applied it in time
+    └── UsageError
+        └── UnknownLsnError          the LSN is none of the history that is followed
+"""
+
+from typing import ClassVar
+
+from towpath.schemas.failure import UnavailableError, UsageError
+
+
+class SourceUnavailableError(UnavailableError):
+    """The source's database does not answer."""
+
+    remedy = "Start the database, or correct source.dsn in towpath.toml."
+
+
+class NotAppliedError(UnavailableError):
+    """A sink has not applied a commit in the time that was given to it."""
+
+    remedy = "Wait for longer, or see what is behind: towpath status."
+    exit_code: ClassVar[int] = 1
+
+
+class UnknownLsnError(UsageError):
+    """An LSN lies outside of the history of the log that the relay follows."""
+
+    remedy = "Take the LSN from the answer to the write, after it was committed."

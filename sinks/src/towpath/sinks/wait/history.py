@@ -1,0 +1,98 @@
+"""
+Where the history that the relay follows began, as the relay stored it in Kafka.
+
+What was committed before is not known to have been published: the slot that stands
+behind it now may have been made anew. Only the newest record of one key counts; what
+was read once is not read again.
+"""
+
+from typing import Final
+
+import orjson
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from towpath.schemas.topics import state_topic
+from towpath.sinks.errors import BrokerUnavailableError
+
+_TIMEOUT_S: Final = 10.0
+_LINEAGE_KEY: Final = b"lineage"
+
+
+class KafkaHistory:
+    """The relay's lineages, as far as a wait needs them; its calls must not overlap."""
+
+    def __init__(self, bootstrap_servers: str, prefix: str) -> None:
+        self._topic = state_topic(prefix)
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                # librdkafka would write to stderr by itself.
+                "log_level": 0,
+                # Never joined: the one partition is assigned, nothing is committed.
+                "group.id": f"{self._topic}.wait",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_uncommitted",
+                "fetch.wait.max.ms": 10,
+            }
+        )
+        self._next_offset: int | None = None
+        self._start_lsn: int | None = None
+
+    def start_lsn(self) -> int | None:
+        """
+        Return the LSN from which on everything committed is published.
+
+        Returns:
+            The LSN; None if the relay has not begun, or is about to begin anew.
+
+        Raises:
+            BrokerUnavailableError: The broker does not answer.
+        """
+        try:
+            self._read_on()
+        except KafkaException as error:
+            message = f"Kafka: {error.args[0].str()}"
+            raise BrokerUnavailableError(message) from error
+        return self._start_lsn
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._consumer.close()
+
+    def _read_on(self) -> None:
+        if self._next_offset is None:
+            topics = self._consumer.list_topics(timeout=_TIMEOUT_S).topics
+            if self._topic not in topics:
+                return
+            place = TopicPartition(self._topic, 0, OFFSET_BEGINNING)
+            self._consumer.assign([place])
+            self._next_offset = 0
+        place = TopicPartition(self._topic, 0)
+        _, end = self._consumer.get_watermark_offsets(place, timeout=_TIMEOUT_S)
+        while self._next_offset < end:
+            message = self._consumer.poll(_TIMEOUT_S)
+            if message is None:
+                text = f"{self._topic} could not be read to its end"
+                raise BrokerUnavailableError(text)
+            self._next_offset = self._take(message)
+
+    def _take(self, message: Message) -> int:
+        """Take a record in; return the offset behind it."""
+        offset, error = message.offset() or 0, message.error()
+        if error is not None:
+            if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name
+                return offset
+            raise KafkaException(error)
+        if message.key() == _LINEAGE_KEY and message.value() is not None:
+            lineages = orjson.loads(message.value() or b"{}")["lineages"]
+            self._start_lsn = lineages[-1]["start_lsn"] if lineages else None
+        return offset + 1

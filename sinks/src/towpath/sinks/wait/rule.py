@@ -1,0 +1,247 @@
+"""
+When a sink is known to have applied a commit: the rule, without I/O of its own.
+
+::
+
+    1  the slot has confirmed the LSN         all that ended below is in Kafka
+    2  the LSN lies in the present history    the slot itself has passed it, not a
+                                              slot that was made anew behind it
+    3  now the ends of the sink's topics      nothing of it can lie behind them, new
+       are taken                              topics and partitions included
+    4  the sink has applied all below them,   and has been filled, if it began late
+       and never more than there is           (a topic made anew begins at 0 again),
+                                              or lost rows that are read anew
+
+The order decides: what is asked later can only be further. A progress file that was
+lost says nothing, so the answer is "not yet".
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.position import format_lsn
+from towpath.settings import Settings, Sink
+from towpath.sinks import unfilled
+from towpath.sinks.declare import (
+    READY_FILE,
+    STARTING_OFFSETS_FILE,
+    records_between,
+)
+from towpath.sinks.ports import Cluster
+from towpath.sinks.progress import (
+    Offsets,
+    Progress,
+    progress_path,
+    read_progress,
+    sink_folder,
+)
+from towpath.sinks.routes import Routes
+from towpath.sinks.wait.errors import NotAppliedError, UnknownLsnError
+from towpath.sinks.wait.source import SlotSight
+
+# A look is a round trip to the database, or a small file: a fraction of a millisecond.
+LOOK_EVERY_S: Final = 0.01
+
+# The relay stores its marks ten times a second and looks as often at what is visible.
+# An LSN that is not confirmed by then may lie behind the last flushed commit.
+NUDGE_AFTER_S: Final = 0.4
+
+
+class Slot(Protocol):
+    """What the wait needs of the database."""
+
+    def see(self) -> SlotSight | None:
+        """Return what is seen of the slot now; None if there is none."""
+
+    def nudge(self) -> None:
+        """Make the log go on, if that is allowed."""
+
+
+class History(Protocol):
+    """What the wait needs of the relay's memory."""
+
+    def start_lsn(self) -> int | None:
+        """Return where the present history begins; None before it has begun."""
+
+
+class Applied(NamedTuple):
+    """
+    That a sink has applied everything below an LSN.
+
+    Attributes:
+        waited_s: How long that took.
+        confirmed_s: How much of it the relay took.
+        dead_letters: Records of the sink that were set aside, ever: the one that is
+            waited for may be one of them.
+        parked: Keys whose changes wait behind a dead letter.
+        asked: Rows that were asked for one by one, ever, because the sink lacked them:
+            the one that is waited for may be on its way.
+    """
+
+    sink: str
+    lsn: int
+    waited_s: float
+    confirmed_s: float
+    dead_letters: int
+    parked: int
+    asked: int
+
+
+class Wait:
+    """One wait, with one bound for all of its steps."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        sink: Sink,
+        clock: Clock,
+        timeout_s: float,
+    ) -> None:
+        self._slot_name = settings.database.slot
+        self._folder: Path = settings.state_folder
+        self._sink = sink
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._deadline = Deadline(clock, timeout_s)
+
+    def until_applied(
+        self, lsn: int, slot: Slot, history: History, cluster: Cluster
+    ) -> Applied:
+        """
+        Return when the sink has applied every change of commits that ended by ``lsn``.
+
+        Raises:
+            NotAppliedError: It has not in time; what is missing.
+            UnknownLsnError: The LSN is none of the history that is followed.
+            UnavailableError: The database or the broker does not answer.
+        """
+        began_s = self._clock.monotonic_s()
+        # What there is already is read while the relay still works.
+        history.start_lsn()
+        self._until_confirmed(lsn, slot)
+        self._until(lambda: _outside(lsn, history.start_lsn()))
+        confirmed_s = self._clock.monotonic_s() - began_s
+        ends = self._ends(cluster)
+        progress = self._until_passed(ends)
+        waited_s = self._clock.monotonic_s() - began_s
+        return Applied(
+            sink=self._sink.name,
+            lsn=lsn,
+            waited_s=waited_s,
+            confirmed_s=confirmed_s,
+            dead_letters=progress.dead_letters,
+            parked=progress.parked,
+            asked=progress.asked,
+        )
+
+    def _until_confirmed(self, lsn: int, slot: Slot) -> None:
+        nudging = Deadline(self._clock, NUDGE_AFTER_S)
+        is_nudged = False
+
+        def missing() -> str | None:
+            nonlocal is_nudged
+            sight = slot.see()
+            if sight is None:
+                return f"the slot {self._slot_name} does not exist: no relay is at work"
+            _check_end(lsn, sight)
+            if sight.confirmed_lsn >= lsn:
+                return None
+            if nudging.passed() and not is_nudged:
+                is_nudged = True
+                slot.nudge()
+            follows = "" if sight.is_active else "; nobody follows the slot"
+            return (
+                f"the relay has confirmed {format_lsn(sight.confirmed_lsn)} of "
+                f"{format_lsn(lsn)}{follows}"
+            )
+
+        self._until(missing)
+
+    def _ends(self, cluster: Cluster) -> Offsets:
+        """
+        Take the ends of the sink's topics.
+
+        Raises:
+            NotAppliedError: The sink has applied more than there is.
+        """
+        before = self._progress()
+        topics = Routes(self._sink).matching(cluster.names())
+        ends = cluster.end_offsets(topics)
+        for topic, partitions in ends.items():
+            for partition, end in partitions.items():
+                if before.applied.get(topic, {}).get(partition, 0) > end:
+                    message = (
+                        f"the topic {topic} was made anew since the sink "
+                        f"{self._sink.name} has read it"
+                    )
+                    raise NotAppliedError(message)
+        return ends
+
+    def _until_passed(self, ends: Offsets) -> Progress:
+        progress = self._progress()
+
+        def missing() -> str | None:
+            nonlocal progress
+            progress = self._progress()
+            left = records_between(progress.applied, ends)
+            why = f": {progress.error}" if progress.error else ""
+            if left:
+                return f"the sink {self._sink.name} has {left:,} records to go{why}"
+            if self._is_being_filled():
+                return f"the sink {self._sink.name} is still being filled{why}"
+            if routes := unfilled.routes(self._folder, self._sink.name):
+                return (
+                    f"the sink {self._sink.name} lost rows of {', '.join(routes)}, "
+                    "which are being read anew: towpath snapshot list"
+                )
+            return None
+
+        self._until(missing)
+        return progress
+
+    def _until(self, missing: Callable[[], str | None]) -> None:
+        """Wait until nothing is missing."""
+        while (what := missing()) is not None:
+            if self._deadline.passed():
+                message = f"not applied within {self._timeout_s:g} s: {what}"
+                raise NotAppliedError(message)
+            self._clock.wait(LOOK_EVERY_S)
+
+    def _progress(self) -> Progress:
+        name = self._sink.name
+        return read_progress(progress_path(self._folder, name), name)
+
+    def _is_being_filled(self) -> bool:
+        """Whether the sink began late and does not have what was there before."""
+        folder = sink_folder(self._folder, self._sink.name)
+        began_late = (folder / STARTING_OFFSETS_FILE).exists()
+        return began_late and not (folder / READY_FILE).exists()
+
+
+def _check_end(lsn: int, sight: SlotSight) -> None:
+    if lsn > sight.log_end_lsn:
+        message = (
+            f"{format_lsn(lsn)} lies behind the end of the source's log, "
+            f"{format_lsn(sight.log_end_lsn)}: it is none of this server's"
+        )
+        raise UnknownLsnError(message)
+
+
+def _outside(lsn: int, start_lsn: int | None) -> str | None:
+    """
+    Tell why it is not known that the relay has published what it confirmed.
+
+    Raises:
+        UnknownLsnError: It never will be known.
+    """
+    if start_lsn is None:
+        return "the relay has not begun its present history"
+    if lsn < start_lsn:
+        message = (
+            f"{format_lsn(lsn)} lies before {format_lsn(start_lsn)}, where the relay "
+            "began: a snapshot brings what was committed before"
+        )
+        raise UnknownLsnError(message)
+    return None

@@ -1,0 +1,98 @@
+"""
+What a wait asks the source's database: how far the slot is, and where the log ends.
+
+The connection is kept: each question is a round trip and a look into shared memory.
+"""
+
+from typing import Final, LiteralString, NamedTuple
+
+import psycopg
+
+from towpath.sinks.wait.errors import SourceUnavailableError
+
+_CONNECT_TIMEOUT_S: Final = 10
+
+_SLOT: Final[LiteralString] = """
+    select (confirmed_flush_lsn - '0/0'::pg_lsn)::bigint, active,
+        (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint
+    from pg_replication_slots
+    where slot_name = %s and database = current_database()
+"""
+# A commit of its own, so that the log is flushed and streamed up to here.
+_NUDGE: Final[LiteralString] = (
+    "select pg_logical_emit_message(true, 'towpath.wait', '')"
+)
+
+
+class SlotSight(NamedTuple):
+    """
+    What is seen of the slot.
+
+    Attributes:
+        confirmed_lsn: Every transaction that ended below is in Kafka.
+        is_active: Whether a relay follows it.
+        log_end_lsn: Nothing was ever written behind this.
+    """
+
+    confirmed_lsn: int
+    is_active: bool
+    log_end_lsn: int
+
+
+class PostgresSlot:
+    """One slot, seen through one connection."""
+
+    def __init__(self, dsn: str, slot: str) -> None:
+        """
+        Connect.
+
+        Raises:
+            SourceUnavailableError: The database does not answer.
+        """
+        self._slot = slot
+        try:
+            self._connection = psycopg.connect(
+                dsn, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S
+            )
+        except psycopg.Error as error:
+            raise _unavailable(error) from error
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._connection.close()
+
+    def see(self) -> SlotSight | None:
+        """
+        Return what is seen now; None if there is no such slot.
+
+        Raises:
+            SourceUnavailableError: The database does not answer.
+        """
+        try:
+            row = self._connection.execute(_SLOT, (self._slot,)).fetchone()
+        except psycopg.Error as error:
+            raise _unavailable(error) from error
+        return None if row is None else SlotSight(row[0] or 0, row[1], row[2])
+
+    def nudge(self) -> None:
+        """
+        Write a small message, so that the log goes on; nothing, if that is forbidden.
+
+        Raises:
+            SourceUnavailableError: The database does not answer.
+        """
+        try:
+            self._connection.execute(_NUDGE)
+        except (
+            psycopg.errors.InsufficientPrivilege,
+            psycopg.errors.ReadOnlySqlTransaction,
+        ):
+            # The next commit of anybody, or the relay's heartbeat, does the same.
+            return
+        except psycopg.Error as error:
+            raise _unavailable(error) from error
+
+
+def _unavailable(error: psycopg.Error) -> SourceUnavailableError:
+    what = str(error).strip().partition("\n")[0]
+    return SourceUnavailableError(f"the source's database does not answer: {what}")

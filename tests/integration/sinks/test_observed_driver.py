@@ -1,0 +1,246 @@
+"""What a real driver tells of itself: while all is well, behind, and after a loss."""
+
+import json
+import urllib.request
+
+import pytest
+from confluent_kafka import Producer
+
+from support import waiting
+from support.sink_place import SinkPlace
+from support.valkey import valkey
+from towpath.deploy.cli import app
+from towpath.schemas import telemetry
+from towpath.schemas.position import parse_position
+from towpath.settings import load
+from towpath.sinks import declare, unfilled
+from towpath.sinks.kafka import Topics
+from towpath.sinks.progress import State, sink_folder
+from towpath.sinks.wait import Waiter
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
+
+# Histograms tell their names with an ending.
+PUBLISHED = {name for key, name in vars(telemetry).items() if "SINK_" in key}
+
+# A driver that shares two cores with other tests takes its time.
+PATIENCE_S = 240.0
+
+ADD = "insert into shop.lines select n, 0, 'x', 's' from generate_series({}, {}) n"
+
+
+def until(holds, what):
+    """Wait for a condition."""
+    waiting.until(holds, what, timeout_s=PATIENCE_S)
+
+
+class Place(SinkPlace):
+    """A place whose one sink has a cache of its own, and a small budget."""
+
+    def __init__(self, stack, dsn, prefix, folder, cache):
+        super().__init__(stack, dsn, prefix, folder)
+        self.cache = cache
+        self.url = cache.url
+
+    def block(self, name, route=""):
+        """Write a sink's block, its budget a second."""
+        block = super().block(name, route)
+        return block.replace("trigger_ms", "budget_s = 1.0\ntrigger_ms")
+
+    @property
+    def state_folder(self):
+        """Where the driver keeps what it knows."""
+        return load(self.config, {}).state_folder
+
+    def page(self):
+        """Read what the driver tells: values by name without the sink's label."""
+        alive = sink_folder(self.state_folder, "plain") / "driver.json"
+        until(alive.exists, "the driver says where it tells")
+        port = json.loads(alive.read_bytes())["metrics_port"]
+        address = f"http://127.0.0.1:{port}/metrics"
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        told = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {n.replace('sink="plain"', "sink"): float(value) for n, value in told}
+
+    def value(self, what):
+        """Read one metric."""
+        return self.page()[f"towpath_sink_{what}{{sink}}"]
+
+    def runs(self):
+        """Tell whether the query runs."""
+        return self.progress("plain").state == State.RUNNING
+
+    def catch_up(self, name):
+        """Wait until a sink has all that was committed, however long it takes."""
+        self.confirm()
+        settings = load(self.config, {})
+        ends = declare.sink_ends(settings, name, Topics(self.kafka))
+        declare.wait_applied(settings, name, ends, waiting.CLOCK, PATIENCE_S)
+
+    def until_seen(self):
+        """Wait until the driver's own look has found nothing behind."""
+        self.catch_up("plain")
+        until(lambda: self.value("lag_records") == 0, "nothing is behind")
+
+    def status(self, capsys, *words):
+        """Ask for the status; return its exit code and what it says."""
+        capsys.readouterr()
+        given = ("--config", str(self.config), "--state", str(self.folder / "none"))
+        code = app.run(["status", *words, *given])
+        return code, capsys.readouterr().out
+
+    def told(self, capsys):
+        """Return what the status says of the sink, as a document."""
+        (sink,) = json.loads(self.status(capsys, "--json")[1])["sinks"]
+        return sink
+
+    def poison(self):
+        """Produce a record that is no change, of a key that nobody has."""
+        producer = Producer({"bootstrap.servers": self.kafka})
+        producer.produce(
+            self.topic("shop.lines"),
+            "{",
+            '{"order_id": 0, "no": 0}',
+            headers={"position": f"{1:016x}.0000000000"},
+        )
+        producer.flush()
+
+    def said(self, words):
+        """Tell whether the driver has logged something."""
+        return words in (self.folder / "driver.log").read_text()
+
+
+@pytest.fixture
+def place(stack, database, unique, tmp_path):
+    """Lend a source with its relay, a broker, and a cache of the test's own."""
+    stack.up("kafka")
+    with valkey(tmp_path / "cache") as cache:
+        found = Place(stack, database, unique, tmp_path, cache)
+        yield found
+        found.close()
+
+
+def check_known_load(place, capsys):
+    """Put in a known load; what is told of it is right to the last record."""
+    before = place.page()
+    for statement in (
+        ADD.format(1001, 1020),
+        "update shop.lines set note = 'y' where order_id between 1001 and 1005",
+        "delete from shop.lines where order_id between 1001 and 1004",
+    ):
+        place.execute(statement)
+        place.until_seen()
+    place.poison()
+    until(lambda: place.value("parked_keys") == 1, "the key is parked")
+    place.until_seen()
+    page = place.page()
+    grown = {
+        what: page[f"towpath_sink_{what}_total{{sink}}"]
+        - before[f"towpath_sink_{what}_total{{sink}}"]
+        for what in (
+            "rows",
+            "records",
+            "tombstones",
+            "stale",
+            "dead_letters",
+            "retries",
+        )
+    }
+    sink = place.told(capsys)
+
+    # An empty record follows each delete, and is the same change as a rule; two batches
+    # may part them. The poison is a record, too.
+    tombstones = grown.pop("tombstones")
+    assert {
+        "rows": 25 + tombstones,
+        "records": 29 + 4 + 1,
+        "stale": 0,
+        "dead_letters": 1,
+        "retries": 0,
+    } == grown
+    assert 4 <= tombstones <= 8
+    assert (0, 0.0, False, 1, page["towpath_sink_rows_total{sink}"]) == (
+        *(sink["lag_records"], sink["lag_s"], sink["is_late"], sink["parked"]),
+        sink["rows"],
+    )
+    position = parse_position(sink["position"])
+    assert page["towpath_sink_applied_lsn_bytes{sink}"] == position.log_lsn
+    return page
+
+
+def check_names(page):
+    """Everything that is published of sinks is told, each stage by its name."""
+    names = {name.partition("{")[0] for name in page}
+    stages = {
+        kind: {
+            name.partition('stage="')[2].partition('"')[0]
+            for name in page
+            if name.startswith(f"towpath_sink_{kind}_seconds_count")
+        }
+        for kind in ("batch", "engine")
+    }
+
+    assert set() == {name for name in PUBLISHED if not {name, f"{name}_bucket"} & names}
+    assert {"decode", "apply", "flush", "batch"} == stages["batch"]
+    assert {"latestOffset", "walCommit", "addBatch", "commitOffsets"} <= stages[
+        "engine"
+    ]
+
+
+def check_dead_cache(place, capsys):
+    """A cache that is away: records pile up, an alarm is raised, the row stands out."""
+    place.cache.kill()
+    place.execute(ADD.format(2001, 2003))
+    until(lambda: place.value("lag_alarm") == 1, "the alarm is raised")
+    page = place.page()
+    code, text = place.status(capsys)
+    row = next(line for line in text.splitlines() if "plain" in line)
+
+    assert (3, 1, True) == (
+        page["towpath_sink_lag_records{sink}"],
+        page['towpath_sink_state{sink,state="failed"}'],
+        page["towpath_sink_lag_seconds{sink}"] > 2,
+    )
+    assert (1, True, True) == (code, " ! " in row, "more than twice" in text)
+    place.cache.start()
+    until(lambda: place.value("lag_alarm") == 0, "the alarm is over")
+
+    assert place.value("retries_total") >= 1
+    assert not place.told(capsys)["is_late"]
+
+
+def check_emptied_cache(place, capsys):
+    """It is noticed while nothing is written, read anew, and a wait waits for that."""
+    settings = load(place.config, {})
+    lsn = place.one("select pg_current_wal_flush_lsn()::text")
+    place.cache.client.flushall()
+    until(
+        lambda: (
+            unfilled.routes(place.state_folder, "plain")
+            or place.said("all rows asked for")
+        ),
+        "the loss is noticed",
+    )
+    with Waiter(settings) as waiter:
+        waiter.wait_for(lsn, "plain", PATIENCE_S)
+
+    assert place.plain() == place.held("plain")
+    assert place.said("it was emptied")
+    assert () == unfilled.routes(place.state_folder, "plain")
+    assert [] == place.told(capsys)["unfilled"]
+
+
+def test_a_driver_tells_how_its_sink_is(place, capsys, monkeypatch):
+    """
+    D-11: the metrics port and the status agree on load, lag, alarm, letters and losses.
+    """
+    monkeypatch.setenv("COLUMNS", "160")
+    place.prepare()
+    with place.driver():
+        until(place.runs, "it runs")
+        place.until_seen()
+        page = check_known_load(place, capsys)
+        check_names(page)
+        check_dead_cache(place, capsys)
+        check_emptied_cache(place, capsys)

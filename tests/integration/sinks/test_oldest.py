@@ -1,0 +1,59 @@
+"""The age of records, asked of a real broker again and again."""
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.oldest import KafkaOldest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+FIRST_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def topic(stack, unique):
+    """Lend a topic of two partitions with five records each, a second apart."""
+    admin = AdminClient({"bootstrap.servers": stack.kafka})
+    config = {"retention.ms": "-1"}
+    admin.create_topics([NewTopic(unique, 2, 1, config=config)])[unique].result()
+    producer = Producer({"bootstrap.servers": stack.kafka, "linger.ms": 0})
+    for number in range(10):
+        at_ms = FIRST_MS + number * 1000
+        producer.produce(unique, b"x" * 9000, partition=number % 2, timestamp=at_ms)
+        producer.flush()
+    return unique
+
+
+def test_the_oldest_of_the_first_records_is_found_again_and_again(stack, topic):
+    """
+    One look leaves nothing behind that the next would take for its own.
+    """
+    oldest = KafkaOldest(stack.kafka, topic)
+    looks = (
+        {(topic, 0): 0, (topic, 1): 0},
+        {(topic, 0): 3, (topic, 1): 1},
+        {(topic, 0): 4},
+        {(topic, 0): 4, (topic, 1): 4},
+        {(topic, 0): 5, (topic, 1): 5},
+        {(topic, 0): 5, (topic, 1): 2},
+        {},
+    )
+    found = [oldest.oldest_ms(places) for places in looks]
+    oldest.close()
+
+    assert [0, 3, 8, 8, None, 5, None] == [
+        None if at_ms is None else (at_ms - FIRST_MS) // 1000 for at_ms in found
+    ]
+
+
+def test_a_broker_that_is_away_is_told(unused_port, monkeypatch):
+    """
+    Nobody takes silence for an age.
+    """
+    monkeypatch.setattr("towpath.sinks.oldest._TIMEOUT_S", 0.2)
+    oldest = KafkaOldest(f"127.0.0.1:{unused_port}", "towpath")
+    with pytest.raises(BrokerUnavailableError):
+        oldest.oldest_ms({("towpath.shop.orders", 0): 0})
+    oldest.close()

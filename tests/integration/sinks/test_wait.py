@@ -1,0 +1,257 @@
+"""
+Reading one's own writes: a real source, relay and broker, and a light sink.
+
+The sink is a thread that writes rows into Redis, some time after they came, and then
+says so in its progress file, as the sinks of a driver do.
+"""
+
+import json
+import threading
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+import redis
+from confluent_kafka import Consumer
+
+from support.rig import Rig
+from support.waiting import CLOCK
+from towpath.deploy.cli.app import run
+from towpath.settings import load
+from towpath.sinks.progress import Progress, State, progress_path, write_progress
+from towpath.sinks.wait import Waiter
+from towpath.sinks.wait.errors import NotAppliedError, UnknownLsnError
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+# What the sink lets a record wait before it applies it.
+SINK_LATENCY_S = 0.05
+FLUSHED = "select pg_current_wal_flush_lsn()::text"
+
+
+class LightSink:
+    """Rows of one topic, into a hash of Redis."""
+
+    def __init__(self, rig, redis_url):
+        self.target = redis.Redis.from_url(redis_url, decode_responses=True)
+        self.hash = f"{rig.prefix}:orders"
+        self._path = progress_path(load(rig.config, {}).state_folder, "cache")
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": rig.kafka,
+                "group.id": rig.prefix,
+                "auto.offset.reset": "earliest",
+                "topic.metadata.refresh.interval.ms": 200,
+                "enable.auto.commit": False,
+            }
+        )
+        self._consumer.subscribe([rig.topic("public.orders")])
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def stop(self):
+        """Apply no more."""
+        self._stop.set()
+        self._thread.join()
+
+    def close(self):
+        """Leave nothing behind."""
+        self.stop()
+        self._consumer.close()
+        self.target.close()
+
+    def _run(self):
+        applied = {}
+        while not self._stop.is_set():
+            message = self._consumer.poll(0.05)
+            if message is None or message.error():
+                continue
+            self._stop.wait(SINK_LATENCY_S)
+            if message.value():
+                row = json.loads(message.value())["after"]
+                self.target.hset(self.hash, row["id"], row["note"])
+            partitions = applied.setdefault(message.topic(), {})
+            partitions[str(message.partition())] = message.offset() + 1
+            progress = Progress("cache", State.RUNNING, applied)
+            write_progress(self._path, progress, CLOCK.now())
+
+
+@pytest.fixture
+def rig(stack, database, unique, tmp_path):
+    """Lend a database with a table that a relay follows, and a declared sink."""
+    stack.up("kafka", "redis")
+    made = Rig(database, stack.kafka, unique, tmp_path)
+    made.execute("create table orders (id bigint primary key, note text)")
+    made.configure(tables=["public.orders"])
+    sink = f"""
+        [[sink]]
+        name = "cache"
+        kind = "cache"
+        url = "{stack.redis_url}"
+        [[sink.route]]
+        topic = "{made.topic("public.orders")}"
+        name = "orders"
+    """
+    made.config.write_text(made.config.read_text(encoding="utf-8") + sink)
+    made.before_lsn = made.one(FLUSHED)
+    made.execute("insert into orders values (0, 'before')")
+    made.init()
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sink(rig, stack):
+    """Lend the sink that applies what the relay brings."""
+    made = LightSink(rig, stack.redis_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def waiter(rig):
+    """Lend a waiter over the rig's configuration."""
+    with Waiter(load(rig.config, {})) as made:
+        yield made
+
+
+@contextmanager
+def writing(dsn):
+    """Have somebody else write, as quickly as it goes."""
+    stop = threading.Event()
+
+    def write():
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("create table others (id serial, text text)")
+            while not stop.is_set():
+                connection.execute("insert into others (text) values (repeat('x', 99))")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def write(rig, key):
+    """Write a row; return an LSN behind its commit."""
+    rig.execute("insert into orders values (%s, %s)", key, f"note {key}")
+    return rig.one(FLUSHED)
+
+
+def test_a_write_is_there_when_the_wait_returns(rig, sink, waiter):
+    """
+    Each write is read from the sink at once, on a quiet source and on a busy one.
+
+    Beside what the sink takes, a wait costs some tenths of a second.
+    """
+    read, took_s = [], []
+    for key in range(1, 9):
+        told = waiter.wait_for(write(rig, key), "cache", 30)
+        read.append(sink.target.hget(sink.hash, key))
+        took_s.append(told.waited_s)
+    with writing(rig.dsn):
+        for key in range(9, 17):
+            told = waiter.wait_for(write(rig, key), "cache", 30)
+            read.append(sink.target.hget(sink.hash, key))
+            took_s.append(told.waited_s)
+    # The first wait is also the relay's start.
+    print(sorted(took_s[1:]))  # noqa: T201 - for whoever looks at the speed
+
+    assert sorted(took_s[1:])[7] < 2.0
+    assert [f"note {key}" for key in range(1, 17)] == read
+
+
+def test_no_relay_is_no_yes_and_a_new_one_is(rig, sink, waiter):
+    """
+    While the relay is dead the sink has everything there is, which is not the write.
+    """
+    waiter.wait_for(write(rig, 1), "cache", 30)
+    rig.kill()
+    lsn = write(rig, 2)
+    with pytest.raises(NotAppliedError) as raised:
+        waiter.wait_for(lsn, "cache", 1.0)
+    rig.start()
+    waiter.wait_for(lsn, "cache", 30)
+
+    assert "the relay has confirmed" in str(raised.value)
+    assert "note 2" == sink.target.hget(sink.hash, 2)
+
+
+@pytest.mark.usefixtures("sink")
+def test_a_log_that_nobody_flushes_is_brought_on_its_way(rig, waiter):
+    """
+    What an open transaction has inserted holds no wait up until the next heartbeat.
+    """
+    waiter.wait_for(write(rig, 1), "cache", 30)
+    with psycopg.connect(rig.dsn) as other:
+        other.execute("insert into orders values (99, 'open')")
+        lsn = rig.one("select pg_current_wal_insert_lsn()::text")
+        told = waiter.wait_for(lsn, "cache", 30)
+        other.rollback()
+
+    assert told.waited_s < 4.0
+
+
+def test_what_was_committed_before_the_relay_began_is_refused(rig, sink, waiter):
+    """
+    The slot stands behind it, but nobody has published it.
+    """
+    waiter.wait_for(write(rig, 1), "cache", 30)
+    with pytest.raises(UnknownLsnError):
+        waiter.wait_for(rig.before_lsn, "cache", 5)
+
+    assert sink.target.hget(sink.hash, 0) is None
+
+
+@pytest.mark.usefixtures("sink")
+def test_the_command_says_yes_not_yet_and_no_such_lsn(rig, waiter, capsys):
+    """
+    Exit codes 0, 1 and 2, and one JSON document for scripts.
+    """
+    waiter.wait_for(write(rig, 1), "cache", 30)
+    words = ["wait", "--sink", "cache", "--config", str(rig.config), "--json"]
+    codes = [run([*words, "--lsn", write(rig, 2), "--timeout", "30"])]
+    yes = json.loads(capsys.readouterr().out)
+    rig.kill()
+    codes.append(run([*words, "--lsn", write(rig, 3), "--timeout", "0.5"]))
+    not_yet = json.loads(capsys.readouterr().out)
+    codes.append(run([*words, "--lsn", "FFFF/0"]))
+    codes.append(run([*words, "--lsn", "nonsense"]))
+
+    assert [0, 1, 2, 2] == codes
+    assert (True, False) == (yes["applied"], not_yet["applied"])
+
+
+def test_the_status_shows_relay_and_sink_and_what_is_wrong(rig, sink, waiter, capsys):
+    """
+    A sink without a driver, its lag, and a relay that was killed are told; exit 1.
+    """
+    waiter.wait_for(write(rig, 1), "cache", 30)
+    words = ["status", "--json", "--config", str(rig.config), "--state"]
+    words.append(str(rig.folder / "none"))
+    codes = [run(words)]
+    alive = json.loads(capsys.readouterr().out)
+    sink.stop()
+    write(rig, 2)
+    rig.confirm()
+    rig.kill()
+    rig.wait_for(lambda: not rig.one("select active from pg_replication_slots limit 1"))
+    codes.append(run(words))
+    dead = json.loads(capsys.readouterr().out)
+    (seen,), (behind,) = alive["sinks"], dead["sinks"]
+
+    assert [1, 1] == codes
+    assert (1, True) == (behind["lag_records"], 0.0 < behind["lag_s"] < 60.0)
+    assert (0, 0.0, 10.0, "running") == (
+        *(seen["lag_records"], seen["lag_s"], seen["budget_s"], seen["state"]),
+    )
+    assert ["cache: its driver sinks does not run"] == alive["wrong"]
+    assert (
+        f"nobody follows the slot {rig.prefix}: the relay does not run"
+        in (dead["wrong"])
+    )

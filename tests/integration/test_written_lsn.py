@@ -1,0 +1,157 @@
+"""The header ``Towpath-Lsn`` of the orders service, against the log itself."""
+
+import struct
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import event, text
+
+from towpath.outbox import outbox_table
+from towpath.schemas.position import parse_lsn
+from towpath.services.orders.app import create_app, migrate_shop
+from towpath.services.plumbing.written import HEADER
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+LINE = {
+    "product_id": "0af76519-16cd-43dd-8448-eb211c80319c",
+    "quantity": 2,
+    "unit_price": "9.99",
+}
+ORDERS = 24
+THREADS = 4
+
+
+@pytest.fixture
+def app(database, unique):
+    """Lend the service over a fresh database, whose log a slot keeps."""
+    made = create_app(database, threads=THREADS)
+    engine = made.extensions["engine"]
+    migrate_shop(engine)
+    with engine.begin() as connection:
+        connection.execute(text("create schema towpath"))
+    outbox_table.metadata.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(text("create publication everything for all tables"))
+    with engine.begin() as connection:
+        make = text("select pg_create_logical_replication_slot(:name, 'pgoutput')")
+        connection.execute(make, {"name": unique})
+    yield made
+    with engine.begin() as connection:
+        drop = text("select pg_drop_replication_slot(:name)")
+        connection.execute(drop, {"name": unique})
+    engine.dispose()
+
+
+def register(client):
+    """Register a customer; return the id."""
+    body = {"name": "Ada", "email": "ada@example.org"}
+    return client.post("/customers", json=body).json["customer_id"]
+
+
+def commit_ends(app, slot):
+    """Read off the log where the commit of each transaction ended, by its id."""
+    peek = text(
+        "select data from pg_logical_slot_peek_binary_changes(:slot, null, null,"
+        " 'proto_version', '1', 'publication_names', 'everything')"
+    )
+    ends, xid = {}, 0
+    with app.extensions["engine"].begin() as connection:
+        for (data,) in connection.execute(peek, {"slot": slot}):
+            message = bytes(data)
+            if message[:1] == b"B":
+                (xid,) = struct.unpack(">I", message[17:21])
+            elif message[:1] == b"C":
+                (ends[xid],) = struct.unpack(">Q", message[10:18])
+    return ends
+
+
+def xids(app):
+    """Return the transaction that wrote each order."""
+    query = text("select id as order_id, xmin::text::bigint as xid from shop.orders")
+    with app.extensions["engine"].begin() as connection:
+        return {row.order_id: row.xid for row in connection.execute(query)}
+
+
+def test_the_header_lies_at_or_behind_the_commits_end(app, unique):
+    """
+    So it is for each of many orders at once, and not by far.
+    """
+    customer_id = register(app.test_client())
+    body = {"customer_id": customer_id, "lines": [LINE]}
+
+    def place(_number):
+        response = app.test_client().post("/orders", json=body)
+        return response.json["order_id"], parse_lsn(response.headers[HEADER])
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        told = dict(pool.map(place, range(ORDERS)))
+    ends, wrote = commit_ends(app, unique), xids(app)
+    ahead = [told[order] - ends[wrote[order]] for order in told]
+
+    assert ORDERS == len(ahead)
+    assert 0 <= min(ahead)
+    assert max(ahead) < 1_000_000
+
+
+def test_without_synchronous_commits_it_lies_there_too(app, unique):
+    """
+    What is not flushed yet is counted in: the end of what was inserted is the bound.
+    """
+    engine = app.extensions["engine"]
+
+    @event.listens_for(engine, "connect")
+    def _asynchronous(connection, _record):
+        with connection.cursor() as cursor:
+            cursor.execute("set synchronous_commit = off")
+        connection.commit()
+
+    engine.dispose()
+    client = app.test_client()
+    body = {"customer_id": register(client), "lines": [LINE]}
+    told = {}
+    for _ in range(ORDERS):
+        response = client.post("/orders", json=body)
+        told[response.json["order_id"]] = parse_lsn(response.headers[HEADER])
+    with engine.begin() as connection:
+        connection.execute(text("set local synchronous_commit = on"))
+        connection.execute(text("update shop.orders set note = 'flushed'"))
+    wrote, flushed = xids_before(app, unique, told), commit_ends(app, unique)
+
+    assert ORDERS == len(wrote)
+    assert 0 <= min(told[order] - flushed[xid] for order, xid in wrote.items())
+
+
+def xids_before(app, slot, orders):
+    """Return the first transactions of the log, one for each order, in their order."""
+    ends = commit_ends(app, slot)
+    # The first registered the customer, the last flushed.
+    written = sorted(ends, key=ends.__getitem__)[1:-1]
+    return dict(zip(sorted(orders), written, strict=True))
+
+
+def test_an_answer_that_is_given_again_has_a_header_too(app):
+    """
+    Whoever asks a second time may wait for the first write as well.
+    """
+    client = app.test_client()
+    body = {"customer_id": register(client), "lines": [LINE]}
+    headers = {"Idempotency-Key": "one"}
+    first = client.post("/orders", json=body, headers=headers)
+    again = client.post("/orders", json=body, headers=headers)
+
+    assert "true" == again.headers["Idempotent-Replayed"]
+    assert parse_lsn(first.headers[HEADER]) <= parse_lsn(again.headers[HEADER])
+
+
+def test_a_refused_or_reading_request_has_none(app):
+    """
+    Nothing was committed, so there is nothing to wait for.
+    """
+    client = app.test_client()
+    customer_id = register(client)
+    refused = client.post("/orders", json={"customer_id": customer_id, "lines": []})
+    read = client.get(f"/customers/{customer_id}")
+
+    assert (422, 200) == (refused.status_code, read.status_code)
+    assert not {HEADER} & (set(refused.headers.keys()) | set(read.headers.keys()))

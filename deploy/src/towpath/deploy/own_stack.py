@@ -1,5 +1,5 @@
 """
-A local stack for one run of one command: Postgres and Kafka, and all that it starts.
+A local stack for one run of one command: its parts, and all that the run starts.
 
 It lives in a folder of its own below the system's temporary folder. Whatever happens,
 every process that was started is stopped before the block ends; what a run has left
@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ from towpath.deploy.jars import fetch, lock
 from towpath.deploy.local.children import kill_children
 from towpath.deploy.local.stack import Stack
 
-_PARTS: Final = ("postgres", "kafka")
+SOURCE_AND_BROKER: Final = ("postgres", "kafka")
 _OWNER: Final = "owner"
 _GONE_WITHIN_S: Final = 10.0
 
@@ -45,7 +45,13 @@ def clear_abandoned(prefix: str, folder: Path | None = None) -> None:
 
 
 @contextlib.contextmanager
-def own_stack(prefix: str, news: Console, *, keep: bool) -> Iterator[Stack]:
+def own_stack(
+    prefix: str,
+    news: Console,
+    *,
+    keep: bool,
+    parts: Sequence[str] = SOURCE_AND_BROKER,
+) -> Iterator[Stack]:
     """
     Start a stack for the block; stop and remove it behind, whatever happened.
 
@@ -53,14 +59,15 @@ def own_stack(prefix: str, news: Console, *, keep: bool) -> Iterator[Stack]:
         prefix: What the names of such folders begin with.
         news: Told what goes on.
         keep: Leave logs and configuration files in place.
+        parts: Which parts.
     """
     with interrupted_once() as attention:
         stack = Stack(Path(tempfile.mkdtemp(prefix=prefix)))
         owner = stack.state.root / _OWNER
         owner.write_text(f"{os.getpid()}\n", encoding="ascii")
         try:
-            with news.status("starting Postgres and Kafka"):
-                stack.up(_PARTS)
+            with news.status(f"starting {', '.join(parts)}"):
+                stack.up(parts)
             yield stack
         finally:
             attention.turn_away()

@@ -9,12 +9,13 @@ from rich.console import Console, RenderableType
 
 from towpath.deploy.bench import debezium
 from towpath.deploy.bench.launcher import Launcher
+from towpath.deploy.jars import store
 from towpath.deploy.local import ports, postgres_home
 from towpath.deploy.local.stack import Stack
 from towpath.deploy.own_stack import environment, own_stack, prepare
 from towpath.loadtests.bench.broker import Broker
 from towpath.loadtests.bench.place import Place
-from towpath.loadtests.bench.plan import Bench, Options
+from towpath.loadtests.bench.plan import Bench, Options, Screen
 from towpath.loadtests.bench.result import CaseT, Result
 from towpath.loadtests.bench.screen import open_screen
 from towpath.schemas.clock import SystemClock
@@ -22,7 +23,7 @@ from towpath.schemas.clock import SystemClock
 VERIFIED: Final = 0
 DIFFERENT: Final = 1
 
-_FOLDERS: Final = "towpath-bench-"
+FOLDERS: Final = "towpath-bench-"
 _WIDTH: Final = 140
 
 
@@ -44,24 +45,38 @@ def play(
         KeyboardInterrupt: It was interrupted.
     """
     news = Console(stderr=True)
-    prepare(_FOLDERS, news)
+    prepare(FOLDERS, news)
     connect = debezium.words(news.print) if options.with_debezium else None
-    with own_stack(_FOLDERS, news, keep=keep) as stack, open_screen(news) as screen:
-        bench = Bench(
-            place=_place(stack, connect),
-            options=options,
-            broker=Broker(stack.addresses().kafka, SystemClock()),
-            screen=screen,
-            clock=SystemClock(),
-        )
-        result = benchmark.measure(bench)
-    _print(result, None if as_json else benchmark.draw(result))
+    with own_stack(FOLDERS, news, keep=keep) as stack, open_screen(news) as screen:
+        result = benchmark.measure(bench_upon(stack, options, screen, connect))
+    return tell(result, None if as_json else benchmark.draw(result))
+
+
+def bench_upon(
+    stack: Stack,
+    options: Options,
+    screen: Screen,
+    connect: tuple[str, ...] | None = None,
+) -> Bench:
+    """Return what all runs upon a stack share."""
+    return Bench(
+        place=_place(stack, connect),
+        options=options,
+        broker=Broker(stack.addresses().kafka, SystemClock()),
+        screen=screen,
+        clock=SystemClock(),
+    )
+
+
+def tell(result: Result[CaseT], drawn: RenderableType | None) -> int:
+    """Print a result, as JSON unless it is drawn; return the exit code."""
+    _print(result, drawn)
     return VERIFIED if result.verified else DIFFERENT
 
 
 def _place(stack: Stack, connect: tuple[str, ...] | None) -> Place:
     addresses = stack.addresses()
-    env = environment()
+    env = {**environment(), "TOWPATH_JARS": str(store.folder())}
     broker = next(part for part in stack.status() if part.name == "kafka")
     return Place(
         dsn=addresses.dsn("postgres"),

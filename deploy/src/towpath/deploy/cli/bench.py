@@ -1,4 +1,4 @@
-"""``towpath bench relay | snapshot``."""
+"""``towpath bench relay | snapshot | sinks``."""
 
 from functools import partial
 from typing import Annotated, Literal
@@ -11,6 +11,8 @@ app = App(name="bench", help="Measure, side by side with others, and verify.")
 CaseName = Literal["drain_1", "drain_100", "steady_500", "steady_2000", "steady_5000"]
 FillCaseName = Literal["million_rows"]
 LoadName = Literal["updates", "quiet"]
+SinkCaseName = Literal["checkout", "catch_up"]
+SinkName = Literal["cache", "search", "warehouse"]
 
 
 @app.command
@@ -135,3 +137,63 @@ def snapshot(  # noqa: PLR0913 - each is an option of the command
     )
     benchmark = Benchmark(partial(measure, loads=load), draw)
     return play(options, benchmark, keep=keep, as_json=json)
+
+
+@app.command
+def sinks(  # noqa: PLR0913 - each is an option of the command
+    *,
+    case: Annotated[
+        tuple[SinkCaseName, ...], Parameter(negative="", help="Only these cases.")
+    ] = ("checkout", "catch_up"),
+    sink: Annotated[
+        tuple[SinkName, ...], Parameter(negative="", help="Only these sinks.")
+    ] = ("cache", "search", "warehouse"),
+    rows: Annotated[int, Parameter(validator=Number(gte=1000))] = 2_000_000,
+    rate: Annotated[float, Parameter(validator=Number(gt=0))] = 20.0,
+    rates: str = "",
+    duration: Annotated[float, Parameter(validator=Number(gte=1))] = 60.0,
+    warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 20.0,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """
+    Measure the three sinks: what readers wait for, and how fast a backlog is applied.
+
+    checkout: the demo's shop sells at a stated rate, with all three sinks and their
+    drivers; measured is the time from a commit to the first read that finds it, through
+    each target's own API. catch_up: a table is put into Kafka while no sink runs; then
+    each sink alone reads it into an empty target, and beside it, in the same run, stand
+    plain pipelined writes, the search client's bulk load of the same ids, and one MERGE
+    of the same rows from Parquet. Each case has a stack of its own in a temporary
+    folder, removed again.
+
+    Exit 0 if every sink equalled the source afterwards, key by key; 1, and not one
+    figure, if not; 3 if a part was not there.
+
+    Args:
+        case: Only these cases; may be said several times.
+        sink: Only these sinks catch up; may be said several times.
+        rows: Rows of the backlog.
+        rate: Checkouts a second.
+        rates: Several rates instead, as 20,40,60: one after the other, and the highest
+            that met all budgets is told.
+        duration: Seconds for which each rate is measured.
+        warm_up: Seconds for which it goes on before that.
+        json: Print one JSON document.
+        keep: Leave logs and configuration files in place.
+    """
+    from towpath.deploy.bench.sinks import play  # noqa: PLC0415 - keeps --help fast
+    from towpath.deploy.bench.wishes import (  # noqa: PLC0415 - as above
+        Wishes,
+        rates_of,
+    )
+
+    wishes = Wishes(
+        cases=case,
+        sinks=sink,
+        rows=rows,
+        rates=rates_of(rates) if rates else (rate,),
+        duration_s=duration,
+        warm_up_s=warm_up,
+    )
+    return play(wishes, keep=keep, as_json=json)

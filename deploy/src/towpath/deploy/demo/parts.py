@@ -35,6 +35,8 @@ CLI: Final = "towpath.deploy.cli"
 # A Spark session takes six seconds of a free core; here two start beside everything.
 _SPARK_READY_WITHIN_S: Final = 120.0
 _SAMPLES_EVERY_S: Final = 0.25
+# A warehouse's readers wait for seconds as it is: where cores are few, others go first.
+_SECOND: Final = ("nice", "-n", "10")
 
 
 def environment(stage: Stage) -> dict[str, str]:
@@ -104,7 +106,7 @@ def driver(stage: Stage, name: str) -> Part:
     )
     return Part(
         name=name,
-        command=command,
+        command=(*_SECOND, *command) if name == WAREHOUSE else command,
         folder=stage.state.root,
         env=environment(stage),
         ready_within_s=_SPARK_READY_WITHIN_S,

@@ -140,9 +140,9 @@ def connector(run: Run) -> dict[str, str]:
     }
 
 
-def _configure(bench: Bench, run: Run, tables: tuple[str, ...]) -> str:
-    path = bench.place.folder / f"{run.name}.toml"
-    text = _CONFIGURATION.format(
+def configuration(bench: Bench, run: Run, tables: tuple[str, ...] = ()) -> str:
+    """Return the relay's configuration for a run."""
+    return _CONFIGURATION.format(
         folder=bench.place.folder,
         dsn=run.source.dsn,
         name=run.name,
@@ -151,5 +151,9 @@ def _configure(bench: Bench, run: Run, tables: tuple[str, ...]) -> str:
         kafka=bench.place.kafka,
         partitions=PARTITIONS,
     )
-    path.write_text(text, encoding="utf-8")
+
+
+def _configure(bench: Bench, run: Run, tables: tuple[str, ...]) -> str:
+    path = bench.place.folder / f"{run.name}.toml"
+    path.write_text(configuration(bench, run, tables), encoding="utf-8")
     return str(path)

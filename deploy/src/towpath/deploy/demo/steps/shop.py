@@ -22,15 +22,27 @@ _STOP_WITHIN_S: Final = 75.0
 
 def open_shop(stage: Stage) -> None:
     """Start load and sampler, and wait for the first checkout."""
+    start_sampling(stage)
+    start_load(stage)
+
+
+def start_load(stage: Stage) -> None:
+    """Start the load, and wait for the first checkout."""
     rate = stage.options.rate
+    parts.report_of(stage, parts.LOAD).unlink(missing_ok=True)
     with stage.doing(f"open the shop: {rate:g} checkouts a second"):
-        for part in (parts.load(stage), parts.sampler(stage)):
-            process.start(part, stage.state)
+        process.start(parts.load(stage), stage.state)
         stage.until(
             lambda: _still_runs(stage) and _checkouts(stage) > 0,
             "the first checkout",
             _FIRST_CHECKOUT_WITHIN_S,
         )
+
+
+def start_sampling(stage: Stage) -> None:
+    """Start the sampler."""
+    parts.report_of(stage, parts.SAMPLER).unlink(missing_ok=True)
+    process.start(parts.sampler(stage), stage.state)
 
 
 def close_shop(stage: Stage) -> None:

@@ -163,6 +163,14 @@ class ItemSource(Source):
                 digests.append(content(row).digest)
         return digests
 
+    def texts(self) -> Iterator[tuple[str, ...]]:
+        """Yield every row by its id, each column as the server writes it."""
+        self._connection.execute("set timezone = 'UTC'")
+        statement = "copy (select * from bench.item order by id) to stdout"
+        with self._connection.cursor().copy(statement) as copy:
+            for line in copy.rows():
+                yield tuple(value or "" for value in line)
+
     def discard_copy(self) -> int:
         """Have the server send the whole table, throw it away, return its bytes."""
         size = 0

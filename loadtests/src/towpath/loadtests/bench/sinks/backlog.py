@@ -1,0 +1,104 @@
+"""
+The backlog: a table that the relay has put into Kafka while no sink ran.
+
+The relay is stopped while sinks are measured, and runs again when they are compared:
+the verifier waits for it to have passed what the source showed.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from towpath.loadtests.bench import publishers
+from towpath.loadtests.bench.clients import told
+from towpath.loadtests.bench.drain import LOOK_EVERY_S, until_still
+from towpath.loadtests.bench.errors import BenchError
+from towpath.loadtests.bench.plan import RELAY, Bench
+from towpath.loadtests.bench.sinks.configuration import sink_blocks
+from towpath.loadtests.bench.sinks.plan import Targets
+from towpath.loadtests.bench.snapshot import systems
+from towpath.loadtests.bench.snapshot.plan import TABLE, FillRun, Load
+from towpath.loadtests.bench.snapshot.source import ItemSource, original
+from towpath.schemas.clock import Deadline
+
+NAME: Final = "bench_catch_up"
+
+# A twentieth of what a snapshot does, so that a busy machine ends no benchmark.
+_SLOWEST_PER_S: Final = 2_000
+_SERVING_WITHIN_S: Final = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """A topic with every row of the table, and who made it."""
+
+    bench: Bench
+    run: FillRun
+    source: ItemSource
+    config: Path
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.bench.options.rows
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """Each partition's end offset."""
+        return self.bench.broker.ends(self.run.topic)
+
+    @property
+    def state(self) -> Path:
+        """Where the sinks keep what they know."""
+        return self.bench.place.folder
+
+    @contextmanager
+    def relay(self) -> Iterator[int]:
+        """Run the relay for the block; give its process."""
+        try:
+            yield publishers.start_relay(self.bench, self.run, (TABLE,))
+        finally:
+            self.bench.place.launcher.stop(self.run.name)
+
+
+@contextmanager
+def made(bench: Bench, targets: Targets) -> Iterator[Backlog]:
+    """
+    Fill a table, have the relay read it into Kafka, and keep both for the block.
+
+    Raises:
+        BenchError: The relay ended, refused, or was not done in time.
+    """
+    rows = bench.options.rows
+    with original(bench.place, NAME, bench.clock) as source:
+        source.fill_items(rows, bench.screen.begin("writing the table", rows))
+        run = FillRun(system=RELAY, name=NAME, source=source, load=Load.QUIET)
+        publishers.prepare_source(bench, run, (TABLE,))
+        config = bench.place.folder / "sinks.toml"
+        text = publishers.configuration(bench, run, (TABLE,))
+        blocks = sink_blocks(run.topic, targets, bench.place.folder)
+        config.write_text(text + blocks, encoding="utf-8")
+        backlog = Backlog(bench, run, source, config)
+        with backlog.relay() as pid:
+            systems.ask(run, source)
+            _until_read(backlog, pid)
+            until_still(bench, run)
+        yield backlog
+
+
+def _until_read(backlog: Backlog, pid: int) -> None:
+    bench, run, rows = backlog.bench, backlog.run, backlog.rows
+    tell = bench.screen.begin("reading it into Kafka", rows)
+    within_s = _SERVING_WITHIN_S + rows / _SLOWEST_PER_S
+    deadline = Deadline(bench.clock, within_s)
+    while not systems.has_completed(bench, run, backlog.source):
+        publishers.check(bench, run, pid)
+        if deadline.passed():
+            log = bench.place.launcher.log(run.name)
+            message = told(run.name, f"not done after {within_s:.0f} s", log)
+            raise BenchError(message)
+        tell(sum(backlog.ends.values()))
+        bench.clock.wait(LOOK_EVERY_S)
+    tell(sum(backlog.ends.values()))

@@ -1,0 +1,196 @@
+"""
+The results of both cases, as JSON takes them. Pure.
+
+::
+
+    {"checkout": {"name": "checkout", "rate_per_s": 20.0, "reached_per_s": ...,
+        "cache_p50_ms": ..., "cache_p99_ms": ..., "search_p99_ms": ...,
+        "warehouse_p99_ms": ..., "lost": 0, "is_met": true, "highest_met_rate": 20.0,
+        "budgets_ms": {"cache": 1000.0, ...}, "rates": [{...}, ...]},
+     "catch_up": {"name": "catch_up", "rows": 2000000, "cache_rows_per_s": ...,
+        "search_rows_per_s": ..., "warehouse_rows_per_s": ...,
+        "cache_ratio_to_hset": ..., "search_ratio_to_bulk": ...,
+        "warehouse_ratio_to_merge": ..., "memory_bytes": ...,
+        "systems": {"cache": {"rows_per_s": ..., "from_start_per_s": ...,
+            "driver_cpu_s": ..., "engine_peak_rss_bytes": ..., ...}, "bulk": {...}}}}
+
+The figures of ``checkout`` are those of the highest rate that met all three budgets; of
+the lowest, if none did. A rate with a sample that was lost, or with a checkout that
+failed, has met nothing. ``memory_bytes`` is the largest driver's: the highest resident
+sets of its Python and of its engine, added up.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from towpath.loadtests.bench.figures import Figures
+from towpath.loadtests.bench.sinks.plan import (
+    BUDGETS_MS,
+    CACHE,
+    CATCH_UP,
+    CHECKOUT,
+    SEARCH,
+    SINKS,
+    WAREHOUSE,
+)
+
+RATE: Final = "rows_per_s"
+# What is measured beside each sink, and the name of the ratio to it.
+BESIDE: Final[Mapping[str, str]] = MappingProxyType(
+    {CACHE: "hset", SEARCH: "bulk", WAREHOUSE: "merge"}
+)
+_ROUND: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """
+    What readers of one sink waited for.
+
+    Attributes:
+        samples: Commits that were waited for and found.
+        lost: Commits that were not found in time.
+    """
+
+    samples: int
+    lost: int
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+    def is_within(self, budget_ms: float) -> bool:
+        """Tell whether every commit was found, and soon enough."""
+        return self.lost == 0 and self.p99_ms is not None and self.p99_ms <= budget_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """
+    One rate of checkouts.
+
+    Attributes:
+        rate_per_s: The rate that was asked for.
+        reached_per_s: Checkouts that were answered, of the load and of the sampler.
+        failures: Requests without an answer, and reads that failed.
+        restarts: Parts that had to be started again.
+        readings: What readers waited for, by sink.
+        cpu: Processor time a second, by process.
+    """
+
+    rate_per_s: float
+    reached_per_s: float
+    failures: int
+    restarts: int
+    readings: Mapping[str, Reading]
+    cpu: Mapping[str, float]
+
+    @property
+    def is_met(self) -> bool:
+        """Whether all budgets were met, at the rate that was asked for."""
+        is_clean = not self.failures and not self.restarts
+        return is_clean and self.is_reached and all(map(self.is_within, BUDGETS_MS))
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the shop sold as fast as was asked."""
+        return self.reached_per_s >= self.rate_per_s
+
+    def is_within(self, sink: str) -> bool:
+        """Tell whether a sink's budget was met."""
+        reading = self.readings.get(sink)
+        return reading is not None and reading.is_within(BUDGETS_MS[sink])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the rate as JSON takes it."""
+        found: dict[str, Any] = {
+            "rate_per_s": self.rate_per_s,
+            "reached_per_s": round(self.reached_per_s, _ROUND),
+        }
+        for name, reading in self.readings.items():
+            for share in ("p50_ms", "p95_ms", "p99_ms", "samples"):
+                found[f"{name}_{share}"] = getattr(reading, share)
+        return {
+            **found,
+            "lost": sum(reading.lost for reading in self.readings.values()),
+            "failures": self.failures,
+            "restarts": self.restarts,
+            "cpu": {name: round(share, _ROUND) for name, share in self.cpu.items()},
+            "is_met": self.is_met,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkout:
+    """The case ``checkout``: at least one rate."""
+
+    rates: tuple[Rate, ...]
+
+    @property
+    def name(self) -> str:
+        """The case's name in the result."""
+        return CHECKOUT
+
+    @property
+    def highest_met(self) -> Rate | None:
+        """The highest rate that met all budgets, if one did."""
+        met = (rate for rate in self.rates if rate.is_met)
+        return max(met, key=_asked, default=None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the case as JSON takes it."""
+        highest = self.highest_met
+        return {
+            "name": self.name,
+            **(highest or min(self.rates, key=_asked)).as_json(),
+            "highest_met_rate": highest.rate_per_s if highest else None,
+            "budgets_ms": dict(BUDGETS_MS),
+            "rates": [rate.as_json() for rate in self.rates],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatchUp:
+    """The case ``catch_up``: figures by sink, and of what stands beside each."""
+
+    rows: int
+    systems: Mapping[str, Figures]
+
+    @property
+    def name(self) -> str:
+        """The case's name in the result."""
+        return CATCH_UP
+
+    def ratio(self, sink: str) -> float | None:
+        """Return a sink's rows a second through those beside it, if both are there."""
+        ours = self.systems.get(sink, {}).get(RATE)
+        theirs = self.systems.get(BESIDE[sink], {}).get(RATE)
+        return ours / theirs if ours and theirs else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the case as JSON takes it."""
+        held = (figures.get("memory_bytes") for figures in self.systems.values())
+        rates = {name: self.systems.get(name, {}).get(RATE) for name in SINKS}
+        return {
+            "name": self.name,
+            "rows": self.rows,
+            **{f"{name}_{RATE}": _short(rate) for name, rate in rates.items()},
+            **{f"{s}_ratio_to_{o}": _short(self.ratio(s)) for s, o in BESIDE.items()},
+            "memory_bytes": max((one for one in held if one), default=None),
+            "systems": {
+                name: {figure: round(value, _ROUND) for figure, value in one.items()}
+                for name, one in self.systems.items()
+            },
+        }
+
+
+SinkCase = Checkout | CatchUp
+
+
+def _asked(rate: Rate) -> float:
+    return rate.rate_per_s
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, _ROUND)

@@ -1,0 +1,133 @@
+"""The benchmark of sinks, small: verified figures, or none where a value is wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Each starts five servers, the relay and an engine for each sink.
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+WORDS = (sys.executable, "-m", "towpath.deploy.cli", "bench", "sinks", "--json")
+SMALL = ("--rows", "5000")
+
+# Found by every Python of the benchmark: a cache that is given one wrong word.
+DEFECT = """
+import importlib.util
+import sys
+
+class Wrong:
+    def find_spec(self, name, path=None, target=None):
+        if name != "towpath.sinks.cache.lane":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        def exec_module(lane):
+            load(lane)
+            send = lane.packed
+            lane.packed = lambda name, keys, rest: send(
+                name, keys, [p.replace(b'"0.77"', b'"0.78"') for p in rest]
+            )
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Wrong())
+"""
+
+
+def bench(folder: Path, *words: str, **env: str) -> tuple[int, bytes, bytes]:
+    """Run the command to its end; its stack goes below the folder."""
+    inherited = dict(os.environ)  # noqa: TID251 - a root
+    with subprocess.Popen(
+        [*WORDS, *SMALL, *words],
+        env=inherited | {"TMPDIR": str(folder)} | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=270)
+        except subprocess.TimeoutExpired:
+            # It clears up behind itself; killed, it could not.
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate()
+        return process.returncode, output, errors
+
+
+def test_every_sink_catches_up_and_is_verified(tmp_path: Path):
+    """
+    Rates, ratios and memory of all three; nothing is left behind.
+    """
+    code, output, errors = bench(tmp_path, "--case", "catch_up")
+    assert code == 0, errors.decode()
+    told = json.loads(output)
+    case = told["cases"]["catch_up"]
+    numbers = (
+        *("cache_rows_per_s", "search_ratio_to_bulk", "warehouse_ratio_to_merge"),
+        "memory_bytes",
+    )
+    systems = case["systems"]
+
+    assert (
+        (True, [], 5_000, []),
+        ["bulk", "cache", "hset", "merge", "search", "warehouse"],
+        [True] * 3,
+        [],
+    ) == (
+        (
+            told["verified"],
+            told["findings"],
+            case["rows"],
+            [name for name in numbers if not case[name]],
+        ),
+        sorted(systems),
+        [
+            systems[name]["rows_per_s"] > systems[name]["from_start_per_s"] > 0
+            for name in ("cache", "search", "warehouse")
+        ],
+        list(tmp_path.iterdir()),
+    )
+
+
+def test_a_wrong_value_leaves_no_figure(tmp_path: Path):
+    """
+    One of 5,000 rows has another amount in the cache: exit code 1, nothing measured.
+    """
+    (tmp_path / "defect").mkdir()
+    (tmp_path / "defect" / "sitecustomize.py").write_text(DEFECT, encoding="utf-8")
+    inherited = os.environ.get("PYTHONPATH", "")  # noqa: TID251 - a root
+    path = os.pathsep.join(filter(None, (str(tmp_path / "defect"), inherited)))
+    words = ("--case", "catch_up", "--sink", "cache")
+    code, output, errors = bench(tmp_path, *words, PYTHONPATH=path)
+    assert output, errors.decode()
+    told = json.loads(output)
+
+    assert (1, (False, {}), ["catch_up cache: 1 differences"], ["defect"]) == (
+        code,
+        (told["verified"], told["cases"]),
+        told["findings"],
+        [path.name for path in tmp_path.iterdir()],
+    )
+
+
+def test_a_shop_that_sells_is_measured_and_verified(tmp_path: Path):
+    """
+    A few seconds of checkouts: every sample is found in all three sinks.
+    """
+    words = ("--case", "checkout", "--rate", "4", "--duration", "4", "--warm-up", "1")
+    code, output, errors = bench(tmp_path, *words)
+    assert code == 0, errors.decode()
+    told = json.loads(output)
+    case = told["cases"]["checkout"]
+    names = [f"{sink}_p99_ms" for sink in ("cache", "search", "warehouse")]
+
+    assert ((True, 4.0, 0), [], [4.0], []) == (
+        (told["verified"], case["rate_per_s"], case["lost"]),
+        [name for name in names if not case[name]],
+        [rate["rate_per_s"] for rate in case["rates"]],
+        list(tmp_path.iterdir()),
+    )

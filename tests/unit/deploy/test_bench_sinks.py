@@ -1,0 +1,114 @@
+"""What the shop's reports come to, what differs after it, and the command's answer."""
+
+import json
+from contextlib import nullcontext
+
+import pytest
+
+from towpath.deploy.bench import checkout, sinks
+from towpath.deploy.bench.wishes import Wishes, rates_of
+from towpath.deploy.demo.errors import StepError
+from towpath.deploy.demo.table import SinkResult
+from towpath.loadtests.bench.sinks.result import CatchUp, Reading
+from towpath.schemas.failure import UsageError
+
+
+def test_samples_that_are_still_awaited_are_lost():
+    """
+    Nobody waits any longer: a reader that never found its row is no fast one.
+    """
+    latency = {"count": 9, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
+    seen = {"sinks": {"cache": {"latency": latency, "lost": 1, "awaited": 2}}}
+    reading = Reading(samples=9, lost=3, p50_ms=1.0, p95_ms=2.0, p99_ms=3.0)
+
+    assert {"cache": reading} == checkout.readings(seen)
+
+
+def test_the_rate_is_that_between_two_reports():
+    """
+    What was sold before the first of them does not count.
+    """
+    before = {"checkouts": 100, "elapsed_s": 10.0}
+    after = {"checkouts": 180, "elapsed_s": 14.0}
+
+    assert checkout.per_s(before, after) == 20.0
+
+
+def test_failed_requests_and_failed_looks_are_counted():
+    """
+    Both sides' failures are failures of the rate.
+    """
+    assert (5, 0) == (
+        checkout.failures({"failures": 2}, {"errors": {"cache: X": 1, "Y": 2}}),
+        checkout.failures({"failures": 0}, {"errors": {}}),
+    )
+
+
+def test_a_part_that_came_or_went_has_no_share():
+    """
+    A share is that of a part which was there all the time.
+    """
+    before = {"relay": 1.0, "gone": 5.0}
+    after = {"relay": 3.0, "new": 7.0}
+
+    assert {"relay": 0.5} == checkout.shares(before, after, 4.0)
+
+
+def test_a_difference_is_a_finding_by_its_sink():
+    """
+    A sink that equals the source gives none.
+    """
+    found = [
+        SinkResult(name="cache", differences=0),
+        SinkResult(name="search", differences=1_000),
+    ]
+
+    assert ["checkout search: 1,000 differences"] == list(checkout.findings(found))
+
+
+def test_a_sink_that_could_not_be_compared_ends_the_benchmark():
+    """
+    No figure stands upon a comparison that did not happen.
+    """
+    found = [SinkResult(name="search", failure="it went away")]
+
+    with pytest.raises(StepError, match="it went away"):
+        list(checkout.findings(found))
+
+
+@pytest.mark.parametrize(
+    ("findings", "code", "cases"),
+    [((), 0, ["catch_up"]), (("catch_up cache: 1 differences",), 1, [])],
+)
+def test_one_difference_ends_all_figures(monkeypatch, capsys, findings, code, cases):
+    """
+    Exit code 0 and the cases; or 1, what differs, and not one case.
+    """
+    measured = CatchUp(rows=5, systems={"cache": {"rows_per_s": 1.0}})
+    monkeypatch.setattr(sinks, "prepare", lambda *_: None)
+    monkeypatch.setattr(sinks, "own_stack", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(sinks, "_case", lambda *_: (measured, findings))
+    ended = sinks.play(Wishes(cases=("catch_up",), rows=5), keep=False, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+
+    assert (code, cases, list(findings)) == (
+        ended,
+        list(told["cases"]),
+        told["findings"],
+    )
+
+
+def test_rates_stand_between_commas():
+    """
+    They are run in the order in which they were said.
+    """
+    assert (20.0, 40.0, 2.5) == rates_of("20,40, 2.5")
+
+
+@pytest.mark.parametrize("text", ["20,", "20;40", "0,20", "-1"])
+def test_what_is_no_list_of_rates_is_refused(text):
+    """
+    A wrong word is told before anything is started.
+    """
+    with pytest.raises(UsageError, match="is no list of rates"):
+        rates_of(text)

@@ -1,0 +1,167 @@
+"""What the benchmark of sinks reads and writes: progress, reports, commands, rows."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from towpath.loadtests.bench.errors import BenchError
+from towpath.loadtests.bench.sinks.bulk import lines
+from towpath.loadtests.bench.sinks.comparing import read_findings
+from towpath.loadtests.bench.sinks.configuration import sink_blocks
+from towpath.loadtests.bench.sinks.following import Applied, Follower
+from towpath.loadtests.bench.sinks.plain import command
+from towpath.loadtests.bench.sinks.plan import Targets
+from towpath.loadtests.bench.sinks.rows import pieces
+
+ROW = ("7", "0", "0.07", "waiting", "2026-01-01 00:00:07.000001+00", "a note")
+EQUAL = {
+    "sink": "cache",
+    "result": "equal",
+    "differences": 0,
+    "routes": [{"route": "item", "source_rows": 5, "error": None}],
+}
+
+
+def test_a_sink_that_has_written_nothing_is_at_the_start(tmp_path: Path):
+    """
+    Neither file is there before the first batch.
+    """
+    follower = Follower(tmp_path, "t")
+
+    assert (Applied(0, 0.0, 0, 0, 0, None), None) == (
+        follower.applied(),
+        follower.first_batch_ms(),
+    )
+
+
+def test_progress_is_the_topics_own_and_dated_by_the_sink(tmp_path: Path):
+    """
+    Other topics' offsets do not count; the engine's log dates the first batch.
+    """
+    progress = {
+        "applied": {"t": {"0": 4, "1": 3}, "other": {"0": 99}},
+        "updated_at": "1970-01-01T00:00:12+00:00",
+        "batches": 2,
+        "retries": 1,
+        "dead_letters": 0,
+        "error": None,
+    }
+    (tmp_path / "progress.json").write_text(json.dumps(progress))
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text('v1\n{"batchTimestampMs":11000}\n{"t":{"0":2}}\n')
+    follower = Follower(tmp_path, "t")
+
+    assert (Applied(7, 12_000.0, 2, 1, 0, None), 11_000.0) == (
+        follower.applied(),
+        follower.first_batch_ms(),
+    )
+
+
+def test_half_a_log_of_offsets_dates_nothing(tmp_path: Path):
+    """
+    It is being written: the next look finds it whole.
+    """
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text("v1\n")
+
+    assert Follower(tmp_path, "t").first_batch_ms() is None
+
+
+@pytest.mark.parametrize(
+    ("report", "rows", "findings"),
+    [
+        (EQUAL, 5, ()),
+        (EQUAL, 6, ("5 rows compared instead of 6",)),
+        ({**EQUAL, "result": "different", "differences": 2}, 5, ("2 differences",)),
+    ],
+)
+def test_differences_and_missing_rows_are_findings(report, rows, findings):
+    """
+    A sink that is equal in all rows has none.
+    """
+    assert findings == read_findings(report, rows)
+
+
+def test_what_could_not_be_compared_is_no_proof():
+    """
+    It is an error, neither equal nor different.
+    """
+    broken = [{"route": "item", "source_rows": 5, "error": "it went away"}]
+    report = {**EQUAL, "result": "unverified", "routes": broken}
+
+    with pytest.raises(BenchError, match="it went away"):
+        read_findings(report, 5)
+
+
+def test_a_plain_write_is_packed_as_the_protocol_has_it():
+    """
+    Every column is a field, and a position beside them.
+    """
+    words = command(ROW).split(b"\r\n")
+
+    assert (b"*16", [b"HSET", b"plain:7", b"id", b"7"], b"_position", 2 * 16 + 2) == (
+        words[0],
+        words[2:10:2],
+        words[-4],
+        len(words),
+    )
+
+
+def test_a_document_of_the_bulk_load_has_the_columns_and_no_version():
+    """
+    Numbers are numbers, a numeric keeps its digits, a time is in UTC.
+    """
+    action, document = map(json.loads, lines(ROW).splitlines())
+    position = document.pop("_position")
+
+    assert (
+        {"index": {"_id": "7"}},
+        {
+            "id": 7,
+            "version": 0,
+            "amount": "0.07",
+            "state": "waiting",
+            "changed_at": "2026-01-01T00:00:07.000001Z",
+            "note": "a note",
+        },
+        18,
+    ) == (action, document, len(position))
+
+
+def test_pieces_hold_everything_in_order():
+    """
+    The last one is shorter.
+    """
+    assert [[1, 2], [3, 4], [5]] == list(pieces([1, 2, 3, 4, 5], 2))
+
+
+def test_the_sinks_have_nothing_but_their_addresses(tmp_path: Path):
+    """
+    Three blocks, each with the topic as its only route, and no setting besides.
+    """
+    targets = Targets(
+        redis_url="redis://r",
+        opensearch_url="http://o",
+        catalog_dsn="postgresql://c/w",
+        pids={},
+        merge=(),
+    )
+    blocks = tomllib.loads(sink_blocks("p.bench.item", targets, tmp_path))["sink"]
+    told = {
+        block["name"]: (
+            block["url"],
+            [(r["topic"], r["name"]) for r in block["route"]],
+            sorted(block.keys() - {"name", "kind", "url", "route"}),
+        )
+        for block in blocks
+    }
+
+    assert {
+        "cache": ("redis://r", [("p.bench.item", "item")], []),
+        "search": ("http://o", [("p.bench.item", "item")], []),
+        "warehouse": ("postgresql://c/w", [("p.bench.item", "bench.item")], ["folder"]),
+    } == told

@@ -1,0 +1,165 @@
+"""The results of the benchmark of sinks: which rate counts, ratios, what is shown."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from towpath.loadtests.bench.result import Result
+from towpath.loadtests.bench.sinks.result import CatchUp, Checkout, Rate, Reading
+from towpath.loadtests.bench.sinks.table import draw
+
+READING = Reading(samples=40, lost=0, p50_ms=100.0, p95_ms=400.0, p99_ms=900.0)
+MET = Rate(
+    rate_per_s=20.0,
+    reached_per_s=24.0,
+    failures=0,
+    restarts=0,
+    readings={
+        "cache": READING,
+        "search": replace(READING, p99_ms=2_000.0),
+        "warehouse": replace(READING, p99_ms=30_000.0),
+    },
+    cpu={"relay": 0.25},
+)
+SLOW = replace(
+    MET,
+    rate_per_s=40.0,
+    reached_per_s=44.0,
+    readings={**MET.readings, "cache": replace(READING, p99_ms=1_000.1)},
+)
+CATCH_UP = CatchUp(
+    rows=2_000_000,
+    systems={
+        "cache": {"rows_per_s": 60_000.0, "memory_bytes": 3.0 * 2**28},
+        "hset": {"rows_per_s": 240_000.0},
+        "search": {"rows_per_s": 12_000.0, "memory_bytes": 2.0**29},
+        "bulk": {"rows_per_s": 16_000.0},
+        "warehouse": {"rows_per_s": 90_000.0, "memory_bytes": 2.0**31},
+    },
+)
+
+
+def result(*findings: str) -> Result[Checkout | CatchUp]:
+    """Make a result of both cases."""
+    cases = (Checkout(rates=(SLOW, MET)), CATCH_UP)
+    return Result(
+        rows=9, rounds=1, machine={"cores": 2}, cases=cases, findings=findings
+    )
+
+
+def shown(found: Result[Checkout | CatchUp]) -> str:
+    """Draw a result."""
+    drawn = io.StringIO()
+    Console(file=drawn, width=200).print(draw(found))
+    return drawn.getvalue()
+
+
+def test_the_highest_rate_that_met_all_budgets_counts():
+    """
+    A rate that missed one budget is told, and its figures are not the case's.
+    """
+    told = Checkout(rates=(MET, replace(MET, rate_per_s=15.0), SLOW)).as_json()
+
+    assert ("checkout", 20.0, 20.0, 900.0, [20.0, 15.0, 40.0], True) == (
+        told["name"],
+        told["highest_met_rate"],
+        told["rate_per_s"],
+        told["cache_p99_ms"],
+        [rate["rate_per_s"] for rate in told["rates"]],
+        told["is_met"],
+    )
+
+
+def test_if_no_rate_met_all_the_lowest_is_told():
+    """
+    Its figures are there, and nothing says that it was met.
+    """
+    told = Checkout(rates=(replace(SLOW, rate_per_s=80.0), SLOW)).as_json()
+
+    assert (None, 40.0, False, 1_000.1) == (
+        told["highest_met_rate"],
+        told["rate_per_s"],
+        told["is_met"],
+        told["cache_p99_ms"],
+    )
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"failures": 1},
+        {"restarts": 1},
+        {"reached_per_s": 19.9},
+        {"readings": {**MET.readings, "search": replace(READING, lost=1)}},
+        {"readings": {**MET.readings, "search": replace(READING, p99_ms=None)}},
+        {"readings": {name: MET.readings[name] for name in ("cache", "warehouse")}},
+    ],
+)
+def test_a_rate_that_was_not_carried_out_whole_has_met_nothing(spoilt):
+    """
+    A failed request, a restart, a slower load, a lost or a missing sample: not met.
+    """
+    assert (True, False) == (MET.is_met, replace(MET, **spoilt).is_met)
+
+
+def test_a_ratio_is_to_what_stands_beside_and_memory_the_largest():
+    """
+    What was not measured has no ratio; each sink's rate has a name of its own.
+    """
+    told = CATCH_UP.as_json()
+
+    assert (
+        ("catch_up", 60_000.0, 12_000.0, 90_000.0),
+        (0.25, 0.75, None),
+        (2.0**31, 2_000_000),
+    ) == (
+        (
+            told["name"],
+            told["cache_rows_per_s"],
+            told["search_rows_per_s"],
+            told["warehouse_rows_per_s"],
+        ),
+        (
+            told["cache_ratio_to_hset"],
+            told["search_ratio_to_bulk"],
+            told["warehouse_ratio_to_merge"],
+        ),
+        (told["memory_bytes"], told["rows"]),
+    )
+
+
+def test_a_person_reads_rates_budgets_and_ratios():
+    """
+    Both cases are drawn: what was met, and each ratio that there is.
+    """
+    text = shown(result())
+    words = (
+        *("20 checkouts/s: 24.0 reached, met", "40 checkouts/s: 44.0 reached, not met"),
+        "highest rate that met all budgets: 20 checkouts/s",
+        *("cores at 20/s: relay 0.25", "2,000,000 rows behind", "60,000"),
+        "search / the client's bulk load, rows/s: 0.75",
+        *("Verified", "cores 2"),
+    )
+
+    assert ([], False) == (
+        [word for word in words if word not in text],
+        "one MERGE" in text,
+    )
+
+
+def test_a_difference_ends_all_figures():
+    """
+    One finding in one case, and neither case has a figure, in JSON or drawn.
+    """
+    found = result("catch_up search: 1 differences")
+    text, told = shown(found), found.as_json()
+
+    assert (False, {}, ["catch_up search: 1 differences"], True, False) == (
+        told["verified"],
+        told["cases"],
+        told["findings"],
+        "catch_up search: 1 differences" in text,
+        any(figure in text for figure in ("60,000", "checkouts/s", "0.75")),
+    )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from towpath.deploy.cli.sink import _collections
+from towpath.deploy.filling import collections_of
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings
 
@@ -35,7 +35,7 @@ def test_a_sink_is_filled_from_its_tables_and_its_views():
     """
     chosen = settings("order")
 
-    assert ["shop.customers", "outbox.order"] == _collections(chosen, chosen.sink[0])
+    assert ["shop.customers", "outbox.order"] == collections_of(chosen, chosen.sink[0])
     assert ("shop.customers", "shop.lines", "outbox.order") == chosen.collections
 
 
@@ -46,4 +46,4 @@ def test_an_aggregate_without_a_view_cannot_be_filled():
     chosen = settings("invoice")
 
     with pytest.raises(UsageError, match=r"no view of relay.outbox.view gives events"):
-        _collections(chosen, chosen.sink[0])
+        collections_of(chosen, chosen.sink[0])

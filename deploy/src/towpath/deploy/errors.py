@@ -56,3 +56,9 @@ class ConnectorError(UsageError):
     """What is to be converted is not the configuration of a Postgres connector."""
 
     remedy = "Give the JSON that Kafka Connect has for a Debezium Postgres connector."
+
+
+class SinkHeldError(UnavailableError):
+    """A sink's driver has not let go of it in time."""
+
+    remedy = "Stop the driver that runs the sink, then drop it again."

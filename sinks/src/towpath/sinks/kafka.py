@@ -1,23 +1,23 @@
 """
 The one place of the sinks that speaks to Kafka beside Spark.
 
-Reads the compacted relations topic, lists topics and end offsets, and sets records
-aside in ``<prefix>.dead.<sink>``. librdkafka's errors become ours here.
+Reads the compacted relations topic; lists, makes and deletes topics; tells their first
+and end offsets. librdkafka's errors become ours here. What topics begin with is in
+``heads``, the dead letters are in ``dead_letter_topic``.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
-import structlog
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
     KafkaError,
     KafkaException,
     Message,
-    Producer,
+    TopicCollection,
     TopicPartition,
+    Uuid,
 )
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ there
     AdminClient,
@@ -25,9 +25,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ 
     OffsetSpec,
 )
 
-from towpath.schemas import headers, topics
+from towpath.schemas import topics
+from towpath.schemas.clock import Clock, Deadline, SystemClock
 from towpath.settings import Settings
-from towpath.sinks.change import Origin, Record
 from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
 from towpath.sinks.relations import RelationShape, parse_relation
 
@@ -36,17 +36,43 @@ from towpath.sinks.relations import RelationShape, parse_relation
 REQUEST_TIMEOUT_S: Final = 10.0
 
 _MS_PER_HOUR: Final = 3_600_000
+_FOR_EVER: Final = -1
+
+# What is said of partitions that were made, or came to another leader, just now.
+_SETTLING: Final = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - librdkafka's own name
+    }
+)
+_SETTLED_WITHIN_S: Final = 5.0
+_LOOK_EVERY_S: Final = 0.1
+
+# Why a topic is not deleted, now or later.
+_KEPT_BY: Final = frozenset(
+    {
+        KafkaError.TOPIC_DELETION_DISABLED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.POLICY_VIOLATION,
+    }
+)
+
+# What brokers give that know of no ids.
+_NO_ID: Final = str(Uuid(0, 0))
 
 _LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-
-_log = structlog.get_logger("towpath.sinks.kafka")
+_EARLIEST: Final = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 
 
 class Topics:
     """What the cluster holds: topics, partitions, end offsets."""
 
-    def __init__(self, bootstrap_servers: str) -> None:
-        self._admin = AdminClient(_connection(bootstrap_servers))
+    def __init__(self, bootstrap_servers: str, clock: Clock | None = None) -> None:
+        self._admin = AdminClient(connection(bootstrap_servers))
+        self._clock = clock or SystemClock()
 
     def names(self) -> list[str]:
         """
@@ -66,59 +92,147 @@ class Topics:
         Raises:
             BrokerUnavailableError: The broker does not answer.
         """
-        known = self._partitions()
-        ends: dict[str, dict[str, int]] = {n: {} for n in names if n in known}
-        wanted = {
-            TopicPartition(name, partition): _LATEST
-            for name in ends
-            for partition in known[name]
-        }
-        for place, end in self._list_offsets(wanted).items():
-            ends[place.topic][str(place.partition)] = end
-        return ends
+        return self._offsets(names, _LATEST)
 
-    def create(self, name: str, settings: Settings) -> None:
+    def first_offsets(self, names: Iterable[str]) -> dict[str, dict[str, int]]:
+        """
+        Return, per topic and partition (as text), the offset of the first record.
+
+        That is the first one that retention has left; a topic that does not exist is
+        left out.
+
+        Raises:
+            BrokerUnavailableError: The broker does not answer.
+        """
+        return self._offsets(names, _EARLIEST)
+
+    def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+        """
+        Return the id that the broker gave to each topic when it was made.
+
+        A topic that does not exist, or has no id, is left out.
+
+        Raises:
+            BrokerUnavailableError: The broker does not answer.
+        """
+        known = sorted(self._partitions().keys() & set(names))
+        if not known:
+            return {}
+        try:
+            asked = self._admin.describe_topics(
+                TopicCollection(known), request_timeout=REQUEST_TIMEOUT_S
+            )
+            ids = {
+                name: str(answer.result().topic_id) for name, answer in asked.items()
+            }
+        except KafkaException as error:
+            raise unavailable(error) from error
+        return {name: one for name, one in ids.items() if one != _NO_ID}
+
+    def create(
+        self, name: str, settings: Settings, *, is_kept_whole: bool = False
+    ) -> bool:
         """
         Create a topic unless it is there.
+
+        Args:
+            name: Its name.
+            settings: How topics are made.
+            is_kept_whole: Keep all records, however old, and in one order.
+
+        Returns:
+            Whether it was not there.
 
         Raises:
             BrokerUnavailableError: The broker does not answer.
         """
         retention_ms = settings.topics.retention_hours * _MS_PER_HOUR
+        if is_kept_whole:
+            retention_ms = _FOR_EVER
         topic = NewTopic(
             name,
-            num_partitions=settings.topics.partitions,
+            num_partitions=1 if is_kept_whole else settings.topics.partitions,
             replication_factor=settings.topics.replication_factor,
             config={"retention.ms": str(retention_ms)},
         )
         try:
-            asked = self._admin.create_topics(
-                [topic], request_timeout=REQUEST_TIMEOUT_S
-            )
-            asked[name].result()
+            made = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)
+            made[name].result()
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise _unavailable(error) from error
+                raise unavailable(error) from error
+            return False
+        return True
+
+    def delete(self, names: Iterable[str]) -> dict[str, str]:
+        """
+        Delete topics, and wait until they are gone; safe to repeat.
+
+        Returns:
+            Those that the broker keeps, each with its reason.
+
+        Raises:
+            BrokerUnavailableError: The broker does not answer, or takes too long.
+        """
+        known = sorted(self._partitions().keys() & set(names))
+        if not known:
+            return {}
+        asked = self._admin.delete_topics(known, request_timeout=REQUEST_TIMEOUT_S)
+        kept: dict[str, str] = {}
+        for name, answer in asked.items():
+            try:
+                answer.result()
+            except KafkaException as error:
+                if error.args[0].code() in _KEPT_BY:
+                    kept[name] = error.args[0].str()
+                elif error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise unavailable(error) from error
+        self._wait_gone(set(known) - kept.keys())
+        return kept
+
+    def _wait_gone(self, names: set[str]) -> None:
+        deadline = Deadline(self._clock, REQUEST_TIMEOUT_S)
+        while left := names & self._partitions().keys():
+            if deadline.passed():
+                message = f"Kafka: the topic {min(left)} is not gone yet"
+                raise BrokerUnavailableError(message)
+            self._clock.wait(_LOOK_EVERY_S)
 
     def _partitions(self) -> dict[str, list[int]]:
         try:
             listed = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
         except KafkaException as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
         return {name: sorted(topic.partitions) for name, topic in listed.items()}
 
-    def _list_offsets(
-        self, wanted: Mapping[TopicPartition, OffsetSpec]
-    ) -> dict[TopicPartition, int]:
-        if not wanted:
-            return {}
-        try:
-            asked = self._admin.list_offsets(
-                dict(wanted), request_timeout=REQUEST_TIMEOUT_S
-            )
-            return {place: answer.result().offset for place, answer in asked.items()}
-        except KafkaException as error:
-            raise _unavailable(error) from error
+    def _offsets(
+        self, names: Iterable[str], which: OffsetSpec
+    ) -> dict[str, dict[str, int]]:
+        wanted = list(names)
+        deadline = Deadline(self._clock, _SETTLED_WITHIN_S)
+        while True:
+            try:
+                return self._present_offsets(wanted, which)
+            except KafkaException as error:
+                if error.args[0].code() not in _SETTLING or deadline.passed():
+                    raise unavailable(error) from error
+            self._clock.wait(_LOOK_EVERY_S)
+
+    def _present_offsets(
+        self, names: list[str], which: OffsetSpec
+    ) -> dict[str, dict[str, int]]:
+        known = self._partitions()
+        found: dict[str, dict[str, int]] = {n: {} for n in names if n in known}
+        wanted = {
+            TopicPartition(name, partition): which
+            for name in found
+            for partition in known[name]
+        }
+        if wanted:
+            asked = self._admin.list_offsets(wanted, request_timeout=REQUEST_TIMEOUT_S)
+            for place, answer in asked.items():
+                found[place.topic][str(place.partition)] = answer.result().offset
+        return found
 
 
 class KafkaRelations:
@@ -133,7 +247,7 @@ class KafkaRelations:
         self._topic = topics.relations_topic(prefix)
         self._cluster = Topics(bootstrap_servers)
         self._consumer = Consumer(
-            _connection(bootstrap_servers)
+            connection(bootstrap_servers)
             | {
                 # Never joined: partitions are assigned, offsets are kept here.
                 "group.id": f"{prefix}.sinks",
@@ -188,7 +302,7 @@ class KafkaRelations:
             self._next_offsets[partition] = offset
             return
         if error is not None:
-            raise _unavailable(KafkaException(error))
+            raise unavailable(KafkaException(error))
         self._next_offsets[partition] = offset + 1
         if value is not None:
             shape = parse_relation(value)
@@ -196,87 +310,22 @@ class KafkaRelations:
             self._shapes[name] = shape
 
 
-class DeadLetters:
-    """Records set aside, with their reason and where they came from."""
-
-    def __init__(self, settings: Settings, sink: str) -> None:
-        self._settings = settings
-        self._topic = topics.dead_letter_topic(settings.database.prefix, sink)
-        servers = settings.kafka.bootstrap_servers
-        self._cluster = Topics(servers)
-        self._producer = Producer(
-            _connection(servers) | {"enable.idempotence": True, "acks": "all"}
-        )
-        self._exists = False
-        self._failures: list[KafkaError] = []
-
-    def put(self, records: Iterable[tuple[Record, str]]) -> int:
-        """
-        Set records aside, each with its reason; return when they are durable.
-
-        Raises:
-            BrokerUnavailableError: Not all of them are known to be durable.
-        """
-        count = 0
-        aside: dict[tuple[str, str], list[Origin]] = defaultdict(list)
-        self._failures.clear()
-        for record, reason in records:
-            if not self._exists:
-                self._cluster.create(self._topic, self._settings)
-                self._exists = True
-            self._producer.produce(
-                self._topic,
-                key=record.key,
-                value=record.value,
-                headers=[*record.headers.items(), *_origin_headers(record, reason)],
-                on_delivery=self._delivered,
-            )
-            self._producer.poll(0)
-            count += 1
-            aside[reason, record.origin.topic].append(record.origin)
-        waiting = self._producer.flush(REQUEST_TIMEOUT_S)
-        if waiting or self._failures:
-            why = self._failures[0].str() if self._failures else "no answer in time"
-            message = f"records could not be set aside in {self._topic}: {why}"
-            raise BrokerUnavailableError(message)
-        for (reason, topic), origins in aside.items():
-            _log.warning(
-                "records set aside",
-                reason=reason,
-                topic=topic,
-                count=len(origins),
-                first_partition=origins[0].partition,
-                first_offset=origins[0].offset,
-                dead_letters=self._topic,
-            )
-        return count
-
-    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
-        if error is not None:
-            self._failures.append(error)
-
-
-def _origin_headers(record: Record, reason: str) -> list[tuple[str, bytes]]:
-    topic, partition, offset = record.origin
+def headers_of(message: Message) -> list[tuple[str, bytes]]:
+    """Return a record's headers; one without a value is empty."""
+    given = message.headers() or []
+    pairs = given.items() if isinstance(given, dict) else given
     return [
-        (name, str(value).encode())
-        for name, value in (
-            (headers.REASON, reason),
-            (headers.SOURCE_TOPIC, topic),
-            (headers.SOURCE_PARTITION, partition),
-            (headers.SOURCE_OFFSET, offset),
-            (headers.CONNECT_ERROR_TOPIC, topic),
-            (headers.CONNECT_ERROR_PARTITION, partition),
-            (headers.CONNECT_ERROR_OFFSET, offset),
-            (headers.CONNECT_ERROR_MESSAGE, reason),
-        )
+        (name, value.encode() if isinstance(value, str) else value or b"")
+        for name, value in pairs
     ]
 
 
-def _connection(bootstrap_servers: str) -> dict[str, Any]:
+def connection(bootstrap_servers: str) -> dict[str, Any]:
+    """Return what every client of ours is made with."""
     # librdkafka would write to stderr by itself; what matters is raised instead.
     return {"bootstrap.servers": bootstrap_servers, "log_level": 0}
 
 
-def _unavailable(error: KafkaException) -> BrokerUnavailableError:
+def unavailable(error: KafkaException) -> BrokerUnavailableError:
+    """Turn the client's error into ours."""
     return BrokerUnavailableError(f"Kafka: {error.args[0].str()}")

@@ -23,7 +23,7 @@ app = App(
 _COMMANDS: Final = (
     ("up", "stack:up", "Start the local stack, or repair what is down."),
     ("down", "stack:down", "Stop the local stack; its data stays."),
-    ("status", "stack:status", "Show each part: port, process, memory, uptime."),
+    ("status", "status:status", "Show parts, relay and sinks, and what is wrong."),
     ("logs", "stack:logs", "Show what a part has printed."),
     (
         "config",
@@ -31,12 +31,18 @@ _COMMANDS: Final = (
         "Check the configuration, show it whole, or make one from a connector's.",
     ),
     ("relay", "relay:app", "Set up the source, run the relay, ask how it is."),
-    ("sink", "sink:app", "Run sinks, list them, add one and fill it."),
+    ("sink", "sink:app", "Run sinks, list and check them; add, refill or drop one."),
     ("snapshot", "snapshot:app", "Fill sinks from existing rows."),
     (
         "verify",
         "verify:verify",
         "Compare a sink with the source, every key and column.",
+    ),
+    ("wait", "wait:wait", "Wait until a sink has applied a commit."),
+    (
+        "dead-letters",
+        "dead_letters:app",
+        "List, show, replay or give up what a sink could not apply.",
     ),
     ("doctor", "doctor:doctor", "Check source and broker; tell each cure."),
     ("demo", "demo:demo", "Run the whole platform and prove that it agrees."),

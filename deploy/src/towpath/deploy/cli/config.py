@@ -16,6 +16,7 @@ from towpath.deploy.debezium.outcome import Verdict
 from towpath.deploy.debezium.toml_text import written
 from towpath.schemas.failure import UsageError
 from towpath.settings import load
+from towpath.settings.kinds import is_built_in
 from towpath.settings.secrets import masked
 
 app = App(
@@ -39,6 +40,7 @@ def check(*, config: ConfigOption = None) -> int:
         config: Configuration file.
     """
     path = config_file(config)
+    _check_foreign_kinds(path)
     print(written(_effective(path), f"{path}, with the environment and all defaults"))
     print(f"{path}: no mistakes", file=sys.stderr)
     return 0
@@ -121,6 +123,16 @@ def _effective(path: Path) -> dict[str, Any]:
     settings = load(path, os.environ)  # noqa: TID251 - a root
     shown = masked(settings.model_dump(mode="json", exclude_none=True))
     return shown if isinstance(shown, dict) else {}
+
+
+def _check_foreign_kinds(path: Path) -> None:
+    """Have packages that add kinds of sink check the options of theirs."""
+    sinks = load(path, os.environ).sink  # noqa: TID251 - a root
+    foreign = [sink for sink in sinks if not is_built_in(sink.kind)]
+    if foreign:
+        from towpath.sinks.kinds import check_kinds  # noqa: PLC0415 - seldom needed
+
+        check_kinds(foreign)
 
 
 def _catalog(dsn: str | None) -> Any:  # noqa: ANN401 - the mapping of read_catalog

@@ -1,27 +1,29 @@
-"""``towpath sink run | list | add``."""
+"""``towpath sink run | list | check | add | refill | drop``."""
 
 import os
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from towpath.deploy import java, offsets, signals
+from towpath.deploy import java, offsets
 from towpath.deploy.cli.places import ConfigOption, config_file
+from towpath.deploy.cli.rebuild import rebuild
+from towpath.deploy.cli.sink_life import add, drop, refill
 from towpath.deploy.jars import store
-from towpath.schemas.clock import Clock, SystemClock
+from towpath.deploy.shapes import Shapes
 from towpath.schemas.failure import UsageError
-from towpath.schemas.topics import outbox_topic
-from towpath.settings import RouteKind, Settings, Sink, load
+from towpath.settings import Settings, load
+from towpath.sinks.checking import check_sink, check_target
+from towpath.sinks.declare import sink_named
 from towpath.sinks.kafka import Topics
+from towpath.sinks.kinds import check_kinds
 from towpath.sinks.progress import State
 
-app = App(name="sink", help="Run sinks, list them, add one and fill it.")
-
-_LOOK_EVERY_S: Final = 0.5
-_STUCK_AFTER_S: Final = 300.0
+app = App(name="sink", help="Run sinks, list and check them; add, refill or drop one.")
 
 
 @app.command
@@ -85,86 +87,36 @@ def list_sinks(*, config: ConfigOption = None) -> int:
 
 
 @app.command
-def add(
-    block: Path,
-    /,
-    *,
-    max_rows_per_second: int | None = None,
-    config: ConfigOption = None,
-) -> int:
+def check(*names: str, config: ConfigOption = None) -> int:
     """
-    Add a sink while everything runs, and fill it from the existing rows.
+    Hold sinks against the tables that they read and the targets that they write.
 
-    Its driver must be running. The sink begins at the present end of the stream; a
-    snapshot with the sink as its target brings what was there before. Exit 1 if the
-    snapshot fails.
+    What the configuration alone tells is told first (exit 2); then every route that
+    does not fit its table, and every target that does not answer (exit 1). A table that
+    neither the relay has announced yet nor the source tells is named, and no mistake.
 
     Args:
-        block: A file with one [[sink]] block and its routes.
-        max_rows_per_second: Bound of the reading speed.
+        names: The sinks; left out, all.
         config: Configuration file.
     """
-    import towpath.sinks.__main__ as sinks  # noqa: PLC0415 - keeps --help fast
-
-    path = config_file(config)
-    try:
-        text = block.read_text(encoding="utf-8")
-    except OSError as error:
-        message = f"{block}: {error.strerror}"
-        raise UsageError(message) from error
-    sink = sinks.declare_sink(path, text)
-    print(f"{sink.name} is declared")
-    sinks.wait_running(path, sink.name)
-    settings = _settings(path)
-    dsn = settings.database.dsn
-    snapshot = signals.ask(
-        dsn,
-        _collections(settings, sink),
-        target=sink.name,
-        max_rows_per_second=max_rows_per_second,
-    )
-    print(f"{sink.name} runs; snapshot {snapshot} fills it")
-    if not _completed(dsn, snapshot, SystemClock()):
-        print(f"the snapshot failed: towpath snapshot show {snapshot}")
-        return 1
-    ends = sinks.sink_ends(path, sink.name)
-    sinks.wait_applied(path, sink.name, ends, _STUCK_AFTER_S)
-    sinks.mark_ready(path, sink.name)
-    print(f"{sink.name} is ready")
-    return 0
+    settings = _settings(config_file(config))
+    chosen = [sink_named(settings, name) for name in names] or list(settings.sink)
+    check_kinds(chosen)
+    with closing(Shapes(settings)) as shapes:
+        found = [finding for sink in chosen for finding in check_sink(sink, shapes)]
+    found += [finding for sink in chosen for finding in check_target(sink, settings)]
+    for finding in found:
+        print(finding.text)
+    is_bad = any(finding.is_mistake for finding in found)
+    if not is_bad:
+        print(f"{len(chosen)} sinks: no mistakes")
+    return int(is_bad)
 
 
-def _collections(settings: Settings, sink: Sink) -> list[str]:
-    """Return what is behind a sink's routes; an event log cannot be read again."""
-    prefix, outbox = f"{settings.database.prefix}.", settings.relay.outbox
-    views = {
-        # A name that stands for all views of the type.
-        outbox_topic(outbox.topic, view.aggregate_type): f"outbox.{view.aggregate_type}"
-        for view in outbox.view
-    }
-    found = []
-    for route in sink.route:
-        if route.kind is RouteKind.TABLE:
-            found.append(route.topic.removeprefix(prefix))
-        elif route.kind is RouteKind.AGGREGATE:
-            if route.topic not in views:
-                message = (
-                    f"{sink.name} runs but cannot be filled: no view of "
-                    f"relay.outbox.view gives {route.topic}"
-                )
-                raise UsageError(message)
-            found.append(views[route.topic])
-    return found
-
-
-def _completed(dsn: str, snapshot: str, clock: Clock) -> bool:
-    """Wait until the relay has carried out a signal; tell whether all went well."""
-    while True:
-        found = signals.state(dsn, snapshot)
-        status = found[0] if found else None
-        if status in {"completed", "failed", "rejected"}:
-            return status == "completed"
-        clock.wait(_LOOK_EVERY_S)
+app.command(add)
+app.command(refill)
+app.command(drop)
+app.command(rebuild)
 
 
 def _settings(path: Path) -> Settings:

@@ -1,16 +1,11 @@
-"""``towpath up | down | status | logs``: the local stack."""
+"""``towpath up | down | logs``: the local stack."""
 
-import dataclasses
-import datetime as dt
-import json
 import os
 import sys
-from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.table import Table
 
 from towpath.deploy.cli.places import StateOption, state_folder
 from towpath.deploy.jars import fetch, lock
@@ -19,10 +14,8 @@ from towpath.deploy.local.configuration import write_configuration
 from towpath.deploy.local.folders import StateFolder
 from towpath.deploy.local.lifecycle import PartStatus, State
 from towpath.deploy.local.stack import NAMES, Stack
+from towpath.deploy.part_table import part_document, part_table, short_path
 from towpath.schemas.failure import UsageError
-
-_COLOURS: Final = {State.READY: "green", State.RUNNING: "yellow", State.STOPPED: "red"}
-_MEGABYTE: Final = 1024 * 1024
 
 
 def up(*, state: StateOption = None) -> int:
@@ -43,8 +36,8 @@ def up(*, state: StateOption = None) -> int:
         addresses = stack.up(tell=tell)
     path = stack.state.root / "towpath.toml"
     write_configuration(addresses, path)
-    print(f"configuration: {_short(path)}")
-    return _show(stack.status(), as_json=False)
+    print(f"configuration: {short_path(path)}")
+    return _show(stack.status())
 
 
 def down(
@@ -67,21 +60,6 @@ def down(
         stack.down()
         print("stopped")
     return 0
-
-
-def status(
-    *,
-    json: Annotated[bool, Parameter(negative="")] = False,
-    state: StateOption = None,
-) -> int:
-    """
-    Show each part: port, process, memory, uptime; exit 1 if some part is not ready.
-
-    Args:
-        json: Print one JSON document.
-        state: State folder.
-    """
-    return _show(Stack(state_folder(state)).status(), as_json=json)
 
 
 def logs(
@@ -115,33 +93,6 @@ def logs(
     return 0
 
 
-def _show(parts: list[PartStatus], *, as_json: bool) -> int:
-    if as_json:
-        rows = [{**dataclasses.asdict(p), "log": str(p.log)} for p in parts]
-        print(json.dumps(rows, indent=1))
-    else:
-        Console().print(_table(parts))
+def _show(parts: list[PartStatus]) -> int:
+    Console().print(part_table(part_document(part) for part in parts))
     return 0 if all(p.state is not State.STOPPED for p in parts) else 1
-
-
-def _table(parts: list[PartStatus]) -> Table:
-    table = Table("part", "state", "port", "pid", "memory", "uptime", "log", box=None)
-    for part in parts:
-        memory = part.memory_bytes
-        uptime_s = part.uptime_s
-        table.add_row(
-            part.name,
-            f"[{_COLOURS[part.state]}]{part.state}[/]",
-            str(part.port or ""),
-            str(part.pid or ""),
-            "" if memory is None else f"{memory / _MEGABYTE:.0f} MB",
-            "" if uptime_s is None else str(dt.timedelta(seconds=int(uptime_s))),
-            _short(part.log),
-        )
-    return table
-
-
-def _short(path: Path) -> str:
-    """Show a path from here, if it lies below."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -1,0 +1,159 @@
+"""
+Fill a sink from the existing rows: one signal, whose id is known before it is sent.
+
+What was asked for stands in ``<state>/sinks/<sink>/filling.json`` until the sink has
+applied it. Whoever is interrupted, at any moment, runs the command again: it finds the
+id, sends the signal if it was not sent, and goes on waiting. No row is read twice.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from towpath.deploy import signals
+from towpath.deploy.signals import Progress
+from towpath.deploy.snapshot_watch import Answer, wait_answer, watch
+from towpath.schemas.clock import Clock
+from towpath.schemas.failure import UsageError
+from towpath.schemas.topics import outbox_topic
+from towpath.settings import Route, RouteKind, Settings, Sink
+from towpath.sinks.declare import filled
+from towpath.sinks.progress import replace_file, sink_folder
+from towpath.sinks.repairs import table_behind
+
+FILLING_FILE: Final = "filling.json"
+
+# A relay that runs answers within a second; one that is starting takes a few.
+_ANSWERED_WITHIN_S: Final = 30.0
+_ID_CHARACTERS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """
+    One snapshot for one sink.
+
+    Attributes:
+        signal_id: The signal's id, which is the snapshot's too.
+        collections: What is read.
+        has_sweep: Whether rows that are gone from the source go from the sink.
+    """
+
+    signal_id: str
+    collections: tuple[str, ...]
+    has_sweep: bool = False
+
+
+def begin(
+    settings: Settings, sink: Sink, collections: Sequence[str], *, has_sweep: bool
+) -> tuple[Filling, bool]:
+    """
+    Return what is to be filled, durably, and whether it was begun before.
+
+    Raises:
+        UsageError: Something else is being filled.
+    """
+    path = _path(settings, sink.name)
+    wanted = Filling(
+        f"{sink.name[:40]}-{uuid.uuid4().hex[:_ID_CHARACTERS]}",
+        tuple(collections),
+        has_sweep,
+    )
+    found = _stored(path)
+    if found is None:
+        replace_file(path, json.dumps(asdict(wanted)).encode())
+        return wanted, False
+    if (found.collections, found.has_sweep) != (wanted.collections, has_sweep):
+        listed = ", ".join(found.collections)
+        message = (
+            f"{sink.name} is being filled from {listed}: end that first, by the "
+            "command that began it"
+        )
+        raise UsageError(message)
+    return found, True
+
+
+def carry_out(
+    dsn: str,
+    sink: Sink,
+    filling: Filling,
+    clock: Clock,
+    show: Callable[[Sequence[Progress]], None],
+    max_rows_per_second: int | None = None,
+) -> Answer:
+    """
+    Send the signal unless it was sent, and watch it to its end.
+
+    Raises:
+        SourceUnreachableError: The source does not answer; run it again.
+        RelaySilentError: No relay answers; run it again.
+    """
+    if signals.state(dsn, filling.signal_id) is None:
+        signals.ask(
+            dsn,
+            filling.collections,
+            target=sink.name,
+            max_rows_per_second=max_rows_per_second,
+            signal_id=filling.signal_id,
+            wishes={"sweep": True} if filling.has_sweep else None,
+        )
+    answer = wait_answer(dsn, filling.signal_id, clock, _ANSWERED_WITHIN_S)
+    return watch(dsn, filling.signal_id, clock, show) if answer.is_good else answer
+
+
+def end(settings: Settings, sink: Sink) -> None:
+    """Forget a filling: it is applied, or will not be."""
+    _path(settings, sink.name).unlink(missing_ok=True)
+
+
+def collections_of(
+    settings: Settings, sink: Sink, route: str | None = None
+) -> list[str]:
+    """
+    Return what is behind a sink's routes, or behind one of them, each once.
+
+    An event log cannot be read again.
+
+    Raises:
+        UsageError: There is no such route, or nothing gives its rows.
+    """
+    chosen = [one for one in filled(sink) if route in {None, one.name}]
+    if route is not None and not chosen:
+        known = ", ".join(one.name for one in filled(sink))
+        message = f"{sink.name} has no route {route} that can be filled: {known}"
+        raise UsageError(message)
+    return list(dict.fromkeys(_collection(settings, sink, one) for one in chosen))
+
+
+def _collection(settings: Settings, sink: Sink, route: Route) -> str:
+    if route.kind is RouteKind.TABLE:
+        prefix = f"{settings.database.prefix}."
+        named = table_behind(settings, route.topic)
+        return named or route.topic.removeprefix(prefix)
+    outbox = settings.relay.outbox
+    for view in outbox.view:
+        if outbox_topic(outbox.topic, view.aggregate_type) == route.topic:
+            # A name that stands for all views of the type.
+            return f"outbox.{view.aggregate_type}"
+    message = (
+        f"{sink.name} cannot be filled: no view of relay.outbox.view gives "
+        f"{route.topic}"
+    )
+    raise UsageError(message)
+
+
+def _path(settings: Settings, sink: str) -> Path:
+    return sink_folder(settings.state_folder, sink) / FILLING_FILE
+
+
+def _stored(path: Path) -> Filling | None:
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    return Filling(
+        document["signal_id"], tuple(document["collections"]), document["has_sweep"]
+    )

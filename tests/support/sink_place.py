@@ -1,0 +1,175 @@
+"""A source with lines of orders, its relay, and a driver of sinks that come and go."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import contextmanager
+
+from support.rig import Rig
+from support.waiting import CLOCK
+from support.writers import RandomWriters
+from towpath.deploy import java
+from towpath.deploy.cli import app
+from towpath.deploy.jars import store
+from towpath.settings import load
+from towpath.sinks import declare
+from towpath.sinks.cache.reader import CacheReader
+from towpath.sinks.kafka import Topics
+from towpath.sinks.progress import progress_path, read_progress
+
+KEYS = 400
+BLOCK = """
+[[sink]]
+name = "{name}"
+kind = "cache"
+driver = "serving"
+url = "{url}"
+trigger_ms = 100
+[[sink.route]]
+topic = "{prefix}.shop.lines"
+name = "{name}"
+"""
+ROUTE = """\
+exclude = ["secret"]
+key = "order:{order_id}:no-{no}"
+[sink.route.rename]
+no = "line"
+note = "remark"
+[sink.route.constants]
+region = "eu"
+"""
+
+
+class Writers(RandomWriters):
+    """Sessions that insert, change and delete lines of orders."""
+
+    pause_s = 0.01
+
+    def change(self, connection, chance: random.Random):
+        """Change one line, whatever becomes of it."""
+        key = (chance.randrange(1, self.highest), chance.randrange(3))
+        if chance.random() < 0.2:
+            connection.execute(
+                "delete from shop.lines where order_id = %s and no = %s", key
+            )
+            return
+        connection.execute(
+            "insert into shop.lines values (%s, %s, %s, 's') on conflict"
+            " (order_id, no) do update set note = excluded.note",
+            (*key, f"{chance.randrange(1000)}"),
+        )
+
+
+class SinkPlace(Rig):
+    """A source with lines of orders, its relay, and the driver of its sinks."""
+
+    def __init__(self, stack, dsn: str, prefix: str, folder) -> None:
+        super().__init__(dsn, stack.kafka, prefix, folder)
+        self.url = stack.redis_url
+        self.state = folder / "driver"
+
+    def prepare(self):
+        """Make the table and its rows, and start the relay; one sink is there."""
+        self.execute("create schema shop")
+        self.execute(
+            "create table shop.lines (order_id int, no int, note text, secret text,"
+            " primary key (order_id, no))"
+        )
+        self.execute(
+            "insert into shop.lines select key, no, 'n' || key, 's'"
+            " from generate_series(1, %s) key, generate_series(0, 2) no",
+            KEYS,
+        )
+        self.configure(tables=["shop.lines"])
+        text = self.config.read_text()
+        self.config.write_text(text + self.block("plain"))
+        self.init()
+        self.start()
+        self.wait_for(lambda: bool(self.logged("relay started")))
+
+    def block(self, name, route=""):
+        """Write a sink's block."""
+        block = BLOCK.format(name=name, url=self.url, prefix=self.prefix)
+        return textwrap.dedent(block) + route
+
+    def towpath(self, *words):
+        """Run a command; return its exit code."""
+        return app.run(["sink", *words, "--config", str(self.config)])
+
+    def add(self, name):
+        """Add a sink by its block."""
+        path = self.folder / f"{name}.toml"
+        path.write_text(self.block(name, ROUTE))
+        return self.towpath("add", str(path))
+
+    def is_declared(self, name):
+        """Tell whether the file has a sink."""
+        return load(self.config, {}).sink_named(name) is not None
+
+    def catch_up(self, name):
+        """Wait until a sink has all that was committed."""
+        self.confirm()
+        settings = load(self.config, {})
+        ends = declare.sink_ends(settings, name, Topics(self.kafka))
+        declare.wait_applied(settings, name, ends, CLOCK, 60)
+
+    def held(self, name):
+        """Read what a sink's cache holds, by id."""
+        reader = CacheReader(self.url, self.prefix)
+        rows = {row.key: row.fields for row in reader.rows(name) if not row.is_deleted}
+        reader.close()
+        return rows
+
+    def source(self):
+        """Return what the added sink should hold."""
+        return {
+            f"order:{order_id}:no-{no}": {
+                "order_id": str(order_id),
+                "line": str(no),
+                "remark": note,
+                "region": "eu",
+            }
+            for order_id, no, note, _ in self.execute("select * from shop.lines")
+        }
+
+    def plain(self):
+        """Return what the sink that was there before should hold."""
+        return {
+            f"{order_id}:{no}": {
+                "order_id": str(order_id),
+                "no": str(no),
+                "note": note,
+                "secret": secret,
+            }
+            for order_id, no, note, secret in self.execute("select * from shop.lines")
+        }
+
+    def progress(self, name):
+        """Read a sink's progress."""
+        folder = load(self.config, {}).state_folder
+        return read_progress(progress_path(folder, name), name)
+
+    @contextmanager
+    def driver(self):
+        """Run the driver's process; it must end by itself when told to."""
+        environment = {
+            **os.environ,  # noqa: TID251 - a process of its own
+            "JAVA_HOME": str(java.spark_home(self.folder / "java")),
+            "TOWPATH_SPARK_JARS": str(store.of("spark")),
+        }
+        words = ["-m", "towpath.sinks", "--config", self.config, "--driver", "serving"]
+        log = self.folder / "driver.log"
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, *words], env=environment, stderr=file
+            )
+        try:
+            yield
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, log.read_text()[-4000:]
+        finally:
+            process.kill()
+            process.wait(10)

@@ -1,0 +1,115 @@
+"""A sink is filled once, whatever interrupts whoever asked for it."""
+
+import pytest
+
+from towpath.deploy import filling, signals
+from towpath.schemas.failure import UnavailableError, UsageError
+from towpath.settings import Settings
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Make settings with a cache of two tables, one of them in two shapes."""
+    routes = [
+        {"topic": "towpath.shop.lines", "name": "lines"},
+        {"topic": "towpath.shop.customers", "name": "customers"},
+        {"topic": "towpath.shop.customers", "name": "names", "include": ["id"]},
+    ]
+    return Settings.model_validate(
+        {
+            "version": 1,
+            "state_folder": tmp_path,
+            "source": [{"dsn": "x", "tables": ["shop.customers", "shop.lines"]}],
+            "kafka": {"bootstrap_servers": "x"},
+            "registry": {"url": "x"},
+            "sink": [{"name": "cache", "kind": "cache", "url": "x", "route": routes}],
+        }
+    )
+
+
+class Relay:
+    """Signals in a list; ``fails`` times the source is gone after taking one."""
+
+    def __init__(self, monkeypatch, fails=0):
+        self.asked = []
+        self._fails = fails
+        monkeypatch.setattr(signals, "ask", self.ask)
+        monkeypatch.setattr(signals, "state", self.state)
+        monkeypatch.setattr(signals, "progress", lambda *_: [])
+
+    def ask(self, _dsn, collections, *, target, signal_id, wishes, **_):
+        """Take a signal."""
+        self.asked.append((signal_id, list(collections), target, wishes))
+        if self._fails:
+            self._fails -= 1
+            message = "gone"
+            raise UnavailableError(message)
+
+    def state(self, _dsn, signal_id):
+        """Tell that whatever was asked for is completed."""
+        known = any(signal_id == asked[0] for asked in self.asked)
+        return ("completed", {}) if known else None
+
+
+class Clock:
+    """Time passes only by waiting."""
+
+    def monotonic_s(self):
+        """Tell a fixed time."""
+        return 0.0
+
+    def wait(self, _delay_s):
+        """Nobody waits here."""
+        pytest.fail("waited")
+
+
+def fill(settings, *, has_sweep=True):
+    """Fill the cache, as the command does."""
+    sink = settings.sink[0]
+    collections = filling.collections_of(settings, sink)
+    begun, is_old = filling.begin(settings, sink, collections, has_sweep=has_sweep)
+    filling.carry_out("x", sink, begun, Clock(), lambda _: None)
+    return begun, is_old
+
+
+def test_a_table_is_read_once_for_all_its_routes(settings):
+    """One route may be filled alone."""
+    sink = settings.sink[0]
+
+    assert ["shop.lines", "shop.customers"] == filling.collections_of(settings, sink)
+    assert ["shop.customers"] == filling.collections_of(settings, sink, "names")
+    with pytest.raises(UsageError, match=r"no route name .*: lines, customers, names"):
+        filling.collections_of(settings, sink, "name")
+
+
+def test_what_was_asked_for_is_not_asked_for_again(settings, monkeypatch):
+    """The source took the signal, and its answer was lost: the id finds it."""
+    relay = Relay(monkeypatch, fails=1)
+    with pytest.raises(UnavailableError):
+        fill(settings)
+    begun, is_old = fill(settings)
+
+    assert is_old
+    assert [
+        (begun.signal_id, ["shop.lines", "shop.customers"], "cache", {"sweep": True})
+    ] == relay.asked
+
+
+def test_each_filling_has_an_id_of_its_own(settings, monkeypatch):
+    """One that has ended is not gone on with."""
+    Relay(monkeypatch)
+    first, _ = fill(settings)
+    filling.end(settings, settings.sink[0])
+    second, is_old = fill(settings)
+
+    assert not is_old
+    assert first.signal_id != second.signal_id
+
+
+def test_two_fillings_do_not_mix(settings, monkeypatch):
+    """The first is ended before another begins."""
+    Relay(monkeypatch)
+    fill(settings, has_sweep=False)
+
+    with pytest.raises(UsageError, match="cache is being filled from"):
+        fill(settings)

@@ -1,0 +1,141 @@
+"""What ``towpath status`` finds wrong, and how it looks."""
+
+import io
+
+from rich.console import Console
+
+from towpath.deploy.cli.status import screen
+from towpath.deploy.local.lifecycle import State as PartState
+from towpath.deploy.overview import wrong_with
+from towpath.sinks.progress import State
+
+PART = {
+    "name": "kafka",
+    "state": PartState.READY,
+    "port": 9092,
+    "pid": 7,
+    "memory_bytes": 1 << 20,
+    "uptime_s": 61.0,
+    "log": "/tmp/kafka.log",  # noqa: S108 - a name only
+}
+RELAY = {
+    "slot": "towpath",
+    "error": None,
+    "active": True,
+    "confirmed_lsn": "0/16B3748",
+    "retained_bytes": 4096,
+    "wal_status": "reserved",
+    "lag_bytes": 56,
+}
+SINK = {
+    "sink": "cache",
+    "kind": "cache",
+    "driver": "serving",
+    "is_alive": True,
+    "budget_s": 10.0,
+    "lag_records": 12,
+    "lag_s": 20.0,
+    "state": State.RUNNING,
+    "error": None,
+    "rows": 1234,
+    "stale": 0,
+    "tombstones": 7,
+    "retries": 0,
+    "position": "0000000000000100.0000000001",
+    "dead_letters": 0,
+    "parked": 0,
+    "unfilled": (),
+    "last_batch_ms": 42,
+    "last_stages_ms": {"decode": 2, "apply": 30, "flush": 10},
+}
+
+
+def document(*, part=(), relay=(), sink=()):
+    """Describe a platform that is well, changed as told."""
+    return {
+        "parts": [PART | dict(part)],
+        "relay": RELAY | dict(relay),
+        "snapshots": [],
+        "sinks": [SINK | dict(sink)],
+    }
+
+
+def wrong(**changed):
+    """Return what is wrong with a platform that keeps at most 5,000 bytes of log."""
+    return list(wrong_with(document(**changed), critical_bytes=5000))
+
+
+def test_nothing_is_wrong_with_a_platform_that_is_well():
+    """
+    A lag between the budget and twice of it is no reason to look.
+    """
+    assert [] == wrong()
+
+
+def test_each_thing_that_is_wrong_has_its_sentence():
+    """
+    Parts, relay, slot, sink, lag, driver and parked keys are each told by name.
+    """
+    found = [
+        wrong(part={"state": PartState.STOPPED}),
+        wrong(relay={"error": "the source does not answer"}),
+        wrong(relay={"active": False}),
+        wrong(relay={"wal_status": "lost"}),
+        wrong(relay={"retained_bytes": 5000}),
+        wrong(sink={"state": State.FAILED, "error": "Redis does not answer."}),
+        wrong(sink={"is_alive": False}),
+        wrong(sink={"lag_s": 20.5}),
+        wrong(sink={"parked": 3}),
+        wrong(sink={"unfilled": ("lines", "orders")}),
+    ]
+
+    assert [
+        ["the part kafka is stopped"],
+        ["the relay: the source does not answer"],
+        ["nobody follows the slot towpath: the relay does not run"],
+        ["the slot's log is lost"],
+        ["the slot keeps 5,000 bytes of log"],
+        ["cache: Redis does not answer."],
+        ["cache: its driver serving does not run"],
+        ["cache: 20 s behind, more than twice its budget of 10 s"],
+        ["cache: 3 keys are parked"],
+        ["cache: it lost rows of lines, orders, which are being read anew"],
+    ] == found
+
+
+def test_a_sink_that_is_too_far_behind_stands_out():
+    """
+    Above twice its budget its row is marked, in colour and without.
+    """
+    console = Console(
+        width=140, record=True, file=io.StringIO(), color_system="truecolor"
+    )
+    for lag_s in (20.0, 20.5):
+        told = document(sink={"lag_s": lag_s}) | {"wrong": []}
+        console.print(screen(told))
+    styled = console.export_text(clear=False, styles=True)
+    (well, late) = [line for line in styled.splitlines() if "20." in line]
+
+    assert (False, True) == ("20.5 !" in well, "20.5 !" in late)
+    assert (False, True) == ("\x1b[1;31m" in well, "\x1b[1;31m" in late)
+
+
+def test_everything_stands_on_one_screen():
+    """
+    Parts, relay, snapshots and sinks with their lag, and what is wrong below.
+    """
+    row = {"snapshot": "s1", "table": "shop.orders", "target": "cache"}
+    told = document(sink={"lag_s": 25.0, "error": "[b]no markup[/b]"}) | {
+        "snapshots": [row | {"state": "running", "rows": 70, "percent": 7.0}],
+        "wrong": ["cache: [b]no markup[/b]"],
+    }
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(screen(told))
+    text = console.export_text()
+    words = (
+        *("kafka", "streaming, 56 bytes behind", "s1  shop.orders for cache: running"),
+        *("applied 0000000000000100.0000000001, 7 tombstones",),
+        *("25.0", "42 ms (decode 2, apply 30, flush 10)", "! cache: [b]no markup[/b]"),
+    )
+
+    assert [] == [word for word in words if word not in text]

@@ -1,0 +1,341 @@
+"""A sink is dropped whole, whatever interrupts it, and nothing else is touched."""
+
+import tomllib
+from datetime import UTC, datetime
+
+import pytest
+
+from towpath.deploy import dropping, own_topics
+from towpath.deploy.errors import SinkHeldError, SourceUnreachableError
+from towpath.deploy.signals import Progress
+from towpath.deploy.sink_block import without_sink
+from towpath.schemas.failure import ConfigurationError, UnavailableError, UsageError
+from towpath.settings import load
+from towpath.sinks.declare import DROPPING_FILE, store_starting_offsets
+from towpath.sinks.errors import SinkExistsError, UnknownSinkError
+from towpath.sinks.held import hold
+
+HEAD = """\
+version = 1
+state_folder = "state"
+
+[[source]]
+dsn = "postgresql://shop"
+[kafka]
+bootstrap_servers = "kafka:9092"
+[registry]
+url = "http://registry"
+"""
+CACHE = """
+# Rows by key.
+[[sink]]
+name = "cache"  # the first
+kind = "cache"
+url = "redis://cache"
+[[sink.route]]
+topic = "towpath.shop.orders"
+name = "orders"
+[sink.route.rename]
+"[[sink]]" = "odd"
+"""
+SEARCH = """
+# Rows to be found.
+[[sink]]
+name = "search"
+kind = "search"
+url = "http://search"
+[[sink.route]]
+topic = "towpath.shop.orders"
+name = "orders"
+"""
+TAIL = """
+# How topics are made.
+[topics]
+partitions = 2
+"""
+
+
+class Clock:
+    """Time passes only by waiting."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def now(self):
+        """Tell a fixed time."""
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    def monotonic_s(self):
+        """Tell the seconds waited."""
+        return self.now_s
+
+    def wait(self, delay_s):
+        """Let time pass."""
+        self.now_s += delay_s
+
+
+class Broker:
+    """Has topics, and keeps those that it is told to."""
+
+    def __init__(self, *names, kept=()):
+        self._names = list(names)
+        self._kept = kept
+
+    def names(self):
+        """List the topics."""
+        return self._names
+
+    def delete(self, names):
+        """Delete topics, but for those that are kept."""
+        gone = set(names) - set(self._kept)
+        self._names = [name for name in self._names if name not in gone]
+        return {name: "not allowed" for name in names if name in self._kept}
+
+
+def drop(config, planned, erase=None, **means):
+    """Drop a sink; return what was told."""
+    told = []
+    parts = {"broker": Broker(), "clock": Clock(), "tell": told.append, **means}
+    environ = parts.pop("environ", {})
+    dropping.carry_out(config, environ, planned, dropping.Means(erase, **parts))
+    return told
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Write a configuration with two sinks, and some state of both."""
+    path = tmp_path / "towpath.toml"
+    path.write_text(HEAD + CACHE + SEARCH + TAIL)
+    for name in ("cache", "search"):
+        (tmp_path / "state/sinks" / name / "checkpoint").mkdir(parents=True)
+        (tmp_path / "state/sinks" / name / "progress.json").write_text("{}")
+    return path
+
+
+def plan(config, *, has_data=True, name="cache"):
+    """Plan to drop the cache."""
+    return dropping.plan(load(config, {}), name, has_data=has_data)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cache", HEAD + SEARCH + TAIL),
+        ("search", HEAD + CACHE + TAIL),
+    ],
+)
+def test_a_block_goes_with_its_comments(name, text):
+    """All else stays letter by letter, also what only looks like a block."""
+    whole = HEAD + CACHE + SEARCH + TAIL
+
+    assert text.split() == without_sink(whole, name).split()
+
+
+def test_the_last_block_goes_too():
+    """A file without sinks is a file."""
+    assert "sink" not in tomllib.loads(without_sink(HEAD + CACHE, "cache"))
+
+
+def test_a_block_that_cannot_be_told_apart_is_left():
+    """A list in one line, or a text that looks like a header."""
+    inline = 'sink = [{name = "a"}, {name = "b"}]\n'
+    with pytest.raises(UsageError, match="cannot be told from the rest"):
+        without_sink(inline, "a")
+
+
+def test_a_dropped_sink_leaves_nothing(config, tmp_path):
+    """The other one has its block and its state."""
+    erased = []
+    drop(
+        config,
+        plan(config),
+        lambda sink, prefix: erased.append((sink.name, prefix)),
+    )
+
+    assert [("cache", "towpath")] == erased
+    assert ["search"] == [sink.name for sink in load(config, {}).sink]
+    assert ["search"] == [path.name for path in (tmp_path / "state/sinks").iterdir()]
+
+
+def test_a_drop_that_was_interrupted_is_ended_by_the_next(config, tmp_path):
+    """Its data goes although nobody says so again; a new sink waits for that."""
+    sink = load(config, {}).sink[0]
+
+    def fail(*_):
+        message = "no cache"
+        raise UnavailableError(message)
+
+    with pytest.raises(UnavailableError):
+        drop(config, plan(config), fail)
+    assert (tmp_path / "state/sinks/cache/checkpoint").exists()
+    with pytest.raises(SinkExistsError, match="the old cache is not gone"):
+        store_starting_offsets(load(config, {}), sink, None, Clock())
+    again = plan(config, has_data=False)
+    assert (sink, True) == (again.sink, again.has_data)
+    drop(config, again, lambda *_: None)
+
+    assert not (tmp_path / "state/sinks/cache").exists()
+
+
+def test_what_is_left_to_do_is_written_before_the_block_goes(config, tmp_path):
+    """Nobody else may read it: an address may hold a password."""
+    held = hold(tmp_path / "state", "cache")
+    with pytest.raises(SinkHeldError):
+        drop(config, plan(config), lambda *_: None)
+    held.release()
+    left = tmp_path / "state/sinks/cache" / DROPPING_FILE
+
+    assert 0o600 == left.stat().st_mode & 0o777
+
+
+def test_nothing_goes_while_the_driver_has_the_sink(config, tmp_path):
+    """It is waited for, and told."""
+    held = hold(tmp_path / "state", "cache")
+    clock = Clock()
+    with pytest.raises(SinkHeldError, match="did not let go in 60 s"):
+        drop(config, plan(config), lambda *_: pytest.fail("erased"), clock=clock)
+    held.release()
+
+    assert (tmp_path / "state/sinks/cache/checkpoint").exists()
+    assert clock.now_s >= 60
+
+
+def test_a_folder_is_held_by_one(tmp_path):
+    """Who lets go lets the next one in."""
+    first = hold(tmp_path, "cache")
+    second = hold(tmp_path, "cache")
+    first.release()
+    third = hold(tmp_path, "cache")
+    third.release()
+
+    assert (True, None, True) == (first is not None, second, third is not None)
+
+
+def test_an_unknown_sink_is_not_dropped(config):
+    """The known ones are told."""
+    with pytest.raises(UnknownSinkError, match="cache, search"):
+        plan(config, name="cash")
+
+
+def test_state_that_was_left_behind_goes(config, tmp_path):
+    """Whoever cut the block by hand is rid of the rest; data is not guessed."""
+    config.write_text(HEAD + SEARCH + TAIL)
+    with pytest.raises(UnknownSinkError):
+        plan(config)
+    drop(config, plan(config, has_data=False))
+
+    assert not (tmp_path / "state/sinks/cache").exists()
+
+
+def test_data_that_another_sink_writes_too_stays(config):
+    """What has places only for its receiver is not refused with the file."""
+    hook = SEARCH.replace('"search"', '"webhook"').replace("http:", "https:")
+    hook = hook.replace(
+        "[[sink.route]]",
+        f"[sink.webhook]\nsecrets = ['whsec_{'QUJD' * 8}']\n[[sink.route]]",
+    )
+    twin = hook.replace('"webhook"', '"twin"', 1)
+    config.write_text(config.read_text() + hook + twin)
+
+    with pytest.raises(UsageError, match="twin writes orders too"):
+        plan(config, name="webhook")
+    assert "webhook" == plan(config, name="webhook", has_data=False).sink.name
+
+
+def test_a_file_that_would_be_wrong_is_left_as_it_is(config, tmp_path):
+    """An override of the sink that goes, for example."""
+    text = config.read_text()
+    environ = {"TOWPATH_SINK__CACHE__URL": "redis://other"}
+    with pytest.raises(ConfigurationError):
+        drop(config, plan(config), environ=environ)
+
+    assert text == config.read_text()
+    assert not (tmp_path / "state/sinks/cache" / DROPPING_FILE).exists()
+
+
+OWN = (
+    "towpath.dead.cache",
+    "towpath.shop.lines.backfill.cache",
+    "towpath.shop.orders.backfill.cache",
+)
+OTHERS = (
+    "other.shop.orders.backfill.cache",
+    "towpath.dead.relay",
+    "towpath.dead.search",
+    "towpath.eu.shop.orders.backfill.cache",
+    "towpath.shop.orders",
+    "towpath.shop.orders.backfill.cache2",
+    "towpath.shop.orders.backfill.search",
+)
+
+
+@pytest.fixture
+def signals(monkeypatch):
+    """Lend the snapshots that go on, and what is signalled about them."""
+    open_, sent = [], []
+    module = own_topics.signals
+    monkeypatch.setattr(module, "progress", lambda _, own: open_ if own else [])
+    monkeypatch.setattr(
+        module, "send", lambda _, kind, fields: sent.append((kind, fields)) or "s1"
+    )
+    monkeypatch.setattr(own_topics, "wait_answer", lambda *_: sent.append("answered"))
+    return open_, sent
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("has_data", [True, False])
+def test_topics_of_its_own_go_and_are_listed(config, tmp_path, has_data):
+    """
+    Also those of a route that it had once; none of another sink, relay or source.
+    """
+    broker = Broker(*OWN, *OTHERS)
+    told = drop(config, plan(config, has_data=has_data), lambda *_: None, broker=broker)
+
+    assert list(OTHERS) == broker.names()
+    assert [
+        f"deleted: the block of cache in {config}",
+        "deleted: all of orders (cache)",
+        *(f"deleted: topic {topic}" for topic in OWN),
+        f"deleted: {tmp_path / 'state/sinks/cache'}",
+    ] == told
+
+
+def test_a_topic_that_the_broker_keeps_is_told_with_its_reason(config):
+    """Who may not delete topics is rid of the sink all the same."""
+    broker = Broker(OWN[0], kept=OWN)
+    told = drop(config, plan(config), broker=broker)
+
+    assert f"kept: topic {OWN[0]}: not allowed" in told
+
+
+def test_what_is_still_read_for_it_is_stopped_before_its_topics_go(config, signals):
+    """The relay is not left with rows for a topic that is gone."""
+    going, sent = signals
+    place = ("shop.orders", "cache")
+    for number, state in enumerate(("running", "paused", "queued", "completed")):
+        going.append(
+            Progress(f"f{number}", *place, state, 0, 0, None, None, None, None)
+        )
+    other = Progress("f9", "shop.orders", "search", "running", 0, 0, *[None] * 4)
+    going.append(other)
+    broker = Broker(*OWN)
+    broker.delete = lambda names: sent.append(sorted(names)) or {}
+    drop(config, plan(config), broker=broker)
+    stops = [("stop-snapshot", {"snapshot-id": f"f{number}"}) for number in range(3)]
+
+    assert [part for stop in stops for part in (stop, "answered")] + [list(OWN)] == sent
+
+
+def test_a_source_that_is_gone_keeps_nobody_from_dropping(config, monkeypatch):
+    """Nothing is read from it either; that is told."""
+
+    def fail(*_, **__):
+        message = "the source does not answer"
+        raise SourceUnreachableError(message)
+
+    monkeypatch.setattr(own_topics.signals, "progress", fail)
+    broker = Broker(*OWN)
+    told = drop(config, plan(config), broker=broker)
+
+    assert [] == broker.names()
+    assert any("were not looked for: the source does not answer" in t for t in told)

@@ -260,7 +260,9 @@ def test_a_target_gets_its_rows_on_a_topic_of_its_own(source: Source):
     source.wait_for_answer("early", "rejected")
     block = source.config.read_text().partition("[[sink]]")[2]
     source.config.write_text(
-        source.config.read_text() + "[[sink]]" + block.replace("search2", "search3")
+        source.config.read_text()
+        + "[[sink]]"
+        + block.replace("-2", "-3").replace("search2", "search3")
     )
     source.signal("s1", data_collections=["s.a"], target="search3")
     source.wait_for_answer("s1")
@@ -517,7 +519,7 @@ def test_composite_keys_are_recognised_in_key_order(
         "insert into s.lines select l, 0, o from generate_series(1, 400) o,"
         " generate_series(1, 5) l"
     )
-    source.prepare("s.lines")
+    source.prepare("s.a", "s.lines")
     source.start()
     source.signal("s1", data_collections=["s.lines"], max_rows_per_second=400)
     started = "select coalesce(max(rows), 0) > 100 from towpath.snapshot"

@@ -12,7 +12,6 @@ from support.rig import Rig
 from support.topics import read_to_end
 from support.waiting import CLOCK, until
 from towpath.deploy.cli import app as root
-from towpath.deploy.cli import state
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import KafkaTopics
 from towpath.relay.marks import Mark
@@ -128,9 +127,8 @@ class Site(Rig):
 
 
 @pytest.fixture
-def site(stack, database, unique, tmp_path, capsys, monkeypatch) -> Iterator[Site]:
-    """Lend a prepared site; commands leave this process's log as it is."""
-    monkeypatch.setattr(state, "configure_logs", lambda: None)
+def site(stack, database, unique, tmp_path, capsys) -> Iterator[Site]:
+    """Lend a prepared site."""
     made = Site(database, stack.kafka, unique, tmp_path, capsys)
     yield made
     made.close()

@@ -18,8 +18,12 @@ class RandomWriters:
 
     pause_s = 0.0
 
-    def __init__(self, dsn: str, highest: int, count: int = 3) -> None:
+    def __init__(
+        self, dsn: str, highest: int, count: int = 3, pause_s: float | None = None
+    ) -> None:
         self._dsn = dsn
+        if pause_s is not None:
+            self.pause_s = pause_s
         self.highest = highest
         self.writes = 0
         self._stop = threading.Event()

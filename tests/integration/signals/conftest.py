@@ -42,10 +42,9 @@ class Rig(SnapshotRig):
                 ROWS,
             )
         self.configure(
-            f"""
+            """
 [relay.snapshot]
 chunk_rows = 100
-signal_topic = "{self.signal_topic}"
 signal_table = "inventory.dbz_signal"
 """,
             tables=("s.a", "s.b"),

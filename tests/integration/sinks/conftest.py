@@ -1,8 +1,11 @@
 """What the tests of single sinks share."""
 
 import socket
+from collections.abc import Iterator
 
 import pytest
+
+from support.lake import Lake
 
 
 @pytest.fixture
@@ -11,3 +14,11 @@ def unused_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+@pytest.fixture
+def warehouse(lake) -> Iterator[Lake]:
+    """Lend a table and an event log of the test's own."""
+    lent = Lake(*lake)
+    yield lent
+    lent.reader.close()

@@ -1,14 +1,22 @@
 """One micro-batch: what arrives, what is set aside, in which order it is durable."""
 
+from dataclasses import replace
+
 import orjson
 import pyarrow as pa
 import pytest
 
+from support.letters import Asked, Letters, desk_of
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.errors import (
+    BatchRefusedError,
+    BrokerUnavailableError,
+    EveryChangeRefusedError,
+)
 from towpath.sinks.fold import ABSENT_ROW
 from towpath.sinks.jobs.batch import BatchResult, BatchWriter, records_of
+from towpath.sinks.jobs.delivery import InARow
 from towpath.sinks.memory import MemorySink
 from towpath.sinks.routes import Routes
 
@@ -36,30 +44,6 @@ SCHEMA = pa.schema(
         ),
     ]
 )
-
-
-class Letters:
-    """Dead letters in a list; ``fail`` makes the broker go away."""
-
-    def __init__(self, *, fail=False):
-        self.taken = []
-        self._fail = fail
-
-    def put(self, records):
-        """Take records."""
-        if self._fail:
-            message = "no broker"
-            raise BrokerUnavailableError(message)
-        self.taken += [(record.origin.offset, reason) for record, reason in records]
-        return len(records)
-
-
-class AtOnce:
-    """Floors that count as soon as they are told."""
-
-    def counting(self, floors):
-        """Let all of them count."""
-        return tuple(floors)
 
 
 def row(offset, operation, *, order=7, unchanged=None, **after):
@@ -111,7 +95,7 @@ def test_an_empty_batch_has_no_records():
 def test_a_batch_is_folded_written_and_told():
     """Counts say what became of every record."""
     sink, letters = MemorySink(), Letters()
-    writer = BatchWriter(ROUTES, sink, letters, AtOnce())
+    writer = BatchWriter(ROUTES, sink, desk_of(letters))
     result = writer.write(
         table(row(1, "c", note="a"), row(2, "u", note="b"), row(3, "c", order=8)), 0
     )
@@ -126,14 +110,14 @@ def test_poison_is_set_aside_and_the_rest_is_written():
     """A record that cannot be read holds nothing back."""
     sink, letters = MemorySink(), Letters()
     poison = (TOPIC, 0, 2, b"{}", b"{", [])
-    result = BatchWriter(ROUTES, sink, letters, AtOnce()).write(
+    result = BatchWriter(ROUTES, sink, desk_of(letters)).write(
         table(row(1, "c"), poison), 0
     )
 
     assert (1, 1, [(2, "the value is not JSON")]) == (
         result.rows,
         result.dead_letters,
-        letters.taken,
+        letters.told(),
     )
 
 
@@ -145,23 +129,23 @@ def test_all_pieces_of_a_refused_change_are_set_aside():
         row(2, "c", order=8),
         row(3, "u", order=9, a=2, unchanged=["b"]),
     )
-    result = BatchWriter(ROUTES, sink, letters, AtOnce()).write(batch, 0)
+    result = BatchWriter(ROUTES, sink, desk_of(letters)).write(batch, 0)
 
-    assert (1, [(1, ABSENT_ROW), (3, ABSENT_ROW)]) == (result.rows, letters.taken)
+    assert (1, [(1, ABSENT_ROW), (3, ABSENT_ROW)]) == (result.rows, letters.told())
 
 
 def test_a_partial_change_upon_a_delete_leaves_the_delete():
     """The delete is applied, and only what came after it is set aside."""
     sink, letters = MemorySink(), Letters()
     batch = table(row(1, "c", a=1, b=1), row(2, "d"), row(3, "u", a=2, unchanged=["b"]))
-    BatchWriter(ROUTES, sink, letters, AtOnce()).write(batch, 0)
+    BatchWriter(ROUTES, sink, desk_of(letters)).write(batch, 0)
 
-    assert (None, [(3, ABSENT_ROW)]) == (sink.rows["orders"]["7"].row, letters.taken)
+    assert (None, [(3, ABSENT_ROW)]) == (sink.rows["orders"]["7"].row, letters.told())
 
 
 def test_a_batch_fails_if_its_dead_letters_are_not_durable():
     """Nothing is set aside silently: the batch comes again."""
-    writer = BatchWriter(ROUTES, MemorySink(), Letters(fail=True), AtOnce())
+    writer = BatchWriter(ROUTES, MemorySink(), desk_of(Letters(fail=True)))
 
     with pytest.raises(BrokerUnavailableError):
         writer.write(table(row(1, "u", a=1, unchanged=["b"])), 0)
@@ -170,7 +154,7 @@ def test_a_batch_fails_if_its_dead_letters_are_not_durable():
 def test_a_floor_of_a_batch_takes_away_what_is_below_it():
     """Rows of earlier batches, rows of the same batch; what is newer stays."""
     sink = MemorySink()
-    writer = BatchWriter(ROUTES, sink, Letters(), AtOnce())
+    writer = BatchWriter(ROUTES, sink, desk_of(Letters()))
     writer.write(table(row(1, "c", order=7), row(2, "c", order=8)), 0)
     truncation = (TOPIC, 1, 4, None, b'{"op": "t"}', [("position", b"%016x.-" % 32)])
     result = writer.write(table(row(5, "c", order=9), truncation, row(3, "c")), 1)
@@ -180,4 +164,103 @@ def test_a_floor_of_a_batch_takes_away_what_is_below_it():
         result.stale,
         result.dead_letters,
         sink.rows["orders"].keys(),
+    )
+
+
+class Particular(MemorySink):
+    """Refuses a call as a whole if it holds one of the given orders."""
+
+    def __init__(self, *poison):
+        super().__init__()
+        self.poison = set(poison)
+        self.calls = 0
+
+    def apply(self, batch):
+        """Refuse, and say nothing of which."""
+        self.calls += 1
+        if self.poison & {change.key[0] for change in batch.changes}:
+            message = "no such field"
+            raise BatchRefusedError(message)
+        super().apply(batch)
+
+
+def test_the_poison_row_of_a_refused_batch_is_found():
+    """Of two hundred rows two are refused, each alone; the rest is written."""
+    sink, letters = Particular(31, 170), Letters()
+    batch = table(*(row(n, "c", order=n) for n in range(200)))
+    result = BatchWriter(ROUTES, sink, desk_of(letters)).write(batch, 0)
+
+    assert (198, 2, [(31, "no such field"), (170, "no such field")], True) == (
+        result.rows,
+        result.dead_letters,
+        letters.told(),
+        sink.calls < 40,
+    )
+
+
+def test_a_floor_of_a_refused_batch_counts():
+    """What is no change is not lost in the search for the one that is refused."""
+    sink = Particular(9)
+    writer = BatchWriter(ROUTES, sink, desk_of(Letters()))
+    writer.write(table(row(1, "c", order=7)), 0)
+    truncation = (TOPIC, 1, 4, None, b'{"op": "t"}', [("position", b"%016x.-" % 32)])
+    writer.write(table(truncation, row(5, "c", order=9), row(6, "c", order=8)), 1)
+
+    assert {"8"} == sink.rows["orders"].keys()
+
+
+def test_a_target_that_refuses_everything_is_broken_not_poisoned():
+    """Nothing is set aside: the topic must not run empty into the dead letters."""
+    letters = Letters()
+    writer = BatchWriter(ROUTES, Particular(*range(200)), desk_of(letters))
+    with pytest.raises(EveryChangeRefusedError, match="no such field"):
+        writer.write(table(*(row(n, "c", order=n) for n in range(200))), 0)
+
+    assert [] == letters.told()
+
+
+def test_small_batches_do_not_run_empty_into_the_dead_letters():
+    """
+    Those refused whole count together, also after a restart; a call taken ends that.
+    """
+    sink, letters, in_a_row = Particular(*range(200)), Letters(), InARow()
+    batches = [
+        table(*(row(n, "c", order=n) for n in (m, m + 1))) for m in range(0, 60, 2)
+    ]
+
+    def write_all(batches):
+        """Write with a new writer; return how many batches got through."""
+        desk = replace(desk_of(letters), in_a_row=in_a_row)
+        writer = BatchWriter(ROUTES, sink, desk)
+        for number, batch in enumerate(batches):
+            try:
+                writer.write(batch, number)
+            except EveryChangeRefusedError:
+                return number
+        return len(batches)
+
+    refused = [write_all(batches), write_all(batches[25:]), write_all(batches[25:])]
+    sink.poison = {51}
+    mended = write_all(batches[25:])
+
+    assert ([25, 0, 0], 5, 51) == (refused, mended, len(letters.told()))
+
+
+def test_a_row_that_a_partial_change_lacks_is_asked_for():
+    """Once per key, also where a delete of the same batch took it; not set aside."""
+    letters, repairs = Letters(), Asked()
+    batch = table(
+        row(1, "u", order=9, a=1, unchanged=["b"]),
+        row(2, "d", order=8),
+        row(3, "u", order=8, a=2, unchanged=["b"]),
+        row(4, "u", order=8, a=3, unchanged=["b"]),
+    )
+    desk = desk_of(letters, repairs=repairs)
+    result = BatchWriter(ROUTES, MemorySink(), desk).write(batch, 0)
+
+    assert (3, 0, [("orders", (8,)), ("orders", (9,))], []) == (
+        result.asked,
+        result.dead_letters,
+        sorted(repairs.keys),
+        letters.told(),
     )

@@ -44,6 +44,11 @@ class Cluster:
 
     def __init__(self, *, fail=False):
         self._fail = fail
+        self.made = []
+
+    def create(self, name, _settings):
+        """Make a topic."""
+        self.made.append(name)
 
     def names(self):
         """List the topics."""
@@ -110,9 +115,11 @@ def test_a_declared_sink_has_its_offsets_and_its_block(config, tmp_path):
 @pytest.mark.parametrize(
     ("block", "cluster", "error"),
     [
-        (BLOCK.replace("search2", "cache"), Cluster(), ConfigurationError),
+        (BLOCK.replace("search2", "cache"), Cluster(), SinkExistsError),
         (BLOCK.replace("url", "address"), Cluster(), ConfigurationError),
+        (BLOCK.replace('"search2"', '"search2'), Cluster(), ConfigurationError),
         ("", Cluster(), SinkExistsError),
+        (BLOCK + BLOCK.replace("2", "3"), Cluster(), SinkExistsError),
         (BLOCK, Cluster(fail=True), UnavailableError),
     ],
 )
@@ -125,6 +132,44 @@ def test_a_block_that_will_not_do_changes_nothing(config, block, cluster, error)
         config.read_text(),
         [path for path in config.parent.iterdir() if path.is_file()],
     )
+
+
+def test_what_a_snapshot_comes_on_is_there_before_the_query_starts(config):
+    """The engine fails on a topic that appears between its listing and its start."""
+    cluster = Cluster()
+    declare.declare_sink(config, BLOCK, {}, cluster, Clock())
+
+    assert ["towpath.shop.orders.backfill.search2"] == cluster.made
+
+
+def test_a_sink_that_was_declared_is_gone_on_with(config, tmp_path):
+    """Whoever adds it again after a crash changes nothing, also once it has run."""
+    first = declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
+    text = config.read_text()
+    (tmp_path / "state/sinks/search2/checkpoint").mkdir(parents=True)
+    cluster = Cluster()
+    again = declare.declare_sink(config, f"# later\n{BLOCK}", {}, cluster, Clock())
+
+    assert (first, text, []) == (again, config.read_text(), cluster.made)
+
+
+def test_a_sink_that_has_everything_is_not_added_again(config):
+    """It is refilled by a command of its own."""
+    declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
+    declare.mark_ready(load(config, {}), "search2")
+
+    with pytest.raises(SinkExistsError, match="has everything"):
+        declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
+
+
+def test_another_sink_of_a_declared_name_is_refused(config):
+    """What is declared stays as it is."""
+    declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
+
+    with pytest.raises(SinkExistsError, match="is another one"):
+        declare.declare_sink(
+            config, BLOCK.replace("orders2", "orders3"), {}, Cluster(), Clock()
+        )
 
 
 def test_a_declared_sink_has_applied_what_it_begins_behind(config):

@@ -49,7 +49,7 @@ def test_a_partial_change_upon_a_delete_is_refused():
     ]
     folded = newest_per_key([change(1, {"id": 1, "a": 1, "b": 1}), delete, *partials])
 
-    refused = tuple(Refusal(partial, ABSENT_ROW) for partial in partials)
+    refused = tuple(Refusal(partial, ABSENT_ROW, asks=True) for partial in partials)
 
     assert ((delete,), refused) == (folded.changes, folded.refused)
 

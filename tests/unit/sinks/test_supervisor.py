@@ -2,9 +2,12 @@
 
 import threading
 from datetime import UTC, datetime
+from typing import ClassVar
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
+from support.letters import Letters
 from towpath.schemas.backoff import Backoff
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.errors import (
@@ -12,10 +15,13 @@ from towpath.sinks.errors import (
     TargetBusyError,
     TargetUnavailableError,
 )
+from towpath.sinks.jobs import supervisor as module
 from towpath.sinks.jobs.batch import BatchResult
+from towpath.sinks.jobs.finishing import FINISH_WITHIN_S, let_finish
 from towpath.sinks.jobs.query import QueryPlan
 from towpath.sinks.jobs.report import Report
 from towpath.sinks.jobs.supervisor import Parts, Supervisor, _StoppedError
+from towpath.sinks.memory import MemorySink
 from towpath.sinks.progress import State, progress_path, read_progress
 
 RESULT = BatchResult(records=3, rows=2, stale=1, dead_letters=0)
@@ -127,3 +133,145 @@ def test_counters_go_on_after_a_restart(supervisor, look, tmp_path):
     supervisor._deliver(Writer(look), None, 0)
 
     assert (2, 4) == (look().batches, look().rows)
+
+
+RACE = (
+    "startingOffsets contains specific offsets, you must specify all TopicPartitions."
+)
+
+
+class Topics:
+    """A cluster with the sink's topic."""
+
+    def names(self):
+        """List it."""
+        return ["towpath.shop.orders"]
+
+    def end_offsets(self, names):
+        """Tell its end."""
+        return {name: {"0": 3} for name in names}
+
+    def first_offsets(self, names):
+        """Tell its beginning."""
+        return {name: {"0": 0} for name in names}
+
+    def topic_ids(self, names):
+        """Tell its id."""
+        return dict.fromkeys(names, "one")
+
+
+class Query:
+    """A query that fails as told, once it is waited for; else the driver stops."""
+
+    isActive = True  # noqa: N815 - the engine's name
+    status: ClassVar = {"isTriggerActive": False}
+
+    def __init__(self, supervisor, failure):
+        self._supervisor = supervisor
+        self._failure = failure
+
+    def awaitTermination(self, _timeout_s):  # noqa: N802 - the engine's name
+        """Fail, or run until the stop."""
+        if self._failure:
+            raise StreamingQueryException(self._failure)
+        self._supervisor._stop.set()
+        return False
+
+    def stop(self):
+        """Nothing runs."""
+
+
+def run_with(supervisor, monkeypatch, *failures):
+    """Let queries fail in turn; return how often one was started."""
+    supervisor._parts = Parts(
+        lambda _: MemorySink(), lambda _: Letters(), Topics(), Clock()
+    )
+    waiting = list(failures)
+    started = []
+
+    def start(*_):
+        started.append(1)
+        return Query(supervisor, waiting.pop(0) if waiting else None)
+
+    monkeypatch.setattr(module, "start_query", start)
+    supervisor._supervise()
+    return len(started)
+
+
+def test_a_topic_that_comes_up_while_a_query_starts_is_no_failure(
+    supervisor, look, monkeypatch
+):
+    """Listed by the engine and not by us, it is met by the next start, at once."""
+    started = run_with(supervisor, monkeypatch, RACE, RACE)
+
+    assert (3, 0, None) == (started, look().retries, look().error)
+
+
+def test_a_race_that_does_not_end_is_a_failure(supervisor, look, monkeypatch):
+    """Nothing is tried for ever without a word."""
+    run_with(supervisor, monkeypatch, *[RACE] * module.MAX_STARTS_AT_ONCE)
+
+    assert 1 == look().retries
+
+
+def test_any_other_failure_of_a_query_is_told(supervisor, look, monkeypatch):
+    """It starts again after a pause."""
+    started = run_with(supervisor, monkeypatch, "the engine fell over")
+
+    assert (2, 1) == (started, look().retries)
+
+
+class Busy:
+    """A query with a batch under way that takes so many looks; it may end by itself."""
+
+    def __init__(self, looks, *, ends_after=99):
+        self.looks = looks
+        self._ends_after = ends_after
+
+    @property
+    def isActive(self):  # noqa: N802 - the engine's name
+        """Tell whether it runs."""
+        return self._ends_after > 0
+
+    @property
+    def status(self):
+        """Tell whether a batch is under way."""
+        self.looks -= 1
+        self._ends_after -= 1
+        return {"isTriggerActive": self.looks > 0}
+
+
+class Waiting(Clock):
+    """A clock that goes on as it is waited for."""
+
+    now_s = 0.0
+
+    def monotonic_s(self):
+        """Tell what was waited for."""
+        return self.now_s
+
+    def wait(self, timeout_s):
+        """Let time pass."""
+        self.now_s += timeout_s
+
+
+@pytest.mark.parametrize(
+    ("looks", "ends_after", "left"), [(5, 99, 0), (5, 2, 3), (10**6, 10**7, None)]
+)
+def test_a_batch_under_way_is_let_finish(looks, ends_after, left):
+    """Until the engine has noted it, the query has ended, or patience has."""
+    query, clock = Busy(looks, ends_after=ends_after), Waiting()
+    let_finish(query, clock)
+
+    assert (left is None) == (clock.now_s >= FINISH_WITHIN_S)
+    assert left is None or query.looks == left
+
+
+def test_no_batch_is_begun_once_the_driver_stops(supervisor, look):
+    """Nothing of it is written, so nothing of it comes twice."""
+    supervisor._stop.set()
+    writer = Writer(look)
+
+    with pytest.raises(_StoppedError):
+        supervisor._deliver(writer, None, 0)
+    assert [] == writer.seen

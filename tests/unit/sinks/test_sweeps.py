@@ -2,7 +2,8 @@
 
 import pytest
 
-from towpath.sinks.change import Floor, Origin
+from towpath.sinks import unfilled
+from towpath.sinks.change import Floor, Origin, Record
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.jobs.sweeps import Sweeps
 
@@ -49,6 +50,30 @@ def test_a_sweep_waits_for_the_last_partition(open_sweeps):
     assert () == sweeps.counting([told(0), told(0)])
     assert () == sweeps.counting([told(2)])
     assert (told(1),) == sweeps.counting([told(1)])
+
+
+def test_the_sweep_of_what_was_asked_for_says_that_nothing_lacks(open_sweeps, tmp_path):
+    """
+    Another snapshot's sweep says nothing of it, nor does one that still waits.
+    """
+    names = ("a/b", ".hidden", "orders")
+    for name in names:
+        unfilled.begin(tmp_path, "cache", name, "repair-1")
+    sweeps = open_sweeps()
+    seen = [unfilled.routes(tmp_path, "cache")]
+    for snapshot, complete in (
+        ("fill-7", names),
+        ("repair-1", ()),
+        ("repair-1", names),
+    ):
+        floors = [told(0, route=route) for route in complete]
+        record = Record(
+            Origin(TOPIC, 0, 0), None, None, {"snapshot": snapshot.encode()}
+        )
+        sweeps.carried_out(floors, [record])
+        seen.append(unfilled.routes(tmp_path, "cache"))
+
+    assert [tuple(sorted(names))] * 3 + [()] == seen
 
 
 def test_what_was_told_survives_a_restart(open_sweeps):

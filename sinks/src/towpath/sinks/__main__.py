@@ -4,16 +4,17 @@ The root of the sinks: the only place that knows both the jobs and the targets.
 ``run`` is the process of one Spark driver. ``declare_sink``, ``wait_running``,
 ``wait_applied``, ``sink_ends`` and ``lags`` are for whoever adds sinks and watches
 them. The engine is found by ``JAVA_HOME`` and ``TOWPATH_SPARK_JARS`` (a folder), its
-heap is ``TOWPATH_SPARK_MEMORY``.
+heap is ``TOWPATH_SPARK_MEMORY``; ``spark-submit`` brings its own (``submit``).
 """
 
 import argparse
+import gc
 import os
 import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,30 +22,41 @@ import structlog
 from pyspark.sql import SparkSession
 
 from towpath.schemas.clock import SystemClock
-from towpath.schemas.failure import TowpathError, UsageError
-from towpath.settings import Settings, SinkKind, WatchedFile, load
+from towpath.schemas.failure import ConfigurationError, TowpathError
+from towpath.settings import Settings, WatchedFile, load
 from towpath.settings import Sink as SinkSettings
 from towpath.settings.logs import configure_logs
 from towpath.sinks import declare
-from towpath.sinks.cache.sink import CacheSink
+from towpath.sinks.checking import check_block
+from towpath.sinks.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.declare import SinkLag
-from towpath.sinks.errors import EngineMissingError
+from towpath.sinks.errors import EngineMissingError, SinkUnfitError
+from towpath.sinks.executor import told_of
+from towpath.sinks.heads import Heads
 from towpath.sinks.jobs.driver import Choice, Driver
+from towpath.sinks.jobs.monitor import Monitor
 from towpath.sinks.jobs.session import Engine, SparkSql, start_session
 from towpath.sinks.jobs.supervisor import Parts
-from towpath.sinks.kafka import DeadLetters, KafkaRelations, Topics
+from towpath.sinks.kafka import KafkaRelations, Topics
+from towpath.sinks.kinds import (
+    SinkParts,
+    check_kinds,
+    engine_memory,
+    engine_settings,
+    kind_of,
+)
+from towpath.sinks.oldest import KafkaOldest
 from towpath.sinks.ports import Sink
-from towpath.sinks.progress import Offsets
-from towpath.sinks.search.sink import SearchSink
-from towpath.sinks.warehouse.catalog import catalog_conf
-from towpath.sinks.warehouse.sink import WarehouseSink
-
-# Two serving queries stay below 1 GB in all; a MERGE needs room to sort and to hold
-# the files that it rewrites.
-_SERVING_MEMORY: Final = "1g"
-_WAREHOUSE_MEMORY: Final = "2g"
+from towpath.sinks.progress import Offsets, sink_folder
+from towpath.sinks.repairs import KafkaRepairs
+from towpath.sinks.routed import RoutedRelations
 
 _log = structlog.get_logger("towpath.sinks")
+
+# Set by spark-submit in the process that it starts.
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+
+_OBJECTS_BETWEEN_COLLECTIONS: Final = 200_000
 
 
 def run(
@@ -78,24 +90,50 @@ def run(
     chosen = chosen or [s for s in settings.sink if s.driver == driver]
     if java_home is not None:
         environ["JAVA_HOME"] = str(java_home)
+    # Executors run what this process runs, unless someone says otherwise.
+    environ.setdefault("PYSPARK_PYTHON", sys.executable)
     name = driver or "-".join(names)
     spark = start_session(_engine(name, settings, chosen, environ, jars))
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    clock = SystemClock()
+    oldest = KafkaOldest(settings.kafka.bootstrap_servers, settings.database.prefix)
+    monitor = Monitor(_cluster(settings), oldest, clock)
+    stop = _stop_of_signals()
+    _collect_rarely()
     try:
+        monitor.listen(spark)
+        monitor.start(settings, name)
         Driver(
             spark,
             Choice(tuple(names), driver),
             WatchedFile(config, environ),
-            _parts(settings, spark),
+            _parts(_Newest(config, environ, settings), spark, monitor),
             stop,
         ).run()
     finally:
+        monitor.close()
         with suppress(Exception):
             spark.stop()
     _log.info("driver stopped", driver=name)
     return 0
+
+
+def _stop_of_signals() -> threading.Event:
+    """Return what SIGTERM and SIGINT set."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def _collect_rarely() -> None:
+    """
+    Have garbage collected less often.
+
+    A batch is hundreds of thousands of small objects without cycles: looking through
+    them again and again costs half of the time that making them does.
+    """
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
 
 
 def declare_sink(config: Path, block: str) -> SinkSettings:
@@ -181,10 +219,21 @@ def _engine(
     environ: Mapping[str, str],
     jars: Path | None,
 ) -> Engine:
-    lakes = [sink for sink in sinks if sink.kind is SinkKind.WAREHOUSE]
-    if len(lakes) > 1:
-        message = "a driver writes one warehouse; give each a driver of its own"
-        raise UsageError(message)
+    is_submitted = _SUBMITTED in environ
+    return Engine(
+        name=f"towpath-{name}",
+        # What it was started with, it has already: --jars, or its own image.
+        jars=() if is_submitted else _connectors(environ, jars),
+        folder=settings.state_folder / "sinks" / f".{name}",
+        memory=environ.get("TOWPATH_SPARK_MEMORY", engine_memory(sinks)),
+        extra={**engine_settings(sinks), **settings.spark.settings},
+        master=settings.spark.master,
+        is_submitted=is_submitted,
+    )
+
+
+def _connectors(environ: Mapping[str, str], jars: Path | None) -> tuple[Path, ...]:
+    """Find the connectors, and see that there is a Java to run them."""
     folder = jars or Path(environ.get("TOWPATH_SPARK_JARS", ""))
     found = tuple(sorted(folder.glob("*.jar"))) if folder.name else ()
     if not found:
@@ -193,38 +242,71 @@ def _engine(
     if not (Path(environ.get("JAVA_HOME", "")) / "bin" / "java").exists():
         message = "JAVA_HOME names no Java"
         raise EngineMissingError(message)
-    default_memory = _WAREHOUSE_MEMORY if lakes else _SERVING_MEMORY
-    return Engine(
-        name=f"towpath-{name}",
-        jars=found,
-        folder=settings.state_folder / "sinks" / f".{name}",
-        memory=environ.get("TOWPATH_SPARK_MEMORY", default_memory),
-        extra=catalog_conf(lakes[0]) if lakes else {},
-    )
+    return found
 
 
-def _parts(settings: Settings, spark: SparkSession) -> Parts:
-    clock = SystemClock()
+class _Newest:
+    """The configuration as it is; as it was before, if it has a mistake now."""
+
+    def __init__(
+        self, config: Path, environ: Mapping[str, str], settings: Settings
+    ) -> None:
+        self._config = config
+        self._environ = environ
+        self._settings = settings
+
+    def __call__(self) -> Settings:
+        # The driver tells of mistakes.
+        with suppress(ConfigurationError):
+            self._settings = load(self._config, self._environ)
+        return self._settings
+
+
+def _check_engine(sink: SinkSettings, spark: SparkSession) -> None:
+    """See that the engine was started with what a sink needs of it."""
+    for name, value in kind_of(sink).engine(sink).items():
+        if spark.conf.get(name, None) != value:
+            message = f"{sink.name}: the driver's engine was started without {name}"
+            raise SinkUnfitError(message)
+
+
+def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Parts:
+    clock, settings = SystemClock(), newest()
     prefix = settings.database.prefix
 
-    def relations() -> KafkaRelations:
-        return KafkaRelations(settings.kafka.bootstrap_servers, prefix)
+    def check(sink: SinkSettings) -> None:
+        _check_engine(sink, spark)
+        servers = settings.kafka.bootstrap_servers
+        with closing(KafkaRelations(servers, prefix)) as relations:
+            check_block(newest(), sink, relations)
 
     def make_sink(sink: SinkSettings) -> Sink:
-        match sink.kind:
-            case SinkKind.CACHE:
-                window_s = settings.topics.replay_window_s
-                return CacheSink(sink.url, prefix, window_s)
-            case SinkKind.SEARCH:
-                return SearchSink(sink.url, sink.route, relations(), clock)
-            case SinkKind.WAREHOUSE:
-                return WarehouseSink(sink, relations(), SparkSql(spark))
+        check_kinds([sink])
+        _check_engine(sink, spark)
+        announced = KafkaRelations(settings.kafka.bootstrap_servers, prefix)
+        routed = RoutedRelations(announced, sink.route)
+        routed.check()
+        parts = SinkParts(
+            prefix=prefix,
+            replay_window_s=settings.topics.replay_window_s,
+            folder=sink_folder(settings.state_folder, sink.name),
+            relations=routed,
+            clock=clock,
+            repairs=KafkaRepairs(newest(), sink),
+            sql=SparkSql(spark),
+        )
+        return kind_of(sink).make(sink, parts)
 
     return Parts(
         make_sink=make_sink,
-        make_dead_letters=lambda name: DeadLetters(settings, name),
+        make_dead_letters=lambda name: DeadLetterTopic(settings, name),
         cluster=_cluster(settings),
         clock=clock,
+        make_repairs=lambda sink: KafkaRepairs(newest(), sink),
+        heads=Heads(settings.kafka.bootstrap_servers),
+        monitor=monitor,
+        check=check,
+        on_executor=lambda sink: told_of(settings, sink).make,
     )
 
 
@@ -235,6 +317,8 @@ def main() -> int:
     parser.add_argument("--config", type=Path, default=Path("towpath.toml"))
     parser.add_argument("--driver")
     given = parser.parse_args()
+    if not given.names and given.driver is None:
+        parser.error("name the sinks to run, or a driver")
     try:
         return run(given.config, given.names, given.driver)
     except TowpathError as failure:

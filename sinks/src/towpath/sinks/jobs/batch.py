@@ -2,44 +2,107 @@
 One micro-batch: decode, fold, write, set aside. Free of Spark; rows come as Arrow.
 
 What cannot be read or applied is durable among the dead letters before the batch counts
-as done: a crash in between repeats the batch, and the guards absorb the repetition.
+as done: a crash in between repeats the batch, and the guards absorb the repetition. A
+partial change that finds no row is not set aside: its row is asked for as it is.
 """
 
+import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
+import structlog
 
-from towpath.sinks.change import Change, Origin, Record, Refusal, Value
+from towpath.schemas.clock import Clock
+from towpath.sinks.change import Floor, Origin, Record, Refusal
+from towpath.sinks.dead_letters.box import LetterBox
+from towpath.sinks.dead_letters.letter import Letter
+from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.decode import Decoded, decode
 from towpath.sinks.fold import first_per_event, newest_per_key
+from towpath.sinks.jobs.aside import Held, endings_of, hold, letters_of, reasons_of
+from towpath.sinks.jobs.delivery import Delivered, Delivery, InARow
+from towpath.sinks.jobs.safe import SafePosition
 from towpath.sinks.jobs.sweeps import Sweeps
-from towpath.sinks.ports import Batch, DeadLetters, Sink
+from towpath.sinks.ports import Batch, Repairs, Sink
 from towpath.sinks.routes import Routes
+
+_log = structlog.get_logger("towpath.sinks.jobs")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of a batch's records; ``skipped`` are those that say nothing."""
+    """
+    What became of a batch's records.
+
+    Attributes:
+        skipped: Records that say nothing.
+        asked: Partial changes whose rows were asked for.
+        parked: Keys that are parked by now.
+        behind: Records that wait only because an older one of their key does.
+        tombstones: Deletes among the changes.
+        position: The highest of the changes' positions; empty if there was none.
+    """
 
     records: int
     rows: int
     stale: int
     dead_letters: int
     skipped: int = 0
+    asked: int = 0
+    parked: int = 0
+    behind: int = 0
+    tombstones: int = field(default=0, compare=False)
+    position: str = field(default="", compare=False)
+    decode_ms: int = field(default=0, compare=False)
+    apply_ms: int = field(default=0, compare=False)
+    flush_ms: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """
+    What a writer has at hand beside its sink, all of it for this sink only.
+
+    Attributes:
+        in_a_row: What the target has refused; outlives the writer.
+    """
+
+    letters: LetterBox
+    parked: ParkedKeys
+    sweeps: Sweeps
+    repairs: Repairs
+    safe: SafePosition
+    clock: Clock
+    in_a_row: InARow = field(default_factory=InARow)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of records that were given to the sink."""
+
+    decoded: Decoded
+    held: Held
+    floors: Sequence[Floor]
+    delivered: Delivered
+    reasons: dict[Origin, str]
+    below: int
+    asked: int
+    tombstones: int
+    decode_ms: int
 
 
 class BatchWriter:
-    """Writes micro-batches into one sink."""
+    """Writes micro-batches into one sink; one at a time, whoever calls."""
 
-    def __init__(
-        self, routes: Routes, sink: Sink, dead_letters: DeadLetters, sweeps: Sweeps
-    ) -> None:
-        self._routes = routes
-        self._sink = sink
-        self._dead_letters = dead_letters
-        self._sweeps = sweeps
+    def __init__(self, routes: Routes, sink: Sink, desk: Desk) -> None:
+        self.routes = routes
+        self._desk = desk
+        self._delivery = Delivery(sink, desk.clock, desk.in_a_row)
+        self._again_id = 0
+        # Held by whoever must find nothing changed between two calls.
+        self.alone = threading.RLock()
 
     def write(self, table: pa.Table, batch_id: int) -> BatchResult:
         """
@@ -49,21 +112,136 @@ class BatchWriter:
             UnavailableError: Some part does not answer; write the batch again.
             HaltError: The sink refuses to go on.
         """
+        began_s = self._desk.clock.monotonic_s()
         records = records_of(table)
-        decoded = decode(records, self._routes)
-        floors = self._sweeps.counting(decoded.floors)
-        folded = newest_per_key(decoded.changes, floors)
-        events = first_per_event(decoded.events)
-        self._sink.apply(Batch(batch_id, folded.changes, events, floors))
-        checkpoint = self._sink.flush()
-        aside = letters(decoded, (*folded.refused, *checkpoint.refused), records)
+        read_ms = round((self._desk.clock.monotonic_s() - began_s) * 1000)
+        result = self.write_records(records, batch_id)
+        return replace(result, decode_ms=read_ms + result.decode_ms)
+
+    def write_records(self, records: Sequence[Record], batch_id: int) -> BatchResult:
+        """
+        Write one batch of records, as ``write`` does.
+
+        Raises:
+            UnavailableError: Some part does not answer; write the batch again.
+            HaltError: The sink refuses to go on.
+        """
+        with self.alone:
+            return self._write(records, batch_id)
+
+    def again(self, records: Sequence[Record]) -> Written:
+        """
+        Write records that were set aside, whatever is parked; set nothing aside.
+
+        Raises:
+            UnavailableError: Some part does not answer.
+            HaltError: The sink refuses to go on.
+        """
+        with self.alone:
+            # An id of its own: what a sink keeps of a batch is not of another replay.
+            self._again_id -= 1
+            return self._apply(records, ParkedKeys(), self._again_id)
+
+    def _write(self, records: Sequence[Record], batch_id: int) -> BatchResult:
+        parked = self._desk.parked
+        written = self._apply(records, parked, batch_id)
+        made = letters_of(records, written.reasons, self.routes)
+        count, over = self._set_aside(made)
+        endings = endings_of(written.held, written.floors, made, parked)
+        if endings:
+            self._desk.letters.end(endings)
+            for ending in endings:
+                parked.end(ending)
+        self._desk.sweeps.carried_out(written.floors, records)
+        delivered, changes = written.delivered, written.held.changes
         return BatchResult(
             records=len(records),
-            rows=checkpoint.applied,
-            stale=checkpoint.stale + folded.below,
-            dead_letters=self._dead_letters.put(aside) if aside else 0,
-            skipped=decoded.skipped,
+            rows=delivered.applied,
+            stale=delivered.stale + written.below + over,
+            dead_letters=count,
+            skipped=written.decoded.skipped,
+            asked=written.asked,
+            parked=len(parked),
+            behind=len(written.held.behind),
+            tombstones=written.tombstones,
+            position=max((change.position for change in changes), default=""),
+            decode_ms=written.decode_ms,
+            apply_ms=delivered.apply_ms,
+            flush_ms=delivered.flush_ms,
         )
+
+    def _apply(
+        self, records: Sequence[Record], parked: ParkedKeys, batch_id: int
+    ) -> Written:
+        desk = self._desk
+        began_s = desk.clock.monotonic_s()
+        decoded = decode(records, self.routes)
+        held = hold(decoded.changes, records, parked)
+        floors = desk.sweeps.counting(decoded.floors)
+        folded = newest_per_key(held.changes, floors)
+        events = first_per_event(decoded.events)
+        decode_ms = round((desk.clock.monotonic_s() - began_s) * 1000)
+        batch = Batch(batch_id, folded.changes, events, floors)
+        delivered = self._delivery.deliver(
+            replace(batch, safe=desk.safe.take(desk.parked.lowest()))
+        )
+        refused, asked = self._ask((*folded.refused, *delivered.refused))
+        reasons = reasons_of(decoded, refused, held) | delivered.refused_events
+        return Written(
+            decoded=decoded,
+            held=held,
+            floors=floors,
+            delivered=delivered,
+            reasons=reasons,
+            below=folded.below,
+            asked=asked,
+            # Folded: a delete and the empty record behind it are one.
+            tombstones=sum(change.row is None for change in folded.changes),
+            decode_ms=decode_ms,
+        )
+
+    def _ask(self, refused: Iterable[Refusal]) -> tuple[list[Refusal], int]:
+        """Ask for rows as they are; return what is refused all the same."""
+        left: list[Refusal] = []
+        asking: dict[str, list[Refusal]] = defaultdict(list)
+        for refusal in refused:
+            if refusal.asks:
+                asking[refusal.change.route].append(refusal)
+            else:
+                left.append(refusal)
+        asked = 0
+        for route, refusals in asking.items():
+            keys = dict.fromkeys(refusal.change.key for refusal in refusals)
+            if self._desk.repairs.ask_keys(route, keys):
+                asked += len(refusals)
+            else:
+                left += refusals
+        return left, asked
+
+    def _set_aside(self, made: Sequence[Letter]) -> tuple[int, int]:
+        """Put letters away durably; return how many, and how many are over already."""
+        if not made:
+            return 0, 0
+        parked = self._desk.parked
+        fresh: list[Letter] = []
+        over: list[Letter] = []
+        for letter in made:
+            key = letter.parked
+            if key is not None and parked.is_over(key, letter.position):
+                over.append(letter)
+            elif not parked.has(letter):
+                fresh.append(letter)
+        if over:
+            _log.info(
+                "what was set aside once, and is over, came again",
+                records=len(over),
+                first=over[0].record.origin,
+            )
+        parked.check(fresh)
+        count = self._desk.letters.put(fresh) if fresh else 0
+        for letter in fresh:
+            parked.park(letter)
+        return count, len(over)
 
 
 def records_of(table: pa.Table) -> list[Record]:
@@ -82,42 +260,6 @@ def records_of(table: pa.Table) -> list[Record]:
             *columns, headers, strict=True
         )
     ]
-
-
-def letters(
-    decoded: Decoded, refusals: Iterable[Refusal], records: Iterable[Record]
-) -> list[tuple[Record, str]]:
-    """
-    Return what is to be set aside: poison, and all that a refused change was made of.
-
-    A change may have been folded out of several records; each of them is needed to
-    apply it later.
-    """
-    reasons: dict[Origin, str] = {}
-    for poison in decoded.poison:
-        reasons[poison.origin] = poison.reason
-    refused = list(refusals)
-    if refused:
-        by_key: dict[tuple[str, tuple[Value, ...]], list[Change]] = defaultdict(list)
-        for change in decoded.changes:
-            by_key[change.route, change.key].append(change)
-        for change, reason in refused:
-            for piece in _pieces(change, by_key[change.route, change.key]):
-                reasons[piece.origin] = reason
-    if not reasons:
-        return []
-    return [(r, reasons[r.origin]) for r in records if r.origin in reasons]
-
-
-def _pieces(refused: Change, changes: list[Change]) -> Iterator[Change]:
-    """Go from a change back to the full image, or the delete, that it rests upon."""
-    below = [change for change in changes if change.position <= refused.position]
-    for change in sorted(below, key=lambda c: c.position, reverse=True):
-        if change.row is None and refused.row is not None:
-            return
-        yield change
-        if not change.unchanged:
-            return
 
 
 def _headers(column: pa.ChunkedArray) -> list[dict[str, bytes]]:

@@ -5,8 +5,12 @@ The engine's offset log holds one file per batch: a version line, a line of meta
 one line of JSON per source, ``{"<topic>": {"<partition>": <next offset>}}``. It is
 written before the batch runs, so the batch itself can read it. Unlike the records of
 the batch it also counts what is no record: the marks of transactions.
+
+A batch counts once its number stands among the commits. A checkpoint without a commit
+says nothing that the query would not find out again.
 """
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -17,6 +21,12 @@ from towpath.sinks.progress import Offsets
 
 # Kafka's source reads this offset as "the earliest there is".
 EARLIEST: Final = -2
+
+_VERSION: Final = b"v1"
+
+
+class CheckpointUnreadableError(ValueError):
+    """A file of the checkpoint is not as the engine writes it."""
 
 
 def read_offsets(checkpoint: Path, batch_id: int) -> Offsets:
@@ -42,3 +52,84 @@ def starting_offsets(stored: Offsets, existing: Mapping[str, Mapping[str, int]])
         for topic, partitions in existing.items()
     }
     return orjson.dumps(explicit).decode()
+
+
+def standing(checkpoint: Path) -> Offsets | None:
+    """
+    Return where a query goes on: the offsets after the newest committed batch.
+
+    Returns:
+        Nothing at all (``{}``) if no batch was committed, ``None`` if there is no
+        checkpoint.
+
+    Raises:
+        CheckpointUnreadableError: The engine could not read it either.
+    """
+    planned, committed = _batches(checkpoint / "offsets"), _commits(checkpoint)
+    if not planned and not committed:
+        return None
+    if not committed:
+        return {}
+    _check_form(checkpoint / "metadata", b"")
+    _check_form(checkpoint / "commits" / str(committed[-1]), _VERSION)
+    offsets = _checked_offsets(checkpoint, committed[-1])
+    if planned[-1] > committed[-1]:
+        _checked_offsets(checkpoint, planned[-1])
+    return offsets
+
+
+def newest_readable(checkpoint: Path) -> Offsets | None:
+    """Return the offsets after the newest committed batch that can still be read."""
+    for batch_id in reversed(_commits(checkpoint)):
+        try:
+            return _checked_offsets(checkpoint, batch_id)
+        except CheckpointUnreadableError:
+            continue
+    return None
+
+
+def drop_checkpoint(checkpoint: Path) -> None:
+    """Move a checkpoint out of the way; the one that was moved before goes."""
+    if not checkpoint.exists():
+        return
+    dropped = checkpoint.with_name(f"{checkpoint.name}.dropped")
+    shutil.rmtree(dropped, ignore_errors=True)
+    checkpoint.rename(dropped)
+
+
+def _commits(checkpoint: Path) -> list[int]:
+    return _batches(checkpoint / "commits")
+
+
+def _batches(folder: Path) -> list[int]:
+    """Return the numbers of the batches that a folder has a file of."""
+    return sorted(int(p.name) for p in folder.glob("*") if p.name.isdecimal())
+
+
+def _checked_offsets(checkpoint: Path, batch_id: int) -> Offsets:
+    path = checkpoint / "offsets" / str(batch_id)
+    _check_form(path, _VERSION)
+    offsets = read_offsets(checkpoint, batch_id)
+    if not isinstance(offsets, dict) or not all(
+        isinstance(partitions, dict) for partitions in offsets.values()
+    ):
+        message = f"{path} holds no offsets"
+        raise CheckpointUnreadableError(message)
+    return offsets
+
+
+def _check_form(path: Path, version: bytes) -> None:
+    """See that a file begins with its version and that each line after it is JSON."""
+    try:
+        lines = path.read_bytes().splitlines()
+        if version and (not lines or lines.pop(0).strip() != version):
+            message = f"{path} does not begin with its version"
+            raise CheckpointUnreadableError(message)
+        for line in lines:
+            orjson.loads(line)
+    except (OSError, orjson.JSONDecodeError) as error:
+        message = f"{path}: {error}"
+        raise CheckpointUnreadableError(message) from error
+    if not lines:
+        message = f"{path} is empty"
+        raise CheckpointUnreadableError(message)

@@ -2,24 +2,31 @@
 One process, one engine, several sinks that do not know of each other.
 
 The sinks of a driver are those that the configuration gives to it. The file is looked
-at every second: a sink that was added starts beside the others, which are not touched.
+at every second: a sink that was added starts beside the others, one that is gone is let
+go of, and one whose block has changed is checked, stopped and started anew; the rest is
+not touched. A sink that runs well goes on as it was if its new block does not fit. A
+sink's folder is held while it runs: no two drivers run it, and nobody takes it away
+meanwhile.
 """
 
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import structlog
 from pyspark.sql import SparkSession
 
 from towpath.schemas.clock import Deadline
-from towpath.schemas.failure import ConfigurationError
+from towpath.schemas.failure import ConfigurationError, TowpathError, UnavailableError
 from towpath.settings import Settings, Sink, WatchedFile
 from towpath.sinks.errors import EngineDiedError
+from towpath.sinks.held import Held, hold
 from towpath.sinks.jobs.query import QueryPlan
 from towpath.sinks.jobs.report import Report
 from towpath.sinks.jobs.session import is_alive
 from towpath.sinks.jobs.supervisor import Parts, Supervisor
+from towpath.sinks.progress import State
 
 LOOK_EVERY_S: Final = 1.0
 
@@ -43,6 +50,17 @@ class Choice:
         return tuple(s for s in settings.sink if s.driver == self.driver)
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A sink that runs as declared, how it is told to stop, and its folder."""
+
+    sink: Sink
+    report: Report
+    supervisor: Supervisor
+    stop: threading.Event
+    held: Held
+
+
 class Driver:
     """Runs sinks until it is told to stop."""
 
@@ -59,7 +77,10 @@ class Driver:
         self._configuration = configuration
         self._parts = parts
         self._stop = stop
-        self._supervisors: dict[str, Supervisor] = {}
+        self._settings: Settings | None = None
+        self._running: dict[str, _Running] = {}
+        self._awaited: set[str] = set()
+        self._refused: dict[str, Sink] = {}
         self._mistakes: tuple[str, ...] = ()
 
     def run(self) -> None:
@@ -76,12 +97,14 @@ class Driver:
                 raise EngineDiedError(message)
             self._stop.wait(LOOK_EVERY_S)
         deadline = Deadline(self._parts.clock, STOP_WITHIN_S)
-        for name, supervisor in self._supervisors.items():
-            if not supervisor.join(deadline.remaining_s()):
+        for running in self._running.values():
+            running.stop.set()
+        for name, running in self._running.items():
+            if not running.supervisor.join(deadline.remaining_s()):
                 _log.warning("sink did not stop in time", sink=name)
 
     def _look(self) -> None:
-        """Start the sinks that the configuration has and we have not."""
+        """Start the sinks that the configuration has and we have not; and let go."""
         try:
             settings = self._configuration.changed()
         except ConfigurationError as error:
@@ -89,17 +112,76 @@ class Driver:
                 self._mistakes = error.mistakes
                 _log.warning("configuration not read", mistakes=error.mistakes)
             return
-        if settings is None:
-            return
-        self._mistakes = ()
-        for sink in self._choice.of(settings):
-            if sink.name not in self._supervisors:
+        if settings is not None:
+            self._mistakes = ()
+            self._settings = settings
+        if self._settings is not None:
+            self._match(self._settings)
+
+    def _match(self, settings: Settings) -> None:
+        wanted = {sink.name: sink for sink in self._choice.of(settings)}
+        for name, running in tuple(self._running.items()):
+            if name not in wanted or running.stop.is_set():
+                self._let_go(name, running)
+            elif wanted[name] == running.sink:
+                self._refused.pop(name, None)
+            elif wanted[name] != self._refused.get(name):
+                self._change(running, wanted[name])
+        for name, sink in wanted.items():
+            if name not in self._running:
                 self._start(sink, settings)
 
+    def _change(self, running: _Running, sink: Sink) -> None:
+        """Have a sink stop, to start anew as it is declared now, if that will do."""
+        is_well = running.report.progress.state is not State.FAILED
+        try:
+            # What fails as it is has nothing to lose, and tells what it fails of next.
+            if is_well:
+                self._parts.check(sink)
+        except UnavailableError as error:
+            _log.warning("changed block not checked", sink=sink.name, why=str(error))
+            return
+        except TowpathError as error:
+            self._refused[sink.name] = sink
+            _log.error(
+                "changed block refused: the sink goes on as it was",
+                sink=sink.name,
+                mistakes=str(error).split("\n"),
+                remedy=error.remedy,
+            )
+            return
+        _log.info("block changed: the sink starts anew", sink=sink.name)
+        self._refused.pop(sink.name, None)
+        running.stop.set()
+
+    def _let_go(self, name: str, running: _Running) -> None:
+        """Stop a sink; its folder is free once it has."""
+        running.stop.set()
+        if running.supervisor.join(0):
+            if self._parts.monitor is not None:
+                self._parts.monitor.forget(name)
+            running.held.release()
+            del self._running[name]
+            _log.info("sink let go", sink=name)
+
     def _start(self, sink: Sink, settings: Settings) -> None:
+        held = hold(settings.state_folder, sink.name)
+        if held is None:
+            if sink.name not in self._awaited:
+                _log.warning("another process has the sink: waiting", sink=sink.name)
+            self._awaited.add(sink.name)
+            return
+        self._awaited.discard(sink.name)
         plan = QueryPlan(sink, settings.kafka.bootstrap_servers, settings.state_folder)
-        report = Report(settings.state_folder, sink.name, self._parts.clock)
-        supervisor = Supervisor(self._spark, plan, self._parts, report, self._stop)
-        self._supervisors[sink.name] = supervisor
+        report = self._report(sink, settings.state_folder)
+        stop = threading.Event()
+        supervisor = Supervisor(self._spark, plan, self._parts, report, stop)
+        self._running[sink.name] = _Running(sink, report, supervisor, stop, held)
         _log.info("sink starting", sink=sink.name, routes=len(sink.route))
         supervisor.start()
+
+    def _report(self, sink: Sink, state_folder: Path) -> Report:
+        monitor = self._parts.monitor
+        if monitor is not None:
+            return monitor.report(state_folder, sink)
+        return Report(state_folder, sink.name, self._parts.clock)

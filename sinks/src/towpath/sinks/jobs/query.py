@@ -6,6 +6,7 @@ each time. Lost data is never skipped: a topic cut below what was read stops the
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -33,10 +34,22 @@ _METADATA_AGE_MS: Final = 2_000
 _FETCH_WAIT_MS: Final = 1
 
 
+class Rows:
+    """The rows of one batch: on the executors, and here once they are asked for."""
+
+    def __init__(self, frame: DataFrame) -> None:
+        self.frame = frame
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The rows as one table, in this process."""
+        return self.frame.toArrow()
+
+
 class OnBatch(Protocol):
     """What is done with each batch."""
 
-    def __call__(self, table: pa.Table, batch_id: int) -> None:
+    def __call__(self, rows: Rows, batch_id: int) -> None:
         """Write the batch; raise to have it delivered again."""
 
 
@@ -79,12 +92,12 @@ def start_query(
         .option("includeHeaders", "true")
         .option("startingOffsets", _starting_offsets(plan, routes, cluster))
         .option("failOnDataLoss", "true")
-        .option("maxOffsetsPerTrigger", plan.sink.max_batch_records)
+        .option("maxOffsetsPerTrigger", plan.sink.batch_records)
         .load()
     )
 
     def deliver(batch: DataFrame, batch_id: int) -> None:
-        on_batch(batch.select(*_COLUMNS).toArrow(), batch_id)
+        on_batch(Rows(batch.select(*_COLUMNS)), batch_id)
 
     # A long statement of one sink leaves the others their share of the cores.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.sink.name)

@@ -5,20 +5,35 @@ The settings come from measurements: for each batch's checkpoint, the raw local 
 system forks two processes instead of four, and VFORK halves what each of them costs; a
 stack of 4 MB because stopping a query overflows the default one; the serial collector
 because a driver shares its cores with the targets.
+
+On a cluster the engine finds its own addresses and counts its own cores. Where
+``spark-submit`` has started this process, the Java process is there already, and what
+it was told stands.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # has no stubs
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import (
+    AnalysisException,
+    ArithmeticException,
+    DateTimeException,
+    NumberFormatException,
+    PySparkException,
+)
 from pyspark.sql import SparkSession
 
-from towpath.sinks.errors import StatementRefusedError, TargetUnavailableError
+from towpath.sinks.errors import (
+    BatchRefusedError,
+    StatementRefusedError,
+    TargetUnavailableError,
+)
 
 _JAVA_OPTIONS: Final = (
     "-Xss4m -XX:+UseSerialGC -XX:-UsePerfData -Djdk.lang.Process.launchMechanism=VFORK"
@@ -28,10 +43,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
     "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
-    "spark.default.parallelism": "2",
     "spark.scheduler.mode": "FAIR",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": (
@@ -40,10 +52,26 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.minBatchesToRetain": "20",
     "spark.sql.streaming.stopTimeout": "30s",
 }
+
+_HERE: Final = "local"
+_SETTINGS_HERE: Final[Mapping[str, str]] = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.default.parallelism": "2",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+# A batch is small for a cluster: the default of 200 parts would be all overhead.
+_SETTINGS_AWAY: Final[Mapping[str, str]] = {"spark.sql.shuffle.partitions": "8"}
+
+
+# Cardinality, data and integrity, as the standard of SQL counts its states: of these a
+# row is the cause, and the same statement without it goes through.
+_ROW_STATES: Final = frozenset({"21", "22", "23"})
+_ROW_ERRORS: Final = (ArithmeticException, DateTimeException, NumberFormatException)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +84,9 @@ class Engine:
         jars: The connectors.
         folder: Where the engine may keep what it needs while it runs.
         memory: Heap of the Java process, as Java takes it (``1g``).
-        extra: Further settings, such as a warehouse's catalog.
+        extra: Further settings, such as a warehouse's catalog; above ours.
+        master: Where the engine runs.
+        is_submitted: Whether ``spark-submit`` has started this process.
     """
 
     name: str
@@ -64,6 +94,8 @@ class Engine:
     folder: Path
     memory: str
     extra: Mapping[str, str]
+    master: str = "local[2]"
+    is_submitted: bool = False
 
 
 def start_session(engine: Engine) -> SparkSession:
@@ -71,24 +103,58 @@ def start_session(engine: Engine) -> SparkSession:
     # Failures inside a batch are raised and told by us; py4j would print them too.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     engine.folder.mkdir(parents=True, exist_ok=True)
-    builder = SparkSession.builder.master("local[2]").appName(engine.name)
-    settings = {
-        **_SETTINGS,
-        **engine.extra,
-        "spark.jars": _listed(engine.jars),
-        "spark.driver.memory": engine.memory,
-        "spark.local.dir": str(engine.folder),
-        "spark.sql.warehouse.dir": str(engine.folder / "tables"),
-    }
-    for name, value in settings.items():
+    submitted = _submitted() if engine.is_submitted else {}
+    builder = SparkSession.builder.appName(engine.name)
+    for name, value in settings_of(engine, submitted).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
+def settings_of(engine: Engine, submitted: Mapping[str, str]) -> dict[str, str]:
+    """
+    Return what the engine is still to be told.
+
+    Args:
+        engine: What it is to be made of.
+        submitted: What ``spark-submit`` has told it already.
+    """
+    master = submitted.get("spark.master", engine.master)
+    jars = {"spark.jars": ",".join(map(str, engine.jars))} if engine.jars else {}
+    wanted = {
+        **_SETTINGS,
+        **(_SETTINGS_HERE if master.startswith(_HERE) else _SETTINGS_AWAY),
+        **jars,
+        "spark.master": master,
+        "spark.driver.memory": engine.memory,
+        "spark.local.dir": str(engine.folder),
+        "spark.sql.warehouse.dir": str(engine.folder / "tables"),
+        **engine.extra,
+    }
+    return {name: text for name, text in wanted.items() if name not in submitted}
+
+
 def is_alive(session: SparkSession) -> bool:
-    """Tell whether the engine's process still runs; without it nothing else can."""
-    gateway = session.sparkContext._gateway  # noqa: SLF001 - there is no public way
-    return gateway is not None and gateway.proc.poll() is None
+    """
+    Tell whether the engine still runs; without it nothing else can.
+
+    It ends with its process, and also when its cluster gives it up.
+    """
+    context = session.sparkContext
+    gateway = context._gateway  # noqa: SLF001 - there is no public way
+    if gateway is None or (
+        gateway.proc is not None and gateway.proc.poll() is not None
+    ):
+        return False
+    try:
+        return not context._jsc.sc().isStopped()  # noqa: SLF001 - likewise
+    except (Py4JError, OSError, AttributeError):
+        return False
+
+
+def _submitted() -> dict[str, str]:
+    """Return what ``spark-submit`` was told, by its arguments and its files."""
+    SparkContext._ensure_initialized()  # noqa: SLF001 - connects to the process there is
+    return dict(SparkConf().getAll())
 
 
 class SparkSql:
@@ -104,6 +170,9 @@ class SparkSql:
             message = f"the warehouse refused a statement: {_first_line(error)}"
             raise StatementRefusedError(message) from error
         except (PySparkException, Py4JError) as error:
+            if _is_of_a_row(error):
+                message = f"the warehouse refused a row: {_first_line(error)}"
+                raise BatchRefusedError(message) from error
             message = f"the warehouse could not carry it out: {_first_line(error)}"
             raise TargetUnavailableError(message) from error
 
@@ -111,8 +180,17 @@ class SparkSql:
         self._session.createDataFrame(table).createOrReplaceTempView(name)
 
 
-def _listed(jars: Iterable[Path]) -> str:
-    return ",".join(str(jar) for jar in jars)
+def _is_of_a_row(error: BaseException | None) -> bool:
+    """Tell whether a value of some row is what the engine refused, by its own code."""
+    while error is not None:
+        if isinstance(error, _ROW_ERRORS):
+            return True
+        state = error.getSqlState() if isinstance(error, PySparkException) else None
+        if (state or "")[:2] in _ROW_STATES:
+            return True
+        # The engine's own failure stands behind the one of the job.
+        error = getattr(error, "_cause", None)
+    return False
 
 
 def _first_line(error: Exception) -> str:

@@ -9,29 +9,53 @@ Keeps one sink's query alive, and knows of no other.
 
 A batch that fails because some part does not answer is tried again where it stands: the
 query does not even notice. Any other failure ends the query, which starts again from
-its checkpoint, that is, with the same batch.
+its checkpoint, that is, with the same batch; before that, ``Recovery`` looks whether
+the query can go on there.
+
+Between batches the supervisor attends to what was asked for of the dead letters.
 """
 
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
-import pyarrow as pa
+import structlog
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from towpath.schemas.backoff import Backoff
 from towpath.schemas.clock import Clock
-from towpath.schemas.failure import BusyError, Disposition, TowpathError
+from towpath.schemas.failure import (
+    BusyError,
+    Disposition,
+    TowpathError,
+    UnavailableError,
+)
 from towpath.settings import Sink as SinkSettings
-from towpath.sinks.jobs.batch import BatchResult, BatchWriter
+from towpath.settings import WriteFrom
+from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.dead_letters.box import LetterBox
+from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.errors import TopicRemadeError
+from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk
 from towpath.sinks.jobs.checkpoint import read_offsets
-from towpath.sinks.jobs.query import QueryPlan, start_query
+from towpath.sinks.jobs.columnar import FromColumns
+from towpath.sinks.jobs.delivery import InARow
+from towpath.sinks.jobs.finishing import let_finish
+from towpath.sinks.jobs.idle import Idle
+from towpath.sinks.jobs.monitor import Monitor
+from towpath.sinks.jobs.portions import InPortions
+from towpath.sinks.jobs.query import QueryPlan, Rows, start_query
+from towpath.sinks.jobs.recovery import Recovery
+from towpath.sinks.jobs.replay import Orders
 from towpath.sinks.jobs.report import Report
+from towpath.sinks.jobs.rerouting import Rerouting
+from towpath.sinks.jobs.safe import Heads, SafePosition
+from towpath.sinks.jobs.spread import FromDriver, FromExecutors
 from towpath.sinks.jobs.sweeps import Sweeps
-from towpath.sinks.ports import Cluster, DeadLetters, Sink
+from towpath.sinks.ports import Cluster, Columnar, Pipelined, Repairs, Sink
 from towpath.sinks.routes import Routes
 
 # How soon a stop is noticed, and the first topic of a sink that has none yet.
@@ -39,15 +63,72 @@ GLANCE_S: Final = 1
 
 _UNKNOWN_REMEDY: Final = "Read the driver's log."
 
+# What the engine says of a topic that came up between our listing and its own, before
+# its first batch: the next listing of ours has it.
+_TOPIC_CAME_UP: Final = "specify all TopicPartitions"
+MAX_STARTS_AT_ONCE: Final = 10
+
+
+class NoRepairs:
+    """Nobody can be asked for rows; what would need it is set aside."""
+
+    def ask_keys(self, _route: str, _keys: object) -> bool:
+        """Tell that they cannot be asked for."""
+        return False
+
+    def ask_all(self, _route: str, _why: str) -> bool:
+        """Tell that they cannot be asked for."""
+        return False
+
+
+def _accept(_: SinkSettings) -> None:
+    """Take every block for fit."""
+
+
+def _no_repairs(_: SinkSettings) -> Repairs:
+    return NoRepairs()
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a supervisor works with, made by the root."""
+    """
+    What a supervisor works with, made by the root.
+
+    Attributes:
+        make_dead_letters: Makes the dead letters of a sink, by its name.
+        make_repairs: Makes what has rows of a sink read anew.
+        heads: What topics begin with; without it no tombstone is ever forgotten.
+        monitor: Shows how the sinks are; without it only their files tell.
+        check: Sees that a changed block fits its tables and its target.
+        on_executor: Gives what makes a sink on an executor; it is sent there. Without
+            it all is written from the driver.
+    """
 
     make_sink: Callable[[SinkSettings], Sink]
-    make_dead_letters: Callable[[str], DeadLetters]
+    make_dead_letters: Callable[[str], LetterBox]
     cluster: Cluster
     clock: Clock
+    make_repairs: Callable[[SinkSettings], Repairs] = _no_repairs
+    heads: Heads | None = None
+    monitor: Monitor | None = None
+    check: Callable[[SinkSettings], None] = _accept
+    on_executor: Callable[[SinkSettings], Callable[[], Sink]] | None = None
+
+
+_Writing: TypeAlias = FromColumns | FromDriver | FromExecutors | InPortions
+
+
+class _Bench(NamedTuple):
+    """What is made anew for each start of the query."""
+
+    writing: _Writing
+    orders: Orders
+    recovery: Recovery
+    safe: SafePosition
+    idle: Idle
+
+
+_log = structlog.get_logger("towpath.sinks.jobs")
 
 
 class _StoppedError(Exception):
@@ -73,6 +154,7 @@ class Supervisor:
         self._backoff = Backoff()
         self._attempt = 0
         self._cause: Exception | None = None
+        self._in_a_row = InARow()
         name = f"sink-{plan.sink.name}"
         # A daemon: what hangs in the engine must not keep the process.
         self._thread = threading.Thread(target=self._supervise, name=name, daemon=True)
@@ -98,41 +180,118 @@ class Supervisor:
 
     def _wait_for_a_topic(self) -> None:
         """The engine refuses a pattern that matches no topic at all."""
-        routes = Routes(self._plan.sink)
-        while not routes.matching(self._parts.cluster.names()):
+        while not self._topics():
             self._wait(GLANCE_S)
+
+    def _topics(self) -> list[str]:
+        """List the topics of the sink that exist."""
+        return Routes(self._plan.sink).matching(self._parts.cluster.names())
 
     def _run(self) -> None:
         sink = self._parts.make_sink(self._plan.sink)
-        query: StreamingQuery | None = None
+        letters: LetterBox | None = None
         try:
             sink.open()
+            repairs = self._parts.make_repairs(self._plan.sink)
+            Rerouting(self._plan, repairs, self._parts.clock).run()
             letters = self._parts.make_dead_letters(self._plan.sink.name)
-            sweeps = Sweeps(
-                self._plan.state_folder, self._plan.sink.name, self._parts.cluster
-            )
-            writer = BatchWriter(Routes(self._plan.sink), sink, letters, sweeps)
-            query = start_query(
-                self._spark,
-                self._plan,
-                self._parts.cluster,
-                lambda table, batch_id: self._deliver(writer, table, batch_id),
-            )
+            bench = self._bench(sink, letters)
+            self._query_until_stopped(bench)
+        finally:
+            if letters is not None:
+                letters.close()
+            sink.close()
+
+    def _bench(self, sink: Sink, letters: LetterBox) -> _Bench:
+        plan, parts = self._plan, self._parts
+        repairs = parts.make_repairs(plan.sink)
+        book, parked = Book(wanted=frozenset()), ParkedKeys()
+        for entry in letters.entries():
+            book.read([entry])
+            parked.recall([entry])
+        safe = SafePosition(parts.heads, parts.clock)
+        sweeps = Sweeps(plan.state_folder, plan.sink.name, parts.cluster)
+        desk = Desk(
+            *(letters, parked, sweeps, repairs, safe, parts.clock, self._in_a_row)
+        )
+        writer = BatchWriter(Routes(plan.sink), sink, desk)
+        orders = Orders(writer, letters, parked, repairs)
+        orders.recall(book)
+        recovery = Recovery(plan, parts.cluster, repairs, parts.clock)
+        writing: _Writing = FromDriver(writer)
+        if isinstance(sink, Columnar):
+            writing = FromColumns(writer, sink, desk)
+        if isinstance(sink, Pipelined):
+            writing = InPortions(plan.sink.name, writer, sink, desk)
+        if plan.sink.write_from is WriteFrom.EXECUTORS and parts.on_executor:
+            make = parts.on_executor(plan.sink)
+            writing = FromExecutors(plan, writer, sink, desk, make)
+        idle = Idle(sink, writer.alone, parts.clock)
+        return _Bench(writing, orders, recovery, safe, idle)
+
+    def _query_until_stopped(self, bench: _Bench) -> None:
+        """Keep the query; start it at once where it only met a topic too early."""
+        for attempt in range(MAX_STARTS_AT_ONCE):
+            bench.recovery.run()
+            try:
+                self._query(bench)
+            except StreamingQueryException as error:
+                is_last = attempt == MAX_STARTS_AT_ONCE - 1
+                if _TOPIC_CAME_UP not in str(error) or is_last:
+                    raise
+                _log.info("a topic came up while the query started", sink=self._name)
+                continue
+            return
+
+    def _query(self, bench: _Bench) -> None:
+        query = start_query(
+            self._spark,
+            self._plan,
+            self._parts.cluster,
+            lambda rows, batch_id: self._deliver(bench.writing, rows, batch_id),
+        )
+        try:
             self._report.running()
             while not query.awaitTermination(GLANCE_S):
                 if self._stop.is_set():
+                    let_finish(query, self._parts.clock)
                     return
+                self._attend(bench)
         finally:
-            if query is not None:
-                with suppress(Exception):
-                    query.stop()
-            sink.close()
+            with suppress(Exception):
+                query.stop()
 
-    def _deliver(self, writer: BatchWriter, table: pa.Table, batch_id: int) -> None:
+    def _attend(self, bench: _Bench) -> None:
+        """
+        Do what is due beside the batches; what cannot be done now is due again.
+
+        Raises:
+            TopicRemadeError: The query must start again.
+        """
+        try:
+            bench.orders.attend()
+            bench.safe.look(self._topics)
+            bench.recovery.look()
+            bench.idle.look()
+        except TopicRemadeError:
+            raise
+        except (UnavailableError, BusyError) as error:
+            _log.info("not attended to", sink=self._name, why=str(error))
+
+    @property
+    def _name(self) -> str:
+        return self._plan.sink.name
+
+    def _deliver(
+        self,
+        writing: _Writing,
+        rows: Rows,
+        batch_id: int,
+    ) -> None:
         """Write a batch, however often it takes; called by the engine."""
         try:
             began_s = self._parts.clock.monotonic_s()
-            result = self._until_written(writer, table, batch_id)
+            result = self._until_written(writing, rows, batch_id)
             applied = read_offsets(self._plan.checkpoint, batch_id)
             batch_s = self._parts.clock.monotonic_s() - began_s
             self._report.done(result, applied, round(batch_s * 1000))
@@ -142,15 +301,19 @@ class Supervisor:
             raise
 
     def _until_written(
-        self, writer: BatchWriter, table: pa.Table, batch_id: int
+        self,
+        writing: _Writing,
+        rows: Rows,
+        batch_id: int,
     ) -> BatchResult:
-        while True:
+        while not self._stop.is_set():
             try:
-                return writer.write(table, batch_id)
+                return writing.write(rows, batch_id)
             except TowpathError as error:
                 if error.disposition is not Disposition.RETRY:
                     raise
                 self._pause(error)
+        raise _StoppedError
 
     def _take_cause(self) -> Exception | None:
         """Return, once, what a batch failed of: the engine passes on only a text."""

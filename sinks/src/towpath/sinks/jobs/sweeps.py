@@ -14,7 +14,9 @@ from typing import Final, TypeAlias
 import orjson
 import structlog
 
-from towpath.sinks.change import Floor
+from towpath.schemas import headers
+from towpath.sinks import unfilled
+from towpath.sinks.change import Floor, Record
 from towpath.sinks.fold import highest_per_route
 from towpath.sinks.ports import Cluster
 from towpath.sinks.progress import replace_file, sink_folder
@@ -31,6 +33,8 @@ class Sweeps:
     """The floors that one sink was told, and by which partitions."""
 
     def __init__(self, state_folder: Path, sink: str, cluster: Cluster) -> None:
+        self._state_folder = state_folder
+        self._sink = sink
         self._path = sink_folder(state_folder, sink) / SWEEPS_FILE
         self._cluster = cluster
         self._told: _Told = self._read()
@@ -60,6 +64,14 @@ class Sweeps:
                     partition=floor.origin.partition,
                 )
         return (*(floor for floor in given if not floor.needs_all), *complete)
+
+    def carried_out(self, floors: Iterable[Floor], records: Iterable[Record]) -> None:
+        """Strike off the routes whose rows were read anew, now that it is durable."""
+        sweeps = [floor for floor in floors if floor.needs_all]
+        told = {record.origin: record for record in records} if sweeps else {}
+        for floor in sweeps:
+            snapshot_id = told[floor.origin].headers.get(headers.SNAPSHOT, b"").decode()
+            unfilled.end(self._state_folder, self._sink, floor.route, snapshot_id)
 
     def _read(self) -> _Told:
         try:

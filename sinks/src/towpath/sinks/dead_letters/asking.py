@@ -1,0 +1,59 @@
+"""
+Asks a sink to replay or to give up dead letters, and waits for what it says.
+
+The order stands in the dead-letter topic: a sink that does not run takes it at its next
+start. So nobody but the sink writes to its target, and a replay meets the same guard as
+any batch.
+"""
+
+import uuid
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from towpath.schemas.clock import Clock, Deadline
+from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.dead_letters.letter import (
+    Answer,
+    Ending,
+    Entry,
+    Matter,
+    Order,
+    Verb,
+)
+
+_LOOK_EVERY_S: Final = 0.2
+
+
+class Asks(Protocol):
+    """The topic, as the one who asks sees it."""
+
+    def ask(self, orders: Sequence[Order]) -> None:
+        """Write orders; durable when this returns."""
+
+    def since(self) -> list[Entry]:
+        """Return what was written since the topic was last read."""
+
+
+def ask(
+    topic: Asks, matters: Sequence[Matter], verb: Verb, clock: Clock, timeout_s: float
+) -> dict[Matter, Ending | Answer | None]:
+    """
+    Ask for all matters at once and return what became of each.
+
+    Returns:
+        Per matter its ending, or the answer why there is none; ``None`` if the sink
+        has said nothing in time: the order stands.
+
+    Raises:
+        UnavailableError: The broker does not answer.
+    """
+    orders = [Order(uuid.uuid4().hex, verb, matter) for matter in matters]
+    topic.ask(orders)
+    book = Book(frozenset())
+    deadline = Deadline(clock, timeout_s)
+    while True:
+        book.read(topic.since())
+        said = {order.matter: book.answers.get(order.id) for order in orders}
+        if None not in said.values() or deadline.passed():
+            return said
+        clock.wait(_LOOK_EVERY_S)

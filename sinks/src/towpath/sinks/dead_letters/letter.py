@@ -1,0 +1,237 @@
+"""
+What stands in the dead-letter topic of a sink, as values and as headers. Pure.
+
+==========  ======================================================================
+letter      a record as it was read, with its reason and origin in further headers
+ending      a key, or one letter that parked none, needs no more care, and why
+order       somebody asks for letters to be replayed or discarded
+answer      why an order could not be carried out
+==========  ======================================================================
+
+All but letters say in a header which they are, and the rest as JSON in their value.
+Everything about one key has the record's own key, so that it stays in order.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import orjson
+
+from towpath.schemas import headers as names
+from towpath.schemas.topics import BACKFILL
+from towpath.sinks.change import Origin, Record
+from towpath.sinks.record import UnreadableError, position_in
+
+# Reason of what is set aside only because something older of its key is.
+BEHIND: Final = "parked behind an earlier change of its key"
+
+Header: TypeAlias = tuple[str, bytes]
+
+_OURS: Final = frozenset(
+    {
+        names.REASON,
+        names.ROUTE,
+        names.PARKED,
+        names.SOURCE_TOPIC,
+        names.SOURCE_PARTITION,
+        names.SOURCE_OFFSET,
+        names.CONNECT_ERROR_TOPIC,
+        names.CONNECT_ERROR_PARTITION,
+        names.CONNECT_ERROR_OFFSET,
+        names.CONNECT_ERROR_MESSAGE,
+    }
+)
+
+
+class ParkedKey(NamedTuple):
+    """A key of a topic; of a backfill's topic it is the same as of the shared one."""
+
+    topic: str
+    key: bytes
+
+
+class Letter(NamedTuple):
+    """
+    One record set aside.
+
+    Attributes:
+        route: Names of the routes that read its topic; empty if none does.
+        is_parking: Whether later changes of its key wait for it.
+    """
+
+    record: Record
+    reason: str
+    route: str
+    is_parking: bool
+
+    @property
+    def parked(self) -> ParkedKey | None:
+        """Return the key that waits for this letter, if one does."""
+        key = self.record.key
+        if not self.is_parking or key is None:
+            return None
+        return ParkedKey(shared_topic(self.record.origin.topic), key)
+
+    @property
+    def position(self) -> str:
+        """Return the record's position; empty if it has none."""
+        return position_of(self.record) or ""
+
+
+class Verb(enum.StrEnum):
+    """What may be asked for."""
+
+    REPLAY = "replay"
+    DISCARD = "discard"
+
+
+class Matter(NamedTuple):
+    """
+    What an order or an ending is about: a key, or a letter that parked none.
+
+    Attributes:
+        topic: The key's topic, or the one that the letter's record stood in.
+        key: The record's key; ``None`` where it had none.
+        at: Partition and offset of the record, if it is about one letter.
+    """
+
+    topic: str
+    key: bytes | None
+    at: tuple[int, int] | None = None
+
+
+class Ending(NamedTuple):
+    """The letters of a matter, up to a position, are over; ``how`` says by what."""
+
+    matter: Matter
+    position: str
+    how: str
+    order: str = ""
+
+
+class Order(NamedTuple):
+    """Somebody asks for something, under an id of their own."""
+
+    id: str
+    verb: Verb
+    matter: Matter
+
+
+class Answer(NamedTuple):
+    """An order was not carried out, or not yet, and why."""
+
+    order: str
+    text: str
+    matter: Matter
+
+
+Entry: TypeAlias = Letter | Ending | Order | Answer
+
+
+def shared_topic(topic: str) -> str:
+    """Return the topic that a backfill's topic stands beside."""
+    return topic.partition(BACKFILL)[0]
+
+
+def position_of(record: Record) -> str | None:
+    """Return a record's position, if it can be read."""
+    try:
+        return position_in(record.headers)
+    except UnreadableError:
+        return None
+
+
+def matter_of(letter: Letter) -> Matter:
+    """Return what an order about a letter is about."""
+    parked = letter.parked
+    if parked is not None:
+        return Matter(*parked)
+    topic, partition, offset = letter.record.origin
+    return Matter(topic, letter.record.key, (partition, offset))
+
+
+def letter_headers(letter: Letter) -> list[Header]:
+    """Write a letter's headers: the record's own, then ours."""
+    topic, partition, offset = letter.record.origin
+    ours = (
+        (names.REASON, letter.reason),
+        (names.ROUTE, letter.route),
+        (names.PARKED, "true" if letter.is_parking else "false"),
+        (names.SOURCE_TOPIC, topic),
+        (names.SOURCE_PARTITION, partition),
+        (names.SOURCE_OFFSET, offset),
+        (names.CONNECT_ERROR_TOPIC, topic),
+        (names.CONNECT_ERROR_PARTITION, partition),
+        (names.CONNECT_ERROR_OFFSET, offset),
+        (names.CONNECT_ERROR_MESSAGE, letter.reason),
+    )
+    return [
+        *letter.record.headers.items(),
+        *((name, str(value).encode()) for name, value in ours),
+    ]
+
+
+def entry_content(entry: Ending | Order | Answer) -> tuple[list[Header], bytes]:
+    """Write what is no letter: its headers and its value."""
+    said = entry._asdict()
+    matter = entry.matter
+    said["matter"] = {"topic": matter.topic, "at": matter.at}
+    kind = type(entry).__name__.lower()
+    return [(names.DEAD_LETTERS, kind.encode())], orjson.dumps(said)
+
+
+def entry_of(
+    key: bytes | None, value: bytes | None, headers: Sequence[Header]
+) -> Entry | None:
+    """Read one record of the topic; ``None`` if it is none of ours."""
+    kind = dict(headers).get(names.DEAD_LETTERS)
+    if kind is None:
+        return _letter(key, value, headers)
+    try:
+        said = orjson.loads(value or b"")
+        at = said["matter"]["at"]
+        matter = Matter(said["matter"]["topic"], key, None if at is None else (*at,))
+        return _other(kind, said, matter)
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _other(kind: bytes, said: Mapping[str, Any], matter: Matter) -> Entry | None:
+    match kind:
+        case b"ending":
+            return Ending(matter, said["position"], said["how"], said["order"])
+        case b"order":
+            return Order(said["id"], Verb(said["verb"]), matter)
+        case b"answer":
+            return Answer(said["order"], said["text"], matter)
+        case _:
+            return None
+
+
+def _letter(
+    key: bytes | None, value: bytes | None, headers: Sequence[Header]
+) -> Letter | None:
+    """Part ours, which stand last, from the record's own of the same names."""
+    ours: dict[str, bytes] = {}
+    count = len(headers)
+    while count:
+        name, text = headers[count - 1]
+        if name not in _OURS or name in ours:
+            break
+        ours[name] = text
+        count -= 1
+    try:
+        origin = Origin(
+            ours[names.SOURCE_TOPIC].decode(),
+            int(ours[names.SOURCE_PARTITION]),
+            int(ours[names.SOURCE_OFFSET]),
+        )
+    except (KeyError, ValueError):
+        return None
+    return Letter(
+        Record(origin, key, value, dict(headers[:count])),
+        ours.get(names.REASON, b"").decode("utf-8", "replace"),
+        ours.get(names.ROUTE, b"").decode("utf-8", "replace"),
+        ours.get(names.PARKED) == b"true",
+    )

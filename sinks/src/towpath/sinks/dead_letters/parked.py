@@ -1,0 +1,153 @@
+"""
+Which keys are parked, and from which position on.
+
+Only positions decide what waits, so that a batch that comes again after a crash decides
+the same. What is over is remembered as well: a record that comes again from below an
+ending is not parked a second time. Both are bounded.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from towpath.sinks.dead_letters.letter import (
+    Ending,
+    Entry,
+    Letter,
+    Matter,
+    ParkedKey,
+)
+from towpath.sinks.errors import TooManyParkedError
+
+MAX_PARKED_KEYS: Final = 100_000
+
+
+@dataclass(slots=True)
+class Waiting:
+    """
+    What waits of one key.
+
+    Attributes:
+        lowest: The first position; from there on everything waits.
+        highest: The last position set aside.
+        letters: How many are set aside.
+        last_offsets: Per topic and partition, the last record set aside: up to there,
+            what comes again is in the topic already.
+    """
+
+    lowest: str
+    highest: str
+    letters: int = 0
+    last_offsets: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+class ParkedKeys:
+    """The parked keys of one sink."""
+
+    def __init__(self, max_keys: int = MAX_PARKED_KEYS) -> None:
+        self._max_keys = max_keys
+        self._waiting: dict[ParkedKey, Waiting] = {}
+        self._ended: dict[ParkedKey, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, parked: ParkedKey) -> bool:
+        return parked in self._waiting
+
+    def keys(self) -> frozenset[ParkedKey]:
+        """Return all parked keys."""
+        return frozenset(self._waiting)
+
+    def waiting(self, parked: ParkedKey) -> Waiting | None:
+        """Return what waits of a key."""
+        return self._waiting.get(parked)
+
+    def recall(self, entries: Iterable[Entry]) -> None:
+        """
+        Learn what the topic tells, oldest first.
+
+        Raises:
+            TooManyParkedError: More keys are parked than can be kept in mind.
+        """
+        for entry in entries:
+            if isinstance(entry, Letter):
+                self.park(entry)
+            elif isinstance(entry, Ending):
+                self.end(entry)
+        self.check(())
+
+    def check(self, letters: Iterable[Letter]) -> None:
+        """
+        See whether letters can be parked beside what is.
+
+        Raises:
+            TooManyParkedError: More keys are parked than can be kept in mind.
+        """
+        new = {letter.parked for letter in letters} - self._waiting.keys() - {None}
+        count = len(self._waiting) + len(new)
+        if count > self._max_keys:
+            message = f"{count:,} keys of the sink are parked behind dead letters"
+            raise TooManyParkedError(message)
+
+    def park(self, letter: Letter) -> None:
+        """Take note of a letter that is durable."""
+        parked = letter.parked
+        if parked is None or self.is_over(parked, letter.position):
+            return
+        position, origin = letter.position, letter.record.origin
+        waiting = self._waiting.setdefault(parked, Waiting(position, position))
+        if not self.has(letter):
+            waiting.letters += 1
+        if position < waiting.lowest:
+            # What stands between is not in the topic: it counts from here again.
+            waiting.lowest = position
+            waiting.last_offsets.clear()
+        waiting.highest = max(waiting.highest, position)
+        place = (origin.topic, origin.partition)
+        last = waiting.last_offsets.get(place, -1)
+        waiting.last_offsets[place] = max(last, origin.offset)
+
+    def end(self, ending: Ending) -> None:
+        """Take note that what waits of a key, up to a position, is over."""
+        matter = ending.matter
+        if matter.at is not None or matter.key is None:
+            return
+        parked = ParkedKey(matter.topic, matter.key)
+        waiting = self._waiting.get(parked)
+        if waiting is not None and waiting.highest <= ending.position:
+            del self._waiting[parked]
+        before = self._ended.pop(parked, "")
+        self._ended[parked] = max(before, ending.position)
+        if len(self._ended) > self._max_keys:
+            del self._ended[next(iter(self._ended))]
+
+    def has(self, letter: Letter) -> bool:
+        """Tell whether a letter that comes again is in the topic already."""
+        parked, origin = letter.parked, letter.record.origin
+        waiting = None if parked is None else self._waiting.get(parked)
+        if waiting is None or letter.position < waiting.lowest:
+            return False
+        place = (origin.topic, origin.partition)
+        return origin.offset <= waiting.last_offsets.get(place, -1)
+
+    def is_over(self, parked: ParkedKey, position: str) -> bool:
+        """Tell whether a position stands below an ending of its key."""
+        return position <= self._ended.get(parked, "")
+
+    def below(self, topic: str, floor: str) -> list[ParkedKey]:
+        """Return the keys of a topic of which everything that waits is below."""
+        return [
+            parked
+            for parked, waiting in self._waiting.items()
+            if parked.topic == topic and waiting.highest < floor
+        ]
+
+    def lowest(self) -> str | None:
+        """Return the lowest position that waits, if any does."""
+        return min((w.lowest for w in self._waiting.values()), default=None)
+
+    def superseded(self, parked: ParkedKey) -> Ending:
+        """Make the ending of a key whose row was read anew."""
+        highest = self._waiting[parked].highest
+        return Ending(Matter(*parked), highest, "superseded by its row as it is")

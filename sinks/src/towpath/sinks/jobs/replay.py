@@ -1,0 +1,135 @@
+"""
+Carries out what was asked for of the dead letters: replay them, or give them up.
+
+Letters of a key are replayed together, in position order, through the same guard as any
+batch: what is older than what the target has changes nothing. They are over once all of
+them are written; if one is refused again, all of them stay. Letters that are given up
+leave the row as the sink has it, so the row is asked for as it is.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from towpath.schemas.failure import Disposition, TowpathError
+from towpath.sinks.change import Record
+from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.dead_letters.box import LetterBox
+from towpath.sinks.dead_letters.letter import Answer, Ending, Letter, Order, Verb
+from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.decode import decode
+from towpath.sinks.jobs.batch import BatchWriter, Written
+from towpath.sinks.ports import Repairs
+
+NOTHING_OPEN: Final = "there is no open letter of it"
+ASKED_FOR: Final = "its row was asked for as it is, and will let the key go"
+
+_PATIENCE_S: Final = 1.0
+
+_log = structlog.get_logger("towpath.sinks.jobs")
+
+
+class Orders:
+    """The orders that one sink has not answered yet."""
+
+    def __init__(
+        self,
+        writer: BatchWriter,
+        letters: LetterBox,
+        parked: ParkedKeys,
+        repairs: Repairs,
+    ) -> None:
+        self._writer = writer
+        self._letters = letters
+        self._parked = parked
+        self._repairs = repairs
+        self._open: dict[str, Order] = {}
+
+    def recall(self, book: Book) -> None:
+        """Take the orders that nobody answered before the last end."""
+        self._open |= book.orders
+
+    def attend(self) -> None:
+        """
+        Carry out what was asked for since.
+
+        Raises:
+            UnavailableError: Some part does not answer; the order stays open.
+        """
+        self._open |= {order.id: order for order in self._letters.orders()}
+        if not self._open:
+            return
+        # No batch may add a letter between the reading of a key's and their end. A
+        # batch that takes long is not waited for: a stop must be noticed meanwhile.
+        if not self._writer.alone.acquire(timeout=_PATIENCE_S):
+            return
+        try:
+            self._attend()
+        finally:
+            self._writer.alone.release()
+
+    def _attend(self) -> None:
+        wanted = frozenset(order.matter for order in self._open.values())
+        book = Book(wanted).read(self._letters.entries())
+        # Orders that came in the meantime wait: their letters were not read.
+        late = book.orders.keys() - self._open.keys()
+        for order in list(self._open.values()):
+            if order.id not in book.answers:
+                self._carry_out(order, book)
+            del self._open[order.id]
+        self._open |= {name: book.orders[name] for name in late}
+
+    def _carry_out(self, order: Order, book: Book) -> None:
+        found = book.of(order.matter)
+        carry_out: Callable[[Order, list[Letter]], Ending | Answer] = (
+            self._replayed if order.verb is Verb.REPLAY else self._discarded
+        )
+        try:
+            said = (
+                carry_out(order, found)
+                if found
+                else Answer(order.id, NOTHING_OPEN, order.matter)
+            )
+        except TowpathError as error:
+            if error.disposition is Disposition.RETRY:
+                raise
+            said = Answer(order.id, str(error), order.matter)
+        if isinstance(said, Answer):
+            self._letters.answer(said)
+        else:
+            self._letters.end([said])
+            self._parked.end(said)
+            book.read([said])
+        _log.info(
+            "dead letters attended to",
+            verb=order.verb,
+            topic=order.matter.topic,
+            letters=len(found),
+            outcome=said.text if isinstance(said, Answer) else said.how,
+        )
+
+    def _replayed(self, order: Order, found: list[Letter]) -> Ending | Answer:
+        written = self._writer.again([letter.record for letter in found])
+        if written.reasons:
+            return Answer(order.id, next(iter(written.reasons.values())), order.matter)
+        if written.asked:
+            return Answer(order.id, ASKED_FOR, order.matter)
+        how = "replayed; what the sink had newer stayed" if _stale(written) else ""
+        return Ending(order.matter, found[-1].position, how or "replayed", order.id)
+
+    def _discarded(self, order: Order, found: list[Letter]) -> Ending:
+        how = "discarded"
+        if self._ask([letter.record for letter in found]):
+            how = "discarded; its row was asked for as it is"
+        return Ending(order.matter, found[-1].position, how, order.id)
+
+    def _ask(self, records: list[Record]) -> bool:
+        changes = decode(records, self._writer.routes).changes
+        keys = dict.fromkeys((change.route, change.key) for change in changes)
+        asked = [self._repairs.ask_keys(route, [key]) for route, key in keys]
+        return any(asked)
+
+
+def _stale(written: Written) -> bool:
+    return written.delivered.stale > 0

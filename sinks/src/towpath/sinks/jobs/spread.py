@@ -1,0 +1,212 @@
+"""
+A batch spread over the executors: all changes of a key in one part, each part guarded.
+
+::
+
+    the driver's sink    holds its connection ................ flushes
+    executors                   each writes its parts, flushes
+                                     |
+                         something is not plain: the driver writes the whole batch
+
+The driver's sink takes its connections before any executor writes, and keeps them until
+its own flush: a target that restarted in between, and may have lost what executors
+wrote, has broken them by then. Its flush comes last, so that whatever it writes as a
+witness stands behind all rows of the batch. Small batches go from the driver, which
+costs them less than a task does.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+import orjson
+import structlog
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # has no stubs
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row
+
+from towpath.sinks.errors import (
+    ExecutorsFailedError,
+    TargetBusyError,
+    TargetUnavailableError,
+)
+from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk
+from towpath.sinks.jobs.checkpoint import read_offsets
+from towpath.sinks.jobs.query import QueryPlan, Rows
+from towpath.sinks.jobs.spread_part import Done, Errand, write_part
+from towpath.sinks.ports import Batch, Sink
+
+# They are sent with every task; with more, something is wrong that no speed cures.
+MAX_PARKED_TOLD: Final = 1000
+
+_log = structlog.get_logger("towpath.sinks.jobs")
+
+
+class FromDriver:
+    """Writes every batch from this process."""
+
+    def __init__(self, writer: BatchWriter) -> None:
+        self._writer = writer
+
+    def write(self, rows: Rows, batch_id: int) -> BatchResult:
+        """
+        Write one batch, as the writer does.
+
+        Raises:
+            UnavailableError: Some part does not answer; write the batch again.
+            HaltError: The sink refuses to go on.
+        """
+        return self._writer.write(rows.table, batch_id)
+
+
+class FromExecutors:
+    """Writes large batches of one sink on the executors, and all others from here."""
+
+    def __init__(
+        self,
+        plan: QueryPlan,
+        writer: BatchWriter,
+        sink: Sink,
+        desk: Desk,
+        make: Callable[[], Sink],
+    ) -> None:
+        """
+        Describe what is written, and by whom.
+
+        Args:
+            plan: The sink's query.
+            writer: Writes from here.
+            sink: The sink that the writer writes.
+            desk: What the writer has at hand.
+            make: Makes the sink on an executor.
+        """
+        self._plan = plan
+        self._writer = writer
+        self._sink = sink
+        self._desk = desk
+        self._make = make
+        self._opening = uuid.uuid4().hex
+        self._has_spread = False
+
+    def write(self, rows: Rows, batch_id: int) -> BatchResult:
+        """
+        Write one batch; when this returns, all of it is durable.
+
+        Raises:
+            UnavailableError: Some part does not answer; write the batch again.
+            HaltError: The sink refuses to go on.
+        """
+        with self._writer.alone:
+            if self._is_small(batch_id):
+                return self._write_here(rows, batch_id)
+            self._sink.apply(Batch(batch_id))
+            parts = self._on_executors(rows.frame, batch_id)
+            left = _left(parts)
+            if left is not None:
+                _log.info(
+                    "a batch is written from the driver after all",
+                    sink=self._plan.sink.name,
+                    why=left,
+                )
+                return self._write_here(rows, batch_id)
+            return self._finish(parts, batch_id)
+
+    def _finish(self, parts: Sequence[Done], batch_id: int) -> BatchResult:
+        """Flush behind all that the executors wrote."""
+        desk = self._desk
+        if not self._has_spread:
+            self._has_spread = True
+            name = self._plan.sink.name
+            _log.info("large batches are written by the executors", sink=name)
+        began_s = desk.clock.monotonic_s()
+        # Only now: the batch may hold what lies below.
+        safe = desk.safe.take(desk.parked.lowest())
+        self._sink.apply(Batch(batch_id, safe=safe))
+        self._sink.flush()
+        flush_ms = round((desk.clock.monotonic_s() - began_s) * 1000)
+        return result_of(parts, parked=len(desk.parked), flush_ms=flush_ms)
+
+    def _is_small(self, batch_id: int) -> bool:
+        wanted = self._plan.sink.spread_from_records
+        is_told_too_much = len(self._desk.parked) > MAX_PARKED_TOLD
+        return is_told_too_much or records_in(self._plan, batch_id) < wanted
+
+    def _write_here(self, rows: Rows, batch_id: int) -> BatchResult:
+        # It may carry out floors, which executors learn only when they open a sink.
+        self._opening = uuid.uuid4().hex
+        return self._writer.write(rows.table, batch_id)
+
+    def _on_executors(self, frame: DataFrame, batch_id: int) -> list[Done]:
+        errand = Errand(
+            sink=self._plan.sink,
+            make=self._make,
+            opening=self._opening,
+            parked=self._desk.parked.keys(),
+            batch_id=batch_id,
+        )
+
+        def write(rows: Iterable[Row]) -> Iterator[Done]:
+            yield write_part(errand, rows)
+
+        parts = frame.sparkSession.sparkContext.defaultParallelism
+        try:
+            # Rows, not Arrow: for that, the engine would have pandas here.
+            told: list[Done]
+            told = frame.repartition(parts, "key").rdd.mapPartitions(write).collect()
+        except (PySparkException, Py4JError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            message = f"the executors could not write the batch: {reason}"
+            raise ExecutorsFailedError(message) from error
+        return told
+
+
+def records_in(plan: QueryPlan, batch_id: int) -> int:
+    """
+    Return how many offsets a batch reads; of the very first batch nobody can tell.
+
+    Returns:
+        0 if it cannot be told.
+    """
+    try:
+        before = read_offsets(plan.checkpoint, batch_id - 1)
+        after = read_offsets(plan.checkpoint, batch_id)
+    except (OSError, orjson.JSONDecodeError):
+        return 0
+    return sum(
+        end - before.get(topic, {}).get(partition, 0)
+        for topic, ends in after.items()
+        for partition, end in ends.items()
+    )
+
+
+def result_of(parts: Sequence[Done], *, parked: int, flush_ms: int) -> BatchResult:
+    """Add up what the executors did, side by side, and the flush that followed."""
+    return BatchResult(
+        records=sum(part.records for part in parts),
+        rows=sum(part.rows for part in parts),
+        stale=sum(part.stale for part in parts),
+        dead_letters=0,
+        skipped=sum(part.skipped for part in parts),
+        parked=parked,
+        tombstones=sum(part.tombstones for part in parts),
+        position=max((part.position for part in parts), default=""),
+        decode_ms=max((part.decode_ms for part in parts), default=0),
+        apply_ms=max((part.apply_ms for part in parts), default=0),
+        flush_ms=max((part.flush_ms for part in parts), default=0) + flush_ms,
+    )
+
+
+def _left(parts: Iterable[Done]) -> str | None:
+    """
+    Say why the driver is to write the batch, if it is.
+
+    Raises:
+        UnavailableError: A target does not answer; write the batch again.
+    """
+    left = [part for part in parts if part.left]
+    for part in left:
+        if part.retry_after_s:
+            raise TargetBusyError(part.left, retry_after_s=part.retry_after_s)
+        if part.is_away:
+            raise TargetUnavailableError(part.left)
+    return left[0].left if left else None

@@ -1,0 +1,188 @@
+"""A driver of all three kinds of sink dies in every stage of a batch."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from support.serving import PATIENCE_S, Feed, Place, driver, start, told
+from support.waiting import until
+from towpath.sinks.cache.reader import CacheReader
+from towpath.sinks.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.dead_letters.letter import Order, Verb
+from towpath.sinks.declare import records_between
+from towpath.sinks.jobs.checkpoint import drop_checkpoint, standing
+from towpath.sinks.jobs.query import QueryPlan
+from towpath.sinks.kafka import Topics
+from towpath.sinks.search.reader import SearchReader
+from towpath.sinks.warehouse.reader import WarehouseReader
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+
+RUNNER = Path(__file__).with_name("driver_with_fault.py")
+SINKS = ("cache", "search", "warehouse")
+# In which stage of whose batch the process dies, one after the other.
+DEATHS = (
+    ("read", "cache"),
+    ("applied", "search"),
+    ("applied", "warehouse"),
+    ("flushed", "cache"),
+    ("flushed", "warehouse"),
+    ("set aside", "search"),
+    ("written", "cache"),
+    ("told", "warehouse"),
+)
+
+
+class Shop(Place):
+    """All three kinds of sink in one driver, and what they hold."""
+
+    def prepare(self):
+        """Write the configuration, and the table's first records."""
+        table = f"{self.name}.orders"
+        url = self.stack.dsn("warehouse")
+        lake = self.sink("warehouse", "warehouse", url, table)
+        self.write_config(
+            self.sink("cache", "cache", self.stack.redis_url),
+            self.sink("search", "search", self.stack.opensearch_url),
+            lake.replace("[[sink.route]]", 'folder = "lake"\n[[sink.route]]'),
+        )
+        self.feed = Feed(self)
+        self.poisoned = 0
+
+    def work(self, count):
+        """Add to the history, with a record at its end that is no change."""
+        self.poisoned += 1
+        self.feed.work(count, keys=60, seed=self.poisoned)
+        self.feed.poison()
+
+    def dies(self, point, sink):
+        """Run the driver until it kills itself."""
+        process = start(self, RUNNER, point, sink)
+        try:
+            code = process.wait(PATIENCE_S)
+        finally:
+            process.kill()
+            process.wait(10)
+        return code == -signal.SIGKILL
+
+    def contents(self):
+        """Return every row and tombstone of the three targets, whole."""
+        lake = self.settings.sink_named("warehouse")
+        readers = (
+            CacheReader(self.stack.redis_url, self.name),
+            SearchReader(self.stack.opensearch_url),
+            WarehouseReader(lake),
+        )
+        routes = (self.route("cache"), self.route("search"), lake.route[0].name)
+        return [self.stored(*one) for one in zip(routes, readers, strict=True)]
+
+    def book(self, sink):
+        """Read a sink's dead letters."""
+        return Book().read(DeadLetterTopic(self.settings, sink).entries())
+
+    def set_aside(self, sink):
+        """Return the open letters of a sink."""
+        book = self.book(sink)
+        return sorted(x.record.origin for m in book.letters for x in book.of(m))
+
+    def plan(self, sink):
+        """Return where a sink's query keeps its state."""
+        settings = self.settings
+        servers = settings.kafka.bootstrap_servers
+        return QueryPlan(settings.sink_named(sink), servers, settings.state_folder)
+
+    def records(self):
+        """Return how many records each sink has read, again and again."""
+        return {sink: self.progress(sink).records for sink in SINKS}
+
+    def ends(self):
+        """Return where the topic ends."""
+        return Topics(self.stack.kafka).end_offsets([self.topic])
+
+    def catch_up(self):
+        """Wait until every sink has applied all there is."""
+        for sink in SINKS:
+            self.wait_applied(sink)
+
+
+@pytest.fixture
+def shop(stack, unique, tmp_path):
+    """Lend a place with three sinks and the first records."""
+    stack.up("kafka", "redis", "opensearch", "postgres")
+    made = Shop(stack, unique, tmp_path)
+    made.prepare()
+    return made
+
+
+def test_a_driver_killed_in_every_stage_ends_equal(shop):
+    """
+    The targets hold the history, the dead letters what cannot be read (B42, B43).
+    """
+    died = []
+    for death in DEATHS:
+        shop.work(150)
+        died.append(shop.dies(*death))
+    with driver(shop):
+        shop.catch_up()
+    expected = [shop.feed.rows] * 3
+
+    assert [True] * len(DEATHS) == died, shop.log()
+    assert expected == [told(rows) for rows in shop.contents()]
+    assert [sorted(shop.feed.poisoned)] * 3 == [shop.set_aside(sink) for sink in SINKS]
+
+
+def test_a_stopped_driver_repeats_nothing(shop):
+    """
+    After SIGTERM amid a load the checkpoint has all that was written; the rest comes.
+    """
+    shop.work(1500)
+    with driver(shop):
+        until(
+            lambda: all(shop.records().values()),
+            "all have begun",
+            timeout_s=PATIENCE_S,
+        )
+    before = shop.records()
+    applied = [shop.progress(sink).applied for sink in SINKS]
+    stood = [standing(shop.plan(sink).checkpoint) for sink in SINKS]
+    left = [records_between(one, shop.ends()) for one in applied]
+    with driver(shop):
+        shop.catch_up()
+    read = [count - before[sink] for sink, count in shop.records().items()]
+
+    assert (applied, left) == (stood, read)
+
+
+def test_everything_again_changes_nothing(shop):
+    """
+    Without a checkpoint all is read again, and no row or tombstone differs (B34, B42).
+
+    Not in one byte, nor does an open letter. What was asked for of a dead letter is
+    done, although the sink died over it.
+    """
+    shop.work(600)
+    with driver(shop):
+        shop.catch_up()
+    before, records = shop.contents(), shop.records()
+    (matter,) = shop.book("cache").letters
+    DeadLetterTopic(shop.settings, "cache").ask([Order("one", Verb.DISCARD, matter)])
+    died = shop.dies("carried out", "cache")
+    for sink in SINKS:
+        drop_checkpoint(shop.plan(sink).checkpoint)
+    total = records_between({}, shop.ends())
+    with driver(shop):
+        until(
+            lambda: all(n - records[s] >= total for s, n in shop.records().items()),
+            "all was read again",
+            timeout_s=PATIENCE_S,
+        )
+    book = shop.book("cache")
+
+    assert (True, before) == (died, shop.contents())
+    assert (["one"], [], shop.feed.poisoned) == (
+        list(book.answers),
+        shop.set_aside("cache"),
+        shop.set_aside("warehouse"),
+    )

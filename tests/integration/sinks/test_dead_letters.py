@@ -1,0 +1,217 @@
+"""The dead-letter topic on a real broker, and the command that attends to it."""
+
+import json
+import textwrap
+import threading
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from support.letters import Asked, desk_of
+from support.parked_shop import Choosy, change
+from towpath.deploy.cli import dead_letters
+from towpath.deploy.cli.app import run
+from towpath.settings import load
+from towpath.sinks.change import Origin, Record
+from towpath.sinks.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.dead_letters.letter import Letter
+from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.heads import Heads
+from towpath.sinks.jobs.batch import BatchWriter
+from towpath.sinks.jobs.replay import Orders
+from towpath.sinks.kafka import Topics
+from towpath.sinks.routes import Routes
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+
+@pytest.fixture
+def config(stack, unique, tmp_path, monkeypatch):
+    """Write a configuration with one cache."""
+    # The log would go to what stands for standard error in this test only.
+    monkeypatch.setattr(dead_letters, "configure_logs", lambda: None)
+    stack.up("kafka")
+    path = tmp_path / "towpath.toml"
+    text = f"""
+        version = 1
+        state_folder = "state"
+        [[source]]
+        dsn = "postgresql://unused/shop"
+        prefix = "{unique}"
+        [kafka]
+        bootstrap_servers = "{stack.kafka}"
+        [registry]
+        url = "http://unused"
+        [[sink]]
+        name = "cache"
+        kind = "cache"
+        driver = "serving"
+        url = "redis://unused"
+        [[sink.route]]
+        topic = "{unique}.shop.orders"
+        name = "orders"
+    """
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return path
+
+
+class Process:
+    """What the driver does between batches, without its engine."""
+
+    def __init__(self, config, sink):
+        settings = load(config, {})
+        self.topic = f"{settings.database.prefix}.shop.orders"
+        self.letters = DeadLetterTopic(settings, "cache")
+        self.repairs = Asked()
+        parked = ParkedKeys()
+        book = Book(frozenset())
+        for entry in self.letters.entries():
+            book.read([entry])
+            parked.recall([entry])
+        desk = desk_of(self.letters, parked=parked, repairs=self.repairs)
+        self.writer = BatchWriter(Routes(settings.sink_named("cache")), sink, desk)
+        self.orders = Orders(self.writer, self.letters, parked, self.repairs)
+        self.orders.recall(book)
+
+    def write(self, *records):
+        """Write a batch of the table's records."""
+        moved = [
+            r._replace(origin=r.origin._replace(topic=self.topic)) for r in records
+        ]
+        return self.writer.write_records(moved, 0)
+
+    @contextmanager
+    def attending(self):
+        """Attend to orders, as the supervisor does."""
+        stop = threading.Event()
+
+        def attend():
+            while not stop.wait(0.05):
+                self.orders.attend()
+
+        thread = threading.Thread(target=attend)
+        thread.start()
+        yield
+        stop.set()
+        thread.join()
+
+
+def told(capsys):
+    """Read what a command has printed, behind what was logged."""
+    out = capsys.readouterr().out
+    return json.loads(out[out.index("\n[") + 1 if out[0] != "[" else 0 :])
+
+
+def test_parked_keys_are_listed_replayed_and_given_up(config, capsys):
+    """The sink does it; a key that it refuses again stays, and is said so."""
+    sink = Choosy()
+    process = Process(config, sink)
+    process.write(change(1, note="bad"), change(2, order=8, note="bad"))
+    process = Process(config, sink)
+    process.write(
+        change(3, status="paid", unchanged=["note"]), change(4, order=8, note="d")
+    )
+    words = ["--sink", "cache", "--json", "--config", str(config)]
+    codes = [run(["dead-letters", "list", *words])]
+    listed = told(capsys)
+    with process.attending():
+        codes.append(run(["dead-letters", "replay", "--key", "7", *words]))
+        refused = told(capsys)
+        sink.is_mended = True
+        codes.append(run(["dead-letters", "replay", "--key", "7", *words]))
+        codes.append(run(["dead-letters", "discard", "--all", *words]))
+    capsys.readouterr()
+    codes.append(run(["dead-letters", "list", *words]))
+
+    assert (
+        [(7, 2, "the note is too long"), (8, 2, "the note is too long")],
+        "stays set aside: the note is too long",
+        [1, 1, 0, 0, 0],
+        [],
+        {"7": "bad"},
+        [("orders", (8,))],
+    ) == (
+        [(json.loads(x["key"])["order_id"], x["letters"], x["reason"]) for x in listed],
+        refused[0]["outcome"],
+        codes,
+        told(capsys),
+        sink.notes,
+        process.repairs.keys,
+    )
+
+
+def test_an_order_stands_until_the_sink_runs(config):
+    """The command says so, and exits 3."""
+    sink = Choosy()
+    Process(config, sink).write(change(1, note="bad"))
+    words = ["--sink", "cache", "--config", str(config)]
+    code = run(["dead-letters", "replay", "--all", "--timeout", "0.1", *words])
+    sink.is_mended = True
+    Process(config, sink).orders.attend()
+
+    assert (3, {"7": "bad"}) == (code, sink.notes)
+
+
+def test_a_letter_is_shown_whole(config, capsys):
+    """Reason, headers, key and value, as the record had them."""
+    Process(config, Choosy()).write(change(1, note="bad"))
+    words = ["--sink", "cache", "--json", "--config", str(config)]
+    run(["dead-letters", "show", "--key", "7", *words])
+    (letter,) = told(capsys)
+
+    assert ('{"order_id":7}', True, "0000000000000008.0000000000") == (
+        letter["key"],
+        '"note":"bad"' in letter["value"],
+        letter["headers"]["position"],
+    )
+
+
+def test_letters_outlive_retention_in_one_order(config):
+    """One partition, kept for ever; what is read is what was written, in its order."""
+    settings = load(config, {})
+    topic = DeadLetterTopic(settings, "cache")
+    letters = [
+        Letter(Record(Origin("t", n % 3, n), b"%d" % n, None, {}), "why", "r", False)
+        for n in range(300)
+    ]
+    topic.put(letters)
+
+    assert (letters, {topic.name: {"0": 300}}) == (
+        list(DeadLetterTopic(settings, "cache").entries()),
+        Topics(settings.kafka.bootstrap_servers).end_offsets([topic.name]),
+    )
+
+
+def test_letters_are_not_durable_without_a_broker(config, unused_port, monkeypatch):
+    """The batch comes again."""
+    monkeypatch.setattr("towpath.sinks.kafka.REQUEST_TIMEOUT_S", 0.5)
+    text = config.read_text(encoding="utf-8")
+    settings = load(config, {})
+    away = text.replace(settings.kafka.bootstrap_servers, f"127.0.0.1:{unused_port}")
+    config.write_text(away, encoding="utf-8")
+    letter = Letter(Record(Origin("t", 0, 0), None, None, {}), "why", "", False)
+
+    with pytest.raises(BrokerUnavailableError):
+        DeadLetterTopic(load(config, {}), "cache").put([letter])
+
+
+def test_the_lowest_position_at_the_heads_of_topics_is_safe(stack, unique):
+    """Of each partition its first record counts; an empty one says nothing."""
+    stack.up("kafka")
+    admin = AdminClient({"bootstrap.servers": stack.kafka})
+    admin.create_topics([NewTopic(unique, 3, 1)])[unique].result()
+    producer = Producer({"bootstrap.servers": stack.kafka})
+    for number, partition in ((7, 0), (3, 0), (5, 1), (9, 1)):
+        headers = {"position": f"{number:016x}.0000000000"}
+        producer.produce(unique, b"v", partition=partition, headers=headers)
+    producer.flush()
+    heads = Heads(stack.kafka)
+    found = heads.lowest_position([unique])
+    producer.produce(unique, b"v", partition=2)
+    producer.flush()
+
+    assert (f"{5:016x}.0000000000", None) == (found, heads.lowest_position([unique]))

@@ -1,0 +1,86 @@
+"""What a sink wrote can be taken away whole, and nothing of others with it."""
+
+import uuid
+from pathlib import Path
+
+import pytest
+from opensearchpy import OpenSearch
+
+from support.lake import write
+from towpath.settings import Route, Sink
+from towpath.sinks.cache.client import connect
+from towpath.sinks.cache.erasing import erase as erase_cache
+from towpath.sinks.cache.place import floors_place, row_place, witness_places
+from towpath.sinks.search.erasing import erase as erase_search
+from towpath.sinks.warehouse.erasing import erase as erase_warehouse
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+
+@pytest.fixture
+def name():
+    """Name a place that no other test writes."""
+    return f"gone-{uuid.uuid4().hex[:8]}"
+
+
+def sink(kind, url, name):
+    """Describe a sink of one route."""
+    route = Route(topic="towpath.shop.orders", name=name)
+    return Sink(name="it", kind=kind, url=url, route=(route,))
+
+
+def test_a_caches_rows_and_floors_go(stack, name):
+    """Rows of a route whose name only begins so stay."""
+    stack.up("redis")
+    client = connect(stack.redis_url)
+    places = [row_place(name, name, (key,)) for key in range(2500)]
+    other = row_place(name, f"{name}2", (1,))
+    for place in (*places, other):
+        client.hset(place, "_position", "x")
+    client.hset(witness_places(name, "it", is_cluster=False)[0], "id", "x")
+    client.hset(floors_place(name), mapping={name: "1", f"{name}2": "2"})
+    erase_cache(sink("cache", stack.redis_url, name), name)
+    erase_cache(sink("cache", stack.redis_url, name), name)
+    left = client.scan_iter(f"*{name}*")
+    floors = client.hgetall(floors_place(name))
+    client.close()
+
+    assert ({other, floors_place(name)}, {f"{name}2": "2"}) == (set(left), floors)
+
+
+def test_an_indexs_versions_go_with_their_alias(stack, name):
+    """Also one that a rebuild has begun; one that is only named alike stays."""
+    stack.up("opensearch")
+    client = OpenSearch(hosts=[stack.opensearch_url])
+    client.indices.create(index=f"{name}-1", body={"aliases": {name: {}}})
+    for index in (f"{name}-2", f"{name}-x-1"):
+        client.indices.create(index=index)
+    erase_search(sink("search", stack.opensearch_url, name), "towpath")
+    erase_search(sink("search", stack.opensearch_url, name), "towpath")
+    left = sorted(client.indices.get(index=f"{name}*"))
+    client.indices.delete(index=f"{name}-x-1")
+    client.close()
+
+    assert [f"{name}-x-1"] == left
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_a_warehouses_tables_go_with_their_views_and_files(warehouse):
+    """What the sink writes again afterwards begins anew."""
+    changes = [warehouse.change(8, key, {"note": "x"}) for key in (1, 2)]
+    write(warehouse.sink(), changes, events=[warehouse.event(1)])
+    folder = Path(warehouse.described.folder)
+    begins = warehouse.orders.split(".")[1]
+    assert list(folder.rglob(f"{begins}/data/**/*.parquet"))
+    erase_warehouse(warehouse.described, "towpath")
+    erase_warehouse(warehouse.described, "towpath")
+    left = list(folder.rglob(f"{begins}/data/**/*.parquet"))
+    gone = [
+        list(warehouse.reader.rows(name))
+        for name in (warehouse.orders, warehouse.events)
+    ]
+    write(warehouse.sink(), [warehouse.change(8, 3, {"note": "y"})])
+    view = warehouse.sql("select id from {t}_live")
+
+    assert ([], [[], []], [{"id": 3}]) == (left, gone, view)

@@ -1,0 +1,172 @@
+"""Any repetition, split and crash leaves a sink equal to the fold, letters and all."""
+
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.deaths import Death, repeat
+from support.parked_shop import FILL, TOPIC, Shop, change
+from towpath.sinks.change import Origin, Record
+from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.dead_letters.letter import Matter, Order, ParkedKey, Verb
+
+KEYS = (7, 8, 9)
+
+
+class Told(NamedTuple):
+    """
+    A source's history.
+
+    Attributes:
+        logs: What stands in each partition, in order; the last is the backfill's.
+        fold: By key, the position and the row that all of it comes to.
+    """
+
+    logs: list[list[Record]]
+    fold: dict[str, tuple[str, dict | None]]
+
+
+@st.composite
+def histories(draw, *, with_poison=True):
+    """Draw whole and partial changes, deletes, READ rows, and what is no change."""
+    logs: list[list[Record]] = [[], [], []]
+    fold: dict[str, tuple[str, dict | None]] = {}
+    for number in range(1, draw(st.integers(1, 18))):
+        key = draw(st.sampled_from(KEYS))
+        row = fold.get(str(key), ("", None))[1]
+        kinds = ["c"] if row is None else ["u", "d", "r"]
+        kinds += ["partial"] if row and with_poison else []
+        kinds += ["poison"] if with_poison else []
+        kind = draw(st.sampled_from(kinds))
+        if kind == "poison":
+            place = Origin(TOPIC, 0, number)
+            logs[0].append(Record(place, b"{}", b"{", {}))
+            continue
+        notes = ["a", "b", "bad"] if with_poison else ["a", "b"]
+        after = {"note": draw(st.sampled_from(notes)), "status": f"{number}"}
+        unchanged = ["note"] if kind == "partial" else None
+        if kind == "partial":
+            del after["note"]
+        if kind == "r":
+            after = {k: v for k, v in row.items() if k != "order_id"}
+        topic = FILL if kind == "r" else TOPIC
+        operation = "u" if kind == "partial" else kind
+        record = change(
+            number, operation, order=key, topic=topic, unchanged=unchanged, **after
+        )
+        log = 2 if kind == "r" else key % 2
+        origin = Origin(topic, log % 2, number)
+        logs[log].append(record._replace(origin=origin))
+        position = record.headers["position"].decode()
+        whole = {"order_id": key, **(row or {} if unchanged else {}), **after}
+        fold[str(key)] = (position, None if kind == "d" else whole)
+    return Told(logs, fold)
+
+
+@st.composite
+def deliveries(draw):
+    """Draw a history and the batches that bring it, some of it again and again."""
+    told = draw(histories())
+    at = [0, 0, 0]
+    batches = []
+    starts = draw(st.integers(0, 2))
+    while any(a < len(log) for a, log in zip(at, told.logs, strict=True)) or starts:
+        batch = []
+        for number, log in enumerate(told.logs):
+            size = draw(st.integers(0, 4))
+            batch += log[at[number] : at[number] + size]
+            at[number] += size
+        batches.append(batch)
+        if starts and draw(st.booleans()):
+            # As a query whose checkpoint is lost, or whose last batch was not noted.
+            starts -= 1
+            at = [draw(st.integers(0, a)) for a in at]
+    return told, batches
+
+
+def content(shop):
+    """Return position and row of each key."""
+    rows = shop.sink.rows.get("orders", {})
+    return {
+        k: (s.position, None if s.row is None else dict(s.row)) for k, s in rows.items()
+    }
+
+
+DEATHS = st.lists(st.integers(1, 12), max_size=6)
+
+
+@given(deliveries(), DEATHS, st.booleans())
+def test_a_sink_ends_equal_to_the_fold_whatever_dies(delivery, deaths, is_after):
+    """
+    What is neither parked nor asked for is the fold at once; the rest, once it is told.
+
+    What cannot be read is set aside, once and to the last.
+    """
+    told, batches = delivery
+    shop = Shop(can_ask=True)
+    if deaths:
+        Death(*deaths, is_after=is_after).threaten(shop)
+    for batch in batches:
+        repeat(shop, lambda batch=batch: shop.write(*batch))
+    asked = {str(key) for _, (key,) in shop.repairs.keys}
+    flowing = {str(k) for k in KEYS if not is_parked(shop, k)} - asked
+    found = {k: v for k, v in content(shop).items() if k in flowing}
+    shop.sink.is_mended = True
+    for key in KEYS:
+        matter = Matter(TOPIC, b'{"order_id":%d}' % key)
+        shop.letters.ask(Order(f"replay {key}", Verb.REPLAY, matter))
+
+    def attend():
+        """Each process has orders of its own."""
+        shop.orders.attend()
+
+    repeat(shop, attend)
+    asked = {str(key) for _, (key,) in shop.repairs.keys}
+    repeat(shop, lambda: shop.write(*(answer(told, key) for key in sorted(asked))))
+    book = Book().read(shop.letters.entries())
+    open_ = {letter.record.origin for m in book.letters for letter in book.of(m)}
+
+    assert {k: v for k, v in told.fold.items() if k in flowing} == found
+    assert (
+        {k: row for k, (_, row) in told.fold.items()},
+        {k: v for k, v in told.fold.items() if k not in asked},
+        {r.origin for log in told.logs for r in log if r.value == b"{"},
+        {},
+    ) == (
+        {k: row for k, (_, row) in content(shop).items()},
+        {k: v for k, v in content(shop).items() if k not in asked},
+        open_,
+        book.orders,
+    )
+
+
+def answer(told, key):
+    """Tell the row of a key as it is in the end, as a snapshot does."""
+    row = told.fold[key][1]
+    if row is None:
+        return change(99, "d", order=int(key), topic=FILL)
+    after = {k: v for k, v in row.items() if k != "order_id"}
+    return change(99, "r", order=int(key), topic=FILL, **after)
+
+
+def is_parked(shop, key):
+    """Tell whether a key waits."""
+    return ParkedKey(TOPIC, b'{"order_id":%d}' % key) in shop.parked
+
+
+@given(histories(with_poison=False), st.data(), DEATHS, st.booleans())
+def test_any_order_ends_equal_to_the_fold(told, data, deaths, is_after):
+    """Whole images and deletes need no order at all, not even of one key."""
+    records = [record for log in told.logs for record in log]
+    twice = data.draw(st.lists(st.sampled_from(records), max_size=9)) if records else []
+    left = data.draw(st.permutations([*records, *twice]))
+    shop = Shop()
+    if deaths:
+        Death(*deaths, is_after=is_after).threaten(shop)
+    while left:
+        size = data.draw(st.integers(1, 6))
+        batch, left = left[:size], left[size:]
+        repeat(shop, lambda batch=batch: shop.write(*batch))
+
+    assert (told.fold, []) == (content(shop), shop.letters.records)

@@ -1,0 +1,104 @@
+"""A sink that follows its topics in a thread, as a driver does, without its engine."""
+
+import threading
+from typing import Any, Self
+
+from confluent_kafka import Consumer, Message
+
+from support.waiting import CLOCK
+from towpath.schemas.topics import backfill_topic
+from towpath.settings import Settings, Sink
+from towpath.sinks.change import Origin, Record
+from towpath.sinks.decode import decode
+from towpath.sinks.fold import newest_per_key
+from towpath.sinks.ports import Batch
+from towpath.sinks.progress import Progress, progress_path, write_progress
+from towpath.sinks.routes import Routes
+
+_BATCH_RECORDS = 2000
+
+
+class Follower:
+    """
+    Applies every record of a sink's topics, and writes how far it is.
+
+    Attributes:
+        tamper: Gets each batch's changes before the sink does; gives what it gets.
+    """
+
+    def __init__(self, settings: Settings, sink: Sink, target: Any) -> None:
+        self._routes = Routes(sink)
+        self._sink = sink
+        self._target = target
+        self._path = progress_path(settings.state_folder, sink.name)
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": settings.kafka.bootstrap_servers,
+                "group.id": f"{settings.database.prefix}.{sink.name}",
+                "auto.offset.reset": "earliest",
+                "topic.metadata.refresh.interval.ms": 500,
+                "log_level": 0,
+            }
+        )
+        self._highest = ""
+        self._applied: dict[str, dict[str, int]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.tamper = lambda changes: changes
+        self.failure: Exception | None = None
+
+    @property
+    def applied_records(self) -> int:
+        """How many records it has applied so far."""
+        parts = [dict(topic) for topic in list(self._applied.values())]
+        return sum(offset for part in parts for offset in part.values())
+
+    def __enter__(self) -> Self:
+        self._target.open()
+        # As patterns, so that topics that are made later are found.
+        topics = [route.topic for route in self._sink.route]
+        topics += [backfill_topic(topic, self._sink.name) for topic in topics]
+        self._consumer.subscribe([f"^{topic}$" for topic in topics])
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._consumer.close()
+        self._target.close()
+        assert self.failure is None, self.failure
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                found = self._consumer.consume(_BATCH_RECORDS, 0.1)
+                self._apply([each for each in found if each.error() is None])
+        except Exception as failure:  # noqa: BLE001 - told where the test waits
+            self.failure = failure
+
+    def _apply(self, messages: list[Message]) -> None:
+        if not messages:
+            return
+        decoded = decode([_record(each) for each in messages], self._routes)
+        assert not decoded.poison, decoded.poison
+        folded = newest_per_key(decoded.changes, decoded.floors)
+        changes = tuple(self.tamper(folded.changes))
+        self._target.apply(Batch(0, changes, (), tuple(decoded.floors)))
+        self._target.flush()
+        for each in messages:
+            topic = self._applied.setdefault(str(each.topic()), {})
+            topic[str(each.partition())] = (each.offset() or 0) + 1
+        told = (each.position for each in (*decoded.changes, *decoded.floors))
+        self._highest = max(self._highest, *told)
+        progress = Progress(
+            self._sink.name, applied=self._applied, position=self._highest
+        )
+        write_progress(self._path, progress, CLOCK.now())
+
+
+def _record(message: Message) -> Record:
+    place = str(message.topic()), message.partition() or 0, message.offset() or 0
+    return Record(
+        Origin(*place), message.key(), message.value(), dict(message.headers() or [])
+    )

@@ -1,0 +1,62 @@
+"""Rows of Kafka's columns, as the engine hands them over."""
+
+import orjson
+import pyarrow as pa
+
+TOPIC = "towpath.shop.orders"
+BACKFILL = f"{TOPIC}.backfill.cache"
+COLUMNS = ("topic", "partition", "offset", "key", "value", "headers")
+
+
+def row(offset, operation, *, order=7, topic=TOPIC, unchanged=None, **after):
+    """Make one row of Kafka's columns."""
+    value = orjson.dumps({"op": operation, "after": {"order_id": order, **after}})
+    headers = [("position", f"{offset * 8:016x}.0000000000".encode())]
+    if unchanged:
+        headers.append(("unchanged", orjson.dumps(unchanged)))
+    return (topic, 0, offset, orjson.dumps({"order_id": order}), value, headers)
+
+
+def table(*rows):
+    """Make the table that the engine hands over."""
+    told = [
+        (*row[:-1], [{"key": name, "value": text} for name, text in row[-1]])
+        for row in rows
+    ]
+    return pa.table(dict(zip(COLUMNS, zip(*told, strict=True), strict=True)))
+
+
+def history(chance, poison=0.01):
+    """Make records as they stand in two topics, each in its own order."""
+    notes = {}
+    streamed, read = [], []
+    for offset in range(1, chance.randint(5, 40)):
+        order = chance.randint(1, 5)
+        kind = chance.choice("cudpr" if order in notes else "cc")
+        after = {"v": offset}
+        if kind in "cu":
+            notes[order] = str(offset)
+        if kind in "cur":
+            after["note"] = notes[order]
+        if kind == "d":
+            del notes[order]
+        if chance.random() < poison:
+            kind = "z"
+        missing = ["note"] if kind == "p" else None
+        operation = "u" if kind == "p" else kind
+        topic = BACKFILL if kind == "r" else TOPIC
+        made = row(
+            offset, operation, order=order, topic=topic, unchanged=missing, **after
+        )
+        (read if kind == "r" else streamed).append(made)
+    return _merged(chance, streamed, read)
+
+
+def _merged(chance, *topics):
+    rests = [list(topic) for topic in topics if topic]
+    merged = []
+    while rests:
+        rest = chance.choice(rests)
+        merged.append(rest.pop(0))
+        rests = [one for one in rests if one]
+    return merged

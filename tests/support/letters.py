@@ -1,0 +1,127 @@
+"""Dead letters in memory, and what a batch writer has at hand beside its sink."""
+
+from towpath.sinks.dead_letters.letter import (
+    Letter,
+    Order,
+    entry_content,
+    entry_of,
+    letter_headers,
+)
+from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.jobs.batch import Desk
+from towpath.sinks.jobs.safe import SafePosition
+
+
+class Letters:
+    """
+    A dead-letter topic in a list, written and read as the real one.
+
+    ``fail`` makes the broker go away.
+    """
+
+    def __init__(self, *, fail=False):
+        self.records = []
+        self.fail = fail
+        self._seen = 0
+
+    def put(self, letters):
+        """Take records."""
+        given = [(x.record.key, x.record.value, letter_headers(x)) for x in letters]
+        self._write(given)
+        return len(given)
+
+    def end(self, endings):
+        """Take endings."""
+        self._write([self._other(ending) for ending in endings])
+
+    def answer(self, answer):
+        """Take an answer."""
+        self._write([self._other(answer)])
+
+    def ask(self, *orders):
+        """Take orders."""
+        self._write([self._other(order) for order in orders])
+
+    def entries(self):
+        """Read all of it."""
+        self._seen = len(self.records)
+        return iter([entry_of(*record) for record in self.records])
+
+    def orders(self):
+        """Read on."""
+        new = [entry_of(*record) for record in self.records[self._seen :]]
+        self._seen = len(self.records)
+        return [entry for entry in new if isinstance(entry, Order)]
+
+    def close(self):
+        """Nothing to let go of."""
+
+    def told(self):
+        """Return offset and reason of each letter."""
+        return [
+            (entry.record.origin.offset, entry.reason)
+            for entry in self.entries()
+            if isinstance(entry, Letter)
+        ]
+
+    def _write(self, records):
+        if self.fail:
+            message = "no broker"
+            raise BrokerUnavailableError(message)
+        self.records += records
+
+    @staticmethod
+    def _other(entry):
+        headers, value = entry_content(entry)
+        return entry.matter.key, value, headers
+
+
+class AtOnce:
+    """Floors that count as soon as they are told."""
+
+    def counting(self, floors):
+        """Let all of them count."""
+        return tuple(floors)
+
+    def carried_out(self, floors, records):
+        """Take note of nothing."""
+
+
+class Asked:
+    """Repairs that remember what they were asked for; ``can`` is their answer."""
+
+    def __init__(self, *, can=True):
+        self.keys = []
+        self.routes = []
+        self._can = can
+
+    def ask_keys(self, route, keys):
+        """Take keys."""
+        self.keys += [(route, key) for key in keys] if self._can else []
+        return self._can
+
+    def ask_all(self, route, why):
+        """Take a route."""
+        self.routes += [(route, why)] if self._can else []
+        return self._can
+
+
+class Still:
+    """A clock that stands still."""
+
+    def monotonic_s(self):
+        """Tell no time."""
+        return 0.0
+
+
+def desk_of(letters, *, parked=None, repairs=None):
+    """Put a desk together; by default nobody can be asked for rows."""
+    return Desk(
+        letters=letters,
+        parked=ParkedKeys() if parked is None else parked,
+        sweeps=AtOnce(),
+        repairs=Asked(can=False) if repairs is None else repairs,
+        safe=SafePosition(None, Still()),
+        clock=Still(),
+    )

@@ -1,0 +1,95 @@
+"""A sink of orders in memory that refuses some, with its dead letters."""
+
+import orjson
+
+from support.letters import Asked, Letters, desk_of
+from towpath.settings import Sink as SinkSettings
+from towpath.sinks.change import Origin, Record
+from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.dead_letters.letter import Matter, Order
+from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.errors import BatchRefusedError
+from towpath.sinks.jobs.batch import BatchWriter
+from towpath.sinks.jobs.replay import Orders
+from towpath.sinks.memory import MemorySink
+from towpath.sinks.routes import Routes
+
+TOPIC = "towpath.shop.orders"
+FILL = f"{TOPIC}.backfill.cache"
+ROUTES = Routes(
+    SinkSettings.model_validate(
+        {
+            "name": "cache",
+            "kind": "cache",
+            "url": "redis://unused",
+            "route": [{"topic": TOPIC, "name": "orders"}],
+        }
+    )
+)
+KEY = Matter(TOPIC, b'{"order_id":7}')
+
+
+class Choosy(MemorySink):
+    """Refuses a row whose note it does not take, until it is mended."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_mended = False
+
+    def apply(self, batch):
+        """Refuse the whole call."""
+        rows = (change.row or {} for change in batch.changes)
+        if not self.is_mended and any(row.get("note") == "bad" for row in rows):
+            message = "the note is too long"
+            raise BatchRefusedError(message)
+        super().apply(batch)
+
+    @property
+    def notes(self):
+        """Return the note of each order; that of a tombstone is None."""
+        rows = self.rows.get("orders", {})
+        return {k: s.row and s.row.get("note") for k, s in rows.items()}
+
+
+class Shop:
+    """A sink, its dead letters, and writers that may crash and begin anew."""
+
+    def __init__(self, *, can_ask=False):
+        self.sink = Choosy()
+        self.letters = Letters()
+        self.repairs = Asked(can=can_ask)
+        self.parked = ParkedKeys()
+        self.begin()
+
+    def begin(self):
+        """Start as a driver does: all that is known comes from the topic."""
+        self.parked = ParkedKeys()
+        self.parked.recall(self.letters.entries())
+        desk = desk_of(self.letters, parked=self.parked, repairs=self.repairs)
+        self.writer = BatchWriter(ROUTES, self.sink, desk)
+        self.orders = Orders(self.writer, self.letters, self.parked, self.repairs)
+        self.orders.recall(Book(frozenset()).read(self.letters.entries()))
+
+    def write(self, *records):
+        """Write a batch of records."""
+        return self.writer.write_records(list(records), 0)
+
+    def ask(self, verb, matter=KEY):
+        """Ask for something; return what the sink said of it."""
+        order = Order(f"{verb}-{len(self.letters.records)}", verb, matter)
+        self.letters.ask(order)
+        self.orders.attend()
+        return Book(frozenset()).read(self.letters.entries()).answers[order.id]
+
+
+def change(number, operation="u", *, order=7, topic=TOPIC, unchanged=None, **after):
+    """Make a record; one of a snapshot stands below the stream's of its number."""
+    ordinal = "-" if operation == "r" else "0000000000"
+    position = f"{number * 8:016x}.{ordinal}"
+    headers = {"position": position.encode()}
+    if unchanged:
+        headers["unchanged"] = orjson.dumps(unchanged)
+    row = None if operation == "d" else {"order_id": order, **after}
+    value = orjson.dumps({"op": operation, "after": row})
+    key = orjson.dumps({"order_id": order})
+    return Record(Origin(topic, 0, number), key, value, headers)

@@ -1,0 +1,263 @@
+"""A driver as a process, one table's records for it, and what they come to."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from towpath.deploy import java
+from towpath.deploy.jars import store
+from towpath.settings import load
+from towpath.sinks import __main__ as sinks
+from towpath.sinks.cache.reader import CacheReader
+from towpath.sinks.change import Origin
+from towpath.sinks.progress import progress_path, read_progress
+from towpath.sinks.search.reader import SearchReader
+
+PATIENCE_S = 240.0
+
+RELATION = {
+    "schema": "shop",
+    "table": "orders",
+    "oid": 16400,
+    "columns": [
+        {"name": name, "type": type_, "type_oid": 0, "typmod": -1, "nullable": True}
+        for name, type_ in (
+            ("order_id", "bigint"),
+            ("status", "shop.order_status"),
+            ("note", "text"),
+        )
+    ],
+    "key": ["order_id"],
+    "position": "0000000000000000.0000000000",
+}
+
+
+@dataclass
+class Place:
+    """One test's corner of the stack."""
+
+    stack: object
+    name: str
+    folder: Path
+
+    @property
+    def topic(self):
+        """The table's topic."""
+        return f"{self.name}.shop.orders"
+
+    @property
+    def config(self):
+        """The configuration file."""
+        return self.folder / "towpath.toml"
+
+    @property
+    def settings(self):
+        """The configuration."""
+        return load(self.config, {})
+
+    def write_config(self, *blocks):
+        """Write the configuration with these sinks."""
+        head = f"""
+            version = 1
+            state_folder = "state"
+            [[source]]
+            dsn = "postgresql://unused/shop"
+            prefix = "{self.name}"
+            [kafka]
+            bootstrap_servers = "{self.stack.kafka}"
+            [registry]
+            url = "http://unused"
+            [topics]
+            partitions = 3
+        """
+        text = textwrap.dedent(head) + "".join(blocks)
+        self.config.write_text(text, encoding="utf-8")
+
+    def route(self, sink):
+        """Name a sink's route."""
+        return f"{self.name}-{sink}"
+
+    def sink(self, name, kind, url, route=None):
+        """Write the block of a sink with one route, named as the sink."""
+        return textwrap.dedent(f"""
+            [[sink]]
+            name = "{name}"
+            kind = "{kind}"
+            driver = "serving"
+            url = "{url}"
+            trigger_ms = 200
+            max_batch_records = 700
+            [[sink.route]]
+            topic = "{self.topic}"
+            name = "{route or self.route(name)}"
+        """)
+
+    def progress(self, sink):
+        """Read a sink's progress."""
+        return read_progress(progress_path(self.settings.state_folder, sink), sink)
+
+    def wait_applied(self, sink):
+        """Wait until a sink has applied all there is."""
+        ends = sinks.sink_ends(self.config, sink)
+        sinks.wait_applied(self.config, sink, ends, PATIENCE_S)
+
+    def cached(self, sink="cache"):
+        """Read the cache: position and fields of live rows, position of the others."""
+        return told(
+            self.stored(self.route(sink), CacheReader(self.stack.redis_url, self.name))
+        )
+
+    def indexed(self, sink="search"):
+        """Read the index in the same form."""
+        return told(
+            self.stored(self.route(sink), SearchReader(self.stack.opensearch_url))
+        )
+
+    @staticmethod
+    def stored(route, reader):
+        """Read all that a sink holds, whole."""
+        rows = sorted(reader.rows(route), key=lambda row: row.key)
+        reader.close()
+        return rows
+
+    def log(self):
+        """Return what the driver said."""
+        return (self.folder / "driver.log").read_text(encoding="utf-8")[-6000:]
+
+
+def told(rows):
+    """Return position and fields of live rows, the position of the others."""
+    return {
+        int(row.key): (row.position, None)
+        if row.is_deleted
+        else (row.position, row.fields["status"], row.fields.get("note"))
+        for row in rows
+    }
+
+
+class Feed:
+    """Produces a table's records, and remembers what they come to."""
+
+    def __init__(self, place):
+        self._place = place
+        self._log_lsn = 8
+        self._producer = Producer(
+            {"bootstrap.servers": place.stack.kafka, "partitioner": "murmur2_random"}
+        )
+        self.rows = {}
+        self.poisoned = []
+        self._create(f"{place.name}.relations", **{"cleanup.policy": "compact"})
+        self._create(place.topic)
+        relation = json.dumps(RELATION)
+        self._producer.produce(f"{place.name}.relations", relation, "shop.orders")
+        self._producer.flush()
+
+    def _create(self, topic, **config):
+        admin = AdminClient({"bootstrap.servers": self._place.stack.kafka})
+        created = admin.create_topics([NewTopic(topic, 3, 1, config=config)])
+        created[topic].result()
+
+    def put(self, key, operation, row, *, topic=None, unchanged=(), ordinal=0):
+        """Produce one change at the next position; a delete has its tombstone."""
+        self._log_lsn += 8
+        place = "-" if operation == "r" else f"{ordinal:010d}"
+        position = f"{self._log_lsn:016x}.{place}"
+        headers = {"position": position}
+        if unchanged:
+            headers["unchanged"] = json.dumps(list(unchanged))
+        after = None if row is None else {"order_id": key, **row}
+        value = json.dumps({"before": None, "after": after, "op": operation})
+        self._send(topic, key, value, headers)
+        if row is None:
+            self._send(topic, key, None, {"position": f"{position}.1"})
+            self.rows[key] = (position, None)
+            return
+        old = self.rows.get(key, (None, None, None))
+        note = old[2] if unchanged else row.get("note")
+        self.rows[key] = (position, row["status"], note)
+
+    def poison(self):
+        """Produce a record that is no change; take note of where it stands."""
+
+        def note(_error, message):
+            place = (message.topic(), message.partition(), message.offset())
+            self.poisoned.append(Origin(*place))
+
+        self._send(None, 1, "{", {"position": "x"}, note)
+        self._producer.flush()
+
+    def _send(self, topic, key, value, headers, told=None):
+        self._producer.produce(
+            topic or self._place.topic,
+            value,
+            json.dumps({"order_id": key}),
+            headers=list(headers.items()),
+            on_delivery=told,
+        )
+        self._producer.poll(0)
+
+    def work(self, count, *, keys, seed):
+        """Produce a random history of creates, updates, partial updates, deletes."""
+        rng = random.Random(seed)  # noqa: S311 - a repeatable test
+        for number in range(count):
+            key = rng.randrange(keys)
+            is_live = self.rows.get(key, (None, None))[1] is not None
+            row = {"status": rng.choice(("placed", "paid")), "note": f"{number}"}
+            if not is_live:
+                self.put(key, "c", row)
+            elif rng.random() < 0.2:
+                self.put(key, "d", None)
+            elif rng.random() < 0.3:
+                self.put(key, "u", {"status": "cancelled"}, unchanged=["note"])
+            else:
+                self.put(key, "u", row)
+        self._producer.flush()
+
+    def backfill(self, sink, keys):
+        """Produce READ rows for one sink, on the topic that declaring it has made."""
+        topic = f"{self._place.topic}.backfill.{sink}"
+        for key in keys:
+            self.put(key, "r", {"status": "placed", "note": "read"}, topic=topic)
+        self._producer.flush()
+
+
+def start(place, *command):
+    """Start the driver's process; with a command, what it says in place of it."""
+    environment = {
+        **os.environ,  # noqa: TID251 - a process of its own
+        "JAVA_HOME": str(java.spark_home(place.folder / "java")),
+        "TOWPATH_SPARK_JARS": str(store.of("spark")),
+        "PYTHONUNBUFFERED": "1",
+    }
+    words = command or ("-m", "towpath.sinks")
+    options = ("--config", place.config, "--driver", "serving")
+    with (place.folder / "driver.log").open("ab") as log_file:
+        return subprocess.Popen(
+            [sys.executable, *words, *options],
+            env=environment,
+            stdout=log_file,
+            stderr=log_file,
+        )
+
+
+@contextmanager
+def driver(place):
+    """Run the driver's process; it must end by itself when told to."""
+    process = start(place)
+    try:
+        yield process
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, place.log()
+    finally:
+        process.kill()
+        process.wait(10)

@@ -1,0 +1,98 @@
+"""A cluster of Spark's own on this machine: a master and two workers."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pyspark
+
+from support.waiting import until
+from towpath.deploy import java
+from towpath.deploy.jars import store
+from towpath.sinks import submit
+
+SPARK_HOME = Path(pyspark.__file__).parent
+SUBMITTED = Path(submit.__file__).with_name("__main__.py")
+_MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
+_DEPLOY = "org.apache.spark.deploy"
+_QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+
+
+class SparkCluster:
+    """A master and its workers, each a process group that can be killed as a whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._running: list[subprocess.Popen[bytes]] = []
+        self.environment = {
+            **os.environ,  # noqa: TID251 - processes of their own
+            "JAVA_HOME": str(java.spark_home(folder / "java")),
+            "SPARK_HOME": str(SPARK_HOME),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": _QUICK,
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        self._start("master", f"{_DEPLOY}.master.Master", "--port", "0")
+        until(lambda: _MASTER.search(self.log("master")) is not None, "it is master")
+        self.master = _MASTER.search(self.log("master"))[1]
+        self.workers = [self._work(name) for name in ("one", "two")]
+        text = "Successfully registered with master"
+        for name in ("one", "two"):
+            until(lambda name=name: text in self.log(name), f"worker {name} is there")
+
+    def submit(self, config: Path, driver: str) -> subprocess.Popen[bytes]:
+        """Run a driver of sinks by spark-submit; its log is ``driver``."""
+        jars = ",".join(str(jar) for jar in sorted(store.of("spark").glob("*.jar")))
+        options = {
+            "spark.executor.memory": "700m",
+            "spark.executor.extraJavaOptions": _QUICK,
+        }
+        confs = [f"--conf={name}={value}" for name, value in options.items()]
+        command = [
+            *(SPARK_HOME / "bin/spark-submit", "--master", self.master),
+            *("--jars", jars, "--driver-memory", "1g", *confs),
+            *("--driver-java-options", f"-Xss4m {_QUICK}"),
+            *(SUBMITTED, "--config", config, "--driver", driver),
+        ]
+        return self._open("driver", command)
+
+    def log(self, name: str) -> str:
+        """Return what a process said."""
+        return (self.folder / f"{name}.log").read_text(encoding="utf-8")
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill a process and all that it has started, as a machine that goes down."""
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+    def close(self) -> None:
+        """Kill whatever runs."""
+        for process in reversed(self._running):
+            self.kill(process)
+
+    def _work(self, name: str) -> subprocess.Popen[bytes]:
+        options = ("-c", "1", "-m", "1g", "-d", str(self.folder / name))
+        return self._start(name, f"{_DEPLOY}.worker.Worker", *options, self.master)
+
+    def _start(self, name: str, main: str, *arguments: str):
+        here = ("--host", "127.0.0.1", "--webui-port", "0")
+        command = [SPARK_HOME / "bin/spark-class", main, *here, *arguments]
+        return self._open(name, command)
+
+    def _open(self, name: str, command) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as file:
+            process = subprocess.Popen(
+                command,
+                env=self.environment,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        self._running.append(process)
+        return process

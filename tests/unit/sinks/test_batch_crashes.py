@@ -1,0 +1,69 @@
+"""A writer that dies at any call, on either side of it, ends as one that never did."""
+
+import pytest
+
+from support.deaths import Death, repeat
+from support.parked_shop import FILL, TOPIC, Shop, change
+from towpath.sinks.change import Origin, Record
+from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.dead_letters.letter import Matter, Order, Verb
+
+POISON = Record(Origin(TOPIC, 1, 5), b"{}", b"{", {})
+# Orders 7, 8 and 9: 7 is parked and replayed, 8 is read anew, 9 lacks its row.
+BATCHES = (
+    (
+        change(1, "c", note="a"),
+        change(2, "c", order=8, note="b"),
+        change(3, note="bad"),
+        POISON,
+    ),
+    (
+        change(4, status="paid", unchanged=["note"]),
+        change(5, order=8, note="bad"),
+        change(6, order=9, status="paid", unchanged=["note"]),
+    ),
+    (
+        change(7, order=8, note="behind"),
+        change(8, "r", order=8, topic=FILL, note="as it is"),
+    ),
+    (change(9, order=10, note="c"), change(10, "d", order=10)),
+)
+ORDER = Order("one", Verb.REPLAY, Matter(TOPIC, b'{"order_id":7}'))
+
+
+def run(death=None):
+    """Write all batches, one after the other, however often the writer dies."""
+    shop = Shop(can_ask=True)
+    if death is not None:
+        death.threaten(shop)
+    for batch in BATCHES:
+        repeat(shop, lambda batch=batch: shop.write(*batch))
+    shop.sink.is_mended = True
+    shop.letters.ask(ORDER)
+
+    def attend():
+        """Each process has orders of its own."""
+        shop.orders.attend()
+
+    repeat(shop, attend)
+    book = Book().read(shop.letters.entries())
+    open_ = [x.record.origin for matter in book.letters for x in book.of(matter)]
+    return shop.sink.rows, open_, set(shop.repairs.keys), set(book.answers), book.orders
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_death_at_any_call_changes_nothing_in_the_end(is_after: bool):
+    """Rows, tombstones, open letters and answers are those of an undisturbed run."""
+    expected = run()
+    deaths = 0
+    while True:
+        death = Death(deaths + 1, is_after=is_after)
+        found = run(death)
+        if death.left > 0:
+            break
+        deaths += 1
+
+        assert expected == found
+
+    assert ([POISON.origin], {("orders", (9,))}, {"one"}) == expected[1:4]
+    assert deaths > 15

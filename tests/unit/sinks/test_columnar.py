@@ -1,0 +1,217 @@
+"""Large batches of a sink that takes columns: nothing is lost between the two ways."""
+
+import random
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from support.kafka_rows import history, table
+from support.letters import Letters, desk_of
+from towpath.settings import Sink as SinkSettings
+from towpath.sinks.change import ALL_PRESENT, Change, Origin
+from towpath.sinks.columns import read_rows
+from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.errors import BatchRefusedError
+from towpath.sinks.jobs import columnar
+from towpath.sinks.jobs.batch import BatchWriter
+from towpath.sinks.jobs.columnar import FromColumns
+from towpath.sinks.memory import MemorySink
+from towpath.sinks.ports import Batch, Columnar
+from towpath.sinks.routes import Routes
+
+TOPIC = "towpath.shop.orders"
+ROUTES = Routes(
+    SinkSettings.model_validate(
+        {
+            "name": "cache",
+            "kind": "cache",
+            "url": "redis://unused",
+            "route": [{"topic": TOPIC, "name": "orders"}],
+        }
+    )
+)
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        (
+            "headers",
+            pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+        ),
+    ]
+)
+
+
+class ColumnSink(MemorySink):
+    """Takes whole rows as columns, newest last; ``refuses`` is what it raises."""
+
+    def __init__(self, *, refuses=False):
+        super().__init__()
+        self.taken = 0
+        self.refuses = refuses
+
+    def take_columns(self, columns):
+        if self.refuses:
+            message = "one of them"
+            raise BatchRefusedError(message)
+        places = []
+        is_whole = read_rows(columns, pa.struct([])).is_whole
+        for place, position, value, is_taken in zip(
+            *(columns.places, columns.positions.to_pylist(), columns.values, is_whole),
+            strict=True,
+        ):
+            envelope = orjson.loads(value.as_py())
+            if not is_taken.as_py():
+                continue
+            key, row = (envelope["after"]["order_id"],), envelope["after"]
+            origin = Origin(TOPIC, 0, 0)
+            self.apply(
+                Batch(
+                    0,
+                    (
+                        Change(
+                            *(columns.route, key, ("order_id",), position, row),
+                            *(ALL_PRESENT, False, origin),
+                        ),
+                    ),
+                )
+            )
+            places.append(place.as_py())
+        self.taken += len(places)
+        return pa.array(places, columns.places.type)
+
+
+class Handed:
+    """A batch that is here already."""
+
+    def __init__(self, *rows):
+        self.table = pa.Table.from_pylist(
+            [dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA
+        )
+
+
+def row(offset, operation, *, order, unchanged=None, **after):
+    """Make one row of Kafka's columns."""
+    image = None if operation == "d" else {"order_id": order, **after}
+    headers = [{"key": "position", "value": b"%016x.0000000000" % (offset * 8)}]
+    if unchanged:
+        headers.append({"key": "unchanged", "value": orjson.dumps(unchanged)})
+    value = orjson.dumps({"op": operation, "after": image})
+    return (TOPIC, 0, offset, orjson.dumps({"order_id": order}), value, headers)
+
+
+def poison(offset):
+    """Make one that cannot be read."""
+    return (TOPIC, 0, offset, b"{}", b"{", [])
+
+
+BATCH = (
+    *(row(n, "c", order=n, note="a", body="b") for n in range(1, 9)),
+    row(9, "u", order=3, note="c", unchanged=["body"]),
+    row(10, "d", order=4),
+    (TOPIC, 0, 11, b'{"order_id":4}', None, row(10, "d", order=4)[-1]),
+    poison(12),
+    row(13, "c", order=4, note="again"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Make batches of a few records large ones, in parts of two."""
+    monkeypatch.setattr(columnar, "LEAST_RECORDS", 5)
+    monkeypatch.setattr(columnar, "PART_RECORDS", 2)
+
+
+def written(sink, *rows, letters=None, parked=None):
+    """Write one batch; return what is told of it."""
+    desk = desk_of(letters or Letters(), parked=parked)
+    writer = BatchWriter(ROUTES, sink, desk)
+    return FromColumns(writer, sink, desk).write(Handed(*rows), 0)
+
+
+def expected():
+    """Write it the ordinary way."""
+    sink = MemorySink()
+    BatchWriter(ROUTES, sink, desk_of(Letters())).write(Handed(*BATCH).table, 0)
+    return sink.rows
+
+
+def test_what_is_plain_is_taken_and_the_rest_comes_as_ever():
+    """The end is the same, and every record is counted once."""
+    sink, letters = ColumnSink(), Letters()
+    told = written(sink, *BATCH, letters=letters)
+    assert isinstance(sink, Columnar)
+
+    # Orders 3 and 4 have more than whole rows: all of theirs comes the ordinary way.
+    assert (6, expected()) == (sink.taken, sink.rows)
+    assert (13, 1, 1, row(13, "c", order=4)[-1][0]["value"].decode()) == (
+        told.records,
+        told.dead_letters,
+        len(letters.told()),
+        told.position,
+    )
+    # In parts of two nothing is folded, so each change counts.
+    assert (12, 0) == (told.rows, told.stale)
+
+
+def test_a_batch_of_plain_rows_alone_is_flushed_and_told():
+    """Nothing is left for the ordinary way, but its flush."""
+    sink = ColumnSink()
+    told = written(sink, *BATCH[:8])
+
+    assert (8, 8, 8) == (sink.taken, told.rows, told.records)
+
+
+def test_a_small_batch_goes_record_by_record():
+    """Columns are worth it only for many."""
+    sink = ColumnSink()
+    told = written(sink, *BATCH[:4])
+
+    assert (0, 4) == (sink.taken, told.rows)
+
+
+def test_nothing_is_taken_while_a_key_is_parked():
+    """What stands behind a parked key is the ordinary way's to hold back."""
+    letters, parked = Letters(), ParkedKeys()
+    unread = (TOPIC, 0, 1, b'{"order_id":1}', b"{", row(1, "c", order=1)[-1])
+    written(ColumnSink(), unread, letters=letters, parked=parked)
+    sink = ColumnSink()
+    told = written(sink, *BATCH, letters=letters, parked=parked)
+
+    assert (1, 0) == (told.parked, sink.taken)
+
+
+def test_a_batch_that_is_refused_is_tried_record_by_record():
+    """Whose fault it is shows there."""
+    sink = ColumnSink(refuses=True)
+    told = written(sink, *BATCH)
+
+    assert (13, expected()) == (told.records, sink.rows)
+
+
+class Told:
+    """A batch of any records."""
+
+    def __init__(self, rows):
+        self.table = table(*rows)
+
+
+def test_any_history_ends_as_in_one_piece():
+    """
+    A partial change is folded with the whole row before it, also above a delete.
+    """
+    chance = random.Random(5)  # noqa: S311 - a repeatable test
+    for _ in range(300):
+        rows = history(chance, poison=0)
+        taking, whole = ColumnSink(), MemorySink()
+        desks = [desk_of(Letters()) for _ in range(2)]
+        BatchWriter(ROUTES, whole, desks[0]).write(table(*rows), 0)
+        writer = BatchWriter(ROUTES, taking, desks[1])
+        FromColumns(writer, taking, desks[1]).write(Told(rows), 0)
+        letters = [len(desk.letters.told()) for desk in desks]
+
+        assert (whole.rows, [0, 0]) == (taking.rows, letters)

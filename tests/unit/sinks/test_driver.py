@@ -1,0 +1,209 @@
+"""Which sinks a driver starts, starts anew and lets go of, as its file changes."""
+
+import threading
+from datetime import UTC, datetime
+
+import pytest
+import structlog
+
+from towpath.schemas.failure import UnavailableError
+from towpath.settings import load
+from towpath.sinks.errors import SinkUnfitError
+from towpath.sinks.held import hold
+from towpath.sinks.jobs import driver as module
+from towpath.sinks.jobs.driver import Choice, Driver
+from towpath.sinks.jobs.supervisor import Parts
+
+HEAD = """\
+version = 1
+state_folder = "state"
+[[source]]
+dsn = "postgresql://shop"
+[kafka]
+bootstrap_servers = "kafka:9092"
+[registry]
+url = "http://registry"
+"""
+SINK = """
+[[sink]]
+name = "{name}"
+kind = "cache"
+driver = "{driver}"
+url = "redis://cache"
+trigger_ms = {trigger_ms}
+[[sink.route]]
+topic = "towpath.shop.orders"
+name = "{name}"
+"""
+
+
+class Clock:
+    """A clock that stands still."""
+
+    def now(self):
+        """Tell a fixed time."""
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Supervisor:
+    """Runs nothing, and ends when the test says so."""
+
+    made: list["Supervisor"]
+
+    def __init__(self, _spark, plan, _parts, report, stop):
+        self.sink = plan.sink
+        self.report = report
+        self.stop = stop
+        self.has_ended = False
+        self.made.append(self)
+
+    def start(self):
+        """Begin."""
+
+    def join(self, _timeout_s):
+        """Tell whether it has ended."""
+        return self.has_ended
+
+    def end(self):
+        """End, having been told to."""
+        assert self.stop.is_set()
+        self.has_ended = True
+
+
+class Place:
+    """A driver, its file, and what its check says."""
+
+    def __init__(self, folder):
+        self.state = folder / "state"
+        self.path = folder / "towpath.toml"
+        self.checked = []
+        self.answers = []
+        parts = Parts(None, None, None, Clock(), check=self._check)
+        stop = threading.Event()
+        self.driver = Driver(None, Choice((), "serving"), self, parts, stop)
+        self._is_new = False
+
+    def write(self, *sinks):
+        """Write the file: names, or names with other things that are said of them."""
+        said = [one if isinstance(one, tuple) else (one, {}) for one in sinks]
+        blocks = [
+            SINK.format(**{"driver": "serving", "trigger_ms": 1} | more, name=name)
+            for name, more in said
+        ]
+        self.path.write_text(HEAD + "".join(blocks))
+        self._is_new = True
+
+    def changed(self):
+        """Read the file if it has changed."""
+        is_new, self._is_new = self._is_new, False
+        return load(self.path, {}) if is_new else None
+
+    def look(self, *sinks):
+        """Write the file and have the driver look; return what runs, by name."""
+        if sinks:
+            self.write(*sinks)
+        self.driver._look()
+        return [(one.sink.name, one.sink.trigger_ms) for one in running()]
+
+    def _check(self, sink):
+        self.checked.append(sink.name)
+        answer = self.answers.pop(0) if self.answers else None
+        if answer is not None:
+            raise answer
+
+
+def running():
+    """List the supervisors that were not told to stop."""
+    return [one for one in Supervisor.made if not one.stop.is_set()]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Lend a driver without an engine."""
+    Supervisor.made = []
+    monkeypatch.setattr(module, "Supervisor", Supervisor)
+    lent = Place(tmp_path)
+    yield lent
+    for left in lent.driver._running.values():
+        left.held.release()
+
+
+def test_sinks_come_and_go_and_others_are_not_touched(place):
+    """The folder of one that goes is free only once it has ended."""
+    assert [("a", 1), ("b", 1)] == place.look("a", "b", ("x", {"driver": "other"}))
+    assert [("b", 1), ("c", 1)] == place.look("b", "c")
+    assert hold(place.state, "a") is None
+    Supervisor.made[0].end()
+    place.look()
+    free = hold(place.state, "a")
+    free.release()
+
+    assert ["a", "b", "c"] == [one.sink.name for one in Supervisor.made]
+
+
+def test_a_sink_that_goes_to_another_driver_is_let_go(place):
+    """It is held by one driver at a time."""
+    place.look("a")
+    place.look(("a", {"driver": "other"}))
+    Supervisor.made[0].end()
+    place.look()
+    free = hold(place.state, "a")
+
+    assert free is not None
+    free.release()
+
+
+def test_a_sink_whose_block_has_changed_starts_anew_once_the_old_has_ended(place):
+    """Never two at once; its neighbour goes on, and nothing happens twice."""
+    place.look("a", "b")
+    changed = ("a", {"trigger_ms": 9})
+    assert [("b", 1)] == place.look(changed, "b")
+    assert [("b", 1)] == place.look()
+    Supervisor.made[0].end()
+
+    assert [("b", 1), ("a", 9)] == place.look()
+    assert [("b", 1), ("a", 9)] == place.look(changed, "b")
+    assert ["a"] == place.checked
+
+
+def test_a_block_that_does_not_fit_leaves_the_sink_as_it_was(place):
+    """All of it is told, once; the next change is looked at."""
+    place.look("a")
+    place.answers = [SinkUnfitError("no column x\nno column y")]
+    with structlog.testing.capture_logs() as logs:
+        assert [("a", 1)] == place.look(("a", {"trigger_ms": 9}))
+        assert [("a", 1)] == place.look()
+    told = [log["mistakes"] for log in logs if log["log_level"] == "error"]
+
+    assert [["no column x", "no column y"]] == told
+    assert [] == place.look(("a", {"trigger_ms": 10}))
+
+
+def test_a_block_that_was_taken_back_is_refused_again_when_it_comes_again(place):
+    """Whoever writes it twice is told twice."""
+    place.look("a")
+    for _ in range(2):
+        place.answers = [SinkUnfitError("no column x")]
+        place.look(("a", {"trigger_ms": 9}))
+        place.look("a")
+
+    assert ["a", "a"] == place.checked
+
+
+def test_a_block_that_cannot_be_checked_now_is_checked_again(place):
+    """A broker that is away does not decide anything."""
+    place.look("a")
+    place.answers = [UnavailableError("no broker")]
+
+    assert [("a", 1)] == place.look(("a", {"trigger_ms": 9}))
+    assert [] == place.look()
+
+
+def test_a_sink_that_fails_takes_any_block(place):
+    """It has nothing to lose, and tells itself what is still wrong."""
+    place.look("a")
+    Supervisor.made[0].report.failed("no cache", remedy="Start it.", retry_after_s=1)
+    place.answers = [SinkUnfitError("no column x")]
+
+    assert [] == place.look(("a", {"trigger_ms": 9}))
+    assert [] == place.checked

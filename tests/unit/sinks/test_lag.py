@@ -1,0 +1,114 @@
+"""How far a sink is behind, against its budget."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from towpath.settings import Sink
+from towpath.sinks.budget import Alarm, budget_s
+from towpath.sinks.lag import Lag, lag_of
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+TOPIC = "towpath.shop.orders"
+
+
+def sink(**changed):
+    """Describe a cache with one route."""
+    return Sink.model_validate(
+        {
+            "name": "cache",
+            "kind": "cache",
+            "url": "redis://unused",
+            "route": [{"topic": TOPIC, "name": "orders"}],
+            **changed,
+        }
+    )
+
+
+class Oldest:
+    """Knows when the record at each place was made; remembers what was asked."""
+
+    def __init__(self, **ages_s):
+        self.asked = []
+        self._ages_s = ages_s
+
+    def oldest_ms(self, places):
+        """Return the lowest time of the places."""
+        self.asked.append(dict(places))
+        ages_s = [self._ages_s[topic[-6:]] for topic, _ in places]
+        at = [(NOW - timedelta(seconds=age_s)).timestamp() for age_s in ages_s]
+        return round(min(at) * 1000) if at else None
+
+
+def test_the_lag_is_the_age_of_the_oldest_record_that_is_not_applied():
+    """
+    Records are counted per partition; those of other topics are not the sink's.
+    """
+    oldest = Oldest(orders=7.5)
+    ends = {TOPIC: {"0": 10, "1": 5}, "towpath.shop.other": {"0": 99}}
+    lag = lag_of(sink(), {TOPIC: {"0": 4, "1": 5}}, ends, oldest, NOW)
+
+    assert (Lag(6, 7.5), [{(TOPIC, 0): 4}]) == (lag, oldest.asked)
+
+
+def test_a_sink_that_has_everything_is_not_behind_however_old_the_last_record():
+    """
+    Nothing behind is zero, and nobody is asked.
+    """
+    oldest = Oldest(orders=86_400.0)
+    lag = lag_of(sink(), {TOPIC: {"0": 10}}, {TOPIC: {"0": 10}}, oldest, NOW)
+
+    assert (Lag(0, 0.0), []) == (lag, oldest.asked)
+
+
+def test_a_partition_of_which_the_progress_says_nothing_counts_in_full():
+    """
+    A new partition, and a new topic of the sink's own, begin at the first record.
+    """
+    backfill = f"{TOPIC}.backfill.cache"
+    ends = {TOPIC: {"0": 3, "1": 2}, backfill: {"0": 4}}
+    oldest = Oldest(orders=1.0, **{".cache"[-6:]: 2.0})
+    lag = lag_of(sink(), {TOPIC: {"0": 3}}, ends, oldest, NOW)
+
+    assert (Lag(6, 2.0), [{(TOPIC, 1): 0, (backfill, 0): 0}]) == (lag, oldest.asked)
+
+
+def test_a_record_from_the_future_is_new():
+    """
+    The source's clock may be ahead of ours; no lag is below zero.
+    """
+    lag = lag_of(sink(), {}, {TOPIC: {"0": 1}}, Oldest(orders=-5.0), NOW)
+
+    assert Lag(1, 0.0) == lag
+
+
+@pytest.mark.parametrize(
+    ("lags_s", "told"),
+    [
+        ([0, 10, 20], []),
+        ([20.1], [0]),
+        ([20.1, 20.1, 500], [0]),
+        ([20.1, 19, 10.1, 20.1], [0]),
+        ([20.1, 10, 10.1, 20, 20.1], [0, 1, 4]),
+    ],
+)
+def test_the_alarm_is_raised_above_twice_the_budget_and_cleared_within_it(lags_s, told):
+    """
+    D-11: each crossing is told once; a lag between the two changes nothing.
+    """
+    alarm = Alarm(10.0)
+
+    assert told == [n for n, lag_s in enumerate(lags_s) if alarm.take(lag_s)]
+
+
+def test_the_budget_is_the_kinds_unless_the_sink_has_its_own():
+    """
+    D-02 to D-04: seconds for a cache, a minute for an index, an hour for a warehouse.
+    """
+    search = sink(kind="search", url="http://unused")
+    warehouse = sink(kind="warehouse", url="postgresql://unused", folder="lake")
+    own = sink(budget_s=1.5)
+
+    assert [10.0, 60.0, 3600.0, 1.5] == [
+        budget_s(each) for each in (sink(), search, warehouse, own)
+    ]

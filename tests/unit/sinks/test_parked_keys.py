@@ -1,0 +1,318 @@
+"""Parked keys: what waits, what lets a key go, what is asked of the dead letters."""
+
+import pytest
+
+from support.letters import Letters, Still, desk_of
+from support.parked_shop import FILL, KEY, ROUTES, TOPIC, Choosy, Shop, change
+from towpath.sinks.change import Origin, Record
+from towpath.sinks.dead_letters import asking, view
+from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.dead_letters.letter import (
+    BEHIND,
+    Answer,
+    Ending,
+    Letter,
+    Matter,
+    Order,
+    ParkedKey,
+    Verb,
+    entry_of,
+    letter_headers,
+)
+from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.decode import decode
+from towpath.sinks.errors import (
+    BrokerUnavailableError,
+    TooManyParkedError,
+)
+from towpath.sinks.jobs.batch import BatchWriter
+from towpath.sinks.jobs.replay import NOTHING_OPEN
+from towpath.sinks.ports import Batch
+
+
+@pytest.fixture
+def shop():
+    """Lend a shop whose order 7 is parked behind a note that the sink refuses."""
+    made = Shop()
+    made.write(change(1, "c", note="a"), change(2, "c", order=8, note="b"))
+    made.write(change(3, note="bad"))
+    return made
+
+
+def test_later_changes_wait_behind_their_key_and_nobody_elses(shop: Shop):
+    """The follower is set aside, although the sink would take it."""
+    result = shop.write(change(4, note="c"), change(5, order=8, note="d"))
+
+    assert (
+        (1, 1, 1, 1),
+        [(3, "the note is too long"), (4, BEHIND)],
+        {"7": "a", "8": "d"},
+    ) == (
+        (result.rows, result.dead_letters, result.behind, result.parked),
+        shop.letters.told(),
+        shop.sink.notes,
+    )
+
+
+def test_a_key_stays_parked_over_a_restart(shop: Shop):
+    """The topic is the truth: a driver that knows nothing reads it there."""
+    shop.begin()
+    shop.write(change(4, "d"))
+
+    assert ([3, 4], "a") == (
+        [offset for offset, _ in shop.letters.told()],
+        shop.sink.notes["7"],
+    )
+
+
+def test_a_batch_that_comes_again_sets_nothing_aside_twice(shop: Shop):
+    """Also after a restart, and from the first record on: positions decide."""
+    again = (change(1, "c", note="a"), change(3, note="bad"), change(4, note="c"))
+    shop.write(*again)
+    shop.begin()
+    result = shop.write(*again)
+
+    assert (0, [3, 4]) == (
+        result.dead_letters,
+        [offset for offset, _ in shop.letters.told()],
+    )
+
+
+def test_a_row_read_anew_above_all_that_waits_lets_the_key_go(shop: Shop):
+    """Also from the sink's own topic; what comes after it is applied again."""
+    shop.write(change(4, note="c"))
+    fill = change(5, "r", topic=FILL, note="as it is")
+    first = shop.write(fill)
+    second = shop.write(change(6, note="next"))
+
+    assert (0, 0, "next", []) == (
+        first.parked,
+        second.dead_letters,
+        shop.sink.notes["7"],
+        view.listed(Book().read(shop.letters.entries())),
+    )
+
+
+def test_a_row_that_was_read_as_gone_lets_the_key_go(shop: Shop):
+    """A snapshot of keys tells so of a key that it does not find."""
+    gone = change(4, "d")
+    gone = gone._replace(headers={"position": b"%016x.-" % 40})
+    result = shop.write(gone)
+
+    assert (0, None) == (result.parked, shop.sink.notes["7"])
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(change(4, "r", topic=FILL, note="older"), id="not above all"),
+        pytest.param(change(5, "r", unchanged=["note"]), id="not whole"),
+        pytest.param(change(5, note="streamed"), id="not read"),
+        pytest.param(change(5, "r", note="bad"), id="refused itself"),
+    ],
+)
+def test_nothing_less_lets_the_key_go(shop: Shop, read: Record):
+    """What says less than the whole row as it is leaves the key parked."""
+    shop.write(change(4, note="c"))
+    result = shop.write(read)
+
+    assert (1, "a") == (result.parked, shop.sink.notes["7"])
+
+
+def test_a_floor_above_all_that_waits_lets_the_key_go(shop: Shop):
+    """Below it there is no row, and nothing that could be replayed."""
+    headers = {"position": b"%016x.0000000000" % 80}
+    truncated = Record(Origin(TOPIC, 0, 9), None, b'{"op": "t"}', headers)
+
+    assert (0, {}) == (shop.write(truncated).parked, shop.sink.notes)
+
+
+def test_a_replay_is_in_order_and_ends_what_is_parked(shop: Shop):
+    """The partial change is merged with the one before it, which was refused."""
+    shop.write(change(5, status="paid", unchanged=["note"]), change(4, note="c"))
+    shop.sink.is_mended = True
+    said = shop.ask(Verb.REPLAY)
+    after = shop.write(change(6, order=7, status="sent", unchanged=["note"]))
+
+    assert ("replayed", "c", (0, 0)) == (
+        said.how,
+        shop.sink.notes["7"],
+        (after.dead_letters, after.parked),
+    )
+
+
+def test_a_replay_does_not_overwrite_what_is_newer(shop: Shop):
+    """It goes through the same guard as any batch."""
+    shop.sink.is_mended = True
+    newer = decode([change(100, "r", note="newer")], ROUTES).changes
+    shop.sink.apply(Batch(0, tuple(newer)))
+    said = shop.ask(Verb.REPLAY)
+
+    assert (True, "newer") == (isinstance(said, Ending), shop.sink.notes["7"])
+
+
+def test_a_replay_that_is_refused_again_leaves_all_as_it_is(shop: Shop):
+    """The answer says why, and the letters stay open."""
+    said = shop.ask(Verb.REPLAY)
+
+    assert (Answer, "the note is too long", 1, 1) == (
+        type(said),
+        said.text,
+        len(shop.parked),
+        len(Book().read(shop.letters.entries()).of(KEY)),
+    )
+
+
+def test_what_was_given_up_is_asked_for_and_does_not_come_back():
+    """The key flows again; its letters are not set aside when they come again."""
+    shop = Shop(can_ask=True)
+    shop.write(change(3, note="bad"))
+    said = shop.ask(Verb.DISCARD)
+    again = shop.write(change(3, note="bad"))
+    shop.begin()
+    result = shop.write(change(4, note="c"))
+
+    assert (True, [("orders", (7,))], (0, 1), ("c", 0)) == (
+        said.how.startswith("discarded"),
+        shop.repairs.keys,
+        (again.dead_letters, again.stale),
+        (shop.sink.notes["7"], result.parked),
+    )
+
+
+def test_an_order_waits_for_a_sink_that_does_not_run(shop: Shop):
+    """It stands in the topic, and is taken at the next start, once."""
+    shop.sink.is_mended = True
+    shop.letters.ask(Order("one", Verb.REPLAY, KEY))
+    shop.begin()
+    shop.orders.attend()
+    count = len(shop.letters.records)
+    shop.begin()
+    shop.orders.attend()
+
+    assert ("bad", count) == (shop.sink.notes["7"], len(shop.letters.records))
+
+
+def test_an_order_outlives_a_broker_that_is_away(shop: Shop):
+    """What cannot be answered now is carried out again."""
+    shop.sink.is_mended = True
+    shop.letters.ask(Order("one", Verb.REPLAY, KEY))
+    shop.letters.fail = True
+    with pytest.raises(BrokerUnavailableError):
+        shop.orders.attend()
+    shop.letters.fail = False
+    shop.orders.attend()
+
+    assert 0 == len(shop.parked)
+
+
+def test_an_order_about_nothing_is_answered(shop: Shop):
+    """Somebody else may have been quicker."""
+    said = shop.ask(Verb.REPLAY, Matter(TOPIC, b'{"order_id":99}'))
+
+    assert NOTHING_OPEN == said.text
+
+
+def test_a_lone_letter_is_replayed_by_its_record(shop: Shop):
+    """A record without a position parks nothing, and still has its place."""
+    lone = change(9, "c", order=9, note="x")._replace(headers={})
+    shop.write(lone)
+    matter = Matter(TOPIC, b'{"order_id":9}', (0, 9))
+    refused = shop.ask(Verb.REPLAY, matter)
+    given_up = shop.ask(Verb.DISCARD, matter)
+
+    assert (True, "discarded", 1) == (
+        "position" in refused.text,
+        given_up.how,
+        len(Book().read(shop.letters.entries()).letters),
+    )
+
+
+def test_a_letter_gives_the_record_back_as_it_was():
+    """Also one whose own headers have the names of ours."""
+    headers = {"position": b"x", "reason": b"its own", "topic": b"mine", "parked": b""}
+    letter = Letter(
+        Record(Origin("a.b", 2, 3), None, b"v", headers), "why", "route", False
+    )
+
+    assert letter == entry_of(None, b"v", letter_headers(letter))
+
+
+def test_more_parked_keys_than_can_be_kept_are_refused_before_they_are_written():
+    """The process stops, and nothing is set aside that it would not remember."""
+    parked = ParkedKeys(max_keys=1)
+    letters = Letters()
+    desk = desk_of(letters, parked=parked)
+    sink = Choosy()
+    writer = BatchWriter(ROUTES, sink, desk)
+    batch = [change(1, order=1, note="bad"), change(2, order=2, note="bad")]
+    with pytest.raises(TooManyParkedError):
+        writer.write_records([*batch, change(3, order=3)], 0)
+
+    assert [] == letters.records
+
+
+def test_a_letter_below_what_is_parked_counts_from_there(shop: Shop):
+    """An older change that comes again and is refused is not lost."""
+    shop.write(change(4, note="c"))
+    shop.write(change(2, note="bad"))
+    open_ = Book().read(shop.letters.entries()).of(KEY)
+
+    assert ([2, 3, 4], f"{16:016x}.0000000000") == (
+        [letter.record.origin.offset for letter in open_],
+        shop.parked.waiting(ParkedKey(TOPIC, b'{"order_id":7}')).lowest,
+    )
+
+
+@pytest.mark.parametrize("text", ['{"order_id":7}', "7"])
+def test_a_key_is_found_by_its_text_and_by_its_values(shop: Shop, text: str):
+    """As the records have it, or as a person says it."""
+    shop.write(change(4, note="c"))
+    (line,) = view.listed(Book().read(shop.letters.entries()), text)
+
+    assert (2, "the note is too long", "orders", True) == (
+        line["letters"],
+        line["reason"],
+        line["route"],
+        line["is_parked"],
+    )
+
+
+def test_who_asks_is_told_what_became_of_it(shop: Shop):
+    """And that nobody answered, where nobody runs."""
+
+    class Topic:
+        """The topic as the one who asks sees it; the sink runs in between."""
+
+        is_running = True
+
+        def ask(self, orders):
+            """Take orders; the sink answers at once, if it runs."""
+            self.before = len(shop.letters.records)
+            shop.letters.ask(*orders)
+            if self.is_running:
+                shop.orders.attend()
+
+        def since(self):
+            """Read on."""
+            return [entry_of(*record) for record in shop.letters.records[self.before :]]
+
+    shop.sink.is_mended = True
+    topic = Topic()
+    done = asking.ask(topic, [KEY], Verb.REPLAY, Still(), 0.0)
+    topic.is_running = False
+    waiting = asking.ask(topic, [KEY], Verb.REPLAY, Still(), 0.0)
+
+    assert ("replayed", None) == (done[KEY].how, waiting[KEY])
+
+
+def test_letters_that_were_not_durable_are_set_aside_by_the_next_attempt(shop: Shop):
+    """The same writer writes the batch again: it must not take them for written."""
+    batch = (change(4, note="c"), change(5, order=9, note="bad"))
+    shop.letters.fail = True
+    with pytest.raises(BrokerUnavailableError):
+        shop.write(*batch)
+    shop.letters.fail = False
+    shop.write(*batch)
+
+    assert [3, 4, 5] == [offset for offset, _ in shop.letters.told()]

@@ -1,0 +1,188 @@
+"""A batch that is sent portion by portion ends as one that is written whole."""
+
+import random
+
+import pytest
+
+from support.kafka_rows import TOPIC, history, row, table
+from support.letters import Asked, Letters, desk_of
+from towpath.settings import Sink as SinkSettings
+from towpath.sinks.dead_letters.letter import ParkedKey
+from towpath.sinks.errors import TargetUnavailableError
+from towpath.sinks.jobs import portions
+from towpath.sinks.jobs.batch import BatchWriter
+from towpath.sinks.jobs.portions import InPortions
+from towpath.sinks.jobs.query import Rows
+from towpath.sinks.memory import MemorySink
+from towpath.sinks.routes import Routes
+
+SINK = SinkSettings.model_validate(
+    {
+        "name": "cache",
+        "kind": "cache",
+        "url": "redis://unused",
+        "route": [{"topic": TOPIC, "name": "orders"}],
+    }
+)
+
+
+class Frame:
+    """A batch of the engine's."""
+
+    def __init__(self, *rows):
+        self.rows = rows
+
+    def toArrow(self):  # noqa: N802 - the engine's
+        """Return all rows."""
+        return table(*self.rows)
+
+
+class Noting(MemorySink):
+    """A sink that works while the next changes are decoded, and notes its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.notes = []
+        self.fails_at = -1
+
+    def send(self, batch):
+        """Take a portion."""
+        if len(self.notes) == self.fails_at:
+            message = "away"
+            raise TargetUnavailableError(message)
+        self.notes.append(("send", len(batch.changes), batch.safe))
+        super().apply(batch)
+
+    def apply(self, batch):
+        self.notes.append(("apply", len(batch.changes), batch.safe))
+        super().apply(batch)
+
+    def flush(self):
+        self.notes.append(("flush",))
+        return super().flush()
+
+
+class Bench:
+    """One sink, written portion by portion."""
+
+    def __init__(self):
+        self.sink = Noting()
+        self.letters = Letters()
+        self.repairs = Asked()
+        self.desk = desk_of(self.letters, repairs=self.repairs)
+        self.writer = BatchWriter(Routes(SINK), self.sink, self.desk)
+        self.writing = InPortions("cache", self.writer, self.sink, self.desk)
+
+    def write(self, *rows):
+        """Write a batch."""
+        return self.writing.write(Rows(Frame(*rows)), 1)
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Lend a bench whose batches are large from four records on."""
+    monkeypatch.setattr(portions, "LEAST_RECORDS", 4)
+    monkeypatch.setattr(portions, "PORTION_RECORDS", 2)
+    return Bench()
+
+
+def new(offset):
+    """Make the row of an order of its own."""
+    return row(offset, "c", order=offset)
+
+
+def test_portions_are_sent_one_after_the_other_and_flushed_once(bench):
+    """
+    What is forgotten below the safe position is told behind the batch: it may hold it.
+    """
+    bench.desk.safe._found = "safe"
+    result = bench.write(*map(new, range(1, 6)))
+
+    assert [
+        ("send", 2, None),
+        ("send", 2, None),
+        ("send", 1, None),
+        ("send", 0, "safe"),
+        ("flush",),
+    ] == bench.sink.notes
+    assert (5, 5, 0, f"{40:016x}.0000000000") == (
+        result.records,
+        result.rows,
+        result.dead_letters,
+        result.position,
+    )
+
+
+def test_a_small_batch_is_written_whole(bench):
+    """
+    It is one portion, and has nothing to gain.
+    """
+    bench.write(*map(new, range(1, 4)))
+
+    assert [("apply", 3, None), ("flush",)] == bench.sink.notes
+
+
+@pytest.mark.parametrize(
+    ("strange", "letters"),
+    [
+        (row(3, "z"), 1),
+        (row(3, "u", order=9, unchanged=["note"], status="paid"), 0),
+        (row(3, "t"), 0),
+    ],
+)
+def test_a_batch_that_is_not_plain_is_written_whole(bench, strange, letters):
+    """
+    A record that cannot be read, a partial change without its row, a truncation.
+    """
+    result = bench.write(new(1), new(2), strange, new(4), new(5))
+
+    assert "apply" in [note[0] for note in bench.sink.notes]
+    assert (5, letters) == (result.records, result.dead_letters)
+
+
+def test_a_parked_key_waits(bench):
+    """
+    Nothing of it is written in a portion either.
+    """
+    bench.write(row(1, "z"), new(2), new(3), new(4))
+    result = bench.write(row(5, "u"), new(6), new(8), new(9))
+
+    assert [ParkedKey(TOPIC, b'{"order_id":7}')] == list(bench.desk.parked.keys())
+    assert (1, False) == (result.behind, "7" in bench.sink.rows["orders"])
+
+
+def test_a_target_that_goes_away_between_has_the_batch_written_again(bench):
+    """
+    What was sent before stands under the guard, and counts with the second attempt.
+    """
+    rows = [row(offset, "u", order=7, v=offset) for offset in range(1, 7)]
+    bench.sink.fails_at = 2
+    with pytest.raises(TargetUnavailableError):
+        bench.write(*rows)
+    bench.sink.fails_at = -1
+    bench.write(*rows)
+
+    assert {"order_id": 7, "v": 6} == bench.sink.rows["orders"]["7"].row
+
+
+@pytest.mark.usefixtures("bench")
+def test_any_history_ends_as_in_one_piece():
+    """
+    Deletes, columns left out, rows that a snapshot read, and what cannot be read.
+    """
+    chance = random.Random(11)  # noqa: S311 - a repeatable test
+    for _ in range(300):
+        whole, pieces = Bench(), Bench()
+        rows = history(chance)
+        whole.writer.write(table(*rows), 1)
+        pieces.write(*rows)
+
+        assert _held(whole) == _held(pieces)
+
+
+def _held(bench):
+    rows = {
+        key: (stored.position, stored.row)
+        for key, stored in bench.sink.rows.get("orders", {}).items()
+    }
+    return rows, bench.desk.parked.keys()

@@ -1,0 +1,451 @@
+"""What a query does that cannot go on where it stood: each case has a name."""
+
+import orjson
+import pytest
+
+from support.letters import Asked
+from towpath.schemas.clock import SystemClock
+from towpath.settings import Sink as SinkSettings
+from towpath.sinks.errors import BrokerUnavailableError, TopicRemadeError
+from towpath.sinks.jobs.checkpoint import (
+    CheckpointUnreadableError,
+    drop_checkpoint,
+    newest_readable,
+    standing,
+)
+from towpath.sinks.jobs.query import QueryPlan
+from towpath.sinks.jobs.recovery import RECOVERIES_FILE, Outcome, Recovery
+from towpath.sinks.jobs.topic_ids import LOOK_EVERY_S, TopicIds
+from towpath.sinks.progress import Progress, progress_path, write_progress
+
+ORDERS = "towpath.shop.orders"
+LINES = "towpath.shop.lines"
+EVENTS = "outbox.event.order"
+FILL = f"{ORDERS}.backfill.cache"
+SINK = SinkSettings.model_validate(
+    {
+        "name": "cache",
+        "kind": "cache",
+        "url": "redis://unused",
+        "route": [
+            {"topic": ORDERS, "name": "orders"},
+            {"topic": LINES, "name": "lines"},
+        ],
+    }
+)
+METADATA = '{"id":"7e21"}'
+
+
+class Cluster:
+    """Topics by name: the first and the next offset of each partition."""
+
+    def __init__(self, **topics):
+        self.topics = topics
+        self.ids = {name: f"{name}'s" for name in topics}
+
+    def topic_ids(self, names):
+        """Tell the ids of those that exist."""
+        return {name: self.ids[name] for name in names if name in self.ids}
+
+    def names(self):
+        """List them."""
+        return sorted(self.topics)
+
+    def first_offsets(self, names):
+        """Tell what retention left."""
+        return self._offsets(names, 0)
+
+    def end_offsets(self, names):
+        """Tell what comes next."""
+        return self._offsets(names, 1)
+
+    def _offsets(self, names, which):
+        return {
+            name: {str(p): both[which] for p, both in enumerate(self.topics[name])}
+            for name in names
+            if name in self.topics
+        }
+
+
+class Hand(SystemClock):
+    """A clock that is turned by hand."""
+
+    now_s = 0.0
+
+    def monotonic_s(self):
+        """Tell what it was turned to."""
+        return self.now_s
+
+
+class Place:
+    """A sink's folder, its topics, and what it asked for."""
+
+    def __init__(self, folder):
+        self.plan = QueryPlan(SINK, "unused:9092", folder)
+        self.folder = folder / "sinks" / "cache"
+        self.cluster = Cluster()
+        self.repairs = Asked()
+
+    def has(self, **topics):
+        """Set the topics, by their short names."""
+        names = {"orders": ORDERS, "lines": LINES, "fill": FILL}
+        self.cluster = Cluster(**{names[n]: both for n, both in topics.items()})
+
+    def stood(self, offsets, *, batches=(0, 1), planned=True):
+        """Write a checkpoint whose last committed batch ended at the offsets."""
+        checkpoint = self.plan.checkpoint
+        for name in ("offsets", "commits"):
+            (checkpoint / name).mkdir(parents=True, exist_ok=True)
+        (checkpoint / "metadata").write_text(METADATA)
+        text = f"v1\n{{}}\n{orjson.dumps(offsets).decode()}"
+        for batch in batches:
+            (checkpoint / "offsets" / str(batch)).write_text(text)
+            (checkpoint / "commits" / str(batch)).write_text('v1\n{"next":0}')
+        if planned:
+            later = {t: {p: o + 5 for p, o in ps.items()} for t, ps in offsets.items()}
+            last = checkpoint / "offsets" / str(len(batches))
+            last.write_text(f"v1\n{{}}\n{orjson.dumps(later).decode()}")
+
+    def ran(self, applied):
+        """Write a progress."""
+        progress = Progress(sink="cache", applied=applied, batches=4)
+        path = progress_path(self.plan.state_folder, "cache")
+        write_progress(path, progress, SystemClock().now())
+
+    def declared(self, offsets):
+        """Store where the sink is to begin."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.plan.starting_offsets_file.write_bytes(orjson.dumps(offsets))
+
+    def recovery(self, clock=None):
+        """Make what looks at all of it."""
+        return Recovery(self.plan, self.cluster, self.repairs, clock or SystemClock())
+
+    def recover(self):
+        """Look at all of it; return what was found."""
+        return [(f.outcome, f.topic) for f in self.recovery().run()]
+
+    @property
+    def begins(self):
+        """Return where the query begins without a checkpoint."""
+        return orjson.loads(self.plan.starting_offsets_file.read_bytes())
+
+    @property
+    def routes(self):
+        """Return the routes whose rows were asked for."""
+        return [route for route, _ in self.repairs.routes]
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Lend a sink that has read order 10 of each partition."""
+    made = Place(tmp_path)
+    made.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)])
+    made.stood({ORDERS: {"0": 10, "1": 12}, LINES: {"0": 7}})
+    made.ran({ORDERS: {"0": 10, "1": 12}, LINES: {"0": 7}})
+    return made
+
+
+def test_a_query_that_can_go_on_is_left_alone(place):
+    """More partitions and more topics are met by the engine itself."""
+    place.has(orders=[(0, 40), (0, 40), (0, 3)], lines=[(0, 40)], fill=[(0, 9)])
+
+    assert ([], [], True) == (
+        place.recover(),
+        place.routes,
+        place.plan.checkpoint.exists(),
+    )
+
+
+def test_records_that_retention_took_are_asked_for(place):
+    """The rest goes on where it stood; the planned batch was not written, and comes."""
+    place.has(orders=[(20, 40), (0, 40)], lines=[(0, 40)])
+    found = place.recover()
+
+    assert (
+        [(Outcome.RETENTION_PASSED, ORDERS)],
+        ["orders"],
+        {ORDERS: {"0": 20, "1": 12}, LINES: {"0": 7}},
+        False,
+    ) == (found, place.routes, place.begins, place.plan.checkpoint.exists())
+
+
+@pytest.mark.parametrize(
+    ("topics", "outcome", "begins"),
+    [
+        ([(0, 3), (0, 40)], Outcome.TOPIC_RECREATED, {"0": 0, "1": 12}),
+        ([(0, 40)], Outcome.PARTITIONS_GONE, {"0": 10}),
+    ],
+)
+def test_a_topic_made_anew_is_read_from_its_start(place, topics, outcome, begins):
+    """It ends below what was read of it, or has fewer partitions."""
+    place.has(orders=topics, lines=[(0, 40)])
+
+    assert ([(outcome, ORDERS)], ["orders"], {ORDERS: begins, LINES: {"0": 7}}) == (
+        place.recover(),
+        place.routes,
+        place.begins,
+    )
+
+
+def test_a_topic_made_anew_that_has_grown_is_told_by_its_id(place):
+    """Its offsets tell nothing any more; it is read from its start, and once."""
+    before = place.recover()
+    place.cluster.ids[ORDERS] = "another"
+    found = place.recover()
+
+    assert (
+        ([], [(Outcome.TOPIC_RECREATED, ORDERS)]),
+        ["orders"],
+        {ORDERS: {"0": 0, "1": 0}, LINES: {"0": 7}},
+        [],
+    ) == ((before, found), place.routes, place.begins, place.recover())
+
+
+def test_a_topic_made_anew_is_told_without_a_checkpoint(place):
+    """The rest is read again; what its first records were is not known."""
+    place.recover()
+    drop_checkpoint(place.plan.checkpoint)
+    place.declared({ORDERS: {"0": 4, "1": 4}, LINES: {"0": 4}})
+    place.cluster.ids[ORDERS] = "another"
+    found = place.recover()
+
+    assert (
+        [(Outcome.TOPIC_RECREATED, ORDERS), (Outcome.CHECKPOINT_LOST, "")],
+        ["orders"],
+        {ORDERS: {}, LINES: {"0": 4}},
+    ) == (found, place.routes, place.begins)
+
+
+def test_a_topic_made_anew_that_was_not_read_yet_is_asked_for(place):
+    """The old one may have had records that nobody has read."""
+    place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9)])
+    place.recover()
+    place.cluster.ids[FILL] = "another"
+
+    assert ([(Outcome.TOPIC_RECREATED, FILL)], ["orders"], True) == (
+        place.recover(),
+        place.routes,
+        place.plan.checkpoint.exists(),
+    )
+
+
+def test_a_crash_before_the_ids_are_noted_finds_the_same_again(place, monkeypatch):
+    """It asks twice, which reads twice, and begins at the start all the same."""
+    place.recover()
+    place.cluster.ids[ORDERS] = "another"
+    with monkeypatch.context() as patched:
+        patched.setattr(TopicIds, "note", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            place.recover()
+
+    assert ([(Outcome.TOPIC_RECREATED, ORDERS)], ["orders", "orders"], []) == (
+        place.recover(),
+        place.routes,
+        place.recover(),
+    )
+
+
+def test_a_broker_without_ids_tells_nothing(place):
+    """Neither does one that comes to have them."""
+    ids, place.cluster.ids = place.cluster.ids, {}
+    found = [place.recover()]
+    place.cluster.ids = ids
+    found.append(place.recover())
+
+    assert [[], []] == found
+
+
+def test_a_running_query_is_ended_by_a_topic_made_anew(place):
+    """Looked at now and then; what is new is noted, and what is the same goes on."""
+    clock = Hand()
+    recovery = place.recovery(clock)
+    recovery.run()
+    place.cluster.topics[FILL], place.cluster.ids[FILL] = [(0, 9)], "one"
+    clock.now_s += LOOK_EVERY_S
+    recovery.look()
+    place.cluster.ids[FILL] = "another"
+    recovery.look()
+    clock.now_s += LOOK_EVERY_S
+
+    with pytest.raises(TopicRemadeError, match=FILL):
+        recovery.look()
+    assert [(Outcome.TOPIC_RECREATED, FILL)] == place.recover()
+
+
+def test_a_topic_that_is_gone_is_dropped_and_its_rows_are_asked_for(place):
+    """The other topics go on."""
+    place.has(orders=[(0, 40), (0, 40)])
+
+    assert (
+        [(Outcome.TOPIC_GONE, LINES)],
+        ["lines"],
+        {ORDERS: {"0": 10, "1": 12}},
+    ) == (place.recover(), place.routes, place.begins)
+
+
+@pytest.mark.parametrize("gone", ["towpath.shop.other", FILL])
+def test_what_no_route_reads_any_more_is_dropped(place, gone):
+    """A topic of a route that changed, or the sink's own that was cleared away."""
+    place.stood({ORDERS: {"0": 10, "1": 12}, gone: {"0": 3}})
+
+    assert ([(Outcome.ROUTE_GONE, gone)], [], {ORDERS: {"0": 10, "1": 12}}) == (
+        place.recover(),
+        place.routes,
+        place.begins,
+    )
+
+
+def test_a_new_route_whose_topic_has_lost_its_beginning_is_asked_for(place):
+    """The checkpoint stays: it says nothing of the topic."""
+    place.stood({ORDERS: {"0": 10, "1": 12}})
+    place.has(orders=[(0, 40), (0, 40)], lines=[(9, 40)])
+
+    assert ([(Outcome.RETENTION_PASSED, LINES)], ["lines"], True) == (
+        place.recover(),
+        place.routes,
+        place.plan.checkpoint.exists(),
+    )
+
+
+@pytest.mark.parametrize(("first", "routes"), [(0, []), (10, []), (11, ["orders"])])
+def test_a_lost_checkpoint_is_named_and_a_gap_is_asked_for(place, first, routes):
+    """Guards absorb what is read again; what was cut off unread is asked for."""
+    drop_checkpoint(place.plan.checkpoint)
+    place.has(orders=[(first, 40), (0, 40)], lines=[(0, 40)])
+    found = place.recover()
+
+    assert (True, routes, False) == (
+        (Outcome.CHECKPOINT_LOST, "") in found,
+        place.routes,
+        place.plan.starting_offsets_file.exists(),
+    )
+
+
+@pytest.mark.parametrize(("first", "routes"), [(0, []), (5, ["orders"])])
+def test_a_sink_without_any_state_asks_for_what_retention_took(tmp_path, first, routes):
+    """Nothing tells a new sink from one that lost all its state: both lack the rows."""
+    place = Place(tmp_path)
+    place.has(orders=[(first, 40)])
+    place.recover()
+
+    assert routes == place.routes
+
+
+def test_a_sink_declared_late_lacks_nothing(tmp_path):
+    """A snapshot fills it: what retention took below its start is not its affair."""
+    place = Place(tmp_path)
+    place.has(orders=[(5, 40)])
+    place.declared({ORDERS: {"0": 30}})
+
+    assert ([], [], {ORDERS: {"0": 30}}) == (
+        place.recover(),
+        place.routes,
+        place.begins,
+    )
+
+
+def test_a_start_that_retention_has_passed_is_left_out(tmp_path):
+    """The engine would refuse it; the query begins at the first record instead."""
+    place = Place(tmp_path)
+    place.has(orders=[(35, 40), (0, 40)])
+    place.declared({ORDERS: {"0": 30, "1": 30}})
+
+    assert ([(Outcome.RETENTION_PASSED, ORDERS)], ["orders"], {ORDERS: {"1": 30}}) == (
+        place.recover(),
+        place.routes,
+        place.begins,
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("offsets/1", ""),
+        ("offsets/1", "v1\n{}\n[1]"),
+        ("offsets/2", 'v1\n{}\n{"cut'),
+        ("commits/1", "\0\0\0"),
+        ("metadata", ""),
+        ("offsets/1", None),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_is_replaced(place, file, content):
+    """By the newest batch that can be read; it is kept beside, to be looked at."""
+    path = place.plan.checkpoint / file
+    path.unlink() if content is None else path.write_text(content)
+    found = place.recover()
+
+    assert (
+        [(Outcome.CHECKPOINT_UNREADABLE, "")],
+        [],
+        {ORDERS: {"0": 10, "1": 12}, LINES: {"0": 7}},
+        True,
+    ) == (
+        found,
+        place.routes,
+        place.begins,
+        (place.folder / "checkpoint.dropped").is_dir(),
+    )
+
+
+def test_where_no_batch_can_be_read_the_progress_tells(place):
+    """It is written after each batch, and names no record that is not durable."""
+    for path in (place.plan.checkpoint / "offsets").iterdir():
+        path.write_text("")
+
+    assert ([(Outcome.CHECKPOINT_UNREADABLE, "")], {LINES: {"0": 7}}) == (
+        place.recover(),
+        {LINES: place.begins[LINES]},
+    )
+
+
+def test_a_checkpoint_without_a_batch_begins_anew(place):
+    """Its query found no end: it would find the same records again."""
+    for path in (place.plan.checkpoint / "commits").iterdir():
+        path.unlink()
+
+    assert ([], False) == (place.recover(), place.plan.checkpoint.exists())
+
+
+def test_a_crash_after_asking_asks_again(place):
+    """Nothing is dropped before it is known to be asked for, and then it is enough."""
+    place.has(orders=[(20, 40), (0, 40)], lines=[(0, 40)])
+
+    def away(_route, _why):
+        message = "no broker"
+        raise BrokerUnavailableError(message)
+
+    ask_all, place.repairs.ask_all = place.repairs.ask_all, away
+    with pytest.raises(BrokerUnavailableError):
+        place.recover()
+    place.repairs.ask_all = ask_all
+    place.recover()
+    again = place.recover()
+
+    assert (["orders"], []) == (place.routes, again)
+
+
+def test_what_was_found_can_be_looked_up(place):
+    """A line each, in a file of the sink."""
+    place.has(orders=[(0, 40), (0, 40)])
+    place.recover()
+    lines = (place.folder / RECOVERIES_FILE).read_bytes().splitlines()
+    told = [orjson.loads(line) for line in lines]
+
+    assert [("topic_gone", LINES)] == [
+        (line["outcome"], line["topic"]) for line in told
+    ]
+
+
+def test_a_committed_batch_is_where_a_query_stands(place):
+    """Not the one that is planned; and nothing is said without a checkpoint."""
+    checkpoint = place.plan.checkpoint
+    before = standing(checkpoint), newest_readable(checkpoint)
+    (checkpoint / "commits" / "1").write_text("")
+    with pytest.raises(CheckpointUnreadableError):
+        standing(checkpoint)
+    drop_checkpoint(checkpoint)
+
+    expected = {ORDERS: {"0": 10, "1": 12}, LINES: {"0": 7}}
+
+    assert ((expected, expected), None) == (before, standing(checkpoint))

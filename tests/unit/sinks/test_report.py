@@ -1,0 +1,354 @@
+"""A sink's report: the progress file, over restarts, and what a driver makes of it."""
+
+import shutil
+import urllib.error
+import urllib.request
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from towpath.schemas import telemetry
+from towpath.settings import Settings, Sink
+from towpath.sinks.errors import BrokerUnavailableError, MetricsPortError
+from towpath.sinks.jobs.batch import BatchResult
+from towpath.sinks.jobs.monitor import EngineListener, Monitor
+from towpath.sinks.jobs.report import Report
+from towpath.sinks.metrics_port import MetricsPort
+from towpath.sinks.progress import (
+    State,
+    is_alive,
+    progress_path,
+    read_progress,
+    replace_file,
+    sink_folder,
+)
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+TOPIC = "towpath.shop.orders"
+POSITION = "0000000000000100.0000000001"
+RESULT = BatchResult(
+    records=9,
+    rows=5,
+    stale=2,
+    dead_letters=1,
+    skipped=1,
+    asked=4,
+    parked=3,
+    tombstones=2,
+    position=POSITION,
+    decode_ms=1,
+    apply_ms=20,
+    flush_ms=300,
+)
+SINK = Sink.model_validate(
+    {
+        "name": "cache",
+        "kind": "cache",
+        "url": "redis://unused",
+        "route": [{"topic": TOPIC, "name": "orders"}],
+    }
+)
+SETTINGS = Settings.model_validate(
+    {
+        "version": 1,
+        "source": [{"dsn": "postgresql://unused/shop"}],
+        "kafka": {"bootstrap_servers": "unused"},
+        "registry": {"url": "http://unused"},
+    }
+)
+
+
+class Clock:
+    """A clock that stands still."""
+
+    def now(self):
+        """Tell a fixed time."""
+        return NOW
+
+    def monotonic_s(self):
+        """Tell no time."""
+        return 0.0
+
+    def wait(self, _delay_s):
+        """Wait for nothing."""
+
+
+class Cluster:
+    """One topic with some records, or a broker that is away."""
+
+    def __init__(self, end):
+        self.end = end
+
+    def names(self):
+        """List the topic."""
+        if self.end is None:
+            message = "Kafka does not answer"
+            raise BrokerUnavailableError(message)
+        return [TOPIC]
+
+    def end_offsets(self, names):
+        """Tell its end."""
+        return {name: {"0": self.end} for name in names}
+
+
+class Oldest:
+    """Every record has the same age."""
+
+    def __init__(self, age_s):
+        self.age_s = age_s
+
+    def oldest_ms(self, _places):
+        """Tell when it was made."""
+        return round((NOW.timestamp() - self.age_s) * 1000)
+
+
+@pytest.fixture
+def monitor():
+    """Lend a monitor that nobody has started."""
+    made = Monitor(Cluster(9), Oldest(25.0), Clock())
+    yield made
+    made.close()
+
+
+def values(page: bytes) -> dict[str, float]:
+    """Read the page's samples."""
+    lines = (line for line in page.decode().splitlines() if line[0] != "#")
+    return {name: float(value) for name, value in (one.rsplit(" ", 1) for one in lines)}
+
+
+def test_counters_go_on_over_restarts(tmp_path):
+    """
+    What a batch did is added to what is on disk; keys that are parked are as they are.
+    """
+    for _ in range(2):
+        Report(tmp_path, "cache", Clock()).done(RESULT, {TOPIC: {"0": 9}}, 330)
+    read = read_progress(progress_path(tmp_path, "cache"), "cache")
+
+    assert (18, 10, 4, 2, 2, 8, 4, 3, 2, POSITION) == (
+        *(read.records, read.rows, read.stale, read.dead_letters, read.skipped),
+        *(read.asked, read.tombstones, read.parked, read.batches, read.position),
+    )
+    assert {"decode": 1, "apply": 20, "flush": 300} == read.last_stages_ms
+
+
+def test_the_position_never_goes_back(tmp_path):
+    """
+    A batch that comes again, or holds older rows only, leaves the highest one.
+    """
+    report = Report(tmp_path, "cache", Clock())
+    report.done(RESULT, {}, 1)
+    older = BatchResult(1, 0, 1, 0, position="0000000000000008.-")
+    report.done(older, {}, 1)
+
+    assert POSITION == report.progress.position
+
+
+def test_a_progress_file_that_was_lost_is_made_anew_from_the_checkpoint(tmp_path):
+    """
+    The newest batch that the engine has committed counts, not one that it has begun.
+    """
+    checkpoint = sink_folder(tmp_path, "cache") / "checkpoint"
+    for batch, offset in ((9, 90), (10, 100), (11, 110)):
+        text = f'v1\n{{}}\n{{"{TOPIC}":{{"0":{offset}}}}}'
+        replace_file(checkpoint / "offsets" / str(batch), text.encode())
+    for batch in (9, 10):
+        replace_file(checkpoint / "commits" / str(batch), b"v1")
+    report = Report(tmp_path, "cache", Clock())
+    report.starting()
+
+    assert {TOPIC: {"0": 100}} == report.progress.applied
+
+
+def test_a_failure_counts_as_a_retry(tmp_path):
+    """
+    The state and the reason are told until a batch is written.
+    """
+    report = Report(tmp_path, "cache", Clock())
+    report.failed("Redis does not answer.", remedy="Start it.", retry_after_s=1)
+    failed = report.progress
+    report.done(RESULT, {}, 1)
+
+    assert (State.FAILED, "Redis does not answer. Start it.", 1, None, 1) == (
+        *(failed.state, failed.error, failed.retries),
+        *(report.progress.error, report.progress.retries),
+    )
+
+
+def test_progress_of_another_version_is_read(tmp_path):
+    """
+    Fields that are not known are left out, those that are missing are nothing.
+    """
+    text = b'{"sink": "cache", "state": "ready", "rows": 7, "invented": [1]}'
+    replace_file(progress_path(tmp_path, "cache"), text)
+    read = read_progress(progress_path(tmp_path, "cache"), "cache")
+
+    assert (State.READY, 7, 0) == (read.state, read.rows, read.retries)
+
+
+def test_the_page_tells_what_the_sinks_did(monitor, tmp_path):
+    """
+    Counters, lag against the budget, the state, and the stages of batches.
+    """
+    report = monitor.report(tmp_path, SINK)
+    unknown = values(monitor.metrics.page())
+    report.done(RESULT, {TOPIC: {"0": 4}}, 330)
+    monitor.look()
+    told = values(monitor.metrics.page())
+    label = '{sink="cache"}'
+
+    assert f"towpath_sink_lag_seconds{label}" not in unknown
+    assert f"towpath_sink_applied_lsn_bytes{label}" not in unknown
+    assert {
+        "lag_records": 5,
+        "lag_seconds": 25,
+        "lag_alarm": 1,
+        "budget_seconds": 10,
+        "applied_lsn_bytes": 256,
+        "parked_keys": 3,
+        "rows_total": 5,
+        "records_total": 9,
+        "stale_total": 2,
+        "tombstones_total": 2,
+        "dead_letters_total": 1,
+        "skipped_total": 1,
+        "asked_total": 4,
+        "retries_total": 0,
+        "batches_total": 1,
+    } == {
+        name: told[f"towpath_sink_{name}{label}"]
+        for name in (
+            *("lag_records", "lag_seconds", "lag_alarm", "budget_seconds"),
+            *("applied_lsn_bytes", "parked_keys", "rows_total", "records_total"),
+            *("stale_total", "tombstones_total", "dead_letters_total"),
+            *("skipped_total", "asked_total", "retries_total", "batches_total"),
+        )
+    }
+    assert (1, 0, 0.3, 0.33) == (
+        told['towpath_sink_state{sink="cache",state="running"}'],
+        told['towpath_sink_state{sink="cache",state="failed"}'],
+        told['towpath_sink_batch_seconds_sum{sink="cache",stage="flush"}'],
+        told['towpath_sink_batch_seconds_sum{sink="cache",stage="batch"}'],
+    )
+
+
+def test_every_metric_of_sinks_is_shown_and_documented(monitor, tmp_path):
+    """
+    The page, the published names and their documentation are the same set.
+    """
+    monitor.report(tmp_path, SINK)
+    published = {name for key, name in vars(telemetry).items() if "SINK_" in key}
+    lines = monitor.metrics.page().decode().splitlines()
+    shown = {line.split()[2] for line in lines if line.startswith("# HELP")}
+    text = (Path(__file__).parents[3] / "docs/metrics.md").read_text(encoding="utf-8")
+
+    assert published == shown
+    assert [] == [name for name in published if f"`{name}" not in text]
+
+
+def test_an_alarm_is_logged_when_it_begins_and_when_it_ends(monitor, tmp_path):
+    """
+    D-11: above twice the budget once a warning, within it once an all-clear.
+    """
+    monitor.report(tmp_path, SINK)
+    with capture_logs() as logs:
+        for age_s in (20, 21, 22, 12, 9, 9):
+            monitor._oldest.age_s = age_s
+            monitor.look()
+
+    assert [("warning", 21.0), ("info", 9.0)] == [
+        (entry["log_level"], entry["lag_s"]) for entry in logs
+    ]
+
+
+def test_a_lag_that_is_not_known_is_not_shown(monitor, tmp_path):
+    """
+    While the broker is away nothing is told of the lag, and that is logged once.
+    """
+    monitor.report(tmp_path, SINK)
+    monitor.look()
+    monitor._cluster.end = None
+    with capture_logs() as logs:
+        monitor.look()
+        monitor.look()
+    told = values(monitor.metrics.page())
+
+    assert ["lag not known"] == [entry["event"] for entry in logs]
+    assert 'towpath_sink_lag_seconds{sink="cache"}' not in told
+
+
+def test_a_driver_lives_until_it_takes_leave(monitor, tmp_path):
+    """
+    Whoever looks at a sink's folder can tell whether anybody runs it.
+    """
+    monitor.report(tmp_path, SINK).starting()
+    seen = [is_alive(tmp_path, "cache", NOW)]
+    monitor.look()
+    later = NOW.replace(minute=NOW.minute + 1)
+    seen += [is_alive(tmp_path, "cache", NOW), is_alive(tmp_path, "cache", later)]
+    monitor.close()
+
+    assert [False, True, False, False] == [*seen, is_alive(tmp_path, "cache", NOW)]
+
+
+def test_a_sink_that_was_let_go_is_told_of_no_more(monitor, tmp_path):
+    """
+    Its metrics are gone, and its folder is not made again.
+    """
+    monitor.report(tmp_path, SINK).starting()
+    monitor.look()
+    monitor.forget("cache")
+    shutil.rmtree(sink_folder(tmp_path, "cache"))
+    monitor.look()
+
+    assert "cache" not in monitor.metrics.page().decode()
+    assert [] == list((tmp_path / "sinks").iterdir())
+
+
+def test_the_engine_tells_how_long_its_steps_take(monitor, tmp_path):
+    """
+    Triggers with records count, of the sinks that are watched.
+    """
+
+    class Event:
+        """What the engine tells of one trigger."""
+
+        def __init__(self, name, records):
+            self.progress = self
+            self.name = name
+            self.numInputRows = records
+            self.durationMs = {"addBatch": 120, "walCommit": 30}
+
+    monitor.report(tmp_path, SINK)
+    listener = EngineListener(monitor.metrics)
+    for event in (Event("cache", 3), Event("cache", 0), Event("stranger", 3)):
+        listener.onQueryProgress(event)
+    told = values(monitor.metrics.page())
+    name = "towpath_sink_engine_seconds"
+
+    assert {
+        f'{name}_sum{{sink="cache",stage="addBatch"}}': 0.12,
+        f'{name}_sum{{sink="cache",stage="walCommit"}}': 0.03,
+    } == {key: value for key, value in told.items() if key.startswith(f"{name}_sum")}
+
+
+def test_the_port_gives_the_page_and_nothing_else(monitor, tmp_path):
+    """
+    Prometheus finds the page on a free port; a second listener is refused by name.
+    """
+    monitor.report(tmp_path, SINK)
+    port = monitor.start(SETTINGS, "sinks")
+    address = f"http://127.0.0.1:{port}"
+    with urllib.request.urlopen(f"{address}/metrics", timeout=2) as answer:  # noqa: S310 - our own
+        body = answer.read()
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{address}/etc", timeout=2)  # noqa: S310 - our own
+    refused.value.close()
+    with pytest.raises(MetricsPortError):
+        MetricsPort("127.0.0.1", port, bytes)
+
+    assert (404, 10.0) == (
+        refused.value.code,
+        values(body)['towpath_sink_budget_seconds{sink="cache"}'],
+    )

@@ -1,0 +1,113 @@
+"""Routes are held against the tables that they read."""
+
+import pytest
+
+from towpath.settings import Route
+from towpath.sinks.errors import RouteMistakesError, ShapeUnknownError
+from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.routed import RoutedRelations, route_mistakes
+
+TOPIC = "towpath.shop.lines"
+SHAPE = RelationShape(
+    "shop",
+    "lines",
+    (Column("order_id", "bigint"), Column("no", "integer"), Column("note", "text")),
+    ("order_id", "no"),
+    "00000000016b3748.0000000002",
+)
+
+
+class Announced:
+    """Announces one table, once someone has refreshed."""
+
+    def __init__(self, *, is_known=True):
+        self.is_known = is_known
+
+    def shape(self, topic):
+        """Tell the shape of the one table."""
+        if topic != TOPIC or not self.is_known:
+            raise ShapeUnknownError(topic)
+        return SHAPE
+
+    def refresh(self):
+        """Learn the shape."""
+        self.is_known = True
+
+
+def route(**options) -> Route:
+    """Make a route of the one table."""
+    return Route.model_validate({"topic": TOPIC, "name": "lines"} | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"include": ["order_id", "no", "not"]}, "include: no column not; .* 'note'"),
+        ({"exclude": ["nots"]}, "exclude: no column nots; did you mean 'note'"),
+        ({"rename": {"nota": "x"}}, "rename: no column nota; did you mean 'note'"),
+        ({"fields": {"nota": "uuid"}}, "fields: no column nota; did you mean 'note'"),
+        ({"exclude": ["no"]}, "the column no of the key is left out"),
+        ({"include": ["order_id"]}, "the column no of the key is left out"),
+        ({"rename": {"note": "no"}}, "two columns come to the name no"),
+        ({"constants": {"note": 1}}, "two columns come to the name note"),
+        ({"key": "{order_id}"}, r"once each, in key order: \{order_id\}:\{no\}"),
+        ({"key": "{no}:{order_id}"}, "in key order"),
+    ],
+)
+def test_what_does_not_fit_the_table_is_a_mistake(options, told):
+    """Each is told with its route, its table and the nearest name."""
+    with pytest.raises(RouteMistakesError, match=rf"lines \(shop.lines\): .*{told}"):
+        RoutedRelations(Announced(), [route(**options)]).shape(TOPIC)
+
+
+def test_what_fits_has_no_mistakes():
+    """A column's name may be given on once the column has another."""
+    one = route(
+        rename={"no": "line", "note": "no"},
+        constants={"note": "n"},
+        key="o:{order_id}:{no}",
+        fields={"no": "uuid"},
+    )
+
+    assert [] == route_mistakes(one, SHAPE)
+
+
+def test_all_mistakes_of_a_sink_are_told_at_once():
+    """Of several routes, and several of one; what is not announced yet is none."""
+    several = [
+        route(exclude=["no", "nothing"]),
+        route(rename={"x": "y"}),
+        route(topic="towpath.shop.later", exclude=["any"]),
+    ]
+    with pytest.raises(RouteMistakesError) as caught:
+        RoutedRelations(Announced(), several).check()
+
+    assert 3 == len(str(caught.value).split("\n"))
+
+
+def test_a_table_that_is_not_announced_yet_is_told():
+    """It is looked at again when its first rows come."""
+    relations = RoutedRelations(Announced(is_known=False), [route()])
+
+    assert [TOPIC] == relations.check()
+    relations.refresh()
+    assert [] == relations.check()
+
+
+def test_sinks_see_tables_as_routes_leave_them():
+    """What reads no route's topic stays as it was announced."""
+    changed = RoutedRelations(Announced(), [route(rename={"note": "remark"})])
+    names = [column.name for column in changed.shape(TOPIC).columns]
+
+    assert ["order_id", "no", "remark"] == names
+    assert SHAPE == RoutedRelations(Announced(), [route()]).shape(TOPIC)
+
+
+def test_one_topic_has_one_shape_or_none():
+    """Whoever asks for the shape of a topic could not tell which of two it is."""
+    same = [route(name="a", key="{order_id}:{no}"), route(name="b")]
+    other = [*same, route(name="c", exclude=["note"])]
+
+    assert SHAPE == RoutedRelations(Announced(), same).shape(TOPIC)
+    with pytest.raises(RouteMistakesError, match="in two shapes"):
+        RoutedRelations(Announced(), other).shape(TOPIC)

@@ -1,0 +1,107 @@
+"""What the engine is told: here, on a cluster, and by whoever submits."""
+
+from pathlib import Path
+
+import pytest
+
+from towpath.sinks.jobs.session import Engine, is_alive, settings_of
+
+
+def engine(master="local[2]", **extra):
+    """Describe an engine."""
+    return Engine(
+        name="towpath-sinks",
+        jars=(Path("/jars/kafka.jar"), Path("/jars/iceberg.jar")),
+        folder=Path("/state/.sinks"),
+        memory="2g",
+        extra=extra,
+        master=master,
+    )
+
+
+def test_an_engine_here_keeps_to_this_machine():
+    """
+    Its addresses and its cores are known; on a cluster it finds them itself.
+    """
+    names = (
+        "spark.driver.host",
+        "spark.driver.bindAddress",
+        "spark.default.parallelism",
+    )
+    here = settings_of(engine(), {})
+    away = settings_of(engine("spark://master:7077"), {})
+
+    assert ["127.0.0.1", "127.0.0.1", "2"] == [here[name] for name in names]
+    assert set() == set(names) & away.keys()
+    assert "spark://master:7077" == away["spark.master"]
+
+
+def test_what_the_file_says_stands_above_ours():
+    """
+    Any setting of the engine can be another one.
+    """
+    told = settings_of(engine(**{"spark.driver.memory": "9g"}), {})
+
+    assert ("9g", "/jars/kafka.jar,/jars/iceberg.jar") == (
+        told["spark.driver.memory"],
+        told["spark.jars"],
+    )
+
+
+def test_what_was_submitted_stands_above_everything():
+    """
+    Master, jars and memory of the command line are not said again.
+    """
+    submitted = {
+        "spark.master": "spark://other:7077",
+        "spark.jars": "/theirs.jar",
+        "spark.executor.memory": "4g",
+    }
+    told = settings_of(engine(**{"spark.executor.memory": "1g"}), submitted)
+
+    assert set() == submitted.keys() & told.keys()
+    assert "spark.driver.host" not in told
+
+
+class Context:
+    """An engine's context, as far as it is asked whether it lives."""
+
+    def __init__(self, code=None, *, is_stopped=False, failure=None):
+        self._gateway = self._jsc = self
+        self.sparkContext = self
+        self.proc = None if code == "submitted" else self
+        self._code = None if code == "submitted" else code
+        self._is_stopped = is_stopped
+        self._failure = failure
+
+    def poll(self):
+        """Tell how the process ended."""
+        return self._code
+
+    def sc(self):
+        """Reach the context, or nobody."""
+        if self._failure is not None:
+            raise self._failure
+        return self
+
+    def isStopped(self):  # noqa: N802 - the engine's
+        """Tell whether the cluster gave it up."""
+        return self._is_stopped
+
+
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [
+        (Context(), True),
+        (Context("submitted"), True),
+        (Context(137), False),
+        (Context(is_stopped=True), False),
+        (Context("submitted", is_stopped=True), False),
+        (Context("submitted", failure=ConnectionRefusedError()), False),
+    ],
+)
+def test_an_engine_lives_as_long_as_its_process_and_its_cluster(context, expected):
+    """
+    A process that somebody else has started is asked itself.
+    """
+    assert expected == is_alive(context)

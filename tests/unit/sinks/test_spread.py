@@ -1,0 +1,304 @@
+"""A batch on the executors: who writes what, in which order, and what comes back."""
+
+import orjson
+import pytest
+
+from support.kafka_rows import BACKFILL, COLUMNS, TOPIC, row, table
+from support.letters import Asked, Letters, desk_of
+from towpath.schemas import headers as names
+from towpath.settings import Sink as SinkSettings
+from towpath.sinks.dead_letters.letter import ParkedKey
+from towpath.sinks.errors import (
+    BatchRefusedError,
+    IndexGoneError,
+    TargetBusyError,
+    TargetUnavailableError,
+)
+from towpath.sinks.jobs import spread_part
+from towpath.sinks.jobs.batch import BatchWriter
+from towpath.sinks.jobs.query import QueryPlan, Rows
+from towpath.sinks.jobs.spread import FromExecutors, records_in
+from towpath.sinks.jobs.spread_part import Errand, write_part
+from towpath.sinks.memory import MemorySink
+from towpath.sinks.routes import Routes
+
+SINK = SinkSettings.model_validate(
+    {
+        "name": "cache",
+        "kind": "cache",
+        "url": "redis://unused",
+        "write_from": "executors",
+        "spread_from_records": 3,
+        "route": [{"topic": TOPIC, "name": "orders"}],
+    }
+)
+
+
+class Frame:
+    """A batch on two executors, parted by key as the engine parts it."""
+
+    defaultParallelism = 2  # noqa: N815 - the engine's
+
+    def __init__(self, *rows):
+        self.rows = rows
+        self.sparkSession = self.sparkContext = self
+        # As they stand in the topics' partitions.
+        self.parted = [rows[::2], rows[1::2]]
+
+    def repartition(self, count, column):
+        """Have rows of one key together."""
+        at = COLUMNS.index(column)
+        keys = sorted({r[at] for r in self.rows})
+        self.parted = [
+            [r for r in self.rows if keys.index(r[at]) % count == part]
+            for part in range(count)
+        ]
+        return self
+
+    @property
+    def rdd(self):
+        """Be the parts."""
+        return self
+
+    def mapPartitions(self, function):  # noqa: N802 - the engine's
+        """Run each part, also one without rows."""
+        self.told = [done for part in self.parted for done in function(iter(part))]
+        return self
+
+    def collect(self):
+        """Return what the parts told."""
+        return self.told
+
+    def toArrow(self):  # noqa: N802 - the engine's
+        """Return all rows."""
+        return table(*self.rows)
+
+
+class Noting(MemorySink):
+    """A sink that notes what is done with it."""
+
+    def __init__(self, name, notes, failure=None, rows=None):
+        super().__init__()
+        self.name = name
+        self.notes = notes
+        self.failure = failure
+        if rows is not None:
+            self.rows = rows
+
+    def open(self):
+        self.notes.append((self.name, "open"))
+
+    def apply(self, batch):
+        self.notes.append((self.name, "apply", len(batch.changes), batch.safe))
+        if self.failure is not None:
+            raise self.failure
+        super().apply(batch)
+
+    def flush(self):
+        self.notes.append((self.name, "flush"))
+        return super().flush()
+
+    def close(self):
+        self.notes.append((self.name, "close"))
+
+
+class Bench:
+    """A sink's query of which batches are spread, and what happened in it."""
+
+    def __init__(self, folder, failure=None):
+        self.notes = []
+        self.letters = Letters()
+        self.desk = desk_of(self.letters, repairs=Asked())
+        self.here = Noting("driver", self.notes)
+        self.failure = failure
+        self.plan = QueryPlan(SINK, "unused:9092", folder)
+        (self.plan.checkpoint / "offsets").mkdir(parents=True)
+        self.offsets(0, 0)
+        writer = BatchWriter(Routes(SINK), self.here, self.desk)
+        self.writing = FromExecutors(self.plan, writer, self.here, self.desk, self.make)
+
+    def make(self):
+        """Make the sink of an executor, on the same rows."""
+        return Noting("executor", self.notes, self.failure, self.here.rows)
+
+    def offsets(self, batch_id, end):
+        """Write down where a batch ends."""
+        path = self.plan.checkpoint / "offsets" / str(batch_id)
+        path.write_bytes(b"v1\n{}\n" + orjson.dumps({TOPIC: {"0": end}}))
+
+    def write(self, *rows, batch_id=1, records=10):
+        """Write a batch of as many records as the checkpoint says."""
+        self.offsets(batch_id, records)
+        self.notes.clear()
+        return self.writing.write(Rows(Frame(*rows)), batch_id)
+
+
+@pytest.fixture
+def bench(tmp_path):
+    """Lend a bench; no executor has a sink open."""
+    spread_part.forget("cache")
+    yield Bench(tmp_path)
+    spread_part.forget("cache")
+
+
+def test_the_drivers_flush_stands_around_what_executors_write(bench):
+    """
+    Its connections are taken before, and its witness is written behind all rows.
+    """
+    result = bench.write(row(1, "c"), row(2, "u"), row(3, "c", order=8))
+    steps = [note[:2] for note in bench.notes]
+
+    assert [("driver", "apply"), ("executor", "open")] == steps[:2]
+    assert [("driver", "apply"), ("driver", "flush")] == steps[-2:]
+    assert 2 == steps.count(("executor", "flush"))
+    assert (3, 2, 0, f"{24:016x}.0000000000") == (
+        result.records,
+        result.rows,
+        result.dead_letters,
+        result.position,
+    )
+
+
+def test_all_changes_of_a_key_are_folded_in_one_part(bench):
+    """
+    Whatever topic they came by: a partial change finds the row that it rests upon.
+    """
+    read = row(1, "r", topic=BACKFILL, note="kept", status="placed")
+    partial = row(5, "u", status="paid", unchanged=["note"])
+    bench.write(partial, read, row(2, "c", order=8), row(3, "c", order=9))
+    stored = bench.here.rows["orders"]["7"]
+
+    assert {"order_id": 7, "note": "kept", "status": "paid"} == stored.row
+    assert {0} == {note[2] for note in bench.notes if note[:2] == ("driver", "apply")}
+
+
+def test_tombstones_are_forgotten_behind_the_batch_only(bench):
+    """
+    It may hold records from below the safe position, which was looked up since.
+    """
+    bench.desk.safe._found = "safe"
+    bench.write(row(1, "c"))
+    told = [note[3] for note in bench.notes if note[:2] == ("driver", "apply")]
+
+    assert [None, "safe"] == told
+
+
+def test_a_small_batch_goes_from_the_driver(bench):
+    """
+    As does the first one, whose size nobody can tell.
+    """
+    bench.write(row(1, "c"), records=2)
+    small = {note[0] for note in bench.notes}
+    bench.write(row(1, "c"), batch_id=0)
+
+    assert [{"driver"}, {"driver"}] == [small, {note[0] for note in bench.notes}]
+
+
+@pytest.mark.parametrize(
+    ("strange", "left", "letters", "asked"),
+    [
+        ((TOPIC, 0, 9, b'{"order_id": 5}', b"{", []), {"7", "8"}, 1, 0),
+        (row(9, "t"), {"8"}, 0, 0),
+        (row(9, "u", order=5, unchanged=["note"]), {"7", "8"}, 0, 1),
+    ],
+    ids=["poison", "floor", "refused"],
+)
+def test_what_is_not_plain_has_the_driver_write_all_of_it(
+    bench, strange, left, letters, asked
+):
+    """
+    It sets aside, sweeps and asks; what executors wrote already is absorbed.
+    """
+    result = bench.write(row(1, "c", note="a"), row(10, "c", order=8), strange)
+
+    assert (3, letters, asked, left) == (
+        result.records,
+        result.dead_letters,
+        result.asked,
+        bench.here.rows["orders"].keys(),
+    )
+
+
+def test_a_parked_key_is_left_to_the_driver(bench):
+    """
+    Its followers are parked behind it, and the rest is written by executors again.
+    """
+    poison = (TOPIC, 0, 2, b'{"order_id":7}', b"{", row(2, "c")[-1])
+    bench.write(row(1, "c", order=8), poison)
+    follower = bench.write(row(3, "u"), row(4, "u", order=8), batch_id=2, records=20)
+    without = bench.write(row(5, "u", order=8), batch_id=3, records=30)
+
+    assert ParkedKey(TOPIC, b'{"order_id":7}') in bench.desk.parked
+    assert (1, 1, 1) == (follower.behind, follower.dead_letters, without.parked)
+    assert ("executor", "apply", 1, None) in bench.notes
+
+
+def test_executors_open_a_sink_anew_behind_a_batch_of_the_driver(bench):
+    """
+    It may have carried out a floor, which they learn when they open the sink.
+    """
+    bench.write(row(1, "c"))
+    bench.write(row(2, "u"), batch_id=2, records=20)
+    kept = ("executor", "open") in bench.notes
+    bench.write(row(3, "u"), batch_id=3, records=21)
+    bench.write(row(4, "u"), batch_id=4, records=40)
+
+    assert not kept
+    assert [("executor", "close"), ("executor", "open")] == bench.notes[1:3]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        TargetUnavailableError("the cache does not answer"),
+        TargetBusyError("the cache is full", retry_after_s=5.0),
+    ],
+)
+def test_a_target_that_is_away_has_the_batch_tried_again(bench, failure):
+    """
+    The pause that it asks for comes back with its answer.
+    """
+    bench.failure = failure
+    with pytest.raises(type(failure), match=str(failure)) as raised:
+        bench.write(row(1, "c"))
+
+    assert getattr(failure, "retry_after_s", None) == getattr(
+        raised.value, "retry_after_s", None
+    )
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [IndexGoneError("no index"), BatchRefusedError("too large"), KeyError("x")],
+)
+def test_any_other_failure_is_the_drivers_to_meet(bench, failure):
+    """
+    It makes an index anew, halves a batch, or ends the query with the same error.
+    """
+    bench.failure = failure
+    bench.write(row(1, "c"))
+
+    assert ("driver", "apply", 1, None) in bench.notes
+    assert ("executor", "close") in bench.notes
+
+
+def test_a_part_without_changes_needs_no_sink(bench):
+    """
+    Nor does one of records that say nothing.
+    """
+    errand = Errand(SINK, bench.make, "a", frozenset(), 0)
+    barrier = (TOPIC, 0, 1, b"{}", None, [(names.BARRIER, b"1")])
+    done = write_part(errand, [barrier])
+
+    assert (1, 0, "", []) == (done.records, done.rows, done.left, bench.notes)
+
+
+def test_a_topic_that_came_up_counts_from_its_beginning(bench):
+    """
+    Offsets of a batch are those between its end and that of the one before.
+    """
+    bench.offsets(1, 7)
+    path = bench.plan.checkpoint / "offsets" / "2"
+    path.write_bytes(b"v1\n{}\n" + orjson.dumps({TOPIC: {"0": 9, "1": 4}}))
+
+    assert [6, 0, 7] == [records_in(bench.plan, n) for n in (2, 0, 1)]

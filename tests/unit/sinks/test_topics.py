@@ -1,0 +1,143 @@
+"""What the broker's first answers about a topic are worth."""
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from towpath.sinks import kafka
+from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.kafka import Topics
+
+SETTLING = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+)
+
+
+class Clock:
+    """Time passes only by waiting."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def monotonic_s(self):
+        """Tell the seconds waited."""
+        return self.now_s
+
+    def wait(self, delay_s):
+        """Let time pass."""
+        self.now_s += delay_s
+
+
+class Admin:
+    """A broker with one topic; answers with these errors first."""
+
+    def __init__(self, *errors):
+        self._errors = list(errors)
+        self.topics = ["orders"]
+        # How often a topic that was deleted is still listed.
+        self.lingers = 0
+
+    def list_topics(self, timeout):
+        """List the topic with its partition."""
+        assert timeout > 0
+        if not self.topics and self.lingers:
+            self.lingers -= 1
+            return SimpleNamespace(topics={"orders": self._topic()})
+        return SimpleNamespace(topics={name: self._topic() for name in self.topics})
+
+    def list_offsets(self, wanted, request_timeout):
+        """Tell where each partition ends."""
+        assert request_timeout > 0
+        return {place: self._answer(SimpleNamespace(offset=7)) for place in wanted}
+
+    def delete_topics(self, names, request_timeout):
+        """Delete topics."""
+        assert request_timeout > 0
+        answers = {name: self._answer(None) for name in names}
+        if not any(answer.exception() for answer in answers.values()):
+            self.topics = []
+        return answers
+
+    def _topic(self):
+        return SimpleNamespace(partitions={0: None})
+
+    def _answer(self, value):
+        answer = Future()
+        if self._errors:
+            code = self._errors.pop(0)
+            answer.set_exception(KafkaException(KafkaError(code, "why")))
+        else:
+            answer.set_result(value)
+        return answer
+
+
+@pytest.fixture
+def clock():
+    """Lend a clock."""
+    return Clock()
+
+
+@pytest.fixture
+def topics(monkeypatch, clock):
+    """Lend what asks such a broker."""
+
+    def ask(admin):
+        monkeypatch.setattr(kafka, "AdminClient", lambda _: admin)
+        return Topics("kafka:9092", clock)
+
+    return ask
+
+
+@pytest.mark.parametrize("code", SETTLING)
+def test_a_topic_that_was_made_just_now_is_asked_again(topics, code):
+    """Its partitions have no leader for a moment, or not everybody knows of it."""
+    asked = topics(Admin(code, code))
+
+    assert {"orders": {"0": 7}} == asked.end_offsets(["orders"])
+
+
+def test_a_partition_that_stays_without_a_leader_is_told(topics, clock):
+    """The waiting is bounded."""
+    asked = topics(Admin(*[KafkaError.NOT_LEADER_FOR_PARTITION] * 1000))
+    with pytest.raises(BrokerUnavailableError, match="why"):
+        asked.first_offsets(["orders"])
+
+    assert 5 <= clock.now_s < 6
+
+
+def test_any_other_error_is_told_at_once(topics, clock):
+    """Waiting would not cure it."""
+    asked = topics(Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    with pytest.raises(BrokerUnavailableError, match="why"):
+        asked.end_offsets(["orders"])
+
+    assert 0 == clock.now_s
+
+
+def test_a_deleted_topic_is_waited_for_until_it_is_gone(topics, clock):
+    """Whoever makes it again makes a new one; to delete it again does nothing."""
+    admin = Admin()
+    admin.lingers = 4
+    asked = topics(admin)
+    kept = [asked.delete(["orders", "lines"]), asked.delete(["orders"])]
+
+    assert ([{}, {}], True) == (kept, clock.now_s > 0)
+
+
+def test_a_topic_that_does_not_go_is_told(topics):
+    """In time, too."""
+    admin = Admin()
+    admin.lingers = 1000
+    with pytest.raises(BrokerUnavailableError, match="orders is not gone yet"):
+        topics(admin).delete(["orders"])
+
+
+def test_a_topic_that_the_broker_keeps_is_told_with_its_reason(topics):
+    """Deletion is switched off there, or not allowed; no error, for it stays so."""
+    asked = topics(Admin(KafkaError.TOPIC_DELETION_DISABLED))
+
+    assert {"orders": "why"} == asked.delete(["orders"])

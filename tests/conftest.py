@@ -7,15 +7,19 @@ next run does.
 """
 
 import contextlib
+import logging
 import os
 import shutil
+import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+import structlog
 from hypothesis import settings
 
 from towpath.deploy import java
@@ -52,6 +56,29 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.timeout(60))
         if item.get_closest_marker("spark"):
             item.add_marker(unclosed)
+
+
+@pytest.fixture(autouse=True)
+def _own_logs(monkeypatch) -> Iterator[None]:
+    """
+    Let a command that a test runs in this process set up its logs for this test only.
+
+    A logger that remembered its stream would write on to the one that was captured.
+    """
+    configure = structlog.configure
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr(
+        structlog,
+        "configure",
+        lambda **told: configure(**told | {"cache_logger_on_first_use": False}),
+    )
+    yield
+    root.handlers, root.level = handlers, level
+    logging.captureWarnings(capture=False)
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,98 @@
+"""Signatures of webhooks agree with the specification, and only true ones are taken."""
+
+import base64
+
+import pytest
+
+from towpath.schemas import webhooks
+from towpath.schemas.webhooks import SignatureRefusedError, secret_bytes, signed, verify
+
+# The specification's own example.
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - an example
+OTHER = "whsec_" + base64.b64encode(b"o" * 24).decode()
+WEBHOOK_ID = "msg_p5jXN8AQM9LWM0D4loKWxJek"
+SIGNED_S = 1_614_265_330
+BODY = b'{"test": 2432232314}'
+SIGNATURE = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def headers(*secrets: str) -> dict[str, str]:
+    """Sign the example."""
+    return signed([secret_bytes(s) for s in secrets], WEBHOOK_ID, SIGNED_S, BODY)
+
+
+def test_the_example_of_the_specification_is_signed_as_it_says():
+    """
+    Any library that follows the specification can check what we sign.
+    """
+    assert headers(SECRET) == {
+        "webhook-id": WEBHOOK_ID,
+        "webhook-timestamp": str(SIGNED_S),
+        "webhook-signature": SIGNATURE,
+    }
+
+
+@pytest.mark.parametrize(
+    ("sent_with", "taken"),
+    [((SECRET,), [SECRET]), ((OTHER, SECRET), [SECRET]), ((SECRET,), [OTHER, SECRET])],
+)
+def test_a_secret_can_be_changed_at_either_end_first(sent_with, taken):
+    """
+    One signature of one secret that is taken is enough.
+    """
+    given = {name.title(): value for name, value in headers(*sent_with).items()}
+
+    assert verify(taken, given, BODY, SIGNED_S) == WEBHOOK_ID
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("webhook-id", "msg_another"),
+        ("webhook-id", ""),
+        ("webhook-timestamp", str(SIGNED_S + 1)),
+        ("webhook-timestamp", "later"),
+        ("webhook-signature", ""),
+        ("webhook-signature", SIGNATURE.replace("v1,", "v2,")),
+        ("webhook-signature", "v1,ä"),
+    ],
+)
+def test_a_request_that_was_touched_is_refused(name: str, value: str):
+    """
+    Id, time and signature belong together.
+    """
+    with pytest.raises(SignatureRefusedError):
+        verify([SECRET], {**headers(SECRET), name: value}, BODY, SIGNED_S)
+
+
+def test_another_body_or_another_secret_is_refused():
+    """
+    Nobody without the secret can write a request, or change one.
+    """
+    with pytest.raises(SignatureRefusedError):
+        verify([SECRET], headers(SECRET), BODY + b" ", SIGNED_S)
+    with pytest.raises(SignatureRefusedError):
+        verify([SECRET], headers(OTHER), BODY, SIGNED_S)
+
+
+@pytest.mark.parametrize("late_s", [webhooks.TOLERANCE_S + 1, -301])
+def test_an_old_request_is_refused(late_s: int):
+    """
+    What was recorded cannot be sent again next week, nor what a wrong clock signed.
+    """
+    with pytest.raises(SignatureRefusedError, match="within 300 s"):
+        verify([SECRET], headers(SECRET), BODY, SIGNED_S + late_s)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_no base64", "whsec_c2hvcnQ="],
+)
+def test_what_is_no_secret_is_told_without_repeating_it(text: str):
+    """
+    The message says what a secret is, and shows none.
+    """
+    with pytest.raises(ValueError, match="must be whsec_ and 24 to 64") as caught:
+        secret_bytes(text)
+
+    assert not text or text not in str(caught.value)

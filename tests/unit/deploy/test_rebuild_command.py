@@ -44,6 +44,10 @@ class Rebuild:
         self.done.append(("swap", route.name))
         return SimpleNamespace(old="1", new="2", before=3, after=4)
 
+    def retire(self, route, _clock):
+        """Let go of replaced indexes at once."""
+        self.done.append(("retire", route.name))
+
     def give_up(self, route):
         """Give up at once."""
         self.done.append(("give up", route.name))
@@ -77,7 +81,7 @@ def test_a_filled_index_takes_the_old_ones_place(world):
     """
     The snapshot is of the route's own table, for this sink alone.
     """
-    assert (0, ["begin", "swap"]) == rebuilt(settings())
+    assert (0, ["retire", "begin", "swap", "retire"]) == rebuilt(settings())
     assert [("it", ("shop.orders",))] == world.asked
 
 
@@ -88,7 +92,7 @@ def test_a_failed_snapshot_replaces_nothing(world, status):
     """
     world.status = status
 
-    assert (1, ["begin", "give up"]) == rebuilt(settings())
+    assert (1, ["retire", "begin", "give up"]) == rebuilt(settings())
 
 
 def test_records_set_aside_meanwhile_replace_nothing(world):
@@ -97,7 +101,7 @@ def test_records_set_aside_meanwhile_replace_nothing(world):
     """
     world.aside = iter([5, 6])
 
-    assert (1, ["begin"]) == rebuilt(settings())
+    assert (1, ["retire", "begin"]) == rebuilt(settings())
 
 
 def test_only_known_routes_of_a_search_sink_are_rebuilt():

@@ -24,7 +24,7 @@ WAREHOUSE = pytest.param(
     "warehouse", marks=[pytest.mark.spark, pytest.mark.timeout(240)]
 )
 
-pytestmark = [pytest.mark.integration]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 ROWS = 200
 # A warehouse commits a batch in a second or so.

@@ -41,9 +41,10 @@ from towpath.settings import Kafka, Topics
 
 _LOG = structlog.get_logger("towpath.relay")
 
-# How long a stop waits for a poll, and for the thread.
+# How long a stop waits for a poll, and for the thread. It has nothing to lose: what is
+# not committed is read again; and with a broker that hangs, more would help nobody.
 _POLL_S: Final = 0.1
-_CLOSE_TIMEOUT_S: Final = 2.0
+_CLOSE_TIMEOUT_S: Final = 0.5
 # How long a killed reader keeps the topic from the next: as little as brokers take.
 _SESSION_MS: Final = 6_000
 

@@ -75,7 +75,8 @@ class InPortions:
         began_s = desk.clock.monotonic_s()
         parts: list[Plain] = []
         for part in self._read(records):
-            parts.append(part)
+            # Its changes are the sink's now: a batch is not held twice.
+            parts.append(part._replace(changes=()))
             if part.left:
                 break
             self._sink.send(Batch(batch_id, part.changes))

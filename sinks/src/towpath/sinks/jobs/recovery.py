@@ -304,14 +304,8 @@ class Recovery:
         """Log what was found, and keep it where it can be looked up."""
         if not examined.findings:
             return
-        at = self._clock.now().isoformat()
-        lines = [
-            orjson.dumps({"at": at, "outcome": f.outcome, "topic": f.topic}) + b"\n"
-            for f in examined.findings
-        ]
-        path = self._folder / RECOVERIES_FILE
-        before = path.read_bytes() if path.exists() else b""
-        replace_file(path, before + b"".join(lines))
+        told = [{"outcome": f.outcome, "topic": f.topic} for f in examined.findings]
+        keep(self._folder, self._clock, told)
         for finding in examined.findings:
             _log.warning(
                 "the query cannot go on where it stood",
@@ -320,6 +314,15 @@ class Recovery:
                 why=_WORDS[finding.outcome],
                 topic=finding.topic or None,
             )
+
+
+def keep(folder: Path, clock: Clock, told: Iterable[Mapping[str, str]]) -> None:
+    """Add what was found to the sink's file of recoveries, with the time."""
+    at = clock.now().isoformat()
+    lines = [orjson.dumps({"at": at, **one}) + b"\n" for one in told]
+    path = folder / RECOVERIES_FILE
+    before = path.read_bytes() if path.exists() else b""
+    replace_file(path, before + b"".join(lines))
 
 
 def _read(path: Path) -> Offsets:

@@ -20,7 +20,7 @@ from towpath.schemas.clock import Clock
 from towpath.settings import RouteKind, Sink
 from towpath.sinks import unfilled
 from towpath.sinks.jobs.query import QueryPlan
-from towpath.sinks.jobs.recovery import RECOVERIES_FILE
+from towpath.sinks.jobs.recovery import keep
 from towpath.sinks.kinds import kind_of
 from towpath.sinks.ports import Repairs
 from towpath.sinks.progress import replace_file, sink_folder
@@ -152,13 +152,6 @@ class Rerouting:
 
     def _note(self, found: tuple[Change, ...]) -> None:
         """Keep what has changed where it can be looked up."""
-        if not found:
-            return
-        at = self._clock.now().isoformat()
-        lines = [
-            orjson.dumps({"at": at, "outcome": c.outcome, "route": c.route}) + b"\n"
-            for c in found
-        ]
-        path = self._folder / RECOVERIES_FILE
-        before = path.read_bytes() if path.exists() else b""
-        replace_file(path, before + b"".join(lines))
+        if found:
+            told = [{"outcome": c.outcome, "route": c.route} for c in found]
+            keep(self._folder, self._clock, told)

@@ -195,16 +195,15 @@ class Supervisor:
             repairs = self._parts.make_repairs(self._plan.sink)
             Rerouting(self._plan, repairs, self._parts.clock).run()
             letters = self._parts.make_dead_letters(self._plan.sink.name)
-            bench = self._bench(sink, letters)
+            bench = self._bench(sink, letters, repairs)
             self._query_until_stopped(bench)
         finally:
             if letters is not None:
                 letters.close()
             sink.close()
 
-    def _bench(self, sink: Sink, letters: LetterBox) -> _Bench:
+    def _bench(self, sink: Sink, letters: LetterBox, repairs: Repairs) -> _Bench:
         plan, parts = self._plan, self._parts
-        repairs = parts.make_repairs(plan.sink)
         book, parked = Book(wanted=frozenset()), ParkedKeys()
         for entry in letters.entries():
             book.read([entry])

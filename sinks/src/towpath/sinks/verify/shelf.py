@@ -8,13 +8,12 @@ each row a digest is kept: whatever differs is looked at again anyway.
 Hot path, once per row of both sides.
 """
 
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from towpath.sinks.verify.compare import Held, digest_of
+from towpath.sinks.verify.scratch import Scratch
 
 # Keys of one statement. SQLite takes at most 32,766; more than this gains nothing.
 _AT_ONCE: Final = 1000
@@ -28,34 +27,20 @@ _PUT: Final = """
     on conflict do update set copies = copies + 1
 """
 _DELETED: Final = b""
+_TABLE: Final = (
+    "create table row (key text primary key, digest blob,"
+    " copies int not null default 1) without rowid"
+)
 
 
-class Shelf:
+class Shelf(Scratch):
     """Rows by key; a key that comes twice is noticed."""
+
+    statements = (_KEPT_IN_MEMORY, _TABLE)
 
     def __init__(self) -> None:
         self.live_rows = 0
         self.tombstones = 0
-
-    def __enter__(self) -> Self:
-        # An empty name is a temporary file that goes with the connection.
-        self._file = sqlite3.connect("", isolation_level=None)
-        self._file.execute("pragma journal_mode = off")
-        self._file.execute(_KEPT_IN_MEMORY)
-        self._file.execute(
-            "create table row (key text primary key, digest blob,"
-            " copies int not null default 1) without rowid"
-        )
-        self._file.execute("begin")
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
 
     def put(self, rows: Iterable[Held]) -> None:
         """Lay rows on the shelf; of a key that comes twice the first stays."""

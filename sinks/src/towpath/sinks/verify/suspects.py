@@ -4,13 +4,12 @@ The keys that may differ, kept on disk until each is settled.
 However many there are, memory stays small: of a sink that was lost, every key is one.
 """
 
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from towpath.sinks.verify.compare import Held, Suspect
+from towpath.sinks.verify.scratch import Scratch
 
 AT_ONCE: Final = 1000
 
@@ -49,7 +48,7 @@ _Row = tuple[
 ]
 
 
-class Suspects:
+class Suspects(Scratch):
     """
     Keys that may differ, then are wrong or go.
 
@@ -57,25 +56,11 @@ class Suspects:
     each begun by ``look_again``.
     """
 
+    statements = (_TABLE,)
+
     def __init__(self) -> None:
         self.open_count = 0
         self.wrong_count = 0
-
-    def __enter__(self) -> Self:
-        # An empty name is a temporary file that goes with the connection.
-        self._file = sqlite3.connect("", isolation_level=None)
-        self._file.execute("pragma journal_mode = off")
-        self._file.execute(_TABLE)
-        self._file.execute("begin")
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
 
     def add(self, found: Iterable[Suspect]) -> None:
         """Take suspects; one that is there already stays as it is."""

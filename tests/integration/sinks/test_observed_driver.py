@@ -81,7 +81,8 @@ class Place(SinkPlace):
     def until_seen(self):
         """Wait until the driver's own look has found nothing behind."""
         self.catch_up("plain")
-        until(lambda: self.value("lag_records") == 0, "nothing is behind")
+        lag = "towpath_sink_lag_records{sink}"
+        until(lambda: self.page().get(lag) == 0, "nothing is behind")
 
     def status(self, capsys, *words):
         """Ask for the status; return its exit code and what it says."""

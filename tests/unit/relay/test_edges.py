@@ -51,6 +51,7 @@ def test_a_refused_password_is_not_tried_for_ever():
         (KafkaError._TIMED_OUT, errors.BrokerUnavailableError),
         (KafkaError.UNKNOWN_LEADER_EPOCH, errors.BrokerUnavailableError),
         (KafkaError.NOT_ENOUGH_REPLICAS, errors.BrokerUnavailableError),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, errors.BrokerUnavailableError),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, errors.BrokerRefusedError),
         (KafkaError.INVALID_PARTITIONS, errors.BrokerRefusedError),
     ],

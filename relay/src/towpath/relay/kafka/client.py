@@ -51,6 +51,9 @@ _AWAY: Final = frozenset(
         KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
         KafkaError.THROTTLING_QUOTA_EXCEEDED,
         KafkaError.CONCURRENT_TRANSACTIONS,
+        # The relay makes every topic that it asks about: one that is unknown is made
+        # anew, or not known to every broker yet.
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
 

@@ -51,7 +51,6 @@ _SESSION_MS: Final = 6_000
 # A topic just made is unknown to some brokers for a moment.
 _SPREADING: Final = frozenset(
     {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client's public names
         KafkaError._PARTITION_EOF,  # noqa: SLF001
     }

@@ -36,6 +36,8 @@ _FOLDERS = "towpath-test-"
 # No deadline per example: on a busy machine it measures the neighbours.
 settings.register_profile("dev", max_examples=200, deadline=None)
 settings.register_profile("ci", max_examples=5_000, deadline=None)
+# Engines that live for seconds: the second compiler would take more than it gives back.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")  # noqa: TID251 - a root
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")  # noqa: TID251 - a root
 settings.load_profile(_PROFILE)
 

@@ -1,10 +1,7 @@
 """A slice of chaos: everything that may happen while tables are read, judged."""
 
-import contextlib
 import json
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +11,7 @@ from random import SystemRandom
 import psutil
 import pytest
 
+from support.command import towpath
 from towpath.deploy.chaos.play import place_in
 from towpath.deploy.local.folders import StateFolder
 from towpath.loadtests.chaos.place import Options, Place
@@ -23,7 +21,7 @@ from towpath.schemas.clock import Deadline, SystemClock
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
-CHAOS = (sys.executable, "-m", "towpath.deploy.cli", "chaos", "snapshot")
+CHAOS = ("chaos", "snapshot")
 # The whole relay with the textbook's rule: every commit is thought to be visible.
 TEXTBOOK = """
 from towpath.deploy.cli.app import main
@@ -72,25 +70,12 @@ def test_chaos_finds_the_textbook_out(place: Place):
     assert any("stale" in each or "resurrected" in each for each in result.findings)
 
 
-@contextlib.contextmanager
-def command(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the command for the block; its stack goes below the folder."""
-    with subprocess.Popen(
-        [*CHAOS, *words],
-        env={**os.environ, "TMPDIR": str(folder)},  # noqa: TID251 - a root
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        yield process
-        process.kill()
-
-
 def test_the_command_judges_and_cleans_up(tmp_path: Path):
     """
     One JSON object with the seed and what was found; exit 0; no file remains.
     """
     words = ("--json", "--minutes", "0.05", "--seed", "7", "--kill", "backend")
-    with command(tmp_path, *words) as process:
+    with towpath(tmp_path, *CHAOS, *words) as process:
         output, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors.decode()
     told = json.loads(output)
@@ -108,7 +93,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path):
     """
     Ctrl-C while the relay runs: 130, no process and no file remains.
     """
-    with command(tmp_path, "--minutes", "5") as process:
+    with towpath(tmp_path, *CHAOS, "--minutes", "5") as process:
         deadline = Deadline(SystemClock(), 90)
         while not list(tmp_path.glob("*/run/relay.pid")):
             assert not deadline.passed()
@@ -126,10 +111,11 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path):
     )
 
 
-def test_an_unknown_victim_is_a_mistake_of_usage():
+def test_an_unknown_victim_is_a_mistake_of_usage(tmp_path: Path):
     """
     Who cannot be killed is named, with those who can.
     """
-    done = subprocess.run([*CHAOS, "--kill", "kafka"], capture_output=True, check=False)
+    with towpath(tmp_path, *CHAOS, "--kill", "kafka") as process:
+        _, errors = process.communicate(timeout=240)
 
-    assert (2, True) == (done.returncode, b"relay, backend" in done.stderr)
+    assert (2, True) == (process.returncode, b"relay, backend" in errors)

@@ -1,37 +1,22 @@
 """The benchmark's command, small: its own stack, its figures, nothing left behind."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from support.command import towpath
 from towpath.schemas.clock import Deadline, SystemClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-WORDS = (sys.executable, "-m", "towpath.deploy.cli", "bench", "relay")
+WORDS = ("bench", "relay")
 SMALL = ("--rows", "2000", "--rounds", "1", "--duration", "2", "--warm-up", "1")
 LONG = ("--case", "steady_500", "--duration", "60")
-
-
-@contextlib.contextmanager
-def command(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the command for the block; its stack goes below the folder."""
-    with subprocess.Popen(
-        [*WORDS, *words],
-        env={**os.environ, "TMPDIR": str(folder)},  # noqa: TID251 - a root
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        yield process
-        process.kill()
 
 
 def until_a_relay_runs(process: subprocess.Popen[bytes], folder: Path) -> None:
@@ -48,7 +33,7 @@ def test_the_command_measures_verifies_and_cleans_up(tmp_path: Path):
     One JSON object with every system's figures and the ratios; no file remains.
     """
     words = ("--json", *SMALL, "--case", "drain_100", "--case", "steady_500")
-    with command(tmp_path, *words) as process:
+    with towpath(tmp_path, *WORDS, *words) as process:
         output, errors = process.communicate(timeout=80)
     assert process.returncode == 0, errors.decode()
     told = json.loads(output)
@@ -78,7 +63,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path):
     """
     Ctrl-C while a relay runs: 130, no process of the benchmark's, no file.
     """
-    with command(tmp_path, *LONG) as process:
+    with towpath(tmp_path, *WORDS, *LONG) as process:
         until_a_relay_runs(process, tmp_path)
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
@@ -96,7 +81,7 @@ def test_a_killed_server_ends_the_benchmark_in_one_sentence(tmp_path: Path):
     """
     A part that is gone gives exit code 3 and a remedy, and nothing remains.
     """
-    with command(tmp_path, *LONG) as process:
+    with towpath(tmp_path, *WORDS, *LONG) as process:
         until_a_relay_runs(process, tmp_path)
         (postgres,) = tmp_path.glob("*/run/postgres.pid")
         os.kill(int(postgres.read_text().split()[0]), signal.SIGKILL)

@@ -209,6 +209,10 @@ class WarehouseHand:
         """Take a row away."""
         self._run(f"DELETE FROM {{}} WHERE id = {key}")  # noqa: S608 - the test's own
 
+    def copy(self, key: object) -> None:
+        """Let a row stand there twice."""
+        self._run(f"INSERT INTO {{0}} SELECT * FROM {{0}} WHERE id = {key}")  # noqa: S608 - the test's own
+
     def revive(self, key: object) -> None:
         """Let a deleted row live again."""
         self._run(f"UPDATE {{}} SET _is_deleted = false, v = 1 WHERE id = {key}")  # noqa: S608 - the test's own

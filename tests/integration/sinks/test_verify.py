@@ -11,6 +11,7 @@ import psycopg
 import pytest
 import redis
 from opensearchpy import OpenSearch
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UnavailableError
@@ -23,6 +24,7 @@ from towpath.sinks.search.sink import SearchSink
 from towpath.sinks.verify import __main__ as judge
 from towpath.sinks.verify import source
 from towpath.sinks.verify.__main__ import Wishes
+from towpath.sinks.verify.passing import Unread
 from towpath.sinks.verify.source_log import SourceLog
 from towpath.sinks.warehouse.sink import WarehouseSink
 
@@ -42,7 +44,8 @@ SHOP = """
         id bigint primary key, customer uuid, status shop.status, total numeric(12,2),
         weight numeric, paid boolean, body jsonb, note text, placed_at timestamptz,
         local_at timestamp, day date, ratio double precision, share real, raw bytea,
-        code character(4), doubled numeric generated always as (total * 2) stored);
+        code character(4), tags text[], ratios real[],
+        doubled numeric generated always as (total * 2) stored);
     create table shop.lines (
         order_id bigint, sku text, quantity int, primary key (sku, order_id));
     create schema towpath;
@@ -54,12 +57,12 @@ SHOP = """
         (1, '6f2c1f9e-0000-4000-8000-00000000000a', 'paid', 12.50, 1.050, true,
          '{"b": 1, "a": [null, "😀"]}', E'quo''te \\\\ and\\nline',
          '2026-03-29 03:30:00.5+02', '1066-10-14 09:00', '2026-02-28', 0.1, 0.1,
-         '\\x0001ff', 'ab'),
+         '\\x0001ff', 'ab', '{a,"b \\"c",NULL}', '{0.1,1e20,NaN,2}'),
         (2, null, null, null, null, null, null, null, null, null, null, null, null,
-         null, null),
+         null, null, null, null),
         (3, '6f2c1f9e-0000-4000-8000-00000000000b', 'placed', 0, 100, false, 'null', '',
          '0987-12-31 23:59:59.999999+00', '9999-12-31 23:59:59.999999', '0001-01-01',
-         1e20, 'NaN', '', '');
+         1e20, 'NaN', '', '', '{}', null);
     insert into shop.lines values (1, 'a:b', 2), (1, '', 1), (3, 'a%3Ab', 5);
     insert into towpath.outbox values
         ('00000000-0000-4000-8000-000000000001', 'order', '1', 'OrderPlaced',
@@ -73,6 +76,7 @@ NULLS = dict.fromkeys(
     (
         *("customer", "status", "total", "weight", "paid", "body", "note"),
         *("placed_at", "local_at", "day", "ratio", "share", "raw", "code"),
+        *("tags", "ratios"),
     )
 )
 # As records carry them, written down by hand.
@@ -93,6 +97,8 @@ ORDERS = [
         "share": 0.1,
         "raw": "AAH/",
         "code": "ab  ",
+        "tags": ["a", 'b "c', None],
+        "ratios": [0.1, 1e20, "NaN", 2],
     },
     {"id": 2, **NULLS},
     {
@@ -111,6 +117,8 @@ ORDERS = [
         "share": "NaN",
         "raw": "",
         "code": "    ",
+        "tags": [],
+        "ratios": None,
     },
 ]
 LINES = [
@@ -138,6 +146,8 @@ SHAPES = {
             Column("share", "real"),
             Column("raw", "bytea"),
             Column("code", "character", 8),
+            Column("tags", "text[]"),
+            Column("ratios", "real[]"),
         ),
         ("id",),
         "0",
@@ -166,6 +176,9 @@ class Relations:
 
     def refresh(self):
         """Everything is known already."""
+
+    def close(self):
+        """Nothing is open."""
 
 
 def change(route, kind, row, *, position=POSITION, deleted=False):
@@ -366,6 +379,7 @@ def configuration(kind, url, dsn, unique, folder):
 def place(request, stack, database, unique, tmp_path, monkeypatch):
     """Lend a filled sink of one kind, at rest."""
     monkeypatch.setattr(judge, "Passing", AtRest)
+    monkeypatch.setattr(judge, "KafkaRelations", lambda *_: Relations())
     with psycopg.connect(database) as connection:
         connection.execute(SHOP)
     kind = request.param
@@ -501,6 +515,19 @@ def test_a_sample_finds_what_it_meets(place, verify, sample):
 
 
 @pytest.mark.parametrize("place", [CACHE], indirect=True)
+def test_however_small_a_sample_an_emptied_sink_is_not_equal(place, verify):
+    """A part that would be less than a row is some rows."""
+    for key in (1, 2, 3):
+        place.lose(key)
+    code, report = verify(sample="0.0001%", names=("orders",))
+
+    assert (1, [("missing", key, None) for key in "123"]) == (
+        code,
+        sorted(differences(report)),
+    )
+
+
+@pytest.mark.parametrize("place", [CACHE], indirect=True)
 def test_one_table_is_verified_by_its_name(place, verify):
     """Another route's differences are not looked for."""
     place.alter(1, "total", "99.99")
@@ -560,6 +587,22 @@ def test_a_log_that_lacks_or_alters_an_event_is_found(place, verify, database):
     assert (1, "changed", "payload", "missing") == (code, *changed[::2], missing[0])
 
 
+@pytest.mark.parametrize("place", [WAREHOUSE], indirect=True)
+@pytest.mark.usefixtures("place")
+def test_a_log_keeps_what_the_outbox_has_lost(verify, database):
+    """What only the log has is told, and is no difference; the rest is compared."""
+    with psycopg.connect(database) as connection:
+        connection.execute("delete from towpath.outbox where type = 'OrderPaid'")
+        connection.execute("update towpath.outbox set payload = '{}'")
+    code, report = verify()
+    log = report["routes"][2]
+
+    assert (1, ["payload"]) == (code, [column for *_, column in differences(report)])
+    assert (1, 2, 1) == tuple(
+        log[name] for name in ("source_rows", "sink_rows", "unmatched")
+    )
+
+
 @pytest.mark.parametrize("place", [CACHE], indirect=True)
 def test_an_error_hides_no_difference(place, verify, monkeypatch):
     """A target that fails half way is told beside what was found before."""
@@ -585,6 +628,19 @@ def test_an_error_hides_no_difference(place, verify, monkeypatch):
 
 
 @pytest.mark.parametrize("place", [CACHE], indirect=True)
+def test_a_route_that_cannot_be_looked_up_hides_no_other(place, verify, database):
+    """A table that is gone is told beside what was found of the others."""
+    place.alter(1, "total", "99.99")
+    with psycopg.connect(database) as connection:
+        connection.execute("drop table shop.lines")
+    code, report = verify()
+    error = report["routes"][1]["error"]
+
+    assert (1, [("changed", "1", "total")]) == (code, differences(report))
+    assert (True, None) == ("shop.lines" in error, report["routes"][0]["error"])
+
+
+@pytest.mark.parametrize("place", [CACHE], indirect=True)
 def test_a_sink_that_cannot_be_read_is_not_equal(place, verify, unused_port):
     """Nothing read is nothing proved: exit 3."""
     text = place.config.read_text()
@@ -594,6 +650,41 @@ def test_a_sink_that_cannot_be_read_is_not_equal(place, verify, unused_port):
     code, report = verify()
 
     assert (3, "unverified") == (code, report["result"])
+
+
+class Shut:
+    """A clock: the source is shut while it waits first, open when it waits again."""
+
+    def __init__(self, dsn):
+        self._name = conninfo_to_dict(dsn)["dbname"]
+        self._elsewhere = make_conninfo(dsn, dbname="postgres")
+        self._steps = iter(["false", "true"])
+
+    def monotonic_s(self):
+        return SystemClock().monotonic_s()
+
+    def wait(self, _delay_s):
+        if (is_open := next(self._steps, None)) is None:
+            raise KeyboardInterrupt
+        with psycopg.connect(self._elsewhere, autocommit=True) as connection:
+            connection.execute(
+                f'alter database "{self._name}" with allow_connections {is_open}'
+            )
+
+
+@pytest.mark.parametrize("place", [CACHE], indirect=True)
+def test_a_source_that_goes_away_ends_no_passes(place, capsys, database, monkeypatch):
+    """The pass meanwhile proves nothing, and the next one compares again."""
+    clock = Shut(database)
+    monkeypatch.setattr(judge, "SystemClock", lambda: clock)
+    code = judge.verify(place.config, "it", Wishes(as_json=True, every_s=60.0))
+    passes = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    assert (3, ["equal", "unverified", "equal"]) == (
+        code,
+        [document["result"] for document in passes],
+    )
+    assert (True, None) == (passes[1]["error"] is not None, passes[2]["error"])
 
 
 @pytest.mark.timeout(90)
@@ -615,3 +706,25 @@ def test_the_slot_confirms_the_mark_only_after_what_was_committed(database, uniq
         log.close()
 
     assert (True, None) == (before < mark <= after, absent)
+
+
+@pytest.mark.timeout(90)
+def test_what_snapshots_have_still_to_read_is_counted(database):
+    """Those for the sink or for all; what gets on is any of them, row by row."""
+    log = SourceLog(database)
+    nothing = log.unread("it")
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(
+            "create schema towpath; create table towpath.snapshot ("
+            "state text, target text, rows bigint, dropped bigint, chunks bigint)"
+        )
+        connection.execute(
+            "insert into towpath.snapshot values ('completed', null, 5000, 0, 1),"
+            " ('running', null, 100, 2, 3), ('queued', 'it', 0, 0, 0),"
+            " ('paused', null, 10, 0, 0), ('paused', 'it', 20, 0, 0),"
+            " ('running', 'other', 1000, 0, 0)"
+        )
+        found = log.unread("it"), log.unread("nobody")
+    log.close()
+
+    assert (Unread(0), Unread(3, 1, 1135), Unread(1, 0, 1135)) == (nothing, *found)

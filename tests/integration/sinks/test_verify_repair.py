@@ -16,7 +16,7 @@ from support.verified import (
     WarehouseHand,
 )
 from support.writers import RandomWriters
-from towpath.sinks.verify.repair import ABOVE, NO_KEY
+from towpath.sinks.verify.repair import ABOVE, NO_KEY, TWICE
 
 CACHE = pytest.param("cache", marks=pytest.mark.timeout(90))
 SEARCH = pytest.param("search", marks=pytest.mark.timeout(120))
@@ -133,7 +133,7 @@ def test_each_defect_is_found_and_repaired_while_others_write(rig, verify):
     assert (0, []) == after[:2]
 
 
-@pytest.mark.parametrize("rig", [CACHE, SEARCH], indirect=True)
+@on_each
 def test_a_sample_finds_rows_that_only_the_sink_has(rig, verify):
     """A sample as large as both sides meets the rows of both."""
     planted = plant(rig)
@@ -152,6 +152,18 @@ def test_what_no_row_of_the_source_replaces_is_told(rig, verify):
 
     assert (1, [("changed", "7")], 1) == (code, found, route["repaired"])
     assert [{"reason": ABOVE, "keys": 1}] == route["left"]
+
+
+@pytest.mark.parametrize("rig", [WAREHOUSE], indirect=True)
+def test_a_row_that_stands_twice_is_told_as_such(rig, verify):
+    """A row read anew replaces both, so the report says what does help."""
+    rig.hand.copy(7)
+    rig.hand.alter(7, -1)
+    rig.hand.lose(8)
+    code, found, route = verify("--repair")
+
+    assert (1, [("twice", "7")], 1) == (code, found, route["repaired"])
+    assert [{"reason": TWICE, "keys": 1}] == route["left"]
 
 
 @pytest.mark.parametrize("rig", [CACHE], indirect=True)

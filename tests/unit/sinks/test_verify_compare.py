@@ -178,3 +178,28 @@ def test_an_old_row_that_moved_without_a_new_content_is_no_proof():
     again = held("1", "a", position="9")
 
     assert Standing.MOVING is standing_of(Suspect("1", B, OLD, again, 1))
+
+
+def test_what_only_the_sink_has_says_nothing_of_a_pruned_source():
+    """However many they are, they are no suspects, unless they come twice."""
+    with Shelf() as shelf:
+        shelf.put([held("1", "1"), held("2", "2"), held("3", "3"), held("3", "3")])
+        found = [one.key for one in suspects([[row("1", "x")]], shelf, is_pruned=True)]
+
+    assert ["1", "3"] == found
+
+
+@pytest.mark.parametrize(
+    ("source", "copies", "expected"),
+    [
+        (None, 1, Standing.EQUAL),
+        (None, 2, Standing.WRONG),
+        (pack(["2"]), 1, Standing.WRONG),
+    ],
+)
+def test_a_row_that_a_pruned_source_has_no_more_is_not_wrong(source, copies, expected):
+    """Another content is, and a second copy."""
+    same = held("1", "1")
+    suspect = Suspect("1", source, same, same, copies)
+
+    assert expected is standing_of(suspect, is_pruned=True)

@@ -7,7 +7,7 @@ import pytest
 from towpath.settings import Kafka, Registry, Route, Settings, Sink, SinkKind, Source
 from towpath.sinks.progress import Progress, progress_path, write_progress
 from towpath.sinks.verify.errors import NotAtRestError
-from towpath.sinks.verify.passing import Passing, records_to_go
+from towpath.sinks.verify.passing import Passing, Unread, records_to_go
 
 TOPIC = "towpath.shop.orders"
 
@@ -37,10 +37,13 @@ class StepClock:
 class FakeLog:
     """A database's log, as far as a slot has read it."""
 
-    def __init__(self, confirmed=100, tables=0):
+    def __init__(self, confirmed=100, tables=0, paused=0):
         self.confirmed_lsn = confirmed
         self.tables = tables
+        self.paused = paused
+        self.moved = 0
         self.oldest = 50
+        self.answers = 0
 
     def mark(self):
         return 100
@@ -48,8 +51,14 @@ class FakeLog:
     def confirmed(self, _slot):
         return self.confirmed_lsn
 
-    def unfinished_tables(self, _sink):
-        return self.tables
+    def unread(self, _sink):
+        return Unread(self.tables, self.paused, self.moved)
+
+    def answered(self, _signals):
+        return self.answers
+
+    def refusals(self, _signals):
+        return ()
 
     def next_transaction(self):
         return 50
@@ -142,6 +151,44 @@ def test_a_sink_that_gets_on_is_waited_for(settings, sink):
     assert 110 < clock.monotonic_s() < 125
 
 
+def read_on(log, minutes, end):
+    """Have a snapshot read some rows every half minute, and then end something."""
+    half = [lambda: None] * 299
+
+    def read():
+        log.moved += 100
+
+    return StepClock(*[*half, read] * (2 * minutes), end)
+
+
+def test_one_table_is_waited_for_as_long_as_its_rows_are_read(settings, sink):
+    """Half an hour of one table is no standing still."""
+    log = FakeLog(tables=1)
+    applied(settings, 10)
+    clock = read_on(log, 30, lambda: setattr(log, "tables", 0))
+    passing(settings, sink, log, clock).wait()
+
+    assert round(clock.monotonic_s()) == 30 * 60
+
+
+def test_an_answer_is_waited_for_behind_another_snapshot(settings, sink):
+    """What a repair asks for is read when it is its turn."""
+    log = FakeLog()
+    clock = read_on(log, 10, lambda: setattr(log, "answers", 2))
+    refused = passing(settings, sink, log, clock).wait_for_answers(["a", "b"])
+
+    assert ((), 10 * 60) == (refused, round(clock.monotonic_s()))
+
+
+def test_an_answer_that_nobody_works_at_is_given_up(settings, sink):
+    """A snapshot that stands still is no reason to wait for longer."""
+    log = FakeLog(tables=1)
+    log.moved = 700
+
+    with pytest.raises(NotAtRestError, match="has not answered 2 signals"):
+        passing(settings, sink, log, StepClock()).wait_for_answers(["a", "b"])
+
+
 def test_whoever_writes_is_waited_for_until_it_is_seen(settings, sink):
     """A commit can be in the sink before others see it in the source."""
     log = FakeLog()
@@ -167,6 +214,7 @@ def test_a_transaction_that_stays_open_is_not_waited_for_long(settings, sink):
     [
         (FakeLog(confirmed=1), 10, r"confirmed 0/1 of 0/64, 99 bytes to go"),
         (FakeLog(tables=2), 10, "2 tables to read"),
+        (FakeLog(tables=2, paused=1), 10, "2 tables to read, 1 of them paused"),
         (FakeLog(), 7, r"cache has 3 records to go \(Redis is full\)"),
         (FakeLog(confirmed=None), 10, "the slot towpath does not exist"),
     ],

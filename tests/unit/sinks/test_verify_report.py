@@ -11,9 +11,9 @@ from towpath.sinks.verify.report import (
     FIRST_SHOWN,
     RouteReport,
     Verdict,
+    Verification,
     as_json,
     show,
-    verdict_of,
     worse,
 )
 
@@ -30,10 +30,10 @@ DIFFERENT = RouteReport(
 )
 
 
-def printed(*routes):
+def printed(*routes, sample=""):
     """Print a report on a narrow screen."""
     screen = io.StringIO()
-    show(Console(file=screen, width=60), "cache", routes)
+    show(Console(file=screen, width=60), Verification("cache", routes, sample))
     return screen.getvalue().splitlines()
 
 
@@ -49,7 +49,7 @@ def printed(*routes):
 )
 def test_a_difference_weighs_more_than_a_gap(routes, expected):
     """An error hides no difference, and is no proof of equality."""
-    assert expected == verdict_of(routes)
+    assert expected == Verification("cache", routes).verdict
 
 
 def test_differences_and_gaps_are_printed_whole():
@@ -77,6 +77,52 @@ def test_only_the_first_differences_are_printed():
 def test_equality_is_said_in_one_line():
     """Nothing else is to be read after it."""
     assert printed(EQUAL)[-1] == "cache equals the source, every key and column"
+
+
+def test_what_is_not_compared_is_told():
+    """Nothing is claimed of it: neither of columns, nor of rows without another."""
+    notes = ("not compared, masked columns: secret",)
+    log = RouteReport("log", "shop.outbox", 2, 5, notes=notes, unmatched=1_003)
+
+    assert printed(log)[-3:] == [
+        "log not compared, masked columns: secret",
+        "log 1,003 rows of the sink have none in the source to compare",
+        "cache equals the source in all that was compared",
+    ]
+
+
+def test_a_sample_claims_no_more_than_it_saw():
+    """Rows that nobody picked may be anything, and a script can tell that too."""
+    found = Verification("cache", [EQUAL], "1%")
+    document = orjson.loads(as_json(found))
+
+    assert printed(EQUAL, sample="1%")[-1] == (
+        "cache equals the source in a sample of 50,000 rows, no more is known"
+    )
+    assert ("equal", "1%", None) == (
+        *(document[name] for name in ("result", "sample", "error")),
+    )
+
+
+def test_a_sample_of_no_row_proves_nothing():
+    """Nothing was compared, so nothing is equal."""
+    nothing = RouteReport("orders", "shop.orders", tombstones=7)
+    document = orjson.loads(as_json(Verification("cache", [nothing, nothing], "1%")))
+
+    assert ("unverified", "chance picked no row for a sample of 1%") == (
+        document["result"],
+        document["error"],
+    )
+    assert printed(nothing, sample="1%")[-1] == (
+        "cache could not be verified: chance picked no row for a sample of 1%"
+    )
+
+
+def test_two_empty_sides_that_were_read_are_equal():
+    """That is no sample: nothing was left out."""
+    nothing = RouteReport("orders", "shop.orders")
+
+    assert Verification("cache", [nothing]).verdict is Verdict.EQUAL
 
 
 def test_keys_that_never_stood_still_are_told():
@@ -112,9 +158,10 @@ def test_of_many_passes_the_worst_counts(one, other, expected):
 
 def test_each_pass_is_a_line_for_a_script():
     """A document that is a line is the same document."""
-    line = as_json("cache", [DIFFERENT], is_line=True)
+    found = Verification("cache", [DIFFERENT])
+    line = as_json(found, is_line=True)
 
-    assert (False, orjson.loads(as_json("cache", [DIFFERENT]))) == (
+    assert (False, orjson.loads(as_json(found))) == (
         "\n" in line,
         orjson.loads(line),
     )
@@ -122,11 +169,12 @@ def test_each_pass_is_a_line_for_a_script():
 
 def test_a_script_gets_everything():
     """Counts, both values and the reason of a gap."""
-    document = orjson.loads(as_json("cache", [DIFFERENT, BROKEN]))
+    document = orjson.loads(as_json(Verification("cache", [DIFFERENT, BROKEN])))
 
-    assert ("different", 1, "B", "the cache does not answer") == (
+    assert ("different", 1, None, "B", "the cache does not answer") == (
         document["result"],
         document["differences"],
+        document["sample"],
         document["routes"][0]["first"][0]["sink"],
         document["routes"][1]["error"],
     )

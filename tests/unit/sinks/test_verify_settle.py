@@ -190,11 +190,11 @@ def test_the_first_round_proves_nothing(monkeypatch):
     """What stands in the sink since then may not have been visible in the source."""
     judge = rule._judge
 
-    def hasty(found, had, *, is_first):
+    def hasty(bench, found, had, *, is_first):
         for some in found.open() if is_first else ():
             stood = [one._replace(before=one.after) for one in some]
             found.convict([s.key for s in stood if standing_of(s) is Standing.WRONG])
-        judge(found, had, is_first=is_first)
+        judge(bench, found, had, is_first=is_first)
 
     monkeypatch.setattr(rule, "_judge", hasty)
 

@@ -1,10 +1,12 @@
 """How a verification is asked for: samples, routes, and passes without end."""
 
+import orjson
 import pytest
 
 from towpath.schemas.failure import UsageError
 from towpath.settings import Kafka, Registry, Route, Settings, Sink, SinkKind, Source
-from towpath.sinks.verify.__main__ import on_and_on
+from towpath.sinks.verify.__main__ import Judge, Wishes, on_and_on
+from towpath.sinks.verify.errors import NotAtRestError
 from towpath.sinks.verify.report import Verdict
 from towpath.sinks.verify.routes import chosen_routes
 from towpath.sinks.verify.sample import sample_size
@@ -80,13 +82,87 @@ class Clock:
             raise KeyboardInterrupt
 
 
+def never(failure):
+    """Nothing fails here."""
+    raise failure
+
+
+def passes(*outcomes):
+    """Make passes that come to verdicts, or fail."""
+    waiting = iter(outcomes)
+
+    def once():
+        outcome = next(waiting)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    return once
+
+
+@pytest.mark.parametrize(
+    ("others", "worst"),
+    [
+        ((Verdict.EQUAL, Verdict.EQUAL), Verdict.UNVERIFIED),
+        ((Verdict.DIFFERENT, Verdict.EQUAL), Verdict.DIFFERENT),
+    ],
+)
+def test_an_outage_ends_no_passes(others, worst):
+    """A pass that cannot be made is told, proves nothing, and is followed by others."""
+    failure = NotAtRestError("not at rest: the relay is gone")
+    told = []
+
+    def gave_up(why):
+        told.append(str(why))
+        return Verdict.UNVERIFIED
+
+    once = passes(others[0], failure, others[1])
+    found = on_and_on(once, gave_up, 5.0, Clock())
+
+    assert (worst, ["not at rest: the relay is gone"]) == (found, told)
+
+
+def test_a_mistake_ends_the_passes():
+    """Nobody mends a configuration by waiting."""
+    once = passes(Verdict.EQUAL, UsageError("no such route"))
+
+    with pytest.raises(UsageError, match="no such route"):
+        on_and_on(once, never, 5.0, Clock())
+
+
+def judge(every_s=None, sample="", *, as_json=True):
+    """Make the judge of the sink, who has seen nothing."""
+    return Judge(SETTINGS, SINK, Wishes(as_json, sample=sample, every_s=every_s))
+
+
+def test_a_script_hears_of_an_outage_in_a_line_like_any_other(capsys):
+    """The pass is there, unverified, with the reason."""
+    verdict = judge(5.0, "5%").gave_up(NotAtRestError("not at rest: nobody reads"))
+    (line,) = capsys.readouterr().out.splitlines()
+    document = orjson.loads(line)
+
+    assert (Verdict.UNVERIFIED, "unverified", "not at rest: nobody reads", "5%") == (
+        verdict,
+        *(document[name] for name in ("result", "error", "sample")),
+    )
+
+
+def test_a_person_hears_of_an_outage_in_a_sentence(capsys):
+    """There is no table without rows above it."""
+    judge(5.0, as_json=False).gave_up(NotAtRestError("not at rest: nobody reads"))
+
+    assert capsys.readouterr().out == (
+        "it could not be verified: not at rest: nobody reads\n"
+    )
+
+
 def test_pass_after_pass_the_worst_counts():
     """A pass begins so often, or at once if the one before took longer."""
     verdicts = iter([Verdict.EQUAL, Verdict.DIFFERENT, Verdict.UNVERIFIED])
     clock = Clock()
 
     assert (Verdict.DIFFERENT, [3.0, 3.0, 3.0]) == (
-        on_and_on(lambda: next(verdicts), 5.0, clock),
+        on_and_on(lambda: next(verdicts), never, 5.0, clock),
         clock.waits_s,
     )
 
@@ -94,6 +170,6 @@ def test_pass_after_pass_the_worst_counts():
 def test_a_pass_that_takes_long_is_followed_at_once():
     """Nobody waits for a time that is over."""
     clock = Clock()
-    on_and_on(lambda: Verdict.EQUAL, 1.0, clock)
+    on_and_on(lambda: Verdict.EQUAL, never, 1.0, clock)
 
     assert clock.waits_s == [0.0, 0.0, 0.0]

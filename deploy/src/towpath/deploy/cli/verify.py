@@ -35,10 +35,12 @@ def verify(  # noqa: PLR0913 - a command's options
         sink: Its name in the configuration.
         route: Compare only this route, named as in the sink or by its table.
         sample: Compare rows that chance picks, so many of each route, or a percentage
-            as 5%: of the source's, and about as many of the sink's.
+            as 5%: of the source's, and about as many of the sink's. It proves no more
+            than these rows, and nothing if there are none.
         repair: Have what differs read anew for this sink, and compare those keys again;
             what differs even then is told with the reason, and exits by 1.
-        continuous: Begin anew, until interrupted; then exit by the worst of all.
+        continuous: Begin anew, until interrupted; then exit by the worst of all. A pass
+            in which source, broker or sink do not answer could not be verified.
         every: How many seconds from one beginning to the next.
         json: Print one JSON document; with --continuous, one on each line.
         config: Configuration file.

@@ -2,13 +2,14 @@
 The root of ``towpath verify``: wires source, reader, repairs and report.
 
 Exit codes: 0 equal, 1 differences, 3 a part unavailable or changes still on their way.
-A difference is told even if another route could not be compared.
+A difference is told even if another route could not be compared, and passes without end
+outlast whatever does not answer for a while.
 """
 
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,19 +17,21 @@ from typing import Final
 from rich.console import Console
 
 from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.failure import UnavailableError
 from towpath.settings import Route, Settings, Sink, load
 from towpath.sinks.errors import UnknownSinkError
-from towpath.sinks.kafka import Topics
+from towpath.sinks.kafka import KafkaRelations, Topics
 from towpath.sinks.kinds import reader_of
 from towpath.sinks.ports import SinkReader
 from towpath.sinks.repairs import KafkaRepairs
 from towpath.sinks.verify import report
 from towpath.sinks.verify.bars import Bars
+from towpath.sinks.verify.errors import UnroutedTableError
 from towpath.sinks.verify.forms import form_of
 from towpath.sinks.verify.passing import Passing
-from towpath.sinks.verify.report import RouteReport, Verdict
+from towpath.sinks.verify.report import RouteReport, Verdict, Verification
 from towpath.sinks.verify.route import verify_route
-from towpath.sinks.verify.routes import chosen_routes, source_table
+from towpath.sinks.verify.routes import Tables, chosen_routes
 from towpath.sinks.verify.sample import sample_size
 from towpath.sinks.verify.settle import Bench
 from towpath.sinks.verify.source import Source
@@ -75,7 +78,8 @@ def verify(config: Path, sink: str, wishes: Wishes) -> int:
         UnknownSinkError: No sink of that name is declared.
         UsageError: The wishes name a route that is not there, or no sample.
         NotAtRestError: What was committed before does not reach the sink.
-        UnavailableError: Source or broker do not answer.
+        UnavailableError: Source or broker do not answer. Of passes without end neither
+            is raised: the pass proves nothing, and says why.
     """
     settings = load(config, os.environ)  # noqa: TID251 - a root
     declared = settings.sink_named(sink)
@@ -85,16 +89,34 @@ def verify(config: Path, sink: str, wishes: Wishes) -> int:
     judge = Judge(settings, declared, wishes)
     if wishes.every_s is None:
         return _EXIT_CODES[judge.once()]
-    return _EXIT_CODES[on_and_on(judge.once, wishes.every_s, SystemClock())]
+    worst = on_and_on(judge.once, judge.gave_up, wishes.every_s, SystemClock())
+    return _EXIT_CODES[worst]
 
 
-def on_and_on(once: Callable[[], Verdict], every_s: float, clock: Clock) -> Verdict:
-    """Verify until interrupted; return the worst of all passes."""
+def on_and_on(
+    once: Callable[[], Verdict],
+    gave_up: Callable[[UnavailableError], Verdict],
+    every_s: float,
+    clock: Clock,
+) -> Verdict:
+    """
+    Verify until interrupted; return the worst of all passes.
+
+    Args:
+        once: Makes one pass.
+        gave_up: Hears why a pass could not be made, and says what it comes to.
+        every_s: From one beginning to the next.
+        clock: Waits.
+    """
     worst = Verdict.EQUAL
     with suppress(KeyboardInterrupt):
         while True:
             began_s = clock.monotonic_s()
-            worst = report.worse(worst, once())
+            try:
+                found = once()
+            except UnavailableError as failure:
+                found = gave_up(failure)
+            worst = report.worse(worst, found)
             clock.wait(max(0.0, began_s + every_s - clock.monotonic_s()))
     return worst
 
@@ -109,48 +131,71 @@ class Judge:
         self._clock = SystemClock()
         self._routes = chosen_routes(settings, sink, wishes.names)
         self._sample = sample_size(wishes.sample)
+        # All of them is no sample.
+        self._sample_text = "" if self._sample is None else wishes.sample
 
     def once(self) -> Verdict:
         """Verify, print, and return what it comes to."""
-        routes = self._compare()
-        name = self._sink.name
+        return self._told(
+            Verification(self._sink.name, self._compare(), self._sample_text)
+        )
+
+    def gave_up(self, failure: UnavailableError) -> Verdict:
+        """Print why a pass was not made."""
+        found = Verification(
+            self._sink.name, sample=self._sample_text, error=str(failure)
+        )
+        return self._told(found)
+
+    def _told(self, found: Verification) -> Verdict:
         if self._wishes.as_json:
             is_line = self._wishes.every_s is not None
-            sys.stdout.write(report.as_json(name, routes, is_line=is_line) + "\n")
+            sys.stdout.write(report.as_json(found, is_line=is_line) + "\n")
             sys.stdout.flush()
         else:
-            report.show(Console(), name, routes)
-        return report.verdict_of(routes)
+            report.show(Console(), found)
+        return found.verdict
 
     def _compare(self) -> list[RouteReport]:
-        with self._passing() as passing, Source(self._settings.database.dsn) as source:
+        with self._passing() as passing, self._tables() as tables:
             passing.wait()
             reader = reader_of(self._sink, self._settings)
             try:
-                benches = [
-                    self._bench(route, source, reader, passing)
-                    for route in self._routes
-                ]
                 with Bars(Console(stderr=True)) as bars:
-                    return [self._judged(bench, bars) for bench in benches]
+                    return [
+                        self._judged(route, tables, reader, passing, bars)
+                        for route in self._routes
+                    ]
             finally:
                 reader.close()
 
     def _bench(
-        self, route: Route, source: Source, reader: SinkReader, passing: Passing
+        self, route: Route, tables: Tables, reader: SinkReader, passing: Passing
     ) -> Bench:
-        table = source_table(route, self._sink, self._settings, source)
+        table = tables.of(route)
         return Bench(
             route=route.name,
             table=table,
-            form=form_of(route, table),
-            source=source,
+            form=form_of(route, table, self._sink),
+            source=tables.source,
             reader=reader,
             waits=passing,
             clock=self._clock,
         )
 
-    def _judged(self, bench: Bench, bars: Bars) -> RouteReport:
+    def _judged(
+        self,
+        route: Route,
+        tables: Tables,
+        reader: SinkReader,
+        passing: Passing,
+        bars: Bars,
+    ) -> RouteReport:
+        """Compare a route; of one that cannot be, the report says why."""
+        try:
+            bench = self._bench(route, tables, reader, passing)
+        except (UnavailableError, UnroutedTableError) as failure:
+            return RouteReport(route.name, route.topic, error=str(failure))
         repairs = None
         if self._wishes.repairs:
             repairs = KafkaRepairs(self._settings, self._sink)
@@ -159,6 +204,16 @@ class Judge:
             bars.advance(f"{bench.route}: {what}", rows, estimate)
 
         return verify_route(bench, self._sample, repairs, tell)
+
+    @contextmanager
+    def _tables(self) -> Iterator[Tables]:
+        settings = self._settings
+        servers, prefix = settings.kafka.bootstrap_servers, settings.database.prefix
+        with (
+            Source(settings.database.dsn) as source,
+            closing(KafkaRelations(servers, prefix)) as relations,
+        ):
+            yield Tables(self._sink, settings, source, relations)
 
     @contextmanager
     def _passing(self) -> Iterator[Passing]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from towpath.sinks.change import Value
+from towpath.sinks.unfit import is_no_instant, is_no_number
 from towpath.sinks.values import text_of
 
 Canonical = Callable[[Value], str | None]
@@ -38,7 +39,24 @@ _BY_TYPE: Final[dict[str, Canonical]] = {
     "double precision": canonical_double,
 }
 
+# What a warehouse may hold null for.
+_UNFIT: Final[dict[str, Callable[[Value], bool]]] = {
+    "numeric": is_no_number,
+    "date": is_no_instant,
+    "timestamp with time zone": is_no_instant,
+    "timestamp without time zone": is_no_instant,
+}
 
-def canonical_of(type_name: str) -> Canonical:
-    """Return how values of a Postgres type are written."""
-    return _BY_TYPE.get(type_name, canonical)
+
+def canonical_of(type_name: str, *, nulls_unfit: bool = False) -> Canonical:
+    """
+    Return how values of a Postgres type are written.
+
+    Args:
+        type_name: Postgres's own name of it.
+        nulls_unfit: Whether what no warehouse has room for is null, on both sides.
+    """
+    is_unfit = _UNFIT.get(type_name) if nulls_unfit else None
+    if is_unfit is None:
+        return _BY_TYPE.get(type_name, canonical)
+    return lambda value: None if is_unfit(value) else canonical(value)

@@ -127,13 +127,16 @@ def digest_of(packed: bytes) -> bytes:
     return blake2b(packed, digest_size=16).digest()
 
 
-def suspects(source: Iterable[Sequence[SourceRow]], sink: Shelved) -> Iterator[Suspect]:
+def suspects(
+    source: Iterable[Sequence[SourceRow]], sink: Shelved, *, is_pruned: bool = False
+) -> Iterator[Suspect]:
     """
     Compare all rows, and tell which are not the same; a key may come again.
 
     Args:
         source: Rows of the source, some at a time.
         sink: The sink's rows. It is empty of what the source has afterwards.
+        is_pruned: Whether what only the sink has tells nothing, unless it comes twice.
     """
     twice = set(sink.twice)
     for rows in source:
@@ -143,7 +146,8 @@ def suspects(source: Iterable[Sequence[SourceRow]], sink: Shelved) -> Iterator[S
             if found.get(key) != digest_of(packed) or key in twice:
                 yield Suspect(key, packed, None)
     for held in sink.rest():
-        if not held.is_deleted or held.key in twice:
+        is_extra = not held.is_deleted and not is_pruned
+        if is_extra or held.key in twice:
             yield Suspect(held.key, None, held)
 
 
@@ -154,8 +158,10 @@ def is_same(source: bytes | None, held: Held | None) -> bool:
     return held.packed == source
 
 
-def standing_of(suspect: Suspect) -> Standing:
-    """Judge a suspect by both looks."""
+def standing_of(suspect: Suspect, *, is_pruned: bool = False) -> Standing:
+    """Judge a suspect by both looks; of a pruned source no row is no word."""
+    if suspect.copies <= 1 and suspect.source is None and is_pruned:
+        return Standing.EQUAL
     if suspect.copies <= 1 and is_same(suspect.source, suspect.after):
         return Standing.EQUAL
     if suspect.before == suspect.after:

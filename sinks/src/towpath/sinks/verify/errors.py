@@ -6,6 +6,8 @@ Why a sink cannot be verified.
     TowpathError
     ├── UnavailableError
     │   ├── SourceUnavailableError   the database cannot be read
+    │   ├── IncomparableError        the rows of a table cannot be told apart
+    │   ├── NoOutboxError            there is no outbox to compare a log of events with
     │   └── NotAtRestError           changes are still on their way
     └── UsageError
         └── UnroutedTableError       a route reads no table or view that is declared
@@ -18,6 +20,24 @@ class SourceUnavailableError(UnavailableError):
     """The source's database cannot be read."""
 
     remedy = "Start the database, or correct source.dsn in towpath.toml."
+
+
+class IncomparableError(UnavailableError):
+    """The rows of a table cannot be told apart by what is published of them."""
+
+    remedy = (
+        "Give the table a primary key of single values, or name in "
+        "relay.rows.key_columns those of a unique index that are all NOT NULL."
+    )
+
+
+class NoOutboxError(UnavailableError):
+    """An event log has no outbox to be compared with, or one without its columns."""
+
+    remedy = (
+        "Correct relay.outbox.table and relay.outbox.columns; a log of events that "
+        "never had a row cannot be verified: name the other routes."
+    )
 
 
 class NotAtRestError(UnavailableError):

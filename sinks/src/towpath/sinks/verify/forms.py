@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
-from towpath.settings import Route, RouteKind
+from towpath.settings import Route, RouteKind, Sink, SinkKind, Unfit
 from towpath.sinks.change import Value
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.routing import Routing, routing_of
@@ -17,7 +17,8 @@ from towpath.sinks.verify.documents import (
     taken_apart,
 )
 from towpath.sinks.verify.keys import Key, KeyNames
-from towpath.sinks.verify.table import SourceTable
+from towpath.sinks.verify.nested import nested_text, text_of_nested
+from towpath.sinks.verify.table import SourceColumn, SourceTable
 
 Rows: TypeAlias = Iterable[Sequence[str | None]]
 
@@ -46,25 +47,42 @@ class RowForm:
     """
     Rows, column by column, as the route leaves them.
 
-    A row that is named otherwise than by its key's columns has a name for its key.
+    A row that is named otherwise than by its key's columns has a name for its key. With
+    ``nulls_unfit`` what no warehouse has room for is null on both sides.
     """
 
-    def __init__(self, table: SourceTable, routing: Routing | None = None) -> None:
+    def __init__(
+        self,
+        table: SourceTable,
+        routing: Routing | None = None,
+        *,
+        nulls_unfit: bool = False,
+    ) -> None:
         self._names = KeyNames(table.key, routing)
         self._key = table.key_places
         columns = [
-            (place, routing.name(column.name) if routing else column.name, column.type)
+            (place, _routed(routing, column.record_name), column)
             for place, column in enumerate(table.columns)
         ]
-        kept = [(place, name, type_) for place, name, type_ in columns if name]
+        kept = [
+            (place, name, column)
+            for place, name, column in columns
+            if name and column.is_compared
+        ]
         constants = dict(routing.constants) if routing else {}
         self._places = [place for place, _, _ in kept]
         self._constants = [_of(value)(value) for value in constants.values()]
         self.columns = tuple([name for _, name, _ in kept] + list(constants))
-        forms = [*(canonical_of(t) for *_, t in kept), *map(_of, constants.values())]
+        forms = [*(_form(c, nulls_unfit=nulls_unfit) for *_, c in kept)]
+        forms += map(_of, constants.values())
         # Of the others a text is what it is: a whole table is gone through by this.
         self._floats = [
             (place, form) for place, form in enumerate(forms) if form is not canonical
+        ]
+        self._nested = [
+            (place, column.inside)
+            for place, (_, _, column) in enumerate(kept)
+            if column.inside
         ]
         self._is_whole = self._places == list(range(len(columns)))
 
@@ -79,6 +97,8 @@ class RowForm:
         if self._is_whole and not self._floats and not self._constants:
             return texts
         written = [texts[place] for place in self._places]
+        for place, kind in self._nested:
+            written[place] = nested_text(kind, written[place])
         for place, form in self._floats:
             if place < len(written):
                 written[place] = form(written[place])
@@ -135,11 +155,28 @@ class DocumentForm:
         return self._names.key(name)
 
 
-def form_of(route: Route, table: SourceTable) -> Form:
+def form_of(route: Route, table: SourceTable, sink: Sink) -> Form:
     """Return what is compared of a route's rows."""
     if route.kind is RouteKind.AGGREGATE:
         return DocumentForm()
-    return RowForm(table, routing_of(route))
+    return RowForm(table, routing_of(route), nulls_unfit=_nulls_unfit(route, sink))
+
+
+def _nulls_unfit(route: Route, sink: Sink) -> bool:
+    """Tell whether the sink has null for what it has no room for; a log always has."""
+    if route.kind is RouteKind.EVENT_LOG:
+        return True
+    return sink.kind == SinkKind.WAREHOUSE and sink.warehouse.unfit is Unfit.NULL
+
+
+def _routed(routing: Routing | None, name: str) -> str | None:
+    return routing.name(name) if routing else name
+
+
+def _form(column: SourceColumn, *, nulls_unfit: bool) -> Canonical:
+    if column.inside:
+        return text_of_nested
+    return canonical_of(column.type, nulls_unfit=nulls_unfit)
 
 
 def _of(constant: Value) -> Canonical:

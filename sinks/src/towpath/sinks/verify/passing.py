@@ -4,11 +4,11 @@ Wait until a sink has passed a moment of the source, also while others write on.
 Three distances must be gone: no snapshot reads for the sink, the slot has confirmed all
 that was committed by then, and the sink has applied every record that its topics held
 when the slot had. The ends are fixed, so that what is written meanwhile is not waited
-for.
+for. Whatever gets on is waited for, however long it takes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from towpath.schemas.clock import Clock, Patience
 from towpath.schemas.position import format_lsn
@@ -33,6 +33,37 @@ LOOK_EVERY_S: Final = 0.1
 _SEEN_WITHIN_S: Final = 10.0
 
 
+class Unread(NamedTuple):
+    """
+    What snapshots have still to read for a sink.
+
+    Attributes:
+        tables: Those that are not read to their end. What is paused for all sinks is
+            not among them: nothing of it is on its way until somebody resumes it.
+        paused: How many of them are paused.
+        moved: Changes whenever any snapshot gets on, also within a table.
+    """
+
+    tables: int
+    paused: int = 0
+    moved: int = 0
+
+
+class Distance(NamedTuple):
+    """
+    How far it is yet.
+
+    Attributes:
+        to_go: What is left to do.
+        missing: The same in words.
+        moved: Changes whenever it gets on, also if as much is left.
+    """
+
+    to_go: int
+    missing: str
+    moved: int = 0
+
+
 class Log(Protocol):
     """What the wait needs of the database's log."""
 
@@ -42,8 +73,8 @@ class Log(Protocol):
     def confirmed(self, slot: str) -> int | None:
         """Return what a slot has confirmed; a slot that is not there has nothing."""
 
-    def unfinished_tables(self, sink: str) -> int:
-        """Count the tables that running snapshots have still to read for a sink."""
+    def unread(self, sink: str) -> Unread:
+        """Tell what snapshots have still to read for a sink."""
 
     def answered(self, signals: Sequence[str]) -> int:
         """Count the signals that are carried out or refused."""
@@ -128,30 +159,36 @@ class Passing:
 
     def _wait(
         self,
-        distance: Callable[[], tuple[int, str]],
+        distance: Callable[[], Distance],
         looking: Callable[[], None] | None,
     ) -> None:
-        patience = Patience(self._clock, STUCK_AFTER_S)
+        patience, moved = Patience(self._clock, STUCK_AFTER_S), 0
         while True:
             if looking is not None:
                 looking()
-            left, missing = distance()
-            if left <= 0:
+            left = distance()
+            if left.to_go <= 0:
                 return
-            if patience.is_over(left):
-                message = f"not at rest: {missing}"
+            if left.moved != moved:
+                patience, moved = Patience(self._clock, STUCK_AFTER_S), left.moved
+            if patience.is_over(left.to_go):
+                message = f"not at rest: {left.missing}"
                 raise NotAtRestError(message)
             self._clock.wait(LOOK_EVERY_S)
 
-    def _unread(self) -> tuple[int, str]:
-        count = self._log.unfinished_tables(self._sink.name)
-        return count, f"a snapshot has {count} tables to read"
+    def _unread(self) -> Distance:
+        unread = self._log.unread(self._sink.name)
+        paused = f", {unread.paused} of them paused" if unread.paused else ""
+        missing = f"a snapshot has {unread.tables} tables to read{paused}"
+        return Distance(unread.tables, missing, unread.moved)
 
-    def _unanswered(self, signals: Sequence[str]) -> tuple[int, str]:
+    def _unanswered(self, signals: Sequence[str]) -> Distance:
         count = len(signals) - self._log.answered(signals)
-        return count, f"the relay has not answered {count} signals"
+        # They may wait behind a snapshot, of whichever sink.
+        moved = self._log.unread(self._sink.name).moved
+        return Distance(count, f"the relay has not answered {count} signals", moved)
 
-    def _unconfirmed(self, mark: int) -> tuple[int, str]:
+    def _unconfirmed(self, mark: int) -> Distance:
         slot = self._settings.database.slot
         confirmed = self._log.confirmed(slot)
         if confirmed is None:
@@ -160,16 +197,18 @@ class Passing:
             )
             raise NotAtRestError(message)
         left = mark - confirmed
-        return left, (
+        return Distance(
+            left,
             f"the relay has confirmed {format_lsn(confirmed)} of {format_lsn(mark)}, "
-            f"{left:,} bytes to go"
+            f"{left:,} bytes to go",
         )
 
-    def _unapplied(self, ends: Mapping[str, Mapping[str, int]]) -> tuple[int, str]:
+    def _unapplied(self, ends: Mapping[str, Mapping[str, int]]) -> Distance:
         progress = self._progress()
         count = records_to_go(ends, progress.applied)
         why = f" ({progress.error})" if progress.error else ""
-        return count, f"the sink {self._sink.name} has {count:,} records to go{why}"
+        missing = f"the sink {self._sink.name} has {count:,} records to go{why}"
+        return Distance(count, missing)
 
     def _progress(self) -> Progress:
         name = self._sink.name

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from towpath.sinks.verify.compare import Suspect
 from towpath.sinks.verify.keys import Key
 from towpath.sinks.verify.settle import Bench, settle_further
 from towpath.sinks.verify.suspects import Suspects
@@ -26,6 +27,11 @@ NO_KEY: Final = (
 ABOVE: Final = (
     "the sink holds it at a position above all that it ever applied, so no row that is "
     "read anew replaces it: fill the sink from nothing by towpath sink drop --data and "
+    "towpath sink add"
+)
+TWICE: Final = (
+    "the sink holds it more than once, and a row that is read anew replaces every copy "
+    "and takes none away: fill the sink from nothing by towpath sink drop --data and "
     "towpath sink add"
 )
 STILL_WRONG: Final = (
@@ -82,9 +88,7 @@ def repair(bench: Bench, suspects: Suspects, repairs: SourceRepairs) -> Repaired
     suspects.reopen()
     settle_further(bench, suspects)
     left = Counter(
-        _reason(bench, one.key, one.after.position if one.after else "", refusals)
-        for some in suspects.wrong()
-        for one in some
+        _reason(bench, one, refusals) for some in suspects.wrong() for one in some
     )
     equal = wrong_before - suspects.wrong_count - suspects.open_count
     return Repaired(equal, tuple(Left(*each) for each in sorted(left.items())))
@@ -108,11 +112,13 @@ def _possible(bench: Bench, names: Sequence[str]) -> list[Key]:
     return bench.source.possible(bench.table, keys)
 
 
-def _reason(bench: Bench, name: str, position: str, refusals: Sequence[str]) -> str:
+def _reason(bench: Bench, suspect: Suspect, refusals: Sequence[str]) -> str:
     """Tell why a key is wrong that was asked for, if it was."""
-    if not _possible(bench, [name]):
+    if not _possible(bench, [suspect.key]):
         return NO_KEY
+    if suspect.copies > 1:
+        return TWICE
     highest = bench.waits.highest()
-    if highest and position > highest:
+    if highest and suspect.after and suspect.after.position > highest:
         return ABOVE
     return "; ".join(refusals) or STILL_WRONG

@@ -2,7 +2,8 @@
 What a verification found, for people and for scripts.
 
 Every difference is counted; the first of them are shown with both values. A route that
-could not be compared says why, beside what the others showed.
+could not be compared says why, beside what the others showed. A sample claims no more
+than the rows that were picked, and nothing if there were none.
 """
 
 import enum
@@ -43,6 +44,8 @@ class RouteReport:
         left: Keys that were to be repaired and differ yet, by why they do.
         first: The first differences.
         error: Why the route could not be compared to its end, if it could not.
+        notes: What of it is not compared, and why.
+        unmatched: Rows of the sink that the source no longer has, and need not have.
     """
 
     route: str
@@ -57,15 +60,51 @@ class RouteReport:
     left: tuple[Left, ...] = ()
     elapsed_s: float = 0.0
     error: str | None = None
+    notes: tuple[str, ...] = ()
+    unmatched: int = 0
 
 
-def verdict_of(routes: Sequence[RouteReport]) -> Verdict:
-    """Sum up."""
-    if any(route.differences for route in routes):
-        return Verdict.DIFFERENT
-    if any(route.error or route.restless for route in routes):
-        return Verdict.UNVERIFIED
-    return Verdict.EQUAL
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """
+    What became of one sink.
+
+    Attributes:
+        sample: How many rows were to be picked by chance; empty: all were compared.
+        error: Why no route was compared, if none was.
+    """
+
+    sink: str
+    routes: Sequence[RouteReport] = ()
+    sample: str = ""
+    error: str | None = None
+
+    @property
+    def differences(self) -> int:
+        """How many there are, over all routes."""
+        return sum(route.differences for route in self.routes)
+
+    @property
+    def rows(self) -> int:
+        """How many rows of the source were compared."""
+        return sum(route.source_rows for route in self.routes)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What it comes to."""
+        if self.differences:
+            return Verdict.DIFFERENT
+        if self.reason or any(route.error or route.restless for route in self.routes):
+            return Verdict.UNVERIFIED
+        return Verdict.EQUAL
+
+    @property
+    def reason(self) -> str | None:
+        """Why the whole proves nothing, if so."""
+        picked = sum(route.source_rows + route.sink_rows for route in self.routes)
+        if self.sample and not self.error and not picked:
+            return f"chance picked no row for a sample of {self.sample}"
+        return self.error
 
 
 def worse(one: Verdict, other: Verdict) -> Verdict:
@@ -73,45 +112,53 @@ def worse(one: Verdict, other: Verdict) -> Verdict:
     return max(one, other, key=_WORST_LAST.index)
 
 
-def as_json(sink: str, routes: Sequence[RouteReport], *, is_line: bool = False) -> str:
-    """Write the reports as one JSON document, perhaps on one line."""
+def as_json(found: Verification, *, is_line: bool = False) -> str:
+    """Write a verification as one JSON document, perhaps on one line."""
     document = {
-        "sink": sink,
-        "result": verdict_of(routes),
-        "differences": sum(route.differences for route in routes),
+        "sink": found.sink,
+        "result": found.verdict,
+        "differences": found.differences,
+        "sample": found.sample or None,
+        "error": found.reason,
         "routes": [
             asdict(route)
             | {"first": [d._asdict() for d in route.first]}
             | {"left": [left._asdict() for left in route.left]}
-            for route in routes
+            for route in found.routes
         ],
     }
     option = 0 if is_line else orjson.OPT_INDENT_2
     return orjson.dumps(document, option=option).decode()
 
 
-def show(console: Console, sink: str, routes: Sequence[RouteReport]) -> None:
+def show(console: Console, found: Verification) -> None:
     """Print a table of the routes, then the first differences, one a line."""
-    table = Table("route", title=f"{sink} against the source", title_justify="left")
+    if found.routes:
+        console.print(_table(found))
+    for line in _lines(found):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(found: Verification) -> Table:
+    title = f"{found.sink} against the source"
+    table = Table("route", title=title, title_justify="left")
     for heading in ("source rows", "sink rows", "tombstones", "differences"):
         table.add_column(heading, justify="right")
-    for route in routes:
+    for route in found.routes:
         counts = (
             *(route.source_rows, route.sink_rows, route.tombstones),
             route.differences,
         )
         table.add_row(route.route, *(f"{count:,}" for count in counts))
-    console.print(table)
-    for line in _lines(sink, routes):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return table
 
 
-def _lines(sink: str, routes: Sequence[RouteReport]) -> list[str]:
+def _lines(found: Verification) -> list[str]:
+    routes = found.routes
     told = [(route, difference) for route in routes for difference in route.first]
     lines = [f"{route.route} {difference}" for route, difference in told[:FIRST_SHOWN]]
-    total = sum(route.differences for route in routes)
-    if total > len(lines):
-        lines.append(f"... and {total - len(lines):,} more")
+    if found.differences > len(lines):
+        lines.append(f"... and {found.differences - len(lines):,} more")
     lines += [
         f"{r.route} {r.repaired:,} keys were asked for and are equal now"
         for r in routes
@@ -127,15 +174,31 @@ def _lines(sink: str, routes: Sequence[RouteReport]) -> list[str]:
         for r in routes
         if r.restless
     ]
+    lines += [f"{r.route} {note}" for r in routes for note in r.notes]
+    lines += [
+        f"{r.route} {r.unmatched:,} rows of the sink have none in the source to compare"
+        for r in routes
+        if r.unmatched
+    ]
     lines += [f"{r.route} could not be compared: {r.error}" for r in routes if r.error]
-    lines.append(_SUMS[verdict_of(routes)].format(sink=sink, count=f"{total:,}"))
+    lines.append(_sum(found))
     return lines
 
 
-_WORST_LAST = (Verdict.EQUAL, Verdict.UNVERIFIED, Verdict.DIFFERENT)
+def _sum(found: Verification) -> str:
+    verdict = found.verdict
+    if verdict is Verdict.DIFFERENT:
+        count = f"{found.differences:,}"
+        return f"{found.sink} differs from the source: {count} differences"
+    if verdict is Verdict.UNVERIFIED:
+        why = f": {found.reason}" if found.reason else ""
+        return f"{found.sink} could not be verified{why}"
+    if found.sample:
+        rows = f"{found.rows:,} rows"
+        return f"{found.sink} equals the source in a sample of {rows}, no more is known"
+    if any(route.notes for route in found.routes):
+        return f"{found.sink} equals the source in all that was compared"
+    return f"{found.sink} equals the source, every key and column"
 
-_SUMS = {
-    Verdict.EQUAL: "{sink} equals the source, every key and column",
-    Verdict.DIFFERENT: "{sink} differs from the source: {count} differences",
-    Verdict.UNVERIFIED: "{sink} could not be verified",
-}
+
+_WORST_LAST = (Verdict.EQUAL, Verdict.UNVERIFIED, Verdict.DIFFERENT)

@@ -32,8 +32,8 @@ from towpath.sinks.verify.suspects import Suspects
 Told = Callable[[str, int, int], None]
 
 _TELL_EVERY: Final = 1000
-# However small a part of the source is picked: rows that it lacks may be all there are.
-_LEAST_OF_SINK: Final = 100
+# However small a part is asked for: what only the sink has may be all there is.
+_LEAST: Final = 100
 
 
 @dataclass(slots=True)
@@ -43,6 +43,7 @@ class _Counts:
     source_rows: int = 0
     sink_rows: int = 0
     tombstones: int = 0
+    unmatched: int = 0
     repaired: Repaired = NOTHING_ASKED
     error: str | None = None
 
@@ -86,6 +87,8 @@ def verify_route(
             left=counts.repaired.left,
             elapsed_s=round(bench.clock.monotonic_s() - began_s, 3),
             error=counts.error,
+            notes=bench.table.notes,
+            unmatched=counts.unmatched,
         )
 
 
@@ -109,7 +112,10 @@ def _read_all(bench: Bench, open_ones: Suspects, counts: _Counts, told: Told) ->
     with Shelf() as shelf:
         try:
             shelf.put(bench.form.held(row) for row in stored())
-            open_ones.add(suspects(source_rows(), shelf))
+            is_pruned = bench.table.is_pruned
+            open_ones.add(suspects(source_rows(), shelf, is_pruned=is_pruned))
+            if is_pruned:
+                counts.unmatched = sum(not held.is_deleted for held in shelf.rest())
         finally:
             counts.sink_rows = shelf.live_rows
             counts.tombstones = shelf.tombstones
@@ -119,21 +125,30 @@ def _read_some(
     bench: Bench, sample: float, open_ones: Suspects, counts: _Counts
 ) -> None:
     """Suspect what chance picks, of the source's rows and of the sink's."""
-    rows: Iterable[Texts] = chain.from_iterable(
-        bench.source.sample(bench.table, sample)
-    )
-    for row in bench.form.source_rows(rows):
-        open_ones.add([Suspect(row.key, pack(row.texts), None)])
-        counts.source_rows += 1
-    if not isinstance(bench.reader, SampleReader):
+    _pick(bench, sample, open_ones, counts)
+    if not counts.source_rows:
+        # A small part of few rows may be none: of an emptied sink all would be equal.
+        _pick(bench, _LEAST, open_ones, counts)
+    # What only a log still has proves nothing.
+    if bench.table.is_pruned or not isinstance(bench.reader, SampleReader):
         return
-    as_many = max(counts.source_rows, int(sample), _LEAST_OF_SINK)
+    as_many = max(counts.source_rows, int(sample), _LEAST)
     for stored in bench.reader.sample(bench.route, as_many):
         held = bench.form.held(stored)
         counts.tombstones += held.is_deleted
         if not held.is_deleted:
             open_ones.add([Suspect(held.key, None, held)])
             counts.sink_rows += 1
+
+
+def _pick(bench: Bench, sample: float, open_ones: Suspects, counts: _Counts) -> None:
+    """Suspect what chance picks of the source's rows."""
+    rows: Iterable[Texts] = chain.from_iterable(
+        bench.source.sample(bench.table, sample)
+    )
+    for row in bench.form.source_rows(rows):
+        open_ones.add([Suspect(row.key, pack(row.texts), None)])
+        counts.source_rows += 1
 
 
 def _sum(bench: Bench, found: Suspects) -> tuple[int, list[Difference]]:

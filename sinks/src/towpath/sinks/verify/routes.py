@@ -1,27 +1,19 @@
 """What each route should hold: the table, the events or the view of the source."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from towpath.schemas.failure import UsageError
-from towpath.schemas.topics import outbox_topic
 from towpath.settings import Route, RouteKind, Settings, Sink
+from towpath.sinks.errors import ShapeUnknownError
+from towpath.sinks.ports import RelationSource
 from towpath.sinks.repairs import table_behind
-from towpath.sinks.routes import Routes
-from towpath.sinks.verify.errors import UnroutedTableError
+from towpath.sinks.verify.errors import IncomparableError, UnroutedTableError
+from towpath.sinks.verify.outbox import outbox_table
+from towpath.sinks.verify.published import as_written, comparable, published
 from towpath.sinks.verify.source import Source
-from towpath.sinks.verify.table import SourceColumn, SourceTable
-
-# What an event log keeps of an outbox row.
-_EVENT_COLUMNS: Final = (
-    SourceColumn("id", "uuid"),
-    SourceColumn("aggregate_type", "text"),
-    SourceColumn("aggregate_id", "text"),
-    SourceColumn("type", "text"),
-    SourceColumn("payload", "json"),
-    SourceColumn("occurred_at", "timestamp with time zone"),
-)
-
+from towpath.sinks.verify.table import Limit, SourceColumn, SourceTable
 
 # What a document is compared with, of the aggregate's row in its view.
 _DOCUMENT_COLUMNS: Final = (
@@ -30,25 +22,80 @@ _DOCUMENT_COLUMNS: Final = (
 )
 
 
-def source_table(
-    route: Route, sink: Sink, settings: Settings, source: Source
-) -> SourceTable:
-    """
-    Find what a route should hold.
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What the routes of one sink should hold."""
 
-    Raises:
-        UnroutedTableError: No listed table, or no declared view, has the route's topic.
-        SourceUnavailableError: The table cannot be looked up.
-    """
-    if route.kind is RouteKind.EVENT_LOG:
-        return _outbox(route, sink, settings, source)
-    if route.kind is RouteKind.AGGREGATE:
-        return _view(route, settings, source)
-    name = table_behind(settings, route.topic)
-    if name is not None:
-        return source.table(*name.split(".", 1))
-    message = f"the route {route.name} reads {route.topic}, which no listed table has"
-    raise UnroutedTableError(message)
+    sink: Sink
+    settings: Settings
+    source: Source
+    relations: RelationSource
+
+    def of(self, route: Route) -> SourceTable:
+        """
+        Find what a route should hold.
+
+        Raises:
+            UnroutedTableError: No listed table, or no declared view, has its topic.
+            IncomparableError: Its rows cannot be told apart.
+            UnavailableError: The source or the broker does not answer.
+        """
+        match route.kind:
+            case RouteKind.EVENT_LOG:
+                return outbox_table(route, self.sink, self.settings, self.source)
+            case RouteKind.AGGREGATE:
+                return self._view(route)
+            case RouteKind.TABLE:
+                return self._table(route)
+
+    def _table(self, route: Route) -> SourceTable:
+        """Describe a table as far as it is published."""
+        name = table_behind(self.settings, route.topic)
+        if name is None:
+            message = (
+                f"the route {route.name} reads {route.topic}, which no listed table has"
+            )
+            raise UnroutedTableError(message)
+        table = self.source.table(*name.split(".", 1))
+        rows = self.settings.relay.rows
+        try:
+            shape = self.relations.shape(route.topic)
+        except ShapeUnknownError:
+            # Nothing of it was published yet: what it has is missing in the sink.
+            if not table.key:
+                raise
+            return comparable(as_written(table, rows))
+        table = published(table, shape, rows)
+        if not self.source.has_key(table):
+            message = (
+                f"{table.full_name} is published by the key {', '.join(table.key)}, "
+                "of which it may have several rows, or null"
+            )
+            raise IncomparableError(message)
+        return table
+
+    def _view(self, route: Route) -> SourceTable:
+        """Describe the aggregates whose state the route's topic carries."""
+        outbox = self.settings.relay.outbox
+        for view in outbox.view:
+            # Further views of a type give events that are no whole state.
+            if view.name or outbox.topic_of(view.aggregate_type) != route.topic:
+                continue
+            table = self.source.table(*view.view.split(".", 1))
+            types = {column.name: column.type for column in table.columns}
+            # A view has no parts of its own: its rows are those that it gives.
+            return SourceTable(
+                *(table.schema, table.name, _DOCUMENT_COLUMNS, ("aggregate_id",)),
+                is_partitioned=True,
+                is_view=True,
+                only=_of_state(route),
+                key_type=types["aggregate_id"],
+            )
+        message = (
+            f"the route {route.name} reads {route.topic}, which no view of "
+            "relay.outbox.view gives"
+        )
+        raise UnroutedTableError(message)
 
 
 def chosen_routes(settings: Settings, sink: Sink, names: Sequence[str]) -> list[Route]:
@@ -73,46 +120,8 @@ def chosen_routes(settings: Settings, sink: Sink, names: Sequence[str]) -> list[
     ]
 
 
-def _outbox(
-    route: Route, sink: Sink, settings: Settings, source: Source
-) -> SourceTable:
-    """Describe the outbox rows whose events the route reads."""
-    outbox = settings.relay.outbox
-    schema, _, name = outbox.table.partition(".")
-    routes = Routes(sink)
-    types = tuple(
-        kind
-        for kind in source.values_of(schema, name, "aggregate_type")
-        if routes.of(outbox_topic(outbox.topic, kind)) is route
-    )
-    only = ("aggregate_type", types)
-    return SourceTable(schema, name, _EVENT_COLUMNS, ("id",), only=only)
-
-
-def _view(route: Route, settings: Settings, source: Source) -> SourceTable:
-    """Describe the aggregates whose state the route's topic carries."""
-    outbox = settings.relay.outbox
-    for view in outbox.view:
-        # Further views of a type give events that are no whole state.
-        if view.name or outbox_topic(outbox.topic, view.aggregate_type) != route.topic:
-            continue
-        schema, _, name = view.view.partition(".")
-        types = tuple(
-            kind
-            for kind in source.values_of(schema, name, "type")
-            if kind not in route.delete_types
-            and (not route.state_types or kind in route.state_types)
-        )
-        # A view has no parts of its own: its rows are those that it gives.
-        return SourceTable(
-            *(schema, name, _DOCUMENT_COLUMNS, ("aggregate_id",)),
-            is_partitioned=True,
-            is_view=True,
-            only=("type", types),
-            key_type=source.types_of(schema, name)["aggregate_id"],
-        )
-    message = (
-        f"the route {route.name} reads {route.topic}, which no view of "
-        "relay.outbox.view gives"
-    )
-    raise UnroutedTableError(message)
+def _of_state(route: Route) -> Limit:
+    """Limit a view to the aggregates whose type, null too, carries a state."""
+    if route.state_types:
+        return Limit("type", route.state_types)
+    return Limit("type", route.delete_types, is_of_others=True)

@@ -74,7 +74,7 @@ def settle(bench: Bench, suspects: Suspects) -> None:
         return
     bench.waits.wait()
     look(bench.reader, bench.route, bench.form, suspects)
-    _judge(suspects, {}, is_first=True)
+    _judge(bench, suspects, {}, is_first=True)
     settle_further(bench, suspects)
 
 
@@ -106,14 +106,21 @@ def _round(bench: Bench, suspects: Suspects) -> None:
 
     bench.waits.wait(note if few else None)
     look(bench.reader, bench.route, bench.form, suspects)
-    _judge(suspects, had, is_first=False)
+    _judge(bench, suspects, had, is_first=False)
 
 
 def _judge(
-    suspects: Suspects, had: dict[str, set[bytes | None]], *, is_first: bool
+    bench: Bench,
+    suspects: Suspects,
+    had: dict[str, set[bytes | None]],
+    *,
+    is_first: bool,
 ) -> None:
+    is_pruned = bench.table.is_pruned
     for some in suspects.open():
-        standings = {suspect.key: standing_of(suspect) for suspect in some}
+        standings = {
+            suspect.key: standing_of(suspect, is_pruned=is_pruned) for suspect in some
+        }
         for suspect in some:
             if standings[suspect.key] is Standing.MOVING and _followed(suspect, had):
                 standings[suspect.key] = Standing.EQUAL

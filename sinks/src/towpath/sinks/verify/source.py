@@ -14,10 +14,10 @@ from typing import Final, LiteralString, Self
 import psycopg
 from psycopg import sql
 
-from towpath.sinks.verify import statements
+from towpath.sinks.verify import catalog, statements
 from towpath.sinks.verify.errors import SourceUnavailableError
 from towpath.sinks.verify.statements import Statement
-from towpath.sinks.verify.table import SourceColumn, SourceTable
+from towpath.sinks.verify.table import SourceTable
 
 Texts = tuple[str | None, ...]
 
@@ -31,27 +31,11 @@ _SESSION: Final[LiteralString] = """
     set datestyle = 'ISO';
     set intervalstyle = 'postgres';
     set extra_float_digits = 3;
+    set lc_monetary = 'C';
     set search_path = pg_catalog;
     set row_security = off;
     set default_transaction_read_only = on;
 """
-_COLUMNS: Final[LiteralString] = """
-    select attname, atttypid::regtype::text
-    from pg_attribute
-    where attrelid = %s::regclass and attnum > 0 and not attisdropped
-      and attgenerated = ''
-    order by attnum
-"""
-_KEY: Final[LiteralString] = """
-    select attname
-    from pg_index, unnest(indkey) with ordinality as place(attnum, ordinal)
-    join pg_attribute using (attnum)
-    where indrelid = %s::regclass and indisprimary and attrelid = indrelid
-    order by ordinal
-"""
-_IS_PARTITIONED: Final[LiteralString] = (
-    "select relkind = 'p' from pg_class where oid = %s::regclass"
-)
 _ESTIMATE: Final[LiteralString] = """
     select sum(greatest(reltuples, 0))::bigint
     from pg_partition_tree(%s::regclass) join pg_class on oid = relid where isleaf
@@ -92,50 +76,56 @@ class Source:
 
     def table(self, schema: str, name: str) -> SourceTable:
         """
-        Look a table up.
+        Look a table up; its key is the primary key, if it has one.
 
         Raises:
-            SourceUnavailableError: It is not there, has no key or cannot be read.
+            SourceUnavailableError: It is not there or cannot be read.
         """
         full = sql.Identifier(schema, name).as_string()
         with translated():
-            columns = self._connection.execute(_COLUMNS, [full]).fetchall()
-            key = self._connection.execute(_KEY, [full]).fetchall()
-            partitioned = self._connection.execute(_IS_PARTITIONED, [full]).fetchone()
-        if not key:
-            message = f"{schema}.{name} has no primary key to compare by"
-            raise SourceUnavailableError(message)
-        return SourceTable(
-            schema,
-            name,
-            tuple(SourceColumn(*row) for row in columns),
-            tuple(row[0] for row in key),
-            is_partitioned=partitioned == (True,),
-        )
+            return SourceTable(
+                schema,
+                name,
+                catalog.columns_of(self._connection, full),
+                catalog.primary_key_of(self._connection, full),
+                is_partitioned=catalog.is_partitioned(self._connection, full),
+            )
+
+    def has_table(self, schema: str, name: str) -> bool:
+        """
+        Tell whether there is such a table.
+
+        Raises:
+            SourceUnavailableError: The database cannot be read.
+        """
+        full = sql.Identifier(schema, name).as_string()
+        query = "select to_regclass(%s) is not null"
+        with translated():
+            return self._connection.execute(query, [full]).fetchone() == (True,)
+
+    def has_key(self, table: SourceTable) -> bool:
+        """
+        Tell whether the rows of a table can be told apart by its key.
+
+        Raises:
+            SourceUnavailableError: The database cannot be read.
+        """
+        full = sql.Identifier(table.schema, table.name).as_string()
+        with translated():
+            return catalog.is_unique(self._connection, full, table.key)
 
     def values_of(self, schema: str, table: str, column: str) -> list[str]:
         """
-        List the different values of a column.
+        List the different values of a column, null aside.
 
         Raises:
             SourceUnavailableError: The database cannot be read.
         """
-        query = sql.SQL("select distinct {}::text from {} order by 1").format(
-            sql.Identifier(column), sql.Identifier(schema, table)
-        )
+        query = sql.SQL(
+            "select distinct {0}::text from {1} where {0} is not null"
+        ).format(sql.Identifier(column), sql.Identifier(schema, table))
         with translated():
             return [row[0] for row in self._connection.execute(query).fetchall()]
-
-    def types_of(self, schema: str, name: str) -> dict[str, str]:
-        """
-        Return the types of the columns of a table or a view.
-
-        Raises:
-            SourceUnavailableError: The database cannot be read.
-        """
-        full = sql.Identifier(schema, name).as_string()
-        with translated():
-            return dict(self._connection.execute(_COLUMNS, [full]).fetchall())
 
     def estimate(self, table: SourceTable) -> int:
         """

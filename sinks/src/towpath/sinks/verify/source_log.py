@@ -7,6 +7,7 @@ import psycopg
 from psycopg import errors as sqlstate
 
 from towpath.schemas.position import parse_lsn
+from towpath.sinks.verify.passing import Unread
 from towpath.sinks.verify.source import CONNECT_TIMEOUT_S, translated
 
 _MARK: Final[LiteralString] = (
@@ -17,11 +18,13 @@ _CONFIRMED: Final[LiteralString] = (
     "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s"
 )
 _HAS_SNAPSHOTS: Final[LiteralString] = "select to_regclass('towpath.snapshot')::text"
-_UNFINISHED: Final[LiteralString] = (
-    "select count(*) from towpath.snapshot"
-    " where state in ('queued', 'running', 'paused')"
-    " and (target is null or target = %s)"
-)
+_UNREAD: Final[LiteralString] = """
+    select count(*) filter (where target = %(sink)s
+               or target is null and state <> 'paused'),
+           count(*) filter (where target = %(sink)s and state = 'paused'),
+           coalesce(sum(rows + dropped + chunks), 0)::bigint
+    from towpath.snapshot where state in ('queued', 'running', 'paused')
+"""
 _ANSWERED: Final[LiteralString] = (
     "select count(*) from towpath.signal where id = any(%s)"
     " and status in ('completed', 'failed', 'rejected')"
@@ -73,13 +76,13 @@ class SourceLog:
             row = self._connection.execute(_CONFIRMED, [slot]).fetchone()
         return None if row is None or row[0] is None else parse_lsn(row[0])
 
-    def unfinished_tables(self, sink: str) -> int:
-        """Count the tables that running snapshots have still to read for a sink."""
+    def unread(self, sink: str) -> Unread:
+        """Tell what snapshots have still to read for a sink."""
         with translated():
             if self._connection.execute(_HAS_SNAPSHOTS).fetchone() == (None,):
-                return 0
-            row = self._connection.execute(_UNFINISHED, [sink]).fetchone()
-        return 0 if row is None else int(row[0])
+                return Unread(0)
+            row = self._connection.execute(_UNREAD, {"sink": sink}).fetchone()
+        return Unread(0) if row is None else Unread(*row)
 
     def answered(self, signals: Sequence[str]) -> int:
         """Count the signals that are carried out or refused."""

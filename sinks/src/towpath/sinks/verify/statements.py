@@ -5,19 +5,27 @@ A key comes back as the text that was read, and is compared in the columns' own 
 and collations, never here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, LiteralString, NamedTuple
 
 from psycopg import sql
 
-from towpath.sinks.verify.table import SourceColumn, SourceTable
+from towpath.sinks.verify.table import (
+    TEXT_IN_BYTES,
+    UTC_TIMESTAMP,
+    Limit,
+    SourceColumn,
+    SourceTable,
+)
 
 _TIMES: Final[LiteralString] = """
-    case when not isfinite({column}) then {column}::text
-         else to_char({moment}, {form})
+    case when not isfinite({value}) then {value}::text
+         else to_char({moment}, 'YYYY-MM-DD"T"HH24:MI:SS.US{zone}')
               || case when extract(year from {moment}) < 0 then ' BC' else '' end
     end
 """
+_IN_UTC: Final[LiteralString] = "({value} at time zone 'UTC')"
 _INTERVAL: Final[LiteralString] = """
     case when isfinite({value}) then
         'P' || extract(year from {value})::bigint || 'Y'
@@ -29,7 +37,32 @@ _INTERVAL: Final[LiteralString] = """
          else {value}::text
     end
 """
-_TIME_FORM: Final = 'YYYY-MM-DD"T"HH24:MI:SS.US'
+_AS_PRINTED: Final[LiteralString] = (
+    "case when {value} is not null then concat({value}) end"
+)
+# What has other texts in records than Postgres's own.
+_FORMS: Final[Mapping[str, LiteralString]] = MappingProxyType(
+    {
+        "timestamp with time zone": _TIMES.replace("{moment}", _IN_UTC).replace(
+            "{zone}", '"Z"'
+        ),
+        "timestamp without time zone": _TIMES.replace("{moment}", "{value}").replace(
+            "{zone}", ""
+        ),
+        UTC_TIMESTAMP: _TIMES.replace("{moment}", "{value}").replace("{zone}", '"Z"'),
+        # Always in one zone, so that its name has always three characters.
+        "time with time zone": "left(" + _IN_UTC + "::text, -3) || 'Z'",
+        "interval": _INTERVAL,
+        "money": "{value}::numeric::text",
+        # Postgres breaks base64 into lines.
+        "bytea": r"translate(encode({value}, 'base64'), E'\n', '')",
+        TEXT_IN_BYTES: "convert_from({value}, 'UTF8')",
+        # A cast would cut the padding off, which is part of the value's text, and would
+        # add the size of a network that an address has not.
+        "character": _AS_PRINTED,
+        "inet": _AS_PRINTED,
+    }
+)
 
 # As the name of a type these would mean a length of one.
 _WITHOUT_LENGTH: Final = {"character": "bpchar", "bit": '"bit"'}
@@ -96,9 +129,7 @@ def _select(
     tail: sql.Composable,
 ) -> Statement:
     if table.only is not None:
-        name, values = table.only
-        is_one = sql.SQL("{} = any(%s)").format(_name("read", name))
-        where = [(is_one, [list(values)]), *where]
+        where = [_limited(table.only), *where]
     conditions = sql.SQL(" and ").join([condition for condition, _ in where])
     text = sql.SQL("select {} from {} {} as read {} {}{}").format(
         sql.SQL(", ").join(_text(column) for column in table.columns),
@@ -110,6 +141,13 @@ def _select(
         tail,
     )
     return Statement(text, [value for _, values in where for value in values])
+
+
+def _limited(only: Limit) -> tuple[sql.Composable, list[object]]:
+    is_one = sql.SQL("{} = any(%s)").format(_name("read", only.column))
+    if only.is_of_others:
+        is_one = sql.SQL("({}) is not true").format(is_one)
+    return is_one, [list(only.values)]
 
 
 def _asked(table: SourceTable) -> sql.Composed:
@@ -145,34 +183,17 @@ def _typed(type_name: str, text: sql.Composable) -> sql.Composable:
 
 def _text(column: SourceColumn) -> sql.Composed:
     """Write the expression that gives a column's canonical text."""
-    return _written(column.type, _name("read", column.name))
+    written = _written(column.type, _name("read", column.name))
+    if not column.is_blank_null:
+        return written
+    return sql.SQL(r"case when {0} !~ '^\s*$' then {0} end").format(written)
 
 
 def _written(type_name: str, value: sql.Composable) -> sql.Composed:
     """Write the expression that gives a value's canonical text."""
-    match type_name:
-        case "timestamp with time zone":
-            moment = sql.SQL("({} at time zone 'UTC')").format(value)
-            return _time(value, moment, _TIME_FORM + '"Z"')
-        case "timestamp without time zone":
-            return _time(value, value, _TIME_FORM)
-        case "bytea":
-            # Postgres breaks base64 into lines.
-            return sql.SQL(r"translate(encode({}, 'base64'), E'\n', '')").format(value)
-        case "interval":
-            return sql.SQL(_INTERVAL).format(value=value)
-        case "character":
-            # A cast would cut the padding off, which is part of the value's text.
-            padded = sql.SQL("case when {0} is not null then concat({0}) end")
-            return padded.format(value)
-        case _:
-            return sql.SQL("{}::text").format(value)
+    return sql.SQL(_FORMS.get(type_name, "{value}::text")).format(value=value)
 
 
 def _name(*parts: str) -> sql.Identifier:
     """Quote a name for a statement with parameters, where a percent sign is two."""
     return sql.Identifier(*(part.replace("%", "%%") for part in parts))
-
-
-def _time(value: sql.Composable, moment: sql.Composable, form: str) -> sql.Composed:
-    return sql.SQL(_TIMES).format(column=value, moment=moment, form=sql.Literal(form))

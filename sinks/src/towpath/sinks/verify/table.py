@@ -2,13 +2,54 @@
 
 from dataclasses import dataclass
 
+from towpath.sinks.verify.nested import SourceType
+
+# What columns of an outbox become in an event, whatever they are in the table.
+TEXT_IN_BYTES = "the text that a bytea holds"
+UTC_TIMESTAMP = "the instant that a timestamp is in UTC"
+
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column and Postgres's own name of its type."""
+    """
+    A column.
+
+    Attributes:
+        name: Its name in the source.
+        type: Postgres's own name of its type; of a domain, of what that is over.
+        kept_as: Its name in records, if that is another.
+        inside: What its values are made of, if they are no single ones.
+        is_compared: Whether it is read for more than for the key.
+        is_blank_null: Whether a blank text stands for none.
+    """
 
     name: str
     type: str
+    kept_as: str = ""
+    inside: SourceType | None = None
+    is_compared: bool = True
+    is_blank_null: bool = False
+
+    @property
+    def record_name(self) -> str:
+        """Its name in records."""
+        return self.kept_as or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """
+    Which rows of a table count.
+
+    Attributes:
+        column: A column of texts.
+        values: What stands in it.
+        is_of_others: Whether it is the rows with anything else that count, null too.
+    """
+
+    column: str
+    values: tuple[str, ...]
+    is_of_others: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +59,14 @@ class SourceTable:
 
     Attributes:
         columns: What is read, the key's columns among them.
-        key: Columns of the primary key, in key order.
+        key: Columns of the key that is published, in key order.
         is_partitioned: Whether its rows are those of its partitions.
         is_view: Whether it has no index, so that it is read at once.
-        only: A column and the values that its rows are limited to, if they are.
+        only: What its rows are limited to, if they are.
         key_type: The type of a view's key, which it may give in another form.
+        is_pruned: Whether it loses rows that the sink keeps, so that what only the sink
+            has tells nothing.
+        notes: What is not compared, and why, in sentences.
     """
 
     schema: str
@@ -31,8 +75,10 @@ class SourceTable:
     key: tuple[str, ...]
     is_partitioned: bool = False
     is_view: bool = False
-    only: tuple[str, tuple[str, ...]] | None = None
+    only: Limit | None = None
     key_type: str = ""
+    is_pruned: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def full_name(self) -> str:

@@ -7,7 +7,7 @@ Each comparison is ``towpath verify`` in a process of its own, two at a time.
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -138,16 +138,28 @@ def _finding(name: str, document: Mapping[str, Any]) -> SinkResult:
         for route in routes
         for one in route["first"]
     ]
-    broken = [f"{r['route']}: {r['error']}" for r in routes if r["error"]]
-    differences = document["differences"]
+    # Nothing found on a route that was not read to its end is no proof, and a row that
+    # changed whenever it was looked at is none either.
+    is_proven = document["result"] != "unverified"
     return SinkResult(
         name=name,
         compared=sum(route["source_rows"] for route in routes),
-        # Nothing found on a route that was not read to its end is no proof.
-        differences=None if broken and not differences else differences,
+        differences=document["differences"] if is_proven else None,
         named=tuple(named),
-        failure="; ".join(broken) or None,
+        failure="; ".join(_doubts(document)) or None,
     )
+
+
+def _doubts(document: Mapping[str, Any]) -> Iterator[str]:
+    """Name what keeps a comparison from being whole."""
+    if document["error"]:
+        yield document["error"]
+    for route in document["routes"]:
+        if route["error"]:
+            yield f"{route['route']}: {route['error']}"
+        if route["restless"]:
+            keys = f"{route['restless']:,} keys"
+            yield f"{route['route']}: {keys} changed whenever they were looked at"
 
 
 def _timed(finding: SinkResult, report: Mapping[str, Any] | None) -> SinkResult:

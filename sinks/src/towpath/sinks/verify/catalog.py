@@ -1,0 +1,99 @@
+"""
+What the source's catalog says of a table: its columns, what is in them, and its keys.
+
+A domain is what it is over, through every level; an array, a composite and an hstore
+are told with all that is inside them.
+"""
+
+from typing import Any, Final, LiteralString, TypeAlias
+
+import psycopg
+
+from towpath.sinks.verify.nested import HSTORE, SourceType
+from towpath.sinks.verify.table import SourceColumn
+
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+
+_COLUMNS: Final[LiteralString] = """
+    select attname, atttypid::bigint
+    from pg_attribute
+    where attrelid = %s::regclass and attnum > 0 and not attisdropped
+      and attgenerated = ''
+    order by attnum
+"""
+_TYPE: Final[LiteralString] = """
+    select oid::regtype::text, typname::text, typdelim::text, typbasetype::bigint,
+           (select e.oid::bigint from pg_type e where e.typarray = t.oid),
+           (select json_agg(json_build_array(attname, atttypid::bigint) order by attnum)
+            from pg_attribute
+            where t.typtype = 'c' and attrelid = t.typrelid and attnum > 0
+              and not attisdropped)
+    from pg_type t where oid = %s
+"""
+_PRIMARY_KEY: Final[LiteralString] = """
+    select attname
+    from pg_index, unnest(indkey) with ordinality as place(attnum, ordinal)
+    join pg_attribute using (attnum)
+    where indrelid = %s::regclass and indisprimary and attrelid = indrelid
+    order by ordinal
+"""
+_IS_UNIQUE: Final[LiteralString] = """
+    select exists (
+        select from pg_index i
+        where indrelid = %(table)s::regclass and indisunique and indisvalid
+          and indpred is null and indexprs is null
+          and not exists (
+              select from unnest(indkey) with ordinality as place(attnum, ordinal)
+              join pg_attribute a using (attnum)
+              where a.attrelid = indrelid and ordinal <= indnkeyatts
+                and (not attnotnull or attname <> all (%(names)s::text[]))))
+       and not exists (
+        select from pg_attribute
+        where attrelid = %(table)s::regclass and attname = any (%(names)s::text[])
+          and not attnotnull)
+"""
+_IS_PARTITIONED: Final[LiteralString] = (
+    "select relkind = 'p' from pg_class where oid = %s::regclass"
+)
+
+
+def columns_of(connection: Connection, table: str) -> tuple[SourceColumn, ...]:
+    """Return the columns of a table or a view, those aside that it generates."""
+    found = connection.execute(_COLUMNS, [table]).fetchall()
+    return tuple(_column(name, _type(connection, oid)) for name, oid in found)
+
+
+def primary_key_of(connection: Connection, table: str) -> tuple[str, ...]:
+    """Return the columns of a table's primary key, in key order."""
+    found = connection.execute(_PRIMARY_KEY, [table]).fetchall()
+    return tuple(name for (name,) in found)
+
+
+def is_unique(connection: Connection, table: str, names: tuple[str, ...]) -> bool:
+    """Tell whether a table has at most one row with these values, none of them null."""
+    asked = {"table": table, "names": list(names)}
+    return connection.execute(_IS_UNIQUE, asked).fetchone() == (True,)
+
+
+def is_partitioned(connection: Connection, table: str) -> bool:
+    """Tell whether a table's rows are those of its partitions."""
+    return connection.execute(_IS_PARTITIONED, [table]).fetchone() == (True,)
+
+
+def _column(name: str, kind: SourceType) -> SourceColumn:
+    inside = kind if kind.is_nested else None
+    return SourceColumn(name, kind.name, inside=inside)
+
+
+def _type(connection: Connection, oid: int) -> SourceType:
+    row = connection.execute(_TYPE, [oid]).fetchone()
+    if row is None:
+        return SourceType("text")
+    name, bare_name, delimiter, base_oid, element_oid, fields = row
+    if base_oid:
+        return _type(connection, base_oid)
+    if element_oid:
+        return SourceType(name, _type(connection, element_oid), delimiter)
+    inside = [(field, _type(connection, of)) for field, of in fields or ()]
+    is_hstore = bare_name == HSTORE and name.endswith(HSTORE)
+    return SourceType(HSTORE if is_hstore else name, fields=tuple(inside))

@@ -1,0 +1,118 @@
+"""
+What of a table is published, and so can be compared. Pure.
+
+Names and key are those that the relay announced; the rest is the table's own. A column
+that is masked is read only if it is of the key, and compared in no case.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from towpath.settings.rows import HstoreForm, Rows
+from towpath.settings.syntax import compiled
+from towpath.sinks.relations import RelationShape
+from towpath.sinks.verify.errors import IncomparableError
+from towpath.sinks.verify.nested import HSTORE, HSTORE_MAP, SourceType
+from towpath.sinks.verify.table import SourceTable
+
+
+def published(table: SourceTable, shape: RelationShape, rows: Rows) -> SourceTable:
+    """
+    Return the part of a table that its records tell.
+
+    Args:
+        table: All of it.
+        shape: What the relay announced of it.
+        rows: How row changes are written.
+
+    Raises:
+        IncomparableError: Its rows cannot be told apart by what is published.
+    """
+    own = {column.name: column for column in table.columns}
+    told = [column.name for column in shape.columns]
+    if not shape.key:
+        message = f"{table.full_name} is published without a key to compare by"
+        raise IncomparableError(message)
+    if not own.keys() >= set(shape.key):
+        listed = ", ".join(shape.key)
+        message = f"{table.full_name} has not all columns of its published key {listed}"
+        raise IncomparableError(message)
+    masked = {name for name in told if _is_masked(table, name, rows)}
+    hidden = masked | {name for name in told if not _is_shown(table, name, rows)}
+    columns = tuple(
+        replace(own[name], is_compared=name not in hidden)
+        for name in told
+        if name in own and (name not in hidden or name in shape.key)
+    )
+    notes = (
+        _note("masked columns", (name for name in told if name in masked)),
+        _note(
+            "columns that the table has no more, or generates, or that have another "
+            "name in records",
+            (name for name in told if name not in own),
+        ),
+    )
+    part = replace(
+        table, columns=columns, key=shape.key, notes=tuple(filter(None, notes))
+    )
+    return comparable(as_written(part, rows))
+
+
+def as_written(table: SourceTable, rows: Rows) -> SourceTable:
+    """Return a table with its values in the forms that are asked for."""
+    if rows.hstore is HstoreForm.JSON:
+        return table
+    columns = tuple(
+        replace(one, inside=one.inside and _with_maps(one.inside))
+        for one in table.columns
+    )
+    return replace(table, columns=columns)
+
+
+def _with_maps(kind: SourceType) -> SourceType:
+    return replace(
+        kind,
+        name=HSTORE_MAP if kind.name == HSTORE else kind.name,
+        element=kind.element and _with_maps(kind.element),
+        fields=tuple((name, _with_maps(field)) for name, field in kind.fields),
+    )
+
+
+def _is_shown(table: SourceTable, column: str, rows: Rows) -> bool:
+    name = f"{table.full_name}.{column}"
+    if rows.include_columns:
+        return _matches(rows.include_columns, name)
+    return not _matches(rows.exclude_columns, name)
+
+
+def _is_masked(table: SourceTable, column: str, rows: Rows) -> bool:
+    name = f"{table.full_name}.{column}"
+    return any(_matches(rule.columns, name) for rule in rows.mask)
+
+
+def _matches(patterns: Iterable[str], name: str) -> bool:
+    return any(compiled(pattern).fullmatch(name) for pattern in patterns)
+
+
+def _note(what: str, names: Iterator[str]) -> str:
+    listed = ", ".join(names)
+    return f"not compared, {what}: {listed}" if listed else ""
+
+
+def comparable(table: SourceTable) -> SourceTable:
+    """
+    Return the table, if keys can be read back from their texts.
+
+    Raises:
+        IncomparableError: A column of the key is of a type whose text tells less.
+    """
+    kinds = dict(zip(table.key, table.key_types, strict=True))
+    inside = {column.name for column in table.columns if column.inside}
+    for name, kind in kinds.items():
+        if name in inside or kind == "time with time zone":
+            message = (
+                f"{name} of the key of {table.full_name} is of the type {kind}, of "
+                "which a record does not tell all"
+            )
+            raise IncomparableError(message)
+    return table

@@ -1,0 +1,202 @@
+"""A log of events against the outbox: what that still has, however it is laid out."""
+
+import psycopg
+import pytest
+
+from towpath.schemas.clock import SystemClock
+from towpath.settings import (
+    Kafka,
+    Registry,
+    Relay,
+    Route,
+    RouteKind,
+    Settings,
+    Sink,
+    SinkKind,
+    Source,
+)
+from towpath.sinks.ports import StoredRow
+from towpath.sinks.verify import source
+from towpath.sinks.verify.errors import NoOutboxError
+from towpath.sinks.verify.forms import form_of
+from towpath.sinks.verify.route import verify_route
+from towpath.sinks.verify.routes import Tables
+from towpath.sinks.verify.settle import Bench
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+OUTBOX = """
+    create schema shop;
+    create table shop.box (
+        event_id bigint primary key, stream text, subject bytea, kind text, body bytea,
+        happened timestamp, region text);
+    insert into shop.box values
+        (1, 'order', '7', 'Placed', '{"n" : 1}', '2026-01-01 00:00:00.5', 'EU-orders'),
+        (2, 'order', '7', 'Paid', ' ', '2026-01-02 00:00', 'EU-orders'),
+        (3, 'order', '8', 'Placed', '{}', '2026-01-02 00:00', 'US-orders'),
+        (4, 'order', '8', 'Placed', '{}', '2026-01-02 00:00', null);
+"""
+LAID_OUT = {
+    "table": "shop.box",
+    "topic": "events.{aggregate_type}",
+    "columns": {
+        "id": "event_id",
+        "aggregate_type": "stream",
+        "aggregate_id": "subject",
+        "type": "kind",
+        "payload": "body",
+        "occurred_at": "happened",
+        "headers": "",
+        "traceparent": "",
+    },
+    "route_by": "region",
+    "route_regex": "(.*)-orders",
+    "route_replacement": "$1",
+    "on_empty_payload": "tombstone",
+}
+PLACED = {
+    "id": "1",
+    "aggregate_type": "order",
+    "aggregate_id": "7",
+    "type": "Placed",
+    "payload": '{"n" : 1}',
+    "occurred_at": "2026-01-01T00:00:00.500000Z",
+}
+PAID = PLACED | {
+    "id": "2",
+    "type": "Paid",
+    "payload": None,
+    "occurred_at": "2026-01-02T00:00:00.000000Z",
+}
+OF_NO_ROW = PLACED | {"id": "99"}
+
+
+class AtRest:
+    """Nothing is on its way: nobody is waited for; something may happen meanwhile."""
+
+    def __init__(self, happening=lambda: None):
+        self.happening = happening
+
+    def wait(self, _looking=None):
+        self.happening()
+
+    def wait_until_seen(self):
+        """Nobody writes."""
+
+
+class Log:
+    """What a sink holds."""
+
+    def __init__(self, *events):
+        self.events = events
+
+    def rows(self, _route):
+        return (StoredRow(one["id"], one, "0", False) for one in self.events)
+
+
+def settings_of(dsn, outbox):
+    """Return the settings, and the sink of one log."""
+    route = Route(topic="events.EU", name="log", kind=RouteKind.EVENT_LOG)
+    folder = "/nowhere"
+    sink = Sink(
+        name="it", kind=SinkKind.WAREHOUSE, url="x", folder=folder, route=(route,)
+    )
+    settings = Settings(
+        version=1,
+        source=(Source(dsn=dsn, tables=()),),
+        kafka=Kafka(bootstrap_servers="x"),
+        registry=Registry(url="x"),
+        relay=Relay.model_validate({"outbox": outbox}),
+        sink=(sink,),
+    )
+    return settings, sink, route
+
+
+def judged(dsn, log, waits=None, outbox=LAID_OUT):
+    """Verify the log; return the report."""
+    settings, sink, route = settings_of(dsn, outbox)
+    with source.Source(dsn) as connection:
+        table = Tables(sink, settings, connection, None).of(route)
+        bench = Bench(
+            *(route.name, table, form_of(route, table, sink), connection, log),
+            *(waits or AtRest(), SystemClock()),
+        )
+        return verify_route(bench, None, None, lambda *_: None)
+
+
+def told(report):
+    """Return the differences, each as its kind, key and column."""
+    return [(one.kind, one.key, one.column) for one in report.first]
+
+
+@pytest.fixture
+def outbox(database):
+    """Lend a connection to a database with an outbox of other people's making."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(OUTBOX)
+        yield connection
+
+
+@pytest.mark.usefixtures("outbox")
+def test_an_outbox_is_read_by_the_names_that_it_has(database):
+    """Columns, the one that names the topic, bytes, blank payloads: all as declared."""
+    report = judged(database, Log(PLACED, PAID))
+
+    assert ([], 2, 2, None) == (
+        told(report),
+        report.source_rows,
+        report.sink_rows,
+        report.error,
+    )
+
+
+@pytest.mark.usefixtures("outbox")
+def test_events_that_the_outbox_has_not_are_no_differences(database):
+    """They are counted, and what is compared is said; the others are compared."""
+    report = judged(database, Log(PLACED | {"payload": "{}"}, OF_NO_ROW))
+
+    assert [("changed", "1", "payload"), ("missing", "2", None)] == told(report)
+    assert (1, True) == (report.unmatched, "outbox still has" in report.notes[0])
+
+
+def test_a_row_that_is_pruned_meanwhile_is_no_difference(database, outbox):
+    """What differed at first may have lost its row by the second look."""
+    waits = AtRest(lambda: outbox.execute("delete from shop.box where event_id = 1"))
+    report = judged(database, Log(PLACED | {"payload": "{}"}, PAID), waits)
+
+    assert ([], 0) == (told(report), report.restless)
+
+
+@pytest.mark.usefixtures("outbox")
+def test_an_event_that_a_log_has_twice_is_found_without_its_row(database):
+    """That it is there twice needs no row to prove."""
+    report = judged(database, Log(PLACED, PAID, OF_NO_ROW, OF_NO_ROW))
+
+    assert [("twice", "99", None)] == told(report)
+
+
+@pytest.mark.usefixtures("outbox")
+def test_payloads_in_envelopes_are_told_and_not_compared(database):
+    """The value is the envelope then; everything else is compared."""
+    enveloped = LAID_OUT | {"placements": ["kind:envelope"]}
+    told_so = judged(
+        database, Log(PLACED | {"payload": "?", "type": "X"}, PAID), outbox=enveloped
+    )
+
+    assert [("changed", "1", "type")] == told(told_so)
+    assert "envelope" in told_so.notes[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"table": "shop.gone"}, "no table shop.gone"),
+        ({"route_by": "zone"}, "no column zone"),
+        ({"columns": {}}, "no column aggregate_id, aggregate_type"),
+    ],
+)
+@pytest.mark.usefixtures("outbox")
+def test_an_outbox_that_is_not_as_declared_is_named(database, changes, reason):
+    """The table, or the columns that it lacks."""
+    with pytest.raises(NoOutboxError, match=reason):
+        judged(database, Log(), outbox=LAID_OUT | changes)

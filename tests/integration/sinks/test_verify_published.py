@@ -1,0 +1,116 @@
+"""The verifier compares what a real relay publishes: its columns, by its key."""
+
+import pytest
+
+from support.verified import CacheHand, VerifiedRig
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+TABLES = {
+    "hidden": "id int primary key, v int, secret text, private text, tags text[]",
+    "keyless": "code text not null unique, v int",
+    "chosen": "id int primary key, code text not null unique, v int",
+    "vague": "id int primary key, code text not null, v int",
+}
+ROWS = """
+    insert into s.hidden values (1, 1, 'secret', 'private', '{a,"b c"}'),
+        (2, 2, null, null, null);
+    insert into s.keyless values ('a:1', 1), ('b', 2);
+    insert into s.chosen values (1, 'a:1', 1), (2, 'b', 2);
+    insert into s.vague values (1, 'a', 1), (2, 'a', 2)
+"""
+RULES = """
+[relay.rows]
+exclude_columns = ['s\\.hidden\\.private']
+[relay.rows.key_columns]
+"s.chosen" = ["code"]
+"s.vague" = ["code"]
+[[relay.rows.mask]]
+columns = ['s\\.hidden\\.secret']
+form = "mask"
+length = 5
+"""
+
+
+class Rig(VerifiedRig):
+    """Tables that are published by other keys than their primary ones."""
+
+    def init(self):
+        self.execute(
+            "alter table s.keyless replica identity using index keyless_code_key"
+        )
+        for name in ("chosen", "vague"):
+            self.execute(f"alter table s.{name} replica identity full")
+        super().init()
+
+    def hand(self, table):
+        """Lend the hand that alters a table's rows in the cache."""
+        return CacheHand(self.url, self.prefix, table)
+
+
+@pytest.fixture
+def rig(stack, database, unique, tmp_path):
+    """Lend a cache that follows a relay with rules for columns and keys."""
+    stack.up("postgres", "kafka")
+    made = Rig(database, stack.kafka, unique, tmp_path)
+    made.prepare(f'kind = "cache"\nurl = "{stack.redis_url}"\n', TABLES)
+    for statement in ROWS.split(";"):
+        made.execute(statement)
+    made.config.write_text(made.config.read_text() + RULES)
+    made.url = stack.redis_url
+    try:
+        with made.followed():
+            yield made
+    finally:
+        made.close()
+
+
+def routes_of(report):
+    """Return what is told of each route: differences, notes and the error."""
+    return {
+        route["route"]: (
+            [(d["kind"], d["key"]) for d in route["first"]],
+            route["notes"],
+            route["error"],
+        )
+        for route in report["routes"]
+    }
+
+
+def test_what_is_published_is_compared_and_nothing_else(rig, capsys):
+    """
+    Masked columns are told, others are as the records have them, by their key.
+
+    A key that tells no rows apart is said to be one, and keeps nothing from the others.
+    """
+    before = routes_of(rig.verify(capsys)[1])
+    rig.hand("hidden").alter(1, 7)
+    for table in ("keyless", "chosen"):
+        rig.hand(table).alter("b", 7)
+        rig.hand(table).lose("a%3A1")
+    code, report = rig.verify(capsys)
+    after = routes_of(report)
+    vague = before.pop("vague")
+    masked = "not compared, masked columns: secret"
+
+    assert {name: [] for name in before} == {
+        name: told[0] for name, told in before.items()
+    }
+    assert [masked] == before["hidden"][1]
+    assert "published by the key code" in vague[2]
+    assert [("changed", "1")] == after["hidden"][0]
+    assert (1, {(("missing", "a%3A1"), ("changed", "b"))}) == (
+        code,
+        {tuple(after[t][0]) for t in ("keyless", "chosen")},
+    )
+
+
+def test_rows_are_repaired_by_the_key_that_is_published(rig, capsys):
+    """They are asked for by a unique index's key, and are equal then."""
+    rig.hand("keyless").alter("b", 7)
+    rig.hand("keyless").lose("a%3A1")
+    words = ("--table", "keyless")
+    repaired = rig.verify(capsys, "--repair", *words)[1]["routes"]
+    code, _ = rig.verify(capsys, *words)
+
+    assert (0, [2]) == (code, [route["repaired"] for route in repaired])

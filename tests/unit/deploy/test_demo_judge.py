@@ -1,0 +1,72 @@
+"""What the demo and the benchmark take from a comparison."""
+
+import json
+
+import pytest
+
+from towpath.deploy.demo.command import Outcome
+from towpath.deploy.demo.steps.judge import read_findings
+from towpath.sinks.verify.compare import Difference, Kind
+from towpath.sinks.verify.report import RouteReport, Verification, as_json
+
+WHOLE = RouteReport("orders", "shop.orders", 5, 5)
+RESTLESS = RouteReport("lines", "shop.lines", 7, 7, restless=2)
+BROKEN = RouteReport("lines", "shop.lines", 3, error="the cache went away")
+DIFFERENT = RouteReport(
+    *("lines", "shop.lines", 7, 7),
+    differences=1,
+    first=(Difference(Kind.MISSING, "9"),),
+)
+MOVED = "lines: 2 keys changed whenever they were looked at"
+GONE = "lines: the cache went away"
+
+
+def findings(*routes, error=None):
+    """Read what the command prints of routes."""
+    document = as_json(Verification("cache", routes, error=error))
+    found = read_findings("cache", Outcome(0, document, ""))
+    return found.compared, found.differences, found.failure
+
+
+@pytest.mark.parametrize(
+    ("routes", "expected"),
+    [
+        ([WHOLE], (5, 0, None)),
+        ([WHOLE, DIFFERENT], (12, 1, None)),
+        ([WHOLE, BROKEN], (8, None, GONE)),
+        ([WHOLE, RESTLESS], (12, None, MOVED)),
+        ([DIFFERENT, RESTLESS], (14, 1, MOVED)),
+        ([DIFFERENT, BROKEN], (10, 1, GONE)),
+    ],
+)
+def test_only_what_was_compared_to_the_end_has_no_differences(routes, expected):
+    """Keys that never stood still are no more equal than a route that was not read."""
+    assert expected == findings(*routes)
+
+
+def test_a_difference_is_named():
+    """With its route, for whoever looks for it."""
+    document = as_json(Verification("cache", [DIFFERENT]))
+    found = read_findings("cache", Outcome(1, document, ""))
+
+    assert found.named == ("lines 9: the sink does not have it",)
+
+
+def test_what_could_not_begin_has_no_differences():
+    """The whole says why, not a route."""
+    assert findings(error="not at rest") == (0, None, "not at rest")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "failure"),
+    [
+        (Outcome(3, "", "nobody answers\n"), "nobody answers"),
+        (Outcome(3, "", ""), "towpath verify ended with 3"),
+        (Outcome(1, json.dumps({"routes": []}), ""), '{"routes": []}'),
+    ],
+)
+def test_what_is_no_report_is_no_comparison(outcome, failure):
+    """What it said instead is told."""
+    found = read_findings("cache", outcome)
+
+    assert (None, failure) == (found.differences, found.failure)

@@ -1,0 +1,93 @@
+"""What of a table is compared: what its records tell, by the key that they have."""
+
+import pytest
+
+from towpath.settings.rows import Rows
+from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.verify.errors import IncomparableError
+from towpath.sinks.verify.nested import SourceType
+from towpath.sinks.verify.published import published
+from towpath.sinks.verify.table import SourceColumn, SourceTable
+
+TABLE = SourceTable(
+    "shop",
+    "orders",
+    (
+        SourceColumn("id", "bigint"),
+        SourceColumn("code", "text"),
+        SourceColumn("note", "text"),
+        SourceColumn("new", "text"),
+        SourceColumn("open", "time with time zone"),
+        SourceColumn("tags", "text[]", inside=SourceType("text[]", SourceType("text"))),
+    ),
+    ("id",),
+)
+
+
+def shape(columns, key):
+    """Return what the relay announced."""
+    told = tuple(Column(name, "text") for name in columns.split())
+    return RelationShape("shop", "orders", told, tuple(key.split()), "0")
+
+
+def test_columns_and_key_are_those_that_were_announced():
+    """A column that came since is not in records yet."""
+    table = published(TABLE, shape("id code note", "code"), Rows())
+
+    assert (["id", "code", "note"], ("code",), ()) == (
+        [column.name for column in table.columns],
+        table.key,
+        table.notes,
+    )
+
+
+def test_a_column_that_is_gone_is_told():
+    """The sink may hold it, and nothing can be said of it."""
+    table = published(TABLE, shape("id old", "id"), Rows())
+
+    assert ["id"] == [column.name for column in table.columns]
+    assert table.notes[0].endswith("records: old")
+
+
+def test_masked_columns_are_told_and_of_the_key_read_only():
+    """The key in records is the row's own; the column beside it is masked."""
+    rows = Rows.model_validate(
+        {"mask": [{"columns": [r"shop\.orders\.(id|note)"], "form": "hash"}]}
+    )
+    table = published(TABLE, shape("id code note", "id"), rows)
+
+    assert [("id", False), ("code", True)] == [
+        (column.name, column.is_compared) for column in table.columns
+    ]
+    assert ("not compared, masked columns: id, note",) == table.notes
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"exclude_columns": [r"shop\.orders\.(id|note)"]},
+        {"include_columns": [r"shop\.orders\.code"]},
+    ],
+)
+def test_a_key_column_that_is_left_out_is_read_only(rules):
+    """It is announced for the key, and in no row."""
+    table = published(TABLE, shape("id code", "id"), Rows.model_validate(rules))
+
+    assert [("id", False), ("code", True)] == [
+        (column.name, column.is_compared) for column in table.columns
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "key", "reason"),
+    [
+        ("id", "", "without a key"),
+        ("id Id", "Id", "not all columns of its published key Id"),
+        ("id open", "open id", "open of the key"),
+        ("id tags", "tags", "tags of the key"),
+    ],
+)
+def test_rows_that_cannot_be_told_apart_are_refused(columns, key, reason):
+    """The table and the column are named."""
+    with pytest.raises(IncomparableError, match=reason):
+        published(TABLE, shape(columns, key), Rows())

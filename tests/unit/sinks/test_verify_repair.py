@@ -1,0 +1,95 @@
+"""Why a key that was asked for is wrong all the same."""
+
+import pytest
+
+from towpath.sinks.ports import StoredRow
+from towpath.sinks.verify.compare import Suspect, pack
+from towpath.sinks.verify.forms import RowForm
+from towpath.sinks.verify.repair import ABOVE, STILL_WRONG, TWICE, Left, repair
+from towpath.sinks.verify.settle import Bench
+from towpath.sinks.verify.suspects import Suspects
+from towpath.sinks.verify.table import SourceColumn, SourceTable
+
+TABLE = SourceTable(
+    "s", "t", (SourceColumn("id", "bigint"), SourceColumn("v", "text")), ("id",)
+)
+LOW, HIGH = "0000000000000008.0000000000", "00000000000000f0.0000000000"
+
+
+class World:
+    """A source with one row, a sink that holds what it likes, and nobody who writes."""
+
+    def __init__(self, *held):
+        self._held = held
+        self._time_s = 0.0
+
+    def listed(self, _table, keys):
+        return [(*key, "right") for key in keys]
+
+    def possible(self, _table, keys):
+        return keys
+
+    def at(self, _route, _keys):
+        return self._held
+
+    def rows(self, _route):
+        return self._held
+
+    def close(self):
+        """A reader has nothing open."""
+
+    def wait(self, looking=None):
+        """The sink has everything."""
+
+    def wait_until_seen(self):
+        """Nobody writes."""
+
+    def wait_for_answers(self, _signals):
+        return ()
+
+    def highest(self):
+        return HIGH
+
+    def monotonic_s(self):
+        self._time_s += 0.1
+        return self._time_s
+
+    def ask_source_keys(self, _route, keys):
+        return [f"repair-{key}" for key in keys]
+
+
+def row(text, position=LOW):
+    """Return a row of the sink."""
+    return StoredRow("7", {"id": 7, "v": text}, position, False)
+
+
+@pytest.mark.parametrize(
+    ("held", "reason"),
+    [
+        ([row("wrong")], STILL_WRONG),
+        ([row("wrong", "f" + HIGH[1:])], ABOVE),
+        ([row("right"), row("right")], TWICE),
+        ([row("right", "f" + HIGH[1:]), row("wrong")], TWICE),
+    ],
+)
+def test_the_reason_names_what_is_to_be_done(held, reason):
+    """A second copy is replaced with the first, so nothing that is read ends it."""
+    world = World(*held)
+    bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
+    with Suspects() as found:
+        found.add([Suspect("7", pack(("7", "right")), None)])
+        found.convict(["7"])
+        repaired = repair(bench, found, world)
+
+    assert (0, (Left(reason, 1),)) == repaired
+
+
+def test_a_copy_that_went_is_repaired():
+    """Of one row that the source has there is nothing to tell."""
+    world = World(row("right"))
+    bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
+    with Suspects() as found:
+        found.add([Suspect("7", pack(("7", "right")), None)])
+        found.convict(["7"])
+
+        assert (1, ()) == repair(bench, found, world)

@@ -1,0 +1,72 @@
+"""What a sample looks at, however little there is."""
+
+import pytest
+
+from towpath.sinks.ports import StoredRow
+from towpath.sinks.verify.forms import RowForm
+from towpath.sinks.verify.report import Verdict, Verification
+from towpath.sinks.verify.route import verify_route
+from towpath.sinks.verify.settle import Bench
+from towpath.sinks.verify.table import SourceColumn, SourceTable
+
+COLUMNS = (SourceColumn("id", "bigint"), SourceColumn("v", "text"))
+TABLE = SourceTable("s", "t", COLUMNS, ("id",))
+LOG = SourceTable("s", "t", COLUMNS, ("id",), is_pruned=True)
+ROW = StoredRow("7", {"id": 7, "v": "a"}, "0000000000000008.0000000000", False)
+
+
+class World:
+    """A source and a sink of a few rows, of which a part is never one."""
+
+    def __init__(self, source, sink):
+        self._source = source
+        self._sink = sink
+        self._time_s = 0.0
+
+    def sample(self, _place, size):
+        if isinstance(_place, SourceTable):
+            return [self._source] if size >= 1 else []
+        return self._sink
+
+    def listed(self, _table, keys):
+        return [row for row in self._source if (row[0],) in keys]
+
+    def at(self, _route, keys):
+        return [row for row in self._sink if row.key in set(keys)]
+
+    def rows(self, _route):
+        return self._sink
+
+    def close(self):
+        """A reader has nothing open."""
+
+    def wait(self, looking=None):
+        """The sink has everything."""
+
+    def wait_until_seen(self):
+        """Nobody writes."""
+
+    def monotonic_s(self):
+        self._time_s += 0.1
+        return self._time_s
+
+
+@pytest.mark.parametrize(
+    ("table", "source", "sink", "expected"),
+    [
+        (TABLE, [("7", "a")], [ROW], Verdict.EQUAL),
+        (TABLE, [("7", "a")], [], Verdict.DIFFERENT),
+        (TABLE, [], [ROW], Verdict.DIFFERENT),
+        (TABLE, [], [], Verdict.UNVERIFIED),
+        (LOG, [("7", "a")], [ROW], Verdict.EQUAL),
+        (LOG, [("7", "a")], [], Verdict.DIFFERENT),
+        (LOG, [], [ROW], Verdict.UNVERIFIED),
+    ],
+)
+def test_what_was_not_compared_is_not_equal(table, source, sink, expected):
+    """Neither a part that is no row, nor what only a log still has, proves anything."""
+    world = World(source, sink)
+    bench = Bench("t", table, RowForm(table), world, world, world, world)
+    route = verify_route(bench, 0.01, None, lambda *_: None)
+
+    assert expected is Verification("it", [route], "1%").verdict

@@ -112,6 +112,12 @@ def config(tmp_path):
     return path
 
 
+def unreachable(*_):
+    """Take nothing away: the target does not answer."""
+    message = "no target"
+    raise UnavailableError(message)
+
+
 def plan(config, *, has_data=True, name="cache"):
     """Plan to drop the cache."""
     return dropping.plan(load(config, {}), name, has_data=has_data)
@@ -160,13 +166,8 @@ def test_a_dropped_sink_leaves_nothing(config, tmp_path):
 def test_a_drop_that_was_interrupted_is_ended_by_the_next(config, tmp_path):
     """Its data goes although nobody says so again; a new sink waits for that."""
     sink = load(config, {}).sink[0]
-
-    def fail(*_):
-        message = "no cache"
-        raise UnavailableError(message)
-
     with pytest.raises(UnavailableError):
-        drop(config, plan(config), fail)
+        drop(config, plan(config), unreachable)
     assert (tmp_path / "state/sinks/cache/checkpoint").exists()
     with pytest.raises(SinkExistsError, match="the old cache is not gone"):
         store_starting_offsets(load(config, {}), sink, None, Clock())
@@ -240,6 +241,26 @@ def test_data_that_another_sink_writes_too_stays(config):
     with pytest.raises(UsageError, match="twin writes orders too"):
         plan(config, name="webhook")
     assert "webhook" == plan(config, name="webhook", has_data=False).sink.name
+
+
+def test_a_table_that_another_warehouse_writes_too_stays(config, tmp_path):
+    """A drop that was cut off is no excuse: the table has another writer since."""
+    lake = SEARCH.replace('"search"', '"warehouse"').replace('"orders"', '"s.orders"')
+    lake = lake.replace("http://search", "postgresql://lake")
+    one, twin = (
+        lake.replace('name = "warehouse"', f'name = "{name}"').replace(
+            "[[sink.route]]", f'folder = "{name}"\n[[sink.route]]'
+        )
+        for name in ("lake", "twin")
+    )
+    config.write_text(HEAD + one + TAIL)
+    (tmp_path / "state/sinks/lake").mkdir()
+    with pytest.raises(UnavailableError):
+        drop(config, plan(config, name="lake"), unreachable)
+    config.write_text(HEAD + twin + TAIL)
+
+    with pytest.raises(UsageError, match=r"twin writes s\.orders too"):
+        plan(config, name="lake")
 
 
 def test_a_file_that_would_be_wrong_is_left_as_it_is(config, tmp_path):

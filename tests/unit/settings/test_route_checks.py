@@ -164,6 +164,32 @@ def test_one_place_is_written_by_one_sink(
     assert is_same == bool(told)
 
 
+@pytest.mark.parametrize(
+    ("other", "is_same"),
+    [
+        ({}, True),
+        ({"more": 'folder = "elsewhere"'}, True),
+        ({"more": '[sink.warehouse]\nlocation = "s3://lake"'}, True),
+        ({"url": "postgresql://y"}, False),
+        ({"name": "shop.lines"}, False),
+    ],
+)
+def test_warehouses_of_one_catalog_are_one_place(
+    tmp_path: Path, other: dict[str, str], is_same: bool
+):
+    """A catalog has one table of a name, wherever its files would be."""
+    lake = {"kind": "warehouse", "name": "shop.orders", "url": "postgresql://x"}
+    one = {"sink": "one", "more": 'folder = "lake"', **lake}
+    try:
+        load(two_sinks(tmp_path, one, {**one, "sink": "two", **other}), {})
+        told = ""
+    except ConfigurationError as error:
+        told = str(error)
+
+    assert is_same == ("one writes shop.orders there too" in told)
+    assert is_same == bool(told)
+
+
 def test_the_relays_name_is_no_sinks(tmp_path: Path):
     """Their dead letters would stand on one topic; all else is told with it."""
     path = two_sinks(tmp_path, {"sink": "relay", "more": 'folder = "x"'})

@@ -6,6 +6,7 @@ import pytest
 from towpath.settings import Sink
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Floor, Origin
 from towpath.sinks.decode import Poison, Record, decode
+from towpath.sinks.fold import newest_per_key
 from towpath.sinks.routes import Routes
 
 POSITION = "00000000016b3748.0000000002"
@@ -68,6 +69,16 @@ def test_left_out_columns_are_not_nulls():
     assert expected == decode([record], ROUTES).changes
 
 
+def test_a_placeholder_is_no_value():
+    """What stands in place of an unchanged column is not the column's value (B58)."""
+    row = {"order_id": 7, "note": "__unavailable"}
+    record = row_change({"op": "u", "after": row}, unchanged='["note"]')
+
+    expected = [changed({"order_id": 7}, unchanged=frozenset({"note"}))]
+
+    assert expected == decode([record], ROUTES).changes
+
+
 def test_a_snapshot_row_says_so():
     """READ rows of the sink's own backfill topic go to the same route."""
     position = "00000000016b3748.-"
@@ -94,6 +105,17 @@ def test_an_array_in_a_key_is_its_text():
     assert ("[1,null]", "a[1]") == change.key
 
 
+def test_a_composite_value_in_a_key_is_its_text():
+    """The relay writes it as an object; a brace in a text says nothing."""
+    key = b'{"at":{"x":1,"y":[2,{}]},"name":"a{b","no":7}'
+    partial = row_change({"op": "u", "after": {"v": 1}}, key=key, unchanged='["w"]')
+    decoded = decode([row_change({"op": "d"}, key=key), partial], ROUTES)
+    folded = newest_per_key(decoded.changes)
+
+    assert 1 == len(folded.changes)
+    assert ('{"x":1,"y":[2,{}]}', "a{b", 7) == folded.changes[0].key
+
+
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
@@ -113,6 +135,7 @@ def test_an_array_in_a_key_is_its_text():
         (row_change({"op": "d"}, position=POSITION + "x"), "not a position"),
         (row_change({"op": "d"}, unchanged="7"), "not a list of columns"),
         (row_change({"op": "d"}, unchanged="["), "not a list of columns"),
+        (row_change({"op": "d"}, unchanged='["a",["b"]]'), "not a list of columns"),
         (row_change({"op": "d"}, topic="elsewhere"), "no route"),
     ],
 )
@@ -187,6 +210,15 @@ def test_a_truncation_is_a_floor_at_its_position():
     assert ([], [], [], 0, [floor]) == decode([record], ROUTES)
 
 
+def test_a_route_may_keep_what_was_truncated():
+    """The truncation is counted as skipped, and takes nothing away."""
+    route = {"topic": "towpath.shop.orders", "name": "orders", "on_truncate": "keep"}
+    told = {"name": "cache", "kind": "cache", "url": "redis://unused", "route": [route]}
+    record = row_change({"op": "t", "after": None}, key=None)
+
+    assert ([], [], [], 1, []) == decode([record], Routes(Sink.model_validate(told)))
+
+
 @pytest.mark.parametrize("key", [None, b'{"sweep": 1}'])
 def test_a_sweep_is_a_floor_below_its_own_position(key: bytes | None):
     """Its value says nothing to a sink; every partition must tell it."""
@@ -197,6 +229,15 @@ def test_a_sweep_is_a_floor_below_its_own_position(key: bytes | None):
     expected = Floor("orders", floor, needs_all=True, origin=record.origin)
 
     assert ([], [], [], 0, [expected]) == decode([record], ROUTES)
+
+
+@pytest.mark.parametrize(("count", "expected"), [("6", 6), ("six", 0)])
+def test_a_sweep_says_into_how_many_partitions_it_was_written(count, expected):
+    """Of one that does not say so it is asked how many there are."""
+    told = {"sweep": "000000000000abc8.-", "sweep_partitions": count}
+    record = row_change({"op": "m"}, key=None, **told)
+
+    assert [expected] == [one.partitions for one in decode([record], ROUTES).floors]
 
 
 def test_a_sweep_is_no_event_of_a_log():

@@ -61,6 +61,25 @@ def test_a_numeric_tells_its_digits(type_: str, typmod: int, expected: object):
 
 
 @pytest.mark.parametrize(
+    ("inside", "is_object"),
+    [
+        ({"fields": [{"name": "x", "type": "integer"}]}, True),
+        ({"element": {"type": "shop.point", "fields": []}}, True),
+        ({"base": {"type": "d[]", "element": {"base": {"fields": []}}}}, True),
+        ({"element": {"type": "integer"}}, False),
+        ({"base": {"type": "text"}}, False),
+        ({"labels": ["a"]}, False),
+    ],
+)
+def test_a_composite_type_makes_objects(inside: dict, is_object: bool):
+    """Alone, in an array, under a domain."""
+    column = {"name": "at", "type": "t", "typmod": -1, "nullable": True} | inside
+    document = DOCUMENT | {"columns": [column]}
+
+    assert is_object == parse_relation(orjson.dumps(document)).columns[0].is_object
+
+
+@pytest.mark.parametrize(
     "value", [b"", b"[]", b"7", b"{}", orjson.dumps(DOCUMENT | {"columns": [{}]})]
 )
 def test_anything_else_is_malformed(value: bytes):

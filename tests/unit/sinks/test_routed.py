@@ -1,5 +1,7 @@
 """Routes are held against the tables that they read."""
 
+from dataclasses import replace
+
 import pytest
 
 from towpath.settings import Route
@@ -20,14 +22,15 @@ SHAPE = RelationShape(
 class Announced:
     """Announces one table, once someone has refreshed."""
 
-    def __init__(self, *, is_known=True):
+    def __init__(self, *, is_known=True, announced=SHAPE):
         self.is_known = is_known
+        self.announced = announced
 
     def shape(self, topic):
         """Tell the shape of the one table."""
         if topic != TOPIC or not self.is_known:
             raise ShapeUnknownError(topic)
-        return SHAPE
+        return self.announced
 
     def refresh(self):
         """Learn the shape."""
@@ -83,6 +86,28 @@ def test_all_mistakes_of_a_sink_are_told_at_once():
         RoutedRelations(Announced(), several).check()
 
     assert 3 == len(str(caught.value).split("\n"))
+
+
+@pytest.mark.parametrize("key", ["", "{no}"])
+def test_a_table_without_a_key_is_a_mistake(key):
+    """No sink could tell its rows apart; it is told once, beside all else."""
+    relations = RoutedRelations(
+        Announced(announced=replace(SHAPE, key=())), [route(key=key, exclude=["zzz"])]
+    )
+    with pytest.raises(RouteMistakesError) as caught:
+        relations.check()
+    keyless, excluded = str(caught.value).split("\n")
+
+    assert keyless.startswith("lines (shop.lines): the table has no key: give it")
+    assert excluded.startswith("lines (shop.lines): exclude: no column zzz")
+
+
+def test_a_table_that_lost_its_key_still_has_a_shape():
+    """Sinks of several tables hold such a one back, and go on with the others."""
+    keyless = replace(SHAPE, key=())
+    relations = RoutedRelations(Announced(announced=keyless), [route()])
+
+    assert keyless == relations.shape(TOPIC)
 
 
 def test_a_table_that_is_not_announced_yet_is_told():

@@ -146,11 +146,8 @@ def _cut(
 def _refuse_shared(settings: Settings, sink: Sink) -> None:
     names = {route.name for route in sink.route}
     for other in settings.sink:
-        is_same = (other.kind, other.url, other.folder) == (
-            *(sink.kind, sink.url, sink.folder),
-        )
         shared = sorted(names & {route.name for route in other.route})
-        if other.name != sink.name and is_same and shared:
+        if other.name != sink.name and other.target == sink.target and shared:
             message = f"{other.name} writes {shared[0]} too: drop without --data"
             raise UsageError(message)
 

@@ -15,6 +15,7 @@ from towpath.settings.mistakes import did_you_mean
 from towpath.settings.model import Settings
 from towpath.settings.relay import OnGap
 from towpath.settings.route_checks import routes_agree, routes_have_tables
+from towpath.settings.row_checks import rows_are_readable
 from towpath.settings.rows import RecordFormat
 from towpath.settings.shape import Place
 from towpath.settings.snapshot import FirstStart
@@ -218,6 +219,7 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], Check], ...]] = (
         ("sink", "source.tables", "source.exclude_tables", "source.prefix"),
         routes_have_tables,
     ),
+    (("sink", "relay.preset", "relay.rows"), rows_are_readable),
     (("relay.messages",), _one_of_a_kind),
     (
         ("source.dsn", "kafka", "registry", "relay.rows.format"),

@@ -75,7 +75,7 @@ def _written_twice(sinks: Iterable[Sink]) -> Iterator[str]:
     first: dict[tuple[object, ...], str] = {}
     for sink in sinks:
         for route in sink.route if sink.kind in _HAVE_PLACES else ():
-            place = (sink.kind, sink.url, sink.folder, route.name)
+            place = (*sink.target, route.name)
             other = first.setdefault(place, sink.name)
             if other != sink.name:
                 yield (
@@ -113,11 +113,12 @@ def routes_have_tables(settings: Settings) -> Iterator[str]:
 
 
 def _of_rows_only(route: Route, where: str) -> Iterator[str]:
-    for key in ("include", "exclude", "rename", "constants", "key"):
-        if getattr(route, key):
-            yield (
-                f"{where}.{key}: is of rows: an event is kept as its service wrote it"
-            )
+    told = ["include", "exclude", "rename", "constants", "key"]
+    told = [key for key in told if getattr(route, key)]
+    if route.on_truncate == "keep":
+        told.append("on_truncate")
+    for key in told:
+        yield f"{where}.{key}: is of rows: an event is kept as its service wrote it"
     if route.fields and route.kind is RouteKind.EVENT_LOG:
         yield f"{where}.fields: an event log has the same columns for all events"
 

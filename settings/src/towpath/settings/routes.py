@@ -7,7 +7,7 @@ What a route says of itself alone is checked here, or with the rest of the file 
 
 import enum
 from math import isfinite
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -66,7 +66,8 @@ class Route(Section):
     Rows of a table lose columns (``include`` names those that stay, ``exclude`` those
     that go), then get their names (``rename``, old to new), then ``constants``, columns
     that are the same in every row. ``key`` is the template of the row's id; without it
-    the id is the key's values.
+    the id is the key's values. With ``on_truncate = "keep"`` a TRUNCATE of the table
+    takes nothing away.
 
     Of aggregates: events of ``state_types`` carry the state (none named: all do), those
     of ``delete_types`` delete the document, others are left out.
@@ -83,6 +84,7 @@ class Route(Section):
     rename: dict[str, str] = Field(default_factory=dict)
     constants: dict[str, Constant] = Field(default_factory=dict)
     key: KeyTemplate = ""
+    on_truncate: Literal["delete", "keep"] = "delete"
     state_types: tuple[str, ...] = ()
     delete_types: tuple[str, ...] = ()
     fields: dict[FieldPath, str] = Field(default_factory=dict)

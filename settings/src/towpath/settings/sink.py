@@ -66,6 +66,16 @@ class Sink(Section):
         is_warehouse = self.kind == SinkKind.WAREHOUSE
         return _WAREHOUSE_RECORDS if is_warehouse else _RECORDS
 
+    @property
+    def target(self) -> tuple[str, str, Path | None]:
+        """
+        Where routes of one name are one place, whichever sinks they are of.
+
+        A catalog has one table of a name, wherever its files would be.
+        """
+        folder = None if self.kind == SinkKind.WAREHOUSE else self.folder
+        return self.kind, self.url, folder
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         mistakes = "; ".join(self._mistakes())

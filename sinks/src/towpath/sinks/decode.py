@@ -4,7 +4,8 @@ Records into changes, events and floors: bytes in, values out.
 Hot path, once per record: one look-up of the route, one parse of key and value. What
 cannot be read is a ``Poison`` with its reason, never an exception and never silence.
 Integers stay exact; numerics are text already. A tombstone is a delete at its own
-position: after a compaction it may be all that is left of the delete.
+position: after a compaction it may be all that is left of the delete. What the header
+``unchanged`` names is unknown, whatever stands in its place.
 """
 
 from collections.abc import Iterable
@@ -48,8 +49,9 @@ class Decoded(NamedTuple):
     """
     What the records of a batch say.
 
-    ``skipped`` are READ events of event logs, and events that do not carry the state
-    of their aggregate; barriers say nothing and are not counted.
+    ``skipped`` are READ events of event logs, events that do not carry the state of
+    their aggregate, and truncations that a route does not follow; barriers say nothing
+    and are not counted.
     """
 
     changes: list[Change]
@@ -108,30 +110,45 @@ def _said(
     if route.kind is RouteKind.EVENT_LOG:
         return None if names.SNAPSHOT in record.headers else logged_event(record, route)
     if names.SWEEP in record.headers:
-        floor = position_in(record.headers, names.SWEEP)
-        return Floor(route.name, floor, needs_all=True, origin=record.origin)
+        return _sweep(record, route.name)
     if route.kind is RouteKind.AGGREGATE:
         return aggregate_change(record, route)
-    return _row_change(record, route.name, routing)
+    return _row_change(record, route, routing)
 
 
-def _row_change(record: Record, route: str, routing: Routing | None) -> Change | Floor:
+def _sweep(record: Record, route: str) -> Floor:
+    floor = position_in(record.headers, names.SWEEP)
+    count = record.headers.get(names.SWEEP_PARTITIONS, b"")
+    return Floor(
+        route,
+        floor,
+        needs_all=True,
+        origin=record.origin,
+        partitions=int(count) if count.isdigit() else 0,
+    )
+
+
+def _row_change(
+    record: Record, route: Route, routing: Routing | None
+) -> Change | Floor | None:
     envelope = None if record.value is None else object_in(record.value, "value")
     operation = _operation(envelope)
     if operation is Operation.TRUNCATE:
+        if route.on_truncate == "keep":
+            return None
         floor = position_in(record.headers)
-        return Floor(route, floor, needs_all=False, origin=record.origin)
+        return Floor(route.name, floor, needs_all=False, origin=record.origin)
     if record.key is None:
         refuse("a row change without a key")
     key = object_in(record.key, "key")
-    values = key.values() if b"[" not in record.key else map(_hashed, key.values())
+    unchanged = _unchanged(record.headers)
     change = Change(
-        route,
-        tuple(values),
+        route.name,
+        _hashed(tuple(key.values())),
         tuple(key),
         position_in(record.headers),
-        None if operation is Operation.DELETE else _after(envelope),
-        _unchanged(record.headers),
+        None if operation is Operation.DELETE else _after(envelope, unchanged),
+        unchanged,
         operation is Operation.READ,
         record.origin,
     )
@@ -142,9 +159,16 @@ def _row_change(record: Record, route: str, routing: Routing | None) -> Change |
     return change
 
 
-def _hashed(value: Any) -> Value:  # noqa: ANN401 - whatever JSON holds
-    """Write an array, which may be a key's part, as its JSON: lists have no hash."""
-    return orjson.dumps(value).decode() if isinstance(value, list) else value
+def _hashed(key: tuple[Any, ...]) -> tuple[Value, ...]:
+    """Write a key's arrays and composites as their JSON: they have no hash."""
+    try:
+        hash(key)
+    except TypeError:
+        return tuple(
+            orjson.dumps(value).decode() if isinstance(value, list | dict) else value
+            for value in key
+        )
+    return key
 
 
 def _routed(change: Change, routing: Routing) -> Change:
@@ -167,10 +191,15 @@ def _operation(envelope: dict[str, Any] | None) -> Operation:
         refuse("the value is not an envelope: it names no operation")
 
 
-def _after(envelope: dict[str, Any] | None) -> dict[str, Any]:
+def _after(
+    envelope: dict[str, Any] | None, unchanged: frozenset[str]
+) -> dict[str, Any]:
+    """Return the row, without what the relay's placeholder stands for."""
     after = None if envelope is None else envelope.get("after")
     if not isinstance(after, dict):
         refuse("the envelope has no row in after")
+    for name in unchanged:
+        after.pop(name, None)
     return after
 
 
@@ -182,6 +211,7 @@ def _unchanged(headers: Headers) -> frozenset[str]:
         columns = orjson.loads(listed)
     except orjson.JSONDecodeError:
         columns = None
-    if not isinstance(columns, list):
+    is_list = isinstance(columns, list)
+    if not is_list or not all(isinstance(name, str) for name in columns):
         refuse("the header unchanged is not a list of columns")
     return frozenset(columns)

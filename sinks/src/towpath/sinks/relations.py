@@ -3,7 +3,8 @@ The shape of tables, as the relay announces it in the relations topic.
 
 Sinks take types from here, never by guessing. Record key ``schema.table``; value
 ``{"schema", "table", "oid", "columns": [{"name", "type", "type_oid", "typmod",
-"nullable"}], "key": [..], "position"}``. Pure: bytes in, values out.
+"nullable"}], "key": [..], "position"}``. A column also tells what its type is made of:
+``element``, ``base``, ``fields``. Pure: bytes in, values out.
 """
 
 from dataclasses import dataclass
@@ -31,12 +32,15 @@ class Column:
             ``timestamp with time zone``), ``schema.name`` for a user's type.
         typmod: Its modifier as Postgres stores it; -1 for none.
         nullable: Whether it may be null.
+        is_object: Whether its values are objects, or lists of them: those of composite
+            types.
     """
 
     name: str
     type: str
     typmod: int = -1
     nullable: bool = True
+    is_object: bool = False
 
     @property
     def precision_and_scale(self) -> tuple[int, int] | None:
@@ -99,4 +103,10 @@ def _column(entry: dict[str, Any]) -> Column:
         type=entry["type"],
         typmod=entry["typmod"],
         nullable=entry["nullable"],
+        is_object=_is_object(entry),
     )
+
+
+def _is_object(kind: dict[str, Any]) -> bool:
+    inner = kind.get("element") or kind.get("base")
+    return "fields" in kind or (inner is not None and _is_object(inner))

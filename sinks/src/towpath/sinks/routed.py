@@ -2,7 +2,9 @@
 Tables as a sink's routes leave them, and what routes say that no table has.
 
 A route is held against the shape that the relay announced: when the sink starts, and
-again with every newer shape. All mistakes of a sink are told at once.
+again with every newer shape. All mistakes of a sink are told at once. A table without a
+key is one when the sink starts; one that loses its key later still has a shape, since a
+sink may hold just that route back.
 """
 
 from collections import Counter
@@ -66,7 +68,7 @@ class RoutedRelations:
             except ShapeUnknownError:
                 unknown.append(route.topic)
             else:
-                mistakes += route_mistakes(route, shape)
+                mistakes += [*_keyless(route, shape), *route_mistakes(route, shape)]
         _refuse(mistakes)
         return unknown
 
@@ -74,13 +76,25 @@ class RoutedRelations:
 def route_mistakes(route: Route, shape: RelationShape) -> list[str]:
     """List what a route says that does not fit its table."""
     columns = [column.name for column in shape.columns]
-    where = f"{route.name} ({shape.name})"
     found = list(_unknown(route, columns))
     routing = routing_of(route)
     if routing is not None:
         found += _collisions(routing, columns)
         found += _of_the_key(route, routing, shape)
-    return [f"{where}: {mistake}" for mistake in found]
+    return [f"{_where(route, shape)}: {mistake}" for mistake in found]
+
+
+def _keyless(route: Route, shape: RelationShape) -> Iterator[str]:
+    """Say that no sink can tell the rows of a table apart, if that is so."""
+    if not shape.key:
+        yield (
+            f"{_where(route, shape)}: the table has no key: give it a primary key, "
+            "name its key in relay.rows.key_columns, or take the route out"
+        )
+
+
+def _where(route: Route, shape: RelationShape) -> str:
+    return f"{route.name} ({shape.name})"
 
 
 def _shape(route: Route, announced: RelationShape) -> RelationShape:
@@ -106,7 +120,7 @@ def _of_the_key(route: Route, routing: Routing, shape: RelationShape) -> Iterato
     for name in shape.key:
         if routing.name(name) is None:
             yield f"the column {name} of the key is left out"
-    if route.key and columns_of(route.key) != shape.key:
+    if route.key and shape.key and columns_of(route.key) != shape.key:
         listed = ":".join(f"{{{name}}}" for name in shape.key)
         yield f"key: name the key's columns once each, in key order: {listed}"
     kept = [column.name for column in routing.shape(shape).columns]

@@ -115,6 +115,7 @@ class Routing:
                 self._fields.get(name, column.type),
                 -1 if name in self._fields else column.typmod,
                 column.nullable,
+                column.is_object,
             )
             for column, name in named
             if name is not None

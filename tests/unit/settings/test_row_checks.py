@@ -1,0 +1,110 @@
+"""Row forms that a file's own sinks cannot read are mistakes of the file."""
+
+from pathlib import Path
+
+import pytest
+
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings import read
+
+TABLE = {"topic": "towpath.shop.orders", "name": "orders"}
+LOG = {"topic": "outbox.event.*", "name": "shop.events", "kind": "event_log"}
+CACHE = {"name": "cache", "kind": "cache", "url": "redis://x", "route": [TABLE]}
+LAKE = {
+    "name": "lake",
+    "kind": "warehouse",
+    "url": "postgresql://x",
+    "folder": "lake",
+    "route": [LOG],
+}
+
+
+def mistakes(relay: dict, *sinks: dict) -> tuple[str, ...]:
+    """List what is wrong with a file of such a relay and such sinks."""
+    document = {
+        "version": 1,
+        "source": [{"dsn": "x", "tables": ["shop.orders"]}],
+        "kafka": {"bootstrap_servers": "kafka:9092"},
+        "registry": {"url": "http://x"},
+        "relay": relay,
+        "sink": list(sinks),
+    }
+    try:
+        read(document, {}, Path("/"))
+    except ConfigurationError as error:
+        return tuple(error.mistakes)
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("key", "form", "cure"),
+    [
+        ("format", "json-schema", '"json"'),
+        ("format", "avro", '"json"'),
+        ("decimals", "precise", '"string"'),
+        ("decimals", "double", '"string"'),
+        ("times", "adaptive", '"iso"'),
+        ("times", "connect", '"iso"'),
+        ("intervals", "numeric", '"string"'),
+        ("binaries", "base64-url-safe", '"bytes" or "base64"'),
+        ("binaries", "hex", '"bytes" or "base64"'),
+        ("hstore", "map", '"json"'),
+        ("unknown_types", "bytes", '"text" or "omit"'),
+    ],
+)
+def test_a_form_that_sinks_cannot_read_is_a_mistake(key: str, form: str, cure: str):
+    """It is told with the sinks that would read it, and with what they can read."""
+    told = f'relay.rows.{key}: sinks of tables (cache) cannot read "{form}": set it to '
+
+    assert (told + cure,) == mistakes({"rows": {key: form}}, CACHE, LAKE)
+
+
+def test_all_forms_of_the_preset_are_told_at_once():
+    """What the file does not name is told with the preset that gives it."""
+    found = mistakes({"preset": "debezium", "rows": {"hstore": "map"}}, CACHE)
+    keys = ["format", "decimals", "times", "intervals", "hstore"]
+    gives = ', which relay.preset = "debezium" gives: set it to '
+
+    assert [f"relay.rows.{key}" for key in keys] == [m.split(":")[0] for m in found]
+    assert [True, True, True, True, False] == [gives in m for m in found]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"binaries": "base64", "unknown_types": "omit"},
+        {"placeholder": "__unavailable", "tombstones": False, "sanitize_names": True},
+        {"mask": [{"columns": ["shop.orders.name"], "form": "mask", "length": 3}]},
+    ],
+)
+def test_what_sinks_can_read_is_no_mistake(rows: dict):
+    """What is left out, renamed or masked is announced so, and read like any other."""
+    assert () == mistakes({"rows": rows}, CACHE)
+
+
+def test_a_preset_whose_forms_are_put_back_is_no_mistake():
+    """Only the forms count: the rest of an envelope is nothing to sinks."""
+    forms = {
+        "format": "json",
+        "decimals": "string",
+        "times": "iso",
+        "intervals": "string",
+    }
+
+    assert () == mistakes({"preset": "debezium", "rows": forms}, CACHE)
+
+
+@pytest.mark.parametrize("sinks", [(), (LAKE,)])
+def test_a_relay_without_sinks_of_tables_writes_any_form(sinks: tuple[dict, ...]):
+    """Events are no rows: their payload is never touched."""
+    rows = {"format": "avro", "times": "adaptive", "hstore": "map"}
+
+    assert () == mistakes({"rows": rows}, *sinks)
+    assert () == mistakes({"preset": "debezium"}, *sinks)
+
+
+def test_a_form_that_is_none_is_told_once():
+    """What is wrong with the key itself hides what it would contradict."""
+    (told,) = mistakes({"rows": {"format": "xml"}}, CACHE)
+
+    assert "sinks of tables" not in told

@@ -8,7 +8,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from support.lake import ROW, FaultySession, write
 from towpath.schemas.failure import UnavailableError
-from towpath.sinks.errors import TargetUnavailableError
+from towpath.sinks.errors import StatementRefusedError, TargetUnavailableError
 from towpath.sinks.warehouse.catalog import CATALOG, catalog_properties
 from towpath.sinks.warehouse.erasing import erase
 from towpath.sinks.warehouse.reader import WarehouseReader
@@ -118,6 +118,22 @@ def test_an_event_keeps_all_it_carried(warehouse):
     }
 
 
+def test_an_event_whose_time_has_no_room_keeps_the_rest(warehouse):
+    """The time is null, which is counted."""
+    told = write(
+        warehouse.sink(),
+        events=[warehouse.event(7)._replace(occurred_at="infinity")],
+    )
+    (row,) = warehouse.reader.rows(warehouse.events)
+
+    assert (1, 1, None, "7") == (
+        told.applied,
+        told.nulled,
+        row.fields["occurred_at"],
+        row.fields["aggregate_id"],
+    )
+
+
 @pytest.mark.parametrize(
     "begins", ["INSERT INTO", "SELECT snapshot_id", "CALL lake.system.fast_forward"]
 )
@@ -133,6 +149,28 @@ def test_a_first_append_whose_outcome_is_unknown_is_not_repeated(warehouse, begi
     read += warehouse.reader.rows(warehouse.events)
 
     assert 6 == len(read)
+
+
+def test_a_table_that_was_dropped_is_filled_again(warehouse, tmp_path):
+    """A sink that meets it fails; the next one asks for all rows before it writes."""
+    warehouse.known = tmp_path / "warehouse.json"
+    sink = warehouse.sink()
+    write(sink, [warehouse.change(8, n, {"note": "x"}) for n in (1, 2)])
+    write(warehouse.sink(), [warehouse.change(16, 2, {"note": "y"})])
+    asked = len(warehouse.repairs.asked)
+    warehouse.sql("DROP TABLE {t} PURGE")
+    with pytest.raises(StatementRefusedError):
+        write(sink, [warehouse.change(24, 1, {"note": "y"})])
+    write(warehouse.sink(), [warehouse.change(24, 1, {"note": "y"})])
+    warehouse.sink()
+    ((route, why),) = warehouse.repairs.asked
+
+    assert (0, {"1": "y"}, warehouse.orders, "not the one that was written") == (
+        asked,
+        warehouse.notes(),
+        route,
+        why.rpartition("is ")[2],
+    )
 
 
 def test_what_is_erased_is_gone_and_can_be_filled_again(warehouse):

@@ -1,5 +1,9 @@
 """The warehouse between batches: compacted, purged, and readable as it once was."""
 
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
 import pytest
 
 from support.lake import FaultySession, write
@@ -90,6 +94,24 @@ def test_files_and_versions_stay_few_over_many_batches(warehouse):
     assert (True, True) == (max(files) <= 8, min(files[-8:]) <= 2)
     # Six files take three batches, and what is a second old goes with the next upkeep.
     assert max(versions) <= 12
+
+
+def test_files_that_no_version_knows_go_once_they_are_old(warehouse):
+    """What a killed driver left is taken away; what is new or known stays."""
+    warehouse.set(compact_after_s=60)
+    sink = warehouse.sink()
+    write(sink, [warehouse.change(8, 1, {"note": "kept"})])
+    (file,) = warehouse.sql("SELECT file_path FROM {t}.files")
+    folder = Path(urlsplit(file["file_path"]).path).parent
+    old, new = folder / "old.parquet", folder / "new.parquet"
+    for stray in (old, new):
+        stray.write_bytes(b"left behind")
+    os.utime(old, (0, 0))
+    warehouse.clock.ahead_s += 61
+    write(sink, [warehouse.change(16, 2, {"note": "too"})])
+
+    assert {"1": "kept", "2": "too"} == warehouse.notes()
+    assert (False, True) == (old.exists(), new.exists())
 
 
 def _count(lent, what):

@@ -102,6 +102,77 @@ def test_a_value_that_does_not_fit_is_refused(name, value):
     assert f"the value of {name} does not fit" in reason
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("total", "NaN"),
+        ("at", "infinity"),
+        ("at", "-infinity"),
+        ("at", "0044-03-15T00:00:00.000000Z BC"),
+        ("local", "20260-01-01T00:00:00.000000"),
+        ("day", "0044-03-15 BC"),
+    ],
+)
+def test_what_no_warehouse_has_room_for_is_null_if_so_wished(name, value):
+    """
+    The rest of the row is as it was, and each such value is counted (B63, B64).
+    """
+    changes = [change({"n": 1, name: None}, key=6), change({"n": 2, name: value})]
+    laid = lay_out(TABLE, changes, nulls_unfit=True)
+
+    assert ((), {name: 1}, [1, 2], [None, None]) == (
+        laid.refused,
+        laid.nulled,
+        laid.rows.column("n").to_pylist(),
+        laid.rows.column(name).to_pylist(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("total", "1.005"), ("n", 2**31), ("n", "NaN"), ("at", "soon"), ("id", "NaN")],
+)
+def test_what_does_not_fit_otherwise_is_refused_even_so(name, value):
+    """Only what a source may rightly hold is made null; its neighbours are too."""
+    row = {"day": "infinity"} if name == "id" else {"day": "infinity", name: value}
+    key = value if name == "id" else 7
+    other = change({"day": "infinity"}, key=6)
+    laid = lay_out(TABLE, [other, change(row, key=key)], nulls_unfit=True)
+    ((refused, reason, _),) = laid.refused
+
+    assert ([(6,)], (key,), [None]) == (
+        [c.key for c in laid.changes],
+        refused.key,
+        laid.rows.column("day").to_pylist(),
+    )
+    assert f"the value of {name} does not fit" in reason
+    assert "unfit" not in reason
+
+
+def test_the_reason_names_the_cure():
+    """Who finds a row set aside for what no warehouse has room for reads of null."""
+    ((_, reason, _),) = lay_out(TABLE, [change({"at": "infinity"})]).refused
+
+    assert reason.endswith(
+        "at does not fit timestamp; "
+        "with warehouse.unfit = 'null' its row is written with null there"
+    )
+
+
+def test_the_key_is_never_made_null():
+    """A row whose key has no room is refused, whatever is wished."""
+    days = Column("day", "date"), Column("n", "integer")
+    table = current_state("shop.d", RelationShape("shop", "d", days, ("day",), "0"))
+    origin = Origin("t", 0, 0)
+    row = {"day": "infinity", "n": 1}
+    told = Change(
+        *("shop.d", ("infinity",), ("day",), POSITION, row), ALL_PRESENT, False, origin
+    )
+    laid = lay_out(table, [told], nulls_unfit=True)
+
+    assert (1, 0, {}) == (len(laid.refused), len(laid.rows), laid.nulled)
+
+
 def test_the_reason_does_not_tell_the_value():
     """What is logged about a row never holds its contents."""
     ((_, reason, _),) = lay_out(TABLE, [change({"total": "secret"})]).refused

@@ -1,13 +1,15 @@
 """The order of the warehouse's statements, told by an engine that only listens."""
 
 import json
+import re
 
 import pyarrow as pa
 import pytest
+import structlog
 
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UnavailableError
-from towpath.settings import Route, Sink, SinkKind
+from towpath.settings import Route, Sink, SinkKind, WarehouseOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.ports import Batch
 from towpath.sinks.relations import Column, RelationShape
@@ -29,6 +31,13 @@ class Engine:
         self.told = []
         self.commits = 0
         self.fails = None
+        self.is_there = False
+        self.properties = {"towpath.key": json.dumps(["id"])}
+
+    def drop(self):
+        """Forget the table, as if somebody had dropped it."""
+        self.commits = 0
+        self.is_there = False
 
     def sql(self, text):
         if self.fails and text.startswith(self.fails):
@@ -40,7 +49,12 @@ class Engine:
                 {"col_name": [*self.columns], "data_type": [*self.columns.values()]}
             )
         if text.startswith("SHOW TBLPROPERTIES"):
-            return pa.table({"key": ["towpath.key"], "value": [json.dumps(["id"])]})
+            keys, values = zip(*self.properties.items(), strict=True)
+            return pa.table({"key": keys, "value": values})
+        given = re.search("'towpath.id' = '(.+?)'", text)
+        if given and not (self.is_there and text.startswith("CREATE")):
+            self.properties["towpath.id"] = given[1]
+            self.is_there = True
         if text.startswith("SELECT snapshot_id"):
             return self._newest()
         if text.startswith(("INSERT", "MERGE")):
@@ -83,29 +97,50 @@ class Repairs:
 
     def __init__(self, told):
         self._told = told
+        self.is_away = False
+        self.can = True
 
     def ask_all(self, route, _why):
+        if self.is_away:
+            message = "no broker"
+            raise UnavailableError(message)
         self._told.append(f"ask {route}")
-        return True
+        return self.can
 
 
 class Rig:
-    """A warehouse sink on the engine."""
+    """A warehouse sink on the engine, with a file of its own."""
 
-    def __init__(self):
+    def __init__(self, known, **options):
+        self.known = known
         self.engine = Engine()
         self.relations = Relations()
         self.repairs = Repairs(self.engine.told)
         route = Route(topic="t", name="shop.orders")
-        described = Sink(
+        self._described = Sink(
             name="w",
             kind=SinkKind.WAREHOUSE,
             url="postgresql://db/w",
             folder="/data",
             route=(route,),
+            warehouse=WarehouseOptions(**options),
         )
-        self.sink = WarehouseSink(
-            described, self.relations, self.engine, self.repairs, SystemClock()
+        self.sink = self._new()
+
+    def start_again(self):
+        """Open another sink, as after a failure."""
+        self.sink = self._new()
+        self.sink.open()
+
+    def asked(self):
+        """Count how often all rows were asked for."""
+        return self.engine.told.count("ask shop.orders")
+
+    def _new(self):
+        return WarehouseSink(
+            *(self._described, self.relations, self.engine, self.repairs),
+            clock=SystemClock(),
+            known=self.known,
         )
 
     def write(self, *keys, **row):
@@ -128,9 +163,9 @@ class Rig:
 
 
 @pytest.fixture
-def rig():
+def rig(tmp_path):
     """Lend a sink that is open."""
-    made = Rig()
+    made = Rig(tmp_path / "warehouse.json")
     made.sink.open()
     return made
 
@@ -180,3 +215,77 @@ def test_a_commit_of_somebody_else_makes_all_keys_unknown(rig):
     rig.write(2)
 
     assert ["INSERT", "MERGE"] == rig.engine.begun()
+
+
+def test_the_rows_of_a_table_that_was_dropped_are_asked_for(rig):
+    """It is made anew empty at the next start: asked for once, then known again."""
+    rig.write(1)
+    rig.start_again()
+    before = rig.asked()
+    rig.engine.drop()
+    rig.start_again()
+    rig.start_again()
+
+    assert (0, 1) == (before, rig.asked())
+
+
+def test_a_dropped_table_is_not_known_again_before_its_rows_are_asked_for(rig):
+    """Who could not ask, or ends in between, asks at the next start."""
+    rig.engine.drop()
+    rig.repairs.is_away = True
+    with pytest.raises(UnavailableError, match="no broker"):
+        rig.start_again()
+    rig.repairs.is_away = False
+    rig.start_again()
+
+    assert 1 == rig.asked()
+
+
+def test_what_cannot_be_asked_for_is_told_and_goes_on(rig):
+    """A log's events cannot be read anew: that is an error in the log, told once."""
+    rig.engine.drop()
+    rig.repairs.can = False
+    with structlog.testing.capture_logs() as logs:
+        rig.start_again()
+        rig.start_again()
+
+    assert ["table lost rows that cannot be asked for"] == [
+        line["event"] for line in logs if line["log_level"] == "error"
+    ]
+
+
+def test_a_table_that_was_made_without_an_id_is_given_one(rig):
+    """What is unknown is taken as it is; from then on it is known like any other."""
+    rig.known.unlink()
+    rig.engine.properties.pop("towpath.id")
+    rig.start_again()
+    before = rig.asked()
+    rig.engine.drop()
+    rig.start_again()
+
+    assert (0, 1) == (before, rig.asked())
+
+
+@pytest.mark.parametrize(
+    ("unfit", "applied", "refused", "nulled", "told"),
+    [("reject", 0, 2, 0, 0), ("null", 2, 0, 2, 1)],
+)
+def test_what_has_no_room_goes_by_the_sinks_policy(
+    tmp_path, unfit, applied, refused, nulled, told
+):
+    """
+    Its row is refused, or it is made null: counted each time, logged once (B63).
+    """
+    rig = Rig(tmp_path / "warehouse.json", unfit=unfit)
+    rig.relations.columns = (COLUMNS[0], Column("day", "date"))
+    rig.engine.columns |= {"day": "date"}
+    rig.sink.open()
+    with structlog.testing.capture_logs() as logs:
+        found = [rig.write(key, day="infinity") for key in (1, 2)]
+
+    assert (applied, refused, nulled, told) == (
+        sum(each.applied for each in found),
+        sum(len(each.refused) for each in found),
+        sum(each.nulled for each in found),
+        sum(line["event"].startswith("null in") for line in logs),
+    )

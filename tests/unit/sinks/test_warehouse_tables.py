@@ -82,7 +82,7 @@ def test_a_table_is_created_with_its_key_and_its_guard():
     columns = (Column("order_id", "bigint"), Column("line_no", "integer"))
     source = shape(*columns, Column("note", "text"), key=("line_no", "order_id"))
     lines = current_state("shop.lines", source)
-    namespace, table = creation(lines, WarehouseOptions())
+    namespace, table = creation(lines, WarehouseOptions(), "1")
 
     assert namespace == "CREATE NAMESPACE IF NOT EXISTS lake.`shop`"
     assert table.partition("TBLPROPERTIES")[0] == (

@@ -141,7 +141,7 @@ def test_the_statements_name_the_table_as_the_procedures_take_it():
         f"CALL lake.system.expire_snapshots({table})",
         (
             f"CALL lake.system.remove_orphan_files({table},"
-            " older_than => timestamp '2026-01-02 03:04:05')"
+            " older_than => timestamp '2026-01-02 03:04:05', prefix_listing => true)"
         ),
     ]
 

@@ -41,6 +41,17 @@ class CatalogKind(enum.StrEnum):
     REST = "rest"
 
 
+class Unfit(enum.StrEnum):
+    """
+    What becomes of a value that Postgres has and the warehouse's type has not.
+
+    ``reject``: its row is set aside. ``null``: the row is written with null there.
+    """
+
+    REJECT = "reject"
+    NULL = "null"
+
+
 class PartitionField(NamedTuple):
     """One partition field; ``width`` is the number of buckets, or the length kept."""
 
@@ -98,6 +109,8 @@ class WarehouseOptions(Section):
     ``partition`` lists the partition fields of routes, by the route's name.
     ``fill_added_columns`` has all rows of a table read when it gains a column: the
     stream does not tell what a default, or the old name, has put into old rows.
+    ``unfit`` says what becomes of infinite times, years before the first or above 9999,
+    and ``NaN`` in a numeric of so many digits; never of a key's.
 
     A table is compacted after ``compact_after_files`` more files, or after
     ``compact_after_s`` if it has grown at all. Old versions are readable for
@@ -113,6 +126,7 @@ class WarehouseOptions(Section):
     properties: dict[CatalogProperty, str] = Field(default_factory=dict)
     partition: dict[str, tuple[PartitionText, ...]] = Field(default_factory=dict)
     fill_added_columns: bool = True
+    unfit: Unfit = Unfit.REJECT
     compact_after_files: int = Field(default=48, ge=2)
     compact_after_s: int = Field(default=3600, ge=1)
     history_s: int = Field(default=3600, ge=1)

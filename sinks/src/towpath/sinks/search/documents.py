@@ -24,7 +24,7 @@ from towpath.sinks.search.mapping import (
 )
 
 # Takes any JSON value, and looks into none.
-_UNSEARCHED: Final = {"type": "object", "enabled": False}
+UNSEARCHED: Final = {"type": "object", "enabled": False}
 
 _FIELD_OF_PRIMITIVE: Final[Mapping[str, Properties]] = MappingProxyType(
     {
@@ -79,10 +79,10 @@ def _record(schema: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 def _field(schema: Any, names: dict[str, Any]) -> Properties:  # noqa: ANN401 - any Avro
     if isinstance(schema, list):
         branches = [branch for branch in schema if branch != "null"]
-        return _field(branches[0], names) if len(branches) == 1 else _UNSEARCHED
+        return _field(branches[0], names) if len(branches) == 1 else UNSEARCHED
     if isinstance(schema, str):
         known = names.get(schema)
-        return known or _FIELD_OF_PRIMITIVE.get(schema, _UNSEARCHED)
+        return known or _FIELD_OF_PRIMITIVE.get(schema, UNSEARCHED)
     kind = schema["type"]
     if kind == "array":
         inner = _field(schema["items"], names)
@@ -92,7 +92,7 @@ def _field(schema: Any, names: dict[str, Any]) -> Properties:  # noqa: ANN401 - 
     if kind == "record":
         found = {"properties": _record(schema, names)}
     else:
-        found = _FIELD_OF_PRIMITIVE.get(kind, _UNSEARCHED)
+        found = _FIELD_OF_PRIMITIVE.get(kind, UNSEARCHED)
     if "name" in schema:
         # Another field of the same record may say it by its name alone.
         names[schema["name"]] = found
@@ -120,7 +120,7 @@ def _place(fields: dict[str, Any], path: Sequence[str], type_name: str) -> None:
     name = step.removesuffix(_LIST)
     if not rest:
         searched = field_of(type_name)
-        fields[name] = _UNSEARCHED if searched is STORED_ONLY else searched
+        fields[name] = UNSEARCHED if searched is STORED_ONLY else searched
         return
     inner = dict(fields.get(name, {}))
     below = {**inner.get("properties", {})}

@@ -1,9 +1,15 @@
-"""Takes away what a sink wrote into OpenSearch: its aliases and their indexes."""
+"""
+Takes away what a sink wrote into OpenSearch: its aliases and their indexes.
+
+An index is a sink's by its name and by its mappings: one that someone else has named
+likewise stays.
+"""
 
 import re
 
 from towpath.settings import Sink
 from towpath.sinks.search.client import connect, translated
+from towpath.sinks.search.mapping import is_own
 
 
 def erase(sink: Sink, _: str) -> None:
@@ -23,7 +29,8 @@ def erase(sink: Sink, _: str) -> None:
                     index=f"{route.name}-*",
                     params={"expand_wildcards": "all", "allow_no_indices": "true"},
                 )
-                for index in sorted(filter(ours.fullmatch, named)):
-                    client.indices.delete(index=index)
+                for index, told in sorted(named.items()):
+                    if ours.fullmatch(index) and is_own(told["mappings"]):
+                        client.indices.delete(index=index)
     finally:
         client.close()

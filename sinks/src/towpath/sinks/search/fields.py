@@ -7,7 +7,7 @@ from towpath.schemas.events import EventSchema
 from towpath.settings import Route, RouteKind
 from towpath.sinks.errors import KeylessTableError
 from towpath.sinks.ports import RelationSource
-from towpath.sinks.search.documents import document_fields
+from towpath.sinks.search.documents import UNSEARCHED, document_fields
 from towpath.sinks.search.mapping import Properties, field_of, with_own
 
 
@@ -64,7 +64,10 @@ class RouteFields:
         if not shape.key:
             message = f"{shape.name} has no primary key, so {route.name} stays empty"
             raise KeylessTableError(message)
-        columns = {column.name: field_of(column.type) for column in shape.columns}
+        columns = {
+            column.name: UNSEARCHED if column.is_object else field_of(column.type)
+            for column in shape.columns
+        }
         return Described(f"the table {shape.name}", with_own(columns))
 
     def refresh(self) -> None:

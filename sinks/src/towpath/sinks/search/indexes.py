@@ -33,11 +33,11 @@ from towpath.sinks.search.fields import Described, FieldSource
 from towpath.sinks.search.known import KnownIndexes, Watch
 from towpath.sinks.search.mapping import (
     FLOOR_MEMO,
-    POSITION_FIELD,
     alias_body,
     field_at,
     index_body,
     index_name,
+    is_own,
     next_alias,
     pieces,
     replication,
@@ -196,12 +196,10 @@ class Indexes:
         """Give an index what it lacks, and return its mapping of before."""
         found: dict[str, Any]
         found = self._client.indices.get_mapping(index=index)[index]["mappings"]
-        present = found.get("properties", {})
-        own = present.get(POSITION_FIELD, {}).get("type")
-        if found.get("dynamic") != "strict" or own != "keyword":
+        if not is_own(found):
             message = f"no sink has made the index {index}"
             raise ForeignIndexError(message)
-        self._widen(index, described, present)
+        self._widen(index, described, found["properties"])
         body = {"index": replication(self._options)}
         self._client.indices.put_settings(index=index, body=body)
         return found

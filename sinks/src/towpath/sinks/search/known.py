@@ -12,15 +12,13 @@ ends in between asks once more, or has asked. An index that the file does not kn
 taken as it is.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
 import structlog
 
+from towpath.sinks.known_ids import KnownIds
 from towpath.sinks.ports import Repairs
-from towpath.sinks.progress import replace_file
 from towpath.sinks.search.aliases import Standing
 
 _log = structlog.get_logger("towpath.sinks.search")
@@ -46,23 +44,15 @@ class KnownIndexes:
     def __init__(self, watch: Watch | None) -> None:
         """Describe where they are kept; without that, for as long as we run."""
         self._watch = watch
-        self._ids: Mapping[str, str] = {}
+        self._ids = KnownIds(watch.file if watch else None)
 
     def recall(self) -> None:
         """Read what was known."""
-        if self._watch is None:
-            return
-        try:
-            self._ids = orjson.loads(self._watch.file.read_bytes())
-        except FileNotFoundError:
-            self._ids = {}
-        except orjson.JSONDecodeError:
-            _log.warning("what was known of the indexes cannot be read: beginning anew")
-            self._ids = {}
+        self._ids.recall()
 
     def loss(self, route: str, found: Standing | None) -> str | None:
         """Say why the index of a route cannot hold what was written, if so."""
-        known = self._ids.get(route)
+        known = self._ids.of(route)
         if known is None:
             return None
         if found is None:
@@ -81,14 +71,8 @@ class KnownIndexes:
         watch = self._watch
         is_asked = watch is not None and watch.repairs.ask_all(route, why)
         _log.warning("index lost rows", route=route, why=why, asked_for_rows=is_asked)
-        self._keep({name: id_ for name, id_ in self._ids.items() if name != route})
+        self._ids.forget(route)
 
     def learn(self, route: str, found: Standing) -> None:
         """Know an index from now on."""
-        if self._ids.get(route) != found.id:
-            self._keep({**self._ids, route: found.id})
-
-    def _keep(self, ids: Mapping[str, str]) -> None:
-        if self._watch is not None:
-            replace_file(self._watch.file, orjson.dumps(ids))
-        self._ids = ids
+        self._ids.learn(route, found.id)

@@ -122,6 +122,12 @@ def index_body(
     return {"settings": {"index": index}, "mappings": mappings}
 
 
+def is_own(mappings: Mapping[str, Any]) -> bool:
+    """Tell whether a sink has made an index, by its mappings."""
+    position = mappings.get("properties", {}).get(POSITION_FIELD, {})
+    return (mappings.get("dynamic"), position.get("type")) == ("strict", "keyword")
+
+
 def interval(time_ms: int) -> str:
     """Write a time as an index keeps it."""
     return f"{time_ms}ms"

@@ -23,6 +23,7 @@ from towpath.sinks.warehouse.tables import (
 
 KEY_PROPERTY: Final = "towpath.key"
 FLOOR_PROPERTY: Final = "towpath.floor"
+ID_PROPERTY: Final = "towpath.id"
 
 # Merge-on-read writes what changed and a list of what it replaces, instead of whole
 # files. One such list per commit (not per file replaced) keeps a commit near a second
@@ -59,9 +60,14 @@ def properties_of(table: LakeTable, options: WarehouseOptions) -> dict[str, str]
     }
 
 
-def creation(table: LakeTable, options: WarehouseOptions) -> list[str]:
+def creation(table: LakeTable, options: WarehouseOptions, id_: str) -> list[str]:
     """
     Return the statements that create a table; safe to repeat.
+
+    Args:
+        table: What is wanted.
+        options: Its properties.
+        id_: What tells it from another table of that name.
 
     Raises:
         PartitionFieldError: It cannot be split as it is configured.
@@ -69,6 +75,7 @@ def creation(table: LakeTable, options: WarehouseOptions) -> list[str]:
     properties = {
         **properties_of(table, options),
         KEY_PROPERTY: key_property(table),
+        ID_PROPERTY: id_,
     }
     listed = ",\n  ".join(f"{literal(k)} = {literal(v)}" for k, v in properties.items())
     columns = ",\n  ".join(c.declaration for c in table.columns)
@@ -107,8 +114,12 @@ def key_property(table: LakeTable) -> str:
 
 def floor_property(name: LakeName, floor: str) -> str:
     """Return the statement that makes the table remember a floor."""
-    pair = f"{literal(FLOOR_PROPERTY)} = {literal(floor)}"
-    return f"ALTER TABLE {name.sql} SET TBLPROPERTIES ({pair})"
+    return _property(name, FLOOR_PROPERTY, floor)
+
+
+def id_property(name: LakeName, id_: str) -> str:
+    """Return the statement that gives an id to a table that was made without one."""
+    return _property(name, ID_PROPERTY, id_)
 
 
 def live_view(table: LakeTable) -> str:
@@ -160,6 +171,11 @@ def widens(found: str, wanted: str) -> bool:
     if narrow is None or wide is None:
         return False
     return narrow[0] < wide[0] and narrow[1] == wide[1]
+
+
+def _property(name: LakeName, key: str, value: str) -> str:
+    pair = f"{literal(key)} = {literal(value)}"
+    return f"ALTER TABLE {name.sql} SET TBLPROPERTIES ({pair})"
 
 
 def _decimal(ddl: str) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ Make a table exist and fit, and look at what its newest commit did.
 Everything is safe to repeat, and to be interrupted at any statement.
 """
 
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,9 +14,11 @@ from towpath.settings.warehouse import parse_partition
 from towpath.sinks.ports import SqlSession
 from towpath.sinks.warehouse.ddl import (
     FLOOR_PROPERTY,
+    ID_PROPERTY,
     KEY_PROPERTY,
     creation,
     evolution,
+    id_property,
     identifier_fields,
     key_property,
     settled,
@@ -56,6 +59,11 @@ class Found(NamedTuple):
         """The floor that the table remembers, if it has one."""
         return self.properties.get(FLOOR_PROPERTY)
 
+    @property
+    def id(self) -> str:
+        """What tells it from another table of its name."""
+        return self.properties[ID_PROPERTY]
+
 
 def ensure(
     session: SqlSession,
@@ -80,10 +88,14 @@ def ensure(
         ForeignTableError: It exists with another key or with columns that do not fit.
         PartitionFieldError: It cannot be split as it is configured.
     """
-    for statement in creation(table, options):
+    new_id = uuid.uuid4().hex
+    for statement in creation(table, options, new_id):
         session.sql(statement)
     found = look(session, table.name)
     _check_key(table, found)
+    if ID_PROPERTY not in found.properties:
+        session.sql(id_property(table.name, new_id))
+        found = found._replace(properties={**found.properties, ID_PROPERTY: new_id})
     whole = replace(
         table,
         columns=tuple(_as_wide(column, found) for column in table.columns),

@@ -33,10 +33,10 @@ def without_absent(session: SqlSession, table: LakeTable, laid: Laid) -> Laid:
     if not absent:
         return laid
     places = range(len(laid.changes))
-    return Laid(
-        laid.rows.filter(pa.array([n not in absent for n in places], pa.bool_())),
-        tuple(laid.changes[n] for n in places if n not in absent),
-        (
+    return laid._replace(
+        rows=laid.rows.filter(pa.array([n not in absent for n in places], pa.bool_())),
+        changes=tuple(laid.changes[n] for n in places if n not in absent),
+        refused=(
             *laid.refused,
             *(Refusal(laid.changes[n], ABSENT_ROW, asks=True) for n in sorted(absent)),
         ),

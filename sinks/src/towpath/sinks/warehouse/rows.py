@@ -2,21 +2,24 @@
 Changes and events as Arrow, column by column. Pure.
 
 Values come as records carry them: integers and floats as numbers, everything else as
-text. What does not fit its column is refused with the column's name, never rounded,
-cut or nulled.
+text. What does not fit its column is refused with the column's name, never rounded or
+cut, and made null only if it is asked for, of the values that ``unfit`` names.
 
 Hot path: one list and one conversion per column; rows are looked at one by one only
 when a column did not fit.
 """
 
 import base64
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from towpath.sinks.change import Change, EventRow, Refusal, Value
+from towpath.sinks.unfit import is_no_instant, is_no_number
 from towpath.sinks.values import text_of
 from towpath.sinks.warehouse.tables import (
     IS_DELETED,
@@ -31,13 +34,24 @@ from towpath.sinks.warehouse.tables import (
 # What Arrow and the conversions below raise for a value that does not fit.
 _MISFIT = (ValueError, TypeError, OverflowError)
 
+_CURE: Final = "; with warehouse.unfit = 'null' its row is written with null there"
+
 
 class Laid(NamedTuple):
-    """A batch laid out for a table, and what did not fit."""
+    """
+    A batch laid out for a table.
+
+    Attributes:
+        rows: What is to be written.
+        changes: Where it comes from, row by row.
+        refused: What did not fit.
+        nulled: How many values were made null, by their column.
+    """
 
     rows: pa.Table
     changes: tuple[Change, ...]
     refused: tuple[Refusal, ...]
+    nulled: Mapping[str, int] = MappingProxyType({})
 
 
 class LaidEvents(NamedTuple):
@@ -49,7 +63,11 @@ class LaidEvents(NamedTuple):
 
 
 def lay_out(
-    table: LakeTable, changes: Sequence[Change], retained: frozenset[str] = frozenset()
+    table: LakeTable,
+    changes: Sequence[Change],
+    retained: frozenset[str] = frozenset(),
+    *,
+    nulls_unfit: bool = False,
 ) -> Laid:
     """
     Lay out changes; a column that the table lacks is left out.
@@ -58,19 +76,16 @@ def lay_out(
         table: Where they go.
         changes: At most one per key.
         retained: Columns that the source has dropped: a row without one keeps it.
+        nulls_unfit: Whether what no warehouse has room for becomes null.
     """
     try:
         return Laid(_whole(table, changes, retained), tuple(changes), ())
     except _MISFIT:
-        fitting, refused = [], []
-        for change in changes:
-            reason = _misfit(table, change)
-            if reason is None:
-                fitting.append(change)
-            else:
-                refused.append(Refusal(change, reason))
-        rows = _whole(table, fitting, retained)
-        return Laid(rows, tuple(fitting), tuple(refused))
+        if not nulls_unfit:
+            return _fitting(table, changes, retained)
+        nulled: Counter[str] = Counter()
+        cleared = [_without_unfit(table, change, nulled) for change in changes]
+        return lay_out(table, cleared, retained)._replace(nulled=nulled)
 
 
 def lay_out_keys(table: LakeTable, changes: Sequence[Change]) -> pa.Table:
@@ -153,6 +168,45 @@ def _whole(
     return laid
 
 
+def _fitting(
+    table: LakeTable, changes: Sequence[Change], retained: frozenset[str]
+) -> Laid:
+    """Lay out what fits, and refuse the rest."""
+    fitting, refused = [], []
+    for change in changes:
+        reason = _misfit(table, change)
+        if reason is None:
+            fitting.append(change)
+        else:
+            refused.append(Refusal(change, reason))
+    rows = _whole(table, fitting, retained)
+    return Laid(rows, tuple(fitting), tuple(refused))
+
+
+def _without_unfit(table: LakeTable, change: Change, nulled: Counter[str]) -> Change:
+    """Make null what no warehouse has room for, and count it by its column."""
+    row = change.row or {}
+    unfit = [
+        column.name
+        for column in table.columns
+        if _is_unfit(column, row.get(column.name))
+    ]
+    nulled.update(unfit)
+    if not unfit:
+        return change
+    return change._replace(row={**row, **dict.fromkeys(unfit)})
+
+
+def _is_unfit(column: LakeColumn, value: Value) -> bool:
+    """Tell whether no warehouse has room for a value, and its row can do without."""
+    kind = column.type.arrow
+    if column.is_key:
+        return False
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return is_no_instant(value)
+    return pa.types.is_decimal(kind) and is_no_number(value)
+
+
 def _fields(change: Change) -> Any:  # noqa: ANN401 - a row's mapping
     """Return the row; of a delete, its key."""
     if change.row is None:
@@ -166,7 +220,9 @@ def _misfit(table: LakeTable, change: Change) -> str | None:
         try:
             _array(column, [fields.get(column.name)])
         except _MISFIT:
-            return f"the value of {column.name} does not fit {column.type.ddl}"
+            reason = f"the value of {column.name} does not fit {column.type.ddl}"
+            is_unfit = _is_unfit(column, fields.get(column.name))
+            return reason + (_CURE if is_unfit else "")
     return None
 
 

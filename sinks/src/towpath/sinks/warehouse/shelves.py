@@ -27,6 +27,7 @@ from towpath.sinks.warehouse.errors import (
     PartitionFieldError,
     ReservedColumnError,
 )
+from towpath.sinks.warehouse.losses import Losses
 from towpath.sinks.warehouse.opening import Found, ensure
 from towpath.sinks.warehouse.tables import LakeTable, current_state, event_log
 
@@ -45,8 +46,10 @@ class Shelves:
         relations: RelationSource,
         session: SqlSession,
         repairs: Repairs | None,
+        losses: Losses,
         branch: str,
     ) -> None:
+        self._losses = losses
         self._branch = branch
         self._options = sink.warehouse
         self._routes = {route.name: route for route in sink.route}
@@ -120,6 +123,7 @@ class Shelves:
             self._ask(route, columns)
 
         opened = ensure(self._session, table, self._options, before_gain)
+        self._losses.look(route.name, opened[1].id)
         if route.kind is not RouteKind.EVENT_LOG:
             self._session.sql(live_view(table))
         return opened

@@ -8,9 +8,10 @@ how rows are written is in ``writing``.
 
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 import structlog
 
 from towpath.schemas.clock import Clock, SystemClock
-from towpath.settings import RouteKind, Sink
+from towpath.settings import RouteKind, Sink, Unfit
 from towpath.sinks.change import Change, EventRow, Refusal
 from towpath.sinks.columns import Columns
 from towpath.sinks.errors import ShapeUnknownError, StatementRefusedError
@@ -33,6 +34,7 @@ from towpath.sinks.ports import (
 from towpath.sinks.tally import Tally
 from towpath.sinks.warehouse import bulk, merge, rows
 from towpath.sinks.warehouse.ddl import floor_property
+from towpath.sinks.warehouse.losses import Losses
 from towpath.sinks.warehouse.partial import without_absent
 from towpath.sinks.warehouse.shelves import UNFIT, Shelves
 from towpath.sinks.warehouse.tables import POSITION, LakeTable, lake_name
@@ -55,6 +57,7 @@ class WarehouseSink:
         session: SqlSession,
         repairs: Repairs | None = None,
         clock: Clock | None = None,
+        known: Path | None = None,
     ) -> None:
         """
         Describe the warehouse; nothing is opened yet.
@@ -63,23 +66,30 @@ class WarehouseSink:
             sink: Its routes; the session already knows its catalog (``catalog_conf``).
             relations: The shapes of the routes' tables.
             session: The engine that writes. It belongs to the caller.
-            repairs: Has tables read anew that gain a column; without it, old rows keep
-                null there.
+            repairs: Has tables read anew that gain a column, or were lost; without it,
+                old rows keep null there, or stay away.
             clock: For upkeep by age; left out, the machine's.
+            known: Where to keep what is known of the tables, in the sink's own folder.
         """
         self._kinds = {route.name: route.kind for route in sink.route}
         self._session = session
         # Nobody else's: who is taken for dead must not write to another's.
         branch = f"towpath_{uuid.uuid4().hex}"
-        self._shelves = Shelves(sink, relations, session, repairs, branch)
+        self._losses = Losses(known, repairs)
+        self._shelves = Shelves(
+            *(sink, relations, session, repairs), losses=self._losses, branch=branch
+        )
         self._upkeep = Upkeep(sink.warehouse, clock or SystemClock())
         self._writer = Writer(session, sink.warehouse, self._upkeep, branch)
+        self._nulls_unfit = sink.warehouse.unfit is Unfit.NULL
         self._left_out: set[tuple[str, str]] = set()
+        self._nulled: set[tuple[str, str]] = set()
         self._floors = Floors()
         self._tally = Tally()
 
     def open(self) -> None:
         self._shelves.check()
+        self._losses.recall()
         for name in self._kinds:
             try:
                 self._fitting_table(name)
@@ -151,9 +161,10 @@ class WarehouseSink:
             tally.refused += [Refusal(change, reason) for change in changes]
             return
         table, retained = self._with_retained(name, table, changes)
-        laid = rows.lay_out(table, changes, retained)
+        laid = rows.lay_out(table, changes, retained, nulls_unfit=self._nulls_unfit)
         laid = without_absent(self._session, table, laid)
         tally.refused += laid.refused
+        self._tell_nulled(name, laid.nulled, tally)
         if laid.changes:
             kept = retained.union(*(change.unchanged for change in laid.changes))
             guarded = partial(_upsert_statement, table, kept)
@@ -195,6 +206,7 @@ class WarehouseSink:
             tally.refused_events |= {event.origin: reason for event in events}
             return
         laid = rows.lay_out_events(table, events)
+        tally.nulled += laid.untimed
         if laid.untimed:
             _log.warning(
                 "the warehouse cannot hold the time of some events",
@@ -205,6 +217,18 @@ class WarehouseSink:
         applied = self._writer.write(Rows(table, laid.rows, lambda _: statement))
         tally.applied += applied
         tally.stale += len(events) - applied
+
+    def _tell_nulled(self, route: str, nulled: Mapping[str, int], tally: Tally) -> None:
+        """Count what was made null, and say once that a column has such values."""
+        tally.nulled += sum(nulled.values())
+        for name, count in nulled.items():
+            if count and (route, name) not in self._nulled:
+                self._nulled.add((route, name))
+                _log.warning(
+                    "null in the warehouse: its type has no room for the value",
+                    route=route,
+                    column=name,
+                )
 
     def _tell_left_out(self, route: str, names: Iterable[str]) -> None:
         """Say once that an older record has a column which the table never had."""

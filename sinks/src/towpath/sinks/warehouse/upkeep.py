@@ -136,7 +136,8 @@ def statements(task: Task) -> list[str]:
     if task.orphans_before is not None:
         before = f"timestamp '{task.orphans_before:%Y-%m-%d %H:%M:%S}'"
         told.append(
+            # Listed by the catalog's own means: an object store has no other.
             f"CALL {CATALOG}.system.remove_orphan_files({table},"
-            f" older_than => {before})"
+            f" older_than => {before}, prefix_listing => true)"
         )
     return told

@@ -1,0 +1,51 @@
+"""What a warehouse has no room for, from the source to the verifier."""
+
+import pytest
+
+from support.verified import VerifiedRig
+from towpath.settings import load
+from towpath.sinks.warehouse.reader import WarehouseReader
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def rig(stack, database, unique, tmp_path, lake):
+    """Lend a warehouse that makes null what it has no room for, with such rows."""
+    described, session = lake
+    stack.up("postgres", "kafka")
+    made = VerifiedRig(database, stack.kafka, unique, tmp_path)
+    columns = "id int primary key, until timestamptz, day date, total numeric(12, 2)"
+    made.prepare(
+        f'kind = "warehouse"\nurl = "{described.url}"\nfolder = "{described.folder}"\n'
+        'warehouse.unfit = "null"\n',
+        {"a": columns},
+        f"{unique}.",
+    )
+    made.execute("insert into s.a values (1, 'infinity', '0044-03-15 BC', 'NaN')")
+    try:
+        with made.followed(session):
+            yield made
+    finally:
+        made.close()
+
+
+def test_what_has_no_room_is_null_and_verified_as_such(rig, unique, capsys):
+    """
+    Rows keep all else that they hold, filled or streamed; nothing is set aside (B63).
+    """
+    rig.execute("insert into s.a values (2, '20260-01-01Z', '-infinity', 1.50)")
+    rig.catch_up()
+    rig.wait_for(lambda: not rig.is_behind())
+    (sink,) = load(rig.config, {}).sink
+    reader = WarehouseReader(sink)
+    held = {row.key: dict(row.fields) for row in reader.rows(f"{unique}.a")}
+    reader.close()
+    code, _ = rig.verify(capsys)
+    nothing = {"until": None, "day": None}
+
+    assert (0, {"1": None, "2": "1.50"}) == (
+        code,
+        {key: row.pop("total") for key, row in held.items()},
+    )
+    assert {"1": {"id": 1, **nothing}, "2": {"id": 2, **nothing}} == held

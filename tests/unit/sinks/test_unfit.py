@@ -1,0 +1,76 @@
+"""What no warehouse has room for, and how the verifier takes it."""
+
+import pytest
+
+from towpath.sinks.unfit import is_no_instant, is_no_number
+from towpath.sinks.verify.canonical import canonical_of
+from towpath.sinks.verify.forms import RowForm
+from towpath.sinks.verify.table import SourceColumn, SourceTable
+
+INSTANT = "timestamp with time zone"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("infinity", True),
+        ("-infinity", True),
+        ("0044-03-15 BC", True),
+        ("0044-03-15T10:00:00.000000Z BC", True),
+        ("20260-01-01", True),
+        ("0001-01-01", False),
+        ("9999-12-31T23:59:59.999999Z", False),
+        ("soon", False),
+        (None, False),
+        (7, False),
+    ],
+)
+def test_an_instant_is_of_the_years_1_to_9999(value, expected):
+    """Whatever else is written where a time should be is another mistake."""
+    assert is_no_instant(value) is expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("NaN", True), ("1.50", False), (None, False)]
+)
+def test_a_numeric_may_be_no_number(value, expected):
+    """It has no digits then."""
+    assert is_no_number(value) is expected
+
+
+@pytest.mark.parametrize(
+    ("type_name", "value", "stays"),
+    [
+        ("date", "infinity", "2026-01-01"),
+        (INSTANT, "infinity", "2026-01-01T00:00:00.000000Z"),
+        ("numeric", "NaN", "1.50"),
+        ("numeric", None, "1.50"),
+    ],
+)
+def test_what_is_made_null_compares_as_null(type_name, value, stays):
+    """So it does on both sides, and nothing else does."""
+    form = canonical_of(type_name, nulls_unfit=True)
+
+    assert (None, stays) == (form(value), form(stays))
+
+
+def test_a_text_is_what_it_says_and_so_is_a_double():
+    """Words that would be no time are values of other types."""
+    text, double = (
+        canonical_of(name, nulls_unfit=True) for name in ("text", "double precision")
+    )
+
+    assert ("infinity", "NaN", "nan") == (text("infinity"), text("NaN"), double("NaN"))
+
+
+def test_a_row_is_compared_as_the_policy_has_it():
+    """Unless the sink makes them null, such values are compared like any other."""
+    columns = (SourceColumn("id", "bigint"), SourceColumn("until", INSTANT))
+    table = SourceTable("shop", "t", columns, ("id",))
+    rows = [("1", "infinity")]
+    kept, nulled = (
+        RowForm(table, nulls_unfit=nulls).source_rows(rows)[0].texts
+        for nulls in (False, True)
+    )
+
+    assert (["1", "infinity"], ["1", None]) == (list(kept), list(nulled))

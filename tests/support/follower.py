@@ -85,6 +85,7 @@ class Follower:
         folded = newest_per_key(decoded.changes, decoded.floors)
         changes = tuple(self.tamper(folded.changes))
         self._target.apply(Batch(0, changes, (), tuple(decoded.floors)))
+        self._target.apply(Batch(0, folded.after))
         self._target.flush()
         for each in messages:
             topic = self._applied.setdefault(str(each.topic()), {})

@@ -112,6 +112,7 @@ class Lake:
         self.session = session
         self.relations = Relations()
         self.repairs = Repairs()
+        self.known = None
         self.clock = TurnedClock()
         self.reader = WarehouseReader(self.described)
         self.set(**options)
@@ -129,6 +130,7 @@ class Lake:
             session or self.session,
             self.repairs,
             self.clock,
+            self.known,
         )
         opened.open()
         return opened

@@ -1,5 +1,7 @@
 """Dead letters in memory, and what a batch writer has at hand beside its sink."""
 
+from pathlib import Path
+
 from towpath.sinks.dead_letters.letter import (
     Letter,
     Order,
@@ -10,6 +12,7 @@ from towpath.sinks.dead_letters.letter import (
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.jobs.batch import Desk
+from towpath.sinks.jobs.owed import Owed, read_rows
 from towpath.sinks.jobs.safe import SafePosition
 
 
@@ -115,9 +118,38 @@ class Still:
         return 0.0
 
 
-def desk_of(letters, *, parked=None, repairs=None):
+class InMind(Owed):
+    """
+    What is owed, in the test's own memory: what is in ``file`` survives a death.
+
+    ``routes`` are those that lack rows.
+    """
+
+    def __init__(self, file=None, clock=None):
+        self.file = {} if file is None else file
+        self.routes = set()
+        super().__init__(Path("nowhere"), "cache", ["orders"], clock or Still())
+
+    def lacking(self):
+        return frozenset(self.routes)
+
+    def again(self):
+        """Begin anew, as after a death."""
+        found = InMind(self.file, self._clock)
+        found.routes = self.routes
+        return found
+
+    def _read(self):
+        return read_rows(self.file["it"], 0.0) if self.file else {}
+
+    def _keep(self, content):
+        self.file["it"] = content
+
+
+def desk_of(letters, *, parked=None, repairs=None, owed=None):
     """Put a desk together; by default nobody can be asked for rows."""
     return Desk(
+        owed=InMind() if owed is None else owed,
         letters=letters,
         parked=ParkedKeys() if parked is None else parked,
         sweeps=AtOnce(),

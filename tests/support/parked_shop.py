@@ -2,7 +2,7 @@
 
 import orjson
 
-from support.letters import Asked, Letters, desk_of
+from support.letters import Asked, InMind, Letters, desk_of
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.dead_letters.book import Book
@@ -54,18 +54,26 @@ class Choosy(MemorySink):
 class Shop:
     """A sink, its dead letters, and writers that may crash and begin anew."""
 
-    def __init__(self, *, can_ask=False):
+    def __init__(self, *, can_ask=False, owed=None):
         self.sink = Choosy()
         self.letters = Letters()
         self.repairs = Asked(can=can_ask)
         self.parked = ParkedKeys()
+        self.owed = InMind() if owed is None else owed
         self.begin()
 
     def begin(self):
         """Start as a driver does: all that is known comes from the topic."""
         self.parked = ParkedKeys()
         self.parked.recall(self.letters.entries())
-        desk = desk_of(self.letters, parked=self.parked, repairs=self.repairs)
+        if isinstance(self.owed, InMind):
+            self.owed = self.owed.again()
+        desk = desk_of(
+            self.letters,
+            parked=self.parked,
+            repairs=self.repairs,
+            owed=self.owed,
+        )
         self.writer = BatchWriter(ROUTES, self.sink, desk)
         self.orders = Orders(self.writer, self.letters, self.parked, self.repairs)
         self.orders.recall(Book(frozenset()).read(self.letters.entries()))

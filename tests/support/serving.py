@@ -14,12 +14,14 @@ from pathlib import Path
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from support.waiting import CLOCK
 from towpath.deploy import java
 from towpath.deploy.jars import store
 from towpath.settings import load
-from towpath.sinks import __main__ as sinks
+from towpath.sinks import declare
 from towpath.sinks.cache.reader import CacheReader
 from towpath.sinks.change import Origin
+from towpath.sinks.kafka import Topics
 from towpath.sinks.progress import progress_path, read_progress
 from towpath.sinks.search.reader import SearchReader
 
@@ -108,8 +110,9 @@ class Place:
 
     def wait_applied(self, sink):
         """Wait until a sink has applied all there is."""
-        ends = sinks.sink_ends(self.config, sink)
-        sinks.wait_applied(self.config, sink, ends, PATIENCE_S)
+        settings = self.settings
+        ends = declare.sink_ends(settings, sink, Topics(self.stack.kafka))
+        declare.wait_applied(settings, sink, ends, CLOCK, PATIENCE_S)
 
     def cached(self, sink="cache"):
         """Read the cache: position and fields of live rows, position of the others."""

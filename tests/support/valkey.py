@@ -45,6 +45,13 @@ class Valkey:
             self._process.wait()
             self._process = None
 
+    def cut_short(self, size_bytes: int) -> None:
+        """Kill it, take from its file what lies behind a size, and start it again."""
+        self.kill()
+        with self.file.open("rb+") as file:
+            file.truncate(size_bytes)
+        self.start()
+
     @property
     def file(self) -> Path:
         """The file that it appends to."""

@@ -15,7 +15,7 @@ from towpath.schemas.backoff import Backoff
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.declare import records_between
-from towpath.sinks.jobs import topic_ids
+from towpath.sinks.jobs import partition_counts, topic_ids
 from towpath.sinks.jobs.checkpoint import drop_checkpoint
 from towpath.sinks.jobs.query import QueryPlan
 from towpath.sinks.jobs.recovery import RECOVERIES_FILE
@@ -23,7 +23,7 @@ from towpath.sinks.jobs.report import Report
 from towpath.sinks.jobs.supervisor import Parts, Supervisor
 from towpath.sinks.kafka import Topics
 from towpath.sinks.memory import MemorySink
-from towpath.sinks.progress import replace_file
+from towpath.sinks.progress import progress_path, read_progress, replace_file
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -107,6 +107,13 @@ class Place:
         self.admin.create_topics([NewTopic(self.topic, 2, 1)])[self.topic].result()
         self.forget()
 
+    def grow(self, count):
+        """Have the topic so many partitions."""
+        wanted = NewPartitions(self.topic, count)
+        self.admin.create_partitions([wanted])[self.topic].result()
+        until(lambda: len(self.ends()[self.topic]) == count, "the partitions are there")
+        self.forget()
+
     def forget(self):
         """Know nothing any more of the topic as it was."""
         self._producer = Producer(self._servers)
@@ -157,6 +164,11 @@ class Place:
         return sorted(self.sink.rows["orders"], key=int)
 
     @property
+    def progress_path(self):
+        """Return the file of the sink's progress."""
+        return progress_path(self.plan.state_folder, "cache")
+
+    @property
     def outcomes(self):
         """Return what was found wrong, in the order it was."""
         path = self.plan.checkpoint.parent / RECOVERIES_FILE
@@ -202,25 +214,43 @@ def test_records_that_retention_took_unread_are_asked_for(place):
     kept = place.put(3, partition=0)
     rows = place.run()
 
-    assert ((set(), True), ["retention_passed"], ["orders"]) == (
+    # What was read before is not read again: 20, and then 4 and 3.
+    assert ((set(), True), ["retention_passed"], ["orders"], 27) == (
         (set(lost) & set(rows), set(kept) <= set(rows)),
         place.outcomes,
         [route for route, _ in place.repairs.routes],
+        read_progress(place.progress_path, "cache").records,
     )
 
 
 def test_partitions_that_are_added_are_read(place):
-    """From their first record on, and nobody has to be asked."""
-    grown = NewPartitions(place.topic, 4)
-    place.admin.create_partitions([grown])[place.topic].result()
-    until(lambda: len(place.ends()[place.topic]) == 4, "the partitions are there")
-    place.forget()
+    """From their first record on; keys have moved, so their rows are asked for."""
+    place.grow(4)
     added = place.put(5, partition=3)
 
-    assert (set(added), [], []) == (
+    assert (set(added), ["partitions_added"], ["orders"], 25) == (
         set(added) & set(place.run()),
         place.outcomes,
-        place.repairs.routes,
+        [route for route, _ in place.repairs.routes],
+        read_progress(place.progress_path, "cache").records,
+    )
+
+
+def test_partitions_that_are_added_to_a_running_query_are_noticed(place, monkeypatch):
+    """Once, though the query starts again, which reads nothing twice."""
+    monkeypatch.setattr(partition_counts, "LOOK_EVERY_S", 0.1)
+    with place.running():
+        place.grow(3)
+        added = set(place.put(5, partition=2))
+        until(lambda: place.outcomes, "the partition is noticed")
+        rows = place.sink.rows["orders"]
+        until(lambda: added <= rows.keys(), "the new records are applied")
+    place.run()
+
+    assert (["partitions_added"], ["orders"], 25) == (
+        place.outcomes,
+        [route for route, _ in place.repairs.routes],
+        read_progress(place.progress_path, "cache").records,
     )
 
 

@@ -5,6 +5,7 @@ import pytest
 from towpath.deploy import filling, signals
 from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.settings import Settings
+from towpath.sinks import unfilled
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_each_filling_has_an_id_of_its_own(settings, monkeypatch):
     """One that has ended is not gone on with."""
     Relay(monkeypatch)
     first, _ = fill(settings)
-    filling.end(settings, settings.sink[0])
+    filling.end(settings, settings.sink[0], first, is_applied=True)
     second, is_old = fill(settings)
 
     assert not is_old
@@ -113,3 +114,62 @@ def test_two_fillings_do_not_mix(settings, monkeypatch):
 
     with pytest.raises(UsageError, match="cache is being filled from"):
         fill(settings)
+
+
+@pytest.fixture
+def lacking(settings):
+    """Give a function that lists the routes that lack rows."""
+    return lambda: unfilled.routes(settings.state_folder, "cache")
+
+
+def test_what_is_filled_again_lacks_rows_until_it_is_done(
+    settings, monkeypatch, lacking
+):
+    """All routes that read the table, from before the signal; so after a crash too."""
+    Relay(monkeypatch)
+    sink = settings.sink[0]
+    seen = []
+    for is_applied in (False, True):
+        begun, _ = filling.begin(settings, sink, ["shop.customers"], has_sweep=True)
+        filling.begin(settings, sink, ["shop.customers"], has_sweep=True)
+        seen.append(lacking())
+        filling.end(settings, sink, begun, is_applied=is_applied)
+        seen.append(lacking())
+
+    assert [("customers", "names"), ()] * 2 == seen
+
+
+def test_a_new_sink_lacks_nothing_that_it_could_rest_upon(
+    settings, monkeypatch, lacking
+):
+    """Its rows are absent, not stale."""
+    Relay(monkeypatch)
+    fill(settings, has_sweep=False)
+
+    assert () == lacking()
+
+
+def test_a_loss_from_before_is_cured_and_one_of_meanwhile_is_not(
+    settings, monkeypatch, lacking
+):
+    """What was lost while the snapshot ran may have been filled before."""
+    Relay(monkeypatch)
+    folder, sink = settings.state_folder, settings.sink[0]
+    for route in ("lines", "customers"):
+        unfilled.begin(folder, "cache", route, "repair-1")
+    begun, _ = fill(settings)
+    unfilled.begin(folder, "cache", "lines", "repair-2")
+    begun, is_old = fill(settings)
+    filling.end(settings, sink, begun, is_applied=True)
+
+    assert (True, ("lines",)) == (is_old, lacking())
+
+
+def test_a_filling_that_fails_cures_nothing(settings, monkeypatch, lacking):
+    """The loss of before is still one."""
+    Relay(monkeypatch)
+    unfilled.begin(settings.state_folder, "cache", "lines", "repair-1")
+    begun, _ = fill(settings)
+    filling.end(settings, settings.sink[0], begun, is_applied=False)
+
+    assert ("lines",) == lacking()

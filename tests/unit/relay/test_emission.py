@@ -203,6 +203,7 @@ def test_a_sweep_reaches_every_partition(
         ("position", b"0000000000000008.-"),
         ("sweep", b"0000000000000006.-"),
         ("snapshot", b"s1"),
+        ("sweep_partitions", b"2"),
     ]
     topic = "t.s.a.backfill.search2"
 

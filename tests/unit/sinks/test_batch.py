@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from support.letters import Asked, Letters, desk_of
+from support.parked_shop import FILL, Shop, change
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.errors import (
@@ -258,9 +259,45 @@ def test_a_row_that_a_partial_change_lacks_is_asked_for():
     desk = desk_of(letters, repairs=repairs)
     result = BatchWriter(ROUTES, MemorySink(), desk).write(batch, 0)
 
-    assert (3, 0, [("orders", (8,)), ("orders", (9,))], []) == (
+    assert (2, 0, [("orders", (8,)), ("orders", (9,))], []) == (
         result.asked,
         result.dead_letters,
         sorted(repairs.keys),
         letters.told(),
+    )
+
+
+def test_a_row_that_was_read_is_not_laid_over_what_came_since():
+    """
+    The whole change stands between the two, and came in the batch before.
+
+    In the target's order each finds its place.
+    """
+    shop = Shop()
+    shop.write(change(1, "c", note="old", status="placed"))
+    shop.write(change(3, note="new", status="placed"))
+    result = shop.write(
+        change(2, "r", topic=FILL, note="old", status="placed"),
+        change(4, status="paid", unchanged=["note"]),
+    )
+
+    assert ({"order_id": 7, "note": "new", "status": "paid"}, 1, 1) == (
+        shop.sink.rows["orders"]["7"].row,
+        result.rows,
+        result.stale,
+    )
+
+
+def test_what_comes_after_a_row_that_is_refused_is_refused_too():
+    """It would be laid upon a row from before it."""
+    shop = Shop()
+    shop.write(change(1, "c", note="old", status="placed"))
+    shop.write(
+        change(2, "r", topic=FILL, note="bad", status="placed"),
+        change(4, status="paid", unchanged=["note"]),
+    )
+
+    assert ("placed", [2, 4]) == (
+        shop.sink.rows["orders"]["7"].row["status"],
+        sorted(offset for offset, _ in shop.letters.told()),
     )

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from support.kafka_rows import history, table
-from support.letters import Letters, desk_of
+from support.letters import Asked, Letters, desk_of
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.columns import read_rows
@@ -185,6 +185,22 @@ def test_nothing_is_taken_while_a_key_is_parked():
     assert (1, 0) == (told.parked, sink.taken)
 
 
+def test_a_whole_row_behind_what_cannot_be_read_is_not_taken(monkeypatch):
+    """It waits behind it; the other keys are taken."""
+    monkeypatch.setattr(columnar, "PART_RECORDS", 9)
+    sink, letters = ColumnSink(), Letters()
+    rows = (*BATCH[:8], row(9, "z", order=3), row(10, "u", order=3, note="c"))
+    told = written(sink, *rows, letters=letters)
+
+    assert (7, 1, 1, "a", [9, 10]) == (
+        sink.taken,
+        told.parked,
+        told.behind,
+        sink.rows["orders"]["3"].row["note"],
+        [offset for offset, _ in letters.told()],
+    )
+
+
 def test_a_batch_that_is_refused_is_tried_record_by_record():
     """Whose fault it is shows there."""
     sink = ColumnSink(refuses=True)
@@ -215,3 +231,17 @@ def test_any_history_ends_as_in_one_piece():
         letters = [len(desk.letters.told()) for desk in desks]
 
         assert (whole.rows, [0, 0]) == (taking.rows, letters)
+
+
+def test_a_row_that_is_owed_goes_record_by_record():
+    """
+    What settles it is seen to, and whatever is left of the batch is taken.
+    """
+    sink, desk = ColumnSink(), desk_of(Letters(), repairs=Asked())
+    writer = BatchWriter(ROUTES, sink, desk)
+    writer.write(Handed(row(1, "u", order=1, unchanged=["note"])).table, 0)
+    owed = len(desk.owed)
+    rows = [row(2, "c", order=order, note="a") for order in range(1, 9)]
+    FromColumns(writer, sink, desk).write(Handed(*rows), 1)
+
+    assert (1, 0, 7, 8) == (owed, len(desk.owed), sink.taken, len(sink.rows["orders"]))

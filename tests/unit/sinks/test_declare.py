@@ -9,7 +9,13 @@ from towpath.schemas.failure import ConfigurationError, UnavailableError
 from towpath.settings import load
 from towpath.sinks import declare
 from towpath.sinks.errors import SinkExistsError, SinkNotRunningError, UnknownSinkError
-from towpath.sinks.progress import Progress, State, progress_path, write_progress
+from towpath.sinks.progress import (
+    Progress,
+    State,
+    progress_path,
+    read_progress,
+    write_progress,
+)
 
 CONFIG = """\
 version = 1
@@ -175,9 +181,14 @@ def test_another_sink_of_a_declared_name_is_refused(config):
 def test_a_declared_sink_has_applied_what_it_begins_behind(config):
     """Records below its start count as applied, before its first batch and ever."""
     declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
-    lag = declare.lag_of(load(config, {}), "search2", Cluster())
+    settings = load(config, {})
+    progress = read_progress(progress_path(settings.state_folder, "search2"), "search2")
+    ends = declare.sink_ends(settings, "search2", Cluster())
 
-    assert (State.STARTING, 0) == (lag.state, lag.lag_records)
+    assert (State.STARTING, 0) == (
+        progress.state,
+        declare.records_between(progress.applied, ends),
+    )
 
 
 def test_a_name_that_left_a_checkpoint_behind_is_refused(config, tmp_path):
@@ -238,17 +249,12 @@ def test_what_is_applied_is_not_waited_for(config):
     assert clock.monotonic_s() == 0
 
 
-def test_lag_is_counted_in_records(config):
+def test_what_is_left_is_counted_in_records(config):
     """Topics that exist and were never read count in full."""
-    settings = write(
-        config,
-        state=State.RUNNING,
-        applied={"towpath.shop.orders": {"0": 30}},
-        dead_letters=2,
-    )
-    lag = declare.lag_of(settings, "cache", Cluster())
+    ends = declare.sink_ends(load(config, {}), "cache", Cluster())
+    applied = {"towpath.shop.orders": {"0": 30}}
 
-    assert declare.SinkLag("cache", State.RUNNING, 30, 10 + 2 + 42, 2) == lag
+    assert 10 + 2 + 42 == declare.records_between(applied, ends)
 
 
 def test_an_unknown_sink_is_refused_with_the_known_ones(config):

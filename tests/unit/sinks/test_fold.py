@@ -1,7 +1,7 @@
 """The corners of the fold that a history seldom meets."""
 
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Floor, Origin, Refusal
-from towpath.sinks.fold import ABSENT_ROW, first_per_event, newest_per_key
+from towpath.sinks.fold import ABSENT_ROW, Folded, first_per_event, newest_per_key
 
 ORIGIN = Origin("orders", 0, 0)
 
@@ -62,6 +62,33 @@ def test_a_read_row_stands_below_the_changes_of_its_log_position():
     assert (row,) == newest_per_key([row, read]).changes
 
 
+def test_nothing_is_merged_with_what_another_topic_brought():
+    """
+    What the stream said in between may be in the target: each is applied by itself.
+
+    So it is with a delete that was read. Above a whole row nothing is left to merge.
+    """
+    read = change(1, {"id": 1, "a": 1, "b": 1})
+    read = read._replace(is_read=True, origin=Origin("orders.backfill.cache", 0, 0))
+    partials = [
+        change(3, {"id": 1, "a": 3}, unchanged=["b", "c"]),
+        change(4, {"id": 1, "c": 4}, unchanged=["a", "b"]),
+    ]
+    merged = change(4, {"id": 1, "a": 3, "c": 4}, unchanged=["b"])
+    whole = change(2, {"id": 1, "a": 2, "b": 2, "c": 2})
+    above = change(4, {"id": 1, "a": 3, "b": 2, "c": 4})
+
+    assert [
+        Folded((read,), (), 0, (merged,)),
+        Folded((read._replace(row=None),), (), 0, (merged,)),
+        Folded((above,), ()),
+    ] == [
+        newest_per_key([read, *partials]),
+        newest_per_key([*partials, read._replace(row=None)]),
+        newest_per_key([read, whole, *partials]),
+    ]
+
+
 def test_equal_keys_of_two_routes_are_two_rows():
     """The route is part of what a key belongs to."""
     both = (change(1, {"id": 1}), change(2, {"id": 1}, route="customers"))
@@ -101,4 +128,4 @@ def test_a_row_at_the_floor_stays():
     row = change(2, {"id": 1})
     floor = Floor("orders", row.position, needs_all=True, origin=ORIGIN)
 
-    assert ((row,), (), 0) == newest_per_key([row], [floor])
+    assert Folded((row,), (), 0) == newest_per_key([row], [floor])

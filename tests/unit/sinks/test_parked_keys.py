@@ -180,6 +180,31 @@ def test_what_was_given_up_is_asked_for_and_does_not_come_back():
     )
 
 
+@pytest.mark.parametrize("headers", [None, {}], ids=["with a position", "without one"])
+def test_the_row_of_a_record_that_cannot_be_read_is_asked_for_all_the_same(headers):
+    """Its key says which row it was about."""
+    shop = Shop(can_ask=True)
+    cut = change(3)._replace(value=b'{"op": "u", "aft')
+    shop.write(cut if headers is None else cut._replace(headers=headers))
+    lone = None if headers is None else (0, 3)
+    said = shop.ask(Verb.DISCARD, KEY._replace(at=lone))
+
+    assert ("discarded; its row was asked for as it is", [("orders", (7,))], 0) == (
+        said.how,
+        shop.repairs.keys,
+        len(shop.parked),
+    )
+
+
+def test_a_record_without_a_readable_key_is_given_up_alone():
+    """Nothing tells which row it was about, and the ending does not claim one."""
+    shop = Shop(can_ask=True)
+    shop.write(change(3)._replace(key=b"{cut"))
+    said = shop.ask(Verb.DISCARD, Matter(TOPIC, b"{cut"))
+
+    assert ("discarded", []) == (said.how, shop.repairs.keys)
+
+
 def test_an_order_waits_for_a_sink_that_does_not_run(shop: Shop):
     """It stands in the topic, and is taken at the next start, once."""
     shop.sink.is_mended = True

@@ -140,6 +140,42 @@ def test_a_batch_that_is_not_plain_is_written_whole(bench, strange, letters):
     assert (5, letters) == (result.records, result.dead_letters)
 
 
+def test_what_must_be_asked_for_is_written_whole(bench):
+    """
+    A partial change of a route that lacks rows, and whatever comes of an owed row.
+    """
+    partial = row(9, "u", order=1, status="paid", unchanged=["note"])
+    bench.write(*map(new, range(1, 5)))
+    bench.desk.owed.routes.add("orders")
+    bench.write(partial, new(2), new(3), new(4))
+    bench.desk.owed.routes.clear()
+    owed = len(bench.desk.owed)
+    bench.write(row(10, "c", order=1), new(2), new(3), new(4))
+
+    assert ([("orders", (1,))], 1, 0) == (
+        *(bench.repairs.keys, owed),
+        len(bench.desk.owed),
+    )
+
+
+def test_a_loss_that_the_flush_finds_has_the_batch_written_again(bench):
+    """
+    Its partial changes may have been laid upon what was left.
+    """
+    bench.write(*map(new, range(1, 5)))
+    flush = bench.sink.flush
+
+    def find():
+        bench.desk.owed.routes.add("orders")
+        return flush()
+
+    bench.sink.flush = find
+    partial = row(9, "u", order=1, status="paid", unchanged=["note"])
+    bench.write(partial, new(2), new(3), new(4))
+
+    assert [("orders", (1,))] == bench.repairs.keys
+
+
 def test_a_parked_key_waits(bench):
     """
     Nothing of it is written in a portion either.

@@ -5,16 +5,23 @@ import pytest
 
 from support.letters import Asked
 from towpath.schemas.clock import SystemClock
+from towpath.settings import Route
 from towpath.settings import Sink as SinkSettings
-from towpath.sinks.errors import BrokerUnavailableError, TopicRemadeError
+from towpath.sinks.errors import (
+    BrokerUnavailableError,
+    PartitionsAddedError,
+    TopicRemadeError,
+)
 from towpath.sinks.jobs.checkpoint import (
     CheckpointUnreadableError,
     drop_checkpoint,
     newest_readable,
     standing,
 )
+from towpath.sinks.jobs.outcomes import Finding, Outcome
+from towpath.sinks.jobs.partition_counts import PartitionCounts
 from towpath.sinks.jobs.query import QueryPlan
-from towpath.sinks.jobs.recovery import RECOVERIES_FILE, Outcome, Recovery
+from towpath.sinks.jobs.recovery import RECOVERIES_FILE, Recovery
 from towpath.sinks.jobs.topic_ids import LOOK_EVERY_S, TopicIds
 from towpath.sinks.progress import Progress, progress_path, write_progress
 
@@ -128,7 +135,7 @@ class Place:
     @property
     def begins(self):
         """Return where the query begins without a checkpoint."""
-        return orjson.loads(self.plan.starting_offsets_file.read_bytes())
+        return orjson.loads(self.plan.begins_file.read_bytes())
 
     @property
     def routes(self):
@@ -271,6 +278,86 @@ def test_a_running_query_is_ended_by_a_topic_made_anew(place):
     with pytest.raises(TopicRemadeError, match=FILL):
         recovery.look()
     assert [(Outcome.TOPIC_RECREATED, FILL)] == place.recover()
+
+
+def test_added_partitions_are_named_once_keys_have_moved_to_them(place):
+    """
+    The query goes on by itself, and rows are asked for.
+
+    A change that leaves columns out may have been read before an earlier one of its
+    key, which still waits in another partition.
+    """
+    place.recover()
+    place.has(orders=[(0, 40), (0, 40), (0, 0)], lines=[(0, 40)])
+    empty = place.recover()
+    place.has(orders=[(0, 40), (0, 40), (0, 3)], lines=[(0, 40)])
+    used = place.recover()
+
+    assert ([], [(Outcome.PARTITIONS_ADDED, ORDERS)], [], ["orders"], True) == (
+        empty,
+        used,
+        place.recover(),
+        place.routes,
+        place.plan.checkpoint.exists(),
+    )
+
+
+def test_partitions_that_only_hold_whole_rows_are_named_and_nobody_is_asked(place):
+    """What a snapshot has read is right in any order."""
+    place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9)])
+    place.recover()
+    place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9), (0, 9)])
+
+    assert ([(Outcome.PARTITIONS_ADDED, FILL)], []) == (place.recover(), place.routes)
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        ({"kind": "table"}, True),
+        ({"kind": "aggregate", "state_types": ["Order"]}, False),
+        ({"kind": "event_log"}, False),
+    ],
+)
+def test_added_partitions_matter_where_changes_may_be_partial(block, expected):
+    """An event is whole, and so is the state of an aggregate."""
+    route = Route.model_validate({"topic": EVENTS, "name": "it", **block})
+
+    assert expected == Finding(Outcome.PARTITIONS_ADDED, EVENTS).may_lack(route)
+
+
+def test_added_partitions_are_found_again_after_a_crash(place, monkeypatch):
+    """They are asked for before they are noted; a lost checkpoint hides nothing."""
+    place.recover()
+    place.has(orders=[(0, 40), (0, 40), (0, 3)], lines=[(0, 40)])
+    drop_checkpoint(place.plan.checkpoint)
+    with monkeypatch.context() as patched:
+        patched.setattr(PartitionCounts, "note", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            place.recover()
+
+    found = (Outcome.PARTITIONS_ADDED, ORDERS)
+
+    assert (True, ["orders", "orders"], False) == (
+        found in place.recover(),
+        place.routes,
+        found in place.recover(),
+    )
+
+
+def test_a_running_query_is_ended_by_added_partitions(place):
+    """It starts again at once, and goes on where it stood."""
+    clock = Hand()
+    recovery = place.recovery(clock)
+    recovery.run()
+    recovery.look()
+    place.cluster.topics[ORDERS] = [(0, 40), (0, 40), (0, 3)]
+    recovery.look()
+    clock.now_s += LOOK_EVERY_S
+
+    with pytest.raises(PartitionsAddedError, match=ORDERS):
+        recovery.look()
+    assert [(Outcome.PARTITIONS_ADDED, ORDERS)] == place.recover()
 
 
 def test_a_topic_that_is_gone_is_dropped_and_its_rows_are_asked_for(place):
@@ -423,6 +510,40 @@ def test_a_crash_after_asking_asks_again(place):
     again = place.recover()
 
     assert (["orders"], []) == (place.routes, again)
+
+
+def test_a_recovery_is_no_late_beginning(place):
+    """
+    The sink has what was there before, so nobody waits for it to be filled.
+
+    One that was declared late begins where it was declared, should its checkpoint go.
+    """
+    place.has(orders=[(20, 40), (0, 40)], lines=[(0, 40)])
+    place.recover()
+    before = place.plan.starting_offsets_file.exists()
+    place.declared({ORDERS: {"0": 4}})
+    resumed = place.begins
+    place.stood({ORDERS: {"0": 25, "1": 12}, LINES: {"0": 7}})
+    place.recover()
+
+    assert (
+        False,
+        {ORDERS: {"0": 20, "1": 12}, LINES: {"0": 7}},
+        {ORDERS: {"0": 4}},
+    ) == (
+        before,
+        resumed,
+        place.begins,
+    )
+
+
+def test_a_recovery_that_left_no_topic_is_no_loss_either(place):
+    """The query begins with whatever comes, and names nothing a second time."""
+    place.stood({LINES: {"0": 7}})
+    place.has(orders=[(0, 40), (0, 40)])
+    place.recover()
+
+    assert ({}, []) == (place.begins, place.recover())
 
 
 def test_what_was_found_can_be_looked_up(place):

@@ -12,6 +12,7 @@ from towpath.settings import (
     Relay,
     Route,
     RouteKind,
+    Rows,
     Settings,
     Sink,
     SinkKind,
@@ -26,6 +27,7 @@ ROUTES = (
     Route(topic="p.shop.orders", name="orders"),
     Route(topic="p.shop.lines", name="lines", key="line:{order_id}:{no}"),
     Route(topic="p.shop.none", name="none"),
+    Route(topic="p.shop.coded", name="coded"),
     Route(topic="outbox.event.order", name="docs", kind="aggregate", state_types=["a"]),
     Route(topic="outbox.event.*", name="log", kind=RouteKind.EVENT_LOG),
 )
@@ -35,16 +37,25 @@ SINK = Sink.model_construct(name="it", kind=SinkKind.SEARCH, route=ROUTES)
 def settings(**snapshot):
     """Describe the platform around the sink."""
     view = AggregateView(aggregate_type="order", view="shop.documents")
+    outbox = Outbox(
+        view=(view,),
+        topic="outbox.{aggregate_type}",
+        route_regex="(.*)",
+        route_replacement="event.$1",
+    )
+    rows = Rows(key_columns={"shop.coded": ("code",)})
     return Settings(
         version=1,
         source=(
             Source(
-                dsn="postgresql://x/y", prefix="p", tables=("shop.orders", "shop.l.*")
+                dsn="postgresql://x/y",
+                prefix="p",
+                tables=("shop.orders", "shop.coded", "shop.l.*"),
             ),
         ),
         kafka=Kafka(bootstrap_servers="x"),
         registry=Registry(url="x"),
-        relay=Relay(outbox=Outbox(view=(view,)), snapshot=Snapshot(**snapshot)),
+        relay=Relay(outbox=outbox, rows=rows, snapshot=Snapshot(**snapshot)),
     )
 
 
@@ -105,6 +116,17 @@ def test_keys_that_a_template_made_are_taken_back(broker):
     KafkaRepairs(settings(), SINK).ask_keys("lines", [("line", "7", "2")])
 
     assert [["7", "2"]] == asked(broker)[0]["keys"]
+
+
+def test_keys_that_are_not_the_primary_ones_are_not_asked_for(broker):
+    """The relay would read other rows by them; all rows can be asked for."""
+    made = KafkaRepairs(settings(), SINK)
+    said = made.ask_keys("coded", [(1,)]), made.ask_all("coded", "why")
+
+    assert ((False, True), [["shop.coded"]]) == (
+        said,
+        [data["data-collections"] for data in asked(broker)],
+    )
 
 
 def test_an_aggregate_is_asked_for_through_its_view(broker):

@@ -35,6 +35,7 @@ RESULT = BatchResult(
     dead_letters=1,
     skipped=1,
     asked=4,
+    nulled=6,
     parked=3,
     tombstones=2,
     position=POSITION,
@@ -214,6 +215,7 @@ def test_the_page_tells_what_the_sinks_did(monitor, tmp_path):
         "dead_letters_total": 1,
         "skipped_total": 1,
         "asked_total": 4,
+        "nulled_total": 6,
         "retries_total": 0,
         "batches_total": 1,
     } == {
@@ -222,7 +224,8 @@ def test_the_page_tells_what_the_sinks_did(monitor, tmp_path):
             *("lag_records", "lag_seconds", "lag_alarm", "budget_seconds"),
             *("applied_lsn_bytes", "parked_keys", "rows_total", "records_total"),
             *("stale_total", "tombstones_total", "dead_letters_total"),
-            *("skipped_total", "asked_total", "retries_total", "batches_total"),
+            *("skipped_total", "asked_total", "nulled_total", "retries_total"),
+            "batches_total",
         )
     }
     assert (1, 0, 0.3, 0.33) == (

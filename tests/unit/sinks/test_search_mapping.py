@@ -11,6 +11,7 @@ from towpath.schemas.payload import compile_check
 from towpath.settings import Route, RouteKind, SearchOptions
 from towpath.sinks.errors import DocumentFieldsError
 from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.routed import RoutedRelations
 from towpath.sinks.search.documents import document_fields
 from towpath.sinks.search.fields import RouteFields
 from towpath.sinks.search.mapping import (
@@ -100,6 +101,23 @@ def test_only_announced_columns_are_taken():
         mappings["dynamic"],
         set(mappings["properties"]),
     )
+
+
+def test_a_composite_column_takes_objects(monkeypatch):
+    """It is kept as it comes, and not searched, whatever the route calls its type."""
+    columns = (Column("place", "shop.place", is_object=True),)
+    shape = RelationShape("shop", "orders", columns, ("id",), "")
+    monkeypatch.setattr(Relations, "shape", lambda *_: shape)
+    route = Route(topic="towpath.shop.orders", name="orders")
+    routed = RoutedRelations(
+        Relations(), [route.model_copy(update={"fields": {"place": "text"}})]
+    )
+    found = [
+        RouteFields(relations, {}).described(route).fields["place"]
+        for relations in (Relations(), routed)
+    ]
+
+    assert [{"type": "object", "enabled": False}] * 2 == found
 
 
 def test_the_alias_hides_what_is_deleted():

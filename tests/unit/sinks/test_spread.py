@@ -161,15 +161,60 @@ def test_the_drivers_flush_stands_around_what_executors_write(bench):
 
 def test_all_changes_of_a_key_are_folded_in_one_part(bench):
     """
-    Whatever topic they came by: a partial change finds the row that it rests upon.
+    Wherever they stand in the batch: a partial change finds the row it rests upon.
     """
-    read = row(1, "r", topic=BACKFILL, note="kept", status="placed")
+    read = row(1, "c", note="kept", status="placed")
     partial = row(5, "u", status="paid", unchanged=["note"])
     bench.write(partial, read, row(2, "c", order=8), row(3, "c", order=9))
     stored = bench.here.rows["orders"]["7"]
 
     assert {"order_id": 7, "note": "kept", "status": "paid"} == stored.row
     assert {0} == {note[2] for note in bench.notes if note[:2] == ("driver", "apply")}
+
+
+def test_what_must_be_asked_for_is_written_from_the_driver(bench):
+    """
+    A partial change of a route that lacks rows, or of a row that is owed, is not plain.
+
+    Nor is one upon a row that was read: what stands between may be in the target.
+    """
+    for order in (7, 8, 9):
+        bench.write(row(1, "c", order=order, note="a", status="placed"), records=1)
+    read = row(2, "r", topic=BACKFILL, note="old", status="placed")
+    partial = row(3, "u", status="paid", unchanged=["note"])
+    seen = []
+    for lacking, batch in (
+        ((), [row(3, "u", order=8, unchanged=["note"]), row(3, "u", order=9)]),
+        ((), [read, partial]),
+        (("orders",), [row(4, "u", order=8, unchanged=["note"]), row(4, "u", order=9)]),
+        ((), [row(5, "u", order=8, unchanged=["note"]), row(5, "u", order=9)]),
+    ):
+        bench.desk.owed.routes = set(lacking)
+        bench.write(*batch)
+        told = [note[2] for note in bench.notes if note[:2] == ("driver", "apply")]
+        seen.append(bool(sum(told)))
+
+    assert ([False, True, True, True], [("orders", (8,))]) == (
+        seen,
+        bench.desk.repairs.keys,
+    )
+
+
+def test_a_loss_that_the_flush_finds_has_the_batch_written_again(bench):
+    """
+    Its partial changes may have been laid upon what was left.
+    """
+    bench.write(row(1, "c", note="a"), row(2, "c", order=8), row(3, "c", order=9))
+    flush = bench.here.flush
+
+    def find():
+        bench.desk.owed.routes.add("orders")
+        return flush()
+
+    bench.here.flush = find
+    bench.write(row(4, "u", unchanged=["note"]), row(5, "c", order=8))
+
+    assert [("orders", (7,))] == bench.desk.repairs.keys
 
 
 def test_tombstones_are_forgotten_behind_the_batch_only(bench):
@@ -286,7 +331,7 @@ def test_a_part_without_changes_needs_no_sink(bench):
     """
     Nor does one of records that say nothing.
     """
-    errand = Errand(SINK, bench.make, "a", frozenset(), 0)
+    errand = Errand(SINK, bench.make, "a", frozenset(), frozenset(), 0)
     barrier = (TOPIC, 0, 1, b"{}", None, [(names.BARRIER, b"1")])
     done = write_part(errand, [barrier])
 

@@ -8,8 +8,11 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from support.letters import Letters
+from support.parked_shop import KEY, change
 from towpath.schemas.backoff import Backoff
 from towpath.settings import Sink as SinkSettings
+from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.dead_letters.letter import Letter, Order, Verb
 from towpath.sinks.errors import (
     CacheRefusedError,
     TargetBusyError,
@@ -181,10 +184,10 @@ class Query:
         """Nothing runs."""
 
 
-def run_with(supervisor, monkeypatch, *failures):
+def run_with(supervisor, monkeypatch, *failures, letters=None):
     """Let queries fail in turn; return how often one was started."""
     supervisor._parts = Parts(
-        lambda _: MemorySink(), lambda _: Letters(), Topics(), Clock()
+        lambda _: MemorySink(), lambda _: letters or Letters(), Topics(), Clock()
     )
     waiting = list(failures)
     started = []
@@ -219,6 +222,21 @@ def test_any_other_failure_of_a_query_is_told(supervisor, look, monkeypatch):
     started = run_with(supervisor, monkeypatch, "the engine fell over")
 
     assert (2, 1) == (started, look().retries)
+
+
+def test_an_order_is_carried_out_though_no_query_lives_long(supervisor, monkeypatch):
+    """What is asked for may be the cure of what ends the query each time."""
+    letters = Letters()
+    letters.put([Letter(change(3, note="bad"), "too long", "orders", True)])
+    letters.ask(Order("one", Verb.DISCARD, KEY))
+    run_with(supervisor, monkeypatch, "the engine fell over", letters=letters)
+    book = Book().read(letters.entries())
+
+    assert ({}, "discarded", []) == (
+        book.orders,
+        book.answers["one"].how,
+        book.of(KEY),
+    )
 
 
 class Busy:

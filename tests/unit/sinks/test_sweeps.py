@@ -25,10 +25,11 @@ class Cluster:
         return {name: dict.fromkeys("012", 7) for name in names}
 
 
-def told(partition, *, number=1, topic=TOPIC, route="orders"):
-    """Make the floor that a partition tells."""
+def told(partition, *, number=1, topic=TOPIC, route="orders", partitions=0):
+    """Make the floor that a partition tells, and maybe how many tell it."""
     position = f"{number:016x}.-"
-    return Floor(route, position, needs_all=True, origin=Origin(topic, partition, 0))
+    origin = Origin(topic, partition, 0)
+    return Floor(route, position, needs_all=True, origin=origin, partitions=partitions)
 
 
 @pytest.fixture
@@ -74,6 +75,33 @@ def test_the_sweep_of_what_was_asked_for_says_that_nothing_lacks(open_sweeps, tm
         seen.append(unfilled.routes(tmp_path, "cache"))
 
     assert [tuple(sorted(names))] * 3 + [()] == seen
+
+
+def test_partitions_that_came_after_a_sweep_are_not_waited_for(open_sweeps):
+    """
+    It was written into two of the three: nothing that it spares stands in the last.
+    """
+    sweeps = open_sweeps()
+
+    assert () == sweeps.counting([told(1, partitions=2)])
+    assert (told(0, partitions=2),) == sweeps.counting([told(0, partitions=2)])
+
+
+def test_a_sweep_told_once_more_of_more_partitions_waits_for_them(open_sweeps):
+    """What was written again knows better; what was told before is not lost."""
+    sweeps = open_sweeps()
+    sweeps.counting([told(0, partitions=2)])
+
+    assert () == sweeps.counting([told(1, partitions=3)])
+    assert (told(2, partitions=3),) == sweeps.counting([told(2, partitions=3)])
+
+
+def test_a_sweep_that_says_of_how_many_needs_no_broker(open_sweeps, cluster):
+    """Only one of before the count was told asks how many there are now."""
+    cluster.is_away = True
+    sweeps = open_sweeps()
+
+    assert (told(0, partitions=1),) == sweeps.counting([told(0, partitions=1)])
 
 
 def test_what_was_told_survives_a_restart(open_sweeps):

@@ -39,10 +39,10 @@ def test_an_answer_that_refuses_webhooks_altogether_halts(status: int):
         judge(status, {"location": "http://elsewhere"}, "", NOW)
 
 
-@pytest.mark.parametrize("status", [500, 502, 504, 599, 600, 199])
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 599, 600, 199])
 def test_a_failure_of_the_receiver_is_tried_again(status: int):
     """
-    What the receiver cannot do now loses nothing.
+    What the receiver cannot do now loses nothing; 503 alone asks for no pause.
     """
     with pytest.raises(TargetUnavailableError):
         judge(status, {}, "", NOW)
@@ -53,6 +53,7 @@ def test_a_failure_of_the_receiver_is_tried_again(status: int):
     [
         (429, "7", 7.0),
         (503, "7", 7.0),
+        (500, "7", 7.0),
         (429, "", 1.0),
         (408, "soon", 1.0),
         (425, "-3", 1.0),

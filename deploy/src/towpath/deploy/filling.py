@@ -4,11 +4,15 @@ Fill a sink from the existing rows: one signal, whose id is known before it is s
 What was asked for stands in ``<state>/sinks/<sink>/filling.json`` until the sink has
 applied it. Whoever is interrupted, at any moment, runs the command again: it finds the
 id, sends the signal if it was not sent, and goes on waiting. No row is read twice.
+
+What is filled again lacks rows until that is done (``unfilled``). A note from before is
+struck off with it: its rows come too. One that was made meanwhile is not, because what
+was lost then may have been filled already.
 """
 
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -18,8 +22,8 @@ from towpath.deploy.signals import Progress
 from towpath.deploy.snapshot_watch import Answer, wait_answer, watch
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import UsageError
-from towpath.schemas.topics import outbox_topic
 from towpath.settings import Route, RouteKind, Settings, Sink
+from towpath.sinks import unfilled
 from towpath.sinks.declare import filled
 from towpath.sinks.progress import replace_file, sink_folder
 from towpath.sinks.repairs import table_behind
@@ -40,11 +44,13 @@ class Filling:
         signal_id: The signal's id, which is the snapshot's too.
         collections: What is read.
         has_sweep: Whether rows that are gone from the source go from the sink.
+        noted: What was noted to lack rows before: route and snapshot.
     """
 
     signal_id: str
     collections: tuple[str, ...]
     has_sweep: bool = False
+    noted: tuple[tuple[str, str], ...] = ()
 
 
 def begin(
@@ -57,14 +63,17 @@ def begin(
         UsageError: Something else is being filled.
     """
     path = _path(settings, sink.name)
+    routes = _behind(settings, sink, collections) if has_sweep else []
     wanted = Filling(
         f"{sink.name[:40]}-{uuid.uuid4().hex[:_ID_CHARACTERS]}",
         tuple(collections),
         has_sweep,
+        unfilled.noted(settings.state_folder, sink.name, routes),
     )
     found = _stored(path)
     if found is None:
         replace_file(path, json.dumps(asdict(wanted)).encode())
+        _note(settings, sink, wanted, routes)
         return wanted, False
     if (found.collections, found.has_sweep) != (wanted.collections, has_sweep):
         listed = ", ".join(found.collections)
@@ -73,6 +82,7 @@ def begin(
             "command that began it"
         )
         raise UsageError(message)
+    _note(settings, sink, found, routes)
     return found, True
 
 
@@ -104,9 +114,30 @@ def carry_out(
     return watch(dsn, filling.signal_id, clock, show) if answer.is_good else answer
 
 
-def end(settings: Settings, sink: Sink) -> None:
+def end(settings: Settings, sink: Sink, filling: Filling, *, is_applied: bool) -> None:
     """Forget a filling: it is applied, or will not be."""
+    routes = _behind(settings, sink, filling.collections)
+    own = [(route, filling.signal_id) for route in routes]
+    for route, snapshot_id in (*own, *(filling.noted if is_applied else ())):
+        unfilled.end(settings.state_folder, sink.name, route, snapshot_id)
     _path(settings, sink.name).unlink(missing_ok=True)
+
+
+def _note(
+    settings: Settings, sink: Sink, filling: Filling, routes: Iterable[str]
+) -> None:
+    """Note that routes lack rows, before the signal is sent."""
+    for route in routes:
+        unfilled.note(settings.state_folder, sink.name, route, filling.signal_id)
+
+
+def _behind(settings: Settings, sink: Sink, collections: Collection[str]) -> list[str]:
+    """Return the routes that collections fill: all that read them."""
+    return [
+        route.name
+        for route in filled(sink)
+        if _collection(settings, sink, route) in collections
+    ]
 
 
 def collections_of(
@@ -135,7 +166,7 @@ def _collection(settings: Settings, sink: Sink, route: Route) -> str:
         return named or route.topic.removeprefix(prefix)
     outbox = settings.relay.outbox
     for view in outbox.view:
-        if outbox_topic(outbox.topic, view.aggregate_type) == route.topic:
+        if outbox.topic_of(view.aggregate_type) == route.topic:
             # A name that stands for all views of the type.
             return f"outbox.{view.aggregate_type}"
     message = (
@@ -155,5 +186,8 @@ def _stored(path: Path) -> Filling | None:
     except FileNotFoundError:
         return None
     return Filling(
-        document["signal_id"], tuple(document["collections"]), document["has_sweep"]
+        document["signal_id"],
+        tuple(document["collections"]),
+        document["has_sweep"],
+        tuple((route, snapshot_id) for route, snapshot_id in document["noted"]),
     )

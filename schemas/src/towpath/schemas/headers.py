@@ -7,6 +7,8 @@ UNCHANGED: Final = "unchanged"
 SNAPSHOT: Final = "snapshot"
 # A record that gives the floor below which every row of its topic is gone.
 SWEEP: Final = "sweep"
+# Into how many partitions the sweep was written: there may be more by now.
+SWEEP_PARTITIONS: Final = "sweep_partitions"
 # A record that says nothing: what stands before it on a replicated topic can be read.
 BARRIER: Final = "towpath-barrier"
 NEW_KEY: Final = "__debezium.newkey"

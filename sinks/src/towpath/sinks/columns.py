@@ -11,6 +11,7 @@ Hot path: a fixed number of passes over the columns of a batch, none over its ro
 """
 
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -57,14 +58,26 @@ class Read(NamedTuple):
     is_whole: pa.Array
 
 
-def plain_columns(records: pa.Table, routes: Routes) -> list[Columns]:
-    """Find the plain records of a batch, by route, in the order of the batch."""
+def plain_columns(
+    records: pa.Table, routes: Routes, apart: Collection[bytes] = ()
+) -> list[Columns]:
+    """
+    Find the plain records of a batch, by route, in the order of the batch.
+
+    Args:
+        records: The batch.
+        routes: What its records say.
+        apart: Keys whose records go the ordinary way, whatever they say.
+    """
     positions = _positions(records.column("headers"))
     keys = records.column("key")
     has_all = pc.and_(
         pc.and_(keys.is_valid(), records.column("value").is_valid()),
         positions.is_valid(),
     )
+    if apart:
+        is_apart = pc.is_in(keys, pa.array(apart, keys.type))
+        has_all = pc.and_(has_all, pc.invert(is_apart))
     has_all = _without(_one(has_all), keys, keys.filter(pc.invert(has_all)))
     topics = records.column("topic")
     found = []

@@ -8,6 +8,11 @@ every change of the key left out) stays ``unchanged``: the target still has them
 A partial change that rests upon a delete of the same batch has nothing to be merged
 with: it is refused, and the delete is what remains.
 
+Nothing is merged with what another topic brought. A row that was read for this sink
+comes beside the stream, and what the stream said in between may have come in an earlier
+batch: only the target knows. Such a partial change is kept apart, to be applied after
+the row.
+
 What lies below the floor of its route is left out before anything is merged: nothing
 above a floor rests upon what was below it.
 
@@ -26,12 +31,16 @@ class Folded(NamedTuple):
     """
     At most one change per route and key, and what could not be merged.
 
-    ``below`` counts the changes that lay below their route's floor.
+    Attributes:
+        below: How many changes lay below their route's floor.
+        after: Partial changes that are to be applied after ``changes``, which have
+            their keys too.
     """
 
     changes: tuple[Change, ...]
     refused: tuple[Refusal, ...]
     below: int = 0
+    after: tuple[Change, ...] = ()
 
 
 def newest_per_key(changes: Iterable[Change], floors: Iterable[Floor] = ()) -> Folded:
@@ -47,12 +56,14 @@ def newest_per_key(changes: Iterable[Change], floors: Iterable[Floor] = ()) -> F
             group.append(change)
     kept: list[Change] = []
     refused: list[Refusal] = []
+    after: list[Change] = []
     for group in groups.values():
         if len(group) == 1:
             kept.append(group[0])
         else:
-            _merge(group, kept, refused)
-    return Folded(tuple(kept), tuple(refused), len(given) - len(above))
+            _merge(group, kept, refused, after)
+    below = len(given) - len(above)
+    return Folded(tuple(kept), tuple(refused), below, tuple(after))
 
 
 def highest_per_route(floors: Iterable[Floor]) -> dict[str, str]:
@@ -81,7 +92,12 @@ def first_per_event(events: Iterable[EventRow]) -> tuple[EventRow, ...]:
     return tuple(first.values())
 
 
-def _merge(group: list[Change], kept: list[Change], refused: list[Refusal]) -> None:
+def _merge(
+    group: list[Change],
+    kept: list[Change],
+    refused: list[Refusal],
+    after: list[Change],
+) -> None:
     """Add to ``kept`` what the changes of one key come to."""
     group.sort(key=_by_position, reverse=True)
     newest = group[0]
@@ -91,6 +107,11 @@ def _merge(group: list[Change], kept: list[Change], refused: list[Refusal]) -> N
     values = dict(newest.row or {})
     missing = set(newest.unchanged)
     for older in group[1:]:
+        is_beside = older.origin.topic != newest.origin.topic
+        if missing and is_beside and not older.unchanged:
+            kept.append(older)
+            after.append(newest._replace(row=values, unchanged=frozenset(missing)))
+            return
         if older.row is None:
             # In position order, as they would have to be replayed.
             partials = [c for c in reversed(group) if c.position > older.position]

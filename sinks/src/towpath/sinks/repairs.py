@@ -18,7 +18,7 @@ import orjson
 import structlog
 from confluent_kafka import KafkaError, Message, Producer
 
-from towpath.schemas.topics import outbox_topic, table_of, table_topic
+from towpath.schemas.topics import table_of, table_topic
 from towpath.settings import Route, RouteKind, Settings, Sink
 from towpath.sinks import unfilled
 from towpath.sinks.change import Value
@@ -70,7 +70,7 @@ class KafkaRepairs:
             BrokerUnavailableError: It is not known to be asked for.
         """
         collection = collection_of(self._settings, self._route(route))
-        if not self._can_ask(route, collection):
+        if not self._can_ask(route, collection, is_by_key=True):
             return None
         signals = [
             self._signal({"data-collections": [collection], "keys": piece})
@@ -107,12 +107,17 @@ class KafkaRepairs:
     def _route(self, name: str) -> Route:
         return next(route for route in self._sink.route if route.name == name)
 
-    def _can_ask(self, route: str, collection: str | None) -> bool:
+    def _can_ask(
+        self, route: str, collection: str | None, *, is_by_key: bool = False
+    ) -> bool:
         reason = None
         if collection is None:
             reason = "no table and no view of the source gives its rows"
         elif not self._topic:
             reason = "relay.snapshot.signal_topic is empty"
+        elif is_by_key and collection in self._settings.relay.rows.key_columns:
+            # Read as a primary key, it would name other rows.
+            reason = "relay.rows.key_columns gives its records a key of their own"
         if reason is not None:
             _log.warning("rows cannot be asked for", route=route, reason=reason)
         return reason is None
@@ -170,13 +175,13 @@ def collection_of(settings: Settings, route: Route) -> str | None:
         case RouteKind.TABLE:
             return table_behind(settings, route.topic)
         case RouteKind.AGGREGATE:
-            template = settings.relay.outbox.topic
-            views = (view for view in settings.relay.outbox.view if not view.name)
+            outbox = settings.relay.outbox
+            views = (view for view in outbox.view if not view.name)
             return next(
                 (
                     view.collection
                     for view in views
-                    if outbox_topic(template, view.aggregate_type) == route.topic
+                    if outbox.topic_of(view.aggregate_type) == route.topic
                 ),
                 None,
             )

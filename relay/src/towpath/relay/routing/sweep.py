@@ -7,7 +7,8 @@ not read since, is to be deleted.
 
 ========  ==========================================================================
 key       null; on a compacted topic ``{"sweep": <partition>}``
-headers   ``position`` where it stands, ``sweep`` with the floor, ``snapshot``
+headers   ``position`` where it stands, ``sweep`` with the floor, ``snapshot``,
+          ``sweep_partitions``: how many partitions get one
 value     the envelope with ``op`` = ``m`` and neither row; as plain JSON also the
           message: prefix ``towpath.sweep``, content the floor
 ========  ==========================================================================
@@ -62,6 +63,7 @@ def sweep_records(
                 (headers.POSITION, position),
                 (headers.SWEEP, floor_text(floor)),
                 (headers.SNAPSHOT, place.snapshot_id.encode()),
+                (headers.SWEEP_PARTITIONS, b"%d" % partitions),
             ],
             position=position,
             timestamp_ms=place.now_us // 1000,

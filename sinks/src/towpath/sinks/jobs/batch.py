@@ -3,29 +3,31 @@ One micro-batch: decode, fold, write, set aside. Free of Spark; rows come as Arr
 
 What cannot be read or applied is durable among the dead letters before the batch counts
 as done: a crash in between repeats the batch, and the guards absorb the repetition. A
-partial change that finds no row is not set aside: its row is asked for as it is.
+partial change that finds no row is not set aside: its row is asked for (``asking``).
 """
 
 import threading
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import structlog
 
 from towpath.schemas.clock import Clock
-from towpath.sinks.change import Floor, Origin, Record, Refusal
+from towpath.sinks.change import Floor, Origin, Record
 from towpath.sinks.dead_letters.box import LetterBox
-from towpath.sinks.dead_letters.letter import Letter
+from towpath.sinks.dead_letters.letter import Letter, ParkedKey
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.decode import Decoded, decode
 from towpath.sinks.fold import first_per_event, newest_per_key
-from towpath.sinks.jobs.aside import Held, endings_of, hold, letters_of, reasons_of
+from towpath.sinks.jobs.aside import Over, letters_of, reasons_of
+from towpath.sinks.jobs.asking import Told, ask
+from towpath.sinks.jobs.behind import Held, KeyRule, hold
 from towpath.sinks.jobs.delivery import Delivered, Delivery, InARow
+from towpath.sinks.jobs.owed import Owed, Row
 from towpath.sinks.jobs.safe import SafePosition
 from towpath.sinks.jobs.sweeps import Sweeps
-from towpath.sinks.ports import Batch, Repairs, Sink
+from towpath.sinks.ports import Batch, InOrder, Repairs, Sink
 from towpath.sinks.routes import Routes
 
 _log = structlog.get_logger("towpath.sinks.jobs")
@@ -38,7 +40,8 @@ class BatchResult:
 
     Attributes:
         skipped: Records that say nothing.
-        asked: Partial changes whose rows were asked for.
+        asked: Rows that were asked for.
+        nulled: Values that were made null because the target has no room for them.
         parked: Keys that are parked by now.
         behind: Records that wait only because an older one of their key does.
         tombstones: Deletes among the changes.
@@ -51,6 +54,7 @@ class BatchResult:
     dead_letters: int
     skipped: int = 0
     asked: int = 0
+    nulled: int = 0
     parked: int = 0
     behind: int = 0
     tombstones: int = field(default=0, compare=False)
@@ -73,6 +77,7 @@ class Desk:
     parked: ParkedKeys
     sweeps: Sweeps
     repairs: Repairs
+    owed: Owed
     safe: SafePosition
     clock: Clock
     in_a_row: InARow = field(default_factory=InARow)
@@ -80,7 +85,12 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of records that were given to the sink."""
+    """
+    What became of records that were given to the sink.
+
+    Attributes:
+        is_open: Whether rows are owed that they rest upon.
+    """
 
     decoded: Decoded
     held: Held
@@ -89,6 +99,7 @@ class Written:
     reasons: dict[Origin, str]
     below: int
     asked: int
+    is_open: bool
     tombstones: int
     decode_ms: int
 
@@ -98,6 +109,7 @@ class BatchWriter:
 
     def __init__(self, routes: Routes, sink: Sink, desk: Desk) -> None:
         self.routes = routes
+        self._rule = KeyRule(routes, isinstance(sink, InOrder))
         self._desk = desk
         self._delivery = Delivery(sink, desk.clock, desk.in_a_row)
         self._again_id = 0
@@ -142,25 +154,25 @@ class BatchWriter:
             self._again_id -= 1
             return self._apply(records, ParkedKeys(), self._again_id)
 
+    def owe(self, row: Row, record_key: ParkedKey, position: str) -> None:
+        """Take note that a row was asked for which lacks a change at a position."""
+        self._desk.owed.owe(row, record_key, position)
+
     def _write(self, records: Sequence[Record], batch_id: int) -> BatchResult:
         parked = self._desk.parked
         written = self._apply(records, parked, batch_id)
-        made = letters_of(records, written.reasons, self.routes)
-        count, over = self._set_aside(made)
-        endings = endings_of(written.held, written.floors, made, parked)
-        if endings:
-            self._desk.letters.end(endings)
-            for ending in endings:
-                parked.end(ending)
+        made = letters_of(records, written.reasons, self._rule)
+        count, stale = self._settle(made, written)
         self._desk.sweeps.carried_out(written.floors, records)
         delivered, changes = written.delivered, written.held.changes
         return BatchResult(
             records=len(records),
             rows=delivered.applied,
-            stale=delivered.stale + written.below + over,
+            stale=delivered.stale + written.below + stale,
             dead_letters=count,
             skipped=written.decoded.skipped,
             asked=written.asked,
+            nulled=delivered.nulled,
             parked=len(parked),
             behind=len(written.held.behind),
             tombstones=written.tombstones,
@@ -176,17 +188,20 @@ class BatchWriter:
         desk = self._desk
         began_s = desk.clock.monotonic_s()
         decoded = decode(records, self.routes)
-        held = hold(decoded.changes, records, parked)
         floors = desk.sweeps.counting(decoded.floors)
+        held = hold(decoded, records, floors, parked, self._rule)
         folded = newest_per_key(held.changes, floors)
-        events = first_per_event(decoded.events)
+        events = first_per_event(held.events)
         decode_ms = round((desk.clock.monotonic_s() - began_s) * 1000)
         batch = Batch(batch_id, folded.changes, events, floors)
         delivered = self._delivery.deliver(
-            replace(batch, safe=desk.safe.take(desk.parked.lowest()))
+            replace(batch, safe=desk.safe.take(desk.parked.lowest())), folded.after
         )
-        refused, asked = self._ask((*folded.refused, *delivered.refused))
-        reasons = reasons_of(decoded, refused, held) | delivered.refused_events
+        changes = (*folded.changes, *folded.after)
+        refused = (*folded.refused, *delivered.refused)
+        told = Told(records, changes, refused, floors)
+        asked = ask(told, desk.owed, desk.repairs)
+        reasons = reasons_of(decoded, asked.left, held) | delivered.refused_events
         return Written(
             decoded=decoded,
             held=held,
@@ -194,29 +209,28 @@ class BatchWriter:
             delivered=delivered,
             reasons=reasons,
             below=folded.below,
-            asked=asked,
+            asked=asked.rows,
+            is_open=asked.is_open,
             # Folded: a delete and the empty record behind it are one.
             tombstones=sum(change.row is None for change in folded.changes),
             decode_ms=decode_ms,
         )
 
-    def _ask(self, refused: Iterable[Refusal]) -> tuple[list[Refusal], int]:
-        """Ask for rows as they are; return what is refused all the same."""
-        left: list[Refusal] = []
-        asking: dict[str, list[Refusal]] = defaultdict(list)
-        for refusal in refused:
-            if refusal.asks:
-                asking[refusal.change.route].append(refusal)
-            else:
-                left.append(refusal)
-        asked = 0
-        for route, refusals in asking.items():
-            keys = dict.fromkeys(refusal.change.key for refusal in refusals)
-            if self._desk.repairs.ask_keys(route, keys):
-                asked += len(refusals)
-            else:
-                left += refusals
-        return left, asked
+    def _settle(self, made: Sequence[Letter], written: Written) -> tuple[int, int]:
+        """Set letters aside, and end what is over; return as ``_set_aside`` does."""
+        if not (made or written.floors or written.held.superseding):
+            return 0, 0
+        over = Over(written.held, written.floors, made, self._rule)
+        parked = self._desk.parked
+        count, stale = self._set_aside([x for x in made if over.has(x)])
+        endings = over.endings(parked)
+        if endings:
+            self._desk.letters.end(endings)
+            for ending in endings:
+                parked.end(ending)
+        # Only now: what is above parks its key anew.
+        above = self._set_aside([x for x in made if not over.has(x)])
+        return count + above[0], stale + above[1]
 
     def _set_aside(self, made: Sequence[Letter]) -> tuple[int, int]:
         """Put letters away durably; return how many, and how many are over already."""

@@ -70,10 +70,12 @@ class FromColumns:
         """Write what is plain; return the rest, and the highest position written."""
         if len(records) < LEAST_RECORDS or len(self._desk.parked):
             return records, ""
+        # What settles a row that is owed must be seen to.
+        owed = frozenset(row.key for row in self._desk.owed.record_keys())
         taken: list[pa.Array] = []
         highest = ""
         try:
-            for columns in plain_columns(records, self._writer.routes):
+            for columns in plain_columns(records, self._writer.routes, owed):
                 places = self._sink.take_columns(columns)
                 if places is not None:
                     taken.append(places)
@@ -100,6 +102,7 @@ def _total(written: Sequence[BatchResult]) -> BatchResult:
             dead_letters=total.dead_letters + part.dead_letters,
             skipped=total.skipped + part.skipped,
             asked=total.asked + part.asked,
+            nulled=total.nulled + part.nulled,
             behind=total.behind + part.behind,
             tombstones=total.tombstones + part.tombstones,
             position=max(total.position, part.position),

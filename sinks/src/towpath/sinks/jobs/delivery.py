@@ -43,6 +43,7 @@ class Delivered:
 
     applied: int = 0
     stale: int = 0
+    nulled: int = 0
     apply_ms: int = 0
     flush_ms: int = 0
     refused: list[Refusal] = field(default_factory=list)
@@ -108,9 +109,14 @@ class Delivery:
         self._clock = clock
         self._in_a_row = in_a_row or InARow()
 
-    def deliver(self, batch: Batch) -> Delivered:
+    def deliver(self, batch: Batch, after: Sequence[Change] = ()) -> Delivered:
         """
         Write a batch.
+
+        Args:
+            batch: What is written.
+            after: Changes of the same keys, to be written after it. What was to come
+                before one, and is refused, has it refused as well.
 
         Raises:
             UnavailableError: The target does not answer; write the batch again.
@@ -119,6 +125,20 @@ class Delivery:
             HaltError: The sink refuses to go on.
         """
         done = Delivered()
+        self._deliver(batch, done)
+        if after:
+            reasons = {(r.change.route, r.change.key): r.reason for r in done.refused}
+            fit = [c for c in after if (c.route, c.key) not in reasons]
+            done.refused += [
+                Refusal(c, reasons[c.route, c.key])
+                for c in after
+                if (c.route, c.key) in reasons
+            ]
+            self._deliver(_batch_of(batch.batch_id, fit), done)
+        return done
+
+    def _deliver(self, batch: Batch, done: Delivered) -> None:
+        """Write a batch, or what can be written of it."""
         items: Sequence[_Item] = (*batch.changes, *batch.events)
         self._in_a_row.begin()
         try:
@@ -134,7 +154,6 @@ class Delivery:
             self._write(bare, done, is_proof=False)
             self._halve(items, batch.batch_id, error, done)
             self._in_a_row.end(error)
-        return done
 
     def _halve(
         self,
@@ -163,7 +182,7 @@ class Delivery:
             done.refused_events[item.origin] = str(error)
 
     def _write(self, batch: Batch, done: Delivered, *, is_proof: bool) -> None:
-        """Apply and flush; if it is proof that the target takes changes, say so."""
+        """Apply and flush; where it proves that the target takes changes, say so."""
         began_s = self._clock.monotonic_s()
         self._sink.apply(batch)
         applied_s = self._clock.monotonic_s()
@@ -171,11 +190,12 @@ class Delivery:
         flushed_s = self._clock.monotonic_s()
         done.applied += checkpoint.applied
         done.stale += checkpoint.stale
+        done.nulled += checkpoint.nulled
         done.refused += checkpoint.refused
         done.refused_events |= checkpoint.refused_events
         done.apply_ms += round((applied_s - began_s) * 1000)
         done.flush_ms += round((flushed_s - applied_s) * 1000)
-        if is_proof:
+        if is_proof and (checkpoint.applied or checkpoint.stale):
             self._in_a_row.taken()
 
 

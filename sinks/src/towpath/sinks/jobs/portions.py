@@ -6,14 +6,14 @@ once, by the flush. Only what is plain is written so (see ``plain``): a batch th
 anything else is written again as a whole, in the ordinary way.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 import structlog
 
 from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk, records_of
-from towpath.sinks.jobs.plain import Plain, plain_of
+from towpath.sinks.jobs.plain import ROWS_LOST, Plain, plain_of
 from towpath.sinks.jobs.query import Rows
 from towpath.sinks.ports import Batch, Checkpoint, Pipelined, Sink
 
@@ -61,8 +61,11 @@ class InPortions:
         if len(records) < LEAST_RECORDS:
             return self._writer.write(records, batch_id)
         with self._writer.alone:
-            sent = self._send(records, batch_id)
+            before = self._desk.owed.lacking()
+            sent = self._send(records, batch_id, before)
             left = _left(sent)
+            if self._desk.owed.lacking() - before:
+                left = ROWS_LOST
             if left:
                 _log.info(
                     "a batch is written whole after all", sink=self._name, why=left
@@ -70,11 +73,13 @@ class InPortions:
                 return self._writer.write(records, batch_id)
             return self._result(sent, len(records))
 
-    def _send(self, records: pa.Table, batch_id: int) -> _Sent:
+    def _send(
+        self, records: pa.Table, batch_id: int, lacking: Collection[str]
+    ) -> _Sent:
         desk = self._desk
         began_s = desk.clock.monotonic_s()
         parts: list[Plain] = []
-        for part in self._read(records):
+        for part in self._read(records, lacking):
             # Its changes are the sink's now: a batch is not held twice.
             parts.append(part._replace(changes=()))
             if part.left:
@@ -91,11 +96,11 @@ class InPortions:
             parts, checkpoint, round((sent_s - began_s) * 1000), round(flush_s * 1000)
         )
 
-    def _read(self, records: pa.Table) -> Iterator[Plain]:
-        parked = self._desk.parked.keys()
+    def _read(self, records: pa.Table, lacking: Collection[str]) -> Iterator[Plain]:
+        waited_for = self._desk.parked.keys() | self._desk.owed.record_keys()
         for begin in range(0, len(records), PORTION_RECORDS):
             portion = records_of(records.slice(begin, PORTION_RECORDS))
-            yield plain_of(portion, self._writer.routes, parked)
+            yield plain_of(portion, self._writer.routes, waited_for, lacking)
 
     def _result(self, sent: _Sent, records: int) -> BatchResult:
         parts, checkpoint = sent.parts, sent.checkpoint

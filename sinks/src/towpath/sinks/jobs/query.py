@@ -22,6 +22,9 @@ from towpath.sinks.ports import Cluster
 from towpath.sinks.progress import sink_folder
 from towpath.sinks.routes import Routes
 
+# Where a query goes on whose checkpoint was dropped by its recovery.
+RESUMES_FILE: Final = "resumes.json"
+
 _COLUMNS: Final = ("topic", "partition", "offset", "key", "value", "headers")
 
 # A topic made since the last look must not wait for the default of five minutes.
@@ -71,6 +74,17 @@ class QueryPlan:
         """Where the sink is to begin, if it was declared to begin late."""
         return sink_folder(self.state_folder, self.sink.name) / STARTING_OFFSETS_FILE
 
+    @property
+    def resumes_file(self) -> Path:
+        """Where the query goes on, until a batch is committed behind a recovery."""
+        return sink_folder(self.state_folder, self.sink.name) / RESUMES_FILE
+
+    @property
+    def begins_file(self) -> Path:
+        """Where the query begins without a checkpoint; the earliest, if it is not."""
+        resumes = self.resumes_file
+        return resumes if resumes.exists() else self.starting_offsets_file
+
 
 def start_query(
     spark: SparkSession, plan: QueryPlan, cluster: Cluster, on_batch: OnBatch
@@ -112,7 +126,7 @@ def start_query(
 
 def _starting_offsets(plan: QueryPlan, routes: Routes, cluster: Cluster) -> str:
     try:
-        stored = orjson.loads(plan.starting_offsets_file.read_bytes())
+        stored = orjson.loads(plan.begins_file.read_bytes())
     except FileNotFoundError:
         stored = {}
     existing = cluster.end_offsets(routes.matching(cluster.names()))

@@ -1,30 +1,36 @@
 """
-Where a query stands against what its topics still have, before it starts.
+Cures what a query cannot go on for, before it starts.
 
 The engine refuses to go on where records that it has not read are gone, and again at
-each restart. What is wrong is named here; then the old position is dropped, the query
-goes on at the earliest record that is left, and the rows behind the gap are asked for
-as they are. Asking comes first: after a crash in between all of it happens again.
+each restart. What is wrong has a name (``outcomes``); the old position is dropped, the
+query goes on at the earliest record that is left, and the rows behind the gap are asked
+for as they are. Asking comes first: after a crash in between all of it happens again.
 """
 
-import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import orjson
 import structlog
 
 from towpath.schemas.clock import Clock
-from towpath.schemas.topics import is_backfill
-from towpath.sinks.errors import TopicRemadeError
+from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
 from towpath.sinks.jobs.checkpoint import (
     CheckpointUnreadableError,
     drop_checkpoint,
     newest_readable,
     standing,
 )
+from towpath.sinks.jobs.outcomes import (
+    WORDS,
+    Examined,
+    Finding,
+    Outcome,
+    Retained,
+    examine,
+)
+from towpath.sinks.jobs.partition_counts import PartitionCounts
 from towpath.sinks.jobs.query import QueryPlan
 from towpath.sinks.jobs.topic_ids import TopicIds
 from towpath.sinks.ports import Cluster, Repairs
@@ -40,138 +46,7 @@ from towpath.sinks.routes import Routes
 
 RECOVERIES_FILE: Final = "recoveries.jsonl"
 
-# Where a query goes on whose checkpoint was dropped here, until a batch is committed:
-# that is no loss, and what was asked for then need not be asked for again.
-RESUMES_FILE: Final = "resumes.json"
-
 _log = structlog.get_logger("towpath.sinks.jobs")
-
-
-class Outcome(enum.StrEnum):
-    """What was found; the runbook has a line about each."""
-
-    CHECKPOINT_LOST = "checkpoint_lost"
-    CHECKPOINT_UNREADABLE = "checkpoint_unreadable"
-    RETENTION_PASSED = "retention_passed"
-    TOPIC_RECREATED = "topic_recreated"
-    TOPIC_GONE = "topic_gone"
-    PARTITIONS_GONE = "partitions_gone"
-    ROUTE_GONE = "route_gone"
-
-
-_WORDS: Final[Mapping[Outcome, str]] = {
-    Outcome.CHECKPOINT_LOST: "the query's checkpoint is gone",
-    Outcome.CHECKPOINT_UNREADABLE: "the query's checkpoint cannot be read",
-    Outcome.RETENTION_PASSED: "records were deleted before the sink had read them",
-    Outcome.TOPIC_RECREATED: "the topic is not the one that the sink has read",
-    Outcome.TOPIC_GONE: "the topic is gone",
-    Outcome.PARTITIONS_GONE: "the topic has fewer partitions than it had",
-    Outcome.ROUTE_GONE: "no route reads the topic any more",
-}
-
-# What leaves nothing out: the rest of the topics is read as it was.
-_HARMLESS: Final = frozenset(
-    {Outcome.CHECKPOINT_LOST, Outcome.CHECKPOINT_UNREADABLE, Outcome.ROUTE_GONE}
-)
-
-
-class Finding(NamedTuple):
-    """One thing found, about a topic or about the checkpoint as a whole."""
-
-    outcome: Outcome
-    topic: str = ""
-
-
-@dataclass(slots=True)
-class Examined:
-    """
-    What is to be done.
-
-    Attributes:
-        positions: Where the query is to go on, if it cannot from its checkpoint.
-        findings: What was found, each once.
-    """
-
-    positions: dict[str, dict[str, int]] = field(default_factory=dict)
-    findings: dict[Finding, None] = field(default_factory=dict)
-
-    def found(self, outcome: Outcome, topic: str = "") -> None:
-        """Take note of something."""
-        self.findings[Finding(outcome, topic)] = None
-
-
-class Retained(NamedTuple):
-    """
-    What the topics of a sink have: per partition the first and the next offset.
-
-    Attributes:
-        remade: Topics that were made anew: no offset of theirs was ever read.
-    """
-
-    first: Offsets
-    ends: Offsets
-    remade: frozenset[str] = frozenset()
-
-    def has(self, topic: str, partition: str, offset: int) -> bool:
-        """Tell whether reading can go on at an offset, with nothing left out."""
-        first = self.first[topic].get(partition)
-        if first is None or topic in self.remade:
-            return False
-        return first <= offset <= self.ends.get(topic, {}).get(partition, first)
-
-
-def examine(
-    stands: Offsets, retained: Retained, is_read: Callable[[str], bool]
-) -> Examined:
-    """
-    Compare where a query stands with what is there.
-
-    Args:
-        stands: The next offset, per topic and partition, after all that is durable.
-        retained: What the topics have that exist.
-        is_read: Tells whether a route reads a topic.
-    """
-    examined = Examined()
-    for topic, partitions in stands.items():
-        if not is_read(topic):
-            examined.found(Outcome.ROUTE_GONE, topic)
-        elif topic in retained.first:
-            _examine_topic(topic, partitions, retained, examined)
-        elif is_backfill(topic):
-            # Deleted once the sink had all of it.
-            examined.found(Outcome.ROUTE_GONE, topic)
-        else:
-            examined.found(Outcome.TOPIC_GONE, topic)
-    _examine_new(stands, retained, examined)
-    return examined
-
-
-def _examine_topic(
-    topic: str, partitions: Mapping[str, int], retained: Retained, examined: Examined
-) -> None:
-    positions = examined.positions.setdefault(topic, {})
-    for partition, offset in partitions.items():
-        first = retained.first[topic].get(partition)
-        if first is None:
-            examined.found(Outcome.PARTITIONS_GONE, topic)
-        elif retained.has(topic, partition, offset):
-            positions[partition] = offset
-        else:
-            is_cut = offset < first and topic not in retained.remade
-            examined.found(
-                Outcome.RETENTION_PASSED if is_cut else Outcome.TOPIC_RECREATED, topic
-            )
-            positions[partition] = first
-
-
-def _examine_new(stands: Offsets, retained: Retained, examined: Examined) -> None:
-    """What the query has not met yet begins at its first record: is that the first?"""
-    for topic, partitions in retained.first.items():
-        known = stands.get(topic, {})
-        if not known and topic in retained.remade:
-            examined.found(Outcome.TOPIC_RECREATED, topic)
-        elif any(first > 0 for p, first in partitions.items() if p not in known):
-            examined.found(Outcome.RETENTION_PASSED, topic)
 
 
 class Recovery:
@@ -186,8 +61,8 @@ class Recovery:
         self._clock = clock
         self._routes = Routes(plan.sink)
         self._folder = sink_folder(plan.state_folder, plan.sink.name)
-        self._resumes = self._folder / RESUMES_FILE
         self._ids = TopicIds(self._folder, cluster, clock)
+        self._counts = PartitionCounts(self._folder, cluster, clock)
 
     def run(self) -> tuple[Finding, ...]:
         """
@@ -206,33 +81,34 @@ class Recovery:
             stands = newest_readable(checkpoint) or self._progress().applied
         if not stands and not unreadable:
             return self._begin(is_lost=stands is None)
-        self._resumes.unlink(missing_ok=True)
+        self._plan.resumes_file.unlink(missing_ok=True)
         return self._go_on(stands or {}, unreadable=unreadable)
 
     def _go_on(self, stands: Offsets, *, unreadable: bool) -> tuple[Finding, ...]:
         """Go on where the query stands, or as near to it as there is something left."""
         retained, ids = self._retained(stands)
-        examined = examine(stands, retained, self._is_read)
+        examined = self._examine(stands, retained)
         if unreadable:
             examined.found(Outcome.CHECKPOINT_UNREADABLE)
         self._ask(examined)
         self._note(examined)
-        # A topic that is new to the query is met by the engine itself.
-        if any(f.topic in stands or not f.topic for f in examined.findings):
+        if any(finding.ends_reading(stands) for finding in examined.findings):
             positions = orjson.dumps(examined.positions)
-            replace_file(self._plan.starting_offsets_file, positions)
-            replace_file(self._resumes, positions)
+            replace_file(self._plan.resumes_file, positions)
             drop_checkpoint(self._plan.checkpoint)
         self._ids.note(ids)
+        self._counts.note(retained.ends)
         return tuple(examined.findings)
 
     def _begin(self, *, is_lost: bool) -> tuple[Finding, ...]:
         """Start without a checkpoint: for the first time, or because it is gone."""
-        progress, stored = self._progress(), _read(self._plan.starting_offsets_file)
-        resumes = _read(self._resumes)
-        stands = resumes or progress.applied or stored
+        progress, stored = self._progress(), _read(self._plan.begins_file)
+        # Dropped by a recovery, it is no loss, and what was asked for then need not
+        # be asked for again.
+        resumes = self._plan.resumes_file.exists()
+        stands = stored if resumes else progress.applied or stored
         retained, ids = self._retained(stands)
-        examined = examine(stands, retained, self._is_read)
+        examined = self._examine(stands, retained)
         if is_lost and progress.batches > 0 and not resumes:
             examined.found(Outcome.CHECKPOINT_LOST)
         self._ask(examined)
@@ -243,9 +119,10 @@ class Recovery:
             if topic in retained.first
         }
         if usable != stored:
-            replace_file(self._plan.starting_offsets_file, orjson.dumps(usable))
+            replace_file(self._plan.begins_file, orjson.dumps(usable))
         drop_checkpoint(self._plan.checkpoint)
         self._ids.note(ids)
+        self._counts.note(retained.ends)
         return tuple(examined.findings)
 
     def look(self) -> None:
@@ -254,12 +131,27 @@ class Recovery:
 
         Raises:
             TopicRemadeError: One was made anew; the next start asks for what it lacks.
+            PartitionsAddedError: Keys have moved to partitions that one did not have.
             UnavailableError: The broker does not answer.
         """
-        remade = self._ids.look(lambda: self._routes.matching(self._cluster.names()))
+        remade = self._ids.look(self._topics)
         if remade:
             message = f"{min(remade)} was deleted and made anew while it was read"
             raise TopicRemadeError(message)
+        grown = self._counts.look(self._topics)
+        if grown:
+            message = f"{grown[0]} got more partitions while it was read"
+            raise PartitionsAddedError(message)
+
+    def _topics(self) -> list[str]:
+        return self._routes.matching(self._cluster.names())
+
+    def _examine(self, stands: Offsets, retained: Retained) -> Examined:
+        examined = examine(stands, retained, self._is_read)
+        for topic in self._counts.grown(retained.ends):
+            if topic not in retained.remade:
+                examined.found(Outcome.PARTITIONS_ADDED, topic)
+        return examined
 
     def _progress(self) -> Progress:
         name = self._plan.sink.name
@@ -267,7 +159,7 @@ class Recovery:
 
     def _retained(self, stands: Offsets) -> tuple[Retained, dict[str, str]]:
         """Return what the topics have, and their ids of before that was looked up."""
-        names = {*stands, *self._routes.matching(self._cluster.names())}
+        names = {*stands, *self._topics()}
         ids = self._ids.now(names)
         first = self._cluster.first_offsets(names)
         ends = self._cluster.end_offsets(names)
@@ -279,12 +171,12 @@ class Recovery:
     def _ask(self, examined: Examined) -> None:
         """Have the rows behind each gap read anew, route by route."""
         for route, findings in self._by_route(examined.findings):
-            why = f"{_WORDS[findings[0].outcome]}: {findings[0].topic}"
+            why = f"{WORDS[findings[0].outcome]}: {findings[0].topic}"
             if self._repairs.ask_all(route, why):
                 _log.warning("a route's rows were asked for", route=route, why=why)
             else:
                 _log.error(
-                    "records are lost to a route and cannot be asked for",
+                    "a route may lack records that cannot be asked for",
                     route=route,
                     why=why,
                 )
@@ -294,10 +186,9 @@ class Recovery:
     ) -> Iterator[tuple[str, list[Finding]]]:
         routes: dict[str, list[Finding]] = {}
         for finding in findings:
-            if finding.outcome in _HARMLESS:
-                continue
-            for reading in self._routes.reading(finding.topic):
-                routes.setdefault(reading.route.name, []).append(finding)
+            for route, _ in self._routes.reading(finding.topic):
+                if finding.may_lack(route):
+                    routes.setdefault(route.name, []).append(finding)
         yield from routes.items()
 
     def _note(self, examined: Examined) -> None:
@@ -311,7 +202,7 @@ class Recovery:
                 "the query cannot go on where it stood",
                 sink=self._plan.sink.name,
                 outcome=finding.outcome,
-                why=_WORDS[finding.outcome],
+                why=WORDS[finding.outcome],
                 topic=finding.topic or None,
             )
 

@@ -12,11 +12,20 @@ from typing import Final
 
 import structlog
 
+from towpath.schemas import headers as names
 from towpath.schemas.failure import Disposition, TowpathError
 from towpath.sinks.change import Record
 from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.dead_letters.box import LetterBox
-from towpath.sinks.dead_letters.letter import Answer, Ending, Letter, Order, Verb
+from towpath.sinks.dead_letters.letter import (
+    Answer,
+    Ending,
+    Letter,
+    Order,
+    ParkedKey,
+    Verb,
+    shared_topic,
+)
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.decode import decode
 from towpath.sinks.jobs.batch import BatchWriter, Written
@@ -24,6 +33,9 @@ from towpath.sinks.ports import Repairs
 
 NOTHING_OPEN: Final = "there is no open letter of it"
 ASKED_FOR: Final = "its row was asked for as it is, and will let the key go"
+
+# Only where decoding asks for a position: nothing is applied.
+_ANY_POSITION: Final = b"0000000000000000.-"
 
 _PATIENCE_S: Final = 1.0
 
@@ -113,22 +125,33 @@ class Orders:
         written = self._writer.again([letter.record for letter in found])
         if written.reasons:
             return Answer(order.id, next(iter(written.reasons.values())), order.matter)
-        if written.asked:
+        if written.is_open:
             return Answer(order.id, ASKED_FOR, order.matter)
         how = "replayed; what the sink had newer stayed" if _stale(written) else ""
         return Ending(order.matter, found[-1].position, how or "replayed", order.id)
 
     def _discarded(self, order: Order, found: list[Letter]) -> Ending:
         how = "discarded"
-        if self._ask([letter.record for letter in found]):
+        if self._ask(found):
             how = "discarded; its row was asked for as it is"
         return Ending(order.matter, found[-1].position, how, order.id)
 
-    def _ask(self, records: list[Record]) -> bool:
-        changes = decode(records, self._writer.routes).changes
-        keys = dict.fromkeys((change.route, change.key) for change in changes)
-        asked = [self._repairs.ask_keys(route, [key]) for route, key in keys]
-        return any(asked)
+    def _ask(self, found: list[Letter]) -> bool:
+        last = found[-1]
+        topic = shared_topic(last.record.origin.topic)
+        record_key = ParkedKey(topic, last.record.key or b"")
+        bare = [_bare(letter.record) for letter in found]
+        changes = decode(bare, self._writer.routes).changes
+        rows = dict.fromkeys((change.route, change.key) for change in changes)
+        asked = [row for row in rows if self._repairs.ask_keys(row[0], [row[1]])]
+        for row in asked:
+            self._writer.owe(row, record_key, last.position)
+        return bool(asked)
+
+
+def _bare(record: Record) -> Record:
+    """Leave of a record what says which row it is about: the rest may be unreadable."""
+    return record._replace(value=None, headers={names.POSITION: _ANY_POSITION})
 
 
 def _stale(written: Written) -> bool:

@@ -83,6 +83,7 @@ class Report:
             parked=result.parked,
             skipped=before.skipped + result.skipped,
             asked=before.asked + result.asked,
+            nulled=before.nulled + result.nulled,
             position=max(before.position, result.position),
             last_batch_ms=batch_ms,
             last_stages_ms=stages_ms,

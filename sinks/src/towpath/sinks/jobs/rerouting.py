@@ -135,7 +135,7 @@ class Rerouting:
             why=why,
         )
         if change.outcome is Rerouted.ROUTE_REMOVED:
-            unfilled.forget(self._state_folder, name, [change.route])
+            unfilled.forget(self._state_folder, name, change.route)
         elif not self._repairs.ask_all(change.route, why):
             _log.error(
                 "a route goes on from where the sink stands",

@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # has no stubs
+from py4j.protocol import (  # type: ignore[import-untyped]  # has no stubs
+    Py4JError,
+    Py4JJavaError,
+)
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import (
     AnalysisException,
@@ -167,13 +170,13 @@ class SparkSql:
         try:
             return self._session.sql(text).toArrow()
         except AnalysisException as error:
-            message = f"the warehouse refused a statement: {_first_line(error)}"
+            message = f"the warehouse refused a statement: {first_line(error)}"
             raise StatementRefusedError(message) from error
         except (PySparkException, Py4JError) as error:
             if _is_of_a_row(error):
-                message = f"the warehouse refused a row: {_first_line(error)}"
+                message = f"the warehouse refused a row: {first_line(error)}"
                 raise BatchRefusedError(message) from error
-            message = f"the warehouse could not carry it out: {_first_line(error)}"
+            message = f"the warehouse could not carry it out: {first_line(error)}"
             raise TargetUnavailableError(message) from error
 
     def register(self, name: str, table: pa.Table) -> None:
@@ -193,5 +196,7 @@ def _is_of_a_row(error: BaseException | None) -> bool:
     return False
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+def first_line(error: Exception) -> str:
+    """Return what an error of the engine says; of a Java one, what that says."""
+    told = error.java_exception if isinstance(error, Py4JJavaError) else error
+    return str(told).strip().partition("\n")[0]

@@ -32,12 +32,14 @@ from towpath.sinks.errors import (
 )
 from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk
 from towpath.sinks.jobs.checkpoint import read_offsets
+from towpath.sinks.jobs.plain import ROWS_LOST
 from towpath.sinks.jobs.query import QueryPlan, Rows
+from towpath.sinks.jobs.session import first_line
 from towpath.sinks.jobs.spread_part import Done, Errand, write_part
 from towpath.sinks.ports import Batch, Sink
 
 # They are sent with every task; with more, something is wrong that no speed cures.
-MAX_PARKED_TOLD: Final = 1000
+MAX_KEYS_TOLD: Final = 1000
 
 _log = structlog.get_logger("towpath.sinks.jobs")
 
@@ -99,17 +101,21 @@ class FromExecutors:
         with self._writer.alone:
             if self._is_small(batch_id):
                 return self._write_here(rows, batch_id)
+            before = self._desk.owed.lacking()
             self._sink.apply(Batch(batch_id))
             parts = self._on_executors(rows.frame, batch_id)
             left = _left(parts)
-            if left is not None:
-                _log.info(
-                    "a batch is written from the driver after all",
-                    sink=self._plan.sink.name,
-                    why=left,
-                )
-                return self._write_here(rows, batch_id)
-            return self._finish(parts, batch_id)
+            if left is None:
+                result = self._finish(parts, batch_id)
+                if not self._desk.owed.lacking() - before:
+                    return result
+                left = ROWS_LOST
+            _log.info(
+                "a batch is written from the driver after all",
+                sink=self._plan.sink.name,
+                why=left,
+            )
+            return self._write_here(rows, batch_id)
 
     def _finish(self, parts: Sequence[Done], batch_id: int) -> BatchResult:
         """Flush behind all that the executors wrote."""
@@ -128,7 +134,8 @@ class FromExecutors:
 
     def _is_small(self, batch_id: int) -> bool:
         wanted = self._plan.sink.spread_from_records
-        is_told_too_much = len(self._desk.parked) > MAX_PARKED_TOLD
+        keys = len(self._desk.parked) + len(self._desk.owed)
+        is_told_too_much = keys > MAX_KEYS_TOLD
         return is_told_too_much or records_in(self._plan, batch_id) < wanted
 
     def _write_here(self, rows: Rows, batch_id: int) -> BatchResult:
@@ -141,7 +148,8 @@ class FromExecutors:
             sink=self._plan.sink,
             make=self._make,
             opening=self._opening,
-            parked=self._desk.parked.keys(),
+            waited_for=self._desk.parked.keys() | self._desk.owed.record_keys(),
+            lacking=self._desk.owed.lacking(),
             batch_id=batch_id,
         )
 
@@ -154,8 +162,7 @@ class FromExecutors:
             told: list[Done]
             told = frame.repartition(parts, "key").rdd.mapPartitions(write).collect()
         except (PySparkException, Py4JError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            message = f"the executors could not write the batch: {reason}"
+            message = f"the executors could not write the batch: {first_line(error)}"
             raise ExecutorsFailedError(message) from error
         return told
 

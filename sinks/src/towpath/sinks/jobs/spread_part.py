@@ -36,13 +36,15 @@ class Errand:
         make: Makes the sink on an executor.
         opening: Which opening of the sink to write with: one that was opened for
             another does not know the floors that were carried out since.
-        parked: Keys of which nothing may be written.
+        waited_for: Keys of which nothing may be written.
+        lacking: Routes of which no partial change may be written.
     """
 
     sink: SinkSettings
     make: Callable[[], Sink]
     opening: str
-    parked: frozenset[ParkedKey]
+    waited_for: frozenset[ParkedKey]
+    lacking: frozenset[str]
     batch_id: int
 
 
@@ -98,7 +100,8 @@ def forget(name: str) -> None:
 
 def _write(errand: Errand, records: Sequence[Record], clock: Clock) -> Done:
     began_s = clock.monotonic_s()
-    plain = plain_of(records, Routes(errand.sink), errand.parked)
+    routes = Routes(errand.sink)
+    plain = plain_of(records, routes, errand.waited_for, errand.lacking)
     decoded_s = clock.monotonic_s()
     done = Done(
         records=len(records),

@@ -12,7 +12,8 @@ query does not even notice. Any other failure ends the query, which starts again
 its checkpoint, that is, with the same batch; before that, ``Recovery`` looks whether
 the query can go on there.
 
-Between batches the supervisor attends to what was asked for of the dead letters.
+Before its start and between batches the supervisor attends to what was asked for of
+the dead letters.
 """
 
 import threading
@@ -38,7 +39,7 @@ from towpath.settings import WriteFrom
 from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.dead_letters.box import LetterBox
 from towpath.sinks.dead_letters.parked import ParkedKeys
-from towpath.sinks.errors import TopicRemadeError
+from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
 from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk
 from towpath.sinks.jobs.checkpoint import read_offsets
 from towpath.sinks.jobs.columnar import FromColumns
@@ -46,6 +47,7 @@ from towpath.sinks.jobs.delivery import InARow
 from towpath.sinks.jobs.finishing import let_finish
 from towpath.sinks.jobs.idle import Idle
 from towpath.sinks.jobs.monitor import Monitor
+from towpath.sinks.jobs.owed import Owed
 from towpath.sinks.jobs.portions import InPortions
 from towpath.sinks.jobs.query import QueryPlan, Rows, start_query
 from towpath.sinks.jobs.recovery import Recovery
@@ -210,8 +212,11 @@ class Supervisor:
             parked.recall([entry])
         safe = SafePosition(parts.heads, parts.clock)
         sweeps = Sweeps(plan.state_folder, plan.sink.name, parts.cluster)
+        names = [route.name for route in plan.sink.route]
+        owed = Owed(plan.state_folder, plan.sink.name, names, parts.clock)
         desk = Desk(
-            *(letters, parked, sweeps, repairs, safe, parts.clock, self._in_a_row)
+            *(letters, parked, sweeps, repairs, owed, safe, parts.clock),
+            self._in_a_row,
         )
         writer = BatchWriter(Routes(plan.sink), sink, desk)
         orders = Orders(writer, letters, parked, repairs)
@@ -243,6 +248,8 @@ class Supervisor:
             return
 
     def _query(self, bench: _Bench) -> None:
+        # An order may be the cure of what would end this query at once.
+        self._attend(bench)
         query = start_query(
             self._spark,
             self._plan,
@@ -266,13 +273,14 @@ class Supervisor:
 
         Raises:
             TopicRemadeError: The query must start again.
+            PartitionsAddedError: The query must start again.
         """
         try:
             bench.orders.attend()
             bench.safe.look(self._topics)
             bench.recovery.look()
             bench.idle.look()
-        except TopicRemadeError:
+        except (TopicRemadeError, PartitionsAddedError):
             raise
         except (UnavailableError, BusyError) as error:
             _log.info("not attended to", sink=self._name, why=str(error))

@@ -3,8 +3,10 @@ Floors that count only once every partition of their topic has told them.
 
 A sweep ends a snapshot: in each partition it stands behind the rows that the snapshot
 spared. As long as one partition has not come to it, rows may be missing that are about
-to come, so the floor waits. What was told is kept in a file, written before the batch
-counts as done: a batch that comes again tells the same again, which changes nothing.
+to come, so the floor waits. The sweep says how many partitions it was written into:
+what was added since has nothing to spare. What was told is kept in a file, written
+before the batch counts as done: a batch that comes again tells the same again, which
+changes nothing.
 """
 
 from collections.abc import Iterable
@@ -89,8 +91,12 @@ class Sweeps:
     def _is_complete(self, floor: Floor) -> bool:
         topic = floor.origin.topic
         told = self._told[floor.route][floor.position][topic]
-        ends = self._cluster.end_offsets([topic]).get(topic, {})
-        return {int(partition) for partition in ends} <= set(told)
+        # A sweep that an older relay has written does not say it.
+        count = floor.partitions or self._count(topic)
+        return set(range(count)) <= set(told)
+
+    def _count(self, topic: str) -> int:
+        return len(self._cluster.end_offsets([topic]).get(topic, {}))
 
     def _forget_below(self, complete: dict[str, str]) -> None:
         """Forget what a higher floor makes needless; the complete ones may recur."""

@@ -1,0 +1,97 @@
+"""
+Rows asked for as they are now, once a batch is written: what, and how much at once.
+
+What is to be asked for, ``owed`` decides. A route of which more rows are owed than can
+be kept count of is asked for as a whole: it lacks rows then, and all that is owed comes
+with them.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from towpath.sinks.change import Change, Floor, Record, Refusal
+from towpath.sinks.jobs.owed import Due, Owed
+from towpath.sinks.ports import Repairs
+
+TOO_MANY: Final = "more of its rows are owed than are kept count of"
+
+
+class Told(NamedTuple):
+    """
+    What became of a batch.
+
+    Attributes:
+        changes: Those that were given to the sink.
+        refused: Those that were not applied.
+    """
+
+    records: Sequence[Record]
+    changes: Sequence[Change]
+    refused: Sequence[Refusal]
+    floors: Sequence[Floor]
+
+
+class Asked(NamedTuple):
+    """
+    What was asked for.
+
+    Attributes:
+        left: What is refused all the same.
+        rows: How many rows were asked for.
+        is_open: Whether the batch rests upon rows that are owed, asked for by now or
+            before.
+    """
+
+    left: list[Refusal]
+    rows: int
+    is_open: bool
+
+
+def ask(told: Told, owed: Owed, repairs: Repairs) -> Asked:
+    """
+    Ask for what a batch leaves open, durably.
+
+    Raises:
+        UnavailableError: They are not known to be asked for.
+    """
+    asks = [refusal for refusal in told.refused if refusal.asks]
+    left = [refusal for refusal in told.refused if not refusal.asks]
+    absent = [refusal.change for refusal in asks]
+    due = owed.due(_written(told), absent, told.records)
+    asked, silent = _ask(due, owed, repairs)
+    owed.take(due, told.floors)
+    left += [refusal for refusal in asks if refusal.change.route in silent]
+    return Asked(left, asked, any(due.rows.values()) or asked > 0)
+
+
+def _written(told: Told) -> Iterable[Change]:
+    if not told.refused:
+        return told.changes
+    refused = {_place(refusal.change) for refusal in told.refused}
+    return [change for change in told.changes if _place(change) not in refused]
+
+
+def _place(change: Change) -> tuple[object, ...]:
+    return change.route, change.key, change.position
+
+
+def _ask(due: Due, owed: Owed, repairs: Repairs) -> tuple[int, set[str]]:
+    """Ask; return how many rows were asked for, and of which routes none can be."""
+    asked, silent = 0, set()
+    wanted: dict[str, list[Change]] = defaultdict(list)
+    for (route, _), change in due.ask.items():
+        wanted[route].append(change)
+    for route, changes in wanted.items():
+        if not owed.has_room(route, len(changes)):
+            is_asked = repairs.ask_all(route, TOO_MANY)
+            due.forget(route)
+            owed.forget(route)
+        else:
+            is_asked = repairs.ask_keys(route, [change.key for change in changes])
+        if is_asked:
+            asked += len(changes)
+        else:
+            due.forget(route)
+            silent.add(route)
+    return asked, silent

@@ -1,0 +1,159 @@
+"""A target that lost rows ends equal to its source, whatever comes before what."""
+
+from copy import deepcopy
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.deaths import Death, repeat
+from support.parked_shop import FILL, Shop, change
+from towpath.schemas import headers
+
+KEYS = (7,)
+LARGE = ("note", "bio")
+# What a change leaves out: most leave all that is large.
+KEPT = st.sampled_from([LARGE, (), ("note",), ("bio",), LARGE])
+# How much of the stream a batch holds, and of what is read for the sink.
+SIZES = st.sampled_from([(3, 3), (1, 0), (2, 0), (0, 1), (0, 2), (1, 1)])
+
+
+class World:
+    """
+    A source, its relay, and a cache that lost what it was told last.
+
+    Attributes:
+        rows: The source's, by key.
+        logs: What the stream's topic and the sink's own hold.
+        at: How far the sink has read each.
+    """
+
+    def __init__(self, draw):
+        self._draw = draw
+        self.rows = dict.fromkeys(KEYS)
+        self.logs = ([], [])
+        self.at = [0, 0]
+        self.shop = Shop(can_ask=True)
+        self._committed = 0
+        self._answered = 0
+        self._is_filling = False
+        self._lose()
+
+    def commit(self):
+        """Change a row; large columns that did not change are left out."""
+        self._committed += 1
+        number = self._committed
+        key = self._draw(st.sampled_from(KEYS))
+        before = self.rows[key]
+        if before and self._draw(st.integers(0, 9)) == 9:
+            self.rows[key] = None
+            self._append(0, change(number, "d", order=key))
+            return
+        kept = self._draw(KEPT) if before else ()
+        said = {name: f"{number}" for name in (*LARGE, "status") if name not in kept}
+        self.rows[key] = (before or {}) | said
+        operation = "u" if before else "c"
+        record = change(number, operation, order=key, unchanged=sorted(kept), **said)
+        self._append(0, record)
+
+    def read(self, keys=KEYS):
+        """Read rows for the sink, above all that was committed."""
+        position = f"{(self._committed + 1) * 8:016x}.-".encode()
+        for key in keys:
+            row = self.rows[key]
+            operation = "d" if row is None else "r"
+            record = change(0, operation, order=key, topic=FILL, **(row or {}))
+            if row is not None or not self._is_filling:
+                self._append(1, _at(record, position))
+        return position
+
+    def fill(self):
+        """Read all rows while the source goes on; then sweep."""
+        self._is_filling = True
+        floor = self.read()
+        for _ in range(self._draw(st.integers(0, 2))):
+            self.commit()
+        self._is_filling = False
+        sweep = change(0, "t", topic=FILL)
+        self._append(1, sweep._replace(headers={headers.SWEEP: floor}))
+
+    def answer(self):
+        """Read what the sink has asked for."""
+        asked = self.shop.repairs.keys[self._answered :]
+        self._answered += len(asked)
+        for _, (key,) in asked:
+            self.read([key])
+
+    def deliver(self, *sizes):
+        """Hand a batch to the sink; it may die, and gets the same again."""
+        batch = []
+        for number, size in enumerate(sizes):
+            begin = self.at[number]
+            batch += self.logs[number][begin : begin + size]
+            self.at[number] = min(begin + size, len(self.logs[number]))
+        repeat(self.shop, lambda: self.shop.write(*batch))
+        if any(headers.SWEEP in record.headers for record in batch):
+            self.shop.owed.routes.clear()
+
+    def finish(self):
+        """Let all come to rest."""
+        self.answer()
+        while self.at != [len(log) for log in self.logs]:
+            self.deliver(*self._draw(SIZES))
+            self.answer()
+
+    def _append(self, log, record):
+        origin = record.origin._replace(offset=len(self.logs[log]))
+        self.logs[log].append(record._replace(origin=origin))
+
+    def _lose(self):
+        """Let the target go back to what it was; all of its rows are asked for."""
+        for _ in range(self._draw(st.integers(1, 2))):
+            self.commit()
+        self.deliver(9, 0)
+        kept = deepcopy(self.shop.sink.rows)
+        for _ in range(self._draw(st.integers(1, 2))):
+            self.commit()
+        self.deliver(9, 0)
+        self.shop.sink.rows = kept
+        self.shop.owed.routes.add("orders")
+
+
+def _at(record, position):
+    return record._replace(headers={**record.headers, "position": position})
+
+
+@given(st.data(), st.lists(st.integers(1, 12), max_size=4), st.booleans())
+def test_a_target_that_lost_rows_ends_equal_to_its_source(data, deaths, is_after):
+    """
+    Rows that are read come before or after the changes that they stand below.
+
+    Partial changes are laid upon stale rows meanwhile, and upon rows that are absent.
+    """
+    world = World(data.draw)
+    if deaths:
+        Death(*deaths, is_after=is_after).threaten(world.shop)
+    steps = ["commit", "deliver", "answer"]
+    is_filled = False
+    for _ in range(data.draw(st.integers(0, 14))):
+        step = data.draw(st.sampled_from(steps + ["fill"] * (not is_filled)))
+        is_filled |= step == "fill"
+        if step == "deliver":
+            world.deliver(*data.draw(SIZES))
+        else:
+            getattr(world, step)()
+    if not is_filled:
+        world.fill()
+    world.finish()
+    stored = world.shop.sink.rows.get("orders", {})
+    rows = {
+        key: {k: v for k, v in s.row.items() if k != "order_id"}
+        for key, s in stored.items()
+        if s.row is not None
+    }
+    asked = len(world.shop.owed)
+
+    assert ({f"{k}": row for k, row in world.rows.items() if row}, 0, []) == (
+        rows,
+        asked,
+        world.shop.letters.told(),
+    )

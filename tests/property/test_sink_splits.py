@@ -1,0 +1,151 @@
+"""One batch or many, the same outcome, whatever of them cannot be read."""
+
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.parked_shop import FILL, TOPIC, Shop, change
+from towpath.schemas.envelope import Operation
+from towpath.sinks import decode
+from towpath.sinks.change import Origin, Record
+from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.dead_letters.letter import Verb
+
+pytestmark = pytest.mark.timeout(300)
+
+KEYS = (7, 8)
+# An operation of a later release.
+UNREAD = "z"
+
+
+class Told(NamedTuple):
+    """
+    A source's history.
+
+    Attributes:
+        records: In the order of their positions.
+        fold: The row of each key that has one in the end.
+    """
+
+    records: list[Record]
+    fold: dict[str, dict]
+
+
+@st.composite
+def histories(draw):
+    """Draw changes of any kind, truncations, and what is not to be read as yet."""
+    records: list[Record] = []
+    fold: dict[str, dict] = {}
+    for number in range(1, draw(st.integers(2, 11))):
+        key = draw(st.sampled_from(KEYS))
+        row = fold.get(str(key))
+        kinds = ["c"] if row is None else ["u", "partial", "partial", "d", "r"]
+        kind = draw(st.sampled_from([*kinds, "t"] if number % 5 == 0 else kinds))
+        if kind == "t":
+            fold.clear()
+            headers = {"position": f"{number * 8:016x}.0000000000".encode()}
+            place = Origin(TOPIC, 0, number)
+            records.append(Record(place, None, b'{"op": "t"}', headers))
+            continue
+        note = row["note"] if row and kind in {"partial", "r"} else f"note {number}"
+        after = {"status": f"{number}", "note": note}
+        if kind == "d":
+            fold.pop(str(key))
+        else:
+            fold[str(key)] = {"order_id": key, **after}
+        records.append(_record(number, kind, key, after))
+        if kind not in {"d", "r"} and draw(st.booleans()):
+            records[-1] = _unread(records[-1])
+    return Told(records, fold)
+
+
+def _record(number, kind, key, after):
+    """Make a record; what a snapshot read stands in the sink's own topic."""
+    if kind == "r":
+        return change(number, kind, order=key, topic=FILL, **after)
+    if kind == "partial":
+        status = after["status"]
+        return change(number, "u", order=key, unchanged=["note"], status=status)
+    return change(number, kind, order=key, **after)
+
+
+def _unread(record):
+    """Have nobody know what a record says."""
+    value = record.value.replace(b'"op":"c"', b'"op":"z"')
+    return record._replace(value=value.replace(b'"op":"u"', b'"op":"z"'))
+
+
+@contextmanager
+def _later_release():
+    """Know all operations."""
+    known = decode._OPERATIONS
+    known[UNREAD] = Operation.UPDATE
+    try:
+        yield
+    finally:
+        del known[UNREAD]
+
+
+def _cut(draw, records):
+    """Cut records into batches anywhere."""
+    cuts = draw(st.sets(st.integers(1, max(1, len(records) - 1))))
+    bounds = [0, *sorted(cuts), len(records)]
+    return [records[a:b] for a, b in pairwise(bounds)]
+
+
+def _outcome(shop):
+    """Return the rows, which letters are open, and from where on keys wait."""
+    rows = shop.sink.rows.get("orders", {})
+    book = Book().read(shop.letters.entries())
+    return (
+        {k: (s.position, s.row and dict(s.row)) for k, s in rows.items()},
+        sorted(letter.record.origin for m in book.letters for letter in book.of(m)),
+        {key: shop.parked.waiting(key) for key in sorted(shop.parked.keys())},
+    )
+
+
+def _written(batches):
+    """Write batches."""
+    shop = Shop(can_ask=True)
+    for batch in batches:
+        shop.write(*batch)
+    return shop
+
+
+@given(histories(), st.data())
+def test_one_batch_or_many_the_same_outcome(told, data):
+    """
+    Rows, letters and parked keys are the same, and so are they at the next start.
+    """
+    alone = _written([[record] for record in told.records])
+    once = _written([told.records])
+    cut = _written(_cut(data.draw, told.records))
+    known = _outcome(cut)
+    cut.begin()
+
+    assert [_outcome(alone)] * 3 == [_outcome(once), known, _outcome(cut)]
+
+
+@given(histories(), st.data())
+def test_what_is_read_later_is_as_if_it_had_always_been(told, data):
+    """
+    Once a release knows what was set aside, a replay ends equal to the source.
+
+    Rows that a snapshot read may come anywhere between the streamed changes.
+    """
+    logs = [[r for r in told.records if r.origin.topic == t] for t in (TOPIC, FILL)]
+    order = data.draw(st.permutations([0] * len(logs[0]) + [1] * len(logs[1])))
+    shop = _written(_cut(data.draw, [logs[log].pop(0) for log in order]))
+    with _later_release():
+        for matter in Book().read(shop.letters.entries()).letters:
+            shop.ask(Verb.REPLAY, matter)
+    rows = shop.sink.rows.get("orders", {})
+    asked = {str(key) for _, (key,) in shop.repairs.keys}
+
+    assert {k: v for k, v in told.fold.items() if k not in asked} == {
+        k: s.row for k, s in rows.items() if s.row is not None and k not in asked
+    }

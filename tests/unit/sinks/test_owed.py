@@ -1,0 +1,236 @@
+"""A row that a partial change may rest upon wrongly is owed until it is whole."""
+
+import pytest
+
+from support.letters import InMind
+from support.parked_shop import FILL, Shop, change
+from towpath.schemas.clock import SystemClock
+from towpath.sinks import unfilled
+from towpath.sinks.dead_letters.letter import Verb
+from towpath.sinks.jobs import owed
+from towpath.sinks.jobs.owed import Owed
+from towpath.sinks.jobs.replay import ASKED_FOR
+
+ASKED = ("orders", (7,))
+
+
+@pytest.fixture
+def shop():
+    """Lend a shop whose target lost what it was told last, and that lacks rows."""
+    shop = Shop(can_ask=True)
+    shop.write(change(1, "c", note="old", bio="old", status="placed"))
+    shop.owed.routes.add("orders")
+    return shop
+
+
+def paid(number, *unchanged, **after):
+    """Make a partial change; the note is left out if nothing else is."""
+    return change(number, unchanged=list(unchanged or ("note",)), **after)
+
+
+def row_of(shop):
+    """Return the row of the order without its key."""
+    stored = shop.sink.rows["orders"]["7"].row
+    return {name: value for name, value in stored.items() if name != "order_id"}
+
+
+def test_what_a_stale_row_was_merged_into_is_read_again(shop):
+    """
+    The row that was read comes too late: it stands below the change, and is dropped.
+    """
+    shop.write(paid(5, bio="new", status="paid"))
+    shop.write(change(4, "r", topic=FILL, note="new", bio="old", status="placed"))
+    asked = list(shop.repairs.keys)
+    shop.write(change(6, "r", topic=FILL, note="new", bio="new", status="paid"))
+
+    assert ([ASKED], {"note": "new", "bio": "new", "status": "paid"}, 0) == (
+        asked,
+        row_of(shop),
+        len(shop.owed),
+    )
+
+
+def test_a_route_that_lacks_nothing_asks_for_nothing(shop):
+    """A partial change finds the row that it rests upon."""
+    shop.owed.routes.clear()
+    shop.write(paid(5, bio="new", status="paid"))
+
+    assert ([], "old", 0) == (shop.repairs.keys, row_of(shop)["note"], len(shop.owed))
+
+
+def test_a_row_that_the_batch_has_whole_is_not_asked_for(shop):
+    """It is whole above whatever the target had."""
+    shop.write(change(4, note="new", bio="b", status="placed"), paid(5, bio="c"))
+
+    assert ([], {"note": "new", "bio": "c", "status": "placed"}) == (
+        shop.repairs.keys,
+        row_of(shop) | {"status": "placed"},
+    )
+
+
+def test_one_row_is_asked_for_once_however_often_it_changes(shop):
+    """The question is one at a time, also after a restart."""
+    for number in range(5, 9):
+        shop.write(paid(number, status=f"{number}"))
+    shop.begin()
+    shop.write(paid(9, status="9"))
+
+    assert [ASKED] == shop.repairs.keys
+
+
+def test_an_answer_that_came_too_early_is_asked_for_again(shop):
+    """
+    A change that stands above the answer was laid upon the stale row all the same.
+
+    So it is once the route lacks nothing any more: nobody else would ask.
+    """
+    shop.write(paid(5, status="paid"))
+    shop.owed.routes.clear()
+    shop.write(paid(8, "note", "bio", status="sent"))
+    shop.write(change(7, "r", topic=FILL, note="new", bio="new", status="paid"))
+    again = list(shop.repairs.keys)
+    shop.write(change(9, "r", topic=FILL, note="new", bio="new", status="sent"))
+
+    assert ([ASKED, ASKED], {"note": "new", "bio": "new", "status": "sent"}, 0) == (
+        again,
+        row_of(shop),
+        len(shop.owed),
+    )
+
+
+def test_a_row_from_below_the_question_is_no_answer(shop):
+    """The snapshot that is under way tells rows too; the answer is still to come."""
+    shop.write(paid(5, status="paid"))
+    shop.write(change(3, "r", topic=FILL, note="old", bio="old", status="placed"))
+
+    assert ([ASKED], 1) == (shop.repairs.keys, len(shop.owed))
+
+
+def test_a_row_that_was_absent_is_owed_too(shop):
+    """
+    What a change said that found no row is nowhere but in the answer.
+    """
+    shop.owed.routes.clear()
+    shop.sink.rows.clear()
+    shop.write(paid(5, bio="new", status="paid"))
+    shop.write(change(4, "r", topic=FILL, note="new", bio="old", status="placed"))
+    shop.write(paid(8, "note", "bio", status="sent"))
+    shop.write(change(7, "r", topic=FILL, note="new", bio="new", status="paid"))
+    shop.write(change(9, "r", topic=FILL, note="new", bio="new", status="sent"))
+
+    assert ([ASKED, ASKED], {"note": "new", "bio": "new", "status": "sent"}) == (
+        shop.repairs.keys,
+        row_of(shop),
+    )
+
+
+def test_a_row_whose_letter_was_given_up_is_owed():
+    """
+    A change that comes before the answer rests upon a row without the letter's.
+    """
+    shop = Shop(can_ask=True)
+    shop.write(change(1, "c", note="old", status="placed"))
+    shop.write(change(2, note="bad", status="paid"))
+    shop.ask(Verb.DISCARD)
+    shop.sink.is_mended = True
+    shop.write(paid(5, status="sent"))
+    shop.write(change(4, "r", topic=FILL, note="bad", status="paid"))
+    again = list(shop.repairs.keys)
+    shop.write(change(6, "r", topic=FILL, note="bad", status="sent"))
+
+    assert ([ASKED, ASKED], {"note": "bad", "status": "sent"}, 0) == (
+        again,
+        row_of(shop),
+        len(shop.owed),
+    )
+
+
+def test_a_letter_that_rests_upon_an_owed_row_is_not_over(shop):
+    """Its key stays parked until the row comes, also if that was asked for before."""
+    shop.write(paid(2, status="paid"))
+    shop.write(change(3, note="bad", status="sent", unchanged=["bio"]))
+    shop.sink.is_mended = True
+    said = shop.ask(Verb.REPLAY).text
+    parked = len(shop.parked)
+    shop.write(change(4, "r", topic=FILL, note="bad", bio="b", status="sent"))
+
+    assert (ASKED_FOR, [ASKED], 1, 0, 0) == (
+        *(said, shop.repairs.keys, parked),
+        *(len(shop.parked), len(shop.owed)),
+    )
+
+
+def test_a_row_that_is_gone_is_owed_no_more(shop):
+    """By a delete, or by a truncation that stands above it."""
+    shop.write(paid(5), change(2, "c", order=8, note="a"))
+    shop.write(paid(6, order=8))
+    seen = [len(shop.owed)]
+    for record in (change(7, "d"), change(8, "t")):
+        shop.write(record)
+        seen.append(len(shop.owed))
+
+    assert [2, 1, 0] == seen
+
+
+def test_what_nobody_can_be_asked_for_is_not_owed():
+    """It would be waited for in vain."""
+    shop = Shop()
+    shop.write(change(1, "c", note="a"))
+    shop.owed.routes.add("orders")
+    shop.write(paid(2, status="paid"), paid(3, order=8))
+
+    assert (0, 1) == (len(shop.owed), len(shop.letters.told()))
+
+
+def test_more_than_can_be_kept_count_of_is_asked_for_as_a_whole(shop, monkeypatch):
+    """What is owed of the route comes with all of its rows."""
+    monkeypatch.setattr(owed, "MAX_OWED", 2)
+    shop.write(*(change(2, "c", order=order, note="a") for order in range(4)))
+    shop.write(*(paid(3, order=order) for order in range(2)))
+    kept = len(shop.owed)
+    shop.write(*(paid(4, order=order) for order in range(4)))
+
+    assert (2, 0, 1) == (kept, len(shop.owed), len(shop.repairs.routes))
+
+
+class Clock:
+    """Shows what it was set to."""
+
+    now_s = 0.0
+
+    def monotonic_s(self):
+        """Tell the time."""
+        return self.now_s
+
+
+def test_a_question_that_nobody_answers_is_asked_again_after_a_while():
+    """With the next partial change, not before."""
+    clock = Clock()
+    shop = Shop(can_ask=True, owed=InMind(clock=clock))
+    asked = []
+    for number, now_s in enumerate((0, 59, 61, 62), start=1):
+        clock.now_s = now_s
+        shop.write(paid(number))
+        asked.append(len(shop.repairs.keys))
+
+    assert [1, 1, 2, 2] == asked
+
+
+def test_what_is_owed_survives_a_restart(tmp_path, shop):
+    """
+    It is in the sink's folder, beside the routes that lack rows.
+
+    Of a route that is gone nothing is owed.
+    """
+    found = Owed(tmp_path, "cache", ["orders"], SystemClock())
+    shop = Shop(can_ask=True, owed=found)
+    shop.write(change(1, "c", note="a"))
+    unfilled.begin(tmp_path, "cache", "orders", "repair-1")
+    shop.write(paid(2))
+    again = Owed(tmp_path, "cache", ["orders"], SystemClock())
+    other = Owed(tmp_path, "cache", ["lines"], SystemClock())
+
+    assert (1, found.record_keys(), {"orders"}, 0) == (
+        *(len(again), again.record_keys(), again.lacking()),
+        len(other),
+    )

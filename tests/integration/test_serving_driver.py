@@ -3,9 +3,9 @@
 import pytest
 
 from support.serving import PATIENCE_S, Feed, Place, driver
-from support.waiting import until
-from towpath.sinks import __main__ as sinks
+from support.waiting import CLOCK, until
 from towpath.sinks import declare
+from towpath.sinks.kafka import Topics
 from towpath.sinks.progress import State
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
@@ -36,8 +36,9 @@ def test_a_dead_target_and_a_new_sink_leave_the_others_alone(place, unused_port)
         before = dict(feed.rows)
 
         block = place.sink("search2", "search", place.stack.opensearch_url)
-        sinks.declare_sink(place.config, block)
-        sinks.wait_running(place.config, "search2", PATIENCE_S)
+        topics = Topics(place.stack.kafka)
+        declare.declare_sink(place.config, block, {}, topics, CLOCK)
+        declare.wait_running(place.settings, "search2", CLOCK, PATIENCE_S)
         feed.backfill("search2", keys=before)
         for key in range(50, 60):
             feed.put(key, "c", {"status": "placed", "note": "new"})
@@ -46,6 +47,13 @@ def test_a_dead_target_and_a_new_sink_leave_the_others_alone(place, unused_port)
         place.wait_applied("search2")
         error = place.progress("search").error
         cache = place.progress("cache")
+        behind = [
+            declare.records_between(
+                place.progress(name).applied,
+                declare.sink_ends(place.settings, name, topics),
+            )
+            for name in ("cache", "search2")
+        ]
 
     fed = feed.rows
     streamed = {k: row for k, row in fed.items() if row[-1] != "read"}
@@ -53,10 +61,7 @@ def test_a_dead_target_and_a_new_sink_leave_the_others_alone(place, unused_port)
     assert fed == place.indexed("search2")
     assert {**before, **streamed} == place.cached()
     assert ({place.topic}, 0) == (set(cache.applied), cache.dead_letters)
-    assert [0, 0] == [
-        declare.lag_of(place.settings, name, sinks._cluster(place.settings)).lag_records
-        for name in ("cache", "search2")
-    ]
+    assert [0, 0] == behind
 
 
 @pytest.fixture

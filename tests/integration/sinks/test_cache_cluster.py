@@ -1,7 +1,7 @@
 """The cache on a cluster of three servers: no call touches keys of two slots."""
 
 import random
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 import redis
@@ -153,6 +153,27 @@ def test_one_emptied_server_is_a_loss(nodes, sink, asked):
     sink.flush()
 
     assert asked.all == [("orders", "it was emptied")]
+
+
+def test_a_loss_after_another_servers_refusals_is_a_loss(nodes, sink, asked):
+    """A count that has risen alone, while its neighbour was full, hides nothing."""
+    sink.apply(Batch(0, tuple(order(key, 1) for key in range(100))))
+    sink.flush()
+    nodes[2].client.config_set("maxmemory", 1)
+    for _ in range(3):
+        with pytest.raises(TargetBusyError, match="memory is full"):
+            sink.attend()
+    nodes[2].client.config_set("maxmemory", 0)
+    size_bytes = nodes[0].file.stat().st_size
+    sink.apply(Batch(1, tuple(order(key, 2) for key in range(100))))
+    sink.flush()
+    nodes[0].cut_short(size_bytes)
+    until(lambda: all(map(is_whole, nodes)), "the cluster is whole", pause_s=0.02)
+    with suppress(TargetBusyError, TargetUnavailableError):
+        sink.attend()
+    sink.attend()
+
+    assert asked.all == [("orders", "it lost what was written last")]
 
 
 def test_a_slot_that_moved_is_found_again(nodes, sink, unique):

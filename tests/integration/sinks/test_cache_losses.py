@@ -110,21 +110,13 @@ def everything(why):
     return [(route, why) for route in ROUTES]
 
 
-def cut_short(server, size_bytes):
-    """Kill the server, and take from its file what lies behind a size."""
-    server.kill()
-    with server.file.open("rb+") as file:
-        file.truncate(size_bytes)
-    server.start()
-
-
 def test_a_cache_that_lost_its_last_second_is_read_anew_once(place):
     """The file ends before an acknowledged batch: all routes are asked for, once."""
     sink = place.opened()
     write(sink, orders(1))
     size_bytes = place.server.file.stat().st_size
     write(sink, orders(2, at=2))
-    cut_short(place.server, size_bytes)
+    place.server.cut_short(size_bytes)
     place.opened()
     again = place.opened()
     write(again, orders(3, at=3))
@@ -141,7 +133,7 @@ def test_a_running_sink_notices_that_the_last_second_is_gone(place):
     write(sink, orders(1))
     size_bytes = place.server.file.stat().st_size
     write(sink, orders(2, at=2))
-    cut_short(place.server, size_bytes)
+    place.server.cut_short(size_bytes)
     write(sink, orders(3, at=3))
 
     assert everything(LAST_SECOND) == place.asked.all
@@ -319,7 +311,7 @@ def test_a_server_that_dies_between_apply_and_flush_makes_the_batch_come_again(p
     sink = place.opened()
     size_bytes = place.server.file.stat().st_size
     sink.apply(orders(1, 2))
-    cut_short(place.server, size_bytes)
+    place.server.cut_short(size_bytes)
     with pytest.raises(TargetUnavailableError):
         sink.flush()
     sink.apply(orders(1, 2))

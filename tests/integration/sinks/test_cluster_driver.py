@@ -11,9 +11,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.spark_cluster import SparkCluster
-from support.waiting import until
+from support.waiting import CLOCK, until
 from towpath.settings import load
-from towpath.sinks import __main__ as sinks
+from towpath.sinks import declare
+from towpath.sinks.kafka import Topics
 from towpath.sinks.kinds import reader_of
 from towpath.sinks.progress import progress_path, read_progress
 
@@ -169,9 +170,11 @@ class Shop:
 
     def wait_applied(self):
         """Wait until all sinks have applied all there is."""
+        settings = load(self.config, {})
+        topics = Topics(settings.kafka.bootstrap_servers)
         for name in ALL:
-            ends = sinks.sink_ends(self.config, name)
-            sinks.wait_applied(self.config, name, ends, PATIENCE_S)
+            ends = declare.sink_ends(settings, name, topics)
+            declare.wait_applied(settings, name, ends, CLOCK, PATIENCE_S)
 
     def told(self, name):
         """Read a sink: position and fields of live rows, position of the others."""

@@ -7,11 +7,12 @@ import pytest
 from opensearchpy import OpenSearch
 
 from support.lake import write
-from towpath.settings import Route, Sink
+from towpath.settings import Route, SearchOptions, Sink
 from towpath.sinks.cache.client import connect
 from towpath.sinks.cache.erasing import erase as erase_cache
-from towpath.sinks.cache.place import floors_place, row_place, witness_places
+from towpath.sinks.cache.place import floors_place, route_place, witness_places
 from towpath.sinks.search.erasing import erase as erase_search
+from towpath.sinks.search.mapping import index_body, with_own
 from towpath.sinks.warehouse.erasing import erase as erase_warehouse
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -33,8 +34,8 @@ def test_a_caches_rows_and_floors_go(stack, name):
     """Rows of a route whose name only begins so stay."""
     stack.up("redis")
     client = connect(stack.redis_url)
-    places = [row_place(name, name, (key,)) for key in range(2500)]
-    other = row_place(name, f"{name}2", (1,))
+    places = [f"{route_place(name, name)}{key}" for key in range(2500)]
+    other = f"{route_place(name, f'{name}2')}1"
     for place in (*places, other):
         client.hset(place, "_position", "x")
     client.hset(witness_places(name, "it", is_cluster=False)[0], "id", "x")
@@ -49,19 +50,28 @@ def test_a_caches_rows_and_floors_go(stack, name):
 
 
 def test_an_indexs_versions_go_with_their_alias(stack, name):
-    """Also one that a rebuild has begun; one that is only named alike stays."""
+    """
+    Also one that a rebuild has begun.
+
+    What no sink has made stays, whether it is named alike or just as ours are.
+    """
     stack.up("opensearch")
     client = OpenSearch(hosts=[stack.opensearch_url])
-    client.indices.create(index=f"{name}-1", body={"aliases": {name: {}}})
-    for index in (f"{name}-2", f"{name}-x-1"):
-        client.indices.create(index=index)
+    ours = index_body(with_own({}), SearchOptions(), {})
+    loose = {"mappings": {"properties": ours["mappings"]["properties"]}}
+    strict = {"mappings": {"dynamic": "strict"}}
+    foreign = {f"{name}-20260101": loose, f"{name}-7": strict, f"{name}-x-1": ours}
+    client.indices.create(index=f"{name}-1", body={**ours, "aliases": {name: {}}})
+    for index, body in ({f"{name}-2": ours} | foreign).items():
+        client.indices.create(index=index, body=body)
     erase_search(sink("search", stack.opensearch_url, name), "towpath")
     erase_search(sink("search", stack.opensearch_url, name), "towpath")
     left = sorted(client.indices.get(index=f"{name}*"))
-    client.indices.delete(index=f"{name}-x-1")
+    for index in left:
+        client.indices.delete(index=index)
     client.close()
 
-    assert [f"{name}-x-1"] == left
+    assert sorted(foreign) == left
 
 
 @pytest.mark.spark

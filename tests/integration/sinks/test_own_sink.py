@@ -5,10 +5,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.rig import Rig
 from towpath.deploy.cli import app as commands
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import ConfigurationError
@@ -161,12 +163,71 @@ def test_the_guides_sink_is_checked_with_the_whole_configuration(package, capsys
     )
 
 
+def commands_of_step_seven() -> list[list[str]]:
+    """Return the words of each command, without the program's name."""
+    text = GUIDE.read_text(encoding="utf-8").partition("\n## 7.")[2]
+    lines = text.partition("```sh\n")[2].partition("```")[0].splitlines()
+    return [line.removeprefix("towpath ").split() for line in lines]
+
+
+@pytest.fixture
+def place(stack, database, unique, package, monkeypatch) -> Iterator[Rig]:
+    """Lend a running system that reads the package's folder, and no sink yet."""
+    stack.up("kafka")
+    monkeypatch.chdir(package)
+    found = ":".join([str(package), *filter(None, sys.path)])
+    monkeypatch.setenv("PYTHONPATH", found)
+    rig = Rig(database, stack.kafka, unique, package)
+    rig.execute("create schema shop")
+    rig.execute("create table shop.orders (order_id int primary key, status text)")
+    rig.execute(
+        "insert into shop.orders select n, 'placed' from generate_series(1, 50) n"
+    )
+    rig.configure(tables=["shop.orders"])
+    rig.init()
+    rig.start()
+    rig.wait_for(lambda: bool(rig.logged("relay started")))
+    yield rig
+    rig.close()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_the_guides_sink_is_added_to_a_running_system(place, capfd):
+    """
+    The commands of the last step, as they stand there, each in its turn.
+    """
+    block = place.folder / "sink.toml"
+    block.write_text(block.read_text().replace("towpath.shop", f"{place.prefix}.shop"))
+    (*run, behind), *others = commands_of_step_seven()
+    program = "import sys; from towpath.deploy.cli.app import main; main()"
+    driver = subprocess.Popen([sys.executable, "-c", program, *run])
+    try:
+        codes = [commands.run(words) for words in others]
+        place.execute("delete from shop.orders where order_id = 7")
+        place.execute("insert into shop.orders values (51, 'paid')")
+        place.confirm()
+        later = commands.run(others[-1])
+        driver.terminate()
+        ended = driver.wait(60)
+    finally:
+        driver.kill()
+        driver.wait(10)
+    said = capfd.readouterr()
+
+    assert (["sink", "sink", "verify"], "&") == (
+        [run[0], *(words[0] for words in others)],
+        behind,
+    )
+    assert ([0, 0], 0, 0) == (codes, later, ended), said
+
+
 def test_the_guides_sink_says_so_when_its_file_is_not_there(package):
     """
     The driver's own words do not leave the sink: trying again is the cure.
     """
     module = importlib.import_module("sqlite_sink")
-    with pytest.raises(module.TargetUnavailableError, match="cannot be written"):
+    with pytest.raises(module.TargetUnavailableError, match="cannot be used"):
         module.SqliteSink(str(package / "none" / "rows.db")).open()
 
     assert [] == list(package.rglob("*.db"))

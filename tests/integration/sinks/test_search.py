@@ -113,6 +113,21 @@ def test_a_row_that_does_not_fit_is_refused_alone(sink, route):
     )
 
 
+@pytest.mark.parametrize("at", [{"x": 1}, [{"x": 1}, None], '(1,"a b")', None])
+def test_a_composite_value_is_kept(stack, client, route, at):
+    """As it came: an object, a list of them, or the text of one of another make."""
+    columns = (Column("id", "bigint"), Column("at", "shop.place", is_object=True))
+    relations = Relations(RelationShape("shop", "orders", columns, ("id",), ""))
+    made = SearchSink(stack.opensearch_url, (route,), relations, SystemClock())
+    made.open()
+    made.apply(Batch(0, (change(route, {"id": 7, "at": at}),)))
+    checkpoint = made.flush()
+    made.close()
+    kept = client.get(index=f"{route.name}-1", id="7")["_source"]
+
+    assert (1, (), at) == (checkpoint.applied, checkpoint.refused, kept["at"])
+
+
 class Asked:
     """Notes whose rows are asked for."""
 

@@ -24,14 +24,18 @@ from towpath.sinks.change import (
     Record,
     Refusal,
 )
+from towpath.sinks.dead_letters.letter import Matter, Order, Verb
+from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.errors import (
     BatchRefusedError,
+    EveryChangeRefusedError,
     TargetBusyError,
     TargetUnavailableError,
     WebhookRefusedError,
 )
 from towpath.sinks.jobs.batch import BatchWriter
 from towpath.sinks.jobs.delivery import Delivery
+from towpath.sinks.jobs.replay import Orders
 from towpath.sinks.ports import Batch
 from towpath.sinks.routes import Routes
 from towpath.sinks.webhook.sink import WebhookSink
@@ -327,6 +331,77 @@ def test_what_follows_a_refused_event_is_refused_with_it(receiver, sink):
         sorted(e["event_id"] for e in receiver.events),
         done.applied,
     )
+
+
+def test_an_event_that_was_parked_is_told_before_those_after_it(receiver, sink):
+    """
+    Later batches wait behind it; a replay tells all of them in their order.
+    """
+    routes = Routes(
+        SinkSettings(
+            name="hook",
+            kind="webhook",
+            url=receiver.url,
+            webhook={"secrets": [SECRET]},
+            route=[Route(topic="e", name="events", kind="event_log")],
+        )
+    )
+    letters, parked = Letters(), ParkedKeys()
+    desk = desk_of(letters, parked=parked)
+    writer = BatchWriter(routes, sink, desk)
+    receiver.otherwise = refusing(422, "e2")
+    writer.write_records([record(1), record(2)], 0)
+    writer.write_records([record(3), record(4, b"b")], 1)
+    told_first = [e["event_id"] for e in receiver.events]
+    receiver.otherwise = lambda _: None
+    letters.ask(Order("mend", Verb.REPLAY, Matter("e", b"a")))
+    Orders(writer, letters, parked, desk.repairs).attend()
+    writer.write_records([record(5)], 2)
+
+    assert (["e1", "e4"], ["e2", "e3", "e5"]) == (
+        told_first,
+        [e["event_id"] for e in receiver.events][2:],
+    )
+
+
+def record(number: int, aggregate_id: bytes = b"a") -> Record:
+    """Make the record of an event."""
+    told = {
+        "id": f"e{number}",
+        "aggregate_type": "order",
+        "type": "OrderPlaced",
+        "occurred_at": "2026-01-01T00:00:00.000000Z",
+        "position": at(number),
+    }
+    headers = {name: text.encode() for name, text in told.items()}
+    return Record(Origin("e", 0, number), aggregate_id, b"{}", headers)
+
+
+def test_many_events_behind_a_refused_one_do_not_look_like_a_broken_receiver(
+    receiver, sink
+):
+    """
+    It refused one of them: the others were never told.
+    """
+    receiver.otherwise = refusing(422, "e1")
+    events = tuple(event(n) for n in range(1, 80))
+    done = Delivery(sink, SystemClock()).deliver(Batch(0, (), events))
+
+    assert (79, 0, []) == (
+        len(done.refused_events),
+        done.applied,
+        receiver.events,
+    )
+
+
+def test_a_receiver_that_refuses_every_event_is_broken(receiver, sink):
+    """
+    Events that only wait for a refused one prove nothing else.
+    """
+    receiver.otherwise = refusing(422)
+    events = (event(n, f"a{n // 2}") for n in range(200))
+    with pytest.raises(EveryChangeRefusedError):
+        Delivery(sink, SystemClock()).deliver(Batch(0, (), tuple(events)))
 
 
 def test_a_sweep_that_is_refused_moves_nothing_on(receiver, sink):

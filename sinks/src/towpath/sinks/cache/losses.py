@@ -7,7 +7,9 @@ it loses the end of what was written to it, or all of it:
 
 - no witness, or one with another id: the server was emptied, or is another one;
 - a count below the one that is known: it lost what was written last (its last second,
-  when it keeps a file; everything since its last dump, or since a replica was copied);
+  when it keeps a file; everything since its last dump, or since a replica was copied).
+  Each witness is held against its own count: while one server refuses, the others'
+  have risen alone;
 - keys evicted, by the server's own count: it threw away what it liked, and the witness
   need not be among it.
 
@@ -18,7 +20,7 @@ once it was asked for: a crash asks again for what is left, and never forgets.
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -56,14 +58,14 @@ class Known:
 
     Attributes:
         id: The witnesses' id.
-        count: What they have counted to, at least.
+        counts: What each of them has counted to, by its name; left out: to nothing.
         evicted: Keys that each server threw away, by its run id, as far as is known.
         lost: What was lost, until it has been asked for.
         unasked: The routes that are still to be asked for.
     """
 
     id: str
-    count: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
     evicted: Mapping[str, int] = field(default_factory=dict)
     lost: str | None = None
     unasked: tuple[str, ...] = ()
@@ -102,13 +104,13 @@ class Losses:
         """Know new witnesses, which stand; whatever was lost before is settled."""
         self._keep(Known(id=chosen, evicted=_evicted(states)))
 
-    def hear(self, counts: Sequence[int], states: Sequence[ServerState]) -> None:
-        """Compare what the witnesses and the servers say with what is known."""
+    def hear(self, counts: Mapping[str, int], states: Sequence[ServerState]) -> None:
+        """Compare what the witnesses answer, and the servers, with what is known."""
         if self._known.lost is not None:
             return
-        why = loss_in(self._known, counts, states)
+        why = loss_in(self._known, counts.values(), states)
         if why is None:
-            heard = replace(self._known, count=min(counts), evicted=_evicted(states))
+            heard = replace(self._known, counts=counts, evicted=_evicted(states))
             self._keep(heard)
             return
         _log.error("the cache lost rows: having them read anew", why=why)
@@ -134,14 +136,14 @@ class Losses:
 
 
 def loss_in(
-    known: Known, counts: Sequence[int], states: Sequence[ServerState]
+    known: Known, answers: Collection[int], states: Sequence[ServerState]
 ) -> str | None:
     """Say what was lost, if anything was; a witness may be among what went."""
     if any(state.evicted > known.evicted.get(state.run_id, 0) for state in states):
         return "it threw keys away for want of memory"
-    if min(counts) < 0:
+    if min(answers) < 0:
         return "it was emptied"
-    if min(counts) == 0:
+    if min(answers) == 0:
         return "it lost what was written last"
     return None
 

@@ -7,13 +7,11 @@ whatever slot it has, calls are cut so that each touches keys of one slot.
 """
 
 import re
-from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
 from redis.crc import key_slot
 
-from towpath.sinks.change import Value
 from towpath.sinks.key_text import key_text
 
 _GLOB: Final = re.compile(r"([*?\[\]\\])")
@@ -44,11 +42,6 @@ def witness_places(prefix: str, sink: str, *, is_cluster: bool) -> tuple[str, ..
 def route_place(prefix: str, route: str) -> str:
     """Return what the names of all rows of a route begin with."""
     return f"{key_text((prefix,))}:{key_text((route,))}:"
-
-
-def row_place(prefix: str, route: str, key: Sequence[Value]) -> str:
-    """Return the name of a row's hash."""
-    return route_place(prefix, route) + key_text(key)
 
 
 def scan_pattern(prefix: str, route: str) -> str:

@@ -137,9 +137,8 @@ class CacheSink:
 
     def _arrive(self) -> None:
         """Wait until all that was sent has been answered."""
-        for lane in self._lanes.values():
-            for about, answer in lane.answers():
-                _count(self._tally, about, answer)
+        for about, answer in self._answers():
+            _count(self._tally, about, answer)
 
     def _sweep(self, route: str, floor: str) -> None:
         """Remember a floor, then take away what is below it."""
@@ -151,7 +150,7 @@ class CacheSink:
             for group in self._by_slot(some):
                 call = packed(library().sweep, group, (floor.encode(),))
                 self._lane(group[0]).ask(call, None)
-            swept += sum(self._answers())
+            swept += sum(answer for _, answer in self._answers())
         self._swept.append((route, floor))
         _log.info("rows below a floor taken away", route=route, floor=floor, rows=swept)
 
@@ -163,10 +162,11 @@ class CacheSink:
         if is_open and not losses.recall():
             self._set_up_witnesses(losses, states)
             return
-        words = (losses.known.id.encode(), b"%d" % losses.known.count)
+        known, counts = losses.known, losses.known.counts
         for place in self._witnesses():
-            self._lane(place).ask(packed(library().witness, [place], words), None)
-        losses.hear(list(self._answers()), states)
+            words = (known.id.encode(), b"%d" % counts.get(place, 0))
+            self._lane(place).ask(packed(library().witness, [place], words), place)
+        losses.hear(dict(self._answers()), states)
 
     def _repair(self, states: Sequence[ServerState]) -> None:
         """Have what was lost read anew, then begin to watch again."""
@@ -192,7 +192,7 @@ class CacheSink:
             return
         for lane in self._lanes.values():
             lane.ask(_wait_call(), None)
-        if any(in_file < 1 for in_file, _ in self._answers()):
+        if any(in_file < 1 for _, (in_file, _) in self._answers()):
             message = "the cache does not get what was written into its file"
             raise TargetUnavailableError(message)
 
@@ -202,11 +202,10 @@ class CacheSink:
         except redis.ResponseError:  # a user who may not read the configuration
             return False
 
-    def _answers(self) -> Iterator[Any]:
-        """Wait for whatever is on its way."""
+    def _answers(self) -> Iterator[tuple[Any, Any]]:
+        """Wait for whatever is on its way; each answer comes with what it is about."""
         for lane in self._lanes.values():
-            for _, answer in lane.answers():
-                yield answer
+            yield from lane.answers()
 
     def _lane(self, place: str) -> Lane[Any]:
         return self._lanes[self._servers.of(place)]

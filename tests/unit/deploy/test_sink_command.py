@@ -1,10 +1,14 @@
-"""What is read to fill a new sink."""
+"""What is read to fill a new sink, and what is told once it is filled."""
 
 import pytest
 
+from towpath.deploy.cli import sink_life
+from towpath.deploy.cli.app import app
 from towpath.deploy.filling import collections_of
+from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings
+from towpath.sinks.progress import Progress, progress_path, write_progress
 
 
 def settings(view: str) -> Settings:
@@ -47,3 +51,20 @@ def test_an_aggregate_without_a_view_cannot_be_filled():
 
     with pytest.raises(UsageError, match=r"no view of relay.outbox.view gives events"):
         collections_of(chosen, chosen.sink[0])
+
+
+def test_parked_keys_are_told_with_a_command_that_lists_them(tmp_path, capsys):
+    """
+    It is taken as it stands.
+    """
+    chosen = settings("order").model_copy(update={"state_folder": tmp_path})
+    progress = Progress("search", parked=3)
+    path = progress_path(tmp_path, "search")
+    write_progress(path, progress, SystemClock().now())
+    code = sink_life._tell_aside(chosen, "search")
+    told = capsys.readouterr().err
+    words = told.partition(": towpath ")[2].split()
+    command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
+
+    assert (1, "3 keys of search are parked") == (code, told.partition(",")[0])
+    assert ("list_letters", {"sink": "search"}) == (command.__name__, bound.arguments)

@@ -49,7 +49,12 @@ from towpath.settings.search import SearchOptions
 from towpath.settings.sink import Sink
 from towpath.settings.snapshot import FirstStart, Select, Snapshot, Watermarks
 from towpath.settings.tables import Capture
-from towpath.settings.warehouse import CatalogKind, PartitionField, WarehouseOptions
+from towpath.settings.warehouse import (
+    CatalogKind,
+    PartitionField,
+    Unfit,
+    WarehouseOptions,
+)
 from towpath.settings.watched import WatchedFile
 
 __all__ = [
@@ -92,6 +97,7 @@ __all__ = [
     "Topics",
     "Traceparent",
     "Transactions",
+    "Unfit",
     "UnknownTypes",
     "WarehouseOptions",
     "WatchedFile",

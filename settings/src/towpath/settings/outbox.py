@@ -8,6 +8,8 @@ from typing import Any, Final
 from pydantic import Field
 
 from towpath.schemas import headers
+from towpath.schemas.topics import outbox_topic
+from towpath.settings.rewriting import rewriting
 from towpath.settings.section import Section, TableName
 from towpath.settings.syntax import Pattern, PlacementText, TopicTemplate
 
@@ -140,6 +142,11 @@ class Outbox(Section):
     traceparent: Traceparent = Traceparent.CARRY
     message_prefix: str = "towpath.outbox"
     view: tuple[AggregateView, ...] = ()
+
+    def topic_of(self, routed_by: str) -> str:
+        """Name the topic of events whose aggregate type, or ``route_by``, is this."""
+        rewritten = rewriting(self.route_regex, self.route_replacement)
+        return outbox_topic(self.topic, rewritten(routed_by))
 
 
 # What Debezium's event router reads and writes; `id` and `type` are the same.

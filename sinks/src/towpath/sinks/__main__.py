@@ -1,10 +1,9 @@
 """
 The root of the sinks: the only place that knows both the jobs and the targets.
 
-``run`` is the process of one Spark driver. ``declare_sink``, ``wait_running``,
-``wait_applied``, ``sink_ends`` and ``lags`` are for whoever adds sinks and watches
-them. The engine is found by ``JAVA_HOME`` and ``TOWPATH_SPARK_JARS`` (a folder), its
-heap is ``TOWPATH_SPARK_MEMORY``; ``spark-submit`` brings its own (``submit``).
+``run`` is the process of one Spark driver. The engine is found by ``JAVA_HOME`` and
+``TOWPATH_SPARK_JARS`` (a folder), its heap is ``TOWPATH_SPARK_MEMORY``;
+``spark-submit`` brings its own (``submit``).
 """
 
 import argparse
@@ -29,7 +28,6 @@ from towpath.settings.logs import configure_logs
 from towpath.sinks import declare
 from towpath.sinks.checking import check_block
 from towpath.sinks.dead_letter_topic import DeadLetterTopic
-from towpath.sinks.declare import SinkLag
 from towpath.sinks.errors import EngineMissingError, SinkUnfitError
 from towpath.sinks.executor import told_of
 from towpath.sinks.heads import Heads
@@ -47,7 +45,7 @@ from towpath.sinks.kinds import (
 )
 from towpath.sinks.oldest import KafkaOldest
 from towpath.sinks.ports import Sink
-from towpath.sinks.progress import Offsets, sink_folder
+from towpath.sinks.progress import sink_folder
 from towpath.sinks.repairs import KafkaRepairs
 from towpath.sinks.routed import RoutedRelations
 
@@ -134,78 +132,6 @@ def _collect_rarely() -> None:
     """
     gc.freeze()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
-
-
-def declare_sink(config: Path, block: str) -> SinkSettings:
-    """
-    Add a ``[[sink]]`` block to the configuration, to begin at the present ends.
-
-    Its driver starts it within a second or so; see ``wait_running``. Then ask for a
-    snapshot with the sink as its target.
-
-    Raises:
-        ConfigurationError: The file with the block has mistakes; nothing was changed.
-        SinkExistsError: The block declares no sink of a new name.
-        UnavailableError: The broker does not answer; nothing was changed.
-    """
-    environ = os.environ  # noqa: TID251 - the root
-    cluster = _cluster(_settings(config))
-    return declare.declare_sink(config, block, environ, cluster, SystemClock())
-
-
-def wait_running(config: Path, name: str, timeout_s: float = 60.0) -> None:
-    """
-    Wait until a sink's query runs.
-
-    Raises:
-        SinkNotRunningError: It does not run in time; its own error is told.
-    """
-    declare.wait_running(_settings(config), name, SystemClock(), timeout_s)
-
-
-def sink_ends(config: Path, name: str) -> Offsets:
-    """
-    Return the present end offsets of a sink's topics.
-
-    Raises:
-        UnknownSinkError: There is no such sink.
-        UnavailableError: The broker does not answer.
-    """
-    settings = _settings(config)
-    return declare.sink_ends(settings, name, _cluster(settings))
-
-
-def wait_applied(
-    config: Path, name: str, offsets: Offsets, stuck_after_s: float
-) -> None:
-    """
-    Wait until a sink has applied everything below the given offsets.
-
-    Raises:
-        SinkNotRunningError: It stands still for so long; its own error is told.
-    """
-    declare.wait_applied(_settings(config), name, offsets, SystemClock(), stuck_after_s)
-
-
-def mark_ready(config: Path, name: str) -> None:
-    """State that a new sink has everything: its snapshot ended and was applied."""
-    declare.mark_ready(_settings(config), name)
-
-
-def lags(config: Path) -> list[SinkLag]:
-    """
-    Tell how far each sink is behind.
-
-    Raises:
-        UnavailableError: The broker does not answer.
-    """
-    settings = _settings(config)
-    cluster = _cluster(settings)
-    return [declare.lag_of(settings, sink.name, cluster) for sink in settings.sink]
-
-
-def _settings(config: Path) -> Settings:
-    return load(config, os.environ)  # noqa: TID251 - the root
 
 
 def _cluster(settings: Settings) -> Topics:

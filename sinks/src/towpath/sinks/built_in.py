@@ -79,6 +79,7 @@ def _warehouse(sink: SinkSettings, parts: SinkParts) -> Sink:
         *(sink, parts.relations, parts.sql),
         repairs=parts.repairs,
         clock=parts.clock,
+        known=parts.folder / "warehouse.json",
     )
 
 

@@ -64,11 +64,6 @@ class Change(NamedTuple):
     text: bytes | None = None
 
     @property
-    def is_delete(self) -> bool:
-        """Tell whether the key is gone."""
-        return self.row is None
-
-    @property
     def is_partial(self) -> bool:
         """Tell whether the row lacks columns that only the sink may still have."""
         return bool(self.unchanged)
@@ -85,12 +80,14 @@ class Floor(NamedTuple):
             a sweep does, because what it must spare comes before it, partition by
             partition. A truncation counts at once.
         origin: The record that said so.
+        partitions: Into how many a sweep was written; 0: into all there are.
     """
 
     route: str
     position: str
     needs_all: bool
     origin: Origin
+    partitions: int = 0
 
 
 class EventRow(NamedTuple):

@@ -10,7 +10,6 @@ read twice at most, and never not at all.
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -41,17 +40,6 @@ READY_FILE: Final = "ready"
 DROPPING_FILE: Final = "dropping.json"
 
 _LOOK_EVERY_S: Final = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class SinkLag:
-    """How far a sink is behind the ends of its topics, in records."""
-
-    sink: str
-    state: State
-    applied_records: int
-    lag_records: int
-    dead_letters: int
 
 
 class Broker(Cluster, Protocol):
@@ -260,25 +248,6 @@ def sink_ends(settings: Settings, name: str, cluster: Cluster) -> Offsets:
     """
     routes = Routes(sink_named(settings, name))
     return cluster.end_offsets(routes.matching(cluster.names()))
-
-
-def lag_of(settings: Settings, name: str, cluster: Cluster) -> SinkLag:
-    """
-    Compare what a sink has applied with the ends of its topics.
-
-    Raises:
-        UnknownSinkError: There is no such sink.
-        UnavailableError: The broker does not answer.
-    """
-    progress = read_progress(progress_path(settings.state_folder, name), name)
-    ends = sink_ends(settings, name, cluster)
-    return SinkLag(
-        sink=name,
-        state=progress.state,
-        applied_records=sum(sum(p.values()) for p in progress.applied.values()),
-        lag_records=records_between(progress.applied, ends),
-        dead_letters=progress.dead_letters,
-    )
 
 
 def records_between(applied: Offsets, ends: Offsets) -> int:

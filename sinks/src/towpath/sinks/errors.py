@@ -6,6 +6,7 @@ The sinks' branch of the failure tree.
     TowpathError
     ├── UnavailableError
     │   ├── TopicRemadeError           a topic was deleted and made anew
+    │   ├── PartitionsAddedError       a topic has more partitions than it had
     │   ├── TargetUnavailableError     a sink's target does not answer
     │   │   └── IndexGoneError         an index went away during a batch
     │   ├── BrokerUnavailableError     Kafka does not answer
@@ -90,6 +91,12 @@ class TopicRemadeError(UnavailableError):
     """A topic was deleted and made anew while it was read; the next start cures it."""
 
     remedy = "Nothing: the topic is read from its start, and its rows are asked for."
+
+
+class PartitionsAddedError(UnavailableError):
+    """A topic got more partitions while it was read; the next start cures it."""
+
+    remedy = "Nothing: they are read from their start, and the rows are asked for."
 
 
 class BatchRefusedError(DataError):

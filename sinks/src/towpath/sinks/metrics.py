@@ -40,10 +40,14 @@ _COUNTERS: Final[Mapping[str, tuple[str, Callable[[Progress], int]]]] = (
                 "Records set aside.",
                 lambda p: p.dead_letters,
             ),
-            telemetry.SINK_SKIPPED: ("Events left out.", lambda p: p.skipped),
+            telemetry.SINK_SKIPPED: ("Records left out.", lambda p: p.skipped),
             telemetry.SINK_ASKED: (
                 "Keys whose rows were asked for, because the target lacks them.",
                 lambda p: p.asked,
+            ),
+            telemetry.SINK_NULLED: (
+                "Values made null, because the target has no room for them.",
+                lambda p: p.nulled,
             ),
             telemetry.SINK_RETRIES: (
                 "Failures after which a batch or a query was tried again.",

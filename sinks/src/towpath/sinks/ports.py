@@ -60,12 +60,14 @@ class Checkpoint:
             them aside before it moves on.
         refused_events: Events that cannot be appended, by their record, with the
             reason; likewise.
+        nulled: Values that were made null because the target has no room for them.
     """
 
     applied: int = 0
     stale: int = 0
     refused: tuple[Refusal, ...] = ()
     refused_events: Mapping[Origin, str] = field(default_factory=dict)
+    nulled: int = 0
 
 
 class Sink(Protocol):
@@ -165,6 +167,20 @@ class Columnar(Protocol):
         """
 
 
+@runtime_checkable
+class InOrder(Protocol):
+    """
+    A sink that tells the events of an aggregate in their order; most keep a log.
+
+    Events behind one that was set aside wait for it then, as the changes of a row do.
+
+    Attributes:
+        tells_in_order: That it does.
+    """
+
+    tells_in_order: bool
+
+
 class StoredRow(NamedTuple):
     """
     What a target holds of one key.
@@ -188,7 +204,7 @@ class SinkReader(Protocol):
 
     def rows(self, route: str) -> Iterator[StoredRow]:
         """
-        Go through all keys of a route once, in any order.
+        Go through all keys of a route once, in any order; none before it was opened.
 
         Raises:
             UnavailableError: The target cannot be reached.

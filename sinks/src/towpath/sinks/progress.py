@@ -51,6 +51,7 @@ class Progress:
         records: Records read.
         tombstones: Deletes among the rows.
         asked: Keys whose rows were asked for, because the target lacks them.
+        nulled: Values that were made null because the target has no room for them.
         parked: Keys whose changes wait behind a dead letter, by now.
         retries: Failures after which a batch or the query was tried again.
         position: The highest position that was applied; empty before the first.
@@ -70,6 +71,7 @@ class Progress:
     records: int = 0
     tombstones: int = 0
     asked: int = 0
+    nulled: int = 0
     parked: int = 0
     retries: int = 0
     position: str = ""

@@ -10,11 +10,12 @@ from towpath.sinks.ports import Checkpoint
 
 
 class Tally:
-    """Counts of changes applied, stale and refused."""
+    """Counts of changes applied, stale and refused, and of values made null."""
 
     def __init__(self) -> None:
         self.applied = 0
         self.stale = 0
+        self.nulled = 0
         self.refused: list[Refusal] = []
         self.refused_events: dict[Origin, str] = {}
 
@@ -22,14 +23,16 @@ class Tally:
         """Count what another tally counted, too."""
         self.applied += other.applied
         self.stale += other.stale
+        self.nulled += other.nulled
         self.refused += other.refused
         self.refused_events |= other.refused_events
 
     def take(self) -> Checkpoint:
         """Return the counts and begin anew."""
         checkpoint = Checkpoint(
-            self.applied, self.stale, tuple(self.refused), self.refused_events
+            *(self.applied, self.stale, tuple(self.refused), self.refused_events),
+            nulled=self.nulled,
         )
-        self.applied = self.stale = 0
+        self.applied = self.stale = self.nulled = 0
         self.refused, self.refused_events = [], {}
         return checkpoint

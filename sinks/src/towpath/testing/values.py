@@ -30,6 +30,15 @@ class ValueCases:
             target.contents(target.orders),
         )
 
+    def test_a_place_that_no_sink_has_opened_holds_nothing(
+        self, target: SinkTarget
+    ) -> None:
+        """It is read back before the first sink is added, and that is no mistake."""
+        before = target.contents(target.orders)
+        target.connect()
+
+        assert ({}, {}) == (before, target.contents(target.orders))
+
     def test_a_time_without_end_is_held_or_refused(self, target: SinkTarget) -> None:
         """A target that has no word for infinity refuses the row, and bends none."""
         row = {"status": "placed", "placed_at": "infinity"}

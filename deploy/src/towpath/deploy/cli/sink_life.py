@@ -17,7 +17,7 @@ from towpath.deploy.snapshot_view import open_bars
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, Sink, load
-from towpath.sinks import declare, unfilled
+from towpath.sinks import declare
 from towpath.sinks.checking import check_block
 from towpath.sinks.errors import SinkNotRunningError
 from towpath.sinks.kafka import Topics
@@ -106,8 +106,6 @@ def refill(
         raise UsageError(message)
     is_good = _fill(settings, sink, collections, max_rows_per_second, has_sweep=True)
     if is_good:
-        routes = [one.name for one in sink.route if route in {None, one.name}]
-        unfilled.forget(settings.state_folder, name, routes)
         print(f"{name} is filled again")
         return _tell_aside(settings, name)
     return 1
@@ -173,7 +171,7 @@ def _fill(
             dsn, sink, begun, clock, bars.show, max_rows_per_second
         )
     if answer.status != "completed":
-        filling.end(settings, sink)
+        filling.end(settings, sink, begun, is_applied=False)
         told = f"{answer.status}: {answer.reason}" if answer.reason else answer.status
         print(f"the snapshot was {told}; run this again", file=sys.stderr)
         return False
@@ -181,7 +179,7 @@ def _fill(
         settings, sink.name, Topics(settings.kafka.bootstrap_servers)
     )
     declare.wait_applied(settings, sink.name, ends, clock, _STUCK_AFTER_S)
-    filling.end(settings, sink)
+    filling.end(settings, sink, begun, is_applied=True)
     return True
 
 
@@ -191,7 +189,7 @@ def _tell_aside(settings: Settings, name: str) -> int:
     if progress.parked:
         print(
             f"{progress.parked:,} keys of {name} are parked, each with its reason: "
-            f"towpath dead-letters list {name}",
+            f"towpath dead-letters list --sink {name}",
             file=sys.stderr,
         )
     return int(progress.parked > 0)

@@ -6,7 +6,7 @@ What a receiver's answer means. Pure.
 409            known already, or something newer is: as good as taken
 428            a partial change without its row: its key is read anew
 408 425 429    later; as long as Retry-After says
-5xx            not now
+5xx            later, if it has Retry-After; without it, not now
 3xx 401 403    webhooks as such are not taken: the address or the secret is not as it
 410            must be, or nobody wants them any more; nothing is set aside
 other 4xx      this change will never be taken

@@ -32,13 +32,15 @@ from towpath.sinks.webhook.payload import (
 )
 from towpath.sinks.webhook.turn import Turn
 
-_BEHIND: Final = Verdict(Outcome.REFUSED, "an earlier event of it was refused")
+_BEHIND: Final = "an earlier event of it was refused"
 
 _log = structlog.get_logger("towpath.sinks.webhook")
 
 
 class WebhookSink:
     """One receiver, told by one sink."""
+
+    tells_in_order = True
 
     def __init__(
         self,
@@ -117,11 +119,18 @@ class WebhookSink:
         return position is not None and position < event.position
 
     def _count_events(self, tally: Tally, events: Iterable[EventRow]) -> str:
-        """Count what was said of events; return why one was not taken, if one was."""
+        """
+        Count what was said of events.
+
+        Returns:
+            Why one was not taken that was told; what is behind it was not.
+        """
         refused = ""
         for event in events:
-            verdict = self._answered.get(id_of(event), _BEHIND)
-            if verdict.outcome is Outcome.TAKEN:
+            verdict = self._answered.get(id_of(event))
+            if verdict is None:
+                tally.refused_events[event.origin] = _BEHIND
+            elif verdict.outcome is Outcome.TAKEN:
                 tally.applied += 1
             elif verdict.outcome is Outcome.KNOWN:
                 tally.stale += 1

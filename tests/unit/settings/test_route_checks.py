@@ -170,6 +170,7 @@ def test_one_place_is_written_by_one_sink(
         ({}, True),
         ({"more": 'folder = "elsewhere"'}, True),
         ({"more": '[sink.warehouse]\nlocation = "s3://lake"'}, True),
+        ({"more": '[sink.warehouse]\ncatalog = "rest"\nlocation = "s3://b"'}, False),
         ({"url": "postgresql://y"}, False),
         ({"name": "shop.lines"}, False),
     ],
@@ -180,6 +181,8 @@ def test_warehouses_of_one_catalog_are_one_place(
     """A catalog has one table of a name, wherever its files would be."""
     lake = {"kind": "warehouse", "name": "shop.orders", "url": "postgresql://x"}
     one = {"sink": "one", "more": 'folder = "lake"', **lake}
+    if "rest" in other.get("more", ""):
+        one["more"] = '[sink.warehouse]\ncatalog = "rest"\nlocation = "s3://a"'
     try:
         load(two_sinks(tmp_path, one, {**one, "sink": "two", **other}), {})
         told = ""

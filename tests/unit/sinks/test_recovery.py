@@ -360,6 +360,21 @@ def test_a_running_query_is_ended_by_added_partitions(place):
     assert [(Outcome.PARTITIONS_ADDED, ORDERS)] == place.recover()
 
 
+def test_a_topic_made_anew_with_more_partitions_has_added_none(place):
+    """What it had before counts no more: its rows are asked for once."""
+    place.recover()
+    place.cluster.ids[ORDERS] = "another"
+    place.cluster.topics[ORDERS] = [(0, 3), (0, 2), (0, 0)]
+    found = place.recover()
+    place.cluster.topics[ORDERS] = [(0, 3), (0, 2), (0, 9)]
+
+    assert ([(Outcome.TOPIC_RECREATED, ORDERS)], [], ["orders"]) == (
+        found,
+        place.recover(),
+        place.routes,
+    )
+
+
 def test_a_topic_that_is_gone_is_dropped_and_its_rows_are_asked_for(place):
     """The other topics go on."""
     place.has(orders=[(0, 40), (0, 40)])

@@ -107,7 +107,7 @@ def test_a_table_that_lost_its_key_still_has_a_shape():
     keyless = replace(SHAPE, key=())
     relations = RoutedRelations(Announced(announced=keyless), [route()])
 
-    assert keyless == relations.shape(TOPIC)
+    assert ([], keyless) == (relations.check(has_run=True), relations.shape(TOPIC))
 
 
 def test_a_table_that_is_not_announced_yet_is_told():

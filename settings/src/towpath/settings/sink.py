@@ -11,7 +11,7 @@ from towpath.settings.kinds import KindName, SinkKind, is_built_in
 from towpath.settings.routes import Route, RouteKind
 from towpath.settings.search import SearchOptions
 from towpath.settings.section import NAME, Section
-from towpath.settings.warehouse import WarehouseOptions
+from towpath.settings.warehouse import CatalogKind, WarehouseOptions
 from towpath.settings.webhook import WebhookOptions
 
 # The sections of kinds that come with the platform bear the kind's name; others have
@@ -67,14 +67,17 @@ class Sink(Section):
         return _WAREHOUSE_RECORDS if is_warehouse else _RECORDS
 
     @property
-    def target(self) -> tuple[str, str, Path | None]:
+    def target(self) -> tuple[str, str, Path | str | None]:
         """
         Where routes of one name are one place, whichever sinks they are of.
 
-        A catalog has one table of a name, wherever its files would be.
+        A catalog has one table of a name, wherever its files would be; a server of
+        catalogs tells them apart by their location.
         """
-        folder = None if self.kind == SinkKind.WAREHOUSE else self.folder
-        return self.kind, self.url, folder
+        if self.kind != SinkKind.WAREHOUSE:
+            return self.kind, self.url, self.folder
+        is_server = self.warehouse.catalog is CatalogKind.REST
+        return self.kind, self.url, self.warehouse.location if is_server else None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

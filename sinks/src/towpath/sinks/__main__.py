@@ -45,7 +45,7 @@ from towpath.sinks.kinds import (
 )
 from towpath.sinks.oldest import KafkaOldest
 from towpath.sinks.ports import Sink
-from towpath.sinks.progress import sink_folder
+from towpath.sinks.progress import progress_path, read_progress, sink_folder
 from towpath.sinks.repairs import KafkaRepairs
 from towpath.sinks.routed import RoutedRelations
 
@@ -211,7 +211,10 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Parts:
         _check_engine(sink, spark)
         announced = KafkaRelations(settings.kafka.bootstrap_servers, prefix)
         routed = RoutedRelations(announced, sink.route)
-        routed.check()
+        progress = read_progress(
+            progress_path(settings.state_folder, sink.name), sink.name
+        )
+        routed.check(has_run=progress.batches > 0)
         parts = SinkParts(
             prefix=prefix,
             replay_window_s=settings.topics.replay_window_s,

@@ -3,8 +3,8 @@ Tables as a sink's routes leave them, and what routes say that no table has.
 
 A route is held against the shape that the relay announced: when the sink starts, and
 again with every newer shape. All mistakes of a sink are told at once. A table without a
-key is one when the sink starts; one that loses its key later still has a shape, since a
-sink may hold just that route back.
+key is one as long as the sink has never run; one that loses its key later still has a
+shape, since a sink may hold just that route back.
 """
 
 from collections import Counter
@@ -52,9 +52,12 @@ class RoutedRelations:
         """
         self._announced.refresh()
 
-    def check(self) -> list[str]:
+    def check(self, *, has_run: bool = False) -> list[str]:
         """
         Hold every route against its table; return the topics without one yet.
+
+        Args:
+            has_run: Whether the sink has written already; tables had keys then.
 
         Raises:
             RouteMistakesError: Routes say what does not fit their tables.
@@ -68,7 +71,8 @@ class RoutedRelations:
             except ShapeUnknownError:
                 unknown.append(route.topic)
             else:
-                mistakes += [*_keyless(route, shape), *route_mistakes(route, shape)]
+                keyless = () if has_run else _keyless(route, shape)
+                mistakes += [*keyless, *route_mistakes(route, shape)]
         _refuse(mistakes)
         return unknown
 

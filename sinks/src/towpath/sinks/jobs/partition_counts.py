@@ -8,7 +8,7 @@ those of the earlier one for good. Keys have moved once an added partition has r
 so it counts from then on: what is read of a row later stands above all of that.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -42,12 +42,18 @@ class PartitionCounts:
             if any(_added(partitions, noted.get(topic)))
         )
 
-    def note(self, ends: Offsets) -> None:
-        """Note the partitions that there are, but for added ones without a record."""
+    def note(self, ends: Offsets, remade: Collection[str] = ()) -> None:
+        """
+        Note the partitions that there are, but for added ones without a record.
+
+        Args:
+            ends: The next offset of each.
+            remade: Topics that were made anew: what they had counts no more.
+        """
         noted = self._noted()
-        counts = dict(noted)
+        counts = {topic: n for topic, n in noted.items() if topic not in remade}
         for topic, partitions in ends.items():
-            added = _added(partitions, noted.get(topic))
+            added = _added(partitions, counts.get(topic))
             if not added or any(added):
                 counts[topic] = len(partitions)
         if counts != noted:

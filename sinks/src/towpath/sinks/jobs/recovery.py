@@ -97,7 +97,7 @@ class Recovery:
             replace_file(self._plan.resumes_file, positions)
             drop_checkpoint(self._plan.checkpoint)
         self._ids.note(ids)
-        self._counts.note(retained.ends)
+        self._counts.note(retained.ends, retained.remade)
         return tuple(examined.findings)
 
     def _begin(self, *, is_lost: bool) -> tuple[Finding, ...]:
@@ -122,7 +122,7 @@ class Recovery:
             replace_file(self._plan.begins_file, orjson.dumps(usable))
         drop_checkpoint(self._plan.checkpoint)
         self._ids.note(ids)
-        self._counts.note(retained.ends)
+        self._counts.note(retained.ends, retained.remade)
         return tuple(examined.findings)
 
     def look(self) -> None:

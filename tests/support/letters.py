@@ -12,7 +12,7 @@ from towpath.sinks.dead_letters.letter import (
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.jobs.batch import Desk
-from towpath.sinks.jobs.owed import Owed, read_rows
+from towpath.sinks.jobs.owed import Owed
 from towpath.sinks.jobs.safe import SafePosition
 
 
@@ -139,8 +139,8 @@ class InMind(Owed):
         found.routes = self.routes
         return found
 
-    def _read(self):
-        return read_rows(self.file["it"], 0.0) if self.file else {}
+    def _kept(self):
+        return self.file.get("it", b"")
 
     def _keep(self, content):
         self.file["it"] = content

@@ -256,6 +256,22 @@ def test_an_aggregate_whose_type_was_never_seen_is_compared(make):
     assert ["1", "2"] == found
 
 
+def test_a_view_may_give_its_documents_as_bytes(place, verify, database):
+    """They are the text that the bytes hold."""
+    with psycopg.connect(database) as connection:
+        connection.execute("""
+            alter view shop.order_documents rename to documents;
+            create view shop.order_documents as
+            select aggregate_id, type, convert_to(payload::text, 'UTF8') as payload
+              from shop.documents
+        """)
+    place.hand("delete", "10")
+    code, route, found = verify()
+
+    assert (1, [("missing", "10", None, None, None)]) == (code, found)
+    assert (3, None) == (route["source_rows"], route["error"])
+
+
 def test_a_topic_without_a_view_cannot_be_verified(make, capsys):
     """The route's topic is named, and where its view belongs."""
     place = make(topic="invoice")

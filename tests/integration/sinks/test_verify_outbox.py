@@ -17,7 +17,7 @@ from towpath.settings import (
 )
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.verify import source
-from towpath.sinks.verify.errors import NoOutboxError
+from towpath.sinks.verify.errors import IncomparableError, NoOutboxError
 from towpath.sinks.verify.forms import form_of
 from towpath.sinks.verify.route import verify_route
 from towpath.sinks.verify.routes import Tables
@@ -185,6 +185,18 @@ def test_payloads_in_envelopes_are_told_and_not_compared(database):
 
     assert [("changed", "1", "type")] == told(told_so)
     assert "envelope" in told_so.notes[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("float8", "several ways"), ("citext", "extension")]
+)
+def test_ids_that_cannot_be_gone_through_are_refused(database, outbox, kind, reason):
+    """As keys of a table are."""
+    outbox.execute("create extension citext")
+    outbox.execute(f"alter table shop.box alter event_id type {kind}".encode())
+
+    with pytest.raises(IncomparableError, match=reason):
+        judged(database, Log())
 
 
 @pytest.mark.parametrize(

@@ -86,12 +86,18 @@ def test_differences_and_missing_rows_are_findings(report, rows, findings):
     assert findings == read_findings(report, rows)
 
 
-def test_what_could_not_be_compared_is_no_proof():
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"routes": [{"route": "item", "source_rows": 5, "error": "it went away"}]},
+        {"routes": [], "error": "it went away"},
+    ],
+)
+def test_what_could_not_be_compared_is_no_proof(told):
     """
-    It is an error, neither equal nor different.
+    It is an error, neither equal nor different, of a route or of all.
     """
-    broken = [{"route": "item", "source_rows": 5, "error": "it went away"}]
-    report = {**EQUAL, "result": "unverified", "routes": broken}
+    report = {**EQUAL, "result": "unverified", **told}
 
     with pytest.raises(BenchError, match="it went away"):
         read_findings(report, 5)

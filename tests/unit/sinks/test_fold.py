@@ -89,6 +89,32 @@ def test_nothing_is_merged_with_what_another_topic_brought():
     ]
 
 
+def test_nothing_is_merged_with_what_another_partition_brought():
+    """
+    A key has moved: a change in between may stand in the target, or come yet.
+
+    Above a whole row it is applied by itself; above a partial one its row is asked for.
+    """
+    moved = Origin("orders", 1, 0)
+    whole = change(5, {"id": 1, "a": 5, "b": 5})
+    lower = change(6, {"id": 1, "b": 6}, unchanged=["a"])
+    newest = change(9, {"id": 1, "b": 9}, unchanged=["a"])._replace(origin=moved)
+    refusal = Refusal(newest, ABSENT_ROW, asks=True)
+
+    assert [
+        Folded((whole,), (), 0, (newest,)),
+        Folded((lower,), (refusal,)),
+        Folded(
+            (whole._replace(position=lower.position, row=whole.row | {"b": 6}),),
+            (refusal,),
+        ),
+    ] == [
+        newest_per_key([whole, newest]),
+        newest_per_key([lower, newest]),
+        newest_per_key([whole, lower, newest]),
+    ]
+
+
 def test_equal_keys_of_two_routes_are_two_rows():
     """The route is part of what a key belongs to."""
     both = (change(1, {"id": 1}), change(2, {"id": 1}, route="customers"))

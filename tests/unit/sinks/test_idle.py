@@ -4,9 +4,24 @@ import threading
 
 import pytest
 
+from support.letters import Letters, desk_of
+from towpath.settings import Sink
 from towpath.sinks.errors import TargetBusyError
+from towpath.sinks.jobs.batch import BatchWriter
 from towpath.sinks.jobs.idle import LOOK_EVERY_S, Idle
 from towpath.sinks.memory import MemorySink
+from towpath.sinks.routes import Routes
+
+ROUTES = Routes(
+    Sink.model_validate(
+        {
+            "name": "cache",
+            "kind": "cache",
+            "url": "redis://unused",
+            "route": [{"topic": "towpath.shop.orders", "name": "orders"}],
+        }
+    )
+)
 
 
 class Clock:
@@ -44,11 +59,16 @@ def sink():
     return Careful()
 
 
+def writer_of(sink):
+    """Make the one who uses a sink."""
+    return BatchWriter(ROUTES, sink, desk_of(Letters()))
+
+
 def test_a_sink_is_attended_to_now_and_then(sink, clock):
     """
     Not at every glance of its supervisor; also after an attempt that failed.
     """
-    idle = Idle(sink, threading.RLock(), clock)
+    idle = Idle(sink, writer_of(sink), clock)
     counts = []
     for at_s in (0.0, LOOK_EVERY_S, LOOK_EVERY_S + 1, 2 * LOOK_EVERY_S):
         clock.at_s = at_s
@@ -67,13 +87,13 @@ def test_no_sink_is_attended_to_beside_a_batch(sink, clock):
     """
     While a batch is written nobody waits for it; it is due again afterwards.
     """
-    alone = threading.RLock()
-    idle = Idle(sink, alone, clock)
+    writer = writer_of(sink)
+    idle = Idle(sink, writer, clock)
     clock.at_s = LOOK_EVERY_S
     is_held, is_over = threading.Event(), threading.Event()
 
     def write():
-        with alone:
+        with writer.alone:
             is_held.set()
             is_over.wait(timeout=5)
 
@@ -93,7 +113,7 @@ def test_a_sink_without_the_verb_is_left_alone(clock):
     """
     Four verbs are enough for most.
     """
-    idle = Idle(MemorySink(), threading.RLock(), clock)
+    idle = Idle(MemorySink(), writer_of(MemorySink()), clock)
     clock.at_s = LOOK_EVERY_S
 
     assert idle.look() is None

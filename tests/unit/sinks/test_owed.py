@@ -8,6 +8,7 @@ from towpath.schemas.clock import SystemClock
 from towpath.sinks import unfilled
 from towpath.sinks.dead_letters.letter import Verb
 from towpath.sinks.jobs import owed
+from towpath.sinks.jobs.asking import ask_overdue
 from towpath.sinks.jobs.owed import Owed
 from towpath.sinks.jobs.replay import ASKED_FOR
 
@@ -48,6 +49,34 @@ def test_what_a_stale_row_was_merged_into_is_read_again(shop):
         row_of(shop),
         len(shop.owed),
     )
+
+
+def test_a_change_above_its_answer_in_one_batch_asks_for_nothing_more(shop):
+    """It rests upon the row that was read; a row that is hot is not asked for ever."""
+    shop.owed.routes.clear()
+    shop.sink.rows.clear()
+    shop.write(paid(5, status="paid", bio="new"))
+    shop.write(
+        change(6, "r", topic=FILL, note="new", bio="new", status="paid"),
+        paid(7, status="sent", bio="new"),
+    )
+
+    assert ([ASKED], {"note": "new", "bio": "new", "status": "sent"}, 0) == (
+        shop.repairs.keys,
+        row_of(shop),
+        len(shop.owed),
+    )
+
+
+def test_while_rows_lack_such_a_change_is_asked_for_all_the_same(shop):
+    """Keys may have moved: what was said in between may come yet."""
+    shop.write(paid(5, status="paid", bio="new"))
+    shop.write(
+        change(6, "r", topic=FILL, note="new", bio="new", status="paid"),
+        paid(7, status="sent", bio="new"),
+    )
+
+    assert ([ASKED, ASKED], 1) == (shop.repairs.keys, len(shop.owed))
 
 
 def test_a_route_that_lacks_nothing_asks_for_nothing(shop):
@@ -185,12 +214,30 @@ def test_what_nobody_can_be_asked_for_is_not_owed():
 def test_more_than_can_be_kept_count_of_is_asked_for_as_a_whole(shop, monkeypatch):
     """What is owed of the route comes with all of its rows."""
     monkeypatch.setattr(owed, "MAX_OWED", 2)
-    shop.write(*(change(2, "c", order=order, note="a") for order in range(4)))
-    shop.write(*(paid(3, order=order) for order in range(2)))
+    shop.owed.routes.clear()
+    shop.write(*(paid(3, order=order) for order in range(11, 13)))
     kept = len(shop.owed)
-    shop.write(*(paid(4, order=order) for order in range(4)))
+    shop.write(*(paid(4, order=order) for order in range(11, 13)))
+    shop.write(*(paid(5, order=order) for order in range(11, 15)))
 
     assert (2, 0, 1) == (kept, len(shop.owed), len(shop.repairs.routes))
+
+
+def test_a_whole_route_is_one_question_at_a_time(shop, monkeypatch):
+    """While it lacks rows the next one waits, also beyond a death."""
+    monkeypatch.setattr(owed, "MAX_OWED", 2)
+    for number in range(3, 6):
+        shop.write(*(paid(number, order=order) for order in range(11, 15)))
+    again = shop.owed.again()
+    meanwhile = len(shop.repairs.routes), again.overdue()
+    again.routes.clear()
+    ask_overdue(again, shop.repairs)
+    ask_overdue(again.again(), shop.repairs)
+
+    assert ((0, frozenset()), ["orders"]) == (
+        meanwhile,
+        [route for route, _ in shop.repairs.routes],
+    )
 
 
 class Clock:

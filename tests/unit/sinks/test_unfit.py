@@ -54,6 +54,19 @@ def test_what_is_made_null_compares_as_null(type_name, value, stays):
     assert (None, stays) == (form(value), form(stays))
 
 
+def test_what_a_warehouse_keeps_as_text_is_never_null():
+    """A numeric without digits has room for every value."""
+    columns = (
+        SourceColumn("id", "bigint"),
+        SourceColumn("free", "numeric", is_kept_as_text=True),
+        SourceColumn("fixed", "numeric"),
+    )
+    form = RowForm(SourceTable("s", "t", columns, ("id",)), nulls_unfit=True)
+    (row,) = form.source_rows([("1", "NaN", "NaN")])
+
+    assert ["1", "NaN", None] == list(row.texts)
+
+
 def test_a_text_is_what_it_says_and_so_is_a_double():
     """Words that would be no time are values of other types."""
     text, double = (

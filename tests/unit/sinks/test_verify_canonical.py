@@ -3,6 +3,7 @@
 import pytest
 
 from towpath.sinks.verify.canonical import canonical_of
+from towpath.sinks.verify.table import UTC_TIMESTAMP
 
 
 @pytest.mark.parametrize(
@@ -50,3 +51,18 @@ def test_different_values_have_different_texts(type_name, one, other):
     form = canonical_of(type_name)
 
     assert form(one) != form(other)
+
+
+@pytest.mark.parametrize(
+    "type_name",
+    ["date", "timestamp with time zone", "timestamp without time zone", UTC_TIMESTAMP],
+)
+def test_an_instant_without_room_is_null_on_both_sides(type_name):
+    """An event's time too, which is in UTC whatever its column says."""
+    form = canonical_of(type_name, nulls_unfit=True)
+
+    assert (None, None, "2026-01-01") == (
+        form("infinity"),
+        form(None),
+        form("2026-01-01"),
+    )

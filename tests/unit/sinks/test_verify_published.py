@@ -1,5 +1,7 @@
 """What of a table is compared: what its records tell, by the key that they have."""
 
+from dataclasses import replace
+
 import pytest
 
 from towpath.settings.rows import Rows
@@ -18,9 +20,21 @@ TABLE = SourceTable(
         SourceColumn("note", "text"),
         SourceColumn("new", "text"),
         SourceColumn("open", "time with time zone"),
+        SourceColumn("share", "real"),
+        SourceColumn("ratio", "double precision"),
+        SourceColumn("nick", "public.citext", has_plain_order=False),
         SourceColumn("tags", "text[]", inside=SourceType("text[]", SourceType("text"))),
     ),
     ("id",),
+)
+
+TRUNCATED = Rows.model_validate(
+    {
+        "mask": [
+            {"columns": [r"shop\..*\.code"], "form": "truncate", "length": 3},
+            {"columns": [r".*\.code"], "form": "hash", "salt": "x"},
+        ]
+    }
 )
 
 
@@ -62,6 +76,28 @@ def test_masked_columns_are_told_and_of_the_key_read_only():
     assert ("not compared, masked columns: id, note",) == table.notes
 
 
+@pytest.mark.parametrize("kind", ["text", "public.citext"])
+def test_a_truncated_column_of_characters_is_not_compared(kind):
+    """Its end is not in records."""
+    table = replace(
+        TABLE, columns=(SourceColumn("id", "bigint"), SourceColumn("code", kind))
+    )
+    part = published(table, shape("id code", "id"), TRUNCATED)
+
+    assert ["id"] == [column.name for column in part.columns]
+    assert ("not compared, masked columns: code",) == part.notes
+
+
+def test_a_truncated_column_of_anything_else_is_compared():
+    """Records have it whole: only characters are cut, whatever rules follow."""
+    table = replace(
+        TABLE, columns=(SourceColumn("id", "bigint"), SourceColumn("code", "jsonb"))
+    )
+    part = published(table, shape("id code", "id"), TRUNCATED)
+
+    assert (["id", "code"], ()) == ([one.name for one in part.columns], part.notes)
+
+
 @pytest.mark.parametrize(
     "rules",
     [
@@ -85,6 +121,9 @@ def test_a_key_column_that_is_left_out_is_read_only(rules):
         ("id Id", "Id", "not all columns of its published key Id"),
         ("id open", "open id", "open of the key"),
         ("id tags", "tags", "tags of the key"),
+        ("id share", "share", "share of the key"),
+        ("id ratio", "ratio", "ratio of the key"),
+        ("id nick", "nick", "nick of the key"),
     ],
 )
 def test_rows_that_cannot_be_told_apart_are_refused(columns, key, reason):

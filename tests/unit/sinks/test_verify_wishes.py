@@ -5,8 +5,8 @@ import pytest
 
 from towpath.schemas.failure import UsageError
 from towpath.settings import Kafka, Registry, Route, Settings, Sink, SinkKind, Source
-from towpath.sinks.verify.__main__ import Judge, Wishes, on_and_on
-from towpath.sinks.verify.errors import NotAtRestError
+from towpath.sinks.verify.__main__ import Judge, Wishes, on_and_on, verify
+from towpath.sinks.verify.errors import NotAtRestError, SourceUnavailableError
 from towpath.sinks.verify.report import Verdict
 from towpath.sinks.verify.routes import chosen_routes
 from towpath.sinks.verify.sample import sample_size
@@ -154,6 +154,49 @@ def test_a_person_hears_of_an_outage_in_a_sentence(capsys):
     assert capsys.readouterr().out == (
         "it could not be verified: not at rest: nobody reads\n"
     )
+
+
+def test_an_interrupted_first_pass_proves_nothing():
+    """Nobody is told that a sink is equal which nobody has compared."""
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert Verdict.UNVERIFIED is on_and_on(interrupted, never, 5.0, Clock())
+
+
+@pytest.fixture
+def absent(tmp_path):
+    """Return the configuration of a sink whose source nobody serves."""
+    config = tmp_path / "towpath.toml"
+    config.write_text(
+        'version = 1\n[[source]]\ndsn = "postgresql://127.0.0.1:1/x"\n'
+        'tables = ["shop.orders"]\n[kafka]\nbootstrap_servers = "127.0.0.1:1"\n'
+        '[registry]\nurl = "http://127.0.0.1:1"\n[[sink]]\nname = "it"\n'
+        'kind = "cache"\nurl = "redis://127.0.0.1:1"\n[[sink.route]]\n'
+        'topic = "towpath.shop.orders"\nname = "o"\n'
+    )
+    return config
+
+
+def test_a_script_gets_its_document_even_of_an_absent_source(absent, capsys):
+    """It exits as it would without, and the reason is in the document."""
+    code = verify(absent, "it", Wishes(as_json=True))
+    document = orjson.loads(capsys.readouterr().out)
+
+    assert (3, "unverified", [], True) == (
+        code,
+        *(document[name] for name in ("result", "routes")),
+        "cannot be read" in document["error"],
+    )
+
+
+def test_a_person_gets_an_error_of_an_absent_source(absent, capsys):
+    """With its cure, as of every command."""
+    with pytest.raises(SourceUnavailableError, match="cannot be read"):
+        verify(absent, "it", Wishes())
+
+    assert not capsys.readouterr().out
 
 
 def test_pass_after_pass_the_worst_counts():

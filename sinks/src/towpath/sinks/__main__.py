@@ -209,17 +209,11 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Parts:
     def make_sink(sink: SinkSettings) -> Sink:
         check_kinds([sink])
         _check_engine(sink, spark)
-        announced = KafkaRelations(settings.kafka.bootstrap_servers, prefix)
-        routed = RoutedRelations(announced, sink.route)
-        progress = read_progress(
-            progress_path(settings.state_folder, sink.name), sink.name
-        )
-        routed.check(has_run=progress.batches > 0)
         parts = SinkParts(
             prefix=prefix,
             replay_window_s=settings.topics.replay_window_s,
             folder=sink_folder(settings.state_folder, sink.name),
-            relations=routed,
+            relations=_routed(settings, sink),
             clock=clock,
             repairs=KafkaRepairs(newest(), sink),
             sql=SparkSql(spark),
@@ -237,6 +231,15 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Parts:
         check=check,
         on_executor=lambda sink: told_of(settings, sink).make,
     )
+
+
+def _routed(settings: Settings, sink: SinkSettings) -> RoutedRelations:
+    """Hold a sink's routes against its tables, which it sees through them."""
+    servers, prefix = settings.kafka.bootstrap_servers, settings.database.prefix
+    routed = RoutedRelations(KafkaRelations(servers, prefix), sink.route)
+    path = progress_path(settings.state_folder, sink.name)
+    routed.check(has_run=read_progress(path, sink.name).batches > 0)
+    return routed
 
 
 def main() -> int:

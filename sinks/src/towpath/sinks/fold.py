@@ -8,10 +8,11 @@ every change of the key left out) stays ``unchanged``: the target still has them
 A partial change that rests upon a delete of the same batch has nothing to be merged
 with: it is refused, and the delete is what remains.
 
-Nothing is merged with what another topic brought. A row that was read for this sink
-comes beside the stream, and what the stream said in between may have come in an earlier
-batch: only the target knows. Such a partial change is kept apart, to be applied after
-the row.
+Nothing is merged with what another partition brought: a row that was read for this sink
+comes beside the stream, and a topic that got more partitions has moved keys. What was
+said in between may have come in an earlier batch, or come yet: only the target knows. A
+partial change above a whole row from elsewhere is kept apart, to be applied after it;
+one above another partial change from elsewhere is refused, and its row is asked for.
 
 What lies below the floor of its route is left out before anything is merged: nothing
 above a floor rests upon what was below it.
@@ -106,11 +107,15 @@ def _merge(
         return
     values = dict(newest.row or {})
     missing = set(newest.unchanged)
-    for older in group[1:]:
-        is_beside = older.origin.topic != newest.origin.topic
-        if missing and is_beside and not older.unchanged:
-            kept.append(older)
-            after.append(newest._replace(row=values, unchanged=frozenset(missing)))
+    for at, older in enumerate(group[1:], start=1):
+        if missing and older.origin[:2] != newest.origin[:2]:
+            merged = newest._replace(row=values, unchanged=frozenset(missing))
+            if older.unchanged:
+                refused.append(Refusal(merged, ABSENT_ROW, asks=True))
+                _merge(group[at:], kept, refused, after)
+            else:
+                kept.append(older)
+                after.append(merged)
             return
         if older.row is None:
             # In position order, as they would have to be replayed.

@@ -3,7 +3,7 @@ Rows asked for as they are now, once a batch is written: what, and how much at o
 
 What is to be asked for, ``owed`` decides. A route of which more rows are owed than can
 be kept count of is asked for as a whole: it lacks rows then, and all that is owed comes
-with them.
+with them. One that lacks rows already is asked for once it has them.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from towpath.sinks.change import Change, Floor, Record, Refusal
-from towpath.sinks.jobs.owed import Due, Owed
+from towpath.sinks.jobs.owed import Due, Owed, Row
 from towpath.sinks.ports import Repairs
 
 TOO_MANY: Final = "more of its rows are owed than are kept count of"
@@ -65,6 +65,32 @@ def ask(told: Told, owed: Owed, repairs: Repairs) -> Asked:
     return Asked(left, asked, any(due.rows.values()) or asked > 0)
 
 
+def ask_overdue(owed: Owed, repairs: Repairs) -> None:
+    """
+    Ask for the routes that were put off, as wholes.
+
+    Raises:
+        UnavailableError: They are not known to be asked for.
+    """
+    for route in owed.overdue():
+        repairs.ask_all(route, TOO_MANY)
+        owed.asked_whole(route)
+
+
+def _ask_whole(route: str, owed: Owed, repairs: Repairs) -> bool:
+    """Ask for a route as a whole, now or later; tell whether that can be."""
+    if route in owed.lacking():
+        owed.put_off(route)
+        return True
+    is_asked = repairs.ask_all(route, TOO_MANY)
+    owed.asked_whole(route)
+    return is_asked
+
+
+def _row(change: Change) -> Row:
+    return change.route, change.key
+
+
 def _written(told: Told) -> Iterable[Change]:
     if not told.refused:
         return told.changes
@@ -83,10 +109,9 @@ def _ask(due: Due, owed: Owed, repairs: Repairs) -> tuple[int, set[str]]:
     for (route, _), change in due.ask.items():
         wanted[route].append(change)
     for route, changes in wanted.items():
-        if not owed.has_room(route, len(changes)):
-            is_asked = repairs.ask_all(route, TOO_MANY)
+        if not owed.has_room(route, (_row(change) for change in changes)):
+            is_asked = _ask_whole(route, owed, repairs)
             due.forget(route)
-            owed.forget(route)
         else:
             is_asked = repairs.ask_keys(route, [change.key for change in changes])
         if is_asked:

@@ -21,7 +21,7 @@ from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.decode import Decoded, decode
 from towpath.sinks.fold import first_per_event, newest_per_key
 from towpath.sinks.jobs.aside import Over, letters_of, reasons_of
-from towpath.sinks.jobs.asking import Told, ask
+from towpath.sinks.jobs.asking import Told, ask, ask_overdue
 from towpath.sinks.jobs.behind import Held, KeyRule, hold
 from towpath.sinks.jobs.delivery import Delivered, Delivery, InARow
 from towpath.sinks.jobs.owed import Owed, Row
@@ -153,6 +153,15 @@ class BatchWriter:
             # An id of its own: what a sink keeps of a batch is not of another replay.
             self._again_id -= 1
             return self._apply(records, ParkedKeys(), self._again_id)
+
+    def attend(self) -> None:
+        """
+        Ask for what was put off until now; whoever calls holds ``alone``.
+
+        Raises:
+            UnavailableError: It is not known to be asked for.
+        """
+        ask_overdue(self._desk.owed, self._desk.repairs)
 
     def owe(self, row: Row, record_key: ParkedKey, position: str) -> None:
         """Take note that a row was asked for which lacks a change at a position."""

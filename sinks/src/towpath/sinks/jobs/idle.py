@@ -1,14 +1,15 @@
 """
-Has a sink look after itself while no batch comes: a loss is noticed all the same.
+Does what is due between batches: a loss is noticed also while none comes.
 
-Most sinks have nothing to do then. One that has, has a verb for it (``Attending``),
-which is called now and then, by the supervisor's thread, and never beside a batch.
+The writer asks for what it has put off. Most sinks have nothing to do then; one that
+has, has a verb for it (``Attending``). Both are called now and then, by the
+supervisor's thread, and never beside a batch.
 """
 
-import threading
 from typing import Final
 
 from towpath.schemas.clock import Clock, Deadline
+from towpath.sinks.jobs.batch import BatchWriter
 from towpath.sinks.ports import Attending, Sink
 
 # Whoever reads a cache that was emptied sees nothing until this has passed, and the
@@ -19,17 +20,17 @@ LOOK_EVERY_S: Final = 5.0
 class Idle:
     """Attends to one sink between its batches."""
 
-    def __init__(self, sink: Sink, alone: threading.RLock, clock: Clock) -> None:
+    def __init__(self, sink: Sink, writer: BatchWriter, clock: Clock) -> None:
         """
         Describe whom to attend to.
 
         Args:
             sink: The sink.
-            alone: Held by whoever uses the sink.
+            writer: Who uses it.
             clock: The time.
         """
         self._sink = sink
-        self._alone = alone
+        self._writer = writer
         self._clock = clock
         self._next = Deadline(clock, LOOK_EVERY_S)
 
@@ -42,12 +43,12 @@ class Idle:
             BusyError: The target asks for a pause.
             HaltError: The sink refuses to go on.
         """
-        if not isinstance(self._sink, Attending) or not self._next.passed():
-            return
-        if not self._alone.acquire(blocking=False):
+        if not self._next.passed() or not self._writer.alone.acquire(blocking=False):
             return
         self._next = Deadline(self._clock, LOOK_EVERY_S)
         try:
-            self._sink.attend()
+            self._writer.attend()
+            if isinstance(self._sink, Attending):
+                self._sink.attend()
         finally:
-            self._alone.release()
+            self._writer.alone.release()

@@ -13,6 +13,9 @@ for, has come too early, and the row is asked for once more: there is one questi
 row at a time, however often it changes. A question that nobody answers is asked again
 with the next partial change, after a while.
 
+With too many rows of one route, all of it is asked for; while it lacks rows anyway, for
+that is asked before, that waits until it has them: one question for a route at a time.
+
 What is owed is kept in a file, written before the batch counts as done.
 """
 
@@ -31,7 +34,7 @@ from towpath.sinks.fold import highest_per_route
 from towpath.sinks.progress import replace_file, sink_folder
 
 OWED_FILE: Final = "owed.json"
-# With more of one route it is simpler to have all of it read; and the file stays small.
+# With more of one route all of it is read; so the file stays small.
 MAX_OWED: Final = 20_000
 ASKED_AGAIN_AFTER_S: Final = 60.0
 
@@ -94,7 +97,7 @@ class Owed:
         self._sink = sink
         self._clock = clock
         self._path = sink_folder(state_folder, sink) / OWED_FILE
-        self._rows: dict[Row, Owing] = self._read()
+        self._rows, self._put_off = self._read()
 
     def __len__(self) -> int:
         """Return how many rows are owed."""
@@ -108,9 +111,24 @@ class Owed:
         """Return the routes that lack rows: nothing may rest upon what they have."""
         return frozenset(unfilled.routes(self._state_folder, self._sink))
 
-    def has_room(self, route: str, more: int) -> bool:
-        """Tell whether that many rows of a route can be owed beside those that are."""
-        return more + sum(name == route for name, _ in self._rows) <= MAX_OWED
+    def has_room(self, route: str, rows: Iterable[Row]) -> bool:
+        """Tell whether these rows of a route can be owed beside those that are."""
+        owed = {row for row in self._rows if row[0] == route}
+        return len(owed.union(rows)) <= MAX_OWED
+
+    def put_off(self, route: str) -> None:
+        """Have a route asked for as a whole once it has the rows that it lacks."""
+        if route not in self._put_off:
+            self._store(self._rows, self._put_off | {route})
+
+    def overdue(self) -> frozenset[str]:
+        """Return the routes that were put off, and lack nothing now."""
+        return self._put_off - self.lacking() if self._put_off else frozenset()
+
+    def asked_whole(self, route: str) -> None:
+        """Take note that a route was asked for as a whole: nothing of it is owed."""
+        rows = {row: owing for row, owing in self._rows.items() if row[0] != route}
+        self._store(rows, self._put_off - {route})
 
     def owe(self, row: Row, record_key: ParkedKey, position: str) -> None:
         """Take note of a row that was asked for because it lacks a change."""
@@ -118,10 +136,6 @@ class Owed:
         highest = position if known is None else max(position, known.highest)
         now_s = self._clock.monotonic_s()
         self.take(Due({row: Owing(record_key, highest, highest, now_s)}, {}))
-
-    def forget(self, route: str) -> None:
-        """Forget a route: all of its rows are asked for."""
-        self.take(Due({row: None for row in self._rows if row[0] == route}, {}))
 
     def due(
         self,
@@ -144,9 +158,12 @@ class Owed:
         told = [c for c in written if self._matters(c, lacking)]
         if told or absent:
             keys = {record.origin: record.key or b"" for record in records}
+            lost = {id(change) for change in absent}
             for change in sorted((*told, *absent), key=attrgetter("position")):
                 topic = shared_topic(change.origin.topic)
-                self._judge(change, ParkedKey(topic, keys[change.origin]), due)
+                record_key = ParkedKey(topic, keys[change.origin])
+                is_doubtful = change.route in lacking or id(change) in lost
+                self._judge(change, record_key, due, is_doubtful=is_doubtful)
         return due
 
     def take(self, due: Due, floors: Iterable[Floor] = ()) -> None:
@@ -159,15 +176,15 @@ class Owed:
             for row, owing in (self._rows | due.rows).items()
             if owing is not None and owing.highest >= below.get(row[0], "")
         }
-        if rows != self._rows:
-            self._keep(_written(rows))
-        self._rows = rows
+        self._store(rows, self._put_off)
 
     def _matters(self, change: Change, lacking: Collection[str]) -> bool:
         is_open = bool(change.unchanged) and change.route in lacking
         return is_open or (change.route, change.key) in self._rows
 
-    def _judge(self, change: Change, record_key: ParkedKey, due: Due) -> None:
+    def _judge(
+        self, change: Change, record_key: ParkedKey, due: Due, *, is_doubtful: bool
+    ) -> None:
         """Say what a change makes of its row, after those below it."""
         row = change.route, change.key
         position, now_s = change.position, self._clock.monotonic_s()
@@ -181,6 +198,9 @@ class Owed:
                 return
             is_asking = position > owing.asked_at
             highest = owing.highest
+        elif owing is None and row in due.rows and not is_doubtful:
+            # Laid upon what has settled it in this very batch.
+            return
         else:
             is_old = owing is not None and now_s - owing.asked_s > ASKED_AGAIN_AFTER_S
             is_asking = owing is None or is_old
@@ -191,34 +211,42 @@ class Owed:
         elif owing is not None:
             due.rows[row] = owing._replace(highest=highest)
 
-    def _read(self) -> dict[Row, Owing]:
+    def _store(self, rows: dict[Row, Owing], put_off: frozenset[str]) -> None:
+        if (rows, put_off) != (self._rows, self._put_off):
+            self._keep(_written(rows, put_off))
+        self._rows, self._put_off = rows, put_off
+
+    def _read(self) -> tuple[dict[Row, Owing], frozenset[str]]:
+        content = self._kept()
+        if not content:
+            return {}, frozenset()
+        told = orjson.loads(content)
+        now_s = self._clock.monotonic_s()
+        rows = {
+            (route, tuple(key)): Owing(
+                ParkedKey(topic, text.encode()), asked_at, highest, now_s
+            )
+            for route, key, topic, text, asked_at, highest in told["rows"]
+            if route in self._routes
+        }
+        return rows, self._routes.intersection(told["put_off"])
+
+    def _kept(self) -> bytes:
         try:
-            rows = read_rows(self._path.read_bytes(), self._clock.monotonic_s())
+            return self._path.read_bytes()
         except FileNotFoundError:
-            return {}
-        return {row: owing for row, owing in rows.items() if row[0] in self._routes}
+            return b""
 
     def _keep(self, content: bytes) -> None:
         replace_file(self._path, content)
 
 
-def read_rows(content: bytes, now_s: float) -> dict[Row, Owing]:
-    """Read what is owed; how long ago it was asked for counts from now."""
-    return {
-        (route, tuple(key)): Owing(
-            ParkedKey(topic, text.encode()), asked_at, highest, now_s
-        )
-        for route, key, topic, text, asked_at, highest in orjson.loads(content)
-    }
-
-
-def _written(rows: Mapping[Row, Owing]) -> bytes:
-    return orjson.dumps(
-        [
-            [route, key, *_text(owing.record_key), owing.asked_at, owing.highest]
-            for (route, key), owing in rows.items()
-        ]
-    )
+def _written(rows: Mapping[Row, Owing], put_off: Iterable[str]) -> bytes:
+    told = [
+        [route, key, *_text(owing.record_key), owing.asked_at, owing.highest]
+        for (route, key), owing in rows.items()
+    ]
+    return orjson.dumps({"rows": told, "put_off": sorted(put_off)})
 
 
 def _text(key: ParkedKey) -> tuple[str, str]:

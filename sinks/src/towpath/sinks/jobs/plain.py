@@ -62,7 +62,7 @@ def plain_of(
         "a record cannot be read": bool(decoded.poison),
         "rows below a floor are to go": bool(decoded.floors),
         "an event log is kept": bool(decoded.events),
-        "a partial change rests upon a delete": bool(folded.refused),
+        "a partial change has no row to rest upon": bool(folded.refused),
         "a partial change rests upon a row that was read": bool(folded.after),
         "a partial change rests upon a row that may be stale": any(
             change.unchanged and change.route in lacking for change in folded.changes

@@ -230,7 +230,7 @@ class Supervisor:
         if plan.sink.write_from is WriteFrom.EXECUTORS and parts.on_executor:
             make = parts.on_executor(plan.sink)
             writing = FromExecutors(plan, writer, sink, desk, make)
-        idle = Idle(sink, writer.alone, parts.clock)
+        idle = Idle(sink, writer, parts.clock)
         return _Bench(writing, orders, recovery, safe, idle)
 
     def _query_until_stopped(self, bench: _Bench) -> None:

@@ -78,8 +78,8 @@ def verify(config: Path, sink: str, wishes: Wishes) -> int:
         UnknownSinkError: No sink of that name is declared.
         UsageError: The wishes name a route that is not there, or no sample.
         NotAtRestError: What was committed before does not reach the sink.
-        UnavailableError: Source or broker do not answer. Of passes without end neither
-            is raised: the pass proves nothing, and says why.
+        UnavailableError: Source or broker do not answer. Of passes without end, and of
+            what is told in JSON, neither is raised: it proves nothing, and says why.
     """
     settings = load(config, os.environ)  # noqa: TID251 - a root
     declared = settings.sink_named(sink)
@@ -87,10 +87,16 @@ def verify(config: Path, sink: str, wishes: Wishes) -> int:
         message = f"no sink is named {sink}"
         raise UnknownSinkError(message)
     judge = Judge(settings, declared, wishes)
-    if wishes.every_s is None:
+    if wishes.every_s is not None:
+        worst = on_and_on(judge.once, judge.gave_up, wishes.every_s, SystemClock())
+        return _EXIT_CODES[worst]
+    try:
         return _EXIT_CODES[judge.once()]
-    worst = on_and_on(judge.once, judge.gave_up, wishes.every_s, SystemClock())
-    return _EXIT_CODES[worst]
+    except UnavailableError as failure:
+        # Who reads documents gets one, whatever is the matter.
+        if not wishes.as_json:
+            raise
+        return _EXIT_CODES[judge.gave_up(failure)]
 
 
 def on_and_on(
@@ -100,7 +106,7 @@ def on_and_on(
     clock: Clock,
 ) -> Verdict:
     """
-    Verify until interrupted; return the worst of all passes.
+    Verify until interrupted; return the worst of all passes that came to an end.
 
     Args:
         once: Makes one pass.
@@ -108,7 +114,7 @@ def on_and_on(
         every_s: From one beginning to the next.
         clock: Waits.
     """
-    worst = Verdict.EQUAL
+    worst: Verdict | None = None
     with suppress(KeyboardInterrupt):
         while True:
             began_s = clock.monotonic_s()
@@ -116,9 +122,9 @@ def on_and_on(
                 found = once()
             except UnavailableError as failure:
                 found = gave_up(failure)
-            worst = report.worse(worst, found)
+            worst = report.worse(worst or found, found)
             clock.wait(max(0.0, began_s + every_s - clock.monotonic_s()))
-    return worst
+    return worst or Verdict.UNVERIFIED
 
 
 class Judge:

@@ -13,6 +13,7 @@ from typing import Final
 from towpath.sinks.change import Value
 from towpath.sinks.unfit import is_no_instant, is_no_number
 from towpath.sinks.values import text_of
+from towpath.sinks.verify.table import UTC_TIMESTAMP
 
 Canonical = Callable[[Value], str | None]
 
@@ -45,6 +46,7 @@ _UNFIT: Final[dict[str, Callable[[Value], bool]]] = {
     "date": is_no_instant,
     "timestamp with time zone": is_no_instant,
     "timestamp without time zone": is_no_instant,
+    UTC_TIMESTAMP: is_no_instant,
 }
 
 

@@ -9,25 +9,35 @@ from typing import Any, Final, LiteralString, TypeAlias
 
 import psycopg
 
+from towpath.sinks.relations import Column
 from towpath.sinks.verify.nested import HSTORE, SourceType
 from towpath.sinks.verify.table import SourceColumn
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
 _COLUMNS: Final[LiteralString] = """
-    select attname, atttypid::bigint
-    from pg_attribute
+    select attname, atttypid::bigint, atttypmod, typtype = 'd'
+    from pg_attribute join pg_type t on t.oid = atttypid
     where attrelid = %s::regclass and attnum > 0 and not attisdropped
       and attgenerated = ''
     order by attnum
 """
+# Of an extension's type the operators are not found by their plain names, and those of
+# what it can be cast to would be taken for them.
 _TYPE: Final[LiteralString] = """
     select oid::regtype::text, typname::text, typdelim::text, typbasetype::bigint,
            (select e.oid::bigint from pg_type e where e.typarray = t.oid),
            (select json_agg(json_build_array(attname, atttypid::bigint) order by attnum)
             from pg_attribute
             where t.typtype = 'c' and attrelid = t.typrelid and attnum > 0
-              and not attisdropped)
+              and not attisdropped),
+           not exists (
+               select from pg_opclass c
+               join pg_am m on m.oid = opcmethod and amname = 'btree'
+               join pg_amop on amopfamily = opcfamily and amopstrategy = 5
+                   and amoplefttype = opcintype and amoprighttype = opcintype
+               where opcdefault and opcintype = t.oid
+                 and not pg_operator_is_visible(amopopr))
     from pg_type t where oid = %s
 """
 _PRIMARY_KEY: Final[LiteralString] = """
@@ -56,11 +66,25 @@ _IS_PARTITIONED: Final[LiteralString] = (
     "select relkind = 'p' from pg_class where oid = %s::regclass"
 )
 
+# Of the widest decimal that a warehouse has.
+_MOST_DIGITS: Final = 38
+
 
 def columns_of(connection: Connection, table: str) -> tuple[SourceColumn, ...]:
     """Return the columns of a table or a view, those aside that it generates."""
     found = connection.execute(_COLUMNS, [table]).fetchall()
-    return tuple(_column(name, _type(connection, oid)) for name, oid in found)
+    columns = []
+    for name, oid, typmod, is_domain in found:
+        kind = _type(connection, oid)
+        column = SourceColumn(
+            name,
+            kind.name,
+            inside=kind if kind.is_nested else None,
+            has_plain_order=kind.has_plain_order,
+            is_kept_as_text=is_domain or _is_too_wide(kind, typmod),
+        )
+        columns.append(column)
+    return tuple(columns)
 
 
 def primary_key_of(connection: Connection, table: str) -> tuple[str, ...]:
@@ -80,20 +104,25 @@ def is_partitioned(connection: Connection, table: str) -> bool:
     return connection.execute(_IS_PARTITIONED, [table]).fetchone() == (True,)
 
 
-def _column(name: str, kind: SourceType) -> SourceColumn:
-    inside = kind if kind.is_nested else None
-    return SourceColumn(name, kind.name, inside=inside)
+def _is_too_wide(kind: SourceType, typmod: int) -> bool:
+    """Tell whether it is a numeric for which no decimal of a warehouse is enough."""
+    if kind.name != "numeric":
+        return False
+    digits = Column("", kind.name, typmod).precision_and_scale
+    return digits is None or digits[0] > _MOST_DIGITS or digits[1] > digits[0]
 
 
 def _type(connection: Connection, oid: int) -> SourceType:
     row = connection.execute(_TYPE, [oid]).fetchone()
     if row is None:
         return SourceType("text")
-    name, bare_name, delimiter, base_oid, element_oid, fields = row
+    name, bare_name, delimiter, base_oid, element_oid, fields, is_plain = row
     if base_oid:
         return _type(connection, base_oid)
     if element_oid:
         return SourceType(name, _type(connection, element_oid), delimiter)
     inside = [(field, _type(connection, of)) for field, of in fields or ()]
     is_hstore = bare_name == HSTORE and name.endswith(HSTORE)
-    return SourceType(HSTORE if is_hstore else name, fields=tuple(inside))
+    return SourceType(
+        HSTORE if is_hstore else name, fields=tuple(inside), has_plain_order=is_plain
+    )

@@ -176,7 +176,8 @@ def _routed(routing: Routing | None, name: str) -> str | None:
 def _form(column: SourceColumn, *, nulls_unfit: bool) -> Canonical:
     if column.inside:
         return text_of_nested
-    return canonical_of(column.type, nulls_unfit=nulls_unfit)
+    is_nulled = nulls_unfit and not column.is_kept_as_text
+    return canonical_of(column.type, nulls_unfit=is_nulled)
 
 
 def _of(constant: Value) -> Canonical:

@@ -43,12 +43,14 @@ class SourceType:
         element: Of what it is an array.
         delimiter: What stands between the elements of such an array.
         fields: The names and types of a composite's fields, in their order.
+        has_plain_order: Whether its order is what plain operators mean.
     """
 
     name: str
     element: "SourceType | None" = None
     delimiter: str = ","
     fields: "tuple[tuple[str, SourceType], ...]" = ()
+    has_plain_order: bool = True
 
     @property
     def is_nested(self) -> bool:

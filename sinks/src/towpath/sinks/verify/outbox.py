@@ -14,6 +14,7 @@ from towpath.settings.outbox import EmptyPayload, Outbox
 from towpath.settings.syntax import PlacedIn, parse_placement
 from towpath.sinks.routes import Routes
 from towpath.sinks.verify.errors import NoOutboxError
+from towpath.sinks.verify.published import comparable
 from towpath.sinks.verify.source import Source
 from towpath.sinks.verify.table import (
     TEXT_IN_BYTES,
@@ -55,6 +56,7 @@ def outbox_table(
 
     Raises:
         NoOutboxError: The outbox is not there, or lacks a column.
+        IncomparableError: The ids of its events cannot be told apart.
         SourceUnavailableError: The database cannot be read.
     """
     outbox = settings.relay.outbox
@@ -63,34 +65,36 @@ def outbox_table(
         message = f"there is no table {outbox.table} to compare a log of events with"
         raise NoOutboxError(message)
     table = source.table(schema, name)
-    types = {one.name: one.type for one in table.columns}
-    columns = tuple(_columns(outbox, types))
+    own = {one.name: one for one in table.columns}
+    columns = tuple(_columns(outbox, own))
     routed_by = outbox.route_by or outbox.columns.aggregate_type
-    if lacking := ({one.name for one in columns} | {routed_by}) - types.keys():
+    if lacking := ({one.name for one in columns} | {routed_by}) - own.keys():
         listed = ", ".join(sorted(lacking))
         message = f"the outbox {outbox.table} has no column {listed}"
         raise NoOutboxError(message)
     values = source.values_of(schema, name, routed_by)
-    return SourceTable(
+    events = SourceTable(
         *(schema, name, columns, (outbox.columns.id,)),
         is_partitioned=table.is_partitioned,
         only=Limit(routed_by, tuple(_read(route, sink, outbox, values))),
         is_pruned=True,
         notes=(_PRUNED, *([_ENVELOPED] if _is_enveloped(outbox) else [])),
     )
+    return comparable(events)
 
 
-def _columns(outbox: Outbox, types: Mapping[str, str]) -> Iterator[SourceColumn]:
+def _columns(outbox: Outbox, own: Mapping[str, SourceColumn]) -> Iterator[SourceColumn]:
     is_entombed = outbox.on_empty_payload is EmptyPayload.TOMBSTONE
     for part in _PARTS:
         name = getattr(outbox.columns, part)
         if not name:
             continue
-        kind = types.get(name, "text")
+        column = own.get(name) or SourceColumn(name, "text")
         yield SourceColumn(
             name,
-            _OTHER_FORMS.get((part, kind), kind),
+            _OTHER_FORMS.get((part, column.type), column.type),
             kept_as=part,
+            has_plain_order=column.has_plain_order,
             is_compared=part != "payload" or not _is_enveloped(outbox),
             is_blank_null=part == "payload" and is_entombed,
         )

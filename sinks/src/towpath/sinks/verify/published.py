@@ -2,18 +2,25 @@
 What of a table is published, and so can be compared. Pure.
 
 Names and key are those that the relay announced; the rest is the table's own. A column
-that is masked is read only if it is of the key, and compared in no case.
+that is masked is read only if it is of the key, and compared in no case; a beginning is
+taken of characters alone, so that any other column under such a rule is as it is.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Final
 
 from towpath.settings.rows import HstoreForm, Rows
 from towpath.settings.syntax import compiled
 from towpath.sinks.relations import RelationShape
 from towpath.sinks.verify.errors import IncomparableError
 from towpath.sinks.verify.nested import HSTORE, HSTORE_MAP, SourceType
-from towpath.sinks.verify.table import SourceTable
+from towpath.sinks.verify.table import SourceColumn, SourceTable
+
+_CHARACTERS: Final = frozenset(
+    {"text", "character varying", "character", "name", '"char"'}
+)
+_FLOATS: Final = frozenset({"real", "double precision"})
 
 
 def published(table: SourceTable, shape: RelationShape, rows: Rows) -> SourceTable:
@@ -37,7 +44,9 @@ def published(table: SourceTable, shape: RelationShape, rows: Rows) -> SourceTab
         listed = ", ".join(shape.key)
         message = f"{table.full_name} has not all columns of its published key {listed}"
         raise IncomparableError(message)
-    masked = {name for name in told if _is_masked(table, name, rows)}
+    masked = {
+        name for name in told if name in own and _is_masked(table, own[name], rows)
+    }
     hidden = masked | {name for name in told if not _is_shown(table, name, rows)}
     columns = tuple(
         replace(own[name], is_compared=name not in hidden)
@@ -85,9 +94,18 @@ def _is_shown(table: SourceTable, column: str, rows: Rows) -> bool:
     return not _matches(rows.exclude_columns, name)
 
 
-def _is_masked(table: SourceTable, column: str, rows: Rows) -> bool:
-    name = f"{table.full_name}.{column}"
-    return any(_matches(rule.columns, name) for rule in rows.mask)
+def _is_masked(table: SourceTable, column: SourceColumn, rows: Rows) -> bool:
+    """Tell whether the first rule that names a column makes another value of it."""
+    name = f"{table.full_name}.{column.name}"
+    for rule in rows.mask:
+        if _matches(rule.columns, name):
+            return rule.form != "truncate" or _is_characters(column.type)
+    return False
+
+
+def _is_characters(type_name: str) -> bool:
+    # An extension's type has the name of the schema that the extension is in.
+    return type_name in _CHARACTERS or type_name.rpartition(".")[2] == "citext"
 
 
 def _matches(patterns: Iterable[str], name: str) -> bool:
@@ -104,15 +122,22 @@ def comparable(table: SourceTable) -> SourceTable:
     Return the table, if keys can be read back from their texts.
 
     Raises:
-        IncomparableError: A column of the key is of a type whose text tells less.
+        IncomparableError: A column of the key is of a type whose text tells less, or
+            that has several texts for a value, or an order of its own.
     """
-    kinds = dict(zip(table.key, table.key_types, strict=True))
-    inside = {column.name for column in table.columns if column.inside}
-    for name, kind in kinds.items():
-        if name in inside or kind == "time with time zone":
+    for column in (table.columns[place] for place in table.key_places):
+        if flaw := _flaw(column):
             message = (
-                f"{name} of the key of {table.full_name} is of the type {kind}, of "
-                "which a record does not tell all"
+                f"{column.name} of the key of {table.full_name} is of the type "
+                f"{column.type}, {flaw}"
             )
             raise IncomparableError(message)
     return table
+
+
+def _flaw(column: SourceColumn) -> str:
+    if column.inside or column.type == "time with time zone":
+        return "of which a record does not tell all"
+    if column.type in _FLOATS:
+        return "of which a value can be written in several ways"
+    return "" if column.has_plain_order else "whose order an extension defines"

@@ -1,8 +1,7 @@
 """What each route should hold: the table, the events or the view of the source."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from towpath.schemas.failure import UsageError
 from towpath.settings import Route, RouteKind, Settings, Sink
@@ -13,13 +12,7 @@ from towpath.sinks.verify.errors import IncomparableError, UnroutedTableError
 from towpath.sinks.verify.outbox import outbox_table
 from towpath.sinks.verify.published import as_written, comparable, published
 from towpath.sinks.verify.source import Source
-from towpath.sinks.verify.table import Limit, SourceColumn, SourceTable
-
-# What a document is compared with, of the aggregate's row in its view.
-_DOCUMENT_COLUMNS: Final = (
-    SourceColumn("aggregate_id", "text"),
-    SourceColumn("payload", "json"),
-)
+from towpath.sinks.verify.table import TEXT_IN_BYTES, Limit, SourceColumn, SourceTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +78,7 @@ class Tables:
             types = {column.name: column.type for column in table.columns}
             # A view has no parts of its own: its rows are those that it gives.
             return SourceTable(
-                *(table.schema, table.name, _DOCUMENT_COLUMNS, ("aggregate_id",)),
+                *(table.schema, table.name, _document(types), ("aggregate_id",)),
                 is_partitioned=True,
                 is_view=True,
                 only=_of_state(route),
@@ -118,6 +111,12 @@ def chosen_routes(settings: Settings, sink: Sink, names: Sequence[str]) -> list[
         for route in sink.route
         if not names or set(names) & set(known[route.name])
     ]
+
+
+def _document(types: Mapping[str, str]) -> tuple[SourceColumn, ...]:
+    """Return what of an aggregate's row in its view a document is compared with."""
+    payload = TEXT_IN_BYTES if types.get("payload") == "bytea" else "json"
+    return SourceColumn("aggregate_id", "text"), SourceColumn("payload", payload)
 
 
 def _of_state(route: Route) -> Limit:

@@ -31,6 +31,7 @@ _SESSION: Final[LiteralString] = """
     set datestyle = 'ISO';
     set intervalstyle = 'postgres';
     set extra_float_digits = 3;
+    set bytea_output = 'hex';
     set lc_monetary = 'C';
     set search_path = pg_catalog;
     set row_security = off;

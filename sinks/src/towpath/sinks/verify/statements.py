@@ -57,10 +57,12 @@ _FORMS: Final[Mapping[str, LiteralString]] = MappingProxyType(
         # Postgres breaks base64 into lines.
         "bytea": r"translate(encode({value}, 'base64'), E'\n', '')",
         TEXT_IN_BYTES: "convert_from({value}, 'UTF8')",
-        # A cast would cut the padding off, which is part of the value's text, and would
-        # add the size of a network that an address has not.
+        # A cast would cut the padding off, which is part of the value's text, would add
+        # the size of a network that an address has not, and would keep the encoding
+        # that a document declares.
         "character": _AS_PRINTED,
         "inet": _AS_PRINTED,
+        "xml": _AS_PRINTED,
     }
 )
 

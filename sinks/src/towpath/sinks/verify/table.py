@@ -21,6 +21,9 @@ class SourceColumn:
         inside: What its values are made of, if they are no single ones.
         is_compared: Whether it is read for more than for the key.
         is_blank_null: Whether a blank text stands for none.
+        has_plain_order: Whether its order is what plain operators mean, so that it can
+            be gone through part by part.
+        is_kept_as_text: Whether a warehouse keeps it as text, which has room for all.
     """
 
     name: str
@@ -29,6 +32,8 @@ class SourceColumn:
     inside: SourceType | None = None
     is_compared: bool = True
     is_blank_null: bool = False
+    has_plain_order: bool = True
+    is_kept_as_text: bool = False
 
     @property
     def record_name(self) -> str:

@@ -55,7 +55,8 @@ def read_findings(document: Mapping[str, Any], rows: int) -> tuple[str, ...]:
     compared = sum(route["source_rows"] for route in routes)
     found = [f"{differences:,} differences"] if differences else []
     if not found and document["result"] != "equal":
-        why = "; ".join(route["error"] or "restless keys" for route in routes)
+        doubts = [route["error"] or "restless keys" for route in routes]
+        why = document.get("error") or "; ".join(doubts)
         message = f"{document['sink']} could not be compared: {why}"
         raise BenchError(message)
     if compared != rows:

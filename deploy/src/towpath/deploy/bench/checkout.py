@@ -103,7 +103,8 @@ def _rate(stage: Stage, wishes: Wishes, rate_per_s: float) -> Rate:
     elapsed_s = stage.elapsed_s() - began_s
     cpu = shares(cpu_s, used_s(stage.state), elapsed_s)
     sold = per_s(load, _load(stage))
-    placed = int(shop.sampler_report(stage)["placed"])
+    # On a busy machine it may have told nothing yet.
+    placed = int(shop.sampler_report(stage).get("placed", 0))
     shop.end_sampling(stage)
     shop.close_shop(stage)
     settle.settle(stage)

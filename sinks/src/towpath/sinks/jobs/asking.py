@@ -87,10 +87,6 @@ def _ask_whole(route: str, owed: Owed, repairs: Repairs) -> bool:
     return is_asked
 
 
-def _row(change: Change) -> Row:
-    return change.route, change.key
-
-
 def _written(told: Told) -> Iterable[Change]:
     if not told.refused:
         return told.changes
@@ -105,17 +101,17 @@ def _place(change: Change) -> tuple[object, ...]:
 def _ask(due: Due, owed: Owed, repairs: Repairs) -> tuple[int, set[str]]:
     """Ask; return how many rows were asked for, and of which routes none can be."""
     asked, silent = 0, set()
-    wanted: dict[str, list[Change]] = defaultdict(list)
-    for (route, _), change in due.ask.items():
-        wanted[route].append(change)
-    for route, changes in wanted.items():
-        if not owed.has_room(route, (_row(change) for change in changes)):
+    wanted: dict[str, list[Row]] = defaultdict(list)
+    for row in due.ask:
+        wanted[row[0]].append(row)
+    for route, rows in wanted.items():
+        if not owed.has_room(route, rows):
             is_asked = _ask_whole(route, owed, repairs)
             due.forget(route)
         else:
-            is_asked = repairs.ask_keys(route, [change.key for change in changes])
+            is_asked = repairs.ask_keys(route, [key for _, key in rows])
         if is_asked:
-            asked += len(changes)
+            asked += len(rows)
         else:
             due.forget(route)
             silent.add(route)

@@ -82,6 +82,10 @@ class Desk:
     clock: Clock
     in_a_row: InARow = field(default_factory=InARow)
 
+    def waited_for(self) -> frozenset[ParkedKey]:
+        """Return the keys of which nothing may be written in pieces."""
+        return self.parked.keys() | self.owed.record_keys()
+
 
 @dataclass(frozen=True, slots=True)
 class Written:

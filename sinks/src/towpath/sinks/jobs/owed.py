@@ -66,11 +66,11 @@ class Due(NamedTuple):
 
     Attributes:
         rows: What is known of rows from now on; ``None``: they are not owed any more.
-        ask: The rows to be asked for, each with the change that makes it due.
+        ask: The rows to be asked for, in this order.
     """
 
     rows: dict[Row, Owing | None]
-    ask: dict[Row, Change]
+    ask: dict[Row, None]
 
     def forget(self, route: str) -> None:
         """Forget what was owed of a route: its rows cannot be told one by one."""
@@ -206,7 +206,7 @@ class Owed:
             is_asking = owing is None or is_old
             highest = position if owing is None else max(position, owing.highest)
         if is_asking:
-            due.ask[row] = change
+            due.ask[row] = None
             due.rows[row] = Owing(record_key, highest, highest, now_s)
         elif owing is not None:
             due.rows[row] = owing._replace(highest=highest)

@@ -97,7 +97,7 @@ class InPortions:
         )
 
     def _read(self, records: pa.Table, lacking: Collection[str]) -> Iterator[Plain]:
-        waited_for = self._desk.parked.keys() | self._desk.owed.record_keys()
+        waited_for = self._desk.waited_for()
         for begin in range(0, len(records), PORTION_RECORDS):
             portion = records_of(records.slice(begin, PORTION_RECORDS))
             yield plain_of(portion, self._writer.routes, waited_for, lacking)

@@ -148,7 +148,7 @@ class FromExecutors:
             sink=self._plan.sink,
             make=self._make,
             opening=self._opening,
-            waited_for=self._desk.parked.keys() | self._desk.owed.record_keys(),
+            waited_for=self._desk.waited_for(),
             lacking=self._desk.owed.lacking(),
             batch_id=batch_id,
         )

@@ -3,14 +3,30 @@
 import orjson
 import pyarrow as pa
 
+from towpath.sinks.jobs.query import Rows
+
 TOPIC = "towpath.shop.orders"
 BACKFILL = f"{TOPIC}.backfill.cache"
-COLUMNS = ("topic", "partition", "offset", "key", "value", "headers")
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        (
+            "headers",
+            pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+        ),
+    ]
+)
+COLUMNS = tuple(SCHEMA.names)
 
 
 def row(offset, operation, *, order=7, topic=TOPIC, unchanged=None, **after):
     """Make one row of Kafka's columns."""
-    value = orjson.dumps({"op": operation, "after": {"order_id": order, **after}})
+    image = None if operation == "d" else {"order_id": order, **after}
+    value = orjson.dumps({"op": operation, "after": image})
     headers = [("position", f"{offset * 8:016x}.0000000000".encode())]
     if unchanged:
         headers.append(("unchanged", orjson.dumps(unchanged)))
@@ -23,7 +39,18 @@ def table(*rows):
         (*row[:-1], [{"key": name, "value": text} for name, text in row[-1]])
         for row in rows
     ]
-    return pa.table(dict(zip(COLUMNS, zip(*told, strict=True), strict=True)))
+    named = [dict(zip(COLUMNS, one, strict=True)) for one in told]
+    return pa.Table.from_pylist(named, SCHEMA)
+
+
+def rows_of(rows, frame=None, portion=100):
+    """Make a batch as the driver reads it, in portions of so many records."""
+
+    def read():
+        for begin in range(0, len(rows), portion):
+            yield table(*rows[begin : begin + portion])
+
+    return Rows(frame, read, len(rows))
 
 
 def history(chance, poison=0.01):

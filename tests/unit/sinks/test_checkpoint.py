@@ -3,7 +3,19 @@
 import orjson
 import pytest
 
-from towpath.sinks.jobs.checkpoint import read_offsets, starting_offsets
+from towpath.sinks.errors import RecordsGoneError
+from towpath.sinks.jobs.checkpoint import (
+    read_offsets,
+    records_in,
+    span,
+    starting_offsets,
+)
+
+
+def write_offsets(path, offsets):
+    """Write a file as the engine does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"v1\n" + orjson.dumps(offsets))
 
 
 def test_the_offsets_of_a_batch_stand_in_its_last_line(tmp_path):
@@ -36,3 +48,30 @@ def test_a_late_sink_begins_where_it_was_declared(stored, existing, expected):
 def test_a_sink_that_was_always_there_begins_at_the_beginning():
     """Without stored offsets, everything that is retained is read."""
     assert starting_offsets({}, {"a": {"0": 8}}) == "earliest"
+
+
+def test_a_batch_begins_where_the_one_before_it_ended(tmp_path):
+    """
+    The first begins as the query does; a partition that came up at its first record.
+    """
+    write_offsets(tmp_path / "sources" / "0" / "0", {"a": {"0": 5}})
+    write_offsets(tmp_path / "offsets" / "0", {"a": {"0": 7}, "b": {"0": 2}})
+    write_offsets(tmp_path / "offsets" / "1", {"a": {"0": 7, "1": 3}, "b": {"0": 9}})
+    first, second = span(tmp_path, 0), span(tmp_path, 1)
+
+    assert {("a", 0): (5, 7), ("b", 0): (0, 2)} == first
+    assert {("a", 0): (7, 7), ("a", 1): (0, 3), ("b", 0): (2, 9)} == second
+    assert (4, 10) == (records_in(first), records_in(second))
+
+
+@pytest.mark.parametrize(
+    "after", [{"a": {"0": 6}}, {"a": {"1": 8}}, {"b": {"0": 8}}, {}]
+)
+def test_a_partition_that_ends_before_it_ended_is_named(tmp_path, after):
+    """
+    Or one that is gone, with its topic or alone: nobody may read on as if it were not.
+    """
+    write_offsets(tmp_path / "offsets" / "3", {"a": {"0": 7}})
+    write_offsets(tmp_path / "offsets" / "4", after)
+    with pytest.raises(RecordsGoneError, match="partition 0 of a"):
+        span(tmp_path, 4)

@@ -6,44 +6,18 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from support.kafka_rows import history, table
+from support.kafka_rows import TOPIC, history, row, table
 from support.letters import Asked, Letters, desk_of
-from towpath.settings import Sink as SinkSettings
+from support.parked_shop import ROUTES
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.columns import read_rows
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.errors import BatchRefusedError
-from towpath.sinks.jobs import columnar
+from towpath.sinks.jobs import by_column, columnar
 from towpath.sinks.jobs.batch import BatchWriter
 from towpath.sinks.jobs.columnar import FromColumns
 from towpath.sinks.memory import MemorySink
 from towpath.sinks.ports import Batch, Columnar
-from towpath.sinks.routes import Routes
-
-TOPIC = "towpath.shop.orders"
-ROUTES = Routes(
-    SinkSettings.model_validate(
-        {
-            "name": "cache",
-            "kind": "cache",
-            "url": "redis://unused",
-            "route": [{"topic": TOPIC, "name": "orders"}],
-        }
-    )
-)
-SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        (
-            "headers",
-            pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
-        ),
-    ]
-)
 
 
 class ColumnSink(MemorySink):
@@ -89,19 +63,7 @@ class Handed:
     """A batch that is here already."""
 
     def __init__(self, *rows):
-        self.table = pa.Table.from_pylist(
-            [dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA
-        )
-
-
-def row(offset, operation, *, order, unchanged=None, **after):
-    """Make one row of Kafka's columns."""
-    image = None if operation == "d" else {"order_id": order, **after}
-    headers = [{"key": "position", "value": b"%016x.0000000000" % (offset * 8)}]
-    if unchanged:
-        headers.append({"key": "unchanged", "value": orjson.dumps(unchanged)})
-    value = orjson.dumps({"op": operation, "after": image})
-    return (TOPIC, 0, offset, orjson.dumps({"order_id": order}), value, headers)
+        self.table = table(*rows)
 
 
 def poison(offset):
@@ -122,7 +84,7 @@ BATCH = (
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     """Make batches of a few records large ones, in parts of two."""
-    monkeypatch.setattr(columnar, "LEAST_RECORDS", 5)
+    monkeypatch.setattr(by_column, "LEAST_RECORDS", 5)
     monkeypatch.setattr(columnar, "PART_RECORDS", 2)
 
 
@@ -148,7 +110,7 @@ def test_what_is_plain_is_taken_and_the_rest_comes_as_ever():
 
     # Orders 3 and 4 have more than whole rows: all of theirs comes the ordinary way.
     assert (6, expected()) == (sink.taken, sink.rows)
-    assert (13, 1, 1, row(13, "c", order=4)[-1][0]["value"].decode()) == (
+    assert (13, 1, 1, row(13, "c", order=4)[-1][0][1].decode()) == (
         told.records,
         told.dead_letters,
         len(letters.told()),
@@ -209,13 +171,6 @@ def test_a_batch_that_is_refused_is_tried_record_by_record():
     assert (13, expected()) == (told.records, sink.rows)
 
 
-class Told:
-    """A batch of any records."""
-
-    def __init__(self, rows):
-        self.table = table(*rows)
-
-
 def test_any_history_ends_as_in_one_piece():
     """
     A partial change is folded with the whole row before it, also above a delete.
@@ -227,7 +182,7 @@ def test_any_history_ends_as_in_one_piece():
         desks = [desk_of(Letters()) for _ in range(2)]
         BatchWriter(ROUTES, whole, desks[0]).write(table(*rows), 0)
         writer = BatchWriter(ROUTES, taking, desks[1])
-        FromColumns(writer, taking, desks[1]).write(Told(rows), 0)
+        FromColumns(writer, taking, desks[1]).write(Handed(*rows), 0)
         letters = [len(desk.letters.told()) for desk in desks]
 
         assert (whole.rows, [0, 0]) == (taking.rows, letters)

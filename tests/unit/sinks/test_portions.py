@@ -2,18 +2,22 @@
 
 import random
 
+import orjson
+import pyarrow as pa
 import pytest
 
-from support.kafka_rows import TOPIC, history, row, table
+from support.kafka_rows import TOPIC, history, row, rows_of, table
 from support.letters import Asked, Letters, desk_of
 from towpath.settings import Sink as SinkSettings
+from towpath.sinks.change import Change, Origin
+from towpath.sinks.columns import read_rows
 from towpath.sinks.dead_letters.letter import ParkedKey
 from towpath.sinks.errors import TargetUnavailableError
-from towpath.sinks.jobs import portions
+from towpath.sinks.jobs import by_column, portions
 from towpath.sinks.jobs.batch import BatchWriter
 from towpath.sinks.jobs.portions import InPortions
-from towpath.sinks.jobs.query import Rows
 from towpath.sinks.memory import MemorySink
+from towpath.sinks.ports import Batch
 from towpath.sinks.routes import Routes
 
 SINK = SinkSettings.model_validate(
@@ -26,15 +30,17 @@ SINK = SinkSettings.model_validate(
 )
 
 
-class Frame:
-    """A batch of the engine's."""
+ROW = pa.struct([("order_id", pa.int64()), ("v", pa.int64()), ("note", pa.string())])
 
-    def __init__(self, *rows):
-        self.rows = rows
 
-    def toArrow(self):  # noqa: N802 - the engine's
-        """Return all rows."""
-        return table(*self.rows)
+def change_of(route, row, key, position):
+    """Make the change that a whole row is."""
+    told = {name: value for name, value in row.items() if value is not None}
+    key = orjson.loads(key)
+    return Change(
+        *(route, tuple(key.values()), tuple(key), position, told, frozenset(), False),
+        Origin(TOPIC, 0, 0),
+    )
 
 
 class Noting(MemorySink):
@@ -43,6 +49,7 @@ class Noting(MemorySink):
     def __init__(self):
         super().__init__()
         self.notes = []
+        self.columns = 0
         self.fails_at = -1
 
     def send(self, batch):
@@ -52,6 +59,22 @@ class Noting(MemorySink):
             raise TargetUnavailableError(message)
         self.notes.append(("send", len(batch.changes), batch.safe))
         super().apply(batch)
+
+    def send_columns(self, columns):
+        """Take whole rows, as they are read of columns."""
+        read = read_rows(columns, ROW)
+        rows = read.rows.filter(read.is_whole).to_pylist()
+        keys = columns.keys.filter(read.is_whole).to_pylist()
+        positions = columns.positions.filter(read.is_whole).to_pylist()
+        changes = {}
+        for told, key, position in zip(rows, keys, positions, strict=True):
+            change = change_of(columns.route, told, key, position)
+            before = changes.get(change.key)
+            if before is None or before.position <= position:
+                changes[change.key] = change
+        self.columns += len(rows)
+        super().apply(Batch(0, tuple(changes.values())))
+        return columns.places.filter(read.is_whole)
 
     def apply(self, batch):
         self.notes.append(("apply", len(batch.changes), batch.safe))
@@ -73,16 +96,15 @@ class Bench:
         self.writer = BatchWriter(Routes(SINK), self.sink, self.desk)
         self.writing = InPortions("cache", self.writer, self.sink, self.desk)
 
-    def write(self, *rows):
+    def write(self, *rows, portion=2):
         """Write a batch."""
-        return self.writing.write(Rows(Frame(*rows)), 1)
+        return self.writing.write(rows_of(rows, portion=portion), 1)
 
 
 @pytest.fixture
 def bench(monkeypatch):
     """Lend a bench whose batches are large from four records on."""
     monkeypatch.setattr(portions, "LEAST_RECORDS", 4)
-    monkeypatch.setattr(portions, "PORTION_RECORDS", 2)
     return Bench()
 
 
@@ -201,19 +223,50 @@ def test_a_target_that_goes_away_between_has_the_batch_written_again(bench):
     assert {"order_id": 7, "v": 6} == bench.sink.rows["orders"]["7"].row
 
 
+@pytest.mark.parametrize("least", [2, 2_000])
 @pytest.mark.usefixtures("bench")
-def test_any_history_ends_as_in_one_piece():
+def test_any_history_ends_as_in_one_piece(monkeypatch, least):
     """
     Deletes, columns left out, rows that a snapshot read, and what cannot be read.
     """
+    monkeypatch.setattr(by_column, "LEAST_RECORDS", least)
     chance = random.Random(11)  # noqa: S311 - a repeatable test
-    for _ in range(300):
+    columns = 0
+    for _ in range(100):
         whole, pieces = Bench(), Bench()
         rows = history(chance)
         whole.writer.write(table(*rows), 1)
-        pieces.write(*rows)
+        pieces.write(*rows, portion=chance.choice((2, 9)))
+        columns += pieces.sink.columns
 
         assert _held(whole) == _held(pieces)
+    assert (columns > 0) == (least == 2)
+
+
+def test_whole_rows_are_sent_as_columns(bench, monkeypatch):
+    """
+    They count with the rest, record by record: how many, how far, what was stale.
+    """
+    monkeypatch.setattr(by_column, "LEAST_RECORDS", 2)
+    deleted = row(4, "d", order=1)
+    result = bench.write(*map(new, (1, 2, 3)), deleted, new(5), new(6), portion=3)
+
+    assert 5 == bench.sink.columns
+    assert (6, 6, 1, f"{48:016x}.0000000000") == (
+        *(result.records, result.rows, result.tombstones),
+        result.position,
+    )
+
+
+def test_a_key_that_waits_is_in_no_column(bench, monkeypatch):
+    """
+    Its records are told apart, so that the batch is written in the ordinary way.
+    """
+    monkeypatch.setattr(by_column, "LEAST_RECORDS", 2)
+    bench.write(row(1, "z"), new(2), new(3), new(4))
+    result = bench.write(row(5, "u"), new(6), new(8), new(9))
+
+    assert (1, False) == (result.behind, "7" in bench.sink.rows["orders"])
 
 
 def _held(bench):

@@ -317,15 +317,16 @@ def test_the_engine_tells_how_long_its_steps_take(monitor, tmp_path):
     class Event:
         """What the engine tells of one trigger."""
 
-        def __init__(self, name, records):
+        def __init__(self, name, **steps):
             self.progress = self
             self.name = name
-            self.numInputRows = records
-            self.durationMs = {"addBatch": 120, "walCommit": 30}
+            self.durationMs = steps
 
     monitor.report(tmp_path, SINK)
     listener = EngineListener(monitor.metrics)
-    for event in (Event("cache", 3), Event("cache", 0), Event("stranger", 3)):
+    batch = {"addBatch": 120, "walCommit": 30}
+    idle = Event("cache", latestOffset=4)
+    for event in (Event("cache", **batch), idle, Event("stranger", **batch)):
         listener.onQueryProgress(event)
     told = values(monitor.metrics.page())
     name = "towpath_sink_engine_seconds"

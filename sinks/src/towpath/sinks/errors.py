@@ -28,6 +28,7 @@ The sinks' branch of the failure tree.
         ├── TooManyParkedError         more keys are parked than can be kept in mind
         ├── EveryChangeRefusedError    a target refuses whatever it is given
         ├── StatementRefusedError      the engine refuses a statement
+        ├── RecordsGoneError           records went before the sink had read them
         ├── EngineDiedError            the engine's process ended by itself
         ├── MetricsPortError           the metrics port cannot be listened on
         ├── EngineMissingError         Java or the engine's connectors are not there
@@ -168,6 +169,12 @@ class EngineDiedError(HaltError):
     """The engine's process ended by itself, and with it every query of the driver."""
 
     remedy = "Start the driver again; if it recurs, give it more TOWPATH_SPARK_MEMORY."
+
+
+class RecordsGoneError(HaltError):
+    """Records went before a sink had read them; the query's next start cures it."""
+
+    remedy = "Nothing: the sink goes on at what is left, and its rows are asked for."
 
 
 class MetricsPortError(HaltError):

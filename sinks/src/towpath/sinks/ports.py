@@ -145,6 +145,21 @@ class Pipelined(Protocol):
                 again.
         """
 
+    def send_columns(self, columns: Columns) -> pa.Array | None:
+        """
+        Send what it can of plain records on its way, likewise.
+
+        The rest comes by ``send`` then.
+
+        Returns:
+            Where the records stand that are taken; ``None`` if none are.
+
+        Raises:
+            BusyError: The target asks for a pause; nothing is lost by trying again.
+            UnavailableError: The target cannot be reached; nothing is lost by trying
+                again.
+        """
+
 
 @runtime_checkable
 class Columnar(Protocol):

@@ -4,7 +4,8 @@ What the engine has written down: the offsets up to which a batch reads.
 The engine's offset log holds one file per batch: a version line, a line of metadata and
 one line of JSON per source, ``{"<topic>": {"<partition>": <next offset>}}``. It is
 written before the batch runs, so the batch itself can read it. Unlike the records of
-the batch it also counts what is no record: the marks of transactions.
+the batch it also counts what is no record: the marks of transactions. Where the first
+batch begins stands in a file of its own, of the same form.
 
 A batch counts once its number stands among the commits. A checkpoint without a commit
 says nothing that the query would not find out again.
@@ -13,16 +14,21 @@ says nothing that the query would not find out again.
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import orjson
 
+from towpath.sinks.errors import RecordsGoneError
 from towpath.sinks.progress import Offsets
 
 # Kafka's source reads this offset as "the earliest there is".
 EARLIEST: Final = -2
 
 _VERSION: Final = b"v1"
+
+# A topic and a partition; and where a batch begins and ends there.
+Place: TypeAlias = tuple[str, int]
+Span: TypeAlias = dict[Place, tuple[int, int]]
 
 
 class CheckpointUnreadableError(ValueError):
@@ -34,6 +40,34 @@ def read_offsets(checkpoint: Path, batch_id: int) -> Offsets:
     lines = (checkpoint / "offsets" / str(batch_id)).read_bytes().splitlines()
     offsets: Offsets = orjson.loads(lines[-1])
     return offsets
+
+
+def span(checkpoint: Path, batch_id: int) -> Span:
+    """
+    Return what a batch reads, of all partitions that the engine knows.
+
+    A partition that came up since the batch before begins with its first record.
+
+    Raises:
+        RecordsGoneError: What was read before is not there any more, or ends earlier.
+    """
+    ends = read_offsets(checkpoint, batch_id)
+    begins = read_offsets(checkpoint, batch_id - 1) if batch_id else _first(checkpoint)
+    for topic, partitions in begins.items():
+        for partition, begin in partitions.items():
+            if begin > ends.get(topic, {}).get(partition, -1):
+                message = f"partition {partition} of {topic} ended at {begin} before"
+                raise RecordsGoneError(message)
+    return {
+        (topic, int(partition)): (begins.get(topic, {}).get(partition, 0), end)
+        for topic, partitions in ends.items()
+        for partition, end in partitions.items()
+    }
+
+
+def records_in(wanted: Span) -> int:
+    """Return how many records a batch has at most."""
+    return sum(end - begin for begin, end in wanted.values())
 
 
 def starting_offsets(stored: Offsets, existing: Mapping[str, Mapping[str, int]]) -> str:
@@ -95,6 +129,13 @@ def drop_checkpoint(checkpoint: Path) -> None:
     dropped = checkpoint.with_name(f"{checkpoint.name}.dropped")
     shutil.rmtree(dropped, ignore_errors=True)
     checkpoint.rename(dropped)
+
+
+def _first(checkpoint: Path) -> Offsets:
+    """Return where the first batch begins, as the engine has settled it."""
+    lines = (checkpoint / "sources" / "0" / "0").read_bytes().splitlines()
+    offsets: Offsets = orjson.loads(lines[-1])
+    return offsets
 
 
 def _commits(checkpoint: Path) -> list[int]:

@@ -1,10 +1,8 @@
 """
 Large batches of a sink that takes columns: what is plain at once, the rest as ever.
 
-Both go through the same guard, so their order does not matter; plain rows go first,
-because a partial change may rest upon one of them. The rest goes in parts of bounded
-size, since it is made into values one by one; so a batch may be as large as its columns
-find room in memory.
+The rest goes in parts of bounded size, since it is made into values one by one; so a
+batch may be as large as its columns find room in memory.
 """
 
 from collections.abc import Sequence
@@ -12,17 +10,14 @@ from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import structlog
 
-from towpath.sinks.columns import plain_columns
 from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk
+from towpath.sinks.jobs.by_column import Left, after_columns
 from towpath.sinks.jobs.query import Rows
 from towpath.sinks.ports import Columnar
 
-# Below, a batch costs less record by record than what is saved is worth.
-LEAST_RECORDS: Final = 2_000
 # So many records are made into values at once.
 PART_RECORDS: Final = 50_000
 
@@ -50,7 +45,7 @@ class FromColumns:
 
     def _write(self, records: pa.Table, batch_id: int) -> BatchResult:
         began_s = self._desk.clock.monotonic_s()
-        rest, position = self._after_plain(records)
+        rest, position = self._after_columns(records)
         took_ms = round((self._desk.clock.monotonic_s() - began_s) * 1000)
         # What is left may be nothing: the sink is flushed all the same.
         begins = range(0, max(len(rest), 1), PART_RECORDS)
@@ -66,28 +61,19 @@ class FromColumns:
             apply_ms=total.apply_ms + took_ms,
         )
 
-    def _after_plain(self, records: pa.Table) -> tuple[pa.Table, str]:
-        """Write what is plain; return the rest, and the highest position written."""
-        if len(records) < LEAST_RECORDS or len(self._desk.parked):
-            return records, ""
+    def _after_columns(self, records: pa.Table) -> Left:
+        """Write what is plain."""
+        desk = self._desk
+        if len(desk.parked):
+            return Left(records)
         # What settles a row that is owed must be seen to.
-        owed = frozenset(row.key for row in self._desk.owed.record_keys())
-        taken: list[pa.Array] = []
-        highest = ""
+        owed = frozenset(row.key for row in desk.owed.record_keys())
+        take = self._sink.take_columns
         try:
-            for columns in plain_columns(records, self._writer.routes, owed):
-                places = self._sink.take_columns(columns)
-                if places is not None:
-                    taken.append(places)
-                    highest = max(highest, pc.max(columns.positions).as_py())
+            return after_columns(records, self._writer.routes, owed, take)
         except BatchRefusedError as error:
             _log.warning("a batch is written record by record", answer=str(error))
-            return records, ""
-        if not taken:
-            return records, ""
-        every = pa.array(range(len(records)), taken[0].type)
-        is_taken = pc.is_in(every, pa.concat_arrays(taken))
-        return records.filter(pc.invert(is_taken)), highest
+            return Left(records)
 
 
 def _total(written: Sequence[BatchResult]) -> BatchResult:

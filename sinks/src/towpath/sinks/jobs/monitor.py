@@ -41,6 +41,9 @@ from towpath.sinks.routes import Routes
 # A cache's budget is 10 s: its alarm is late by a tenth of that at most twice over.
 LOOK_EVERY_S: Final = 2.0
 
+# What a trigger without a batch has no time of.
+_BATCH_STEP: Final = "addBatch"
+
 _log = structlog.get_logger("towpath.sinks.jobs")
 
 
@@ -174,7 +177,9 @@ class EngineListener(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Take the times of a trigger's steps."""
         progress = event.progress
-        if progress.name in self._metrics.sinks and progress.numInputRows:
+        # The driver reads the rows itself, so the engine counts none.
+        has_batch = _BATCH_STEP in progress.durationMs
+        if progress.name in self._metrics.sinks and has_batch:
             self._metrics.engine(progress.name, _steps_ms(progress.durationMs))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:

@@ -6,21 +6,20 @@ once, by the flush. Only what is plain is written so (see ``plain``): a batch th
 anything else is written again as a whole, in the ordinary way.
 """
 
-from collections.abc import Collection, Iterable, Iterator
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
-import pyarrow as pa
 import structlog
 
 from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk, records_of
+from towpath.sinks.jobs.by_column import after_columns
 from towpath.sinks.jobs.plain import ROWS_LOST, Plain, plain_of
 from towpath.sinks.jobs.query import Rows
 from towpath.sinks.ports import Batch, Checkpoint, Pipelined, Sink
 
 # A smaller batch is one portion, and has nothing to gain.
 LEAST_RECORDS: Final = 8_000
-# Some 50 ms of work for either side. Larger ones have the target wait for the first.
-PORTION_RECORDS: Final = 4_000
 
 _log = structlog.get_logger("towpath.sinks.jobs")
 
@@ -29,13 +28,25 @@ class PipelinedSink(Sink, Pipelined, Protocol):
     """A sink that does not wait."""
 
 
-class _Sent(NamedTuple):
-    """What was sent of a batch, and what became of it."""
+@dataclass(slots=True)
+class _Sent:
+    """What was sent of a batch, and what became of it; of the changes only counts."""
 
-    parts: list[Plain]
-    checkpoint: Checkpoint
-    send_ms: int
-    flush_ms: int
+    records: int = 0
+    skipped: int = 0
+    tombstones: int = 0
+    position: str = ""
+    left: str = ""
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    send_ms: int = 0
+    flush_ms: int = 0
+
+    def add(self, part: Plain, position: str) -> None:
+        """Count a portion: what was read of it, and how far its columns reach."""
+        self.skipped += part.skipped
+        self.tombstones += part.tombstones
+        self.position = max(self.position, part.position, position)
+        self.left = part.left
 
 
 class InPortions:
@@ -57,12 +68,11 @@ class InPortions:
             UnavailableError: Some part does not answer; write the batch again.
             HaltError: The sink refuses to go on.
         """
-        records = rows.table
-        if len(records) < LEAST_RECORDS:
-            return self._writer.write(records, batch_id)
+        if rows.most < LEAST_RECORDS:
+            return self._writer.write(rows.table, batch_id)
         with self._writer.alone:
             before = self._desk.owed.lacking()
-            sent = self._send(records, batch_id, before)
+            sent = self._send(rows, batch_id, before)
             left = _left(sent)
             if self._desk.owed.lacking() - before:
                 left = ROWS_LOST
@@ -70,49 +80,45 @@ class InPortions:
                 _log.info(
                     "a batch is written whole after all", sink=self._name, why=left
                 )
-                return self._writer.write(records, batch_id)
-            return self._result(sent, len(records))
+                return self._writer.write(rows.table, batch_id)
+            return self._result(sent)
 
-    def _send(
-        self, records: pa.Table, batch_id: int, lacking: Collection[str]
-    ) -> _Sent:
+    def _send(self, rows: Rows, batch_id: int, lacking: Collection[str]) -> _Sent:
         desk = self._desk
         began_s = desk.clock.monotonic_s()
-        parts: list[Plain] = []
-        for part in self._read(records, lacking):
-            # Its changes are the sink's now: a batch is not held twice.
-            parts.append(part._replace(changes=()))
+        waited_for = desk.waited_for()
+        apart = frozenset(parked.key for parked in waited_for)
+        routes, sink = self._writer.routes, self._sink
+        sent = _Sent()
+        for portion in rows.portions():
+            sent.records += len(portion)
+            rest, position = after_columns(portion, routes, apart, sink.send_columns)
+            part = plain_of(records_of(rest), routes, waited_for, lacking)
+            sent.add(part, position)
             if part.left:
                 break
-            self._sink.send(Batch(batch_id, part.changes))
+            if part.changes:
+                sink.send(Batch(batch_id, part.changes))
         sent_s = desk.clock.monotonic_s()
-        if not parts[-1].left:
+        if not sent.left:
             # Only now: the batch may hold what lies below.
             safe = desk.safe.take(desk.parked.lowest())
-            self._sink.send(Batch(batch_id, safe=safe))
-        checkpoint = self._sink.flush()
-        flush_s = desk.clock.monotonic_s() - sent_s
-        return _Sent(
-            parts, checkpoint, round((sent_s - began_s) * 1000), round(flush_s * 1000)
-        )
+            sink.send(Batch(batch_id, safe=safe))
+        sent.checkpoint = sink.flush()
+        sent.send_ms = round((sent_s - began_s) * 1000)
+        sent.flush_ms = round((desk.clock.monotonic_s() - sent_s) * 1000)
+        return sent
 
-    def _read(self, records: pa.Table, lacking: Collection[str]) -> Iterator[Plain]:
-        waited_for = self._desk.waited_for()
-        for begin in range(0, len(records), PORTION_RECORDS):
-            portion = records_of(records.slice(begin, PORTION_RECORDS))
-            yield plain_of(portion, self._writer.routes, waited_for, lacking)
-
-    def _result(self, sent: _Sent, records: int) -> BatchResult:
-        parts, checkpoint = sent.parts, sent.checkpoint
+    def _result(self, sent: _Sent) -> BatchResult:
         return BatchResult(
-            records=records,
-            rows=checkpoint.applied,
-            stale=checkpoint.stale,
+            records=sent.records,
+            rows=sent.checkpoint.applied,
+            stale=sent.checkpoint.stale,
             dead_letters=0,
-            skipped=sum(part.skipped for part in parts),
+            skipped=sent.skipped,
             parked=len(self._desk.parked),
-            tombstones=sum(part.tombstones for part in parts),
-            position=_highest(parts),
+            tombstones=sent.tombstones,
+            position=sent.position,
             # Decoding and writing go on at the same time.
             apply_ms=sent.send_ms,
             flush_ms=sent.flush_ms,
@@ -121,10 +127,6 @@ class InPortions:
 
 def _left(sent: _Sent) -> str:
     """Say why the batch is to be written in the ordinary way; empty if it is done."""
-    if sent.parts[-1].left:
-        return sent.parts[-1].left
+    if sent.left:
+        return sent.left
     return "the target refuses a change" if sent.checkpoint.refused else ""
-
-
-def _highest(parts: Iterable[Plain]) -> str:
-    return max((part.position for part in parts), default="")

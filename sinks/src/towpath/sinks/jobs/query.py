@@ -5,8 +5,8 @@ Topics that appear later are met at the next trigger, because the source lists t
 each time. Lost data is never skipped: a topic cut below what was read stops the query.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from towpath.settings import Sink
 from towpath.sinks.declare import STARTING_OFFSETS_FILE
 from towpath.sinks.jobs.checkpoint import starting_offsets
+from towpath.sinks.jobs.fetching import table_of
 from towpath.sinks.ports import Cluster
 from towpath.sinks.progress import sink_folder
 from towpath.sinks.routes import Routes
@@ -38,21 +39,67 @@ _FETCH_WAIT_MS: Final = 1
 
 
 class Rows:
-    """The rows of one batch: on the executors, and here once they are asked for."""
+    """The rows of one batch: here once they are asked for, or on the executors."""
 
-    def __init__(self, frame: DataFrame) -> None:
-        self.frame = frame
+    def __init__(
+        self, frame: DataFrame, read: Callable[[], Iterator[pa.Table]], most: int
+    ) -> None:
+        """
+        Describe a batch; nothing is read yet.
 
-    @cached_property
+        Args:
+            frame: The rows as the engine has them.
+            read: Reads them here, portion by portion, from the first.
+            most: How many there are at most.
+        """
+        self.most = most
+        self._frame = frame
+        self._read = read
+        self._rest: Iterator[pa.Table] | None = None
+        self._portions: list[pa.Table] = []
+
+    @property
+    def frame(self) -> DataFrame:
+        """The rows on the executors."""
+        return self._frame.select(*_COLUMNS)
+
+    def portions(self) -> Iterator[pa.Table]:
+        """
+        Give the rows as they come; whoever asks again gets all of them again.
+
+        Raises:
+            UnavailableError: They cannot be read now; what was given comes again.
+        """
+        position = 0
+        while position < len(self._portions) or self._has_more():
+            yield self._portions[position]
+            position += 1
+
+    @property
     def table(self) -> pa.Table:
-        """The rows as one table, in this process."""
-        return self.frame.toArrow()
+        """The rows as one table."""
+        portions = [*self.portions()]
+        return pa.concat_tables(portions) if portions else table_of(())
+
+    def _has_more(self) -> bool:
+        """Read one more portion, unless that was the last."""
+        # Whatever fails begins anew.
+        rest, self._rest = self._rest, None
+        if rest is None:
+            self._portions.clear()
+            rest = self._read()
+        portion = next(rest, None)
+        self._rest = rest
+        if portion is None:
+            return False
+        self._portions.append(portion)
+        return True
 
 
 class OnBatch(Protocol):
     """What is done with each batch."""
 
-    def __call__(self, rows: Rows, batch_id: int) -> None:
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write the batch; raise to have it delivered again."""
 
 
@@ -110,13 +157,10 @@ def start_query(
         .load()
     )
 
-    def deliver(batch: DataFrame, batch_id: int) -> None:
-        on_batch(Rows(batch.select(*_COLUMNS)), batch_id)
-
     # A long statement of one sink leaves the others their share of the cores.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.sink.name)
     return (
-        source.writeStream.foreachBatch(deliver)
+        source.writeStream.foreachBatch(on_batch)
         .queryName(plan.sink.name)
         .option("checkpointLocation", plan.checkpoint.resolve().as_uri())
         .trigger(processingTime=f"{plan.sink.trigger_ms} milliseconds")

@@ -19,7 +19,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-import orjson
 import structlog
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # has no stubs
 from pyspark.errors import PySparkException
@@ -31,7 +30,6 @@ from towpath.sinks.errors import (
     TargetUnavailableError,
 )
 from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk
-from towpath.sinks.jobs.checkpoint import read_offsets
 from towpath.sinks.jobs.plain import ROWS_LOST
 from towpath.sinks.jobs.query import QueryPlan, Rows
 from towpath.sinks.jobs.session import first_line
@@ -99,7 +97,7 @@ class FromExecutors:
             HaltError: The sink refuses to go on.
         """
         with self._writer.alone:
-            if self._is_small(batch_id):
+            if self._is_small(rows):
                 return self._write_here(rows, batch_id)
             before = self._desk.owed.lacking()
             self._sink.apply(Batch(batch_id))
@@ -132,11 +130,11 @@ class FromExecutors:
         flush_ms = round((desk.clock.monotonic_s() - began_s) * 1000)
         return result_of(parts, parked=len(desk.parked), flush_ms=flush_ms)
 
-    def _is_small(self, batch_id: int) -> bool:
+    def _is_small(self, rows: Rows) -> bool:
         wanted = self._plan.sink.spread_from_records
         keys = len(self._desk.parked) + len(self._desk.owed)
         is_told_too_much = keys > MAX_KEYS_TOLD
-        return is_told_too_much or records_in(self._plan, batch_id) < wanted
+        return is_told_too_much or rows.most < wanted
 
     def _write_here(self, rows: Rows, batch_id: int) -> BatchResult:
         # It may carry out floors, which executors learn only when they open a sink.
@@ -165,25 +163,6 @@ class FromExecutors:
             message = f"the executors could not write the batch: {first_line(error)}"
             raise ExecutorsFailedError(message) from error
         return told
-
-
-def records_in(plan: QueryPlan, batch_id: int) -> int:
-    """
-    Return how many offsets a batch reads; of the very first batch nobody can tell.
-
-    Returns:
-        0 if it cannot be told.
-    """
-    try:
-        before = read_offsets(plan.checkpoint, batch_id - 1)
-        after = read_offsets(plan.checkpoint, batch_id)
-    except (OSError, orjson.JSONDecodeError):
-        return 0
-    return sum(
-        end - before.get(topic, {}).get(partition, 0)
-        for topic, ends in after.items()
-        for partition, end in ends.items()
-    )
 
 
 def result_of(parts: Sequence[Done], *, parked: int, flush_ms: int) -> BatchResult:

@@ -20,11 +20,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 import structlog
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from towpath.schemas.backoff import Backoff
 from towpath.schemas.clock import Clock
@@ -41,9 +42,10 @@ from towpath.sinks.dead_letters.box import LetterBox
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
 from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk
-from towpath.sinks.jobs.checkpoint import read_offsets
+from towpath.sinks.jobs.checkpoint import read_offsets, records_in, span
 from towpath.sinks.jobs.columnar import FromColumns
 from towpath.sinks.jobs.delivery import InARow
+from towpath.sinks.jobs.fetching import Fetching
 from towpath.sinks.jobs.finishing import let_finish
 from towpath.sinks.jobs.idle import Idle
 from towpath.sinks.jobs.monitor import Monitor
@@ -250,11 +252,12 @@ class Supervisor:
     def _query(self, bench: _Bench) -> None:
         # An order may be the cure of what would end this query at once.
         self._attend(bench)
+        fetching = Fetching(self._plan.bootstrap_servers, self._name)
         query = start_query(
             self._spark,
             self._plan,
             self._parts.cluster,
-            lambda rows, batch_id: self._deliver(bench.writing, rows, batch_id),
+            partial(self._deliver, bench.writing, fetching),
         )
         try:
             self._report.running()
@@ -266,6 +269,7 @@ class Supervisor:
         finally:
             with suppress(Exception):
                 query.stop()
+            fetching.close()
 
     def _attend(self, bench: _Bench) -> None:
         """
@@ -292,12 +296,15 @@ class Supervisor:
     def _deliver(
         self,
         writing: _Writing,
-        rows: Rows,
+        fetching: Fetching,
+        frame: DataFrame,
         batch_id: int,
     ) -> None:
         """Write a batch, however often it takes; called by the engine."""
         try:
             began_s = self._parts.clock.monotonic_s()
+            wanted = span(self._plan.checkpoint, batch_id)
+            rows = Rows(frame, partial(fetching.portions, wanted), records_in(wanted))
             result = self._until_written(writing, rows, batch_id)
             applied = read_offsets(self._plan.checkpoint, batch_id)
             batch_s = self._parts.clock.monotonic_s() - began_s

@@ -1,0 +1,296 @@
+"""Batches as the driver reads them from a real broker: all of them, and only they."""
+
+from collections import defaultdict
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
+from towpath.sinks.jobs import fetching
+from towpath.sinks.jobs.fetching import Fetching
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+
+class Counting(Consumer):
+    """A client that counts how often it is told where to read."""
+
+    assigned = 0
+    paused = 0
+    taken = 0
+
+    def assign(self, partitions):
+        """Count, and do it."""
+        type(self).assigned += 1
+        super().assign(partitions)
+
+    def pause(self, partitions):
+        """Count, and do it."""
+        type(self).paused += 1
+        super().pause(partitions)
+
+
+@pytest.fixture
+def client(monkeypatch):
+    """Give up soon, read in small portions, and count."""
+    counting = type("Counted", (Counting,), {})
+    monkeypatch.setattr(fetching, "Consumer", counting)
+    monkeypatch.setattr(fetching, "REQUEST_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(fetching, "_POLL_S", 0.5)
+    monkeypatch.setattr(fetching, "_ASK_WITHIN_S", 2.0)
+    monkeypatch.setattr(fetching, "PORTION_RECORDS", 100)
+    return counting
+
+
+@pytest.fixture
+def topic(stack, unique):
+    """Lend a topic of two partitions."""
+    admin = AdminClient({"bootstrap.servers": stack.kafka})
+    admin.create_topics([NewTopic(unique, 2, 1)])[unique].result()
+    return unique
+
+
+@pytest.fixture
+def reading(stack, client):
+    """Lend what reads the batches of a query."""
+    assert client.assigned == 0
+    lent = Fetching(stack.kafka, "cache")
+    yield lent
+    lent.close()
+
+
+def produce(stack, topic, partition, numbers):
+    """Write records, numbered as their offsets are."""
+    producer = Producer({"bootstrap.servers": stack.kafka, "linger.ms": 0})
+    for number in numbers:
+        text = b"%d" % number
+        headers = [("position", text), ("empty", None)] if number % 2 else None
+        producer.produce(topic, text, text, partition, headers=headers)
+    assert producer.flush(30) == 0
+
+
+def transact(stack, topic, name, *transactions):
+    """Write transactions of so many records each; what is negative is given up."""
+    producer = Producer(
+        {"bootstrap.servers": stack.kafka, "transactional.id": f"{topic}-{name}"}
+    )
+    producer.init_transactions(30)
+    for count in transactions:
+        producer.begin_transaction()
+        for number in range(abs(count)):
+            producer.produce(topic, b"%d" % number, b"t", 0)
+        if count < 0:
+            producer.flush(30)
+            producer.abort_transaction(30)
+        else:
+            producer.commit_transaction(30)
+
+
+def span(topic, *bounds):
+    """Name a batch by where it begins and ends in each partition."""
+    return {(topic, partition): bound for partition, bound in enumerate(bounds)}
+
+
+def offsets(tables):
+    """Return the offsets of a batch, by partition, in the order of their coming."""
+    found = defaultdict(list)
+    for table in tables:
+        columns = (table.column(name).to_pylist() for name in ("partition", "offset"))
+        for partition, offset in zip(*columns, strict=True):
+            found[partition].append(offset)
+    return dict(found)
+
+
+def test_batches_are_read_on_from_one_to_the_next(stack, topic, reading, client):
+    """
+    Each has its own records, in order; the broker is told once where to begin.
+    """
+    produce(stack, topic, 0, range(1000))
+    produce(stack, topic, 1, range(50))
+    batches = (
+        span(topic, (0, 350), (0, 7)),
+        span(topic, (350, 350), (7, 8)),
+        span(topic, (350, 999), (8, 50)),
+    )
+    found = [[*reading.portions(batch)] for batch in batches]
+
+    assert [
+        {0: [*range(350)], 1: [*range(7)]},
+        {1: [7]},
+        {0: [*range(350, 999)], 1: [*range(8, 50)]},
+    ] == [offsets(tables) for tables in found]
+    assert (1, True) == (client.assigned, len(found[0]) > 3)
+
+
+def test_a_record_comes_as_it_stands(stack, topic, reading):
+    """
+    Its columns are those that the engine gives, with their types.
+    """
+    produce(stack, topic, 1, range(2))
+    (table,) = reading.portions(span(topic, (0, 0), (0, 2)))
+
+    assert {
+        "topic": "string",
+        "partition": "int32",
+        "offset": "int64",
+        "key": "binary",
+        "value": "binary",
+        "headers": "list<item: struct<key: string, value: binary>>",
+    } == {field.name: str(field.type) for field in table.schema}
+    headers = [{"key": "position", "value": b"1"}, {"key": "empty", "value": None}]
+    assert [
+        (topic, 1, 0, b"0", b"0", []),
+        (topic, 1, 1, b"1", b"1", headers),
+    ] == [tuple(row.values()) for row in table.to_pylist()]
+
+
+def test_a_batch_that_is_delivered_again_is_read_again(stack, topic, reading, client):
+    """
+    Also after it was given up halfway, and though what follows was read already.
+    """
+    produce(stack, topic, 0, range(500))
+    [*reading.portions(span(topic, (0, 50), (0, 0)))]
+    batch = span(topic, (50, 400), (0, 0))
+    first = next(reading.portions(batch))
+    again = offsets(reading.portions(batch))
+    third = offsets(reading.portions(batch))
+
+    assert ([*range(50, 400)], [*range(50, 400)]) == (again[0], third[0])
+    assert (50, 3) == (first.column("offset")[0].as_py(), client.assigned)
+
+
+def test_the_marks_of_transactions_are_no_records(stack, topic, reading, client):
+    """
+    A batch ends where its last offset is a mark, although no record says so.
+
+    What was given up is not read.
+    """
+    transact(stack, topic, "a", 3, -2, 1)
+    # 0-2, a mark, two that were given up, a mark, 7, a mark.
+    first, second, third = (
+        offsets(reading.portions(span(topic, bound, (0, 0))))
+        for bound in ((0, 4), (4, 7), (7, 9))
+    )
+    transact(stack, topic, "b", 2)
+    fourth = offsets(reading.portions(span(topic, (9, 12), (0, 0))))
+
+    assert ({0: [0, 1, 2]}, {}, {0: [7]}, {0: [9, 10]}) == (
+        *(first, second, third),
+        fourth,
+    )
+    assert client.assigned == 1
+
+
+def test_an_end_that_was_met_too_early_is_kept_in_mind(
+    stack, topic, reading, client, monkeypatch
+):
+    """
+    The client tells it once: a batch that ends with a mark there waits for no other.
+    """
+    transact(stack, topic, "a", 1, 1)
+    arrived = fetching._arrived
+
+    def arrive(consumer):
+        messages = arrived(consumer)
+        if any(m.error() and m.offset() == 4 for m in messages) and not client.taken:
+            type(consumer).taken = 1
+            produce(stack, topic, 1, [0])
+        return messages
+
+    monkeypatch.setattr(fetching, "_arrived", arrive)
+    # The other partition's record comes when the end of this one was met.
+    first = offsets(reading.portions(span(topic, (0, 2), (0, 1))))
+    second = offsets(reading.portions(span(topic, (2, 4), (1, 1))))
+
+    assert ({0: [0], 1: [0]}, {0: [2]}, 1) == (first, second, client.assigned)
+
+
+def test_what_retention_took_is_named(stack, topic, reading):
+    """
+    Nobody reads on behind it as if nothing had been there.
+    """
+    produce(stack, topic, 0, range(10))
+    admin = AdminClient({"bootstrap.servers": stack.kafka})
+    [cut] = admin.delete_records([TopicPartition(topic, 0, 5)]).values()
+    cut.result()
+    with pytest.raises(RecordsGoneError, match=f"partition 0 of {topic}"):
+        [*reading.portions(span(topic, (3, 10), (0, 0)))]
+
+    assert {0: [5, 6, 7, 8, 9]} == offsets(
+        reading.portions(span(topic, (5, 10), (0, 0)))
+    )
+
+
+def test_a_topic_that_is_gone_is_named(stack, topic, reading):
+    """
+    It may go between two batches.
+    """
+    produce(stack, topic, 0, range(2))
+    assert {0: [0, 1]} == offsets(reading.portions(span(topic, (0, 2), (0, 0))))
+    admin = AdminClient({"bootstrap.servers": stack.kafka})
+    admin.delete_topics([topic])[topic].result()
+    with pytest.raises(RecordsGoneError, match=f"partition 0 of {topic}"):
+        [*reading.portions(span(topic, (2, 3), (0, 0)))]
+
+
+@pytest.mark.usefixtures("client")
+def test_a_broker_that_is_away_is_told(unused_port):
+    """
+    The batch is begun again then.
+    """
+    reading = Fetching(f"127.0.0.1:{unused_port}", "cache")
+    with pytest.raises(BrokerUnavailableError, match="gives no record of partition 1"):
+        [*reading.portions({("towpath.shop.orders", 1): (0, 5)})]
+    reading.close()
+
+
+def test_a_partition_far_ahead_waits_for_the_others(
+    stack, topic, reading, client, monkeypatch
+):
+    """
+    Its records would fill the memory meanwhile; none of them is lost by waiting.
+    """
+    monkeypatch.setattr(fetching, "_AHEAD_RECORDS", 150)
+    monkeypatch.setattr(fetching, "REQUEST_TIMEOUT_S", 60.0)
+    produce(stack, topic, 0, range(2000))
+    produce(stack, topic, 1, range(2))
+    arrived = fetching._arrived
+
+    def arrive(consumer):
+        if client.paused and not client.taken:
+            type(consumer).taken = 1
+            produce(stack, topic, 1, [2])
+        return arrived(consumer)
+
+    monkeypatch.setattr(fetching, "_arrived", arrive)
+    first = offsets(reading.portions(span(topic, (0, 5), (0, 3))))
+    second = offsets(reading.portions(span(topic, (5, 2000), (3, 3))))
+
+    assert ({0: [*range(5)], 1: [0, 1, 2]}, [*range(5, 2000)]) == (first, second[0])
+    assert (1, 1) == (client.paused, client.assigned)
+
+
+def test_a_partition_that_came_up_is_read_from_its_first_record(
+    stack, topic, reading, client
+):
+    """
+    The engine meets it with the next batch.
+    """
+    produce(stack, topic, 0, range(3))
+    before = offsets(reading.portions({(topic, 0): (0, 3)}))
+    produce(stack, topic, 1, range(4))
+    after = offsets(reading.portions(span(topic, (3, 3), (0, 4))))
+
+    assert ({0: [0, 1, 2]}, {1: [0, 1, 2, 3]}, 2) == (before, after, client.assigned)
+
+
+def test_a_record_that_comes_later_is_waited_for(stack, topic, reading):
+    """
+    The engine may know of it before this client does.
+    """
+    produce(stack, topic, 0, range(1))
+    given = reading.portions(span(topic, (0, 2), (0, 0)))
+    produce(stack, topic, 0, [1])
+
+    assert {0: [0, 1]} == offsets(given)

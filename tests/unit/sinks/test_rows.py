@@ -1,0 +1,70 @@
+"""The rows of a batch, given as they come, and all of them again if need be."""
+
+import pytest
+
+from support.kafka_rows import row, table
+from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.jobs.query import Rows
+
+
+class Log:
+    """Three portions of two records; a broker that goes away at some of them."""
+
+    def __init__(self, *away_at):
+        self.away_at = [*away_at]
+        self.begun = 0
+
+    def __call__(self):
+        """Read from the first portion."""
+        self.begun += 1
+        for portion in range(3):
+            if [portion] == self.away_at[:1]:
+                self.away_at.pop(0)
+                message = "away"
+                raise BrokerUnavailableError(message)
+            yield table(row(portion * 2, "c"), row(portion * 2 + 1, "u"))
+
+
+def offsets(tables):
+    """Return the offsets of records."""
+    return [offset for one in tables for offset in one.column("offset").to_pylist()]
+
+
+def test_rows_are_read_once():
+    """
+    Whoever asks again, or for the rest, is given what is here already.
+    """
+    log = Log()
+    rows = Rows(None, log, 6)
+    first = next(rows.portions())
+    told = offsets(rows.portions())
+
+    assert ([0, 1], [*range(6)], [*range(6)], 1) == (
+        *(offsets([first]), told, offsets([rows.table])),
+        log.begun,
+    )
+
+
+def test_a_batch_that_could_not_be_read_is_read_from_its_beginning():
+    """
+    Nothing stands in it twice then.
+    """
+    log = Log(2, 0)
+    rows = Rows(None, log, 6)
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailableError):
+            [*rows.portions()]
+
+    assert ([*range(6)], 3) == (offsets(rows.portions()), log.begun)
+
+
+def test_a_batch_without_a_record_has_columns():
+    """
+    All of its offsets may be marks of transactions.
+    """
+    empty = Rows(None, lambda: iter(()), 2).table
+
+    assert (0, ["topic", "partition", "offset", "key", "value", "headers"]) == (
+        len(empty),
+        empty.column_names,
+    )

@@ -6,9 +6,9 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from towpath.sinks import fetching
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
-from towpath.sinks.jobs import fetching
-from towpath.sinks.jobs.fetching import Fetching
+from towpath.sinks.fetching import KafkaBatches
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -55,7 +55,7 @@ def topic(stack, unique):
 def reading(stack, client):
     """Lend what reads the batches of a query."""
     assert client.assigned == 0
-    lent = Fetching(stack.kafka, "cache")
+    lent = KafkaBatches(stack.kafka, "cache")
     yield lent
     lent.close()
 
@@ -239,7 +239,7 @@ def test_a_broker_that_is_away_is_told(unused_port):
     """
     The batch is begun again then.
     """
-    reading = Fetching(f"127.0.0.1:{unused_port}", "cache")
+    reading = KafkaBatches(f"127.0.0.1:{unused_port}", "cache")
     with pytest.raises(BrokerUnavailableError, match="gives no record of partition 1"):
         [*reading.portions({("towpath.shop.orders", 1): (0, 5)})]
     reading.close()

@@ -3,6 +3,7 @@
 import shutil
 import threading
 from contextlib import contextmanager
+from functools import partial
 
 import orjson
 import pytest
@@ -15,7 +16,8 @@ from towpath.schemas.backoff import Backoff
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.declare import records_between
-from towpath.sinks.jobs import partition_counts, topic_ids
+from towpath.sinks.fetching import KafkaBatches
+from towpath.sinks.jobs import recovery
 from towpath.sinks.jobs.checkpoint import drop_checkpoint
 from towpath.sinks.jobs.query import QueryPlan
 from towpath.sinks.jobs.recovery import RECOVERIES_FILE
@@ -133,6 +135,7 @@ class Place:
         report = Report(self.plan.state_folder, "cache", clock)
         parts = Parts(
             lambda _: self.sink,
+            partial(KafkaBatches, self.plan.bootstrap_servers),
             lambda _: self.letters,
             self.cluster,
             clock,
@@ -238,7 +241,7 @@ def test_partitions_that_are_added_are_read(place):
 
 def test_partitions_that_are_added_to_a_running_query_are_noticed(place, monkeypatch):
     """Once, though the query starts again, which reads nothing twice."""
-    monkeypatch.setattr(partition_counts, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.1)
     with place.running():
         place.grow(3)
         added = set(place.put(5, partition=2))
@@ -295,7 +298,7 @@ def test_a_topic_that_was_made_anew_and_has_grown_is_read_from_its_start(place):
 
 def test_a_topic_that_is_made_anew_while_it_is_read_is_noticed(place, monkeypatch):
     """Whoever is first, the engine or the look at its id: no record is left out."""
-    monkeypatch.setattr(topic_ids, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.1)
     with place.running():
         place.remake()
         added = set(place.put(60))

@@ -13,6 +13,12 @@ from towpath.sinks.held import hold
 from towpath.sinks.jobs import driver as module
 from towpath.sinks.jobs.driver import Choice, Driver
 from towpath.sinks.jobs.supervisor import Parts
+from towpath.sinks.progress import (
+    Progress,
+    progress_path,
+    read_progress,
+    write_progress,
+)
 
 HEAD = """\
 version = 1
@@ -78,7 +84,7 @@ class Place:
         self.path = folder / "towpath.toml"
         self.checked = []
         self.answers = []
-        parts = Parts(None, None, None, Clock(), check=self._check)
+        parts = Parts(None, None, None, None, Clock(), check=self._check)
         stop = threading.Event()
         self.driver = Driver(None, Choice((), "serving"), self, parts, stop)
         self._is_new = False
@@ -177,6 +183,37 @@ def test_a_block_that_does_not_fit_leaves_the_sink_as_it_was(place):
 
     assert [["no column x", "no column y"]] == told
     assert [] == place.look(("a", {"trigger_ms": 10}))
+
+
+def test_a_block_that_is_refused_can_be_read_of_until_one_fits(place):
+    """It stands in the sink's progress, which goes on; also beyond the driver's end."""
+    said = []
+
+    def note():
+        said.append(read_progress(progress_path(place.state, "a"), "a").refused)
+
+    place.look("a")
+    note()
+    for block in ("a", ("a", {"trigger_ms": 10})):
+        place.answers = [SinkUnfitError("no column x\nno column y")]
+        place.look(("a", {"trigger_ms": 9}))
+        Supervisor.made[0].report.running()
+        note()
+        place.look(block)
+        note()
+    text = f"no column x; no column y. {SinkUnfitError.remedy}"
+
+    assert [None, text, None, text, None] == said
+
+
+def test_a_driver_that_begins_knows_nothing_of_a_block_that_was_refused(place):
+    """What the file says then is what runs."""
+    path = progress_path(place.state, "a")
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    write_progress(path, Progress("a", refused="no column x."), now)
+    place.look("a")
+
+    assert read_progress(path, "a").refused is None
 
 
 def test_a_block_that_was_taken_back_is_refused_again_when_it_comes_again(place):

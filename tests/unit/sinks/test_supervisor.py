@@ -21,7 +21,6 @@ from towpath.sinks.errors import (
 )
 from towpath.sinks.jobs import supervisor as module
 from towpath.sinks.jobs.batch import BatchResult
-from towpath.sinks.jobs.fetching import Fetching
 from towpath.sinks.jobs.finishing import FINISH_WITHIN_S, let_finish
 from towpath.sinks.jobs.query import QueryPlan
 from towpath.sinks.jobs.report import Report
@@ -68,8 +67,18 @@ class Writer:
         return RESULT
 
 
-# Nothing is read of it.
-FETCHING = Fetching("unused:9092", "cache")
+class Unread:
+    """Batches that nobody reads."""
+
+    def __init__(self, _sink):
+        """Be of any sink."""
+
+    def portions(self, _span):
+        """Give nothing."""
+        return iter(())
+
+    def close(self):
+        """Let go of nothing."""
 
 
 @pytest.fixture
@@ -80,7 +89,7 @@ def supervisor(tmp_path):
     (plan.checkpoint / "offsets" / "0").write_text('v1\n{}\n{"t":{"0":3}}')
     (plan.checkpoint / "sources" / "0").mkdir(parents=True)
     (plan.checkpoint / "sources" / "0" / "0").write_text('v1\n{"t":{"0":0}}')
-    parts = Parts(lambda _: None, lambda _: None, None, Clock())
+    parts = Parts(lambda _: None, Unread, lambda _: None, None, Clock())
     report = Report(tmp_path, "cache", Clock())
     made = Supervisor(None, plan, parts, report, threading.Event())
     made._backoff = Backoff(first_s=0.001)
@@ -100,7 +109,7 @@ def test_a_target_that_does_not_answer_is_tried_again_in_place(supervisor, look)
         TargetBusyError("the cache is full", retry_after_s=0.001),
     )
     writer = Writer(look, *failures)
-    supervisor._deliver(writer, FETCHING, None, 0)
+    supervisor._deliver(writer, Unread(None), None, 0)
     states = [progress.state for progress in writer.seen]
     done = look()
 
@@ -119,7 +128,7 @@ def test_a_failure_that_waiting_does_not_cure_ends_the_query(supervisor, look):
     """The error reaches the engine, and its cause is kept for the report."""
     writer = Writer(look, CacheRefusedError("no right to FCALL"))
     with pytest.raises(CacheRefusedError):
-        supervisor._deliver(writer, FETCHING, None, 0)
+        supervisor._deliver(writer, Unread(None), None, 0)
 
     assert (1, "no right to FCALL", None) == (
         len(writer.seen),
@@ -134,14 +143,14 @@ def test_a_stop_ends_the_waiting(supervisor, look):
     writer = Writer(look, TargetUnavailableError("the cache does not answer"))
 
     with pytest.raises(_StoppedError):
-        supervisor._deliver(writer, FETCHING, None, 0)
+        supervisor._deliver(writer, Unread(None), None, 0)
 
 
 def test_counters_go_on_after_a_restart(supervisor, look, tmp_path):
     """A new report begins where the old one ended."""
-    supervisor._deliver(Writer(look), FETCHING, None, 0)
+    supervisor._deliver(Writer(look), Unread(None), None, 0)
     supervisor._report = Report(tmp_path, "cache", Clock())
-    supervisor._deliver(Writer(look), FETCHING, None, 0)
+    supervisor._deliver(Writer(look), Unread(None), None, 0)
 
     assert (2, 4) == (look().batches, look().rows)
 
@@ -195,7 +204,11 @@ class Query:
 def run_with(supervisor, monkeypatch, *failures, letters=None):
     """Let queries fail in turn; return how often one was started."""
     supervisor._parts = Parts(
-        lambda _: MemorySink(), lambda _: letters or Letters(), Topics(), Clock()
+        lambda _: MemorySink(),
+        Unread,
+        lambda _: letters or Letters(),
+        Topics(),
+        Clock(),
     )
     waiting = list(failures)
     started = []
@@ -299,7 +312,7 @@ def test_no_batch_is_begun_once_the_driver_stops(supervisor, look):
     writer = Writer(look)
 
     with pytest.raises(_StoppedError):
-        supervisor._deliver(writer, FETCHING, None, 0)
+        supervisor._deliver(writer, Unread(None), None, 0)
     assert [] == writer.seen
 
 
@@ -308,7 +321,7 @@ def test_a_batch_that_is_not_there_any_more_ends_the_query(supervisor, look):
     (supervisor._plan.checkpoint / "offsets" / "1").write_text('v1\n{}\n{"t":{"0":2}}')
     writer = Writer(look)
     with pytest.raises(RecordsGoneError):
-        supervisor._deliver(writer, FETCHING, None, 1)
+        supervisor._deliver(writer, Unread(None), None, 1)
 
     assert ([], True) == (
         writer.seen,

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,7 @@ from towpath.sinks.checking import check_block
 from towpath.sinks.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.errors import EngineMissingError, SinkUnfitError
 from towpath.sinks.executor import told_of
+from towpath.sinks.fetching import KafkaBatches
 from towpath.sinks.heads import Heads
 from towpath.sinks.jobs.driver import Choice, Driver
 from towpath.sinks.jobs.monitor import Monitor
@@ -222,6 +224,7 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Parts:
 
     return Parts(
         make_sink=make_sink,
+        make_batches=partial(KafkaBatches, settings.kafka.bootstrap_servers),
         make_dead_letters=lambda name: DeadLetterTopic(settings, name),
         cluster=_cluster(settings),
         clock=clock,

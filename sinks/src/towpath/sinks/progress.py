@@ -19,6 +19,10 @@ import orjson
 
 Offsets: TypeAlias = Mapping[str, Mapping[str, int]]
 
+# A topic and a partition; and where a batch begins and ends in each.
+Place: TypeAlias = tuple[str, int]
+Span: TypeAlias = dict[Place, tuple[int, int]]
+
 
 _ALIVE_FILE: Final = "driver.json"
 
@@ -53,11 +57,13 @@ class Progress:
         asked: Keys whose rows were asked for, because the target lacks them.
         nulled: Values that were made null because the target has no room for them.
         parked: Keys whose changes wait behind a dead letter, by now.
+        owed: Rows that were asked for and have not come yet, by now.
         retries: Failures after which a batch or the query was tried again.
         position: The highest position that was applied; empty before the first.
         last_stages_ms: How long each stage of the last batch took.
         updated_at: RFC 3339, UTC.
         error: Why the query does not run, in a sentence.
+        refused: Why the sink goes on as it was although its block has changed.
     """
 
     sink: str
@@ -73,12 +79,14 @@ class Progress:
     asked: int = 0
     nulled: int = 0
     parked: int = 0
+    owed: int = 0
     retries: int = 0
     position: str = ""
     last_batch_ms: int = 0
     last_stages_ms: Mapping[str, int] = field(default_factory=dict)
     updated_at: str = ""
     error: str | None = None
+    refused: str | None = None
 
 
 _FIELDS: Final = frozenset(each.name for each in dataclasses.fields(Progress))

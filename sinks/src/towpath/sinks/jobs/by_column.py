@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from towpath.sinks.columns import Columns, plain_columns
 from towpath.sinks.routes import Routes
 
-
 # Below, records cost less one by one than what is saved is worth.
 LEAST_RECORDS: Final = 2_000
 

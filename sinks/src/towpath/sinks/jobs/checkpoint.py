@@ -14,21 +14,17 @@ says nothing that the query would not find out again.
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 import orjson
 
 from towpath.sinks.errors import RecordsGoneError
-from towpath.sinks.progress import Offsets
+from towpath.sinks.progress import Offsets, Span
 
 # Kafka's source reads this offset as "the earliest there is".
 EARLIEST: Final = -2
 
 _VERSION: Final = b"v1"
-
-# A topic and a partition; and where a batch begins and ends there.
-Place: TypeAlias = tuple[str, int]
-Span: TypeAlias = dict[Place, tuple[int, int]]
 
 
 class CheckpointUnreadableError(ValueError):

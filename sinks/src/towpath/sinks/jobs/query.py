@@ -18,15 +18,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from towpath.settings import Sink
 from towpath.sinks.declare import STARTING_OFFSETS_FILE
 from towpath.sinks.jobs.checkpoint import starting_offsets
-from towpath.sinks.jobs.fetching import table_of
-from towpath.sinks.ports import Cluster
+from towpath.sinks.ports import RECORDS, Cluster
 from towpath.sinks.progress import sink_folder
 from towpath.sinks.routes import Routes
 
 # Where a query goes on whose checkpoint was dropped by its recovery.
 RESUMES_FILE: Final = "resumes.json"
-
-_COLUMNS: Final = ("topic", "partition", "offset", "key", "value", "headers")
 
 # A topic made since the last look must not wait for the default of five minutes.
 _METADATA_AGE_MS: Final = 2_000
@@ -61,7 +58,7 @@ class Rows:
     @property
     def frame(self) -> DataFrame:
         """The rows on the executors."""
-        return self._frame.select(*_COLUMNS)
+        return self._frame.select(*RECORDS.names)
 
     def portions(self) -> Iterator[pa.Table]:
         """
@@ -79,7 +76,7 @@ class Rows:
     def table(self) -> pa.Table:
         """The rows as one table."""
         portions = [*self.portions()]
-        return pa.concat_tables(portions) if portions else table_of(())
+        return pa.concat_tables(portions) if portions else RECORDS.empty_table()
 
     def _has_more(self) -> bool:
         """Read one more portion, unless that was the last."""

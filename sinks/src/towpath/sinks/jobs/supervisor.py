@@ -45,7 +45,6 @@ from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk
 from towpath.sinks.jobs.checkpoint import read_offsets, records_in, span
 from towpath.sinks.jobs.columnar import FromColumns
 from towpath.sinks.jobs.delivery import InARow
-from towpath.sinks.jobs.fetching import Fetching
 from towpath.sinks.jobs.finishing import let_finish
 from towpath.sinks.jobs.idle import Idle
 from towpath.sinks.jobs.monitor import Monitor
@@ -59,7 +58,7 @@ from towpath.sinks.jobs.rerouting import Rerouting
 from towpath.sinks.jobs.safe import Heads, SafePosition
 from towpath.sinks.jobs.spread import FromDriver, FromExecutors
 from towpath.sinks.jobs.sweeps import Sweeps
-from towpath.sinks.ports import Cluster, Columnar, Pipelined, Repairs, Sink
+from towpath.sinks.ports import Batches, Cluster, Columnar, Pipelined, Repairs, Sink
 from towpath.sinks.routes import Routes
 
 # How soon a stop is noticed, and the first topic of a sink that has none yet.
@@ -99,6 +98,7 @@ class Parts:
     What a supervisor works with, made by the root.
 
     Attributes:
+        make_batches: Makes what reads the batches of a sink, by its name.
         make_dead_letters: Makes the dead letters of a sink, by its name.
         make_repairs: Makes what has rows of a sink read anew.
         heads: What topics begin with; without it no tombstone is ever forgotten.
@@ -109,6 +109,7 @@ class Parts:
     """
 
     make_sink: Callable[[SinkSettings], Sink]
+    make_batches: Callable[[str], Batches]
     make_dead_letters: Callable[[str], LetterBox]
     cluster: Cluster
     clock: Clock
@@ -252,12 +253,12 @@ class Supervisor:
     def _query(self, bench: _Bench) -> None:
         # An order may be the cure of what would end this query at once.
         self._attend(bench)
-        fetching = Fetching(self._plan.bootstrap_servers, self._name)
+        batches = self._parts.make_batches(self._name)
         query = start_query(
             self._spark,
             self._plan,
             self._parts.cluster,
-            partial(self._deliver, bench.writing, fetching),
+            partial(self._deliver, bench.writing, batches),
         )
         try:
             self._report.running()
@@ -269,7 +270,7 @@ class Supervisor:
         finally:
             with suppress(Exception):
                 query.stop()
-            fetching.close()
+            batches.close()
 
     def _attend(self, bench: _Bench) -> None:
         """
@@ -296,7 +297,7 @@ class Supervisor:
     def _deliver(
         self,
         writing: _Writing,
-        fetching: Fetching,
+        batches: Batches,
         frame: DataFrame,
         batch_id: int,
     ) -> None:
@@ -304,7 +305,7 @@ class Supervisor:
         try:
             began_s = self._parts.clock.monotonic_s()
             wanted = span(self._plan.checkpoint, batch_id)
-            rows = Rows(frame, partial(fetching.portions, wanted), records_in(wanted))
+            rows = Rows(frame, partial(batches.portions, wanted), records_in(wanted))
             result = self._until_written(writing, rows, batch_id)
             applied = read_offsets(self._plan.checkpoint, batch_id)
             batch_s = self._parts.clock.monotonic_s() - began_s

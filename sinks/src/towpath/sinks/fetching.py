@@ -28,8 +28,9 @@ from confluent_kafka import (
 
 from towpath.schemas.failure import TowpathError
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
-from towpath.sinks.jobs.checkpoint import Place, Span
 from towpath.sinks.kafka import REQUEST_TIMEOUT_S, connection, unavailable
+from towpath.sinks.ports import RECORDS
+from towpath.sinks.progress import Place, Span
 
 # Some 30 ms of work for whoever writes them; more has the target wait for the first.
 PORTION_RECORDS: Final = 5_000
@@ -65,12 +66,11 @@ _GONE: Final = frozenset(
 )
 
 
-class Fetching:
+class KafkaBatches:
     """
-    Reads the batches of one query, in order.
+    Reads the batches of one query (see ``ports.Batches``).
 
-    Belongs to the query's thread. Call order: ``portions`` for each batch, then
-    ``close``.
+    Belongs to the query: its calls do not overlap.
     """
 
     def __init__(self, bootstrap_servers: str, sink: str) -> None:
@@ -93,17 +93,6 @@ class Fetching:
         self._paused: set[Place] = set()
 
     def portions(self, span: Span) -> Iterator[pa.Table]:
-        """
-        Read a batch, portion by portion; one that has no record gives none.
-
-        Returns:
-            Tables of ``topic, partition, offset, key, value, headers``, each partition
-            in its order.
-
-        Raises:
-            BrokerUnavailableError: The broker does not answer; begin the batch again.
-            RecordsGoneError: It does not have all of the batch any more.
-        """
         consumer = self._at(span)
         self._next = {}
         left = {place: end for place, (begin, end) in span.items() if begin < end}
@@ -128,7 +117,6 @@ class Fetching:
         self._next = {place: end for place, (_, end) in span.items()}
 
     def close(self) -> None:
-        """Let go of the connection."""
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
@@ -183,7 +171,7 @@ class Fetching:
 
 
 def table_of(messages: Sequence[Message]) -> pa.Table:
-    """Lay records out as the engine would; nothing is copied twice."""
+    """Lay records out as columns."""
     names: list[str] = []
     values: list[bytes | None] = []
     ends = [0]
@@ -195,16 +183,15 @@ def table_of(messages: Sequence[Message]) -> pa.Table:
     header = pa.StructArray.from_arrays(
         [pa.array(names, pa.string()), pa.array(values, pa.binary())], ["key", "value"]
     )
-    return pa.table(
-        {
-            "topic": pa.array([m.topic() for m in messages], pa.string()),
-            "partition": pa.array([m.partition() for m in messages], pa.int32()),
-            "offset": pa.array([m.offset() for m in messages], pa.int64()),
-            "key": pa.array([m.key() for m in messages], pa.binary()),
-            "value": pa.array([m.value() for m in messages], pa.binary()),
-            "headers": pa.ListArray.from_arrays(pa.array(ends, pa.int32()), header),
-        }
-    )
+    columns = [
+        pa.array([m.topic() for m in messages], pa.string()),
+        pa.array([m.partition() for m in messages], pa.int32()),
+        pa.array([m.offset() for m in messages], pa.int64()),
+        pa.array([m.key() for m in messages], pa.binary()),
+        pa.array([m.value() for m in messages], pa.binary()),
+        pa.ListArray.from_arrays(pa.array(ends, pa.int32()), header),
+    ]
+    return pa.table(columns, schema=RECORDS)
 
 
 def _arrived(consumer: Consumer) -> list[Message]:

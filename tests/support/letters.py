@@ -92,21 +92,30 @@ class AtOnce:
 
 
 class Asked:
-    """Repairs that remember what they were asked for; ``can`` is their answer."""
+    """
+    Repairs that remember what they were asked for; ``can`` is their answer.
 
-    def __init__(self, *, can=True):
+    ``by_key`` is it where keys are asked for. ``reading`` gets the routes that are read
+    from then on, as the real ones note them.
+    """
+
+    def __init__(self, *, can=True, by_key=True, reading=None):
         self.keys = []
         self.routes = []
         self._can = can
+        self._can_by_key = can and by_key
+        self._reading = reading
 
     def ask_keys(self, route, keys):
         """Take keys."""
-        self.keys += [(route, key) for key in keys] if self._can else []
-        return self._can
+        self.keys += [(route, key) for key in keys] if self._can_by_key else []
+        return self._can_by_key
 
     def ask_all(self, route, why):
         """Take a route."""
         self.routes += [(route, why)] if self._can else []
+        if self._can and self._reading is not None:
+            self._reading[route] = f"repair-{len(self.routes)}"
         return self._can
 
 
@@ -122,27 +131,30 @@ class InMind(Owed):
     """
     What is owed, in the test's own memory: what is in ``file`` survives a death.
 
-    ``routes`` are those that lack rows.
+    ``routes`` are those that lost rows; ``reading`` are those that were asked for as
+    wholes, with the snapshot that reads them.
     """
 
-    def __init__(self, file=None, clock=None):
+    def __init__(self, file=None, clock=None, routes=None, reading=None):
         self.file = {} if file is None else file
-        self.routes = set()
+        self.routes = set() if routes is None else routes
+        self.reading = {} if reading is None else reading
         super().__init__(Path("nowhere"), "cache", ["orders"], clock or Still())
-
-    def lacking(self):
-        return frozenset(self.routes)
 
     def again(self):
         """Begin anew, as after a death."""
-        found = InMind(self.file, self._clock)
-        found.routes = self.routes
-        return found
+        return InMind(self.file, self._clock, self.routes, self.reading)
 
-    def _kept(self):
+    def _reading(self):
+        lost = {route: frozenset({"lost"}) for route in self.routes}
+        asked = {route: frozenset({id_}) for route, id_ in self.reading.items()}
+        # A loss that is noted takes the place of what was noted before.
+        return asked | lost
+
+    def _read(self):
         return self.file.get("it", b"")
 
-    def _keep(self, content):
+    def _write(self, content):
         self.file["it"] = content
 
 

@@ -27,6 +27,9 @@ from towpath.sinks.search.reader import SearchReader
 
 PATIENCE_S = 240.0
 
+# The value of a record that is no change.
+POISON = "{"
+
 RELATION = {
     "schema": "shop",
     "table": "orders",
@@ -89,20 +92,16 @@ class Place:
         """Name a sink's route."""
         return f"{self.name}-{sink}"
 
-    def sink(self, name, kind, url, route=None):
+    def sink(self, name, kind, url, route=None, **options):
         """Write the block of a sink with one route, named as the sink."""
-        return textwrap.dedent(f"""
-            [[sink]]
-            name = "{name}"
-            kind = "{kind}"
-            driver = "serving"
-            url = "{url}"
-            trigger_ms = 200
-            max_batch_records = 700
-            [[sink.route]]
-            topic = "{self.topic}"
-            name = "{route or self.route(name)}"
-        """)
+        usual = {"driver": "serving", "trigger_ms": 200, "max_batch_records": 700}
+        block = {"name": name, "kind": kind, "url": url, **usual, **options}
+        way = {"topic": self.topic, "name": route or self.route(name)}
+        lines = (
+            *("", "[[sink]]", *_lines(block)),
+            *("[[sink.route]]", *_lines(way), ""),
+        )
+        return "\n".join(lines)
 
     def progress(self, sink):
         """Read a sink's progress."""
@@ -136,6 +135,11 @@ class Place:
     def log(self):
         """Return what the driver said."""
         return (self.folder / "driver.log").read_text(encoding="utf-8")[-6000:]
+
+
+def _lines(section):
+    """Write the keys of a section, texts and numbers."""
+    return [f"{name} = {json.dumps(value)}" for name, value in section.items()]
 
 
 def told(rows):
@@ -189,14 +193,14 @@ class Feed:
         note = old[2] if unchanged else row.get("note")
         self.rows[key] = (position, row["status"], note)
 
-    def poison(self):
+    def poison(self, key=1):
         """Produce a record that is no change; take note of where it stands."""
 
         def note(_error, message):
             place = (message.topic(), message.partition(), message.offset())
             self.poisoned.append(Origin(*place))
 
-        self._send(None, 1, "{", {"position": "x"}, note)
+        self._send(None, key, POISON, {"position": "x"}, note)
         self._producer.flush()
 
     def _send(self, topic, key, value, headers, told=None):

@@ -21,8 +21,8 @@ from towpath.sinks.jobs.checkpoint import (
 from towpath.sinks.jobs.outcomes import Finding, Outcome
 from towpath.sinks.jobs.partition_counts import PartitionCounts
 from towpath.sinks.jobs.query import QueryPlan
-from towpath.sinks.jobs.recovery import RECOVERIES_FILE, Recovery
-from towpath.sinks.jobs.topic_ids import LOOK_EVERY_S, TopicIds
+from towpath.sinks.jobs.recovery import LOOK_EVERY_S, RECOVERIES_FILE, Recovery
+from towpath.sinks.jobs.topic_ids import TopicIds
 from towpath.sinks.progress import Progress, progress_path, write_progress
 
 ORDERS = "towpath.shop.orders"
@@ -49,13 +49,16 @@ class Cluster:
     def __init__(self, **topics):
         self.topics = topics
         self.ids = {name: f"{name}'s" for name in topics}
+        self.asked = []
 
     def topic_ids(self, names):
         """Tell the ids of those that exist."""
+        self.asked.append("ids")
         return {name: self.ids[name] for name in names if name in self.ids}
 
     def names(self):
         """List them."""
+        self.asked.append("names")
         return sorted(self.topics)
 
     def first_offsets(self, names):
@@ -64,6 +67,7 @@ class Cluster:
 
     def end_offsets(self, names):
         """Tell what comes next."""
+        self.asked.append("ends")
         return self._offsets(names, 1)
 
     def _offsets(self, names, which):
@@ -358,6 +362,50 @@ def test_a_running_query_is_ended_by_added_partitions(place):
     with pytest.raises(PartitionsAddedError, match=ORDERS):
         recovery.look()
     assert [(Outcome.PARTITIONS_ADDED, ORDERS)] == place.recover()
+
+
+def test_a_topic_that_a_running_query_misses_for_a_while_is_known_by_its_old_id(place):
+    """It is deleted at one look, and made anew at the next."""
+    clock = Hand()
+    recovery = place.recovery(clock)
+    recovery.run()
+    gone = place.cluster.topics.pop(LINES), place.cluster.ids.pop(LINES)
+    clock.now_s += LOOK_EVERY_S
+    recovery.look()
+    place.cluster.topics[LINES], place.cluster.ids[LINES] = gone[0], "another"
+    clock.now_s += LOOK_EVERY_S
+
+    with pytest.raises(TopicRemadeError, match=LINES):
+        recovery.look()
+
+
+def test_partitions_are_added_to_a_topic_that_a_running_query_has_met(place):
+    """A look notes how many it has; records in one more end the query."""
+    clock = Hand()
+    recovery = place.recovery(clock)
+    recovery.run()
+    place.cluster.topics[FILL] = [(0, 9)]
+    clock.now_s += LOOK_EVERY_S
+    recovery.look()
+    place.cluster.topics[FILL] = [(0, 9), (0, 1)]
+    clock.now_s += LOOK_EVERY_S
+
+    with pytest.raises(PartitionsAddedError, match=FILL):
+        recovery.look()
+
+
+def test_a_running_query_looks_at_its_topics_once_for_all(place):
+    """They are listed once, whatever is compared; and not before it is due again."""
+    clock = Hand()
+    recovery = place.recovery(clock)
+    recovery.run()
+    place.cluster.asked.clear()
+    recovery.look()
+    clock.now_s += LOOK_EVERY_S
+    recovery.look()
+    recovery.look()
+
+    assert ["names", "ids", "ends"] == place.cluster.asked
 
 
 def test_a_topic_made_anew_with_more_partitions_has_added_none(place):

@@ -21,7 +21,7 @@ from towpath.settings import (
 )
 from towpath.sinks import repairs, unfilled
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.repairs import KafkaRepairs
+from towpath.sinks.repairs import KafkaRepairs, view_behind
 
 ROUTES = (
     Route(topic="p.shop.orders", name="orders"),
@@ -34,11 +34,14 @@ ROUTES = (
 SINK = Sink.model_construct(name="it", kind=SinkKind.SEARCH, route=ROUTES)
 
 
-def settings(**snapshot):
-    """Describe the platform around the sink."""
-    view = AggregateView(aggregate_type="order", view="shop.documents")
+STATE = AggregateView(aggregate_type="order", view="shop.documents")
+FURTHER = AggregateView(aggregate_type="order", view="shop.totals", name="totals")
+
+
+def settings(*views, **snapshot):
+    """Describe the platform around the sink; its outbox has the one view, or these."""
     outbox = Outbox(
-        view=(view,),
+        view=views or (STATE,),
         topic="outbox.{aggregate_type}",
         route_regex="(.*)",
         route_replacement="event.$1",
@@ -134,6 +137,26 @@ def test_an_aggregate_is_asked_for_through_its_view(broker):
     KafkaRepairs(settings(), SINK).ask_keys("docs", [("7",)])
 
     assert ["outbox.order"] == asked(broker)[0]["data-collections"]
+
+
+def test_an_aggregate_is_read_through_the_view_of_its_state():
+    """Not through a further one, which has a name and gives other events."""
+    described = [settings(FURTHER, STATE), settings(STATE, FURTHER), settings(FURTHER)]
+
+    assert [STATE, STATE, None] == [
+        view_behind(one, "outbox.event.order") for one in described
+    ]
+
+
+def test_an_aggregate_without_a_view_of_its_state_is_not_asked_for(broker):
+    """A further view would not tell which aggregates are gone."""
+    asks = KafkaRepairs(settings(FURTHER), SINK)
+
+    assert (False, False, []) == (
+        asks.ask_keys("docs", [("7",)]),
+        asks.ask_all("docs", "why"),
+        broker.records,
+    )
 
 
 def test_many_keys_are_several_signals(broker):

@@ -26,7 +26,7 @@ from towpath.settings import Route, RouteKind, Settings, Sink
 from towpath.sinks import unfilled
 from towpath.sinks.declare import filled
 from towpath.sinks.progress import replace_file, sink_folder
-from towpath.sinks.repairs import table_behind
+from towpath.sinks.repairs import collection_of
 
 FILLING_FILE: Final = "filling.json"
 
@@ -160,15 +160,12 @@ def collections_of(
 
 
 def _collection(settings: Settings, sink: Sink, route: Route) -> str:
+    # Of an aggregate, a name that stands for all views of its type.
+    named = collection_of(settings, route)
+    if named is not None:
+        return named
     if route.kind is RouteKind.TABLE:
-        prefix = f"{settings.database.prefix}."
-        named = table_behind(settings, route.topic)
-        return named or route.topic.removeprefix(prefix)
-    outbox = settings.relay.outbox
-    for view in outbox.view:
-        if outbox.topic_of(view.aggregate_type) == route.topic:
-            # A name that stands for all views of the type.
-            return f"outbox.{view.aggregate_type}"
+        return route.topic.removeprefix(f"{settings.database.prefix}.")
     message = (
         f"{sink.name} cannot be filled: no view of relay.outbox.view gives "
         f"{route.topic}"

@@ -8,12 +8,7 @@ anew, or put there by somebody else. What the old one held need not be there.
 from collections.abc import Mapping
 from pathlib import Path
 
-import orjson
-import structlog
-
-from towpath.sinks.progress import replace_file
-
-_log = structlog.get_logger("towpath.sinks")
+from towpath.sinks.kept import KeptFile
 
 
 class KnownIds:
@@ -21,23 +16,13 @@ class KnownIds:
 
     def __init__(self, file: Path | None) -> None:
         """Describe where the ids are kept; nothing is read yet."""
-        self._file = file
+        self._file = KeptFile[str](file) if file is not None else None
         self._ids: Mapping[str, str] = {}
 
     def recall(self) -> None:
         """Read what was known."""
-        if self._file is None:
-            return
-        try:
-            self._ids = orjson.loads(self._file.read_bytes())
-        except FileNotFoundError:
-            self._ids = {}
-        except orjson.JSONDecodeError:
-            _log.warning(
-                "what was known of a target cannot be read: beginning anew",
-                file=self._file.name,
-            )
-            self._ids = {}
+        if self._file is not None:
+            self._ids = self._file.read()
 
     def of(self, route: str) -> str | None:
         """Return the id that was known last, if any was."""
@@ -54,5 +39,5 @@ class KnownIds:
 
     def _keep(self, ids: Mapping[str, str]) -> None:
         if self._file is not None:
-            replace_file(self._file, orjson.dumps(ids))
+            self._file.keep(ids)
         self._ids = ids

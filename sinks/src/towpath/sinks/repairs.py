@@ -19,7 +19,7 @@ import structlog
 from confluent_kafka import KafkaError, Message, Producer
 
 from towpath.schemas.topics import table_of, table_topic
-from towpath.settings import Route, RouteKind, Settings, Sink
+from towpath.settings import AggregateView, Route, RouteKind, Settings, Sink
 from towpath.sinks import unfilled
 from towpath.sinks.change import Value
 from towpath.sinks.errors import BrokerUnavailableError
@@ -175,16 +175,8 @@ def collection_of(settings: Settings, route: Route) -> str | None:
         case RouteKind.TABLE:
             return table_behind(settings, route.topic)
         case RouteKind.AGGREGATE:
-            outbox = settings.relay.outbox
-            views = (view for view in outbox.view if not view.name)
-            return next(
-                (
-                    view.collection
-                    for view in views
-                    if outbox.topic_of(view.aggregate_type) == route.topic
-                ),
-                None,
-            )
+            view = view_behind(settings, route.topic)
+            return None if view is None else view.collection
         case RouteKind.EVENT_LOG:
             return None
 
@@ -197,6 +189,20 @@ def table_behind(settings: Settings, topic: str) -> str | None:
     for name in (*settings.capture.names, *([taken] if taken and is_taken else [])):
         if table_topic(prefix, *name.split(".", 1)) == topic:
             return name
+    return None
+
+
+def view_behind(settings: Settings, topic: str) -> AggregateView | None:
+    """
+    Find the declared view that gives the state of a topic's aggregates.
+
+    Further views of a type, which have a name, give events that are no whole state: of
+    a topic with no other view nothing can be read anew.
+    """
+    outbox = settings.relay.outbox
+    for view in outbox.view:
+        if not view.name and outbox.topic_of(view.aggregate_type) == topic:
+            return view
     return None
 
 

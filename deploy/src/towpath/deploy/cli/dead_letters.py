@@ -3,6 +3,7 @@
 import json as json_text
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
@@ -109,81 +110,61 @@ def show(
     return 0
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wish:
+    """Which letters are meant, how long to wait, and how to tell what became of it."""
+
+    sink: SinkOption
+    key: KeyOption = None
+    all_: Annotated[
+        bool, Parameter(name="--all", negative="", help="All that is set aside.")
+    ] = False
+    timeout_s: Annotated[
+        float,
+        Parameter(name="--timeout", help="How many seconds to wait for the sink."),
+    ] = 30.0
+    json: JsonOption = False
+    config: ConfigOption = None
+
+
 @app.command
-def replay(
-    *,
-    sink: SinkOption,
-    key: KeyOption = None,
-    all_: Annotated[bool, Parameter(name="--all", negative="")] = False,
-    timeout_s: Annotated[float, Parameter(name="--timeout")] = 30.0,
-    json: JsonOption = False,
-    config: ConfigOption = None,
-) -> int:
+def replay(*, wish: _Wish) -> int:
     """
     Have letters applied again, per key in order, through the same guard as ever.
 
     The running sink does it; one that does not run does it at its next start. Exit 1
     if any of them is refused again: those stay as they are.
-
-    Args:
-        sink: The sink's name.
-        key: The key, or the record.
-        all_: All that is set aside.
-        timeout_s: How many seconds to wait for the sink.
-        json: Print one JSON document.
-        config: Configuration file.
     """
-    return _ask(Verb.REPLAY, sink, (key, all_), timeout_s, (json, config))
+    return _ask(Verb.REPLAY, wish)
 
 
 @app.command
-def discard(
-    *,
-    sink: SinkOption,
-    key: KeyOption = None,
-    all_: Annotated[bool, Parameter(name="--all", negative="")] = False,
-    timeout_s: Annotated[float, Parameter(name="--timeout")] = 30.0,
-    json: JsonOption = False,
-    config: ConfigOption = None,
-) -> int:
+def discard(*, wish: _Wish) -> int:
     """
     Give letters up; the rows of their keys are asked for as they are.
 
     Exit 1 if any of them could not be given up.
-
-    Args:
-        sink: The sink's name.
-        key: The key, or the record.
-        all_: All that is set aside.
-        timeout_s: How many seconds to wait for the sink.
-        json: Print one JSON document.
-        config: Configuration file.
     """
-    return _ask(Verb.DISCARD, sink, (key, all_), timeout_s, (json, config))
+    return _ask(Verb.DISCARD, wish)
 
 
-def _ask(
-    verb: Verb,
-    sink: str,
-    which: tuple[str | None, bool],
-    timeout_s: float,
-    how: tuple[bool, ConfigOption],
-) -> int:
+def _ask(verb: Verb, wish: _Wish) -> int:
     """Ask the sink for letters of a key, or for all, and tell what it said."""
-    (key, is_all), (json, config) = which, how
-    if (key is None) is not is_all:
+    if (wish.key is None) is not wish.all_:
         message = f"name a --key to {verb}, or say --all"
         raise UsageError(message)
-    topic, book = _read(_settings(config), sink)
-    matters = view.chosen(book, key)
+    topic, book = _read(_settings(wish.config), wish.sink)
+    matters = view.chosen(book, wish.key)
     if not matters:
         message = (
-            f"nothing of that key is set aside: towpath dead-letters list --sink {sink}"
+            "nothing of that key is set aside: "
+            f"towpath dead-letters list --sink {wish.sink}"
         )
         raise UsageError(message)
-    said = ask(topic, matters, verb, SystemClock(), timeout_s)
+    said = ask(topic, matters, verb, SystemClock(), wish.timeout_s)
     told = [_outcome(matter, len(book.of(matter)), said[matter]) for matter in matters]
-    if json:
+    if wish.json:
         print(json_text.dumps(told, indent=1, ensure_ascii=False))
     else:
         for line in told:

@@ -86,12 +86,14 @@ class Retained(NamedTuple):
     What the topics of a sink have: per partition the first and the next offset.
 
     Attributes:
+        ids: The ids of the topics, as they were before the offsets were looked up.
         remade: Topics that were made anew: no offset of theirs was ever read.
     """
 
     first: Offsets
     ends: Offsets
-    remade: frozenset[str] = frozenset()
+    ids: Mapping[str, str]
+    remade: frozenset[str]
 
     def has(self, topic: str, partition: str, offset: int) -> bool:
         """Tell whether reading can go on at an offset, with nothing left out."""

@@ -8,34 +8,25 @@ those of the earlier one for good. Keys have moved once an added partition has r
 so it counts from then on: what is read of a row later stands above all of that.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-import orjson
-
-from towpath.schemas.clock import Clock, Deadline
-from towpath.sinks.ports import Cluster
-from towpath.sinks.progress import Offsets, replace_file
+from towpath.sinks.kept import KeptFile
+from towpath.sinks.progress import Offsets
 
 PARTITION_COUNTS_FILE: Final = "partition_counts.json"
-
-# A look is one small request.
-LOOK_EVERY_S: Final = 10.0
 
 
 class PartitionCounts:
     """The partition counts of one sink's topics, in a file of its folder."""
 
-    def __init__(self, folder: Path, cluster: Cluster, clock: Clock) -> None:
-        self._path = folder / PARTITION_COUNTS_FILE
-        self._cluster = cluster
-        self._clock = clock
-        self._next = Deadline(clock, LOOK_EVERY_S)
+    def __init__(self, folder: Path) -> None:
+        self._file = KeptFile[int](folder / PARTITION_COUNTS_FILE)
 
     def grown(self, ends: Offsets) -> list[str]:
         """Return the topics that have records in partitions which they did not have."""
-        noted = self._noted()
+        noted = self._file.read()
         return sorted(
             topic
             for topic, partitions in ends.items()
@@ -50,37 +41,13 @@ class PartitionCounts:
             ends: The next offset of each.
             remade: Topics that were made anew: what they had counts no more.
         """
-        noted = self._noted()
+        noted = self._file.read()
         counts = {topic: n for topic, n in noted.items() if topic not in remade}
         for topic, partitions in ends.items():
             added = _added(partitions, counts.get(topic))
             if not added or any(added):
                 counts[topic] = len(partitions)
-        if counts != noted:
-            replace_file(self._path, orjson.dumps(counts))
-
-    def look(self, names: Callable[[], Iterable[str]]) -> list[str]:
-        """
-        Look, if that is due, whether topics have grown, and note new ones.
-
-        Raises:
-            UnavailableError: The broker does not answer.
-        """
-        if not self._next.passed():
-            return []
-        self._next = Deadline(self._clock, LOOK_EVERY_S)
-        ends = self._cluster.end_offsets(names())
-        grown = self.grown(ends)
-        if not grown:
-            self.note(ends)
-        return grown
-
-    def _noted(self) -> dict[str, int]:
-        try:
-            noted: dict[str, int] = orjson.loads(self._path.read_bytes())
-        except (FileNotFoundError, orjson.JSONDecodeError):
-            return {}
-        return noted
+        self._file.keep(counts)
 
 
 def _added(partitions: Mapping[str, int], count: int | None) -> list[int]:

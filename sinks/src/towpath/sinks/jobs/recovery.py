@@ -14,7 +14,7 @@ from typing import Final
 import orjson
 import structlog
 
-from towpath.schemas.clock import Clock
+from towpath.schemas.clock import Clock, Deadline
 from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
 from towpath.sinks.jobs.checkpoint import (
     CheckpointUnreadableError,
@@ -33,6 +33,7 @@ from towpath.sinks.jobs.outcomes import (
 from towpath.sinks.jobs.partition_counts import PartitionCounts
 from towpath.sinks.jobs.query import QueryPlan
 from towpath.sinks.jobs.topic_ids import TopicIds
+from towpath.sinks.kept import KeptFile
 from towpath.sinks.ports import Cluster, Repairs
 from towpath.sinks.progress import (
     Offsets,
@@ -45,6 +46,10 @@ from towpath.sinks.progress import (
 from towpath.sinks.routes import Routes
 
 RECOVERIES_FILE: Final = "recoveries.jsonl"
+
+# How long a running query may read a topic made anew as if it were the old one, or one
+# that has grown; what is lacking is asked for then. A look is a few small requests.
+LOOK_EVERY_S: Final = 10.0
 
 _log = structlog.get_logger("towpath.sinks.jobs")
 
@@ -61,8 +66,9 @@ class Recovery:
         self._clock = clock
         self._routes = Routes(plan.sink)
         self._folder = sink_folder(plan.state_folder, plan.sink.name)
-        self._ids = TopicIds(self._folder, cluster, clock)
-        self._counts = PartitionCounts(self._folder, cluster, clock)
+        self._ids = TopicIds(self._folder)
+        self._counts = PartitionCounts(self._folder)
+        self._next = Deadline(clock, LOOK_EVERY_S)
 
     def run(self) -> tuple[Finding, ...]:
         """
@@ -86,28 +92,27 @@ class Recovery:
 
     def _go_on(self, stands: Offsets, *, unreadable: bool) -> tuple[Finding, ...]:
         """Go on where the query stands, or as near to it as there is something left."""
-        retained, ids = self._retained(stands)
+        retained = self._retained(stands)
         examined = self._examine(stands, retained)
         if unreadable:
             examined.found(Outcome.CHECKPOINT_UNREADABLE)
         self._ask(examined)
         self._note(examined)
         if any(finding.ends_reading(stands) for finding in examined.findings):
-            positions = orjson.dumps(examined.positions)
-            replace_file(self._plan.resumes_file, positions)
+            _offsets(self._plan.resumes_file).keep(examined.positions)
             drop_checkpoint(self._plan.checkpoint)
-        self._ids.note(ids)
-        self._counts.note(retained.ends, retained.remade)
+        self._note_topics(retained)
         return tuple(examined.findings)
 
     def _begin(self, *, is_lost: bool) -> tuple[Finding, ...]:
         """Start without a checkpoint: for the first time, or because it is gone."""
-        progress, stored = self._progress(), _read(self._plan.begins_file)
+        begins = _offsets(self._plan.begins_file)
+        progress, stored = self._progress(), begins.read()
         # Dropped by a recovery, it is no loss, and what was asked for then need not
         # be asked for again.
         resumes = self._plan.resumes_file.exists()
         stands = stored if resumes else progress.applied or stored
-        retained, ids = self._retained(stands)
+        retained = self._retained(stands)
         examined = self._examine(stands, retained)
         if is_lost and progress.batches > 0 and not resumes:
             examined.found(Outcome.CHECKPOINT_LOST)
@@ -119,10 +124,9 @@ class Recovery:
             if topic in retained.first
         }
         if usable != stored:
-            replace_file(self._plan.begins_file, orjson.dumps(usable))
+            begins.keep(usable)
         drop_checkpoint(self._plan.checkpoint)
-        self._ids.note(ids)
-        self._counts.note(retained.ends, retained.remade)
+        self._note_topics(retained)
         return tuple(examined.findings)
 
     def look(self) -> None:
@@ -134,14 +138,22 @@ class Recovery:
             PartitionsAddedError: Keys have moved to partitions that one did not have.
             UnavailableError: The broker does not answer.
         """
-        remade = self._ids.look(self._topics)
+        if not self._next.passed():
+            return
+        self._next = Deadline(self._clock, LOOK_EVERY_S)
+        names = self._topics()
+        ids = self._cluster.topic_ids(names)
+        remade = self._ids.others(ids)
         if remade:
             message = f"{min(remade)} was deleted and made anew while it was read"
             raise TopicRemadeError(message)
-        grown = self._counts.look(self._topics)
+        self._ids.add(ids)
+        ends = self._cluster.end_offsets(names)
+        grown = self._counts.grown(ends)
         if grown:
             message = f"{grown[0]} got more partitions while it was read"
             raise PartitionsAddedError(message)
+        self._counts.note(ends)
 
     def _topics(self) -> list[str]:
         return self._routes.matching(self._cluster.names())
@@ -157,13 +169,18 @@ class Recovery:
         name = self._plan.sink.name
         return read_progress(progress_path(self._plan.state_folder, name), name)
 
-    def _retained(self, stands: Offsets) -> tuple[Retained, dict[str, str]]:
-        """Return what the topics have, and their ids of before that was looked up."""
+    def _retained(self, stands: Offsets) -> Retained:
+        """Return what the topics have; their ids are those of before it was told."""
         names = {*stands, *self._topics()}
-        ids = self._ids.now(names)
+        ids = self._cluster.topic_ids(names)
         first = self._cluster.first_offsets(names)
         ends = self._cluster.end_offsets(names)
-        return Retained(first, ends, self._ids.others(ids)), ids
+        return Retained(first, ends, ids, self._ids.others(ids))
+
+    def _note_topics(self, retained: Retained) -> None:
+        """Know the topics as they are from now on: what they lack was asked for."""
+        self._ids.note(retained.ids)
+        self._counts.note(retained.ends, retained.remade)
 
     def _is_read(self, topic: str) -> bool:
         return bool(self._routes.reading(topic))
@@ -216,9 +233,6 @@ def keep(folder: Path, clock: Clock, told: Iterable[Mapping[str, str]]) -> None:
     replace_file(path, before + b"".join(lines))
 
 
-def _read(path: Path) -> Offsets:
-    try:
-        offsets: Offsets = orjson.loads(path.read_bytes())
-    except (FileNotFoundError, orjson.JSONDecodeError):
-        return {}
-    return offsets
+def _offsets(path: Path) -> KeptFile[Mapping[str, int]]:
+    """Return the file that says where a query begins, per topic and partition."""
+    return KeptFile(path)

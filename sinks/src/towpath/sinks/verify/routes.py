@@ -2,17 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from towpath.schemas.failure import UsageError
 from towpath.settings import Route, RouteKind, Settings, Sink
 from towpath.sinks.errors import ShapeUnknownError
 from towpath.sinks.ports import RelationSource
-from towpath.sinks.repairs import table_behind
-from towpath.sinks.verify.errors import IncomparableError, UnroutedTableError
+from towpath.sinks.repairs import table_behind, view_behind
+from towpath.sinks.verify.errors import (
+    IncomparableError,
+    UnfitViewError,
+    UnroutedTableError,
+)
 from towpath.sinks.verify.outbox import outbox_table
 from towpath.sinks.verify.published import as_written, comparable, published
 from towpath.sinks.verify.source import Source
 from towpath.sinks.verify.table import TEXT_IN_BYTES, Limit, SourceColumn, SourceTable
+
+# What an event is made of that a view gives.
+_OF_VIEW: Final = ("aggregate_id", "type", "payload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,7 @@ class Tables:
         Raises:
             UnroutedTableError: No listed table, or no declared view, has its topic.
             IncomparableError: Its rows cannot be told apart.
+            UnfitViewError: Its view lacks a column.
             UnavailableError: The source or the broker does not answer.
         """
         match route.kind:
@@ -69,26 +78,29 @@ class Tables:
 
     def _view(self, route: Route) -> SourceTable:
         """Describe the aggregates whose state the route's topic carries."""
-        outbox = self.settings.relay.outbox
-        for view in outbox.view:
-            # Further views of a type give events that are no whole state.
-            if view.name or outbox.topic_of(view.aggregate_type) != route.topic:
-                continue
-            table = self.source.table(*view.view.split(".", 1))
-            types = {column.name: column.type for column in table.columns}
-            # A view has no parts of its own: its rows are those that it gives.
-            return SourceTable(
-                *(table.schema, table.name, _document(types), ("aggregate_id",)),
-                is_partitioned=True,
-                is_view=True,
-                only=_of_state(route),
-                key_type=types["aggregate_id"],
+        view = view_behind(self.settings, route.topic)
+        if view is None:
+            message = (
+                f"the route {route.name} reads {route.topic}, which no view of "
+                "relay.outbox.view gives"
             )
-        message = (
-            f"the route {route.name} reads {route.topic}, which no view of "
-            "relay.outbox.view gives"
+            raise UnroutedTableError(message)
+        table = self.source.table(*view.view.split(".", 1))
+        types = {column.name: column.type for column in table.columns}
+        if lacking := [name for name in _OF_VIEW if name not in types]:
+            message = (
+                f"the view {view.view} has no column {', '.join(lacking)}: it must "
+                f"have {', '.join(_OF_VIEW)}"
+            )
+            raise UnfitViewError(message)
+        # A view has no parts of its own: its rows are those that it gives.
+        return SourceTable(
+            *(table.schema, table.name, _document(types), ("aggregate_id",)),
+            is_partitioned=True,
+            is_view=True,
+            only=_of_state(route),
+            key_type=types["aggregate_id"],
         )
-        raise UnroutedTableError(message)
 
 
 def chosen_routes(settings: Settings, sink: Sink, names: Sequence[str]) -> list[Route]:

@@ -19,10 +19,11 @@ from towpath.sinks.declare import records_between
 from towpath.sinks.fetching import KafkaBatches
 from towpath.sinks.jobs import recovery
 from towpath.sinks.jobs.checkpoint import drop_checkpoint
+from towpath.sinks.jobs.parts import Parts
 from towpath.sinks.jobs.query import QueryPlan
 from towpath.sinks.jobs.recovery import RECOVERIES_FILE
 from towpath.sinks.jobs.report import Report
-from towpath.sinks.jobs.supervisor import Parts, Supervisor
+from towpath.sinks.jobs.supervisor import Supervisor
 from towpath.sinks.kafka import Topics
 from towpath.sinks.memory import MemorySink
 from towpath.sinks.progress import progress_path, read_progress, replace_file

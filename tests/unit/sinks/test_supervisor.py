@@ -22,9 +22,10 @@ from towpath.sinks.errors import (
 from towpath.sinks.jobs import supervisor as module
 from towpath.sinks.jobs.batch import BatchResult
 from towpath.sinks.jobs.finishing import FINISH_WITHIN_S, let_finish
+from towpath.sinks.jobs.parts import Parts
 from towpath.sinks.jobs.query import QueryPlan
 from towpath.sinks.jobs.report import Report
-from towpath.sinks.jobs.supervisor import Parts, Supervisor, _StoppedError
+from towpath.sinks.jobs.supervisor import Supervisor, _StoppedError
 from towpath.sinks.memory import MemorySink
 from towpath.sinks.progress import State, progress_path, read_progress
 

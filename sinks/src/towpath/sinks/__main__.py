@@ -35,8 +35,8 @@ from towpath.sinks.fetching import KafkaBatches
 from towpath.sinks.heads import Heads
 from towpath.sinks.jobs.driver import Choice, Driver
 from towpath.sinks.jobs.monitor import Monitor
+from towpath.sinks.jobs.parts import Parts
 from towpath.sinks.jobs.session import Engine, SparkSql, start_session
-from towpath.sinks.jobs.supervisor import Parts
 from towpath.sinks.kafka import KafkaRelations, Topics
 from towpath.sinks.kinds import (
     SinkParts,

@@ -27,9 +27,9 @@ from confluent_kafka import (
 )
 
 from towpath.schemas.failure import TowpathError
+from towpath.sinks.batches import RECORDS
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
 from towpath.sinks.kafka import REQUEST_TIMEOUT_S, connection, unavailable
-from towpath.sinks.ports import RECORDS
 from towpath.sinks.progress import Place, Span
 
 # Some 30 ms of work for whoever writes them; more has the target wait for the first.
@@ -68,7 +68,7 @@ _GONE: Final = frozenset(
 
 class KafkaBatches:
     """
-    Reads the batches of one query (see ``ports.Batches``).
+    Reads the batches of one query (see ``batches.Batches``).
 
     Belongs to the query: its calls do not overlap.
     """

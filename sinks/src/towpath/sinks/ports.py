@@ -9,7 +9,7 @@ position order: it refuses what is older than what it has, and remembers deletes
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -23,7 +23,6 @@ from towpath.sinks.change import (
     Value,
 )
 from towpath.sinks.columns import Columns
-from towpath.sinks.progress import Span
 from towpath.sinks.relations import RelationShape
 
 
@@ -109,45 +108,6 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Let go of connections. Never flushes, never raises."""
-
-
-# The columns of a batch's records, as Kafka has them.
-RECORDS: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        (
-            "headers",
-            pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
-        ),
-    ]
-)
-
-
-class Batches(Protocol):
-    """
-    Reads the records of one query's batches; which they are, the engine says.
-
-    Call order: ``portions`` for each batch, then ``close``.
-    """
-
-    def portions(self, span: Span) -> Iterator[pa.Table]:
-        """
-        Read a batch, portion by portion; one that has no record gives none.
-
-        Returns:
-            Tables of ``RECORDS``, each partition in its order.
-
-        Raises:
-            UnavailableError: The broker does not answer; begin the batch again.
-            RecordsGoneError: It does not have all of the batch any more.
-        """
-
-    def close(self) -> None:
-        """Let go of connections."""
 
 
 @runtime_checkable

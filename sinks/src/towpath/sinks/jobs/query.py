@@ -16,9 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from towpath.settings import Sink
+from towpath.sinks.batches import RECORDS
 from towpath.sinks.declare import STARTING_OFFSETS_FILE
 from towpath.sinks.jobs.checkpoint import starting_offsets
-from towpath.sinks.ports import RECORDS, Cluster
+from towpath.sinks.ports import Cluster
 from towpath.sinks.progress import sink_folder
 from towpath.sinks.routes import Routes
 

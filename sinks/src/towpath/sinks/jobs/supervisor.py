@@ -17,9 +17,7 @@ the dead letters.
 """
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
@@ -28,15 +26,14 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from towpath.schemas.backoff import Backoff
-from towpath.schemas.clock import Clock
 from towpath.schemas.failure import (
     BusyError,
     Disposition,
     TowpathError,
     UnavailableError,
 )
-from towpath.settings import Sink as SinkSettings
 from towpath.settings import WriteFrom
+from towpath.sinks.batches import Batches
 from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.dead_letters.box import LetterBox
 from towpath.sinks.dead_letters.parked import ParkedKeys
@@ -47,18 +44,18 @@ from towpath.sinks.jobs.columnar import FromColumns
 from towpath.sinks.jobs.delivery import InARow
 from towpath.sinks.jobs.finishing import let_finish
 from towpath.sinks.jobs.idle import Idle
-from towpath.sinks.jobs.monitor import Monitor
 from towpath.sinks.jobs.owed import Owed
+from towpath.sinks.jobs.parts import Parts
 from towpath.sinks.jobs.portions import InPortions
 from towpath.sinks.jobs.query import QueryPlan, Rows, start_query
 from towpath.sinks.jobs.recovery import Recovery
 from towpath.sinks.jobs.replay import Orders
 from towpath.sinks.jobs.report import Report
 from towpath.sinks.jobs.rerouting import Rerouting
-from towpath.sinks.jobs.safe import Heads, SafePosition
+from towpath.sinks.jobs.safe import SafePosition
 from towpath.sinks.jobs.spread import FromDriver, FromExecutors
 from towpath.sinks.jobs.sweeps import Sweeps
-from towpath.sinks.ports import Batches, Cluster, Columnar, Pipelined, Repairs, Sink
+from towpath.sinks.ports import Columnar, Pipelined, Repairs, Sink
 from towpath.sinks.routes import Routes
 
 # How soon a stop is noticed, and the first topic of a sink that has none yet.
@@ -70,54 +67,6 @@ _UNKNOWN_REMEDY: Final = "Read the driver's log."
 # its first batch: the next listing of ours has it.
 _TOPIC_CAME_UP: Final = "specify all TopicPartitions"
 MAX_STARTS_AT_ONCE: Final = 10
-
-
-class NoRepairs:
-    """Nobody can be asked for rows; what would need it is set aside."""
-
-    def ask_keys(self, _route: str, _keys: object) -> bool:
-        """Tell that they cannot be asked for."""
-        return False
-
-    def ask_all(self, _route: str, _why: str) -> bool:
-        """Tell that they cannot be asked for."""
-        return False
-
-
-def _accept(_: SinkSettings) -> None:
-    """Take every block for fit."""
-
-
-def _no_repairs(_: SinkSettings) -> Repairs:
-    return NoRepairs()
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """
-    What a supervisor works with, made by the root.
-
-    Attributes:
-        make_batches: Makes what reads the batches of a sink, by its name.
-        make_dead_letters: Makes the dead letters of a sink, by its name.
-        make_repairs: Makes what has rows of a sink read anew.
-        heads: What topics begin with; without it no tombstone is ever forgotten.
-        monitor: Shows how the sinks are; without it only their files tell.
-        check: Sees that a changed block fits its tables and its target.
-        on_executor: Gives what makes a sink on an executor; it is sent there. Without
-            it all is written from the driver.
-    """
-
-    make_sink: Callable[[SinkSettings], Sink]
-    make_batches: Callable[[str], Batches]
-    make_dead_letters: Callable[[str], LetterBox]
-    cluster: Cluster
-    clock: Clock
-    make_repairs: Callable[[SinkSettings], Repairs] = _no_repairs
-    heads: Heads | None = None
-    monitor: Monitor | None = None
-    check: Callable[[SinkSettings], None] = _accept
-    on_executor: Callable[[SinkSettings], Callable[[], Sink]] | None = None
 
 
 _Writing: TypeAlias = FromColumns | FromDriver | FromExecutors | InPortions

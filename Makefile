@@ -6,6 +6,9 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c $(IS_FIT) 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 MEMBERS := schemas settings outbox relay sinks services loadtests deploy
+# Processes that run tests side by side, each with a stack of its own; 0: all in one.
+WORKERS ?= 2
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help setup demo test check soak lock clean python setup-run setup-dev static
 .DEFAULT_GOAL := help
@@ -19,7 +22,7 @@ demo: setup-run ## Start everything, drive the shop, fill a new sink, prove it a
 	@$(BIN)/towpath demo $(ARGS)
 
 test: setup-dev static ## Run everything that CI runs: all tests but the soak.
-	$(BIN)/pytest -m "not soak" $(ARGS)
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not soak" $(ARGS)
 
 check: setup-dev static ## Format, lint, types, imports, unit and property tests: fast.
 	$(BIN)/pytest $(ARGS)

@@ -1,12 +1,13 @@
 """
-What all tests share: one local stack per run, one database per test.
+What all tests share: one local stack per worker, one database per test.
 
-The stack lives in a folder below the system's temporary folder; its parts start when a
-test first asks for their address. The run removes it, and if the run was killed, the
-next run does.
+A run is one process, or several workers side by side. The stack lives in a folder below
+the system's temporary folder; its parts start when a test first asks for their address.
+The worker removes it, and if the worker was killed, the next one does.
 """
 
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -20,8 +21,10 @@ from pathlib import Path
 import psutil
 import pytest
 import structlog
+import xdist
 from hypothesis import settings
 
+from support import workers
 from towpath.deploy import java
 from towpath.deploy.jars import store
 from towpath.deploy.local import databases
@@ -42,9 +45,10 @@ _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")  # noqa: TID251 - a root
 settings.load_profile(_PROFILE)
 
 
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session, config, items):
     """
-    Mark tests by where they are and what they use.
+    Mark tests by where they are and what they use; a worker orders them, too.
 
     A property has hundreds of examples: the seconds of a unit test are not enough for
     it on a busy machine. PySpark leaves the closing of its sockets to Python, which
@@ -58,6 +62,15 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.timeout(60))
         if item.get_closest_marker("spark"):
             item.add_marker(unclosed)
+    if xdist.is_xdist_worker(session):
+        workers.share_out(items, float(config.getini("timeout")))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report):
+    """Tell of a worker's test by the id that it has without workers."""
+    if hasattr(report, "node"):
+        report.nodeid = workers.plain_id(report.nodeid)
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +98,7 @@ def _own_logs(monkeypatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[LazyStack]:
-    """Lend the run's stack: ``.dsn(database)``, ``.kafka``, ``.redis_url``, ...."""
+    """Lend the worker's stack: ``.dsn(database)``, ``.kafka``, ``.redis_url``, ...."""
     _collect_abandoned()
     folder = Path(tempfile.mkdtemp(prefix=_FOLDERS))
     (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
@@ -115,7 +128,7 @@ def database(stack: LazyStack, unique: str) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def lake(stack: LazyStack, tmp_path_factory) -> Iterator[tuple[Sink, SqlSession]]:
     """
-    Lend the run's one Spark, and the warehouse that it writes.
+    Lend the worker's one Spark, and the warehouse that it writes.
 
     The sink that describes the warehouse has one route; a test puts its own.
     """
@@ -147,10 +160,34 @@ def lake(stack: LazyStack, tmp_path_factory) -> Iterator[tuple[Sink, SqlSession]
 
 
 def _collect_abandoned() -> None:
-    """Remove the stacks of runs that were killed."""
+    """Remove the stacks of workers that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError), _claimed(folder):
             owner = int((folder / "owner").read_text(encoding="utf-8"))
-            if not psutil.pid_exists(owner):
+            if not _lives(owner):
                 Stack(folder).purge()
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+    """Tell whether a process lives; a killed worker's pid stays until the run ends."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """
+    Hold a folder for the block, so that no other worker removes it meanwhile.
+
+    Raises:
+        OSError: Another one has it, or has removed it.
+    """
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(held)

@@ -1,6 +1,5 @@
 """Cache servers of a test's own: to be killed, emptied and cut short."""
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ import redis
 
 from support.waiting import until
 from towpath.deploy.errors import NotReadyError
+from towpath.deploy.local import ports
 from towpath.deploy.local import redis as local
 from towpath.deploy.local.ports import LOOPBACK
 
@@ -21,11 +21,11 @@ class Valkey:
         self.folder = folder
         self.options = options
         folder.mkdir()
-        with socket.socket() as free, socket.socket() as other:
-            free.bind((LOOPBACK, 0))
-            other.bind((LOOPBACK, 0))
-            self.port: int = free.getsockname()[1]
-            self.bus_port: int = other.getsockname()[1]
+        # Kept over kill and start: none that an outgoing connection could take.
+        self.port = ports.any_free()
+        self.bus_port = ports.free_within(
+            *ports.SERVERS, self.port + 1 - ports.SERVERS[0]
+        )
         self.url = f"redis://{LOOPBACK}:{self.port}/0"
         self.client = redis.Redis.from_url(self.url, decode_responses=True)
         self._process: subprocess.Popen[bytes] | None = None

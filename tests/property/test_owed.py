@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.deaths import Death, repeat
+from support.letters import Asked, InMind
 from support.parked_shop import FILL, Shop, change
 from towpath.schemas import headers
+from towpath.sinks.jobs.owed import ROUTE_AGAIN_AFTER_S
 
 KEYS = (7,)
 LARGE = ("note", "bio")
@@ -17,9 +19,21 @@ KEPT = st.sampled_from([LARGE, (), ("note",), ("bio",), LARGE])
 SIZES = st.sampled_from([(3, 3), (1, 0), (2, 0), (0, 1), (0, 2), (1, 1)])
 
 
+class Patient:
+    """Shows what it was set to."""
+
+    now_s = 0.0
+
+    def monotonic_s(self):
+        """Tell the time."""
+        return self.now_s
+
+
 class World:
     """
     A source, its relay, and a cache that lost what it was told last.
+
+    Rows can be asked for by key, or all of them at once only.
 
     Attributes:
         rows: The source's, by key.
@@ -27,14 +41,18 @@ class World:
         at: How far the sink has read each.
     """
 
-    def __init__(self, draw):
+    def __init__(self, draw, *, by_key):
         self._draw = draw
         self.rows = dict.fromkeys(KEYS)
         self.logs = ([], [])
         self.at = [0, 0]
-        self.shop = Shop(can_ask=True)
+        self.clock = Patient()
+        self.shop = Shop(owed=InMind(clock=self.clock))
+        self.shop.repairs = Asked(by_key=by_key, reading=self.shop.owed.reading)
+        self.shop.begin()
         self._committed = 0
         self._answered = 0
+        self._filled = 0
         self._is_filling = False
         self._lose()
 
@@ -66,7 +84,7 @@ class World:
                 self._append(1, _at(record, position))
         return position
 
-    def fill(self):
+    def fill(self, snapshot="lost"):
         """Read all rows while the source goes on; then sweep."""
         self._is_filling = True
         floor = self.read()
@@ -74,7 +92,8 @@ class World:
             self.commit()
         self._is_filling = False
         sweep = change(0, "t", topic=FILL)
-        self._append(1, sweep._replace(headers={headers.SWEEP: floor}))
+        told = {headers.SWEEP: floor, headers.SNAPSHOT: snapshot.encode()}
+        self._append(1, sweep._replace(headers=told))
 
     def answer(self):
         """Read what the sink has asked for."""
@@ -82,6 +101,18 @@ class World:
         self._answered += len(asked)
         for _, (key,) in asked:
             self.read([key])
+        for number in range(self._filled, len(self.shop.repairs.routes)):
+            self._filled += 1
+            self.fill(f"repair-{number + 1}")
+
+    def attend(self):
+        """Let a long time pass without a batch."""
+        self.clock.now_s += ROUTE_AGAIN_AFTER_S
+
+        def step():
+            self.shop.writer.attend()
+
+        repeat(self.shop, step)
 
     def deliver(self, *sizes):
         """Hand a batch to the sink; it may die, and gets the same again."""
@@ -91,14 +122,20 @@ class World:
             batch += self.logs[number][begin : begin + size]
             self.at[number] = min(begin + size, len(self.logs[number]))
         repeat(self.shop, lambda: self.shop.write(*batch))
-        if any(headers.SWEEP in record.headers for record in batch):
-            self.shop.owed.routes.clear()
+        for record in batch:
+            snapshot = record.headers.get(headers.SNAPSHOT, b"").decode()
+            if snapshot == "lost":
+                self.shop.owed.routes.clear()
+            elif snapshot == self.shop.owed.reading.get("orders"):
+                self.shop.owed.reading.clear()
 
     def finish(self):
         """Let all come to rest."""
+        self.attend()
         self.answer()
         while self.at != [len(log) for log in self.logs]:
             self.deliver(*self._draw(SIZES))
+            self.attend()
             self.answer()
 
     def _append(self, log, record):
@@ -122,17 +159,24 @@ def _at(record, position):
     return record._replace(headers={**record.headers, "position": position})
 
 
-@given(st.data(), st.lists(st.integers(1, 12), max_size=4), st.booleans())
-def test_a_target_that_lost_rows_ends_equal_to_its_source(data, deaths, is_after):
+@given(
+    st.data(),
+    st.lists(st.integers(1, 12), max_size=4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_target_that_lost_rows_ends_equal_to_its_source(
+    data, deaths, is_after, by_key
+):
     """
     Rows that are read come before or after the changes that they stand below.
 
     Partial changes are laid upon stale rows meanwhile, and upon rows that are absent.
     """
-    world = World(data.draw)
+    world = World(data.draw, by_key=by_key)
     if deaths:
         Death(*deaths, is_after=is_after).threaten(world.shop)
-    steps = ["commit", "deliver", "answer"]
+    steps = ["commit", "deliver", "answer", "attend"]
     is_filled = False
     for _ in range(data.draw(st.integers(0, 14))):
         step = data.draw(st.sampled_from(steps + ["fill"] * (not is_filled)))

@@ -39,7 +39,7 @@ class Death:
         for owner, names in (
             (shop.sink, ("apply", "flush")),
             (shop.letters, ("put", "end", "answer")),
-            (shop.repairs, ("ask_keys",)),
+            (shop.repairs, ("ask_keys", "ask_all")),
         ):
             for name in names:
                 setattr(owner, name, self.around(getattr(owner, name)))

@@ -272,6 +272,33 @@ def test_a_view_may_give_its_documents_as_bytes(place, verify, database):
     assert (3, None) == (route["source_rows"], route["error"])
 
 
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        (
+            "id, type, payload",
+            "has no column aggregate_id: it must have aggregate_id, ",
+        ),
+        ("aggregate_id", "has no column type, payload: it must have aggregate_id, "),
+        (
+            "aggregate_id, type, case aggregate_id when 10 then 'paid' end as payload",
+            "gives the aggregate 10 a payload that cannot be read as JSON",
+        ),
+    ],
+)
+def test_a_view_that_gives_no_documents_is_told(verify, database, columns, reason):
+    """With the cure, as an error of the one route: exit 3, and no difference."""
+    with psycopg.connect(database) as connection:
+        connection.execute(f"""
+            alter view shop.order_documents rename to documents;
+            create view shop.order_documents as select {columns}
+              from (select *, aggregate_id as id from shop.documents) documents
+        """)  # noqa: S608 - the test's own
+    code, route, found = verify()
+
+    assert (3, [], True) == (code, found, reason in route["error"])
+
+
 def test_a_topic_without_a_view_cannot_be_verified(make, capsys):
     """The route's topic is named, and where its view belongs."""
     place = make(topic="invoice")

@@ -44,6 +44,8 @@ SINK = {
     "position": "0000000000000100.0000000001",
     "dead_letters": 0,
     "parked": 0,
+    "owed": 0,
+    "refused": None,
     "unfilled": (),
     "last_batch_ms": 42,
     "last_stages_ms": {"decode": 2, "apply": 30, "flush": 10},
@@ -87,6 +89,8 @@ def test_each_thing_that_is_wrong_has_its_sentence():
         wrong(sink={"lag_s": 20.5}),
         wrong(sink={"parked": 3}),
         wrong(sink={"unfilled": ("lines", "orders")}),
+        wrong(sink={"refused": "no column x."}),
+        wrong(sink={"refused": "no column x.", "is_alive": False}),
     ]
 
     assert [
@@ -100,6 +104,8 @@ def test_each_thing_that_is_wrong_has_its_sentence():
         ["cache: 20 s behind, more than twice its budget of 10 s"],
         ["cache: 3 keys are parked"],
         ["cache: it lost rows of lines, orders, which are being read anew"],
+        ["cache: its changed block is refused, it goes on as it was: no column x."],
+        ["cache: its driver serving does not run"],
     ] == found
 
 
@@ -125,7 +131,8 @@ def test_everything_stands_on_one_screen():
     Parts, relay, snapshots and sinks with their lag, and what is wrong below.
     """
     row = {"snapshot": "s1", "table": "shop.orders", "target": "cache"}
-    told = document(sink={"lag_s": 25.0, "error": "[b]no markup[/b]"}) | {
+    changed = {"lag_s": 25.0, "error": "[b]no markup[/b]", "owed": 4321}
+    told = document(sink=changed) | {
         "snapshots": [row | {"state": "running", "rows": 70, "percent": 7.0}],
         "wrong": ["cache: [b]no markup[/b]"],
     }
@@ -135,7 +142,12 @@ def test_everything_stands_on_one_screen():
     words = (
         *("kafka", "streaming, 56 bytes behind", "s1  shop.orders for cache: running"),
         *("applied 0000000000000100.0000000001, 7 tombstones",),
-        *("25.0", "42 ms (decode 2, apply 30, flush 10)", "! cache: [b]no markup[/b]"),
+        *(
+            "4,321",
+            "25.0",
+            "42 ms (decode 2, apply 30, flush 10)",
+            "! cache: [b]no markup[/b]",
+        ),
     )
 
     assert [] == [word for word in words if word not in text]

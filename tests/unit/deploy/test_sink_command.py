@@ -11,15 +11,24 @@ from towpath.settings import Settings
 from towpath.sinks.progress import Progress, progress_path, write_progress
 
 
-def settings(view: str) -> Settings:
-    """Make settings with a search sink that reads a table and an aggregate."""
+def settings(view: str, *names: str) -> Settings:
+    """
+    Make settings with a search sink that reads a table and an aggregate.
+
+    Args:
+        view: The aggregate type that there are views of.
+        names: Their names; left out, there is one without a name.
+    """
     order = {"topic": "events.order", "name": "orders", "state_types": ["OrderPlaced"]}
     routes = [
         {"topic": "towpath.shop.customers", "name": "customers"},
         order | {"kind": "aggregate"},
     ]
     sink = {"name": "search", "kind": "search", "url": "x", "route": routes}
-    views = [{"aggregate_type": view, "view": "shop.documents"}]
+    views = [
+        {"aggregate_type": view, "view": "shop.documents", "name": name}
+        for name in names or ("",)
+    ]
     outbox = {"topic": "events.{aggregate_type}", "view": views}
     return Settings.model_validate(
         {
@@ -51,6 +60,17 @@ def test_an_aggregate_without_a_view_cannot_be_filled():
 
     with pytest.raises(UsageError, match=r"no view of relay.outbox.view gives events"):
         collections_of(chosen, chosen.sink[0])
+
+
+def test_a_further_view_alone_does_not_fill_an_aggregate():
+    """
+    It gives no state; beside one that does, one name stands for both.
+    """
+    both, alone = settings("order", "totals", ""), settings("order", "totals")
+
+    assert ["outbox.order"] == collections_of(both, both.sink[0], "orders")
+    with pytest.raises(UsageError, match=r"no view of relay.outbox.view gives events"):
+        collections_of(alone, alone.sink[0])
 
 
 def test_parked_keys_are_told_with_a_command_that_lists_them(tmp_path, capsys):

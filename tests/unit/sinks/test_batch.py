@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-import orjson
 import pyarrow as pa
 import pytest
 
+from support.kafka_rows import TOPIC, row, table
 from support.letters import Asked, Letters, desk_of
-from support.parked_shop import FILL, Shop, change
-from towpath.settings import Sink as SinkSettings
+from support.parked_shop import FILL, ROUTES, Shop, change
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.errors import (
     BatchRefusedError,
@@ -19,56 +18,6 @@ from towpath.sinks.fold import ABSENT_ROW
 from towpath.sinks.jobs.batch import BatchResult, BatchWriter, records_of
 from towpath.sinks.jobs.delivery import InARow
 from towpath.sinks.memory import MemorySink
-from towpath.sinks.routes import Routes
-
-TOPIC = "towpath.shop.orders"
-ROUTES = Routes(
-    SinkSettings.model_validate(
-        {
-            "name": "cache",
-            "kind": "cache",
-            "url": "redis://unused",
-            "route": [{"topic": TOPIC, "name": "orders"}],
-        }
-    )
-)
-SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        (
-            "headers",
-            pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
-        ),
-    ]
-)
-
-
-def row(offset, operation, *, order=7, unchanged=None, **after):
-    """Make one row of Kafka's columns."""
-    value = orjson.dumps({"op": operation, "after": {"order_id": order, **after}})
-    headers = [("position", f"{offset * 8:016x}.0000000000".encode())]
-    if unchanged:
-        headers.append(("unchanged", orjson.dumps(unchanged)))
-    return (TOPIC, 0, offset, orjson.dumps({"order_id": order}), value, headers)
-
-
-def table(*rows):
-    """Make the table that the engine hands over."""
-    columns = zip(*rows, strict=True)
-    arrays = [
-        pa.array(
-            [[{"key": k, "value": v} for k, v in one] for one in column]
-            if field.name == "headers"
-            else list(column),
-            field.type,
-        )
-        for field, column in zip(SCHEMA, columns, strict=True)
-    ]
-    return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
 def test_kafkas_columns_become_records():
@@ -90,7 +39,7 @@ def test_kafkas_columns_become_records():
 
 def test_an_empty_batch_has_no_records():
     """The engine may hand over nothing at all."""
-    assert records_of(SCHEMA.empty_table()) == []
+    assert records_of(table()) == []
 
 
 def test_a_batch_is_folded_written_and_told():

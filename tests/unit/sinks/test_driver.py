@@ -12,7 +12,7 @@ from towpath.sinks.errors import SinkUnfitError
 from towpath.sinks.held import hold
 from towpath.sinks.jobs import driver as module
 from towpath.sinks.jobs.driver import Choice, Driver
-from towpath.sinks.jobs.supervisor import Parts
+from towpath.sinks.jobs.parts import Parts
 from towpath.sinks.progress import (
     Progress,
     progress_path,

@@ -2,13 +2,15 @@
 
 import pytest
 
-from support.letters import InMind
+from support.letters import Asked, InMind, Still
 from support.parked_shop import FILL, Shop, change
+from towpath.schemas import headers
 from towpath.schemas.clock import SystemClock
 from towpath.sinks import unfilled
 from towpath.sinks.dead_letters.letter import Verb
+from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.jobs import owed
-from towpath.sinks.jobs.asking import ask_overdue
+from towpath.sinks.jobs.asking import NOT_BY_KEY, TOO_MANY, ask_overdue
 from towpath.sinks.jobs.owed import Owed
 from towpath.sinks.jobs.replay import ASKED_FOR
 
@@ -205,10 +207,24 @@ def test_what_nobody_can_be_asked_for_is_not_owed():
     """It would be waited for in vain."""
     shop = Shop()
     shop.write(change(1, "c", note="a"))
-    shop.owed.routes.add("orders")
     shop.write(paid(2, status="paid"), paid(3, order=8))
 
     assert (0, 1) == (len(shop.owed), len(shop.letters.told()))
+
+
+def test_what_an_operator_has_filled_is_owed_no_longer_than_that():
+    """Only the end tells that nobody can be asked for the rest."""
+    shop = Shop()
+    shop.write(change(1, "c", note="a"))
+    shop.owed.routes.add("orders")
+    shop.write(paid(2, status="paid"), paid(3, order=8))
+    meanwhile = len(shop.owed)
+    shop.writer.attend()
+    kept = len(shop.owed)
+    shop.owed.routes.clear()
+    shop.writer.attend()
+
+    assert (2, 2, 0) == (meanwhile, kept, len(shop.owed))
 
 
 def test_more_than_can_be_kept_count_of_is_asked_for_as_a_whole(shop, monkeypatch):
@@ -238,6 +254,20 @@ def test_a_whole_route_is_one_question_at_a_time(shop, monkeypatch):
         meanwhile,
         [route for route, _ in shop.repairs.routes],
     )
+
+
+def test_a_batch_tells_how_many_rows_are_owed(shop):
+    """Of all that were asked for, those that have not come."""
+    told = [
+        shop.write(*records).owed
+        for records in (
+            [paid(5), paid(5, order=8)],
+            [change(6, "r", topic=FILL, note="new")],
+            [change(7, "d", order=8)],
+        )
+    ]
+
+    assert [2, 1, 0] == told
 
 
 class Clock:
@@ -281,3 +311,189 @@ def test_what_is_owed_survives_a_restart(tmp_path, shop):
         *(len(again), again.record_keys(), again.lacking()),
         len(other),
     )
+
+
+WHOLE = [("orders", NOT_BY_KEY)]
+
+
+class Unlisted(Shop):
+    """A shop of orders that no signal can list; all of them can be asked for."""
+
+    def __init__(self, clock=None):
+        super().__init__(owed=InMind(clock=clock))
+        self.repairs = Asked(by_key=False, reading=self.owed.reading)
+        self.begin()
+
+    def answer(self, number, *rows):
+        """Tell rows that were read, and end the reading of the route."""
+        self.write(*rows, sweep(number))
+        self.owed.reading.clear()
+        self.owed.routes.clear()
+        self.writer.attend()
+
+
+def read(number, order=7, **row):
+    """Make a row that was read."""
+    return change(number, "r", order=order, topic=FILL, **row)
+
+
+def sweep(number):
+    """Make the end of a reading that began at a number."""
+    said = change(number, "t", topic=FILL)
+    return said._replace(headers={headers.SWEEP: f"{number * 8:016x}.-".encode()})
+
+
+def test_a_row_that_no_signal_can_list_comes_with_its_whole_route():
+    """The answer settles it: nothing is asked for twice."""
+    shop = Unlisted()
+    shop.write(paid(2, status="paid"), paid(2, order=8))
+    owed_at_first = len(shop.owed)
+    shop.write(paid(3, status="sent"))
+    shop.answer(4, read(4, note="a", status="sent"))
+
+    assert (2, WHOLE, [], 0, []) == (
+        *(owed_at_first, shop.repairs.routes, shop.repairs.keys),
+        *(len(shop.owed), shop.letters.told()),
+    )
+    assert {"note": "a", "status": "sent"} == row_of(shop)
+
+
+@pytest.mark.parametrize("key", [[7, 8], {"no": 7}])
+def test_a_key_of_arrays_or_composites_is_not_listed(key):
+    """A signal takes texts, numbers and truth values."""
+    shop = Shop(can_ask=True)
+    shop.write(paid(2, order=key), paid(2, order=[9]))
+    first = list(shop.repairs.routes)
+    shop.write(read(3, key, note="a"))
+
+    assert (WHOLE, [], 1) == (first, shop.repairs.keys, len(shop.owed))
+
+
+def test_what_is_read_for_some_rows_is_no_reason_to_doubt_others():
+    """A table that changes all the time would be read for ever."""
+    shop = Unlisted()
+    shop.write(*(change(1, "c", order=order, note="a") for order in (8, 9)))
+    shop.write(paid(2))
+    seen = []
+    for number in range(3, 9):
+        shop.write(paid(number, order=8, status=f"{number}"), paid(number, order=9))
+        seen.append(len(shop.owed))
+        shop.answer(number, read(number, note="a"))
+
+    assert ([1, 0, 0, 0, 0, 0], WHOLE) == (seen, shop.repairs.routes)
+
+
+def test_a_reading_that_has_told_all_that_was_owed_goes_on_without_doubts():
+    """Nor is it asked for again once it has ended, however late."""
+    clock = Clock()
+    shop = Unlisted(clock)
+    shop.write(paid(2), change(2, "c", order=8, note="a"))
+    shop.write(read(3, note="a"))
+    shop.write(paid(4, order=8))
+    shop.owed.reading.clear()
+    clock.now_s = 10_000
+    shop.writer.attend()
+
+    assert (0, WHOLE) == (len(shop.owed), shop.repairs.routes)
+
+
+def test_a_row_that_changes_behind_its_answer_is_asked_for_after_a_while():
+    """Not at once: with each question the whole table is read."""
+    clock = Clock()
+    shop = Unlisted(clock)
+    shop.write(paid(2))
+    asked = []
+    for number, now_s in ((3, 1), (5, 599), (7, 600), (9, 601)):
+        clock.now_s = now_s
+        shop.write(paid(number + 1, status=f"{number}"))
+        shop.answer(number, read(number, note="a"))
+        asked.append(len(shop.repairs.routes))
+    shop.answer(99, read(99, note="a"))
+
+    assert ([1, 1, 2, 2], 0) == (asked, len(shop.owed))
+
+
+def test_a_route_that_is_being_read_anyway_is_asked_for_afterwards():
+    """What is owed still, and by that question only, also beyond a death."""
+    shop = Unlisted()
+    shop.write(*(change(1, "c", order=order, note="a") for order in (7, 8)))
+    shop.owed.routes.add("orders")
+    shop.write(paid(3), paid(3, order=8))
+    shop.begin()
+    meanwhile = list(shop.repairs.routes)
+    shop.answer(2, read(2, note="b"), read(4, 8, note="b"))
+    then = list(shop.repairs.routes), len(shop.owed), shop.owed.lacking()
+    shop.answer(5, read(5, note="b"))
+    shop.writer.attend()
+
+    assert ([], (WHOLE, 1, frozenset()), 0, WHOLE) == (
+        *(meanwhile, then),
+        *(len(shop.owed), shop.repairs.routes),
+    )
+
+
+def test_a_loss_while_a_route_is_read_is_a_loss():
+    """Whatever is there may be stale then."""
+    shop = Unlisted()
+    shop.write(paid(2), change(2, "c", order=8, note="a"))
+    before = shop.owed.lacking()
+    shop.owed.routes.add("orders")
+    shop.write(paid(3, order=8))
+
+    assert (frozenset(), {"orders"}, 2) == (
+        *(before, shop.owed.lacking()),
+        len(shop.owed),
+    )
+
+
+def test_a_question_that_did_not_get_through_is_repeated():
+    """It is noted before it is sent, so the note alone means nothing."""
+    shop = Unlisted()
+    ask_all = shop.repairs.ask_all
+
+    def fail(route, why):
+        ask_all(route, why)
+        message = "no answer in time"
+        raise BrokerUnavailableError(message)
+
+    shop.repairs.ask_all = fail
+    with pytest.raises(BrokerUnavailableError):
+        shop.write(paid(2))
+    shop.repairs.ask_all = ask_all
+    shop.begin()
+    shop.write(paid(2))
+    shop.write(paid(3))
+
+    assert (WHOLE * 2, 1) == (shop.repairs.routes, len(shop.owed))
+
+
+def test_too_many_rows_that_no_signal_can_list_are_lacking(monkeypatch):
+    """None of them is kept count of, so all of the route is in doubt until then."""
+    monkeypatch.setattr(owed, "MAX_OWED", 2)
+    shop = Unlisted()
+    shop.write(*(paid(2, order=order) for order in range(11, 14)))
+
+    assert ([("orders", TOO_MANY)], 0, {"orders"}) == (
+        shop.repairs.routes,
+        len(shop.owed),
+        shop.owed.lacking(),
+    )
+
+
+def test_how_a_route_was_asked_for_survives_a_restart(tmp_path):
+    """Until nothing of it is owed; then its rows are asked for by key, if they can."""
+    shop = Shop(owed=Owed(tmp_path, "cache", ["orders"], Still()))
+    shop.repairs = Asked(by_key=False)
+    shop.begin()
+    shop.repairs.ask_all = lambda route, _why: (
+        unfilled.begin(tmp_path, "cache", route, "repair-2") is None
+    )
+    shop.write(paid(2))
+    again = Owed(tmp_path, "cache", ["orders"], Still())
+    told = len(again), again.comes_whole("orders"), again.lacking()
+    unfilled.end(tmp_path, "cache", "orders", "repair-2")
+    shop.write(change(3, note="a"))
+    last = Owed(tmp_path, "cache", ["orders"], Still())
+
+    assert (1, True, frozenset()) == told
+    assert (0, False) == (len(last), last.comes_whole("orders"))

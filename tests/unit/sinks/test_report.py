@@ -3,6 +3,7 @@
 import shutil
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -37,6 +38,7 @@ RESULT = BatchResult(
     asked=4,
     nulled=6,
     parked=3,
+    owed=8,
     tombstones=2,
     position=POSITION,
     decode_ms=1,
@@ -208,6 +210,7 @@ def test_the_page_tells_what_the_sinks_did(monitor, tmp_path):
         "budget_seconds": 10,
         "applied_lsn_bytes": 256,
         "parked_keys": 3,
+        "owed_rows": 8,
         "rows_total": 5,
         "records_total": 9,
         "stale_total": 2,
@@ -222,8 +225,14 @@ def test_the_page_tells_what_the_sinks_did(monitor, tmp_path):
         name: told[f"towpath_sink_{name}{label}"]
         for name in (
             *("lag_records", "lag_seconds", "lag_alarm", "budget_seconds"),
-            *("applied_lsn_bytes", "parked_keys", "rows_total", "records_total"),
-            *("stale_total", "tombstones_total", "dead_letters_total"),
+            *("applied_lsn_bytes", "parked_keys", "owed_rows"),
+            *(
+                "rows_total",
+                "records_total",
+                "stale_total",
+                "tombstones_total",
+                "dead_letters_total",
+            ),
             *("skipped_total", "asked_total", "nulled_total", "retries_total"),
             "batches_total",
         )
@@ -234,6 +243,19 @@ def test_the_page_tells_what_the_sinks_did(monitor, tmp_path):
         told['towpath_sink_batch_seconds_sum{sink="cache",stage="flush"}'],
         told['towpath_sink_batch_seconds_sum{sink="cache",stage="batch"}'],
     )
+
+
+def test_what_is_owed_stays_until_a_batch_says_otherwise(tmp_path):
+    """
+    A batch that is written in pieces holds nothing that settles it, and says nothing.
+    """
+    report = Report(tmp_path, "cache", Clock())
+    owed = []
+    for said in (8, None, 0, None):
+        report.done(replace(RESULT, owed=said), {}, 1)
+        owed.append(read_progress(progress_path(tmp_path, "cache"), "cache").owed)
+
+    assert [8, 8, 0, 0] == owed
 
 
 def test_every_metric_of_sinks_is_shown_and_documented(monitor, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.verify.compare import Difference, Kind, differences, suspects
 from towpath.sinks.verify.documents import canonical_document, parsed
+from towpath.sinks.verify.errors import UnfitViewError
 from towpath.sinks.verify.forms import DocumentForm
 from towpath.sinks.verify.shelf import Shelf
 
@@ -27,7 +28,7 @@ def told(form, rows, *sink):
 
 def compared(source, sink):
     """Compare one document of the source with what the sink holds of it."""
-    form = DocumentForm()
+    form = DocumentForm("shop.documents")
     rows = [form.source_rows([["7", source]])]
     return told(form, rows, StoredRow("7", parsed(sink), POSITION, is_deleted=False))
 
@@ -91,11 +92,23 @@ def test_several_differences_of_a_document_are_each_told():
 
 def test_other_differences_are_told_as_they_are():
     """A missing document, or one too many, has no values; without a payload is none."""
-    form = DocumentForm()
+    form = DocumentForm("shop.documents")
     rows = [form.source_rows([["7", '{"a": 1}'], ["9", None]])]
     found = told(form, rows, StoredRow("8", {"a": 1}, POSITION, is_deleted=False))
 
     assert [Difference(Kind.MISSING, "7"), Difference(Kind.EXTRA, "8")] == found
+
+
+@pytest.mark.parametrize(
+    "payload",
+    ["", "paid", "{'a': 1}", "[" * 100_000, "9" * 5_000, "1e99999999999999999999"],
+)
+def test_a_payload_that_is_no_json_is_told_with_its_aggregate(payload):
+    """And with the view that gives it; what the sink holds is not called wrong."""
+    form = DocumentForm("shop.documents")
+    reason = "shop.documents gives the aggregate 7 a payload .* cast payload to jsonb"
+    with pytest.raises(UnfitViewError, match=reason):
+        form.source_rows([["6", "{}"], ["7", payload]])
 
 
 def test_a_number_has_one_text():

@@ -8,7 +8,9 @@ import pytest
 
 from towpath.settings import Settings
 from towpath.sinks import unfilled
+from towpath.sinks.dead_letters.letter import ParkedKey
 from towpath.sinks.declare import READY_FILE, STARTING_OFFSETS_FILE
+from towpath.sinks.jobs.owed_file import Kept, Owing, file_of, written
 from towpath.sinks.progress import (
     Progress,
     progress_path,
@@ -160,6 +162,70 @@ def test_rows_that_were_lost_are_waited_for(place):
 
     assert "lost rows of orders, which are being read anew" in missing
     assert applied.waited_s == pytest.approx(1, abs=0.1)
+
+
+def owe(place, *rows):
+    """Write what the sink is owed: the keys, each with the position it is owed for."""
+    known = {
+        ("orders", (key,)): Owing(ParkedKey(TOPIC, b"%d" % key), since, since, since, 0)
+        for key, since in rows
+    }
+    replace_file(file_of(place.folder, "cache"), written(Kept(rows=known)))
+
+
+def test_rows_that_were_asked_for_are_waited_for(place):
+    """
+    A partial change is applied, and stands nowhere until its row has come.
+    """
+    owe(place, (7, "2"), (8, "3"))
+    missing = place.missing()
+    at_s = place.clock.at_s
+    place.clock.plan = {
+        at_s + 1: lambda: owe(place, (8, "3")),
+        at_s + 2: lambda: owe(place),
+    }
+    told = place.wait(timeout_s=9)
+
+    assert "the sink cache has asked for 2 rows that have not come yet" in missing
+    assert told.waited_s == pytest.approx(2, abs=0.1)
+
+
+def test_what_is_owed_for_later_changes_is_not_waited_for(place):
+    """
+    A row that is owed all the time, each time for another change, comes all the time.
+    """
+    place.applied({TOPIC: {"0": 9}})
+    owe(place, (6, "1"), (7, "2"))
+
+    def apply():
+        owe(place, (7, "2"))
+        place.applied({TOPIC: {"0": 10}})
+
+    place.clock.plan = {1: apply, 2: lambda: owe(place, (7, "5"), (8, "6"))}
+
+    assert place.wait(timeout_s=9).waited_s == pytest.approx(2, abs=0.1)
+
+
+def test_a_route_that_is_to_be_asked_for_is_waited_for(place):
+    """
+    First until it is, and then until it was read.
+    """
+    kept = Kept(put_off=frozenset({"orders"}))
+    replace_file(file_of(place.folder, "cache"), written(kept))
+    missing = place.missing()
+    at_s = place.clock.at_s
+
+    def ask():
+        unfilled.begin(place.folder, "cache", "orders", "repair-1")
+        replace_file(file_of(place.folder, "cache"), written(Kept()))
+
+    def end():
+        unfilled.end(place.folder, "cache", "orders", "repair-1")
+
+    place.clock.plan = {at_s + 1: ask, at_s + 2: end}
+
+    assert "has asked for 1 rows" in missing
+    assert place.wait(timeout_s=9).waited_s == pytest.approx(2, abs=0.1)
 
 
 def test_what_is_applied_is_told_at_once(place):

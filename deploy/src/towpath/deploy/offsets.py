@@ -43,6 +43,11 @@ def progress_of(settings: Settings, sink: Sink) -> Progress:
     return read_progress(progress_path(settings.state_folder, sink.name), sink.name)
 
 
+def refusal(why: str) -> str:
+    """Say that a sink does not take the block that is declared for it."""
+    return f"its changed block is refused, it goes on as it was: {why}"
+
+
 def table_records(settings: Settings, ends: Ends) -> int:
     """Count the records on the tables' topics that all sinks share."""
     source = settings.database

@@ -8,7 +8,7 @@ others are told all the same.
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from towpath.deploy import signals
+from towpath.deploy import offsets, signals
 from towpath.deploy.local.lifecycle import PartStatus
 from towpath.deploy.local.lifecycle import State as PartState
 from towpath.deploy.part_table import part_document
@@ -160,8 +160,8 @@ def is_late(sink: Document) -> bool:
 def _counts(progress: Progress) -> Document:
     names = (
         *("state", "error", "position", "records", "rows", "stale", "tombstones"),
-        *("dead_letters", "parked", "asked", "retries", "last_batch_ms"),
-        *("last_stages_ms", "updated_at"),
+        *("dead_letters", "parked", "asked", "owed", "retries", "refused"),
+        *("last_batch_ms", "last_stages_ms", "updated_at"),
     )
     return {name: getattr(progress, name) for name in names}
 
@@ -201,6 +201,8 @@ def _wrong_sink(sink: Document) -> Iterator[str]:
         yield f"{name}: {sink['error']}"
     elif not sink["is_alive"]:
         yield f"{name}: its driver {sink['driver']} does not run"
+    elif sink["refused"]:
+        yield f"{name}: {offsets.refusal(sink['refused'])}"
     if is_late(sink):
         yield (
             f"{name}: {sink['lag_s']:,.0f} s behind, more than twice its budget of "

@@ -47,7 +47,7 @@ class Sink(Section):
     driver: str = Field(default="sinks", pattern=NAME)
     url: str
     folder: Path | None = None
-    trigger_ms: int = Field(default=500, ge=0)
+    trigger_ms: int = Field(default=200, ge=0)
     max_batch_records: int | None = Field(default=None, ge=1)
     write_from: WriteFrom = WriteFrom.DRIVER
     spread_from_records: int = Field(default=20_000, ge=1)

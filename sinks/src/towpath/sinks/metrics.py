@@ -159,6 +159,10 @@ def _gauges(seen: list[tuple[str, Watched, Progress]]) -> Iterator[Metric]:
             "Keys whose changes wait behind a dead letter.",
             lambda _, progress: progress.parked,
         ),
+        telemetry.SINK_OWED_ROWS: (
+            "Rows that were asked for and have not come yet.",
+            lambda _, progress: progress.owed,
+        ),
         telemetry.SINK_APPLIED_LSN: (
             "Commit LSN, with its lineage's offset, of the highest change applied.",
             lambda _, progress: _log_lsn(progress),

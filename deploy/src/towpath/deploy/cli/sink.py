@@ -15,13 +15,14 @@ from towpath.deploy.cli.rebuild import rebuild
 from towpath.deploy.cli.sink_life import add, drop, refill
 from towpath.deploy.jars import store
 from towpath.deploy.shapes import Shapes
+from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load
 from towpath.sinks.checking import check_sink, check_target
 from towpath.sinks.declare import sink_named
 from towpath.sinks.kafka import Topics
 from towpath.sinks.kinds import check_kinds
-from towpath.sinks.progress import State
+from towpath.sinks.progress import State, is_alive
 
 app = App(name="sink", help="Run sinks, list and check them; add, refill or drop one.")
 
@@ -64,7 +65,8 @@ def list_sinks(*, config: ConfigOption = None) -> int:
     """
     List the configured sinks: what each does, and how many records it is behind.
 
-    Exit 1 if one has failed.
+    Below stand failures, and changed blocks that a running driver refuses. Exit 1 if
+    one has failed.
 
     Args:
         config: Configuration file.
@@ -80,9 +82,12 @@ def list_sinks(*, config: ConfigOption = None) -> int:
         counts = (f"{count:,}" for count in (behind, one.rows, one.dead_letters))
         table.add_row(sink.name, sink.kind, sink.driver, one.state, *counts)
     Console().print(table)
+    now = SystemClock().now()
     for sink, one in said:
         if one.error:
             print(f"{sink.name}: {one.error}")
+        if one.refused and is_alive(settings.state_folder, sink.name, now):
+            print(f"{sink.name}: {offsets.refusal(one.refused)}")
     return int(any(one.state is State.FAILED for _, one in said))
 
 

@@ -143,7 +143,7 @@ def _snapshot_line(row: Mapping[str, Any]) -> Text:
 
 def _sink_table(sinks: Iterable[Document]) -> Table:
     titles = ("sink", "kind", "state", "behind", "seconds", "budget", "last batch")
-    table = Table(*titles, "rows", "stale", "dead", "parked", box=None)
+    table = Table(*titles, "rows", "stale", "dead", "parked", "owed", box=None)
     for sink in sinks:
         lag_s, behind = sink["lag_s"], sink["lag_records"]
         state = str(sink["state"]) if sink["is_alive"] else "stopped"
@@ -157,7 +157,7 @@ def _sink_table(sinks: Iterable[Document]) -> Table:
             _batch(sink),
             *(
                 f"{sink[name]:,}"
-                for name in ("rows", "stale", "dead_letters", "parked")
+                for name in ("rows", "stale", "dead_letters", "parked", "owed")
             ),
             style="bold red" if is_late(sink) else "",
         )

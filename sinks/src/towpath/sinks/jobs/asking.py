@@ -3,18 +3,29 @@ Rows asked for as they are now, once a batch is written: what, and how much at o
 
 What is to be asked for, ``owed`` decides. A route of which more rows are owed than can
 be kept count of is asked for as a whole: it lacks rows then, and all that is owed comes
-with them. One that lacks rows already is asked for once it has them.
+with them. So is one whose rows no signal can list: by ``relay.rows.key_columns`` its
+records have a key that is not the primary one, or an array or a composite is part of
+it. One that is being read already, or was lately, is asked for later, if anything of it
+is owed still. What cannot be read anew at all, as an event log, is never asked for.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+import orjson
+import structlog
+
 from towpath.sinks.change import Change, Floor, Record, Refusal
-from towpath.sinks.jobs.owed import Due, Owed, Row
+from towpath.sinks.dead_letters.letter import ParkedKey
+from towpath.sinks.jobs.owed import Due, Owed
+from towpath.sinks.jobs.owed_file import Row
 from towpath.sinks.ports import Repairs
 
 TOO_MANY: Final = "more of its rows are owed than are kept count of"
+NOT_BY_KEY: Final = "some of its rows are owed, and no signal can list their keys"
+
+_log = structlog.get_logger("towpath.sinks.jobs")
 
 
 class Told(NamedTuple):
@@ -73,17 +84,33 @@ def ask_overdue(owed: Owed, repairs: Repairs) -> None:
         UnavailableError: They are not known to be asked for.
     """
     for route in owed.overdue():
-        repairs.ask_all(route, TOO_MANY)
-        owed.asked_whole(route)
+        if owed.is_put_off(route):
+            _ask_uncounted(route, owed, repairs)
+        elif not _ask_with_all(route, owed, repairs):
+            _log.error("rows that are owed cannot be asked for; fill it", route=route)
 
 
-def _ask_whole(route: str, owed: Owed, repairs: Repairs) -> bool:
+def _ask_uncounted(route: str, owed: Owed, repairs: Repairs) -> bool:
     """Ask for a route as a whole, now or later; tell whether that can be."""
-    if route in owed.lacking():
+    if not owed.is_due(route):
         owed.put_off(route)
         return True
+    owed.asking(route)
     is_asked = repairs.ask_all(route, TOO_MANY)
     owed.asked_whole(route)
+    return is_asked
+
+
+def _ask_with_all(route: str, owed: Owed, repairs: Repairs) -> bool:
+    """Ask for rows with all others, now or later; tell whether that can be."""
+    if not owed.is_due(route):
+        return True
+    owed.asking(route)
+    is_asked = repairs.ask_all(route, NOT_BY_KEY)
+    if is_asked:
+        owed.asked_with_all(route)
+    else:
+        owed.forget(route)
     return is_asked
 
 
@@ -106,13 +133,37 @@ def _ask(due: Due, owed: Owed, repairs: Repairs) -> tuple[int, set[str]]:
         wanted[row[0]].append(row)
     for route, rows in wanted.items():
         if not owed.has_room(route, rows):
-            is_asked = _ask_whole(route, owed, repairs)
+            is_asked = _ask_uncounted(route, owed, repairs)
             due.forget(route)
+        elif _asked_by_key(rows, due, owed, repairs):
+            is_asked = True
         else:
-            is_asked = repairs.ask_keys(route, [key for _, key in rows])
+            is_asked = _ask_with_all(route, owed, repairs)
+            due.whole.add(route)
         if is_asked:
             asked += len(rows)
         else:
             due.forget(route)
             silent.add(route)
     return asked, silent
+
+
+def _asked_by_key(rows: Sequence[Row], due: Due, owed: Owed, repairs: Repairs) -> bool:
+    """Ask for rows of one route by their keys, if that can be."""
+    route, _ = rows[0]
+    known = (due.rows[row] for row in rows)
+    record_keys = [owing.record_key for owing in known if owing is not None]
+    if owed.comes_whole(route) or not all(map(_is_listable, record_keys)):
+        return False
+    return repairs.ask_keys(route, [key for _, key in rows])
+
+
+def _is_listable(key: ParkedKey) -> bool:
+    """Tell whether a signal can list a key: it takes no lists, and no objects."""
+    try:
+        told = orjson.loads(key.key)
+    except orjson.JSONDecodeError:
+        # The id of an aggregate is a text of its own.
+        return True
+    values = told.values() if isinstance(told, dict) else ()
+    return not any(isinstance(value, list | dict) for value in values)

@@ -24,7 +24,8 @@ from towpath.sinks.jobs.aside import Over, letters_of, reasons_of
 from towpath.sinks.jobs.asking import Told, ask, ask_overdue
 from towpath.sinks.jobs.behind import Held, KeyRule, hold
 from towpath.sinks.jobs.delivery import Delivered, Delivery, InARow
-from towpath.sinks.jobs.owed import Owed, Row
+from towpath.sinks.jobs.owed import Owed
+from towpath.sinks.jobs.owed_file import Row
 from towpath.sinks.jobs.safe import SafePosition
 from towpath.sinks.jobs.sweeps import Sweeps
 from towpath.sinks.ports import Batch, InOrder, Repairs, Sink
@@ -43,6 +44,7 @@ class BatchResult:
         asked: Rows that were asked for.
         nulled: Values that were made null because the target has no room for them.
         parked: Keys that are parked by now.
+        owed: Rows that are owed by now; ``None``: as many as before.
         behind: Records that wait only because an older one of their key does.
         tombstones: Deletes among the changes.
         position: The highest of the changes' positions; empty if there was none.
@@ -57,6 +59,7 @@ class BatchResult:
     nulled: int = 0
     parked: int = 0
     behind: int = 0
+    owed: int | None = field(default=None, compare=False)
     tombstones: int = field(default=0, compare=False)
     position: str = field(default="", compare=False)
     decode_ms: int = field(default=0, compare=False)
@@ -187,6 +190,7 @@ class BatchWriter:
             asked=written.asked,
             nulled=delivered.nulled,
             parked=len(parked),
+            owed=len(self._desk.owed),
             behind=len(written.held.behind),
             tombstones=written.tombstones,
             position=max((change.position for change in changes), default=""),

@@ -22,10 +22,11 @@ from towpath.schemas.failure import ConfigurationError, TowpathError, Unavailabl
 from towpath.settings import Settings, Sink, WatchedFile
 from towpath.sinks.errors import EngineDiedError
 from towpath.sinks.held import Held, hold
+from towpath.sinks.jobs.parts import Parts
 from towpath.sinks.jobs.query import QueryPlan
 from towpath.sinks.jobs.report import Report
 from towpath.sinks.jobs.session import is_alive
-from towpath.sinks.jobs.supervisor import Parts, Supervisor
+from towpath.sinks.jobs.supervisor import Supervisor
 from towpath.sinks.progress import State
 
 LOOK_EVERY_S: Final = 1.0
@@ -124,7 +125,7 @@ class Driver:
             if name not in wanted or running.stop.is_set():
                 self._let_go(name, running)
             elif wanted[name] == running.sink:
-                self._refused.pop(name, None)
+                self._forgive(running)
             elif wanted[name] != self._refused.get(name):
                 self._change(running, wanted[name])
         for name, sink in wanted.items():
@@ -143,16 +144,23 @@ class Driver:
             return
         except TowpathError as error:
             self._refused[sink.name] = sink
+            mistakes = str(error).split("\n")
             _log.error(
                 "changed block refused: the sink goes on as it was",
                 sink=sink.name,
-                mistakes=str(error).split("\n"),
+                mistakes=mistakes,
                 remedy=error.remedy,
             )
+            running.report.refused(f"{'; '.join(mistakes)}. {error.remedy}")
             return
         _log.info("block changed: the sink starts anew", sink=sink.name)
-        self._refused.pop(sink.name, None)
+        self._forgive(running)
         running.stop.set()
+
+    def _forgive(self, running: _Running) -> None:
+        """Forget a block that was refused, and say no more of it."""
+        self._refused.pop(running.sink.name, None)
+        running.report.refused(None)
 
     def _let_go(self, name: str, running: _Running) -> None:
         """Stop a sink; its folder is free once it has."""
@@ -174,6 +182,8 @@ class Driver:
         self._awaited.discard(sink.name)
         plan = QueryPlan(sink, settings.kafka.bootstrap_servers, settings.state_folder)
         report = self._report(sink, settings.state_folder)
+        # What is declared now is what runs, whatever was refused before.
+        report.refused(None)
         stop = threading.Event()
         supervisor = Supervisor(self._spark, plan, self._parts, report, stop)
         self._running[sink.name] = _Running(sink, report, supervisor, stop, held)

@@ -13,51 +13,42 @@ for, has come too early, and the row is asked for once more: there is one questi
 row at a time, however often it changes. A question that nobody answers is asked again
 with the next partial change, after a while.
 
-With too many rows of one route, all of it is asked for; while it lacks rows anyway, for
-that is asked before, that waits until it has them: one question for a route at a time.
+With too many rows of one route, all of it is asked for. So it is where no signal can
+list the keys of its rows; but then these are kept count of, as nothing else of the
+route may be wrong: the rest is rested upon meanwhile, and only what is owed still, once
+the answer was applied, has the route asked for again. One question for a route at a
+time, whoever asked it, and not soon again: it reads the whole table.
 
 What is owed is kept in a file, written before the batch counts as done.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
-
-import orjson
+from typing import Final, NamedTuple
 
 from towpath.schemas.clock import Clock
 from towpath.sinks import unfilled
-from towpath.sinks.change import Change, Floor, Record, Value
+from towpath.sinks.change import Change, Floor, Record
 from towpath.sinks.dead_letters.letter import ParkedKey, shared_topic
 from towpath.sinks.fold import highest_per_route
-from towpath.sinks.progress import replace_file, sink_folder
+from towpath.sinks.jobs.owed_file import (
+    NO_SNAPSHOT,
+    Kept,
+    Owing,
+    Row,
+    file_of,
+    read,
+    written,
+)
+from towpath.sinks.progress import replace_file
 
-OWED_FILE: Final = "owed.json"
 # With more of one route all of it is read; so the file stays small.
 MAX_OWED: Final = 20_000
 ASKED_AGAIN_AFTER_S: Final = 60.0
-
-
-class Owing(NamedTuple):
-    """
-    What is known of a row that is owed.
-
-    Attributes:
-        record_key: The row's key as its records have it.
-        asked_at: The position of the change that it was asked for.
-        highest: That of the newest partial change since.
-        asked_s: When it was asked for.
-    """
-
-    record_key: ParkedKey
-    asked_at: str
-    highest: str
-    asked_s: float
-
-
-# A route, and a key of it.
-Row: TypeAlias = tuple[str, tuple[Value, ...]]
+# A row that changes faster than answers come would have its table read without end.
+ROUTE_AGAIN_AFTER_S: Final = 600.0
 
 
 class Due(NamedTuple):
@@ -67,10 +58,12 @@ class Due(NamedTuple):
     Attributes:
         rows: What is known of rows from now on; ``None``: they are not owed any more.
         ask: The rows to be asked for, in this order.
+        whole: Routes whose rows are asked for with all others.
     """
 
     rows: dict[Row, Owing | None]
     ask: dict[Row, None]
+    whole: set[str]
 
     def forget(self, route: str) -> None:
         """Forget what was owed of a route: its rows cannot be told one by one."""
@@ -96,46 +89,95 @@ class Owed:
         self._state_folder = state_folder
         self._sink = sink
         self._clock = clock
-        self._path = sink_folder(state_folder, sink) / OWED_FILE
-        self._rows, self._put_off = self._read()
+        self._path = file_of(state_folder, sink)
+        self._asked_s: dict[str, float] = {}
+        kept = read(self._read(), self._routes, clock.monotonic_s())
+        self._is = kept.without_remains(self._reading())
 
     def __len__(self) -> int:
         """Return how many rows are owed."""
-        return len(self._rows)
+        return len(self._is.rows)
 
     def record_keys(self) -> frozenset[ParkedKey]:
         """Return the keys of the rows that are owed, as records have them."""
-        return frozenset(owing.record_key for owing in self._rows.values())
+        return frozenset(owing.record_key for owing in self._is.rows.values())
 
     def lacking(self) -> frozenset[str]:
-        """Return the routes that lack rows: nothing may rest upon what they have."""
-        return frozenset(unfilled.routes(self._state_folder, self._sink))
+        """
+        Return the routes that lack rows: nothing may rest upon what they have.
+
+        One that is only read for the rows that it is owed lacks no others.
+        """
+        whole = self._is.whole
+        return frozenset(
+            route
+            for route, snapshots in self._reading().items()
+            if snapshots - whole.get(route, NO_SNAPSHOT)
+        )
 
     def has_room(self, route: str, rows: Iterable[Row]) -> bool:
         """Tell whether these rows of a route can be owed beside those that are."""
-        owed = {row for row in self._rows if row[0] == route}
+        owed = {row for row in self._is.rows if row[0] == route}
         return len(owed.union(rows)) <= MAX_OWED
 
+    def is_due(self, route: str) -> bool:
+        """Tell whether a route may be asked for as a whole by now."""
+        if route in self._is.asking:
+            return True
+        asked_s = self._asked_s.get(route)
+        now_s = self._clock.monotonic_s()
+        is_soon = asked_s is not None and now_s - asked_s < ROUTE_AGAIN_AFTER_S
+        return not is_soon and route not in self._reading()
+
+    def comes_whole(self, route: str) -> bool:
+        """Tell whether rows of a route are asked for with all others already."""
+        return route in self._is.whole
+
+    def is_put_off(self, route: str) -> bool:
+        """Tell whether a route is to be asked for, for rows that are not counted."""
+        return route in self._is.put_off
+
     def put_off(self, route: str) -> None:
-        """Have a route asked for as a whole once it has the rows that it lacks."""
-        if route not in self._put_off:
-            self._store(self._rows, self._put_off | {route})
+        """Have a route asked for as a whole when it is due, for rows not counted."""
+        self._store(self._is._replace(put_off=self._is.put_off | {route}))
 
     def overdue(self) -> frozenset[str]:
-        """Return the routes that were put off, and lack nothing now."""
-        return self._put_off - self.lacking() if self._put_off else frozenset()
+        """Return the routes to be asked for as wholes that are due now."""
+        waiting = self._is.put_off
+        if self._is.whole:
+            owed = {route for route, _ in self._is.rows}
+            waiting |= owed & self._is.whole.keys()
+        return frozenset(route for route in waiting if self.is_due(route))
+
+    def asking(self, route: str) -> None:
+        """Take note that a route is about to be asked for: what fails is due again."""
+        self._store(self._is._replace(asking=self._is.asking | {route}))
 
     def asked_whole(self, route: str) -> None:
         """Take note that a route was asked for as a whole: nothing of it is owed."""
-        rows = {row: owing for row, owing in self._rows.items() if row[0] != route}
-        self._store(rows, self._put_off - {route})
+        self._asked_s[route] = self._clock.monotonic_s()
+        self.forget(route)
+
+    def asked_with_all(self, route: str) -> None:
+        """Take note that a route was asked for as a whole, for what is owed of it."""
+        self._asked_s[route] = self._clock.monotonic_s()
+        snapshots = self._reading().get(route, NO_SNAPSHOT)
+        whole = {**self._is.whole, route: snapshots}
+        asking = self._is.asking - {route}
+        self._store(self._is._replace(whole=whole, asking=asking))
+
+    def forget(self, route: str) -> None:
+        """Owe nothing of a route."""
+        self._store(self._is.without(route))
 
     def owe(self, row: Row, record_key: ParkedKey, position: str) -> None:
         """Take note of a row that was asked for because it lacks a change."""
-        known = self._rows.get(row)
+        known = self._is.rows.get(row)
         highest = position if known is None else max(position, known.highest)
+        since = position if known is None else known.since
         now_s = self._clock.monotonic_s()
-        self.take(Due({row: Owing(record_key, highest, highest, now_s)}, {}))
+        owing = Owing(record_key, highest, highest, since, now_s)
+        self.take(Due({row: owing}, {}, set()))
 
     def due(
         self,
@@ -151,9 +193,9 @@ class Owed:
             absent: Its partial changes that found no row.
             records: All of it.
         """
-        due = Due({}, {})
+        due = Due({}, {}, set())
         lacking = self.lacking()
-        if not (lacking or absent or self._rows):
+        if not (lacking or absent or self._is.rows):
             return due
         told = [c for c in written if self._matters(c, lacking)]
         if told or absent:
@@ -169,18 +211,20 @@ class Owed:
     def take(self, due: Due, floors: Iterable[Floor] = ()) -> None:
         """Keep what a batch has made of it, durably; what was to be asked for, is."""
         below = highest_per_route(floors)
-        if not due.rows and not (below and self._rows):
+        if not due.rows and not (below and self._is.rows):
             return
         rows = {
             row: owing
-            for row, owing in (self._rows | due.rows).items()
+            for row, owing in {**self._is.rows, **due.rows}.items()
             if owing is not None and owing.highest >= below.get(row[0], "")
         }
-        self._store(rows, self._put_off)
+        whole = {**dict.fromkeys(due.whole, NO_SNAPSHOT), **self._is.whole}
+        kept = self._is._replace(rows=rows, whole=whole)
+        self._store(kept.without_remains(self._reading()) if whole else kept)
 
     def _matters(self, change: Change, lacking: Collection[str]) -> bool:
         is_open = bool(change.unchanged) and change.route in lacking
-        return is_open or (change.route, change.key) in self._rows
+        return is_open or (change.route, change.key) in self._is.rows
 
     def _judge(
         self, change: Change, record_key: ParkedKey, due: Due, *, is_doubtful: bool
@@ -188,7 +232,7 @@ class Owed:
         """Say what a change makes of its row, after those below it."""
         row = change.route, change.key
         position, now_s = change.position, self._clock.monotonic_s()
-        owing = due.rows.get(row, self._rows.get(row))
+        owing = due.rows.get(row, self._is.rows.get(row))
         if not change.unchanged:
             if owing is None:
                 return
@@ -207,47 +251,29 @@ class Owed:
             highest = position if owing is None else max(position, owing.highest)
         if is_asking:
             due.ask[row] = None
-            due.rows[row] = Owing(record_key, highest, highest, now_s)
+            since = position if owing is None else owing.since
+            due.rows[row] = Owing(record_key, highest, highest, since, now_s)
         elif owing is not None:
             due.rows[row] = owing._replace(highest=highest)
 
-    def _store(self, rows: dict[Row, Owing], put_off: frozenset[str]) -> None:
-        if (rows, put_off) != (self._rows, self._put_off):
-            self._keep(_written(rows, put_off))
-        self._rows, self._put_off = rows, put_off
+    def _reading(self) -> Mapping[str, frozenset[str]]:
+        """Return the routes that are being read anew, each with the snapshots' ids."""
+        found: dict[str, set[str]] = defaultdict(set)
+        noted = unfilled.noted(self._state_folder, self._sink, self._routes)
+        for route, snapshot_id in noted:
+            found[route].add(snapshot_id)
+        return {route: frozenset(ids) for route, ids in found.items()}
 
-    def _read(self) -> tuple[dict[Row, Owing], frozenset[str]]:
-        content = self._kept()
-        if not content:
-            return {}, frozenset()
-        told = orjson.loads(content)
-        now_s = self._clock.monotonic_s()
-        rows = {
-            (route, tuple(key)): Owing(
-                ParkedKey(topic, text.encode()), asked_at, highest, now_s
-            )
-            for route, key, topic, text, asked_at, highest in told["rows"]
-            if route in self._routes
-        }
-        return rows, self._routes.intersection(told["put_off"])
+    def _store(self, kept: Kept) -> None:
+        if kept != self._is:
+            self._write(written(kept))
+        self._is = kept
 
-    def _kept(self) -> bytes:
+    def _read(self) -> bytes:
         try:
             return self._path.read_bytes()
         except FileNotFoundError:
             return b""
 
-    def _keep(self, content: bytes) -> None:
+    def _write(self, content: bytes) -> None:
         replace_file(self._path, content)
-
-
-def _written(rows: Mapping[Row, Owing], put_off: Iterable[str]) -> bytes:
-    told = [
-        [route, key, *_text(owing.record_key), owing.asked_at, owing.highest]
-        for (route, key), owing in rows.items()
-    ]
-    return orjson.dumps({"rows": told, "put_off": sorted(put_off)})
-
-
-def _text(key: ParkedKey) -> tuple[str, str]:
-    return key.topic, key.key.decode()

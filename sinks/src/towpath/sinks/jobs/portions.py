@@ -117,6 +117,7 @@ class InPortions:
             dead_letters=0,
             skipped=sent.skipped,
             parked=len(self._desk.parked),
+            owed=len(self._desk.owed),
             tombstones=sent.tombstones,
             position=sent.position,
             # Decoding and writing go on at the same time.

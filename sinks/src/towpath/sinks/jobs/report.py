@@ -1,6 +1,7 @@
 """Tells the world how a sink is doing: its progress file, its log, its counters."""
 
 import dataclasses
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -45,6 +46,8 @@ class Report:
         self._metrics = metrics
         self._progress = read_progress(self._path, sink)
         self._log = _log.bind(sink=sink)
+        # The driver tells of the block, the sink's own thread of everything else.
+        self._writing = threading.Lock()
 
     @property
     def progress(self) -> Progress:
@@ -81,6 +84,7 @@ class Report:
             tombstones=before.tombstones + result.tombstones,
             dead_letters=before.dead_letters + result.dead_letters,
             parked=result.parked,
+            owed=before.owed if result.owed is None else result.owed,
             skipped=before.skipped + result.skipped,
             asked=before.asked + result.asked,
             nulled=before.nulled + result.nulled,
@@ -105,6 +109,11 @@ class Report:
             retries=self._progress.retries + 1,
         )
 
+    def refused(self, why: str | None) -> None:
+        """The block has changed, and the sink goes on as it was; ``None``: it fits."""
+        if why != self._progress.refused:
+            self._write(refused=why)
+
     def _well(self) -> State:
         return State.READY if (self._folder / READY_FILE).exists() else State.RUNNING
 
@@ -120,8 +129,9 @@ class Report:
             return {}
 
     def _write(self, **changes: object) -> None:
-        self._progress = dataclasses.replace(self._progress, **changes)  # type: ignore[arg-type]  # names above are fields
-        write_progress(self._path, self._progress, self._clock.now())
+        with self._writing:
+            self._progress = dataclasses.replace(self._progress, **changes)  # type: ignore[arg-type]  # names above are fields
+            write_progress(self._path, self._progress, self._clock.now())
 
 
 def _stages_ms(result: BatchResult) -> Mapping[str, int]:

@@ -8,6 +8,7 @@ Why a sink cannot be verified.
     │   ├── SourceUnavailableError   the database cannot be read
     │   ├── IncomparableError        the rows of a table cannot be told apart
     │   ├── NoOutboxError            there is no outbox to compare a log of events with
+    │   ├── UnfitViewError           a view does not give what documents are made of
     │   └── NotAtRestError           changes are still on their way
     └── UsageError
         └── UnroutedTableError       a route reads no table or view that is declared
@@ -37,6 +38,15 @@ class NoOutboxError(UnavailableError):
     remedy = (
         "Correct relay.outbox.table and relay.outbox.columns; a log of events that "
         "never had a row cannot be verified: name the other routes."
+    )
+
+
+class UnfitViewError(UnavailableError):
+    """A view gives no aggregates that documents could be compared with."""
+
+    remedy = (
+        "Have the view give the columns aggregate_id, type and payload, and each "
+        "payload as JSON."
     )
 
 

@@ -16,6 +16,7 @@ from towpath.sinks.verify.documents import (
     parsed,
     taken_apart,
 )
+from towpath.sinks.verify.errors import UnfitViewError
 from towpath.sinks.verify.keys import Key, KeyNames
 from towpath.sinks.verify.nested import nested_text, text_of_nested
 from towpath.sinks.verify.table import SourceColumn, SourceTable
@@ -31,7 +32,12 @@ class Form(Protocol):
         """Names of what is compared, in the order of the texts."""
 
     def source_rows(self, rows: Rows) -> list[SourceRow]:
-        """Write rows of the source, as far as the sink should hold them."""
+        """
+        Write rows of the source, as far as the sink should hold them.
+
+        Raises:
+            UnfitViewError: A view gives what is no document.
+        """
 
     def held(self, row: StoredRow) -> Held:
         """Write what the sink holds of a key."""
@@ -126,20 +132,31 @@ class RowForm:
 
 
 class DocumentForm:
-    """Aggregates, as JSON values: of the source their id and their document."""
+    """Aggregates, as JSON values: of the source's view their id and their document."""
 
     columns = (DOCUMENT,)
     _names = KeyNames((DOCUMENT,), None)
 
+    def __init__(self, view: str) -> None:
+        self._view = view
+
     def source_rows(self, rows: Rows) -> list[SourceRow]:
         # An event without a payload deletes the document: there is none.
         return [
-            SourceRow(
-                self._names.name([aggregate_id]), [canonical_document(parsed(text))]
-            )
-            for aggregate_id, text in rows
+            SourceRow(self._names.name([key]), [self._written(key, text)])
+            for key, text in rows
             if text is not None
         ]
+
+    def _written(self, key: str | None, text: str) -> str:
+        try:
+            return canonical_document(parsed(text))
+        except (ValueError, ArithmeticError, RecursionError) as error:
+            message = (
+                f"the view {self._view} gives the aggregate {key} a payload that "
+                "cannot be read as JSON: correct the view, or cast payload to jsonb"
+            )
+            raise UnfitViewError(message) from error
 
     def held(self, row: StoredRow) -> Held:
         if row.is_deleted:
@@ -158,7 +175,7 @@ class DocumentForm:
 def form_of(route: Route, table: SourceTable, sink: Sink) -> Form:
     """Return what is compared of a route's rows."""
     if route.kind is RouteKind.AGGREGATE:
-        return DocumentForm()
+        return DocumentForm(table.full_name)
     return RowForm(table, routing_of(route), nulls_unfit=_nulls_unfit(route, sink))
 
 

@@ -18,7 +18,9 @@ from towpath.sinks.verify.suspects import Suspects
 
 NOT_ASKED: Final = (
     "nothing reads these rows anew: an event log keeps what it has; of a document, "
-    "declare its view in relay.outbox.view; relay.snapshot.signal_topic may be empty"
+    "declare its view in relay.outbox.view; of a table with relay.rows.key_columns, "
+    "have all rows read: towpath sink refill SINK --route ROUTE; "
+    "relay.snapshot.signal_topic may be empty"
 )
 NO_KEY: Final = (
     "the source's table can have no such key, so nothing can be read for it: take the "

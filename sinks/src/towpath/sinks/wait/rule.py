@@ -11,6 +11,8 @@ When a sink is known to have applied a commit: the rule, without I/O of its own.
     4  the sink has applied all below them,   and has been filled, if it began late
        and never more than there is           (a topic made anew begins at 0 again),
                                               or lost rows that are read anew
+    5  the rows that it was owed then have    a partial change found no row, or one
+       come                                   too old: it is nowhere until they do
 
 The order decides: what is asked later can only be further. A progress file that was
 lost says nothing, so the answer is "not yet".
@@ -29,6 +31,7 @@ from towpath.sinks.declare import (
     STARTING_OFFSETS_FILE,
     records_between,
 )
+from towpath.sinks.jobs.owed_file import claims
 from towpath.sinks.ports import Cluster
 from towpath.sinks.progress import (
     Offsets,
@@ -76,8 +79,8 @@ class Applied(NamedTuple):
         dead_letters: Records of the sink that were set aside, ever: the one that is
             waited for may be one of them.
         parked: Keys whose changes wait behind a dead letter.
-        asked: Rows that were asked for one by one, ever, because the sink lacked them:
-            the one that is waited for may be on its way.
+        asked: Rows that were asked for, ever, because the sink lacked them: those that
+            were owed have come.
     """
 
     sink: str
@@ -181,9 +184,10 @@ class Wait:
 
     def _until_passed(self, ends: Offsets) -> Progress:
         progress = self._progress()
+        owed: frozenset[bytes] | None = None
 
         def missing() -> str | None:
-            nonlocal progress
+            nonlocal progress, owed
             progress = self._progress()
             left = records_between(progress.applied, ends)
             why = f": {progress.error}" if progress.error else ""
@@ -191,6 +195,15 @@ class Wait:
                 return f"the sink {self._sink.name} has {left:,} records to go{why}"
             if self._is_being_filled():
                 return f"the sink {self._sink.name} is still being filled{why}"
+            # What is owed for a later change is not waited for: it would have no end.
+            now = claims(self._folder, self._sink.name)
+            owed = now if owed is None else owed & now
+            if owed:
+                return (
+                    f"the sink {self._sink.name} has asked for {len(owed):,} rows "
+                    f"that have not come yet{why}"
+                )
+            # Only now: a route that was put off is noted before it is struck off.
             if routes := unfilled.routes(self._folder, self._sink.name):
                 return (
                     f"the sink {self._sink.name} lost rows of {', '.join(routes)}, "

@@ -1,0 +1,140 @@
+"""Rows that no signal can list are read anew by a real relay, with all others."""
+
+import json
+
+import pytest
+
+from support.letters import Letters, Still
+from support.snapshots import SnapshotRig
+from support.topics import headers_of, read_to_end
+from towpath.settings import load
+from towpath.sinks import unfilled
+from towpath.sinks.change import Origin, Record
+from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.jobs.batch import BatchWriter, Desk
+from towpath.sinks.jobs.owed import Owed
+from towpath.sinks.jobs.safe import SafePosition
+from towpath.sinks.jobs.sweeps import Sweeps
+from towpath.sinks.kafka import Topics
+from towpath.sinks.memory import MemorySink
+from towpath.sinks.repairs import KafkaRepairs
+from towpath.sinks.routes import Routes
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+TABLES = {
+    "chosen": (
+        "id int, code text unique, primary key (id, code)",
+        "(7, 'a'), (8, 'b')",
+    ),
+    "listed": ("id int[] primary key, code text", "('{7,1}', 'a'), ('{8,1}', 'b')"),
+    "composed": ("id s.place primary key, code text", "('(7,1)', 'a'), ('(8,1)', 'b')"),
+}
+LARGE = 9_000
+SECTIONS = """
+[relay.rows.key_columns]
+"s.chosen" = ["code"]
+[[sink]]
+name = "it"
+kind = "cache"
+url = "redis://unused"
+"""
+
+
+class Rig(SnapshotRig):
+    """A relay, and a sink that was told only what comes last."""
+
+    def prepare(self):
+        """Make the tables with a large value in each row, and start the relay."""
+        self.execute("create schema s")
+        self.execute("create type s.place as (a int, b int)")
+        routes = (
+            f'[[sink.route]]\ntopic = "{self.prefix}.s.{name}"\nname = "{name}"\n'
+            for name in TABLES
+        )
+        self.configure(SECTIONS + "".join(routes), tables=[f"s.{n}" for n in TABLES])
+        text = self.config.read_text().replace(
+            "version = 1", f'version = 1\nstate_folder = "{self.folder}"'
+        )
+        self.config.write_text(text)
+        for name, (columns, keys) in TABLES.items():
+            self.execute(f"create table s.{name} ({columns}, v int, note text)")
+            self.execute(f"alter table s.{name} alter note set storage external")
+            self.execute(
+                f"insert into s.{name} (id, code) values {keys}"  # noqa: S608 - our own
+            )
+            self.execute(
+                f"update s.{name} set note = repeat('x', {LARGE})"  # noqa: S608 - our own
+            )
+        self.init()
+        self.start()
+        self.begin()
+
+    def begin(self):
+        """Make what writes the sink, as a driver does."""
+        settings = load(self.config, {})
+        (self.sink,) = settings.sink
+        self.target, self.letters = MemorySink(), Letters()
+        state, name = settings.state_folder, self.sink.name
+        routes = [route.name for route in self.sink.route]
+        self.owed = Owed(state, name, routes, Still())
+        desk = Desk(
+            *(self.letters, ParkedKeys(), Sweeps(state, name, Topics(self.kafka))),
+            *(KafkaRepairs(settings, self.sink), self.owed),
+            *(SafePosition(None, Still()), Still()),
+        )
+        self.writer = BatchWriter(Routes(self.sink), self.target, desk)
+        self.seen = {}
+
+    def deliver(self, name):
+        """Hand the sink what is new in a topic."""
+        found = self.records(name)[self.seen.get(name, 0) :]
+        self.seen[name] = self.seen.get(name, 0) + len(found)
+        self.writer.write_records([_record(each) for each in found], 0)
+        self.writer.attend()
+
+
+def _record(message):
+    place = message.topic(), message.partition(), message.offset()
+    headers = dict(message.headers() or ())
+    return Record(Origin(*place), message.key(), message.value(), headers)
+
+
+@pytest.fixture
+def rig(stack, database, unique, tmp_path):
+    """Lend tables whose rows no signal can list, and a relay that follows them."""
+    stack.up("postgres", "kafka")
+    made = Rig(database, stack.kafka, unique, tmp_path)
+    try:
+        made.prepare()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_row_that_no_signal_can_list_comes_whole(rig, table):
+    """By one question, which reads the table once; then nothing is owed any more."""
+    rig.execute(f"update s.{table} set v = 1 where code = 'a'")  # noqa: S608 - our own
+    (update,) = rig.read(f"s.{table}", at_least=1)
+    backfill = f"s.{table}.backfill.it"
+    rig.deliver(f"s.{table}")
+    asked = len(rig.owed), unfilled.routes(rig.folder, "it")
+
+    def is_settled():
+        rig.deliver(backfill)
+        return not unfilled.routes(rig.folder, "it")
+
+    rig.wait_for(is_settled)
+    rig.deliver(backfill)
+    asking = read_to_end(rig.kafka, f"{rig.prefix}-signal")
+    signals = [json.loads(each.value())["data"] for each in asking]
+    stored = [one.row for one in rig.target.rows[table].values()]
+    rows = {row["code"]: (row["v"], len(row["note"])) for row in stored}
+
+    assert ["note"] == json.loads(headers_of(update)["unchanged"])
+    assert ((1, (table,)), 0, []) == (asked, len(rig.owed), rig.letters.told())
+    assert {"a": (1, LARGE), "b": (None, LARGE)} == rows
+    assert [{"data-collections": [f"s.{table}"], "sweep": True, "target": "it"}] == (
+        signals
+    )

@@ -1,0 +1,88 @@
+"""What ``towpath sink list`` says of sinks beside their numbers."""
+
+from datetime import timedelta
+
+import pytest
+
+from towpath.deploy.cli import sink as command
+from towpath.deploy.cli.app import app
+from towpath.schemas.clock import SystemClock
+from towpath.sinks.progress import (
+    Progress,
+    State,
+    progress_path,
+    say_alive,
+    write_progress,
+)
+
+CONFIGURATION = """
+    version = 1
+    state_folder = "{folder}"
+    [[source]]
+    dsn = "postgresql://unused/shop"
+    [kafka]
+    bootstrap_servers = "127.0.0.1:1"
+    [registry]
+    url = "http://unused"
+    [[sink]]
+    name = "cache"
+    kind = "cache"
+    url = "redis://unused"
+    [[sink.route]]
+    topic = "towpath.shop.orders"
+    name = "orders"
+"""
+
+
+class NoTopics:
+    """A broker without a topic."""
+
+    def __init__(self, _servers):
+        """Connect to nothing."""
+
+    def names(self):
+        """List none."""
+        return []
+
+    def end_offsets(self, _names):
+        """Tell no ends."""
+        return {}
+
+
+@pytest.fixture
+def listed(tmp_path, monkeypatch, capsys):
+    """Give a function that lists a sink; it returns exit code and last line."""
+    monkeypatch.setattr(command, "Topics", NoTopics)
+    config = tmp_path / "towpath.toml"
+    config.write_text(CONFIGURATION.format(folder=tmp_path))
+
+    def run(*, alive_s_ago, **progress):
+        now = SystemClock().now()
+        path = progress_path(tmp_path, "cache")
+        write_progress(path, Progress("cache", **progress), now)
+        say_alive(tmp_path, "cache", None, now - timedelta(seconds=alive_s_ago))
+        code = app(["sink", "list", "--config", str(config)])
+        return code, capsys.readouterr().out.splitlines()[-1]
+
+    return run
+
+
+def test_a_changed_block_that_a_running_driver_refuses_is_told(listed):
+    """
+    It runs as it was, which is no failure; once the driver is gone nothing runs.
+    """
+    code, line = listed(alive_s_ago=1, refused="no column x.")
+    _, last = listed(alive_s_ago=99, refused="no column x.")
+
+    assert (0, "cache: its changed block is refused, it goes on as it was: ") == (
+        code,
+        line.removesuffix("no column x."),
+    )
+    assert last.split()[0] == "cache"
+
+
+def test_a_sink_that_has_failed_says_why(listed):
+    """And exits by 1."""
+    told = listed(alive_s_ago=1, state=State.FAILED, error="Redis is away.")
+
+    assert (1, "cache: Redis is away.") == told

@@ -37,7 +37,7 @@ def client(monkeypatch):
     counting = type("Counted", (Counting,), {})
     monkeypatch.setattr(fetching, "Consumer", counting)
     monkeypatch.setattr(fetching, "REQUEST_TIMEOUT_S", 2.0)
-    monkeypatch.setattr(fetching, "_POLL_S", 0.5)
+    monkeypatch.setattr(fetching, "_POLL_S", 0.1)
     monkeypatch.setattr(fetching, "_ASK_WITHIN_S", 2.0)
     monkeypatch.setattr(fetching, "PORTION_RECORDS", 100)
     return counting
@@ -191,8 +191,8 @@ def test_an_end_that_was_met_too_early_is_kept_in_mind(
     transact(stack, topic, "a", 1, 1)
     arrived = fetching._arrived
 
-    def arrive(consumer):
-        messages = arrived(consumer)
+    def arrive(consumer, most):
+        messages = arrived(consumer, most)
         if any(m.error() and m.offset() == 4 for m in messages) and not client.taken:
             type(consumer).taken = 1
             produce(stack, topic, 1, [0])
@@ -257,11 +257,11 @@ def test_a_partition_far_ahead_waits_for_the_others(
     produce(stack, topic, 1, range(2))
     arrived = fetching._arrived
 
-    def arrive(consumer):
+    def arrive(consumer, most):
         if client.paused and not client.taken:
             type(consumer).taken = 1
             produce(stack, topic, 1, [2])
-        return arrived(consumer)
+        return arrived(consumer, most)
 
     monkeypatch.setattr(fetching, "_arrived", arrive)
     first = offsets(reading.portions(span(topic, (0, 5), (0, 3))))

@@ -6,10 +6,10 @@ import pytest
 from towpath.sinks.errors import RecordsGoneError
 from towpath.sinks.jobs.checkpoint import (
     read_offsets,
-    records_in,
     span,
     starting_offsets,
 )
+from towpath.sinks.progress import records_in
 
 
 def write_offsets(path, offsets):

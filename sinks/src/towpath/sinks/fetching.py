@@ -30,7 +30,7 @@ from towpath.schemas.failure import TowpathError
 from towpath.sinks.batches import RECORDS
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
 from towpath.sinks.kafka import REQUEST_TIMEOUT_S, connection, unavailable
-from towpath.sinks.progress import Place, Span
+from towpath.sinks.progress import Place, Span, records_in
 
 # Some 30 ms of work for whoever writes them; more has the target wait for the first.
 PORTION_RECORDS: Final = 5_000
@@ -39,7 +39,8 @@ PORTION_RECORDS: Final = 5_000
 # to wait for the others.
 _AHEAD_RECORDS: Final = 50_000
 
-_POLL_S: Final = 1.0
+# What stands at the end of a batch and is no record costs it so much at most.
+_POLL_S: Final = 0.02
 _ASK_WITHIN_S: Final = 5.0
 
 _CLIENT: Final[dict[str, Any]] = {
@@ -97,8 +98,9 @@ class KafkaBatches:
         self._next = {}
         left = {place: end for place, (begin, end) in span.items() if begin < end}
         taken: list[Message] = []
+        missing = records_in(span)
         for place, end in tuple(left.items()):
-            self._sort(self._ahead.pop(place, []), left, taken)
+            missing -= self._sort(self._ahead.pop(place, []), left, taken)
             if self._met.get(place, 0) >= end:
                 left.pop(place, None)
         waited_s = 0.0
@@ -106,11 +108,11 @@ class KafkaBatches:
             if len(taken) >= PORTION_RECORDS:
                 yield table_of(taken)
                 taken = []
-            messages = _arrived(consumer)
+            messages = _arrived(consumer, min(missing, PORTION_RECORDS))
             waited_s = 0.0 if messages else waited_s + _POLL_S
             if waited_s >= REQUEST_TIMEOUT_S:
                 raise _silence_of(consumer, min(left))
-            self._sort(messages, left, taken)
+            missing -= self._sort(messages, left, taken)
             self._restrain(consumer)
         if taken:
             yield table_of(taken)
@@ -141,8 +143,9 @@ class KafkaBatches:
 
     def _sort(
         self, messages: list[Message], left: dict[Place, int], taken: list[Message]
-    ) -> None:
-        """Take the batch's records, and keep what comes too early."""
+    ) -> int:
+        """Take the batch's records, and keep what comes too early; tell how many."""
+        before = len(taken)
         for message in messages:
             offset = message.offset() or 0
             place = (message.topic() or "", message.partition() or 0)
@@ -161,6 +164,7 @@ class KafkaBatches:
             else:
                 left.pop(place, None)
                 self._ahead.setdefault(place, []).append(message)
+        return len(taken) - before
 
     def _restrain(self, consumer: Consumer) -> None:
         """Have those partitions wait that are far ahead of the batch."""
@@ -194,10 +198,15 @@ def table_of(messages: Sequence[Message]) -> pa.Table:
     return pa.table(columns, schema=RECORDS)
 
 
-def _arrived(consumer: Consumer) -> list[Message]:
-    """Return what is there already; if that is nothing, what comes first."""
+def _arrived(consumer: Consumer, most: int) -> list[Message]:
+    """
+    Return so many messages, or what there is after a moment.
+
+    Whoever asks for more than there will be waits for that moment; who asks for what
+    is there at once is given it in crumbs, each at the price of a call.
+    """
     try:
-        return consumer.consume(PORTION_RECORDS, 0) or consumer.consume(1, _POLL_S)
+        return consumer.consume(most, _POLL_S)
     except KafkaException as error:
         raise unavailable(error) from error
 

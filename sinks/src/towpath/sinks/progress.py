@@ -154,3 +154,8 @@ def replace_file(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(content)
     temporary.replace(path)
+
+
+def records_in(wanted: Span) -> int:
+    """Return how many records a batch has at most."""
+    return sum(end - begin for begin, end in wanted.values())

@@ -61,11 +61,6 @@ def span(checkpoint: Path, batch_id: int) -> Span:
     }
 
 
-def records_in(wanted: Span) -> int:
-    """Return how many records a batch has at most."""
-    return sum(end - begin for begin, end in wanted.values())
-
-
 def starting_offsets(stored: Offsets, existing: Mapping[str, Mapping[str, int]]) -> str:
     """
     Return where a query starts that has no checkpoint yet, as the source takes it.

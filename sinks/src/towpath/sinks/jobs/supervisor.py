@@ -39,7 +39,7 @@ from towpath.sinks.dead_letters.box import LetterBox
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
 from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk
-from towpath.sinks.jobs.checkpoint import read_offsets, records_in, span
+from towpath.sinks.jobs.checkpoint import read_offsets, span
 from towpath.sinks.jobs.columnar import FromColumns
 from towpath.sinks.jobs.delivery import InARow
 from towpath.sinks.jobs.finishing import let_finish
@@ -56,6 +56,7 @@ from towpath.sinks.jobs.safe import SafePosition
 from towpath.sinks.jobs.spread import FromDriver, FromExecutors
 from towpath.sinks.jobs.sweeps import Sweeps
 from towpath.sinks.ports import Columnar, Pipelined, Repairs, Sink
+from towpath.sinks.progress import records_in
 from towpath.sinks.routes import Routes
 
 # How soon a stop is noticed, and the first topic of a sink that has none yet.

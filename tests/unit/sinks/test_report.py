@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import orjson
 import pytest
 from structlog.testing import capture_logs
 
@@ -14,7 +15,8 @@ from towpath.schemas import telemetry
 from towpath.settings import Settings, Sink
 from towpath.sinks.errors import BrokerUnavailableError, MetricsPortError
 from towpath.sinks.jobs.batch import BatchResult
-from towpath.sinks.jobs.monitor import EngineListener, Monitor
+from towpath.sinks.jobs.listener import EngineListener
+from towpath.sinks.jobs.monitor import Monitor
 from towpath.sinks.jobs.report import Report
 from towpath.sinks.metrics_port import MetricsPort
 from towpath.sinks.progress import (
@@ -340,9 +342,15 @@ def test_the_engine_tells_how_long_its_steps_take(monitor, tmp_path):
         """What the engine tells of one trigger."""
 
         def __init__(self, name, **steps):
-            self.progress = self
-            self.name = name
-            self.durationMs = steps
+            self.told = {"name": name, "durationMs": steps, "numInputRows": 0}
+
+        def progress(self):
+            """Be what happened."""
+            return self
+
+        def json(self):
+            """Tell it."""
+            return orjson.dumps(self.told).decode()
 
     monitor.report(tmp_path, SINK)
     listener = EngineListener(monitor.metrics)

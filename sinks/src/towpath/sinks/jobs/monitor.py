@@ -12,24 +12,17 @@ look.
 """
 
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import structlog
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
 
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Settings, Sink
 from towpath.sinks.budget import Alarm, budget_s
+from towpath.sinks.jobs.listener import EngineListener
 from towpath.sinks.jobs.report import Report
 from towpath.sinks.lag import Lag, OldestRecord, lag_of
 from towpath.sinks.metrics import SinkMetrics, Watched
@@ -40,9 +33,6 @@ from towpath.sinks.routes import Routes
 
 # A cache's budget is 10 s: its alarm is late by a tenth of that at most twice over.
 LOOK_EVERY_S: Final = 2.0
-
-# What a trigger without a batch has no time of.
-_BATCH_STEP: Final = "addBatch"
 
 _log = structlog.get_logger("towpath.sinks.jobs")
 
@@ -103,7 +93,7 @@ class Monitor:
 
     def listen(self, spark: SparkSession) -> None:
         """Have the engine tell how long its steps take."""
-        spark.streams.addListener(EngineListener(self.metrics))
+        spark.streams.addListener(EngineListener(self.metrics))  # type: ignore[arg-type]  # see there
 
     def close(self) -> None:
         """Look no more, and serve no more."""
@@ -162,32 +152,3 @@ class Monitor:
                 self.look()
             except Exception:  # noqa: BLE001 - the sinks go on, and the log tells
                 _log.exception("the look at the lag failed")
-
-
-class EngineListener(StreamingQueryListener):
-    """Takes what the engine tells of each trigger."""
-
-    def __init__(self, metrics: SinkMetrics) -> None:
-        super().__init__()
-        self._metrics = metrics
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing to do: the supervisor tells of it."""
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Take the times of a trigger's steps."""
-        progress = event.progress
-        # The driver reads the rows itself, so the engine counts none.
-        has_batch = _BATCH_STEP in progress.durationMs
-        if progress.name in self._metrics.sinks and has_batch:
-            self._metrics.engine(progress.name, _steps_ms(progress.durationMs))
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing to do: nothing took any time."""
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Nothing to do: the supervisor tells of it."""
-
-
-def _steps_ms(duration_ms: Mapping[str, int]) -> dict[str, float]:
-    return {step: float(took_ms) for step, took_ms in duration_ms.items()}

@@ -10,9 +10,10 @@ with whatever came before it. Pure.
 Hot path: a fixed number of passes over the columns of a batch, none over its rows.
 """
 
+import re
 from collections import defaultdict
-from collections.abc import Collection
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterator
+from typing import Final, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +32,14 @@ _WHOLE: Final = pa.array(
 )
 # What one thread reads at once; a larger record cannot be read here.
 _BLOCK_BYTES: Final = 16 * 1024 * 1024
+# What stands behind the row in an envelope; no text holds it, its quotes are escaped.
+_SOURCE: Final = '"source":{'
+# Arrow takes seconds for one value that is nested some thousand times; at a hundred
+# thousand its stack, and the process, ends. The ordinary way reads up to a thousand.
+_BRACKETS: Final = 500
+# A shorter text cannot be as deep: each bracket is closed again.
+_SHORT_BYTES: Final = 2 * _BRACKETS
+_TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 class Columns(NamedTuple):
@@ -52,10 +61,32 @@ class Columns(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Rows that were read, and where those stand that are whole."""
+    """
+    Rows that were read.
+
+    Attributes:
+        rows: The rows, of all records.
+        is_whole: Where those stand that are whole.
+        has_escapes: Whether a text may hold what JSON escapes.
+    """
 
     rows: pa.StructArray
     is_whole: pa.Array
+    has_escapes: bool
+
+
+class _Parts(NamedTuple):
+    """Envelopes up to their sources, and what follows, each text once."""
+
+    heads: pa.LargeStringArray
+    tails: pa.DictionaryArray
+
+
+class _Objects(NamedTuple):
+    """JSON objects as they were read, and whether anything in them is escaped."""
+
+    read: pa.Table
+    has_escapes: bool
 
 
 def plain_columns(
@@ -86,8 +117,7 @@ def plain_columns(
         places = pc.indices_nonzero(is_plain)
         if not len(places):
             continue
-        values = records.column("value").take(places)
-        plain = (positions.take(places), keys.take(places), values)
+        plain = (_at(c, places) for c in (positions, keys, records.column("value")))
         found.append(Columns(route, places, *plain))
     return found
 
@@ -103,24 +133,11 @@ def read_rows(columns: Columns, row: pa.StructType) -> Read:
     Raises:
         pa.ArrowInvalid: A value is not JSON, or not of its column's type.
     """
-    text = pa.BufferReader(b"\n".join(columns.values.to_pylist()))
-    schema = pa.schema([("after", row), ("op", pa.string())])
-    read = pyarrow.json.read_json(
-        text,
-        pyarrow.json.ReadOptions(block_size=_BLOCK_BYTES),
-        pyarrow.json.ParseOptions(
-            explicit_schema=schema, unexpected_field_behavior="infer"
-        ),
-    ).combine_chunks()
-    if len(read) != len(columns.places):
-        message = "a value is not one JSON document"
-        raise pa.ArrowInvalid(message)
-    rows = _one(read.column("after"))
-    said = read.column("op")
-    is_whole = _one(pc.and_(pc.is_in(said, _WHOLE), rows.is_valid()))
-    is_known = pc.or_(is_whole, _one(pc.equal(said, Operation.DELETE.value)))
+    rows, said, has_escapes = _read(_one(columns.values.cast(pa.large_string())), row)
+    is_whole = pc.and_(pc.is_in(said, _WHOLE), rows.is_valid())
+    is_known = pc.or_(is_whole, pc.equal(said, Operation.DELETE.value))
     strange = columns.keys.filter(pc.invert(pc.fill_null(is_known, fill_value=False)))
-    return Read(rows, _without(is_whole, columns.keys, strange))
+    return Read(rows, _without(is_whole, columns.keys, strange), has_escapes)
 
 
 def newest_rows(rows: pa.Table, key: tuple[str, ...], position: str) -> pa.Table:
@@ -132,6 +149,105 @@ def newest_rows(rows: pa.Table, key: tuple[str, ...], position: str) -> pa.Table
     numbered = sorted_keys.append_column(position, pa.array(range(len(rows))))
     last = numbered.group_by(list(key)).aggregate([(position, "max")])
     return rows.take(order.take(last.column(f"{position}_max").combine_chunks()))
+
+
+def _read(
+    envelopes: pa.LargeStringArray, row: pa.StructType
+) -> tuple[pa.StructArray, pa.StringArray, bool]:
+    """Return rows, operations, and whether anything is escaped in them."""
+    are_objects = pc.and_(pc.starts_with(envelopes, '{"'), pc.ends_with(envelopes, "}"))
+    if not pc.all(are_objects).as_py():
+        _refuse("a value is no JSON object")
+    after, operation = ("after", row), ("op", pa.string())
+    parts = _cut(envelopes)
+    if parts is not None:
+        head = _objects(parts.heads, [after], closing=b"}")
+        opening = b"{" + _SOURCE.encode()
+        tail = _objects(parts.tails.dictionary, [operation], opening)
+        if set(head.read.column_names).isdisjoint(tail.read.column_names):
+            operations = _one(tail.read.column("op")).take(parts.tails.indices)
+            return _one(head.read.column("after")), operations, head.has_escapes
+    whole = _objects(envelopes, [after, operation])
+    rows, operations = (_one(whole.read.column(name)) for name in ("after", "op"))
+    return rows, operations, whole.has_escapes
+
+
+def _cut(envelopes: pa.LargeStringArray) -> _Parts | None:
+    """Cut each in front of its source, which is mostly the same for many of them."""
+    parts = pc.split_pattern(envelopes, "," + _SOURCE, max_splits=1)
+    if not pc.all(pc.equal(pc.list_value_length(parts), 2)).as_py():
+        return None
+    flat = parts.flatten()
+    is_head = pa.array([True, False] * len(parts))
+    tails = flat.filter(pc.invert(is_head))
+    return _Parts(flat.filter(is_head), tails.dictionary_encode())
+
+
+def _objects(
+    texts: pa.LargeStringArray,
+    fields: list[tuple[str, pa.DataType]],
+    opening: bytes = b"",
+    closing: bytes = b"",
+) -> _Objects:
+    """
+    Read texts as one JSON object each.
+
+    With what is put before and behind them they begin and end with a brace; so one that
+    is none, or several, shows in the count: no object goes on behind another's brace.
+    """
+    encoded = texts.cast(pa.large_binary())
+    if any(map(_is_deep, _long(encoded))):
+        _refuse("a value is nested too deeply")
+    every = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), encoded)
+    between = pa.scalar(closing + b"\n" + opening, encoded.type)
+    lines = b"".join((opening, pc.binary_join(every, between)[0].as_buffer(), closing))
+    read = pyarrow.json.read_json(
+        pa.BufferReader(lines),
+        pyarrow.json.ReadOptions(block_size=_BLOCK_BYTES),
+        pyarrow.json.ParseOptions(
+            explicit_schema=pa.schema(fields), unexpected_field_behavior="infer"
+        ),
+    )
+    if len(read) != len(texts):
+        _refuse("a value is not one JSON object")
+    if _is_beyond_json(read):
+        _refuse("a value has a number that JSON does not know")
+    return _Objects(read, b"\\" in lines)
+
+
+def _long(texts: pa.LargeBinaryArray) -> Iterator[bytes]:
+    is_long = pc.greater(pc.binary_length(texts), _SHORT_BYTES)
+    return (text.as_py() for text in texts.filter(is_long))
+
+
+def _is_deep(text: bytes) -> bool:
+    """Tell whether a text may be nested too deeply; brackets in its texts are not."""
+    return _brackets(text) > _BRACKETS and _brackets(_TEXT.sub(b"", text)) > _BRACKETS
+
+
+def _brackets(text: bytes) -> int:
+    return text.count(b"{") + text.count(b"[")
+
+
+def _is_beyond_json(read: pa.Table) -> bool:
+    """Tell whether Arrow has read a number that JSON has no word for."""
+    finite: list[pa.ChunkedArray] = []
+    left = list(read.columns)
+    while left:
+        column = left.pop()
+        kind = column.type
+        if pa.types.is_struct(kind):
+            left += column.flatten()
+        elif pa.types.is_list(kind):
+            left.append(pc.list_flatten(column))
+        elif pa.types.is_floating(kind):
+            finite.append(pc.is_finite(column))
+    return any(pc.any(pc.invert(column)).as_py() for column in finite)
+
+
+def _refuse(message: str) -> NoReturn:
+    """Say that values cannot be read here."""
+    raise pa.ArrowInvalid(message)
 
 
 def _plain_topics(topics: list[str], routes: Routes) -> dict[str, list[str]]:
@@ -195,10 +311,19 @@ def _without(
     return pc.and_(chosen, pc.invert(_one(pc.is_in(keys, strange.unique()))))
 
 
+def _at(
+    column: pa.ChunkedArray | pa.Array, places: pa.Array
+) -> pa.ChunkedArray | pa.Array:
+    """Return what stands at places in their order; nothing is copied if it is all."""
+    return column if len(places) == len(column) else column.take(places)
+
+
 def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Return a column as one array."""
+    """Return a column as one array; nothing is copied if it is one."""
     if isinstance(column, pa.Array):
         return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
     return (
         pa.concat_arrays(column.chunks)
         if column.num_chunks

@@ -9,7 +9,7 @@ Hot path: calls come packed; nothing is parsed but small integers.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -141,10 +141,25 @@ class Lane(Generic[About]):
             raise
 
 
-def packed(function: str, keys: Sequence[str], arguments: Iterable[bytes]) -> bytes:
+def packed(function: str, keys: Sequence[str], arguments: Sequence[bytes]) -> bytes:
     """Write a call of a function as the server reads it."""
-    words = [function.encode(), b"%d" % len(keys), *(key.encode() for key in keys)]
-    words += arguments
-    parts = [b"*%d\r\n$5\r\nFCALL\r\n" % (len(words) + 1)]
-    parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in words]
+    words = b"".join([part for key in keys for part in _word(key.encode())])
+    return packed_words(function, len(keys), words, arguments)
+
+
+def packed_words(
+    function: str, count: int, keys: bytes, arguments: Sequence[bytes]
+) -> bytes:
+    """Write a call of so many keys, which are words of the protocol already."""
+    parts = [b"*%d\r\n" % (3 + count + len(arguments))]
+    for word in (b"FCALL", function.encode(), b"%d" % count):
+        parts += _word(word)
+    parts.append(keys)
+    for argument in arguments:
+        parts += _word(argument)
     return b"".join(parts)
+
+
+def _word(text: bytes) -> tuple[bytes, bytes, bytes]:
+    """Write a word, in parts: it may be long, and is copied once."""
+    return b"$%d\r\n" % len(text), text, b"\r\n"

@@ -16,21 +16,25 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final
 
+import pyarrow as pa
 import redis
 import structlog
 
+from towpath.sinks.cache import bulk
 from towpath.sinks.cache.client import ANSWER_WITHIN_S, translated
-from towpath.sinks.cache.lane import BYTES_IN_FLIGHT, Lane, packed
+from towpath.sinks.cache.lane import BYTES_IN_FLIGHT, Lane, packed, packed_words
 from towpath.sinks.cache.losses import Losses, Watch
 from towpath.sinks.cache.place import (
     floors_place,
+    route_place,
     scan_pattern,
     slot_of,
     witness_places,
 )
-from towpath.sinks.cache.script import Call, calls, library
+from towpath.sinks.cache.script import calls, library
 from towpath.sinks.cache.servers import SCANNED_AT_ONCE, Servers, ServerState
 from towpath.sinks.change import Change, Refusal
+from towpath.sinks.columns import Columns
 from towpath.sinks.errors import EvictingCacheError, TargetUnavailableError
 from towpath.sinks.floors import Floors
 from towpath.sinks.fold import ABSENT_ROW
@@ -99,6 +103,28 @@ class CacheSink:
                 self._sweep(route, floor)
             self._write(self._floors.above(batch.changes, self._tally))
 
+    def send_columns(self, columns: Columns) -> pa.Array | None:
+        """
+        Send whole rows on their way, as ``send`` does; the rest comes by ``send`` then.
+
+        Returns:
+            Where the records stand that are taken; ``None`` if none are.
+
+        Raises:
+            UnavailableError: The cache cannot be reached; nothing is lost by trying
+                again.
+        """
+        with self._acting():
+            # There, each call is of one slot: rows are laid out one by one.
+            if self._servers.is_cluster:
+                return None
+            taken = bulk.take(columns, self._floors.of(columns.route))
+            if taken is None:
+                return None
+            self._tally.stale += taken.below
+            self._write_columns(columns.route, taken)
+        return taken.places
+
     def flush(self) -> Checkpoint:
         self._settle()
         for route, floor in self._swept:
@@ -130,10 +156,24 @@ class CacheSink:
         apply = library().apply
         is_cluster = self._servers.is_cluster
         for call in calls(self._prefix, changes, by_slot=is_cluster):
-            lane = self._lane(call.keys[0])
-            lane.ask(packed(apply, call.keys, (self._tombstone_s, call.rows)), call)
-            for about, answer in lane.answers(BYTES_IN_FLIGHT):
-                _count(self._tally, about, answer)
+            asked = packed(apply, call.keys, (self._tombstone_s, call.rows))
+            self._ask(self._lane(call.keys[0]), asked, call.changes)
+
+    def _write_columns(self, route: str, taken: bulk.Taken) -> None:
+        apply = library().apply
+        place = route_place(self._prefix, route)
+        lane = self._lane(place)
+        for call in bulk.calls(taken, place):
+            arguments = (self._tombstone_s, call.rows)
+            asked = packed_words(apply, call.row_count, call.keys, arguments)
+            # None of them is partial: not one can find no row.
+            self._ask(lane, asked, ())
+
+    def _ask(self, lane: Lane[Any], asked: bytes, changes: Sequence[Change]) -> None:
+        """Send a call of the guard; count what was answered until now."""
+        lane.ask(asked, changes)
+        for about, answer in lane.answers(BYTES_IN_FLIGHT):
+            _count(self._tally, about, answer)
 
     def _arrive(self) -> None:
         """Wait until all that was sent has been answered."""
@@ -271,10 +311,8 @@ def _refuse_evicting(states: Sequence[ServerState]) -> None:
             raise EvictingCacheError(message)
 
 
-def _count(tally: Tally, call: Call, answer: list[int]) -> None:
+def _count(tally: Tally, changes: Sequence[Change], answer: list[int]) -> None:
     applied, stale, *absent = answer
     tally.applied += applied
     tally.stale += stale
-    tally.refused += [
-        Refusal(call.changes[i - 1], ABSENT_ROW, asks=True) for i in absent
-    ]
+    tally.refused += [Refusal(changes[i - 1], ABSENT_ROW, asks=True) for i in absent]

@@ -1,0 +1,151 @@
+"""The cache takes columns: on a real server they end as rows do."""
+
+import random
+import uuid
+
+import orjson
+import pytest
+import redis
+
+from support.record_table import table_of
+from towpath.settings import Route, Sink, SinkKind
+from towpath.sinks.cache.sink import CacheSink
+from towpath.sinks.change import Origin, Record
+from towpath.sinks.columns import plain_columns
+from towpath.sinks.decode import decode
+from towpath.sinks.fold import newest_per_key
+from towpath.sinks.ports import Batch
+from towpath.sinks.routes import Routes
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+TOPIC, ROUTE = "towpath.shop.lines", "shop.lines"
+ROUTES = Routes(
+    Sink(
+        name="cache",
+        kind=SinkKind.CACHE,
+        url="redis://unused",
+        route=(Route(topic=TOPIC, name=ROUTE),),
+    )
+)
+TEXTS = ["", "x" * 140, 'a "b"\\\n\x00\x1f', "é😀", "%:", None]
+PARTS = ["", ":", "%", "a:b", "a%3Ab", "é", '"', "\n", "plain"]
+TOMBSTONE_S = 3600
+
+
+@pytest.fixture
+def client(stack):
+    """Lend a plain client."""
+    with redis.Redis.from_url(stack.redis_url, decode_responses=True) as lent:
+        yield lent
+
+
+@pytest.fixture
+def make(stack):
+    """Lend what makes sinks under prefixes of their own, opened."""
+    made = []
+
+    def make():
+        made.append(CacheSink(stack.redis_url, f"p:{uuid.uuid4().hex}", TOMBSTONE_S))
+        made[-1].open()
+        return made[-1]
+
+    yield make
+    for sink in made:
+        sink.close()
+
+
+def history(chance, count):
+    """Make records of some keys: whole rows, some deletes, some partial changes."""
+    told = []
+    for number in range(count):
+        part, line = chance.choice(PARTS), chance.randrange(count // 20)
+        row = {
+            "part": part,
+            "line": line,
+            "size": chance.choice([number, 2**63 - 1, -(2**63), None]),
+            "ratio": chance.choice([0.1, 1.0, 1, -0.0, 1e300, None]),
+            "is_paid": chance.choice([True, False, None]),
+            "changed_at": f"2026-11-22T12:00:00.{number:06d}Z",
+            "note": chance.choice(TEXTS),
+            "tags": chance.choice([["a", '"'], [], None]),
+        }
+        operation = chance.choice("cuurrd" if number % 10 == 0 else "cuurrr")
+        after = None if operation == "d" else row
+        headers = {"position": b"%016x.%010d" % (8 * (number // 4), number % 4)}
+        if number % 50 == 49 and after is not None:
+            del row["note"]
+            headers["unchanged"] = b'["note"]'
+        source = {"lsn": number // 7, "txId": None}
+        value = {"before": None, "after": after, "source": source, "op": operation}
+        key = orjson.dumps({"part": part, "line": line})
+        origin = Origin(TOPIC, 0, number)
+        told.append(Record(origin, key, orjson.dumps(value), headers))
+    return told
+
+
+def write(sink, told):
+    """Write records one by one, as they are folded."""
+    folded = newest_per_key(decode(told, ROUTES).changes)
+    sink.apply(Batch(0, folded.changes))
+    sink.apply(Batch(0, folded.after))
+
+
+def hashes(client, sink):
+    """Return every hash of a sink by its name, without the prefix."""
+    begin = sink._prefix.replace(":", "%3A") + ":" + ROUTE
+    names = sorted(client.scan_iter(f"{begin}:*", count=1000))
+    with client.pipeline(transaction=False) as asked:
+        for name in names:
+            asked.hgetall(name)
+        found = asked.execute()
+    return {n.removeprefix(begin): f for n, f in zip(names, found, strict=True)}
+
+
+def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
+    """
+    Every name and field of 3,000 records out of order; what is left is written after.
+
+    Told once more, the columns change nothing.
+    """
+    chance = random.Random(11)  # noqa: S311 - a repeatable test
+    told = history(chance, 3000)
+    chance.shuffle(told)
+    by_column, one_by_one = make(), make()
+    write(one_by_one, told)
+    (columns,) = plain_columns(table_of(told), ROUTES)
+    taken = by_column.send_columns(columns).to_pylist()
+    left = sorted({*range(len(told))} - {*taken})
+    write(by_column, [told[place] for place in left])
+    by_column.flush()
+    expected = hashes(client, one_by_one)
+
+    assert (True, True) == (1000 < len(taken) < 3000, len(expected) > 500)
+    assert expected == hashes(client, by_column)
+    by_column.send_columns(columns)
+    by_column.flush()
+    assert expected == hashes(client, by_column)
+
+
+def test_what_is_counted_is_what_was_written(make, client):
+    """Applied, and stale where the cache has it newer; a lost guard is loaded again."""
+    sink = make()
+    chance = random.Random(5)  # noqa: S311 - a repeatable test
+    told = [r for r in history(chance, 3000) if b'"op":"d"' not in r.value]
+    told = [r for r in told if "unchanged" not in r.headers]
+    (columns,) = plain_columns(table_of(told), ROUTES)
+    client.function_flush()
+    taken = sink.send_columns(columns)
+    first = sink.flush()
+    (older,) = plain_columns(table_of(told[:1000]), ROUTES)
+    sink.send_columns(older)
+    second = sink.flush()
+    keys = {told[place].key for place in taken.to_pylist()}
+    older_keys = {record.key for record in told[:1000]} & keys
+
+    assert (len(keys), 0) == (first.applied, first.stale)
+    assert (len(older_keys), True) == (
+        second.applied + second.stale,
+        0 < second.applied < second.stale,
+    )
+    assert len(keys) == len(hashes(client, sink))

@@ -1,0 +1,64 @@
+"""The cache's guard in memory: what calls come to, whichever way they were made."""
+
+import orjson
+
+from towpath.sinks.cache import bulk, script
+from towpath.sinks.cache.place import route_place
+
+PREFIX = "é:1"
+
+
+class GuardModel:
+    """
+    Rows by their names, as ``guard.lua`` would leave them.
+
+    ``rows`` are a position and the fields, or ``None`` of a deleted row; ``counts``,
+    how many were applied and how many were stale.
+    """
+
+    def __init__(self):
+        self.rows = {}
+        self.counts = [0, 0]
+
+    def take(self, taken, route):
+        """Apply what was taken of columns."""
+        for call in bulk.calls(taken, route_place(PREFIX, route)):
+            names = words(call.keys)
+            assert call.row_count == len(names)
+            self.apply(names, call.rows)
+        self.counts[1] += taken.below
+
+    def write(self, changes):
+        """Apply changes, as the ordinary way calls for them."""
+        for call in script.calls(PREFIX, changes):
+            self.apply(call.keys, call.rows)
+
+    def apply(self, names, rows):
+        """Carry out one call."""
+        written = orjson.loads(rows)
+        assert len(names) == len(written)
+        for name, (position, mode, fields, nulls) in zip(names, written, strict=True):
+            stored, row = self.rows.get(name, ("", None))
+            if stored > position:
+                self.counts[1] += 1
+                continue
+            if mode == "p" and row is None:
+                continue
+            told = dict(zip(fields[::2], fields[1::2], strict=True))
+            assert len(fields) == 2 * len(told)
+            if mode == "p":
+                told = {n: v for n, v in row.items() if n not in nulls} | told
+            self.rows[name] = position, None if mode == "x" else told
+            self.counts[0] += 1
+
+
+def words(packed):
+    """Read words of the server's protocol."""
+    found = []
+    while packed:
+        length, _, rest = packed.partition(b"\r\n")
+        size = int(length.removeprefix(b"$"))
+        found.append(rest[:size].decode())
+        assert rest[size : size + 2] == b"\r\n"
+        packed = rest[size + 2 :]
+    return found

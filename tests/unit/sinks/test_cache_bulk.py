@@ -1,0 +1,527 @@
+"""Rows that the cache takes as columns: which, how they are called for, what counts."""
+
+import orjson
+import pyarrow as pa
+import pytest
+import redis
+
+from support.guard_model import PREFIX, GuardModel, words
+from support.record_table import table_of
+from towpath.settings import Route, Sink, SinkKind
+from towpath.sinks import columns as reading
+from towpath.sinks.cache import bulk, script
+from towpath.sinks.cache.lane import BYTES_IN_FLIGHT
+from towpath.sinks.cache.sink import CacheSink
+from towpath.sinks.change import Origin, Record
+from towpath.sinks.columns import plain_columns, read_rows
+from towpath.sinks.decode import decode
+from towpath.sinks.errors import TargetUnavailableError
+from towpath.sinks.fold import newest_per_key
+from towpath.sinks.routes import Routes
+
+TOPIC, ROUTE = "towpath.shop.items", "shop.items"
+ROUTES = Routes(
+    Sink(
+        name="cache",
+        kind=SinkKind.CACHE,
+        url="redis://unused",
+        route=(Route(topic=TOPIC, name=ROUTE),),
+    )
+)
+ROW = {
+    "id": 1,
+    "version": 0,
+    "amount": "12.25",
+    "state": "new",
+    "changed_at": "2026-11-22T12:00:00.123456Z",
+    "note": "x" * 140,
+}
+SOURCE = {"ts_ms": 1, "lsn": 12345678, "txId": None, "sequence": '["1","2"]'}
+
+
+def envelope(row, operation="r", **source):
+    """Write an envelope as the relay does."""
+    head = {"before": None, "after": row, "source": SOURCE | source}
+    return orjson.dumps(head | {"op": operation, "ts_ms": 1, "transaction": None})
+
+
+def record(number, value=None, *, key=None, position=None, **row):
+    """Make a record of a row, each with a key and a position of its own."""
+    headers = {"position": position or b"%016x.0000000000" % (8 * number)}
+    whole = envelope({**ROW, "id": number, **row})
+    named = b'{"id":%d}' % number if key is None else key
+    return Record(Origin(TOPIC, 0, number), named, value or whole, headers)
+
+
+def columns_of(*told):
+    """Return the records as columns; all of them are plain."""
+    (columns,) = plain_columns(table_of(told), ROUTES)
+    assert len(told) == len(columns.places)
+    return columns
+
+
+def changes_of(*told):
+    """Return what the records come to in the ordinary way."""
+    return newest_per_key(decode(told, ROUTES).changes).changes
+
+
+def ends(*told, floor=None):
+    """Write records as columns, and one by one; return what each comes to."""
+    bulky, one_by_one = GuardModel(), GuardModel()
+    taken = bulk.take(columns_of(*told), floor)
+    assert taken is not None
+    bulky.take(taken, ROUTE)
+    one_by_one.write(changes_of(*told))
+    return one_by_one.rows, bulky.rows
+
+
+def places(*told):
+    """Return where the records stand that are taken."""
+    taken = bulk.take(columns_of(*told))
+    return None if taken is None else taken.places.to_pylist()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{}],
+        [{"amount": None}, {"note": None}, {}],
+        [{"note": 'a "quoted"\\ text'}, {"note": "two\nlines\x00\x1f\x7fé😀"}, {}],
+        [{"note": ""}, {'a "b"\\': "x"}, {"": "y"}],
+        [{"paid": True}, {"paid": False}, {"paid": None}],
+        [{"size": 2**63 - 1}, {"size": -(2**63)}, {"size": -0}],
+        [{"size": 2**63}, {"size": 1}],
+        [{"ratio": 0.1}, {"ratio": 1}, {"ratio": 1e300}, {"ratio": 5e-324}, {}],
+        [{"ratio": 1.0}, {"ratio": -0.0}, {"ratio": 1e16}],
+        [{"lines": [1, 2.50]}, {"lines": []}, {"lines": None}],
+        [{"lines": {"b": '"'}}, {"lines": {"c": 1.50}}],
+        [{"gone": None}],
+    ],
+)
+def test_values_are_written_as_one_by_one(rows):
+    """Text, numbers, nulls, lists: what Arrow cannot keep is written by itself."""
+    told = [record(n, **row) for n, row in enumerate(rows)]
+    expected, found = ends(*told)
+
+    assert expected == found
+
+
+def test_instants_that_come_late_stay_texts():
+    """A column that is null in all rows that are looked at is no instant, either."""
+    late = [None] * 500 + ["2026-11-22T12:00:00Z"] + [None] * 499
+    expected, found = ends(*[record(n, gone_at=at) for n, at in enumerate(late)])
+
+    assert expected == found
+
+
+def test_numbers_keep_how_they_are_written():
+    """What JSON can write in several ways becomes what the ordinary way makes of it."""
+    texts = [
+        b"1.0",
+        b"1",
+        b"1e3",
+        b"1E+2",
+        b"-0",
+        b"0.10",
+        b"1e-7",
+        b"123456789012345e9",
+    ]
+    told = [
+        record(n, envelope({"id": n, "ratio": "?"}).replace(b'"?"', text))
+        for n, text in enumerate(texts)
+    ]
+    expected, found = ends(*told)
+
+    assert expected == found
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [b'{"id":0}', b'{"id":-7}', b'{"id":9999999999999999999}'],
+        [b'{"k":""}', b'{"k":":"}', b'{"k":"%"}', b'{"k":"%3A"}', b'{"k":"\xc3\xa9"}'],
+        [b'{"a b":"x:y","c.(\\"":1}', b'{"a b":"x","c.(\\"":2}'],
+        [b'{"k":true}', b'{"k":false}'],
+    ],
+)
+def test_keys_are_written_as_one_by_one(keys):
+    """Whatever their types: no two rows share a name, and each has its own."""
+    expected, found = ends(*[record(n, key=key) for n, key in enumerate(keys)])
+
+    assert (expected, len(keys)) == (found, len(found))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b'{"id": 2}',
+        b'{"id":"2"}',
+        b'{"id":2.0}',
+        b'{"id":-0}',
+        b'{"id":02}',
+        b'{"id":null}',
+        b'{"id":-9999999999999999999}',
+        b'{"id":18446744073709551616}',
+        b'{"id":2,"id":3}',
+        b'{"no":2}',
+        b'{"id":2,"no":3}',
+        b'{"id":2}\n',
+        b"2",
+        b"",
+    ],
+)
+def test_a_key_of_another_form_is_left(key):
+    """Its neighbours are taken; what its name is, the ordinary way says."""
+    assert [0, 2] == places(record(1), record(2, key=key), record(3))
+
+
+@pytest.mark.parametrize(
+    "key", [b"{}", b"[1]", b'{"id":1.5}', b'{"id":null}', b'{"id":[1]}', b"{", b"\xff"]
+)
+def test_nothing_is_taken_if_the_first_key_is_strange(key):
+    """There is no form then that the others could have, too."""
+    assert places(record(1, key=key), record(2)) is None
+
+
+def test_a_text_key_with_an_escape_is_left():
+    """Two ways to write one text are one key only once they are read."""
+    told = [
+        record(n, key=orjson.dumps({"k": k})) for n, k in enumerate(["a", "\n", "b"])
+    ]
+
+    assert [0, 2] == places(*told)
+
+
+DEEP = b"[" * 800 + b"]" * 800
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"{",
+        b"[]",
+        b'{"op":"r"} ',
+        b'{,"source":{"lsn":1},"op":"d"}',
+        envelope(ROW) + envelope(ROW),
+        envelope(ROW)[:-1],
+        envelope(ROW).replace(b"xxx", b"\xff"),
+        envelope(ROW).replace(b"xxx", b"\\ud800"),
+        envelope(ROW).replace(b"xxx", b"\n"),
+        envelope(ROW).replace(b"xxx", b"\0"),
+        envelope(ROW).replace(b'"ts_ms":1', b'"ts_ms":"\xff"'),
+        envelope(ROW).replace(b'"before":null', b'"before":{"x":NaN}'),
+        envelope(ROW).replace(b'"txId":null', b'"txId":[{"x":[Infinity]}]'),
+        envelope(ROW).replace(b'"txId":null', b'"txId":1e999'),
+        envelope(ROW).replace(b'"before":null', b'"before":%b' % DEEP),
+        envelope(ROW).replace(b'"txId":null', b'"txId":%b' % DEEP),
+        envelope(ROW).replace(b'"transaction"', b'"after"'),
+        envelope(ROW).replace(b'"transaction"', b'"op"'),
+        envelope({**ROW, "_position": "0"}),
+        envelope({**ROW, "state": 1}),
+        envelope({**ROW, "lines": [1, "a"]}),
+        envelope({}),
+        envelope({"id": None}),
+    ],
+)
+def test_a_portion_with_a_value_to_be_judged_is_not_taken(value):
+    """Whether it can be read is the ordinary way's to say, and of which record."""
+    told = [record(n) for n in range(100)]
+    # Not one of those that are looked at first.
+    told[1] = record(1, value)
+
+    assert places(*told) is None
+
+
+def test_records_that_are_objects_only_together_are_not_taken():
+    """Neither one that goes on in the next, nor one whose rest makes up for it."""
+    begun = b'{"op":"r","after":{"id":1},"x":[{}'
+    told = [record(n) for n in range(100)]
+    for place, value in enumerate([begun, b",{}]}", envelope(ROW) * 2], start=1):
+        told[4 * place + 1] = record(place, value)
+
+    assert places(*told) is None
+
+
+def test_what_follows_a_row_is_one_object_for_each():
+    """A second one there would be told to the wrong records."""
+    told = [record(n, envelope(ROW, lsn=n)) for n in range(100)]
+    told[1] = record(1, envelope(ROW) + b'{"op":"d"}')
+
+    assert places(*told) is None
+
+
+def test_brackets_in_texts_do_not_nest():
+    """A text may hold as many of them as it likes, and JSON that is a text."""
+    told = [record(1, note='{"[' * 2000), record(2, note=DEEP.decode())]
+    expected, found = ends(*told)
+
+    assert expected == found
+
+
+def test_nesting_that_would_take_the_process_with_it_is_refused():
+    """Arrow runs out of stack where the ordinary way says that it cannot be read."""
+    deep = b"[" * 100_000 + b"]" * 100_000
+    value = envelope(ROW).replace(b'"before":null', b'"before":%b' % deep)
+
+    with pytest.raises(pa.ArrowInvalid, match="too deeply"):
+        read_rows(columns_of(record(1), record(2, value)), pa.struct([]))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        '{"op":"u","after":%s}',
+        '{"op": "u", "after": %s, "source": {"lsn": 1}}',
+        '{"op":"u","after":%s,"source":{"lsn":1}}',
+        '{"after":%s,"source":{"lsn":1,"source":{"after":1}},"op":"u"}',
+    ],
+)
+def test_envelopes_of_other_forms_are_read(form):
+    """Where the operation stands, and what the source says, is the writer's affair."""
+    row = orjson.dumps({**ROW, "doc": {"source": {"a": 1}}}).decode()
+    expected, found = ends(record(1), record(2, (form % row).encode()))
+
+    assert expected == found
+
+
+def test_what_is_no_whole_row_is_left():
+    """A delete by itself; what cannot be told apart takes all of its key with it."""
+    told = [
+        record(1),
+        record(2, envelope(None, "d")),
+        record(3, envelope(ROW, "z"), key=b'{"id":1}'),
+        record(4),
+    ]
+
+    assert [3] == places(*told)
+
+
+def test_each_row_is_read_by_its_own_operation():
+    """What follows the row is read once where it is the same, and told to each."""
+    told = [record(n, envelope(ROW, "crud"[n % 4], lsn=n % 3)) for n in range(24)]
+
+    assert [n for n in range(24) if n % 4 != 3] == places(*told)
+
+
+def test_the_newest_row_of_a_key_is_written_once():
+    """Of equal positions the first, as the fold has it; the older count as taken."""
+    at = b"%016x.0000000000"
+    told = [
+        record(n, key=b'{"id":%d}' % key, position=at % position, note=str(n))
+        for n, (key, position) in enumerate([(1, 7), (2, 3), (1, 9), (2, 3), (1, 9)])
+    ]
+    taken = bulk.take(columns_of(*told))
+    guard = GuardModel()
+    guard.take(taken, ROUTE)
+    expected, found = ends(*told)
+
+    assert (5, [2, 0]) == (len(taken.places), guard.counts)
+    assert (expected, ["1", "2"]) == (
+        found,
+        [row["note"] for _, row in found.values()],
+    )
+
+
+def test_rows_below_the_floor_are_counted_and_not_written():
+    """One that stands at the floor is written; of a key, only the newest counts."""
+    told = [record(n) for n in (1, 2, 3)]
+    told += [record(4, key=b'{"id":3}'), record(1, key=b'{"id":2}')]
+    taken = bulk.take(columns_of(*told), f"{8 * 2:016x}.0000000000")
+
+    assert (5, ["2", "3"], 1) == (
+        len(taken.places),
+        taken.keys.to_pylist(),
+        taken.below,
+    )
+    assert bulk.take(columns_of(*told), f"{8 * 9:016x}.0000000000") is None
+
+
+def test_rows_that_are_read_in_several_blocks_are_the_same(monkeypatch):
+    """Whatever one block is taken for alone: numbers, nulls, instants."""
+    found = [None, 1, None, 2.5, 2**63]
+    told = [record(n, size=found[n // 9], at=None) for n in range(45)]
+    told += [record(n, size=7, at="2026-11-22") for n in range(45, 50)]
+    monkeypatch.setattr(reading, "_BLOCK_BYTES", 1024)
+    expected, found = ends(*told)
+
+    assert expected == found
+
+
+def test_a_portion_beyond_what_offsets_reach_is_not_taken(monkeypatch):
+    """Arrow counts the bytes of a column in 32 bits."""
+    monkeypatch.setattr(bulk, "_MOST_BYTES", 500)
+
+    assert places(record(1)) is not None
+    assert places(record(1), record(2)) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "width", "expected"),
+    [
+        (1, 1, [1]),
+        (100, 1, [100]),
+        (201, 1, [100, 100, 1]),
+        (3, script.BYTES_PER_CALL, [1, 1, 1]),
+        (4, script.BYTES_PER_CALL // 3, [2, 2]),
+    ],
+)
+def test_calls_are_bounded_as_those_of_single_rows(count, width, expected):
+    """Neither too many rows nor too many bytes, and none is left out."""
+    told = [record(n, envelope({"id": n, "note": "x" * width})) for n in range(count)]
+    cut = list(bulk.calls(bulk.take(columns_of(*told)), "p:items:"))
+    names = [name for call in cut for name in words(call.keys)]
+
+    assert (expected, [f"p:items:{n}" for n in range(count)]) == (
+        [call.row_count for call in cut],
+        names,
+    )
+    assert expected == [len(orjson.loads(call.rows)) for call in cut]
+
+
+class Server:
+    """One server without a network: reads calls, keeps rows, answers in order."""
+
+    def __init__(self):
+        self.guard = GuardModel()
+        self.answers = []
+        self.flying = []
+        self.most_flying_bytes = 0
+        self.fails = False
+        self.connection_pool = self
+        self.is_cluster = False
+        self.all = (self,)
+
+    def look(self):
+        """Find that there is nobody else."""
+
+    def of(self, _):
+        """Hold every name."""
+        return self
+
+    def get_connection(self):
+        """Lend the one connection."""
+        return self
+
+    def release(self, _):
+        """Take it back."""
+
+    def disconnect(self):
+        """Forget what was on its way."""
+        self.answers.clear()
+        self.flying.clear()
+
+    def send_packed_command(self, parts, *, check_health):
+        """Carry out calls as they come."""
+        assert not check_health
+        (packed,) = parts
+        while packed:
+            packed = self._carry_out(packed)
+        self.most_flying_bytes = max(self.most_flying_bytes, sum(self.flying))
+
+    def read_response(self):
+        """Answer the oldest call."""
+        if self.fails:
+            raise redis.ConnectionError
+        self.flying.pop(0)
+        return self.answers.pop(0)
+
+    def _carry_out(self, packed):
+        count, _, rest = packed.partition(b"\r\n")
+        told = []
+        for _ in range(int(count.removeprefix(b"*"))):
+            length, _, rest = rest.partition(b"\r\n")
+            size = int(length.removeprefix(b"$"))
+            told.append(rest[:size])
+            rest = rest[size + 2 :]
+        before = self.guard.counts[:]
+        names = [name.decode() for name in told[3:-2]]
+        assert [b"FCALL", script.library().apply.encode()] == told[:2]
+        assert (len(names), b"60") == (int(told[2]), told[-2])
+        self.guard.apply(names, told[-1])
+        self.answers.append(
+            [a - b for a, b in zip(self.guard.counts, before, strict=True)]
+        )
+        self.flying.append(len(packed) - len(rest))
+        return rest
+
+
+@pytest.fixture
+def server():
+    """Lend a server."""
+    return Server()
+
+
+@pytest.fixture
+def sink(server):
+    """Lend a sink of it, open."""
+    made = CacheSink("redis://unused", PREFIX, 60)
+    made._servers = server
+    return made
+
+
+def test_columns_arrive_as_rows_do(sink, server):
+    """The same names, positions and texts; what waits is bounded, and all counts."""
+    told = [record(n, note='"' * (n % 50)) for n in range(20_000)]
+    at = sink.send_columns(columns_of(*told))
+    waiting = sum(server.flying)
+    sink._arrive()
+    one_by_one = GuardModel()
+    one_by_one.write(changes_of(*told))
+    counted = sink._tally.take()
+
+    assert (one_by_one.rows, 20_000, 20_000, 0) == (
+        server.guard.rows,
+        len(at),
+        counted.applied,
+        counted.stale,
+    )
+    assert 0 < waiting <= BYTES_IN_FLIGHT
+    # Calls go out some at once.
+    assert server.most_flying_bytes < BYTES_IN_FLIGHT + 200_000
+
+
+def test_what_the_cache_has_newer_is_stale(sink):
+    """So are rows below a floor, which are not even sent."""
+    sink.send_columns(columns_of(*[record(n) for n in range(1, 5)]))
+    sink._floors.learn(ROUTE, f"{8 * 2:016x}.0000000000")
+    older = [record(n, key=b'{"id":4}') for n in (1, 3)]
+    sink.send_columns(columns_of(record(1), *older, record(9)))
+    sink._arrive()
+    counted = sink._tally.take()
+
+    assert (5, 2) == (counted.applied, counted.stale)
+
+
+def test_a_cluster_takes_no_columns(sink, server):
+    """Each of its calls is of one slot."""
+    server.is_cluster = True
+
+    assert sink.send_columns(columns_of(record(1))) is None
+
+
+def test_a_failure_drops_what_was_counted(sink, server):
+    """The batch comes again, whole."""
+    sink.send_columns(columns_of(record(1)))
+    server.fails = True
+    with pytest.raises(TargetUnavailableError):
+        sink.send_columns(columns_of(*[record(n) for n in range(20_000)]))
+    server.fails = False
+
+    assert ([], 0) == (server.flying, sink._tally.applied)
+    assert [0] == sink.send_columns(columns_of(record(1))).to_pylist()
+
+
+def test_a_portion_of_a_batch_is_taken_as_if_it_were_all():
+    """Where it begins in the columns of a batch, and in how many pieces, is no odds."""
+    told = [record(n, note=f"{n}") for n in range(20)]
+    told[3] = told[3]._replace(headers={"position": b"?"})
+    told[14] = record(14, envelope(None, "d"))
+    table = pa.concat_tables([table_of(told[:9]), table_of(told[9:])])
+    found = GuardModel()
+    for begin, length in ((0, 3), (3, 4), (7, 5), (12, 8)):
+        (columns,) = plain_columns(table.slice(begin, length), ROUTES)
+        found.take(bulk.take(columns), ROUTE)
+    expected = GuardModel()
+    expected.write(changes_of(*told[:3], *told[4:14], *told[15:]))
+
+    assert expected.rows == found.rows

@@ -8,7 +8,7 @@ BIN := .venv/bin
 MEMBERS := schemas settings outbox relay sinks services loadtests deploy
 # Processes that run tests side by side, each with a stack of its own; 0: all in one.
 WORKERS ?= 2
-SIDE_BY_SIDE := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 .PHONY: help setup demo test check soak lock clean python setup-run setup-dev static
 .DEFAULT_GOAL := help

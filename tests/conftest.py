@@ -63,14 +63,12 @@ def pytest_collection_modifyitems(session, config, items):
         if item.get_closest_marker("spark"):
             item.add_marker(unclosed)
     if xdist.is_xdist_worker(session):
-        workers.share_out(items, float(config.getini("timeout")))
+        workers.put_in_order(items, float(config.getini("timeout")))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report):
-    """Tell of a worker's test by the id that it has without workers."""
-    if hasattr(report, "node"):
-        report.nodeid = workers.plain_id(report.nodeid)
+def pytest_xdist_make_scheduler(config, log):
+    """Share the tests out by pieces."""
+    return workers.Pieces(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -3,11 +3,8 @@ How the tests are shared out among workers that run side by side.
 
 Each worker is a process with a stack of its own. It takes one piece of work after the
 other: a file, as a rule, so that what the file's tests share is made once. Some tests
-are pieces of their own, because they are long; others are one piece together:
-
-- What keeps every core busy, so that two of these never run at once.
-- What writes the warehouse through the run's one Spark, which takes long to start and
-  much memory.
+are pieces of their own, because they are long; what keeps every core busy is one piece
+together, so that two of these never run at once.
 
 The pieces begin in the order of ``Turn``; of one turn, those first that may take
 longest. Beside the busy ones run those that mostly wait; then come the engines. In the
@@ -16,9 +13,11 @@ end the quick ones fill the time while another worker is at its last long test.
 
 import enum
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # Whole demos and benchmarks, chaos, loads with a rate, Spark in several processes.
 BUSY: Final = (
@@ -44,46 +43,44 @@ class Turn(enum.IntEnum):
     QUICK = 4
 
 
-def share_out(items: list[pytest.Item], timeout_s: float) -> None:
+def put_in_order(items: list[pytest.Item], timeout_s: float) -> None:
     """
-    Order tests by their turns, name the pieces, and be more patient with each.
+    Order tests by their turns, and be more patient with each.
 
     Args:
         items: The tests; among equals their order stays.
         timeout_s: Of a test that has none of its own.
     """
     for item in items:
-        piece = _piece(item)
-        if piece:
-            item.add_marker(pytest.mark.xdist_group(piece))
         patient_s = SLOWER * _timeout_s(item, timeout_s)
         item.add_marker(pytest.mark.timeout(patient_s), append=False)
     items.sort(key=lambda item: (_turn(item), -_timeout_s(item, timeout_s)))
 
 
-def plain_id(node_id: str) -> str:
-    """Return a test's id without the piece, as pytest takes it on its command line."""
-    whole, at, piece = node_id.rpartition("@")
-    return whole if at and "]" not in piece else node_id
+class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # has no types
+    """Gives workers one piece after the other, in the order of the tests."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return piece_of(nodeid)
 
 
-def _piece(item: pytest.Item) -> str:
-    """Name the piece that a test belongs to; empty if it is one of its own."""
-    turn = _turn(item)
-    if turn in {Turn.BUSY, Turn.LAKE}:
-        return turn.name.lower()
-    is_long = turn == Turn.DRIVER or _is_below(item, "faults", "property")
-    return "" if is_long else item.nodeid.partition("::")[0]
+def piece_of(node_id: str) -> str:
+    """Name the piece that a test belongs to."""
+    path = Path(node_id.partition("::")[0])
+    if _is_in(path, BUSY):
+        return Turn.BUSY.name
+    is_long = _is_in(path, DRIVERS) or _is_below(path, "faults", "property")
+    return node_id if is_long else path.as_posix()
 
 
 def _turn(item: pytest.Item) -> Turn:
-    if _is_in(item, BUSY):
+    if _is_in(item.path, BUSY):
         return Turn.BUSY
-    if _is_below(item, "unit", "property"):
+    if _is_below(item.path, "unit", "property"):
         return Turn.QUICK
     if _writes_the_lake(item):
         return Turn.LAKE
-    is_driver = item.get_closest_marker("spark") or _is_in(item, DRIVERS)
+    is_driver = item.get_closest_marker("spark") or _is_in(item.path, DRIVERS)
     return Turn.DRIVER if is_driver else Turn.USUAL
 
 
@@ -97,12 +94,12 @@ def _writes_the_lake(item: pytest.Item) -> bool:
     )
 
 
-def _is_below(item: pytest.Item, *folders: str) -> bool:
-    return not set(folders).isdisjoint(item.path.parts)
+def _is_below(path: Path, *folders: str) -> bool:
+    return not set(folders).isdisjoint(path.parts)
 
 
-def _is_in(item: pytest.Item, patterns: Sequence[str]) -> bool:
-    return any(item.path.match(pattern) for pattern in patterns)
+def _is_in(path: Path, patterns: Sequence[str]) -> bool:
+    return any(path.match(pattern) for pattern in patterns)
 
 
 def _timeout_s(item: pytest.Item, otherwise_s: float) -> float:

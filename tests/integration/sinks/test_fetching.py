@@ -251,7 +251,7 @@ def test_a_partition_far_ahead_waits_for_the_others(
     """
     Its records would fill the memory meanwhile; none of them is lost by waiting.
     """
-    monkeypatch.setattr(fetching, "_AHEAD_RECORDS", 150)
+    monkeypatch.setattr(fetching, "_AHEAD_BYTES", 200)
     monkeypatch.setattr(fetching, "REQUEST_TIMEOUT_S", 60.0)
     produce(stack, topic, 0, range(2000))
     produce(stack, topic, 1, range(2))

@@ -28,12 +28,6 @@ class Item:
         """Add a marker behind or before the others."""
         self.markers.insert(len(self.markers) if append else 0, marker.mark)
 
-    @property
-    def piece(self):
-        """The piece that the test belongs to; None if it is one of its own."""
-        marker = self.get_closest_marker("xdist_group")
-        return marker and marker.args[0]
-
 
 def marker(name, *words):
     """Make a marker, as an item has them."""
@@ -48,24 +42,25 @@ WAREHOUSE = "integration/sinks/test_warehouse.py"
 DRIVER = "integration/test_serving_driver.py"
 
 
-def test_what_shares_something_is_one_piece():
+@pytest.mark.parametrize(
+    ("places", "pieces"),
+    [
+        ((DEMO, BENCH), 1),
+        ((DRIVER, DRIVER), 1),
+        ((SINKS, DRIVER), 2),
+        (("faults/test_holes.py", "faults/test_holes.py"), 2),
+        (("property/test_fold.py", "property/test_fold.py"), 2),
+        (("faults/test_sink_deaths.py", "faults/test_sink_deaths.py"), 2),
+        (("faults/test_chaos_snapshot.py", DEMO), 1),
+    ],
+)
+def test_what_shares_something_is_one_piece(places, pieces):
     """
-    The busy ones are one, those of one Spark are one, the rest goes by its file.
+    The busy ones are one; a file is one, unless its tests are long.
     """
-    pieces = {
-        Item(DEMO): "busy",
-        Item(BENCH): "busy",
-        Item(WAREHOUSE, SPARK, fixtures=("lake",)): "lake",
-        Item(SINKS, SPARK, parameters={"target": "warehouse"}): "lake",
-        Item(SINKS, parameters={"target": "cache"}): f"tests/{SINKS}",
-        Item("unit/relay/test_tally.py"): "tests/unit/relay/test_tally.py",
-        Item(DRIVER, SPARK): None,
-        Item("faults/test_holes.py"): None,
-        Item("property/test_fold.py"): None,
-    }
-    workers.share_out(list(pieces), 5.0)
+    ids = [f"tests/{place}::test_{n}[x::y]" for n, place in enumerate(places)]
 
-    assert list(pieces.values()) == [item.piece for item in pieces]
+    assert pieces == len({workers.piece_of(one) for one in ids})
 
 
 def test_the_long_ones_begin_first_and_the_quick_ones_last():
@@ -85,7 +80,7 @@ def test_the_long_ones_begin_first_and_the_quick_ones_last():
     ]
     equals = expected[3:5]
     items = [*equals, *(item for item in reversed(expected) if item not in equals)]
-    workers.share_out(items, 5.0)
+    workers.put_in_order(items, 5.0)
 
     assert expected == items
     assert [600, 90, 300, 90, 90, 5, 5, 60, 5] == [
@@ -99,19 +94,3 @@ def test_what_is_named_is_there(pattern):
     A file that was renamed would be shared out as any other.
     """
     assert [path for path in TESTS.rglob("test_*.py") if path.match(pattern)]
-
-
-@pytest.mark.parametrize(
-    ("told", "plain"),
-    [
-        ("tests/a.py::test_it@busy", "tests/a.py::test_it"),
-        ("tests/a.py::test_it[x@y]@tests/a.py", "tests/a.py::test_it[x@y]"),
-        ("tests/a.py::test_it[x@y]", "tests/a.py::test_it[x@y]"),
-        ("tests/a.py::test_it", "tests/a.py::test_it"),
-    ],
-)
-def test_a_test_is_told_by_its_own_id(told, plain):
-    """
-    The piece is left out; an @ of a parameter stays.
-    """
-    assert plain == workers.plain_id(told)

@@ -5,6 +5,7 @@ import pytest
 
 from towpath.sinks.errors import RecordsGoneError
 from towpath.sinks.jobs.checkpoint import (
+    planned,
     read_offsets,
     span,
     starting_offsets,
@@ -75,3 +76,20 @@ def test_a_partition_that_ends_before_it_ended_is_named(tmp_path, after):
     write_offsets(tmp_path / "offsets" / "4", after)
     with pytest.raises(RecordsGoneError, match="partition 0 of a"):
         span(tmp_path, 4)
+
+
+def test_a_batch_is_planned_until_it_is_committed(tmp_path):
+    """
+    What it is to read may be gone, though all that was read is there.
+    """
+    write_offsets(tmp_path / "offsets" / "0", {"a": {"0": 7}})
+    before = planned(tmp_path)
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "0").write_bytes(b"v1\n{}")
+    committed = planned(tmp_path)
+    write_offsets(tmp_path / "offsets" / "1", {"a": {"0": 9}})
+
+    assert ({"a": {"0": 7}}, {}, {"a": {"0": 9}}) == (
+        *(before, committed),
+        planned(tmp_path),
+    )

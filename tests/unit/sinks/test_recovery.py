@@ -447,15 +447,32 @@ def test_what_no_route_reads_any_more_is_dropped(place, gone):
 
 
 def test_a_new_route_whose_topic_has_lost_its_beginning_is_asked_for(place):
-    """The checkpoint stays: it says nothing of the topic."""
+    """From its checkpoint the engine would begin that topic at 0, again and again."""
     place.stood({ORDERS: {"0": 10, "1": 12}})
     place.has(orders=[(0, 40), (0, 40)], lines=[(9, 40)])
 
-    assert ([(Outcome.RETENTION_PASSED, LINES)], ["lines"], True) == (
+    assert ([(Outcome.RETENTION_PASSED, LINES)], ["lines"], False) == (
         place.recover(),
         place.routes,
         place.plan.checkpoint.exists(),
     )
+    assert place.recover() == []
+    resumes = orjson.loads(place.plan.resumes_file.read_bytes())
+    assert {ORDERS: {"0": 10, "1": 12}, LINES: {"0": 9}} == resumes
+
+
+def test_a_batch_that_its_topic_cannot_give_any_more_is_planned_anew(place):
+    """All that was read is there; the engine would ask for the rest for ever."""
+    place.stood({ORDERS: {"0": 10, "1": 12}})
+    place.has(orders=[(0, 14), (0, 40)])
+
+    assert ([(Outcome.TOPIC_RECREATED, ORDERS)], ["orders"], False) == (
+        place.recover(),
+        place.routes,
+        place.plan.checkpoint.exists(),
+    )
+    resumes = orjson.loads(place.plan.resumes_file.read_bytes())
+    assert {ORDERS: {"0": 10, "1": 12}} == resumes
 
 
 @pytest.mark.parametrize(("first", "routes"), [(0, []), (10, []), (11, ["orders"])])

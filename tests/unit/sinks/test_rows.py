@@ -58,6 +58,19 @@ def test_a_batch_that_could_not_be_read_is_read_from_its_beginning():
     assert ([*range(6)], 3) == (offsets(rows.portions()), log.begun)
 
 
+@pytest.mark.parametrize("away_at", [0, 1, 2])
+def test_a_batch_that_fails_halfway_is_given_whole(away_at):
+    """
+    Whatever was given before the failure comes again, before all the rest.
+    """
+    log = Log(away_at)
+    rows = Rows(None, log, 6)
+    with pytest.raises(BrokerUnavailableError):
+        [*rows.portions()]
+
+    assert ([*range(6)], 2) == (offsets(rows.portions()), log.begun)
+
+
 def test_a_batch_without_a_record_has_columns():
     """
     All of its offsets may be marks of transactions.

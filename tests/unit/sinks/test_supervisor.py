@@ -2,6 +2,7 @@
 
 import threading
 from datetime import UTC, datetime
+from threading import Event
 from typing import ClassVar
 
 import pytest
@@ -110,7 +111,7 @@ def test_a_target_that_does_not_answer_is_tried_again_in_place(supervisor, look)
         TargetBusyError("the cache is full", retry_after_s=0.001),
     )
     writer = Writer(look, *failures)
-    supervisor._deliver(writer, Unread(None), None, 0)
+    supervisor._deliver(writer, Unread(None), Event(), None, 0)
     states = [progress.state for progress in writer.seen]
     done = look()
 
@@ -129,7 +130,7 @@ def test_a_failure_that_waiting_does_not_cure_ends_the_query(supervisor, look):
     """The error reaches the engine, and its cause is kept for the report."""
     writer = Writer(look, CacheRefusedError("no right to FCALL"))
     with pytest.raises(CacheRefusedError):
-        supervisor._deliver(writer, Unread(None), None, 0)
+        supervisor._deliver(writer, Unread(None), Event(), None, 0)
 
     assert (1, "no right to FCALL", None) == (
         len(writer.seen),
@@ -144,14 +145,14 @@ def test_a_stop_ends_the_waiting(supervisor, look):
     writer = Writer(look, TargetUnavailableError("the cache does not answer"))
 
     with pytest.raises(_StoppedError):
-        supervisor._deliver(writer, Unread(None), None, 0)
+        supervisor._deliver(writer, Unread(None), Event(), None, 0)
 
 
 def test_counters_go_on_after_a_restart(supervisor, look, tmp_path):
     """A new report begins where the old one ended."""
-    supervisor._deliver(Writer(look), Unread(None), None, 0)
+    supervisor._deliver(Writer(look), Unread(None), Event(), None, 0)
     supervisor._report = Report(tmp_path, "cache", Clock())
-    supervisor._deliver(Writer(look), Unread(None), None, 0)
+    supervisor._deliver(Writer(look), Unread(None), Event(), None, 0)
 
     assert (2, 4) == (look().batches, look().rows)
 
@@ -313,7 +314,7 @@ def test_no_batch_is_begun_once_the_driver_stops(supervisor, look):
     writer = Writer(look)
 
     with pytest.raises(_StoppedError):
-        supervisor._deliver(writer, Unread(None), None, 0)
+        supervisor._deliver(writer, Unread(None), Event(), None, 0)
     assert [] == writer.seen
 
 
@@ -322,9 +323,28 @@ def test_a_batch_that_is_not_there_any_more_ends_the_query(supervisor, look):
     (supervisor._plan.checkpoint / "offsets" / "1").write_text('v1\n{}\n{"t":{"0":2}}')
     writer = Writer(look)
     with pytest.raises(RecordsGoneError):
-        supervisor._deliver(writer, Unread(None), None, 1)
+        supervisor._deliver(writer, Unread(None), Event(), None, 1)
 
     assert ([], True) == (
         writer.seen,
         isinstance(supervisor._take_cause(), RecordsGoneError),
     )
+
+
+def test_a_batch_of_a_query_that_is_over_is_tried_no_more(supervisor, look):
+    """
+    The engine waits for it before the next query of its name may start.
+    """
+    over = Event()
+
+    class Ending(Writer):
+        def write(self, table, batch_id):
+            over.set()
+            return super().write(table, batch_id)
+
+    supervisor._backoff = Backoff(first_s=60.0)
+    writer = Ending(look, TargetUnavailableError("the cache does not answer"))
+    with pytest.raises(_StoppedError):
+        supervisor._deliver(writer, Unread(None), over, None, 0)
+
+    assert len(writer.seen) == 1

@@ -43,4 +43,4 @@ class Batches(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Let go of connections; whoever still reads is told so by an error."""

@@ -14,8 +14,9 @@ that is delivered again, has the broker asked anew.
 Hot path, once per record: no value is looked into.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import methodcaller
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 from confluent_kafka import (
@@ -26,7 +27,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from towpath.schemas.failure import TowpathError
+from towpath.schemas.clock import Clock, Patience, SystemClock
 from towpath.sinks.batches import RECORDS
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
 from towpath.sinks.kafka import REQUEST_TIMEOUT_S, connection, unavailable
@@ -35,13 +36,15 @@ from towpath.sinks.progress import Place, Span, records_in
 # Some 30 ms of work for whoever writes them; more has the target wait for the first.
 PORTION_RECORDS: Final = 5_000
 
-# What a partition that has come to its batch's end may give beside, before it is told
-# to wait for the others.
-_AHEAD_RECORDS: Final = 50_000
+# What partitions that have come to their batch's end may give beside, all together,
+# before they are told to wait for the others.
+_AHEAD_BYTES: Final = 64 * 1024 * 1024
 
 # What stands at the end of a batch and is no record costs it so much at most.
 _POLL_S: Final = 0.02
 _ASK_WITHIN_S: Final = 5.0
+# A broker that answers is waited for two minutes in all, as the engine would.
+_MOST_LOOKS: Final = 12
 
 _CLIENT: Final[dict[str, Any]] = {
     "enable.auto.commit": False,
@@ -67,6 +70,10 @@ _GONE: Final = frozenset(
 )
 
 
+_Headers: TypeAlias = Iterable[tuple[str, bytes | None]]
+_headers: Callable[[Message], _Headers | None] = methodcaller("headers")
+
+
 class KafkaBatches:
     """
     Reads the batches of one query (see ``batches.Batches``).
@@ -74,21 +81,28 @@ class KafkaBatches:
     Belongs to the query: its calls do not overlap.
     """
 
-    def __init__(self, bootstrap_servers: str, sink: str) -> None:
+    def __init__(
+        self, bootstrap_servers: str, sink: str, clock: Clock | None = None
+    ) -> None:
         """
         Describe what is read; nothing is opened yet.
 
         Args:
             bootstrap_servers: Kafka's.
             sink: Name of the sink, for whoever looks at the broker.
+            clock: For patience; left out, the machine's.
         """
+        self._clock = clock or SystemClock()
+        self._closed = False
         # The group is never joined: partitions are assigned, offsets are the engine's.
         group = {"group.id": f"towpath-{sink}"}
         self._settings = connection(bootstrap_servers) | _CLIENT | group
         self._consumer: Consumer | None = None
         # Up to where all was handed out; nothing, if a batch was given up.
         self._next: dict[Place, int] = {}
+        self._reached: dict[Place, int] = {}
         self._ahead: dict[Place, list[Message]] = {}
+        self._ahead_bytes = 0
         # Where a partition ended when its end was met; it is told once only.
         self._met: dict[Place, int] = {}
         self._paused: set[Place] = set()
@@ -98,33 +112,43 @@ class KafkaBatches:
         self._next = {}
         left = {place: end for place, (begin, end) in span.items() if begin < end}
         taken: list[Message] = []
-        missing = records_in(span)
         for place, end in tuple(left.items()):
-            missing -= self._sort(self._ahead.pop(place, []), left, taken)
+            self._sort(self._let_go_of(place), left, taken)
             if self._met.get(place, 0) >= end:
                 left.pop(place, None)
-        waited_s = 0.0
+        silence = _Silence(consumer, self._clock)
+        missing = asked = records_in(span) - len(taken)
         while left:
-            if len(taken) >= PORTION_RECORDS:
-                yield table_of(taken)
-                taken = []
-            messages = _arrived(consumer, min(missing, PORTION_RECORDS))
-            waited_s = 0.0 if messages else waited_s + _POLL_S
-            if waited_s >= REQUEST_TIMEOUT_S:
-                raise _silence_of(consumer, min(left))
+            while len(taken) >= PORTION_RECORDS:
+                yield table_of(taken[:PORTION_RECORDS])
+                del taken[:PORTION_RECORDS]
+            self._go_on()
+            asked = min(max(asked, 1), PORTION_RECORDS)
+            messages = _arrived(consumer, asked)
             missing -= self._sort(messages, left, taken)
+            # Else what is far ahead would come in crumbs, as many as are missing.
+            asked = 2 * asked if len(messages) == asked else missing
+            silence.bear(missing + len(left), left)
             self._restrain(consumer)
-        if taken:
-            yield table_of(taken)
+        for begin in range(0, len(taken), PORTION_RECORDS):
+            yield table_of(taken[begin : begin + PORTION_RECORDS])
         self._next = {place: end for place, (_, end) in span.items()}
 
     def close(self) -> None:
+        # Whoever reads notices first, and lets the client go.
+        self._closed = True
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
 
+    def _go_on(self) -> None:
+        if self._closed:
+            message = "the query that read this batch has ended"
+            raise BrokerUnavailableError(message)
+
     def _at(self, span: Span) -> Consumer:
         """Return the client, about to give what follows where a batch begins."""
+        self._go_on()
         begins = {place: begin for place, (begin, _) in span.items()}
         try:
             if self._consumer is None:
@@ -135,7 +159,9 @@ class KafkaBatches:
                 self._paused.clear()
             if self._next != begins:
                 self._ahead.clear()
+                self._ahead_bytes = 0
                 self._met.clear()
+                self._reached = dict(begins)
                 consumer.assign([TopicPartition(*p, o) for p, o in begins.items()])
         except KafkaException as error:
             raise unavailable(error) from error
@@ -146,6 +172,7 @@ class KafkaBatches:
     ) -> int:
         """Take the batch's records, and keep what comes too early; tell how many."""
         before = len(taken)
+        reached = self._reached
         for message in messages:
             offset = message.offset() or 0
             place = (message.topic() or "", message.partition() or 0)
@@ -157,21 +184,77 @@ class KafkaBatches:
                 self._met[place] = offset
                 if offset >= end:
                     left.pop(place, None)
+            elif offset < reached.get(place, offset + 1):
+                # It was given before, or nobody asked for it.
+                continue
             elif offset < end:
                 taken.append(message)
+                reached[place] = offset + 1
                 if offset == end - 1:
                     del left[place]
             else:
                 left.pop(place, None)
                 self._ahead.setdefault(place, []).append(message)
+                self._ahead_bytes += len(message)
         return len(taken) - before
 
+    def _let_go_of(self, place: Place) -> list[Message]:
+        """Return what came too early of a partition."""
+        ahead = self._ahead.pop(place, [])
+        self._ahead_bytes -= sum(map(len, ahead))
+        return ahead
+
     def _restrain(self, consumer: Consumer) -> None:
-        """Have those partitions wait that are far ahead of the batch."""
-        for place, ahead in self._ahead.items():
-            if len(ahead) > _AHEAD_RECORDS and place not in self._paused:
-                consumer.pause([TopicPartition(*place)])
-                self._paused.add(place)
+        """Have partitions wait that are ahead of the batch, if together too far."""
+        places = self._ahead.keys() - self._paused
+        if places and self._ahead_bytes > _AHEAD_BYTES:
+            consumer.pause([TopicPartition(*place) for place in places])
+            self._paused |= places
+
+
+class _Silence:
+    """How long a batch's records may be waited for, and what it means if they are."""
+
+    def __init__(self, consumer: Consumer, clock: Clock) -> None:
+        self._consumer = consumer
+        self._clock = clock
+        self._looks = 0
+        self._least: int | None = None
+        self._patience = Patience(clock, REQUEST_TIMEOUT_S)
+
+    def bear(self, missing: int, left: Mapping[Place, int]) -> None:
+        """
+        Look at the broker if what is missing has been no less for a while.
+
+        Raises:
+            BrokerUnavailableError: It does not answer, or gives nothing for too long.
+            RecordsGoneError: It does not have the records.
+        """
+        if self._least is None or missing < self._least:
+            self._least, self._looks = missing, 0
+        if not self._patience.is_over(missing):
+            return
+        self._patience = Patience(self._clock, REQUEST_TIMEOUT_S)
+        self._looks += 1
+        for place, end in left.items():
+            self._look(place, end)
+
+    def _look(self, place: Place, end: int) -> None:
+        """Find out why a partition gives nothing: the client is not told of all."""
+        topic, partition = place
+        message = f"Kafka: {topic} gives no record of partition {partition}"
+        at = TopicPartition(topic, partition)
+        try:
+            bounds = self._consumer.get_watermark_offsets(at, _ASK_WITHIN_S)
+        except KafkaException as error:
+            if error.args[0].code() in _GONE:
+                raise _gone(place, error.args[0].str()) from error
+            raise BrokerUnavailableError(message) from error
+        if bounds[1] < end:
+            raise _gone(place, f"it ends at {bounds[1]}, not at {end}")
+        # One answer of the broker may be large, and the way to it narrow.
+        if self._looks >= _MOST_LOOKS:
+            raise BrokerUnavailableError(message)
 
 
 def table_of(messages: Sequence[Message]) -> pa.Table:
@@ -180,9 +263,9 @@ def table_of(messages: Sequence[Message]) -> pa.Table:
     values: list[bytes | None] = []
     ends = [0]
     for message in messages:
-        for name, value in message.headers() or ():  # type: ignore[str-unpack]  # pairs
+        for name, value in _headers_of(message):
             names.append(name)
-            values.append(value)  # type: ignore[arg-type]  # likewise
+            values.append(value)
         ends.append(len(names))
     header = pa.StructArray.from_arrays(
         [pa.array(names, pa.string()), pa.array(values, pa.binary())], ["key", "value"]
@@ -198,6 +281,19 @@ def table_of(messages: Sequence[Message]) -> pa.Table:
     return pa.table(columns, schema=RECORDS)
 
 
+def _headers_of(message: Message) -> _Headers:
+    """
+    Return a record's headers; none if a name is no text, so that it is set aside.
+
+    Such a name has the client return a list that is none. Only a call from C, as this
+    one is, checks that; and only the first one tells.
+    """
+    try:
+        return _headers(message) or ()
+    except (SystemError, UnicodeDecodeError):
+        return ()
+
+
 def _arrived(consumer: Consumer, most: int) -> list[Message]:
     """
     Return so many messages, or what there is after a moment.
@@ -211,27 +307,15 @@ def _arrived(consumer: Consumer, most: int) -> list[Message]:
         raise unavailable(error) from error
 
 
-def _silence_of(consumer: Consumer, place: Place) -> TowpathError:
-    """Find out why a partition gives nothing: the client is not told of all."""
-    topic, partition = place
-    try:
-        consumer.get_watermark_offsets(TopicPartition(topic, partition), _ASK_WITHIN_S)
-    except KafkaException as error:
-        if error.args[0].code() in _GONE:
-            return _gone(place, error.args[0])
-    message = f"Kafka: {topic} gives no record of partition {partition}"
-    return BrokerUnavailableError(message)
-
-
 def _judge(error: KafkaError, place: Place) -> None:
     """Say what it means that a partition gives an error instead of a record."""
     if error.code() in _GONE:
-        raise _gone(place, error)
+        raise _gone(place, error.str())
     if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name
         raise unavailable(KafkaException(error))
 
 
-def _gone(place: Place, error: KafkaError) -> RecordsGoneError:
+def _gone(place: Place, why: str) -> RecordsGoneError:
     topic, partition = place
-    message = f"partition {partition} of {topic} cannot be read: {error.str()}"
+    message = f"partition {partition} of {topic} cannot be read: {why}"
     return RecordsGoneError(message)

@@ -103,6 +103,14 @@ def standing(checkpoint: Path) -> Offsets | None:
     return offsets
 
 
+def planned(checkpoint: Path) -> Offsets:
+    """Return where the newest batch is to end, if it is not committed yet."""
+    batches, committed = _batches(checkpoint / "offsets"), _commits(checkpoint)
+    if not batches or (committed and batches[-1] <= committed[-1]):
+        return {}
+    return read_offsets(checkpoint, batches[-1])
+
+
 def newest_readable(checkpoint: Path) -> Offsets | None:
     """Return the offsets after the newest committed batch that can still be read."""
     for batch_id in reversed(_commits(checkpoint)):

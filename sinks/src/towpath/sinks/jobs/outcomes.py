@@ -52,7 +52,9 @@ class Finding(NamedTuple):
 
     def ends_reading(self, stands: Offsets) -> bool:
         """Tell whether the engine cannot go on; what is new to it, it meets itself."""
-        is_known = self.topic in stands or not self.topic
+        # A topic whose first records are gone already begins at none that is there.
+        is_cut = self.outcome is Outcome.RETENTION_PASSED
+        is_known = self.topic in stands or not self.topic or is_cut
         return is_known and self.outcome is not Outcome.PARTITIONS_ADDED
 
     def may_lack(self, route: Route) -> bool:
@@ -129,6 +131,23 @@ def examine(
     return examined
 
 
+def cut_short(planned: Offsets, retained: Retained) -> list[str]:
+    """
+    Name the topics that end before a batch does which is planned and not written yet.
+
+    The engine would read that batch for ever: what it knew of is not there any more.
+    """
+    return [
+        topic
+        for topic, partitions in planned.items()
+        if topic in retained.ends
+        and any(
+            retained.ends[topic].get(partition, offset) < offset
+            for partition, offset in partitions.items()
+        )
+    ]
+
+
 def _examine_topic(
     topic: str, partitions: Mapping[str, int], retained: Retained, examined: Examined
 ) -> None:
@@ -153,5 +172,8 @@ def _examine_new(stands: Offsets, retained: Retained, examined: Examined) -> Non
         known = stands.get(topic, {})
         if not known and topic in retained.remade:
             examined.found(Outcome.TOPIC_RECREATED, topic)
-        elif any(first > 0 for p, first in partitions.items() if p not in known):
+            continue
+        new = {p: first for p, first in partitions.items() if p not in known}
+        if any(first > 0 for first in new.values()):
             examined.found(Outcome.RETENTION_PASSED, topic)
+            examined.positions.setdefault(topic, {}).update(new)

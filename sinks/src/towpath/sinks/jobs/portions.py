@@ -6,12 +6,14 @@ once, by the flush. Only what is plain is written so (see ``plain``): a batch th
 anything else is written again as a whole, in the ordinary way.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import pyarrow as pa
 import structlog
 
+from towpath.schemas.failure import TowpathError
 from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk, records_of
 from towpath.sinks.jobs.by_column import after_columns
 from towpath.sinks.jobs.plain import ROWS_LOST, Plain, plain_of
@@ -90,7 +92,7 @@ class InPortions:
         apart = frozenset(parked.key for parked in waited_for)
         routes, sink = self._writer.routes, self._sink
         sent = _Sent()
-        for portion in rows.portions():
+        for portion in self._read(rows):
             sent.records += len(portion)
             rest, position = after_columns(portion, routes, apart, sink.send_columns)
             part = plain_of(records_of(rest), routes, waited_for, lacking)
@@ -108,6 +110,14 @@ class InPortions:
         sent.send_ms = round((sent_s - began_s) * 1000)
         sent.flush_ms = round((desk.clock.monotonic_s() - sent_s) * 1000)
         return sent
+
+    def _read(self, rows: Rows) -> Iterator[pa.Table]:
+        """Give the portions; what was sent before one that fails counts nowhere."""
+        try:
+            yield from rows.portions()
+        except TowpathError:
+            self._sink.flush()
+            raise
 
     def _result(self, sent: _Sent) -> BatchResult:
         return BatchResult(

@@ -81,12 +81,15 @@ class Rows:
 
     def _has_more(self) -> bool:
         """Read one more portion, unless that was the last."""
-        # Whatever fails begins anew.
+        # Whatever fails begins anew, with all that was given.
         rest, self._rest = self._rest, None
         if rest is None:
-            self._portions.clear()
             rest = self._read()
-        portion = next(rest, None)
+        try:
+            portion = next(rest, None)
+        except BaseException:
+            self._portions.clear()
+            raise
         self._rest = rest
         if portion is None:
             return False

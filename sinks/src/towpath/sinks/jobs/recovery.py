@@ -20,6 +20,7 @@ from towpath.sinks.jobs.checkpoint import (
     CheckpointUnreadableError,
     drop_checkpoint,
     newest_readable,
+    planned,
     standing,
 )
 from towpath.sinks.jobs.outcomes import (
@@ -28,6 +29,7 @@ from towpath.sinks.jobs.outcomes import (
     Finding,
     Outcome,
     Retained,
+    cut_short,
     examine,
 )
 from towpath.sinks.jobs.partition_counts import PartitionCounts
@@ -94,11 +96,16 @@ class Recovery:
         """Go on where the query stands, or as near to it as there is something left."""
         retained = self._retained(stands)
         examined = self._examine(stands, retained)
+        short: list[str] = []
         if unreadable:
             examined.found(Outcome.CHECKPOINT_UNREADABLE)
+        else:
+            short = cut_short(planned(self._plan.checkpoint), retained)
+        for topic in short:
+            examined.found(Outcome.TOPIC_RECREATED, topic)
         self._ask(examined)
         self._note(examined)
-        if any(finding.ends_reading(stands) for finding in examined.findings):
+        if short or any(one.ends_reading(stands) for one in examined.findings):
             _offsets(self._plan.resumes_file).keep(examined.positions)
             drop_checkpoint(self._plan.checkpoint)
         self._note_topics(retained)

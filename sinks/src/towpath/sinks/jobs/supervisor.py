@@ -204,11 +204,12 @@ class Supervisor:
         # An order may be the cure of what would end this query at once.
         self._attend(bench)
         batches = self._parts.make_batches(self._name)
+        over = threading.Event()
         query = start_query(
             self._spark,
             self._plan,
             self._parts.cluster,
-            partial(self._deliver, bench.writing, batches),
+            partial(self._deliver, bench.writing, batches, over),
         )
         try:
             self._report.running()
@@ -218,9 +219,11 @@ class Supervisor:
                     return
                 self._attend(bench)
         finally:
+            # First of all: the engine waits for a batch that would go on trying.
+            over.set()
+            batches.close()
             with suppress(Exception):
                 query.stop()
-            batches.close()
 
     def _attend(self, bench: _Bench) -> None:
         """
@@ -248,6 +251,7 @@ class Supervisor:
         self,
         writing: _Writing,
         batches: Batches,
+        over: threading.Event,
         frame: DataFrame,
         batch_id: int,
     ) -> None:
@@ -256,7 +260,7 @@ class Supervisor:
             began_s = self._parts.clock.monotonic_s()
             wanted = span(self._plan.checkpoint, batch_id)
             rows = Rows(frame, partial(batches.portions, wanted), records_in(wanted))
-            result = self._until_written(writing, rows, batch_id)
+            result = self._until_written(writing, rows, batch_id, over)
             applied = read_offsets(self._plan.checkpoint, batch_id)
             batch_s = self._parts.clock.monotonic_s() - began_s
             self._report.done(result, applied, round(batch_s * 1000))
@@ -270,14 +274,15 @@ class Supervisor:
         writing: _Writing,
         rows: Rows,
         batch_id: int,
+        over: threading.Event,
     ) -> BatchResult:
-        while not self._stop.is_set():
+        while not (self._stop.is_set() or over.is_set()):
             try:
                 return writing.write(rows, batch_id)
             except TowpathError as error:
                 if error.disposition is not Disposition.RETRY:
                     raise
-                self._pause(error)
+                self._pause(error, over)
         raise _StoppedError
 
     def _take_cause(self) -> Exception | None:
@@ -285,9 +290,10 @@ class Supervisor:
         cause, self._cause = self._cause, None
         return cause
 
-    def _pause(self, error: Exception) -> None:
-        """Tell of a failure, and wait before the next attempt."""
-        if self._stop.is_set() or isinstance(error, _StoppedError):
+    def _pause(self, error: Exception, over: threading.Event | None = None) -> None:
+        """Tell of a failure, and wait before the next attempt, unless that is over."""
+        is_over = over is not None and over.is_set()
+        if self._stop.is_set() or is_over or isinstance(error, _StoppedError):
             raise _StoppedError
         delay_s = self._backoff.delay_s(self._attempt)
         if isinstance(error, BusyError):
@@ -299,7 +305,9 @@ class Supervisor:
             remedy=error.remedy if isinstance(error, TowpathError) else _UNKNOWN_REMEDY,
             retry_after_s=round(delay_s, 3),
         )
-        self._wait(delay_s)
+        while delay_s > 0 and not (over is not None and over.is_set()):
+            self._wait(min(delay_s, GLANCE_S))
+            delay_s -= GLANCE_S
 
     def _wait(self, delay_s: float) -> None:
         if self._stop.wait(delay_s):

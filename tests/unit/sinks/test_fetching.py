@@ -1,0 +1,119 @@
+"""Records as columns, and how long a batch's records are waited for."""
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from towpath.schemas.clock import SystemClock
+from towpath.sinks import fetching
+from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
+from towpath.sinks.fetching import _Silence, table_of
+
+TOPIC = "towpath.shop.orders"
+
+
+class Message:
+    """A record as the client gives it."""
+
+    def __init__(self, offset, headers):
+        self._offset = offset
+        self._headers = headers
+
+    def topic(self):
+        """Tell the topic."""
+        return TOPIC
+
+    def partition(self):
+        """Tell the partition."""
+        return 0
+
+    def offset(self):
+        """Tell the offset."""
+        return self._offset
+
+    def key(self):
+        """Tell the key."""
+        return b"{}"
+
+    value = key
+
+    def headers(self):
+        """Tell the headers, or fail as the client does over a name that is no text."""
+        if self._headers is None:
+            message = "returned a result with an exception set"
+            raise SystemError(message)
+        return self._headers
+
+
+def test_a_header_whose_name_is_no_text_leaves_its_record_without_any():
+    """
+    So it has no position, and is set aside; the records beside it are as they were.
+    """
+    told = [Message(0, [("position", b"1")]), Message(1, None), Message(2, [])]
+
+    assert [[{"key": "position", "value": b"1"}], [], []] == (
+        table_of(told).column("headers").to_pylist()
+    )
+
+
+class Broker:
+    """A client whose broker answers how far a partition reaches, or does not."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.asked = 0
+
+    def get_watermark_offsets(self, _place, _timeout_s):
+        """Answer."""
+        self.asked += 1
+        if isinstance(self.answer, int):
+            raise KafkaException(KafkaError(self.answer))
+        return self.answer
+
+
+class Passing(SystemClock):
+    """A clock that goes on a second with each look at it."""
+
+    now_s = 0.0
+
+    def monotonic_s(self):
+        """Tell the time."""
+        self.now_s += 1
+        return self.now_s
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "looks"),
+    [
+        ((0, 12), RecordsGoneError, 1),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, RecordsGoneError, 1),
+        (KafkaError._TIMED_OUT, BrokerUnavailableError, 1),
+        ((0, 20), BrokerUnavailableError, fetching._MOST_LOOKS),
+    ],
+)
+def test_silence_is_borne_as_long_as_the_broker_has_the_records(answer, error, looks):
+    """
+    A large answer takes its time; what is not there any more is named at once.
+    """
+    broker = Broker(answer)
+    silence = _Silence(broker, Passing())
+
+    def wait():
+        for _ in range(100 * fetching._MOST_LOOKS):
+            silence.bear(8, {(TOPIC, 0): 20})
+
+    with pytest.raises(error, match=TOPIC):
+        wait()
+
+    assert looks == broker.asked
+
+
+def test_whoever_gets_on_is_not_silent():
+    """
+    Only what the batch lacks counts: what others give meanwhile is no progress.
+    """
+    broker = Broker((0, 20))
+    silence = _Silence(broker, Passing())
+    for missing in range(300, 0, -1):
+        silence.bear(missing, {(TOPIC, 0): 20})
+
+    assert broker.asked == 0

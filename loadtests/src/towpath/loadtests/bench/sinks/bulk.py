@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from opensearchpy import OpenSearch
-from opensearchpy.exceptions import OpenSearchException
+from opensearchpy.exceptions import OpenSearchException, TransportError
 
 from towpath.loadtests.bench.errors import BenchError
 from towpath.loadtests.bench.figures import Figures
@@ -23,11 +23,16 @@ from towpath.loadtests.bench.plan import Bench
 from towpath.loadtests.bench.sinks.configuration import ROUTE
 from towpath.loadtests.bench.sinks.rows import A_POSITION, COLUMNS, POSITION, pieces
 from towpath.loadtests.bench.snapshot.source import ItemSource
+from towpath.schemas.clock import Clock, Deadline
 
 _INDEX: Final = "bulk"
 _ROWS_AT_ONCE: Final = 2_000
 _THREADS: Final = 3
 _ANSWER_WITHIN_S: Final = 120.0
+# A server that asks for a pause gets it, as any careful client gives it.
+_BUSY: Final = 429
+_PAUSE_S: Final = 0.1
+_BUSY_WITHIN_S: Final = 600.0
 # Of an index, what says how it is written; the rest says who it is.
 _SETTINGS: Final = ("number_of_shards", "number_of_replicas", "refresh_interval")
 
@@ -53,7 +58,7 @@ def measure(bench: Bench, source: ItemSource, url: str) -> Figures:
         try:
             client.indices.create(index=_INDEX, body=_like(client, ROUTE))
             began_s = bench.clock.monotonic_s()
-            _send(client, path, prepared)
+            _send(client, path, prepared, bench.clock)
             elapsed_s = bench.clock.monotonic_s() - began_s
             client.indices.refresh(index=_INDEX)
             there = client.count(index=_INDEX)["count"]
@@ -101,13 +106,23 @@ def _like(client: OpenSearch, alias: str) -> dict[str, Any]:
     return {"settings": {"index": kept}, "mappings": told["mappings"]}
 
 
-def _send(client: OpenSearch, path: Path, prepared: Sequence[_Piece]) -> None:
+def _send(
+    client: OpenSearch, path: Path, prepared: Sequence[_Piece], clock: Clock
+) -> None:
+    deadline = Deadline(clock, _BUSY_WITHIN_S)
     with path.open("rb") as file, ThreadPoolExecutor(_THREADS) as threads:
 
         def send(piece: _Piece) -> bool:
             body = os.pread(file.fileno(), piece.size_bytes, piece.first_byte)
-            answer = client.bulk(body=body, index=_INDEX, filter_path="errors")
-            return bool(answer["errors"])
+            while True:
+                try:
+                    answer = client.bulk(body=body, index=_INDEX, filter_path="errors")
+                except TransportError as error:
+                    if error.status_code != _BUSY or deadline.passed():
+                        raise
+                    clock.wait(_PAUSE_S)
+                else:
+                    return bool(answer["errors"])
 
         answers: Iterator[bool] = threads.map(send, prepared)
         if any(answers):

@@ -3,24 +3,12 @@
 import orjson
 import pyarrow as pa
 
+from towpath.sinks.batches import RECORDS
 from towpath.sinks.jobs.query import Rows
 
 TOPIC = "towpath.shop.orders"
 BACKFILL = f"{TOPIC}.backfill.cache"
-SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        (
-            "headers",
-            pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
-        ),
-    ]
-)
-COLUMNS = tuple(SCHEMA.names)
+COLUMNS = tuple(RECORDS.names)
 
 
 def row(offset, operation, *, order=7, topic=TOPIC, unchanged=None, **after):
@@ -40,7 +28,7 @@ def table(*rows):
         for row in rows
     ]
     named = [dict(zip(COLUMNS, one, strict=True)) for one in told]
-    return pa.Table.from_pylist(named, SCHEMA)
+    return pa.Table.from_pylist(named, RECORDS)
 
 
 def rows_of(rows, frame=None, portion=100):

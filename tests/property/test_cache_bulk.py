@@ -8,8 +8,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from support.guard_model import GuardModel
-from support.record_table import table_of
-from towpath.settings import Route, Sink, SinkKind
+from support.record_table import cache_routes, table_of
 from towpath.sinks.cache import bulk
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.columns import plain_columns
@@ -17,19 +16,11 @@ from towpath.sinks.decode import decode
 from towpath.sinks.floors import Floors
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.jobs.batch import records_of
-from towpath.sinks.routes import Routes
 from towpath.sinks.tally import Tally
 
 TOPIC = "towpath.shop.orders"
 ROUTE = "shop:orders"
-ROUTES = Routes(
-    Sink(
-        name="cache",
-        kind=SinkKind.CACHE,
-        url="redis://unused",
-        route=(Route(topic=TOPIC, name=ROUTE),),
-    )
-)
+ROUTES = cache_routes(TOPIC, ROUTE)
 
 TEXTS = st.sampled_from(["", ":", "%", "%3A", "%00", "a:b", "é", "\x00", 'q"\\', "\n"])
 TEXTS |= st.text(max_size=5) | st.text(st.characters(max_codepoint=127), max_size=5)

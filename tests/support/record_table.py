@@ -1,18 +1,17 @@
-"""Records as the columns that a batch comes in."""
+"""Records as the columns that a batch comes in, and routes that read them."""
 
 import pyarrow as pa
 
-HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-SCHEMA = pa.schema(
-    {
-        "topic": pa.string(),
-        "partition": pa.int32(),
-        "offset": pa.int64(),
-        "key": pa.binary(),
-        "value": pa.binary(),
-        "headers": HEADERS,
-    }
-)
+from towpath.settings import Route, Sink, SinkKind
+from towpath.sinks.batches import RECORDS
+from towpath.sinks.routes import Routes
+
+
+def cache_routes(topic, route):
+    """Make the routes of a cache that reads one topic."""
+    route = Route(topic=topic, name=route)
+    kind, url = SinkKind.CACHE, "redis://unused"
+    return Routes(Sink(name="cache", kind=kind, url=url, route=(route,)))
 
 
 def table_of(records):
@@ -26,4 +25,4 @@ def table_of(records):
         }
         for record in records
     ]
-    return pa.Table.from_pylist(rows, SCHEMA)
+    return pa.Table.from_pylist(rows, RECORDS)

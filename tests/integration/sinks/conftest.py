@@ -4,6 +4,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+import redis
 
 from support.lake import Lake
 
@@ -14,6 +15,13 @@ def unused_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+@pytest.fixture
+def client(stack) -> Iterator[redis.Redis]:
+    """Lend a plain client of the cache's server."""
+    with redis.Redis.from_url(stack.redis_url, decode_responses=True) as lent:
+        yield lent
 
 
 @pytest.fixture

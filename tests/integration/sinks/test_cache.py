@@ -3,7 +3,6 @@
 import uuid
 
 import pytest
-import redis
 
 from towpath.sinks.cache import script
 from towpath.sinks.cache.sink import CacheSink
@@ -18,13 +17,6 @@ from towpath.sinks.ports import Batch
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 TOMBSTONE_S = 3600
-
-
-@pytest.fixture
-def client(stack):
-    """Lend a plain client."""
-    with redis.Redis.from_url(stack.redis_url, decode_responses=True) as lent:
-        yield lent
 
 
 @pytest.fixture

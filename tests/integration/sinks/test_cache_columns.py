@@ -5,39 +5,22 @@ import uuid
 
 import orjson
 import pytest
-import redis
 
-from support.record_table import table_of
-from towpath.settings import Route, Sink, SinkKind
+from support.record_table import cache_routes, table_of
 from towpath.sinks.cache.sink import CacheSink
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.columns import plain_columns
 from towpath.sinks.decode import decode
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.ports import Batch
-from towpath.sinks.routes import Routes
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 TOPIC, ROUTE = "towpath.shop.lines", "shop.lines"
-ROUTES = Routes(
-    Sink(
-        name="cache",
-        kind=SinkKind.CACHE,
-        url="redis://unused",
-        route=(Route(topic=TOPIC, name=ROUTE),),
-    )
-)
+ROUTES = cache_routes(TOPIC, ROUTE)
 TEXTS = ["", "x" * 140, 'a "b"\\\n\x00\x1f', "é😀", "%:", None]
 PARTS = ["", ":", "%", "a:b", "a%3Ab", "é", '"', "\n", "plain"]
 TOMBSTONE_S = 3600
-
-
-@pytest.fixture
-def client(stack):
-    """Lend a plain client."""
-    with redis.Redis.from_url(stack.redis_url, decode_responses=True) as lent:
-        yield lent
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import pytest
 import redis
 
 from support.guard_model import PREFIX, GuardModel, words
-from support.record_table import table_of
-from towpath.settings import Route, Sink, SinkKind
+from support.record_table import cache_routes, table_of
 from towpath.sinks import columns as reading
 from towpath.sinks.cache import bulk, script
 from towpath.sinks.cache.lane import BYTES_IN_FLIGHT
@@ -17,17 +16,9 @@ from towpath.sinks.columns import plain_columns, read_rows
 from towpath.sinks.decode import decode
 from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.fold import newest_per_key
-from towpath.sinks.routes import Routes
 
 TOPIC, ROUTE = "towpath.shop.items", "shop.items"
-ROUTES = Routes(
-    Sink(
-        name="cache",
-        kind=SinkKind.CACHE,
-        url="redis://unused",
-        route=(Route(topic=TOPIC, name=ROUTE),),
-    )
-)
+ROUTES = cache_routes(TOPIC, ROUTE)
 ROW = {
     "id": 1,
     "version": 0,

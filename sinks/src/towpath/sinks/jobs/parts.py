@@ -1,4 +1,4 @@
-"""What a supervisor works with, made by the root; and whom nobody can be asked."""
+"""What a supervisor works with, made by the root; and who stands in for repairs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -106,8 +106,15 @@ def while_it_runs(holds, cluster, submitted):
 
 
 def python_of(submitted):
-    """Find the driver's own process; the engine starts others, later, for a moment."""
-    return min(psutil.Process(submitted.pid).children(), key=psutil.Process.create_time)
+    """
+    Find the driver's own process among those of spark-submit.
+
+    The engine starts others, later, for a moment; and the shell that it was before may
+    have left one that nobody has waited for.
+    """
+    children = psutil.Process(submitted.pid).children()
+    living = [c for c in children if c.status() != psutil.STATUS_ZOMBIE]
+    return min(living, key=psutil.Process.create_time)
 
 
 def test_a_submitted_driver_survives_a_worker_and_ends_equal(cluster, shop):

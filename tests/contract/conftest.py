@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.lake import engines
 from support.webhook_receiver import SECRET, Receiver
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route
@@ -112,6 +113,6 @@ def warehouse_target(lake) -> Iterator[SinkTarget]:
     yield from lend(
         routes,
         relations,
-        lambda: WarehouseSink(sink, relations, session),
+        lambda: WarehouseSink(sink, relations, engines(sink, session)),
         WarehouseReader(sink),
     )

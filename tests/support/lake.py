@@ -1,6 +1,7 @@
 """A warehouse with a table and an event log of one test's own."""
 
 import uuid
+from functools import partial
 
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UnavailableError
@@ -8,8 +9,10 @@ from towpath.settings import Route, RouteKind, WarehouseOptions
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
 from towpath.sinks.ports import Batch
 from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.warehouse.appending import LakeAppender
 from towpath.sinks.warehouse.reader import WarehouseReader
 from towpath.sinks.warehouse.sink import WarehouseSink
+from towpath.sinks.warehouse.writing import Engines
 
 COLUMNS = (
     Column("id", "integer", nullable=False),
@@ -77,24 +80,40 @@ class TurnedClock(SystemClock):
 
 
 class FaultySession:
-    """Fails once: at the first statement of a kind, before or after it ran."""
+    """
+    Fails once: at the first step of a kind, before or after it ran.
 
-    def __init__(self, session, begins, *, after=True):
+    A step is a statement, or ``append``.
+    """
+
+    def __init__(self, session, begins, *, after=True, appender=None):
         self._session = session
+        self._appender = appender
         self._begins = begins
         self._after = after
 
     def sql(self, text):
-        if not self._begins or not text.startswith(self._begins):
-            return self._session.sql(text)
-        self._begins = ""
-        if self._after:
-            self._session.sql(text)
-        message = "the answer was lost"
-        raise UnavailableError(message)
+        return self._step(text, partial(self._session.sql, text))
+
+    def append(self, table, rows, on):
+        return self._step("append", partial(self._appender.append, table, rows, on))
 
     def register(self, name, table):
         self._session.register(name, table)
+
+    def _step(self, text, run):
+        if not self._begins or not text.startswith(self._begins):
+            return run()
+        self._begins = ""
+        if self._after:
+            run()
+        message = "the answer was lost"
+        raise UnavailableError(message)
+
+
+def engines(sink, session, appender=None):
+    """Put together what writes a warehouse."""
+    return Engines(session, appender or LakeAppender(sink))
 
 
 class Lake:
@@ -122,12 +141,12 @@ class Lake:
         chosen = WarehouseOptions(**options)
         self.described = self.described.model_copy(update={"warehouse": chosen})
 
-    def sink(self, session=None):
+    def sink(self, session=None, appender=None):
         """Open another sink on the same tables."""
         opened = WarehouseSink(
             self.described,
             self.relations,
-            session or self.session,
+            engines(self.described, session or self.session, appender),
             self.repairs,
             self.clock,
             self.known,

@@ -8,6 +8,7 @@ import redis
 from opensearchpy import OpenSearch
 
 from support.follower import Follower
+from support.lake import engines
 from support.snapshots import SnapshotRig
 from support.waiting import until
 from towpath.deploy.cli.app import run
@@ -105,7 +106,7 @@ def _sink(settings: Settings, relations: KafkaRelations, session: Any) -> Any:
         return CacheSink(sink.url, settings.database.prefix, 3600)
     if sink.kind == "search":
         return SearchSink(sink.url, sink.route, relations, SystemClock())
-    return WarehouseSink(sink, relations, session)
+    return WarehouseSink(sink, relations, engines(sink, session))
 
 
 class CacheHand:

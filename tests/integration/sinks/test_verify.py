@@ -13,6 +13,7 @@ import redis
 from opensearchpy import OpenSearch
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from support.lake import engines
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import load
@@ -324,7 +325,9 @@ class WarehousePlace(Place):
     """Iceberg."""
 
     def sink(self):
-        return WarehouseSink(self.described, Relations(), self.lake[1])
+        return WarehouseSink(
+            *(self.described, Relations()), engines(self.described, self.lake[1])
+        )
 
     def events(self):
         log = self.route["events"]

@@ -9,6 +9,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from support.lake import ROW, FaultySession, write
 from towpath.schemas.failure import UnavailableError
 from towpath.sinks.errors import StatementRefusedError, TargetUnavailableError
+from towpath.sinks.warehouse.appending import LakeAppender
 from towpath.sinks.warehouse.catalog import CATALOG, catalog_properties
 from towpath.sinks.warehouse.erasing import erase
 from towpath.sinks.warehouse.reader import WarehouseReader
@@ -134,14 +135,14 @@ def test_an_event_whose_time_has_no_room_keeps_the_rest(warehouse):
     )
 
 
-@pytest.mark.parametrize(
-    "begins", ["INSERT INTO", "SELECT snapshot_id", "CALL lake.system.fast_forward"]
-)
+@pytest.mark.parametrize("begins", ["INSERT INTO", "SELECT snapshot_id", "append"])
 def test_a_first_append_whose_outcome_is_unknown_is_not_repeated(warehouse, begins):
     """The same batch again finds a table with rows, and appends no second copy."""
     changes = [warehouse.change(8, n, {"note": "x"}) for n in range(3)]
     events = [warehouse.event(n) for n in range(3)]
-    sink = warehouse.sink(FaultySession(warehouse.session, begins))
+    appender = LakeAppender(warehouse.described)
+    faulty = FaultySession(warehouse.session, begins, appender=appender)
+    sink = warehouse.sink(faulty, faulty)
     with pytest.raises(UnavailableError, match="lost"):
         write(sink, changes, events)
     write(sink, changes, events)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.lake import COLUMNS, ROW, FaultySession, write
+from support.lake import COLUMNS, ROW, FaultySession, engines, write
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Route
 from towpath.sinks.change import Floor, Origin
@@ -225,4 +225,6 @@ def test_a_split_of_an_unknown_route_or_column_is_a_mistake(warehouse):
     sink = warehouse.described.model_copy(update={"route": (route,)})
 
     with pytest.raises(PartitionFieldError, match="no column gone"):
-        WarehouseSink(sink, warehouse.relations, warehouse.session).open()
+        WarehouseSink(
+            *(sink, warehouse.relations), engines(sink, warehouse.session)
+        ).open()

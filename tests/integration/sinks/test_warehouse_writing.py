@@ -1,46 +1,53 @@
 """How the warehouse writes: appended or merged, in parts, and over any failure."""
 
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
 from support.lake import write
 from towpath.sinks.errors import BatchRefusedError, TargetUnavailableError
 from towpath.sinks.relations import Column
+from towpath.sinks.warehouse.appending import LakeAppender
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 
 
 class Telling:
-    """Keeps the statements that write."""
+    """Keeps what is written by, and how."""
 
-    def __init__(self, session):
-        self._session = session
+    def __init__(self, warehouse):
+        self._session = warehouse.session
+        self._appender = LakeAppender(warehouse.described)
         self.told = []
 
     def sql(self, text):
-        if text.startswith(("INSERT", "MERGE")) and ".`branch_" in text:
-            self.told.append(text.partition(" ")[0])
+        if text.startswith("MERGE"):
+            self.told.append("merge")
         return self._session.sql(text)
 
     def register(self, name, table):
         self._session.register(name, table)
 
+    def append(self, table, rows, on):
+        self.told.append("append")
+        return self._appender.append(table, rows, on)
+
 
 def test_new_keys_are_appended_and_known_ones_merged(warehouse):
     """While all keys are known; another process knows none, and searches."""
-    session = Telling(warehouse.session)
-    sink = warehouse.sink(session)
+    session = Telling(warehouse)
+    sink = warehouse.sink(session, session)
     write(sink, [warehouse.change(8, n, {"note": "a"}) for n in range(4)])
     write(sink, [warehouse.change(8, n, {"note": "a"}) for n in range(4, 8)])
     write(sink, [warehouse.change(16, n, {"note": "b"}) for n in range(7, 10)])
     write(sink, [warehouse.change(16, n, {"note": "c"}) for n in range(10, 12)])
     restarted = write(
-        warehouse.sink(session),
+        warehouse.sink(session, session),
         [warehouse.change(8, n, {"note": "z"}) for n in (11, 12)],
     )
 
-    assert ["INSERT", "INSERT", "MERGE", "INSERT", "MERGE"] == session.told
+    assert ["append", "append", "merge", "append", "merge"] == session.told
     assert (1, 1) == (restarted.applied, restarted.stale)
     assert "aaaaaaabbbccz" == "".join(warehouse.notes()[str(n)] for n in range(13))
 
@@ -48,45 +55,46 @@ def test_new_keys_are_appended_and_known_ones_merged(warehouse):
 def test_new_keys_are_still_appended_after_upkeep(warehouse):
     """Our own upkeep adds no key, and is not taken for somebody else's commit."""
     warehouse.set(compact_after_files=6)
-    session = Telling(warehouse.session)
-    sink = warehouse.sink(session)
+    session = Telling(warehouse)
+    sink = warehouse.sink(session, session)
     for number in range(8):
         write(sink, [warehouse.change(8, number, {"note": "x"})])
     operations = warehouse.sql("SELECT operation FROM {t}.snapshots")
 
-    assert (["INSERT"] * 8, 8) == (session.told, len(warehouse.rows()))
+    assert (["append"] * 8, 8) == (session.told, len(warehouse.rows()))
     assert "replace" in {row["operation"] for row in operations}
 
 
 def test_a_table_that_somebody_else_wrote_to_is_searched(warehouse):
     """Keys that another writer brought are not taken for new."""
-    session = Telling(warehouse.session)
-    sink = warehouse.sink(session)
+    session = Telling(warehouse)
+    sink = warehouse.sink(session, session)
     write(sink, [warehouse.change(8, 1, {"note": "a"})])
     write(warehouse.sink(), [warehouse.change(16, 2, {"note": "theirs"})])
     told = write(sink, [warehouse.change(8, 2, {"note": "ours"})])
 
-    assert (1, ["INSERT", "MERGE"]) == (told.stale, session.told)
+    assert (1, ["append", "merge"]) == (told.stale, session.told)
     assert ["1", "2"] == sorted(r.key for r in warehouse.reader.rows(warehouse.orders))
 
 
 def test_more_keys_than_find_room_are_searched(warehouse):
     """The memory for keys is bounded; beyond it the table is asked."""
     warehouse.set(known_keys=5)
-    session = Telling(warehouse.session)
-    sink = warehouse.sink(session)
+    session = Telling(warehouse)
+    sink = warehouse.sink(session, session)
     for low in (0, 4, 8):
         write(sink, [warehouse.change(8, low + n, {"note": "a"}) for n in range(4)])
 
-    assert ["INSERT", "INSERT", "MERGE"] == session.told
+    assert ["append", "append", "merge"] == session.told
 
 
 def test_a_large_batch_is_written_in_parts(warehouse):
     """Each part is counted, and the whole is safe to repeat by a new sink."""
     warehouse.set(statement_bytes=2048)
-    session = Telling(warehouse.session)
+    session = Telling(warehouse)
     changes = [warehouse.change(8, n, {"note": "x" * 100}) for n in range(40)]
-    first = write(warehouse.sink(session), changes)
+    write(warehouse.sink(), [c._replace(position="0") for c in changes])
+    first = write(warehouse.sink(session, session), changes)
     again = write(warehouse.sink(), [c._replace(position="0") for c in changes])
 
     assert (40, 40, True) == (first.applied, again.stale, len(session.told) > 2)
@@ -110,34 +118,41 @@ def test_a_row_that_the_engine_refuses_is_told_from_an_engine_that_fails(warehou
 
 
 class Failing:
-    """Fails at one statement of an attempt, and at a later one of the next."""
+    """Fails at one step of an attempt, and at a later one of the next."""
 
-    def __init__(self, session, *, after):
-        self._session = session
+    def __init__(self, warehouse, *, after):
+        self._session = warehouse.session
+        self._appender = LakeAppender(warehouse.described)
         self._after = after
         self._allowed = 0
         self._count = -1000
 
     def attempt(self):
-        """Begin anew; one statement more goes through than the last time."""
+        """Begin anew; one step more goes through than the last time."""
         self._allowed += 1
         self._count = 0
 
     def sql(self, text):
-        self._count += 1
-        if self._count < self._allowed:
-            return self._session.sql(text)
-        if self._after:
-            self._session.sql(text)
-        message = "killed"
-        raise TargetUnavailableError(message)
+        return self._step(partial(self._session.sql, text))
+
+    def append(self, table, rows, on):
+        return self._step(partial(self._appender.append, table, rows, on))
 
     def register(self, name, table):
         self._session.register(name, table)
 
+    def _step(self, run):
+        self._count += 1
+        if self._count < self._allowed:
+            return run()
+        if self._after:
+            run()
+        message = "killed"
+        raise TargetUnavailableError(message)
+
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_crash_on_either_side_of_every_statement_changes_nothing(warehouse, after):
+def test_a_crash_on_either_side_of_every_step_changes_nothing(warehouse, after):
     """The batch is repeated after each of them; the end is as without any."""
     warehouse.set(compact_after_files=2)
     first = [warehouse.change(8, n, {"note": "a", "body": "{}"}) for n in range(3)]
@@ -148,8 +163,8 @@ def test_a_crash_on_either_side_of_every_statement_changes_nothing(warehouse, af
         warehouse.change(16, 3, {"note": "d"}),
     ]
     for changes in (first, second):
-        session = Failing(warehouse.session, after=after)
-        sink = warehouse.sink(session)
+        session = Failing(warehouse, after=after)
+        sink = warehouse.sink(session, session)
         told = None
         while told is None:
             session.attempt()

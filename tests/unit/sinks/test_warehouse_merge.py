@@ -2,7 +2,6 @@
 
 from towpath.sinks.relations import Column, RelationShape
 from towpath.sinks.warehouse.merge import (
-    append,
     insert_new,
     newest_commit,
     purge,
@@ -73,14 +72,6 @@ def test_only_the_span_of_the_keys_is_searched():
         "  AND t.`order_id` >= -5 AND t.`order_id` <= 9\n"
         "WHEN MATCHED"
     ) in upsert(LINES, "batch", (), (-5, 9))
-
-
-def test_rows_are_appended_in_few_files():
-    """Columns are named, as their order may differ; each task writes one file."""
-    assert append(LOG, "batch", 2) == (
-        "INSERT INTO lake.`shop`.`events`.`branch_towpath` (`id`, `payload`)\n"
-        "SELECT /*+ COALESCE(2) */ `id`, `payload` FROM `batch`"
-    )
 
 
 def test_only_tombstones_are_purged():

@@ -13,7 +13,9 @@ from towpath.settings import Route, Sink, SinkKind, WarehouseOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.ports import Batch
 from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.warehouse.opening import Commit
 from towpath.sinks.warehouse.sink import WarehouseSink
+from towpath.sinks.warehouse.writing import Engines
 
 COLUMNS = (Column("id", "bigint"), Column("note", "text"))
 OWN = {"_position": "string", "_is_deleted": "boolean"}
@@ -31,6 +33,7 @@ class Engine:
         self.told = []
         self.commits = 0
         self.fails = None
+        self.can_append = True
         self.is_there = False
         self.properties = {"towpath.key": json.dumps(["id"])}
 
@@ -40,10 +43,7 @@ class Engine:
         self.is_there = False
 
     def sql(self, text):
-        if self.fails and text.startswith(self.fails):
-            self.fails = None
-            message = "lost"
-            raise UnavailableError(message)
+        self._fail_at(text)
         if text.startswith("DESCRIBE"):
             return pa.table(
                 {"col_name": [*self.columns], "data_type": [*self.columns.values()]}
@@ -66,17 +66,33 @@ class Engine:
     def register(self, _name, table):
         self.told.append(f"batch of {table.num_rows}")
 
+    def append(self, _table, rows, on):
+        self._fail_at("INSERT")
+        if not self.can_append:
+            return None
+        assert self.commits == on.snapshot_id
+        self.commits += 1
+        self.told.append(f"INSERT of {rows.num_rows}")
+        return Commit(self.commits, self._summary())
+
     def begun(self):
         """Return how each statement that writes rows begins."""
         return [t.split()[0] for t in self.told if t.startswith(("INSERT", "MERGE"))]
 
+    def _fail_at(self, text):
+        if self.fails and text.startswith(self.fails):
+            self.fails = None
+            message = "lost"
+            raise UnavailableError(message)
+
+    def _summary(self):
+        return {"added-records": "1", "total-records": str(self.commits - 1)}
+
     def _newest(self):
         if not self.commits:
             return pa.table({"snapshot_id": [], "summary": []})
-        summary = pa.array(
-            [[("added-records", "1"), ("total-records", str(self.commits - 1))]],
-            pa.map_(pa.string(), pa.string()),
-        )
+        kind = pa.map_(pa.string(), pa.string())
+        summary = pa.array([list(self._summary().items())], kind)
         return pa.table({"snapshot_id": [self.commits], "summary": summary})
 
 
@@ -138,7 +154,8 @@ class Rig:
 
     def _new(self):
         return WarehouseSink(
-            *(self._described, self.relations, self.engine, self.repairs),
+            *(self._described, self.relations),
+            *(Engines(self.engine, self.engine), self.repairs),
             clock=SystemClock(),
             known=self.known,
         )
@@ -206,6 +223,17 @@ def test_keys_are_new_only_while_all_are_known(rig):
     rig.write(6)
 
     assert ["INSERT", "INSERT", "MERGE", "MERGE", "MERGE"] == rig.engine.begun()
+
+
+def test_what_cannot_be_appended_is_merged(rig):
+    """Its keys are known like all others then."""
+    rig.engine.can_append = False
+    rig.write(1)
+    rig.engine.can_append = True
+    rig.write(2)
+    rig.write(1, 3)
+
+    assert ["MERGE", "INSERT", "MERGE"] == rig.engine.begun()
 
 
 def test_a_commit_of_somebody_else_makes_all_keys_unknown(rig):

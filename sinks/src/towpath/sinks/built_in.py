@@ -73,10 +73,14 @@ def _search_reader(sink: SinkSettings, _: str) -> SinkReader:
 
 
 def _warehouse(sink: SinkSettings, parts: SinkParts) -> Sink:
-    from towpath.sinks.warehouse.sink import WarehouseSink  # noqa: PLC0415 - see above
+    from towpath.sinks.warehouse.appending import (  # noqa: PLC0415 - see above
+        LakeAppender,
+    )
+    from towpath.sinks.warehouse.sink import WarehouseSink  # noqa: PLC0415
+    from towpath.sinks.warehouse.writing import Engines  # noqa: PLC0415
 
     return WarehouseSink(
-        *(sink, parts.relations, parts.sql),
+        *(sink, parts.relations, Engines(parts.sql, LakeAppender(sink))),
         repairs=parts.repairs,
         clock=parts.clock,
         known=parts.folder / "warehouse.json",

@@ -75,6 +75,8 @@ _SETTINGS_AWAY: Final[Mapping[str, str]] = {"spark.sql.shuffle.partitions": "8"}
 # row is the cause, and the same statement without it goes through.
 _ROW_STATES: Final = frozenset({"21", "22", "23"})
 _ROW_ERRORS: Final = (ArithmeticException, DateTimeException, NumberFormatException)
+# What Iceberg raises for a value that has no room where it is to stand.
+_MISFIT: Final = "AppendWriteException"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ class SparkSql:
 def _is_of_a_row(error: BaseException | None) -> bool:
     """Tell whether a value of some row is what the engine refused, by its own code."""
     while error is not None:
-        if isinstance(error, _ROW_ERRORS):
+        if isinstance(error, _ROW_ERRORS) or _is_misfit(error):
             return True
         state = error.getSqlState() if isinstance(error, PySparkException) else None
         if (state or "")[:2] in _ROW_STATES:
@@ -194,6 +196,13 @@ def _is_of_a_row(error: BaseException | None) -> bool:
         # The engine's own failure stands behind the one of the job.
         error = getattr(error, "_cause", None)
     return False
+
+
+def _is_misfit(error: BaseException) -> bool:
+    if not isinstance(error, Py4JJavaError):
+        return False
+    name: str = error.java_exception.getClass().getSimpleName()
+    return name == _MISFIT
 
 
 def first_line(error: Exception) -> str:

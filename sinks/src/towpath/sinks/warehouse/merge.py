@@ -56,15 +56,6 @@ def upsert(
     )
 
 
-def append(table: LakeTable, view: str, tasks: int) -> str:
-    """Write each row into a table that has none of its keys, a file for each task."""
-    names = ", ".join(quoted(c.name) for c in table.columns)
-    return (
-        f"INSERT INTO {table.beside} ({names})\n"
-        f"SELECT /*+ COALESCE({tasks}) */ {names} FROM {quoted(view)}"
-    )
-
-
 def insert_new(
     table: LakeTable, view: str, occurred_between: tuple[str, str] | None
 ) -> str:

@@ -9,15 +9,12 @@ import base64
 import json
 import random
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NoSuchTableError, RESTError
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.expressions import (
     AlwaysFalse,
     AlwaysTrue,
@@ -28,13 +25,17 @@ from pyiceberg.expressions import (
 from pyiceberg.expressions.literals import literal
 from pyiceberg.table import Table
 from pyiceberg.types import BinaryType, IcebergType, TimestamptzType
-from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+from sqlalchemy.exc import DatabaseError
 
-from towpath.settings import CatalogKind, Sink
-from towpath.sinks.errors import TargetUnavailableError
+from towpath.settings import Sink
 from towpath.sinks.key_text import key_parts, key_text
 from towpath.sinks.ports import StoredRow
-from towpath.sinks.warehouse.catalog import CATALOG, catalog_properties
+from towpath.sinks.warehouse.catalog import catalog_properties
+from towpath.sinks.warehouse.connect import (
+    UNDEFINED_TABLE,
+    open_catalog,
+    translated,
+)
 from towpath.sinks.warehouse.ddl import KEY_PROPERTY
 from towpath.sinks.warehouse.tables import (
     IS_DELETED,
@@ -47,7 +48,6 @@ from towpath.sinks.warehouse.values import values_of
 KEYS_PER_SCAN: Final = 20_000
 
 _LOG_POSITION: Final = "position"
-UNDEFINED_TABLE: Final = "42P01"
 
 
 class WarehouseReader:
@@ -125,36 +125,6 @@ class WarehouseReader:
             if getattr(error.orig, "sqlstate", None) == UNDEFINED_TABLE:
                 return None
             raise
-
-
-def open_catalog(sink: Sink) -> Catalog:
-    """
-    Open a warehouse's list of tables.
-
-    Raises:
-        WarehouseAddressError: The sink's url is not its catalog's address.
-    """
-    is_rest = sink.warehouse.catalog is CatalogKind.REST
-    kind = RestCatalog if is_rest else SqlCatalog
-    return kind(CATALOG, **catalog_properties(sink))
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """
-    Turn the errors of catalog and files into ours.
-
-    Raises:
-        TargetUnavailableError: The catalog or the files cannot be read.
-    """
-    try:
-        yield
-    except (SQLAlchemyError, RESTError) as error:
-        message = "the warehouse's catalog does not answer"
-        raise TargetUnavailableError(message) from error
-    except OSError as error:
-        message = f"the warehouse cannot be read: {error.strerror or error}"
-        raise TargetUnavailableError(message) from error
 
 
 def _scan(

@@ -29,7 +29,6 @@ from towpath.sinks.ports import (
     Checkpoint,
     RelationSource,
     Repairs,
-    SqlSession,
 )
 from towpath.sinks.tally import Tally
 from towpath.sinks.warehouse import bulk, merge, rows
@@ -40,7 +39,7 @@ from towpath.sinks.warehouse.shelves import UNFIT, Shelves
 from towpath.sinks.warehouse.tables import POSITION, LakeTable, lake_name
 from towpath.sinks.warehouse.upkeep import Upkeep
 from towpath.sinks.warehouse.upkeeping import carry_out
-from towpath.sinks.warehouse.writing import BATCH, Rows, Writer
+from towpath.sinks.warehouse.writing import BATCH, Engines, Rows, Writer
 
 _log = structlog.get_logger("towpath.sinks.warehouse")
 
@@ -54,7 +53,7 @@ class WarehouseSink:
         self,
         sink: Sink,
         relations: RelationSource,
-        session: SqlSession,
+        engines: Engines,
         repairs: Repairs | None = None,
         clock: Clock | None = None,
         known: Path | None = None,
@@ -63,16 +62,17 @@ class WarehouseSink:
         Describe the warehouse; nothing is opened yet.
 
         Args:
-            sink: Its routes; the session already knows its catalog (``catalog_conf``).
+            sink: Its routes.
             relations: The shapes of the routes' tables.
-            session: The engine that writes. It belongs to the caller.
+            engines: What writes. The session belongs to the caller; it already knows
+                the warehouse's catalog (``catalog_conf``).
             repairs: Has tables read anew that gain a column, or were lost; without it,
                 old rows keep null there, or stay away.
             clock: For upkeep by age; left out, the machine's.
             known: Where to keep what is known of the tables, in the sink's own folder.
         """
         self._kinds = {route.name: route.kind for route in sink.route}
-        self._session = session
+        session = self._session = engines.session
         # Nobody else's: who is taken for dead must not write to another's.
         branch = f"towpath_{uuid.uuid4().hex}"
         self._losses = Losses(known, repairs)
@@ -80,7 +80,7 @@ class WarehouseSink:
             *(sink, relations, session, repairs), losses=self._losses, branch=branch
         )
         self._upkeep = Upkeep(sink.warehouse, clock or SystemClock())
-        self._writer = Writer(session, sink.warehouse, self._upkeep, branch)
+        self._writer = Writer(engines, sink.warehouse, self._upkeep, branch)
         self._nulls_unfit = sink.warehouse.unfit is Unfit.NULL
         self._left_out: set[tuple[str, str]] = set()
         self._nulled: set[tuple[str, str]] = set()

@@ -134,7 +134,10 @@ class LakeTable:
     @property
     def schema(self) -> pa.Schema:
         """The columns as Arrow."""
-        return pa.schema([(c.name, c.type.arrow) for c in self.columns])
+        fields = [
+            pa.field(c.name, c.type.arrow, nullable=not c.is_key) for c in self.columns
+        ]
+        return pa.schema(fields)
 
 
 def type_of(ddl: str) -> LakeType | None:

@@ -7,16 +7,15 @@ in memory; new keys are appended without a search. Whether somebody else has wri
 asked of the table before each append: its newest commit must be our last one. A failed
 statement may have committed, so whatever fails makes all of this forgotten.
 
-A large batch takes several statements, of bounded size, each with keys of its own. They
-write to a branch of this writer's own that begins at the commit whose keys we know; the
-table itself moves there at the end, all at once, and only if nobody else has moved it:
-an append checks nothing by itself, and of two that append the same rows both would
-succeed.
+What is not all new takes one statement, or several of bounded size, each with keys of
+its own. They write to a branch of this writer's own that begins at the commit that we
+know; the table itself moves there at the end, all at once, and only if nobody else has
+moved it. An append is one commit, which fails likewise.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -24,12 +23,7 @@ from towpath.settings import WarehouseOptions
 from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.ports import SqlSession
 from towpath.sinks.warehouse.known import KnownKeys, key_hashes
-from towpath.sinks.warehouse.merge import (
-    append,
-    branch_off,
-    fast_forward,
-    first_commit,
-)
+from towpath.sinks.warehouse.merge import branch_off, fast_forward, first_commit
 from towpath.sinks.warehouse.opening import Commit, newest
 from towpath.sinks.warehouse.rows import slices
 from towpath.sinks.warehouse.tables import LakeName, LakeTable
@@ -37,8 +31,25 @@ from towpath.sinks.warehouse.upkeep import Upkeep
 
 BATCH: Final = "towpath_batch"
 
-# As many as a driver has cores; each task writes a file.
-_TASKS: Final = 2
+
+class Appender(Protocol):
+    """Appends rows to tables (see ``appending.LakeAppender``)."""
+
+    def append(self, table: LakeTable, rows: pa.Table, on: Commit) -> Commit | None:
+        """Write rows on top of a commit; return the new one, nothing if it cannot."""
+
+
+class Engines(NamedTuple):
+    """
+    What writes a warehouse.
+
+    Attributes:
+        session: Searches, and so whatever may not be new; makes and keeps the tables.
+        appender: Writes what is new.
+    """
+
+    session: SqlSession
+    appender: Appender
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,39 +80,42 @@ class Writer:
 
     def __init__(
         self,
-        session: SqlSession,
+        engines: Engines,
         options: WarehouseOptions,
         upkeep: Upkeep,
         branch: str,
     ) -> None:
         self.branch = branch
-        self._session = session
+        self._session, self._appender = engines
         self._options = options
         self._upkeep = upkeep
         self._states: dict[LakeName, _State] = {}
 
     def write(self, rows: Rows) -> int:
         """Write rows unless the table has newer ones; return how many were written."""
-        name = rows.table.name
+        name, count = rows.table.name, len(rows.rows)
+        if not count:
+            return 0
         before, keys = self._before(name)
         new = None if keys is None else keys.new_of(key_hashes(rows.table, rows.rows))
-        is_new = new is not None and len(new) == rows.rows.num_rows
-        commit, written = self._write(rows, before, is_new=is_new)
+        commit, written = None, count
+        if new is not None and len(new) == count:
+            commit = self._appender.append(rows.table, rows.rows, before)
+        if commit is None:
+            commit, written = self._merge(rows, before)
         self._upkeep.note(name, commit.summary)
         fits = keys is not None and new is not None and keys.learn(new)
         self._states[name] = _State(commit, keys if fits else None)
         return written
 
-    def _write(self, rows: Rows, before: Commit, *, is_new: bool) -> tuple[Commit, int]:
+    def _merge(self, rows: Rows, before: Commit) -> tuple[Commit, int]:
         """Write on top of a commit; return the new one, and how many were written."""
         name, session = rows.table.name, self._session
         session.sql(branch_off(name, self.branch, before.snapshot_id))
         commit, written = before, 0
         for part in slices(rows.rows, self._options.statement_bytes):
             session.register(BATCH, part)
-            session.sql(
-                append(rows.table, BATCH, _TASKS) if is_new else rows.guarded(part)
-            )
+            session.sql(rows.guarded(part))
             after = newest(session, name, self.branch)
             if after is not None and after != commit:
                 commit, written = after, written + after.added_rows

@@ -109,6 +109,33 @@ def test_whoever_commits_between_is_met_again(warehouse, key):
     assert (1, sorted(expected.items())) == (told.stale, sorted(notes))
 
 
+def test_an_append_goes_not_on_top_of_what_came_between(warehouse):
+    """Who knew all keys, and was overtaken, finds theirs the next time, and its own."""
+    sink = warehouse.sink()
+    write(sink, [warehouse.change(8, 1, {"note": "old"})], [warehouse.event(1)])
+    newer = warehouse.change(32, 9, {"note": "theirs"})
+    ours = [warehouse.change(24, key, {"note": "ours"}) for key in (9, 10)]
+    with overtaken(
+        warehouse, warehouse.orders, lambda: write(warehouse.sink(), [newer])
+    ):
+        told = in_the_end(sink, ours)
+    theirs = [warehouse.event(n) for n in (2, 3)]
+    with overtaken(
+        warehouse, warehouse.events, lambda: write(warehouse.sink(), events=theirs)
+    ):
+        in_the_end(sink, events=[warehouse.event(n) for n in (3, 4)])
+    notes = [
+        (row.key, row.fields["note"]) for row in warehouse.reader.rows(warehouse.orders)
+    ]
+    ids = [row.key for row in warehouse.reader.rows(warehouse.events)]
+
+    assert (1, [("1", "old"), ("10", "ours"), ("9", "theirs")]) == (
+        told.stale,
+        sorted(notes),
+    )
+    assert sorted(warehouse.event(n).id for n in range(1, 5)) == sorted(ids)
+
+
 def test_a_compaction_of_somebody_else_loses_nothing(warehouse):
     """What they wrote anew is what we meet when the batch comes again."""
     sink = warehouse.sink()

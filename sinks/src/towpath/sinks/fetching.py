@@ -14,6 +14,7 @@ that is delivered again, has the broker asked anew.
 Hot path, once per record: no value is looked into.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import methodcaller
 from typing import Any, Final, TypeAlias
@@ -98,6 +99,8 @@ class KafkaBatches:
         group = {"group.id": f"towpath-{sink}"}
         self._settings = connection(bootstrap_servers) | _CLIENT | group
         self._consumer: Consumer | None = None
+        # Held while the client is asked: it must not be closed under its own hands.
+        self._asking = threading.Lock()
         # Up to where all was handed out; nothing, if a batch was given up.
         self._next: dict[Place, int] = {}
         self._reached: dict[Place, int] = {}
@@ -108,7 +111,8 @@ class KafkaBatches:
         self._paused: set[Place] = set()
 
     def portions(self, span: Span) -> Iterator[pa.Table]:
-        consumer = self._at(span)
+        with self._asking:
+            consumer = self._at(span)
         self._next = {}
         left = {place: end for place, (begin, end) in span.items() if begin < end}
         taken: list[Message] = []
@@ -122,9 +126,10 @@ class KafkaBatches:
             while len(taken) >= PORTION_RECORDS:
                 yield table_of(taken[:PORTION_RECORDS])
                 del taken[:PORTION_RECORDS]
-            self._go_on()
             asked = min(max(asked, 1), PORTION_RECORDS)
-            messages = _arrived(consumer, asked)
+            with self._asking:
+                self._go_on()
+                messages = _arrived(consumer, asked)
             missing -= self._sort(messages, left, taken)
             # Else what is far ahead would come in crumbs, as many as are missing.
             asked = 2 * asked if len(messages) == asked else missing
@@ -135,11 +140,12 @@ class KafkaBatches:
         self._next = {place: end for place, (_, end) in span.items()}
 
     def close(self) -> None:
-        # Whoever reads notices first, and lets the client go.
+        # Whoever reads notices before the client is asked again.
         self._closed = True
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
+        with self._asking:
+            if self._consumer is not None:
+                self._consumer.close()
+                self._consumer = None
 
     def _go_on(self) -> None:
         if self._closed:

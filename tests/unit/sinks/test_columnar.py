@@ -17,7 +17,7 @@ from towpath.sinks.jobs import by_column, columnar
 from towpath.sinks.jobs.batch import BatchWriter
 from towpath.sinks.jobs.columnar import FromColumns
 from towpath.sinks.memory import MemorySink
-from towpath.sinks.ports import Batch, Columnar
+from towpath.sinks.ports import Batch, Columnar, LaidRows
 
 
 class ColumnSink(MemorySink):
@@ -28,42 +28,37 @@ class ColumnSink(MemorySink):
         self.taken = 0
         self.refuses = refuses
 
-    def take_columns(self, columns):
+    def lay_out(self, columns):
+        is_whole = read_rows(columns, pa.struct([])).is_whole
+        rows = {"position": columns.positions, "value": columns.values}
+        return LaidRows(
+            pa.table(rows).filter(is_whole), columns.places.filter(is_whole)
+        )
+
+    def take_rows(self, route, rows):
         if self.refuses:
             message = "one of them"
             raise BatchRefusedError(message)
-        places = []
-        is_whole = read_rows(columns, pa.struct([])).is_whole
-        for place, position, value, is_taken in zip(
-            *(columns.places, columns.positions.to_pylist(), columns.values, is_whole),
-            strict=True,
-        ):
-            envelope = orjson.loads(value.as_py())
-            if not is_taken.as_py():
-                continue
-            key, row = (envelope["after"]["order_id"],), envelope["after"]
-            origin = Origin(TOPIC, 0, 0)
-            self.apply(
-                Batch(
-                    0,
-                    (
-                        Change(
-                            *(columns.route, key, ("order_id",), position, row),
-                            *(ALL_PRESENT, False, origin),
-                        ),
-                    ),
-                )
+        for told in rows.to_pylist():
+            row = orjson.loads(told["value"])["after"]
+            change = Change(
+                *(route, (row["order_id"],), ("order_id",), told["position"], row),
+                *(ALL_PRESENT, False, Origin(TOPIC, 0, 0)),
             )
-            places.append(place.as_py())
-        self.taken += len(places)
-        return pa.array(places, columns.places.type)
+            self.apply(Batch(0, (change,)))
+        self.taken += len(rows)
 
 
 class Handed:
-    """A batch that is here already."""
+    """A batch that is here already, three records at a time."""
 
     def __init__(self, *rows):
         self.table = table(*rows)
+        self.most = len(rows)
+
+    def portions(self):
+        for begin in range(0, self.most, 3):
+            yield self.table.slice(begin, 3)
 
 
 def poison(offset):
@@ -86,6 +81,7 @@ def _small(monkeypatch):
     """Make batches of a few records large ones, in parts of two."""
     monkeypatch.setattr(by_column, "LEAST_RECORDS", 5)
     monkeypatch.setattr(columnar, "PART_RECORDS", 2)
+    monkeypatch.setattr(columnar, "GROUP_RECORDS", 5)
 
 
 def written(sink, *rows, letters=None, parked=None):
@@ -176,7 +172,7 @@ def test_any_history_ends_as_in_one_piece():
     A partial change is folded with the whole row before it, also above a delete.
     """
     chance = random.Random(5)  # noqa: S311 - a repeatable test
-    for _ in range(300):
+    for _ in range(100):
         rows = history(chance, poison=0)
         taking, whole = ColumnSink(), MemorySink()
         desks = [desk_of(Letters()) for _ in range(2)]

@@ -7,14 +7,14 @@ import pyarrow as pa
 import pytest
 
 from towpath.settings import Route, RouteKind, Sink, SinkKind
-from towpath.sinks.columns import plain_columns
+from towpath.sinks.columns import newest_rows, plain_columns
 from towpath.sinks.decode import decode
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.jobs.batch import records_of
 from towpath.sinks.relations import Column, RelationShape
 from towpath.sinks.routes import Routes
 from towpath.sinks.warehouse import bulk, rows
-from towpath.sinks.warehouse.tables import current_state
+from towpath.sinks.warehouse.tables import POSITION, current_state
 
 TOPIC = "towpath.shop.orders"
 SHAPE = RelationShape(
@@ -100,9 +100,12 @@ def batch(*records):
 
 
 def taken(table, read=None):
-    """Take what can be taken; return rows and places."""
+    """Take what can be taken; return each key's newest row, and all places."""
     (columns,) = plain_columns(table, read or routes())
-    return bulk.take(TABLE, columns)
+    laid = bulk.lay_out(TABLE, columns)
+    if laid is None:
+        return None
+    return laid._replace(rows=newest_rows(laid.rows, TABLE.key, POSITION))
 
 
 def ordinary(table):

@@ -11,6 +11,7 @@ from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Route, Sink, SinkKind, WarehouseOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
+from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.ports import Batch
 from towpath.sinks.relations import Column, RelationShape
 from towpath.sinks.warehouse.opening import Commit
@@ -243,6 +244,15 @@ def test_a_commit_of_somebody_else_makes_all_keys_unknown(rig):
     rig.write(2)
 
     assert ["INSERT", "MERGE"] == rig.engine.begun()
+
+
+def test_rows_that_their_table_has_outgrown_are_not_written(rig):
+    """They were laid out before it gained a column: their batch goes by records."""
+    outgrown = pa.table({"id": pa.array([1], pa.int64())})
+    with pytest.raises(BatchRefusedError, match="has changed"):
+        rig.sink.take_rows("shop.orders", outgrown)
+
+    assert [] == rig.engine.begun()
 
 
 def test_the_rows_of_a_table_that_was_dropped_are_asked_for(rig):

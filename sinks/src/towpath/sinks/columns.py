@@ -4,8 +4,8 @@ Whole rows as columns: what can be taken of a batch without making a value of ea
 A record is plain if it is a row change of one route that leaves rows as they are, has a
 key, a value and a position, and says nothing else. Whatever is not plain goes the
 ordinary way, record by record; so this needs to know nothing of poison, parked keys or
-floors. It takes all other records of its key with it: a partial change must be folded
-with whatever came before it. Pure.
+floors. It takes all other records of its key with it, so that what becomes of a key is
+settled in one place. Pure.
 
 Hot path: a fixed number of passes over the columns of a batch, none over its rows.
 """
@@ -135,8 +135,8 @@ def read_rows(columns: Columns, row: pa.StructType) -> Read:
     """
     rows, said, has_escapes = _read(_one(columns.values.cast(pa.large_string())), row)
     is_whole = pc.and_(pc.is_in(said, _WHOLE), rows.is_valid())
-    is_known = pc.or_(is_whole, pc.equal(said, Operation.DELETE.value))
-    strange = columns.keys.filter(pc.invert(pc.fill_null(is_known, fill_value=False)))
+    is_whole = pc.fill_null(is_whole, fill_value=False)
+    strange = columns.keys.filter(pc.invert(is_whole))
     return Read(rows, _without(is_whole, columns.keys, strange), has_escapes)
 
 

@@ -161,18 +161,41 @@ class Pipelined(Protocol):
         """
 
 
+class LaidRows(NamedTuple):
+    """
+    Whole rows as a sink's own columns.
+
+    Attributes:
+        rows: A key may stand there several times.
+        places: Where the records stand that they came from, one for each row.
+    """
+
+    rows: pa.Table
+    places: pa.Array
+
+
 @runtime_checkable
 class Columnar(Protocol):
     """A sink that also takes rows as columns, many times as fast; most cannot."""
 
-    def take_columns(self, columns: Columns) -> pa.Array | None:
+    def lay_out(self, columns: Columns) -> LaidRows | None:
         """
-        Take what it can of plain records; the rest comes by ``apply`` then.
-
-        Counted and durable with the next ``flush``.
+        Lay out what it can of plain records; nothing is written yet.
 
         Returns:
-            Where the records stand that are taken; ``None`` if none are.
+            The rows, likewise from one call to the next; ``None`` if there are none.
+
+        Raises:
+            UnavailableError: The target cannot be reached; nothing is lost by trying
+                again.
+        """
+
+    def take_rows(self, route: str, rows: pa.Table) -> None:
+        """
+        Take rows that it has laid out, of each key the newest.
+
+        The rest of their batch comes by ``apply`` then. Counted and durable with the
+        next ``flush``.
 
         Raises:
             BusyError: The target asks for a pause; nothing is lost by trying again.

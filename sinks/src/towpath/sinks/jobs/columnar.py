@@ -5,7 +5,7 @@ The rest goes in parts of bounded size, since it is made into values one by one;
 batch may be as large as its columns find room in memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -13,13 +13,18 @@ import pyarrow as pa
 import structlog
 
 from towpath.sinks.errors import BatchRefusedError
+from towpath.sinks.jobs import by_column
 from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk
-from towpath.sinks.jobs.by_column import Left, after_columns
+from towpath.sinks.jobs.by_column import Gathering, Left
 from towpath.sinks.jobs.query import Rows
 from towpath.sinks.ports import Columnar
 
 # So many records are made into values at once.
 PART_RECORDS: Final = 50_000
+
+# So many are decoded in one go: enough for each step of it to be worth its call, and
+# few enough to be found where the step before has left them.
+GROUP_RECORDS: Final = 25_000
 
 _log = structlog.get_logger("towpath.sinks.jobs")
 
@@ -41,11 +46,11 @@ class FromColumns:
             HaltError: The sink refuses to go on.
         """
         with self._writer.alone:
-            return self._write(rows.table, batch_id)
+            return self._write(rows, batch_id)
 
-    def _write(self, records: pa.Table, batch_id: int) -> BatchResult:
+    def _write(self, rows: Rows, batch_id: int) -> BatchResult:
         began_s = self._desk.clock.monotonic_s()
-        rest, position = self._after_columns(records)
+        rest, position = self._after_columns(rows)
         took_ms = round((self._desk.clock.monotonic_s() - began_s) * 1000)
         # What is left may be nothing: the sink is flushed all the same.
         begins = range(0, max(len(rest), 1), PART_RECORDS)
@@ -56,24 +61,40 @@ class FromColumns:
         total = _total(written)
         return replace(
             total,
-            records=len(records),
+            records=len(rows.table),
             position=max(total.position, position),
             apply_ms=total.apply_ms + took_ms,
         )
 
-    def _after_columns(self, records: pa.Table) -> Left:
+    def _after_columns(self, rows: Rows) -> Left:
         """Write what is plain."""
-        desk = self._desk
-        if len(desk.parked):
-            return Left(records)
+        desk, sink = self._desk, self._sink
+        if rows.most < by_column.LEAST_RECORDS or len(desk.parked):
+            return Left(rows.table)
         # What settles a row that is owed must be seen to.
         owed = frozenset(row.key for row in desk.owed.record_keys())
-        take = self._sink.take_columns
+        gathering = Gathering(self._writer.routes, owed, sink.lay_out)
+        for portion in _grouped(rows.portions()):
+            gathering.add(portion)
         try:
-            return after_columns(records, self._writer.routes, owed, take)
+            for route, laid in gathering.rows().items():
+                sink.take_rows(route, laid)
         except BatchRefusedError as error:
             _log.warning("a batch is written record by record", answer=str(error))
-            return Left(records)
+            return Left(rows.table)
+        return gathering.left()
+
+
+def _grouped(portions: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Put portions together, as many as are decoded in one go."""
+    group: list[pa.Table] = []
+    for portion in portions:
+        group.append(portion)
+        if sum(map(len, group)) >= GROUP_RECORDS:
+            yield pa.concat_tables(group)
+            group.clear()
+    if group:
+        yield pa.concat_tables(group)
 
 
 def _total(written: Sequence[BatchResult]) -> BatchResult:

@@ -1,15 +1,16 @@
 """
 Whole rows as a table's columns, without a value of each. Pure.
 
-What comes out is what ``rows`` would lay out, newest of each key; whatever that would
-refuse, leave out or convert is not taken here, so that there is one place for it.
+What comes out is what ``rows`` would lay out; whatever that would refuse, leave out or
+convert is not taken here, so that there is one place for it.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 
-from towpath.sinks.columns import Columns, newest_rows, read_rows
+from towpath.sinks.columns import Columns, read_rows
+from towpath.sinks.ports import LaidRows
 from towpath.sinks.warehouse.tables import IS_DELETED, POSITION, LakeTable
 
 _OWN: Final = (POSITION, IS_DELETED)
@@ -17,20 +18,7 @@ _OWN: Final = (POSITION, IS_DELETED)
 _MISFIT: Final = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 
-class Taken(NamedTuple):
-    """
-    What was taken of a route's records.
-
-    Attributes:
-        rows: The newest whole row of each key.
-        places: Where the records that they came from stand in the batch.
-    """
-
-    rows: pa.Table
-    places: pa.Array
-
-
-def take(table: LakeTable, columns: Columns) -> Taken | None:
+def lay_out(table: LakeTable, columns: Columns) -> LaidRows | None:
     """Lay out the whole rows of plain records; ``None`` if one does not fit."""
     own = [c for c in table.columns if c.name not in _OWN]
     if any(pa.types.is_binary(column.type.arrow) for column in own):
@@ -50,9 +38,7 @@ def take(table: LakeTable, columns: Columns) -> Taken | None:
     laid = pa.table(arrays, schema=table.schema)
     if any(laid.column(name).null_count for name in table.key):
         return None
-    return Taken(
-        newest_rows(laid, table.key, POSITION), columns.places.filter(read.is_whole)
-    )
+    return LaidRows(laid, columns.places.filter(read.is_whole))
 
 
 def _in_json(kind: pa.DataType) -> pa.DataType:

@@ -21,12 +21,17 @@ import structlog
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.settings import RouteKind, Sink, Unfit
 from towpath.sinks.change import Change, EventRow, Refusal
-from towpath.sinks.columns import Columns
-from towpath.sinks.errors import ShapeUnknownError, StatementRefusedError
+from towpath.sinks.columns import Columns, newest_rows
+from towpath.sinks.errors import (
+    BatchRefusedError,
+    ShapeUnknownError,
+    StatementRefusedError,
+)
 from towpath.sinks.floors import Floors
 from towpath.sinks.ports import (
     Batch,
     Checkpoint,
+    LaidRows,
     RelationSource,
     Repairs,
 )
@@ -84,6 +89,7 @@ class WarehouseSink:
         self._nulls_unfit = sink.warehouse.unfit is Unfit.NULL
         self._left_out: set[tuple[str, str]] = set()
         self._nulled: set[tuple[str, str]] = set()
+        self._followed: set[str] = set()
         self._floors = Floors()
         self._tally = Tally()
 
@@ -113,23 +119,30 @@ class WarehouseSink:
             self._upkeep.safe_below(batch.safe)
         self._tally.add(tally)
 
-    def take_columns(self, columns: Columns) -> pa.Array | None:
-        self._shelves.follow({columns.route})
+    def lay_out(self, columns: Columns) -> LaidRows | None:
+        # Looked at once for a batch: what comes later goes with its own record.
+        if columns.route not in self._followed:
+            self._shelves.follow({columns.route})
+            self._followed.add(columns.route)
         table = self._fitting_table(columns.route)
-        taken = None if table is None else bulk.take(table, columns)
-        if table is None or taken is None:
-            return None
-        laid = taken.rows
-        floor = self._floors.of(columns.route)
+        return None if table is None else bulk.lay_out(table, columns)
+
+    def take_rows(self, route: str, rows: pa.Table) -> None:
+        table = self._fitting_table(route)
+        if table is None or rows.schema != table.schema:
+            message = f"{route} has changed since its rows were laid out"
+            raise BatchRefusedError(message)
+        newest = newest_rows(rows, table.key, POSITION)
+        floor = self._floors.of(route)
         if floor is not None:
-            laid = laid.filter(pc.greater_equal(laid.column(POSITION), floor))
+            newest = newest.filter(pc.greater_equal(newest.column(POSITION), floor))
         guarded = partial(_upsert_statement, table, frozenset())
-        applied = self._writer.write(Rows(table, laid, guarded))
+        applied = self._writer.write(Rows(table, newest, guarded))
         self._tally.applied += applied
-        self._tally.stale += len(taken.rows) - applied
-        return taken.places
+        self._tally.stale += len(rows) - applied
 
     def flush(self) -> Checkpoint:
+        self._followed.clear()
         carry_out(self._session, self._upkeep, self._writer)
         return self._tally.take()
 

@@ -116,7 +116,7 @@ class WarehouseOptions(Section):
     ``compact_after_s`` if it has grown at all. Old versions are readable for
     ``history_s``, at least ``history_versions`` of them; of its metadata files
     ``metadata_versions`` are kept. Files that no version knows go after
-    ``orphans_after_s``. One statement writes at most ``statement_bytes`` of rows.
+    ``orphans_after_s``. One statement merges at most ``statement_bytes`` of rows.
     As long as all keys of a table are known, at most ``known_keys``, new ones are
     appended without a search.
     """

@@ -1,5 +1,5 @@
 """
-Reads back what the warehouse holds, by a second engine that knows nothing of Spark.
+Reads back what the warehouse holds, without the engine that merges it.
 
 Values come as records carry them: integers, floats and booleans as such, everything
 else as text. An event log is read like a table; its ``position`` is the row's.

@@ -198,3 +198,19 @@ def test_a_value_that_is_no_json_is_not_taken():
 def test_a_route_that_changes_rows_takes_no_columns(options):
     """Its rule stands in one place."""
     assert [] == plain_columns(batch(record(1, 1, ROW)), routes(**options))
+
+
+def test_newest_rows_are_found_among_more_text_than_one_array_holds():
+    """Five pieces of half a GiB, and a newer row of their key: none is copied."""
+    half = 2**29
+    piece = pa.StringArray.from_buffers(
+        1, pa.array([0, half], pa.int32()).buffers()[1], pa.py_buffer(bytes(half))
+    )
+    columns = {
+        "id": pa.chunked_array([pa.array([7])] * 6),
+        "note": pa.chunked_array([*[piece] * 5, pa.array(["newest"])]),
+        POSITION: pa.chunked_array([pa.array([str(n)]) for n in range(6)]),
+    }
+    found = newest_rows(pa.table(columns), ("id",), POSITION)
+
+    assert [{"id": 7, "note": "newest", POSITION: "5"}] == found.to_pylist()

@@ -247,6 +247,18 @@ def test_any_other_failure_of_a_query_is_told(supervisor, look, monkeypatch):
     assert (2, 1) == (started, look().retries)
 
 
+def test_a_batch_that_was_given_up_is_not_what_ended_its_query(
+    supervisor, look, monkeypatch
+):
+    """
+    Whatever ended the query is told, and the query starts again.
+    """
+    supervisor._cause = _StoppedError()
+    started = run_with(supervisor, monkeypatch, "the engine fell over")
+
+    assert (2, 1) == (started, look().retries)
+
+
 def test_an_order_is_carried_out_though_no_query_lives_long(supervisor, monkeypatch):
     """What is asked for may be the cure of what ends the query each time."""
     letters = Letters()

@@ -148,7 +148,9 @@ def newest_rows(rows: pa.Table, key: tuple[str, ...], position: str) -> pa.Table
     sorted_keys = rows.select(key).take(order)
     numbered = sorted_keys.append_column(position, pa.array(range(len(rows))))
     last = numbered.group_by(list(key)).aggregate([(position, "max")])
-    return rows.take(order.take(last.column(f"{position}_max").combine_chunks()))
+    newest = order.take(last.column(f"{position}_max").combine_chunks())
+    # Taken by their places, texts of more than 2 GiB would have to be one piece.
+    return rows.filter(pc.is_in(pa.array(range(len(rows)), newest.type), newest))
 
 
 def _read(

@@ -130,11 +130,11 @@ class KafkaBatches:
             with self._asking:
                 self._go_on()
                 messages = _arrived(consumer, asked)
-            missing -= self._sort(messages, left, taken)
+                missing -= self._sort(messages, left, taken)
+                silence.bear(missing + len(left), left)
+                self._restrain(consumer)
             # Else what is far ahead would come in crumbs, as many as are missing.
             asked = 2 * asked if len(messages) == asked else missing
-            silence.bear(missing + len(left), left)
-            self._restrain(consumer)
         for begin in range(0, len(taken), PORTION_RECORDS):
             yield table_of(taken[begin : begin + PORTION_RECORDS])
         self._next = {place: end for place, (_, end) in span.items()}

@@ -286,9 +286,13 @@ class Supervisor:
         raise _StoppedError
 
     def _take_cause(self) -> Exception | None:
-        """Return, once, what a batch failed of: the engine passes on only a text."""
+        """
+        Return, once, what a batch failed of: the engine passes on only a text.
+
+        A batch that was given up, because its query was over, is not what ended it.
+        """
         cause, self._cause = self._cause, None
-        return cause
+        return None if isinstance(cause, _StoppedError) else cause
 
     def _pause(self, error: Exception, over: threading.Event | None = None) -> None:
         """Tell of a failure, and wait before the next attempt, unless that is over."""

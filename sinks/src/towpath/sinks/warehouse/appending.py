@@ -11,20 +11,17 @@ from typing import Final
 
 import pyarrow as pa
 import structlog
-from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table, TableProperties
 
 from towpath.settings import Sink
 from towpath.sinks.errors import TargetUnavailableError
-from towpath.sinks.warehouse.connect import open_catalog, translated
+from towpath.sinks.warehouse.connect import open_catalog
 from towpath.sinks.warehouse.opening import Commit
 from towpath.sinks.warehouse.tables import LakeName, LakeTable
 
 _log = structlog.get_logger("towpath.sinks.warehouse")
 
-# What it raises for values that it cannot write, before it commits: the engine can.
-_LIMITS: Final = (ValueError, TypeError, ArithmeticError, NotImplementedError)
 # Tried again, it would go on top of whatever somebody else has committed meanwhile.
 _ONCE: Final = {TableProperties.COMMIT_NUM_RETRIES: "0"}
 
@@ -34,10 +31,14 @@ class LakeAppender:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
+        self._told: set[tuple[LakeName, str]] = set()
 
     def append(self, table: LakeTable, rows: pa.Table, on: Commit) -> Commit | None:
         """
         Write rows on top of a commit; return the new one, or nothing if it cannot.
+
+        After any failure the engine may try: what it writes goes on top of the same
+        commit, and so not at all if ours was made after all.
 
         Args:
             table: Where to; readers see all of it at once.
@@ -45,46 +46,44 @@ class LakeAppender:
             on: The table's newest commit, as far as is known.
 
         Raises:
-            TargetUnavailableError: Catalog or files cannot be reached, or somebody else
-                has committed meanwhile. It may have been written all the same.
+            TargetUnavailableError: Somebody else has committed meanwhile.
         """
-        # Opened for each: batches are seconds apart, and what stays open grows stale.
-        with translated(), closing(open_catalog(self._sink)) as catalog:
-            stored = _load(catalog, table.name)
-            if stored.metadata.current_snapshot_id != on.snapshot_id:
-                raise _overtaken(table.name)
-            properties = {**stored.properties, **_ONCE}
-            stored.metadata = stored.metadata.model_copy(
-                update={"properties": properties}
-            )
-            try:
-                stored.append(rows.select(table.schema.names))
-            except CommitFailedException as error:
-                raise _overtaken(table.name) from error
-            except _LIMITS as error:
-                _log.info(
-                    "written by the engine", table=table.name.table, why=str(error)
-                )
-                return None
-        return _newest(stored)
+        try:
+            # Opened for each: batches are seconds apart, and what stays open grows
+            # stale.
+            with closing(open_catalog(self._sink)) as catalog:
+                stored = catalog.load_table(tuple(table.name))
+                return _append(stored, rows.select(table.schema.names), on)
+        except (CommitFailedException, _OvertakenError) as error:
+            message = f"somebody else has written to {table.name.sql} meanwhile"
+            raise TargetUnavailableError(message) from error
+        except Exception as error:  # noqa: BLE001 - whatever it is, the engine says better
+            self._tell(table.name, f"{type(error).__name__}: {error}")
+            return None
+
+    def _tell(self, name: LakeName, why: str) -> None:
+        """Say once that a table is left to the engine."""
+        if (name, why) not in self._told:
+            self._told.add((name, why))
+            _log.warning("not appended: left to the engine", table=name.sql, why=why)
 
 
-def _load(catalog: Catalog, name: LakeName) -> Table:
-    try:
-        return catalog.load_table(tuple(name))
-    except NoSuchTableError as error:
-        message = f"{name.sql} is not there any more"
-        raise TargetUnavailableError(message) from error
+class _OvertakenError(Exception):
+    """The table's newest commit is not the one that was known."""
 
 
-def _overtaken(name: LakeName) -> TargetUnavailableError:
-    message = f"somebody else has written to {name.sql} meanwhile"
-    return TargetUnavailableError(message)
-
-
-def _newest(stored: Table) -> Commit:
-    snapshot = stored.current_snapshot()
-    if snapshot is None or snapshot.summary is None:
-        message = "a table that was appended to has no commit"
-        raise TargetUnavailableError(message)
-    return Commit(snapshot.snapshot_id, dict(snapshot.summary.additional_properties))
+def _append(stored: Table, rows: pa.Table, on: Commit) -> Commit:
+    if stored.metadata.current_snapshot_id != on.snapshot_id:
+        raise _OvertakenError
+    properties = {**stored.properties, **_ONCE}
+    stored.metadata = stored.metadata.model_copy(update={"properties": properties})
+    stored.append(rows)
+    made = stored.current_snapshot()
+    # A server answers with the table as it is by then.
+    if (
+        made is None
+        or made.summary is None
+        or made.parent_snapshot_id != on.snapshot_id
+    ):
+        raise _OvertakenError
+    return Commit(made.snapshot_id, dict(made.summary.additional_properties))

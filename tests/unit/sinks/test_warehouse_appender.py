@@ -1,0 +1,132 @@
+"""Appends, on a catalog of one file: what goes on top of what, and what is left."""
+
+from contextlib import closing
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+import structlog
+from pyiceberg.catalog.sql import SqlCatalog
+
+from towpath.sinks.errors import TargetUnavailableError
+from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.warehouse import appending
+from towpath.sinks.warehouse.appending import LakeAppender
+from towpath.sinks.warehouse.opening import Commit
+from towpath.sinks.warehouse.tables import current_state
+
+SHAPE = RelationShape(
+    "shop", "orders", (Column("id", "bigint"), Column("note", "text")), ("id",), "0"
+)
+TABLE = current_state("shop.orders", SHAPE)
+
+
+def rows(*keys):
+    """Make rows, with a column of the batch beside the table's own."""
+    laid = pa.table(
+        [list(keys), ["x"] * len(keys), ["1"] * len(keys), [False] * len(keys)],
+        schema=TABLE.schema,
+    )
+    return laid.append_column(
+        "_kept", pa.array([[]] * len(keys), pa.list_(pa.string()))
+    )
+
+
+class Lake:
+    """A catalog of SQLite, opened as often as the appender likes."""
+
+    def __init__(self, folder):
+        self._told = {"uri": f"sqlite:///{folder}/list", "warehouse": str(folder)}
+        with closing(self.open()) as catalog:
+            catalog.create_namespace("shop")
+            table = catalog.create_table("shop.orders", TABLE.schema)
+            table.append(rows(0).select(TABLE.schema.names))
+            self.first = Commit(table.metadata.current_snapshot_id, {})
+
+    def open(self, _sink=None):
+        return SqlCatalog("lake", **self._told)
+
+    def keys(self):
+        with closing(self.open()) as catalog:
+            scanned = catalog.load_table("shop.orders").scan().to_arrow()
+        return sorted(scanned.column("id").to_pylist())
+
+
+@pytest.fixture
+def lake(tmp_path, monkeypatch):
+    """Lend a lake with one row; the appender opens it."""
+    made = Lake(tmp_path)
+    monkeypatch.setattr(appending, "open_catalog", made.open)
+    return made
+
+
+@pytest.fixture
+def appender():
+    """Lend an appender."""
+    return LakeAppender(SimpleNamespace())
+
+
+def test_appends_go_on_top_of_each_other(lake, appender):
+    """Each tells what it has added, and how much there is."""
+    second = appender.append(TABLE, rows(1, 2), lake.first)
+    third = appender.append(TABLE, rows(3), second)
+
+    assert ([0, 1, 2, 3], 2, 1, "4") == (
+        lake.keys(),
+        second.added_rows,
+        third.added_rows,
+        third.summary["total-records"],
+    )
+
+
+def test_a_commit_that_is_not_the_newest_takes_nothing(lake, appender):
+    """Of two that know the same commit one is told so."""
+    appender.append(TABLE, rows(1), lake.first)
+    with pytest.raises(TargetUnavailableError, match="somebody else"):
+        appender.append(TABLE, rows(1, 2), lake.first)
+
+    assert [0, 1] == lake.keys()
+
+
+class Answering(SqlCatalog):
+    """Answers a commit as a server may: with what has come on top of it since."""
+
+    def commit_table(self, table, requirements, updates):
+        done = super().commit_table(table, requirements, updates)
+        if table.catalog is self and not self.properties.get("overtaken"):
+            self.properties["overtaken"] = "yes"
+            theirs = self.load_table("shop.orders")
+            theirs.append(rows(9).select(TABLE.schema.names))
+            done = done.model_copy(update={"metadata": theirs.metadata})
+        return done
+
+
+def test_a_commit_of_somebody_else_is_not_taken_for_ours(lake, appender, monkeypatch):
+    """Its keys are not known, though nobody came between."""
+    told = lake._told
+    monkeypatch.setattr(appending, "open_catalog", lambda _: Answering("lake", **told))
+    with pytest.raises(TargetUnavailableError, match="somebody else"):
+        appender.append(TABLE, rows(1), lake.first)
+
+    assert [0, 1, 9] == lake.keys()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ModuleNotFoundError("adlfs"), OSError("no way there"), ValueError("unfit")],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_it_cannot_do_is_left_to_the_engine(
+    lake, appender, monkeypatch, error
+):
+    """It is told once, however often it comes."""
+
+    def fail(_sink):
+        raise error
+
+    monkeypatch.setattr(appending, "open_catalog", fail)
+    with structlog.testing.capture_logs() as told:
+        answers = [appender.append(TABLE, rows(1), lake.first) for _ in range(2)]
+
+    assert ([None, None], 1) == (answers, len(told))
+    assert told[0]["why"].startswith(type(error).__name__)

@@ -63,6 +63,20 @@ IDENTITIES = {
 }
 
 
+def streamed_shape(connection, slot):
+    """Return the shape that the stream told last."""
+    messages = connection.execute(
+        "select data from pg_logical_slot_get_binary_changes(%s, null, null,"
+        " 'proto_version', '1', 'publication_names', 'towpath')",
+        (slot,),
+    )
+    return [
+        message
+        for (data,) in messages.fetchall()
+        if isinstance(message := parse_message(data), RelationShape)
+    ][-1]
+
+
 @pytest.mark.parametrize("kind", IDENTITIES)
 def test_the_key_is_what_the_stream_tells(connection, worker, unique, kind):
     """
@@ -75,22 +89,31 @@ def test_the_key_is_what_the_stream_tells(connection, worker, unique, kind):
     connection.execute(
         "insert into s.t (a, b) select g, -g from generate_series(1, 5) g"
     )
-    messages = connection.execute(
-        "select data from pg_logical_slot_get_binary_changes(%s, null, null,"
-        " 'proto_version', '1', 'publication_names', 'towpath')",
-        (unique,),
-    )
-    told = [
-        message
-        for (data,) in messages.fetchall()
-        if isinstance(message := parse_message(data), RelationShape)
-    ][-1]
-    facts = PostgresCatalog(connection).describe(told.oid, [23])
+    told = streamed_shape(connection, unique)
+    facts = PostgresCatalog(connection).describe(told.oid, "s.t", [23])
     plan = worker.plan("s.t")
     rows = worker.rows(plan, max_rows=2)
 
     assert bind(told, facts).key_names == plan.shape.relation.key_names
     assert 5 == len(rows)
+
+
+def test_the_key_of_a_table_that_was_replaced_keeps_its_order(connection, unique):
+    """
+    What the stream still tells of it has the keys of what is read of the new one.
+    """
+    made = "create table s.t (a int, b int, primary key (b, a))"
+    create(connection, made)
+    connection.execute(
+        "select pg_create_logical_replication_slot(%s, 'pgoutput')", (unique,)
+    )
+    connection.execute("insert into s.t (a, b) values (1, 2)")
+    connection.execute("drop table s.t")
+    connection.execute(made)
+    told = streamed_shape(connection, unique)
+    facts = PostgresCatalog(connection).describe(told.oid, "s.t", [23])
+
+    assert ("b", "a") == bind(told, facts).key_names
 
 
 REFUSALS = {

@@ -104,7 +104,7 @@ class Followed:
         step = self._sequencer.feed(parse_message(frame, PAYLOAD_AT), start_lsn(frame))
         if isinstance(step, RelationShape):
             oids = [column.type_oid for column in step.columns]
-            facts = self.catalog.describe(step.oid, oids)
+            facts = self.catalog.describe(step.oid, f"{step.schema}.{step.table}", oids)
             relation = bind(step, facts)
             self._sequencer.bind(relation)
             self._routes[relation.oid] = self._route(relation)
@@ -126,7 +126,7 @@ class Followed:
 
     def _route(self, relation: Relation) -> TableRoute:
         oids = [column.type_oid for column in relation.columns]
-        facts = self.catalog.describe(relation.oid, oids)
+        facts = self.catalog.describe(relation.oid, relation.name, oids)
         plan = ColumnRules(self.relay).plan(relation, facts)
         names = Names("p", "db", relation.schema, relation.table, "")
         written = json_maker(self.relay)(names, plan.key, plan.columns)

@@ -172,7 +172,9 @@ class Topics:
 class Catalog:
     """Knows that the first two columns are the key."""
 
-    def describe(self, _table_oid: int, type_oids: Sequence[int]) -> CatalogFacts:
+    def describe(
+        self, _table_oid: int, _name: str, type_oids: Sequence[int]
+    ) -> CatalogFacts:
         names = dict.fromkeys(type_oids, "text")
         return CatalogFacts(("id",), names, frozenset({"id"}))
 

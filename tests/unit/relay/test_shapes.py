@@ -37,7 +37,9 @@ class Catalog:
         self.asked = 0
         self.facts = FACTS
 
-    def describe(self, _table_oid: int, _type_oids: Sequence[int]) -> CatalogFacts:
+    def describe(
+        self, _table_oid: int, _name: str, _type_oids: Sequence[int]
+    ) -> CatalogFacts:
         self.asked += 1
         return self.facts
 

@@ -10,14 +10,14 @@ from support.kafka_rows import TOPIC, history, row, table
 from support.letters import Asked, Letters, desk_of
 from support.parked_shop import ROUTES
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
-from towpath.sinks.columns import read_rows
+from towpath.sinks.columns import LaidRows, read_rows
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.jobs import by_column, columnar
 from towpath.sinks.jobs.batch import BatchWriter
 from towpath.sinks.jobs.columnar import FromColumns
 from towpath.sinks.memory import MemorySink
-from towpath.sinks.ports import Batch, Columnar, LaidRows
+from towpath.sinks.ports import Batch, Columnar
 
 
 class ColumnSink(MemorySink):

@@ -110,9 +110,13 @@ class TopicCatalog(Protocol):
 class TableCatalog(Protocol):
     """What the source's catalog tells of tables."""
 
-    def describe(self, table_oid: int, type_oids: Sequence[int]) -> CatalogFacts:
+    def describe(
+        self, table_oid: int, name: str, type_oids: Sequence[int]
+    ) -> CatalogFacts:
         """
         Return a table's key and its types' names.
+
+        Of a table that is gone, the key is that of the one that has its name now.
 
         Raises:
             SourceUnavailableError: The connection is gone.

@@ -60,6 +60,19 @@ class Columns(NamedTuple):
     values: pa.ChunkedArray
 
 
+class LaidRows(NamedTuple):
+    """
+    Whole rows as a sink's own columns.
+
+    Attributes:
+        rows: A key may stand there several times.
+        places: Where the records stand that they came from, one for each row.
+    """
+
+    rows: pa.Table
+    places: pa.Array
+
+
 class Read(NamedTuple):
     """
     Rows that were read.

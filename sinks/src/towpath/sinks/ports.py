@@ -22,7 +22,7 @@ from towpath.sinks.change import (
     Row,
     Value,
 )
-from towpath.sinks.columns import Columns
+from towpath.sinks.columns import Columns, LaidRows
 from towpath.sinks.relations import RelationShape
 
 
@@ -159,19 +159,6 @@ class Pipelined(Protocol):
             UnavailableError: The target cannot be reached; nothing is lost by trying
                 again.
         """
-
-
-class LaidRows(NamedTuple):
-    """
-    Whole rows as a sink's own columns.
-
-    Attributes:
-        rows: A key may stand there several times.
-        places: Where the records stand that they came from, one for each row.
-    """
-
-    rows: pa.Table
-    places: pa.Array
 
 
 @runtime_checkable

@@ -61,12 +61,13 @@ class Shapes:
         Raises:
             SourceUnavailableError: The catalog does not answer.
         """
-        if not self._is_captured(f"{shape.schema}.{shape.table}"):
+        name = f"{shape.schema}.{shape.table}"
+        if not self._is_captured(name):
             relation = bind(shape, NOTHING_KNOWN)
             self._facts[relation.oid] = relation, NOTHING_KNOWN
             return relation
         type_oids = [column.type_oid for column in shape.columns]
-        facts = self._catalog.describe(shape.oid, type_oids)
+        facts = self._catalog.describe(shape.oid, name, type_oids)
         relation = bind(shape, facts)
         self._facts[relation.oid] = relation, facts
         told = self._told.get(relation.name)
@@ -99,7 +100,7 @@ class Shapes:
         if known == relation:
             return facts
         type_oids = [column.type_oid for column in relation.columns]
-        facts = self._catalog.describe(relation.oid, type_oids)
+        facts = self._catalog.describe(relation.oid, relation.name, type_oids)
         self._facts[relation.oid] = relation, facts
         return facts
 

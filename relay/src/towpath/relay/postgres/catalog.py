@@ -25,16 +25,22 @@ class PostgresCatalog:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def describe(self, table_oid: int, type_oids: Sequence[int]) -> CatalogFacts:
+    def describe(
+        self, table_oid: int, name: str, type_oids: Sequence[int]
+    ) -> CatalogFacts:
         """
         Return a table's keys, and its types with all that is inside them.
+
+        Of a table that is gone by now, the keys are those of the one that has taken its
+        name: what the stream still tells of it must not come by another key's order.
 
         Raises:
             SourceUnavailableError: The connection is gone.
         """
         with translated("reading the catalog"):
             execute = self._connection.execute
-            keys = execute(query("read_keys"), {"oid": table_oid}).fetchall()
+            whose = {"oid": table_oid, "name": name}
+            keys = execute(query("read_keys"), whose).fetchall()
             found = execute(query("read_types"), {"oids": list(type_oids)}).fetchall()
             required = execute(
                 query("read_required_columns"), {"oid": table_oid}

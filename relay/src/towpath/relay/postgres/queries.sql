@@ -2,12 +2,19 @@
 
 -- name: read_keys
 -- Of each index that tells rows apart, its columns in key order: the primary key's
--- first, then the replica identity's, then the oldest.
+-- first, then the replica identity's, then the oldest. If the table is gone by now, of
+-- the one that has its name.
 select array_agg(a.attname::text order by k.place)
 from pg_catalog.pg_index i
 cross join lateral unnest(i.indkey::smallint[]) with ordinality as k (attnum, place)
 left join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
-where i.indrelid = %(oid)s::oid and i.indisunique and i.indimmediate and i.indisvalid
+where i.indrelid = coalesce(
+        (select oid from pg_catalog.pg_class where oid = %(oid)s::oid),
+        (select c.oid from pg_catalog.pg_class c
+            join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+            where n.nspname || '.' || c.relname = %(name)s::text)
+    )
+    and i.indisunique and i.indimmediate and i.indisvalid
     and i.indpred is null and k.place <= i.indnkeyatts
 group by i.indexrelid, i.indisprimary, i.indisreplident
 having bool_and(a.attnotnull is true and k.attnum > 0)

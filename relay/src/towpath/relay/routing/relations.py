@@ -31,7 +31,7 @@ class CatalogFacts:
 
     Attributes:
         key_names: The primary key's columns in key order, or those of another key;
-            empty without, or if the table is gone by now.
+            empty without, or if no table has the name any more.
         type_names: By type oid, as ``format_type`` writes it, without modifiers.
         required_names: The columns that are NOT NULL.
         other_keys: The columns of further unique indexes on columns that are NOT NULL.

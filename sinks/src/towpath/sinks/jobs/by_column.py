@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from towpath.sinks.batches import RECORDS
-from towpath.sinks.columns import Columns, plain_columns
-from towpath.sinks.ports import LaidRows
+from towpath.sinks.columns import Columns, LaidRows, plain_columns
 from towpath.sinks.routes import Routes
 
 # Below, records cost less one by one than what is saved is worth.

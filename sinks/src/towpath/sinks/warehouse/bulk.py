@@ -9,8 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from towpath.sinks.columns import Columns, read_rows
-from towpath.sinks.ports import LaidRows
+from towpath.sinks.columns import Columns, LaidRows, read_rows
 from towpath.sinks.warehouse.tables import IS_DELETED, POSITION, LakeTable
 
 _OWN: Final = (POSITION, IS_DELETED)

@@ -21,7 +21,7 @@ import structlog
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.settings import RouteKind, Sink, Unfit
 from towpath.sinks.change import Change, EventRow, Refusal
-from towpath.sinks.columns import Columns, newest_rows
+from towpath.sinks.columns import Columns, LaidRows, newest_rows
 from towpath.sinks.errors import (
     BatchRefusedError,
     ShapeUnknownError,
@@ -31,7 +31,6 @@ from towpath.sinks.floors import Floors
 from towpath.sinks.ports import (
     Batch,
     Checkpoint,
-    LaidRows,
     RelationSource,
     Repairs,
 )

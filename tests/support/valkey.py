@@ -45,6 +45,14 @@ class Valkey:
             self._process.wait()
             self._process = None
 
+    def await_file(self) -> None:
+        """Wait until its file has all that it was told; a slow disk has it put off."""
+        until(
+            lambda: self.client.info("persistence")["aof_buffer_length"] == 0,
+            "the file has it all",
+            pause_s=0.01,
+        )
+
     def cut_short(self, size_bytes: int) -> None:
         """Kill it, take from its file what lies behind a size, and start it again."""
         self.kill()

@@ -326,6 +326,7 @@ def test_a_server_that_dies_between_apply_and_flush_makes_the_batch_come_again(p
 def test_a_server_that_is_gone_while_a_batch_is_written_is_told(place):
     """Apply fails, nothing counts; a new sink writes the batch whole."""
     sink = place.opened()
+    place.server.await_file()
     place.server.kill()
     with pytest.raises(TargetUnavailableError):
         sink.apply(orders(*range(2000)))

@@ -79,29 +79,36 @@ class TurnedClock(SystemClock):
         return super().monotonic_s() + self.ahead_s
 
 
-class FaultySession:
+class Stepping:
     """
-    Fails once: at the first step of a kind, before or after it ran.
+    Both engines of a lake's writer, step by step.
 
-    A step is a statement, or ``append``.
+    A step is a statement, or ``append``; ``step`` runs it, or does not.
     """
 
-    def __init__(self, session, begins, *, after=True, appender=None):
-        self._session = session
-        self._appender = appender
-        self._begins = begins
-        self._after = after
+    def __init__(self, lake):
+        self._session = lake.session
+        self._appender = LakeAppender(lake.described)
 
     def sql(self, text):
-        return self._step(text, partial(self._session.sql, text))
+        return self.step(text, partial(self._session.sql, text))
 
     def append(self, table, rows, on):
-        return self._step("append", partial(self._appender.append, table, rows, on))
+        return self.step("append", partial(self._appender.append, table, rows, on))
 
     def register(self, name, table):
         self._session.register(name, table)
 
-    def _step(self, text, run):
+
+class Faulty(Stepping):
+    """Fails once: at the first step of a kind, before or after it ran."""
+
+    def __init__(self, lake, begins, *, after=True):
+        super().__init__(lake)
+        self._begins = begins
+        self._after = after
+
+    def step(self, text, run):
         if not self._begins or not text.startswith(self._begins):
             return run()
         self._begins = ""
@@ -111,9 +118,9 @@ class FaultySession:
         raise UnavailableError(message)
 
 
-def engines(sink, session, appender=None):
+def engines(sink, session):
     """Put together what writes a warehouse."""
-    return Engines(session, appender or LakeAppender(sink))
+    return Engines(session, LakeAppender(sink))
 
 
 class Lake:
@@ -141,12 +148,13 @@ class Lake:
         chosen = WarehouseOptions(**options)
         self.described = self.described.model_copy(update={"warehouse": chosen})
 
-    def sink(self, session=None, appender=None):
-        """Open another sink on the same tables."""
+    def sink(self, both=None):
+        """Open another sink on the same tables; ``both`` may stand for its engines."""
+        own = engines(self.described, self.session)
         opened = WarehouseSink(
             self.described,
             self.relations,
-            engines(self.described, session or self.session, appender),
+            own if both is None else Engines(both, both),
             self.repairs,
             self.clock,
             self.known,

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from support.lake import ROW, FaultySession, write
+from support.lake import ROW, Faulty, write
 from towpath.schemas.failure import UnavailableError
 from towpath.sinks.errors import StatementRefusedError, TargetUnavailableError
-from towpath.sinks.warehouse.appending import LakeAppender
 from towpath.sinks.warehouse.catalog import CATALOG, catalog_properties
 from towpath.sinks.warehouse.erasing import erase
 from towpath.sinks.warehouse.reader import WarehouseReader
@@ -140,9 +139,7 @@ def test_a_first_append_whose_outcome_is_unknown_is_not_repeated(warehouse, begi
     """The same batch again finds a table with rows, and appends no second copy."""
     changes = [warehouse.change(8, n, {"note": "x"}) for n in range(3)]
     events = [warehouse.event(n) for n in range(3)]
-    appender = LakeAppender(warehouse.described)
-    faulty = FaultySession(warehouse.session, begins, appender=appender)
-    sink = warehouse.sink(faulty, faulty)
+    sink = warehouse.sink(Faulty(warehouse, begins))
     with pytest.raises(UnavailableError, match="lost"):
         write(sink, changes, events)
     write(sink, changes, events)

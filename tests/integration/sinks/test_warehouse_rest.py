@@ -79,5 +79,5 @@ def test_a_rest_catalog_that_does_not_answer_is_unavailable(rest, unused_port):
     url = f"http://127.0.0.1:{unused_port}"
     reader = WarehouseReader(lake.described.model_copy(update={"url": url}))
 
-    with pytest.raises(TargetUnavailableError, match="cannot be reached"):
+    with pytest.raises(TargetUnavailableError, match="cannot be read"):
         list(reader.rows(lake.orders))

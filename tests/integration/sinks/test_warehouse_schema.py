@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.lake import COLUMNS, ROW, FaultySession, engines, write
+from support.lake import COLUMNS, ROW, Faulty, engines, write
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Route
 from towpath.sinks.change import Floor, Origin
@@ -42,8 +42,8 @@ def test_an_interrupted_addition_is_asked_for_again(warehouse, after):
     warehouse.relations.columns = (*COLUMNS, Column("channel", "text"))
     with pytest.raises(UnavailableError, match="lost"):
         warehouse.sink(
-            FaultySession(
-                warehouse.session,
+            Faulty(
+                warehouse,
                 f"ALTER TABLE lake.{_quoted(warehouse.orders)} ADD",
                 after=after,
             )

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from support.lake import FaultySession, write
+from support.lake import Faulty, write
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -48,7 +48,7 @@ def test_tombstones_go_when_nothing_below_them_can_come_again(warehouse):
 def test_failing_upkeep_fails_no_batch(warehouse, begins):
     """The batch counts as written, the next one is too, and all rows are there."""
     warehouse.set(compact_after_files=2)
-    sink = warehouse.sink(FaultySession(warehouse.session, begins, after=False))
+    sink = warehouse.sink(Faulty(warehouse, begins, after=False))
     told = []
     for number in range(3):
         change = warehouse.change(8 + number * 8, 1, {"note": str(number)})

@@ -1,49 +1,39 @@
 """How the warehouse writes: appended or merged, in parts, and over any failure."""
 
 from contextlib import suppress
-from functools import partial
 
 import pytest
 
-from support.lake import write
+from support.lake import Stepping, write
 from towpath.sinks.errors import BatchRefusedError, TargetUnavailableError
 from towpath.sinks.relations import Column
-from towpath.sinks.warehouse.appending import LakeAppender
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 
 
-class Telling:
+class Telling(Stepping):
     """Keeps what is written by, and how."""
 
-    def __init__(self, warehouse):
-        self._session = warehouse.session
-        self._appender = LakeAppender(warehouse.described)
+    def __init__(self, lake):
+        super().__init__(lake)
         self.told = []
 
-    def sql(self, text):
-        if text.startswith("MERGE"):
-            self.told.append("merge")
-        return self._session.sql(text)
-
-    def register(self, name, table):
-        self._session.register(name, table)
-
-    def append(self, table, rows, on):
-        self.told.append("append")
-        return self._appender.append(table, rows, on)
+    def step(self, text, run):
+        if text.startswith(("append", "MERGE")):
+            self.told.append(text.partition(" ")[0].lower())
+        return run()
 
 
 def test_new_keys_are_appended_and_known_ones_merged(warehouse):
     """While all keys are known; another process knows none, and searches."""
     session = Telling(warehouse)
-    sink = warehouse.sink(session, session)
+    sink = warehouse.sink(session)
     write(sink, [warehouse.change(8, n, {"note": "a"}) for n in range(4)])
     write(sink, [warehouse.change(8, n, {"note": "a"}) for n in range(4, 8)])
     write(sink, [warehouse.change(16, n, {"note": "b"}) for n in range(7, 10)])
     write(sink, [warehouse.change(16, n, {"note": "c"}) for n in range(10, 12)])
     restarted = write(
-        warehouse.sink(session, session),
+        warehouse.sink(session),
         [warehouse.change(8, n, {"note": "z"}) for n in (11, 12)],
     )
 
@@ -56,7 +46,7 @@ def test_new_keys_are_still_appended_after_upkeep(warehouse):
     """Our own upkeep adds no key, and is not taken for somebody else's commit."""
     warehouse.set(compact_after_files=6)
     session = Telling(warehouse)
-    sink = warehouse.sink(session, session)
+    sink = warehouse.sink(session)
     for number in range(8):
         write(sink, [warehouse.change(8, number, {"note": "x"})])
     operations = warehouse.sql("SELECT operation FROM {t}.snapshots")
@@ -68,7 +58,7 @@ def test_new_keys_are_still_appended_after_upkeep(warehouse):
 def test_a_table_that_somebody_else_wrote_to_is_searched(warehouse):
     """Keys that another writer brought are not taken for new."""
     session = Telling(warehouse)
-    sink = warehouse.sink(session, session)
+    sink = warehouse.sink(session)
     write(sink, [warehouse.change(8, 1, {"note": "a"})])
     write(warehouse.sink(), [warehouse.change(16, 2, {"note": "theirs"})])
     told = write(sink, [warehouse.change(8, 2, {"note": "ours"})])
@@ -81,7 +71,7 @@ def test_more_keys_than_find_room_are_searched(warehouse):
     """The memory for keys is bounded; beyond it the table is asked."""
     warehouse.set(known_keys=5)
     session = Telling(warehouse)
-    sink = warehouse.sink(session, session)
+    sink = warehouse.sink(session)
     for low in (0, 4, 8):
         write(sink, [warehouse.change(8, low + n, {"note": "a"}) for n in range(4)])
 
@@ -94,7 +84,7 @@ def test_a_large_batch_is_written_in_parts(warehouse):
     session = Telling(warehouse)
     changes = [warehouse.change(8, n, {"note": "x" * 100}) for n in range(40)]
     write(warehouse.sink(), [c._replace(position="0") for c in changes])
-    first = write(warehouse.sink(session, session), changes)
+    first = write(warehouse.sink(session), changes)
     again = write(warehouse.sink(), [c._replace(position="0") for c in changes])
 
     assert (40, 40, True) == (first.applied, again.stale, len(session.told) > 2)
@@ -117,12 +107,11 @@ def test_a_row_that_the_engine_refuses_is_told_from_an_engine_that_fails(warehou
     assert {"1.00": "c"} == warehouse.notes()
 
 
-class Failing:
+class Failing(Stepping):
     """Fails at one step of an attempt, and at a later one of the next."""
 
-    def __init__(self, warehouse, *, after):
-        self._session = warehouse.session
-        self._appender = LakeAppender(warehouse.described)
+    def __init__(self, lake, *, after):
+        super().__init__(lake)
         self._after = after
         self._allowed = 0
         self._count = -1000
@@ -132,16 +121,7 @@ class Failing:
         self._allowed += 1
         self._count = 0
 
-    def sql(self, text):
-        return self._step(partial(self._session.sql, text))
-
-    def append(self, table, rows, on):
-        return self._step(partial(self._appender.append, table, rows, on))
-
-    def register(self, name, table):
-        self._session.register(name, table)
-
-    def _step(self, run):
+    def step(self, _text, run):
         self._count += 1
         if self._count < self._allowed:
             return run()
@@ -164,7 +144,7 @@ def test_a_crash_on_either_side_of_every_step_changes_nothing(warehouse, after):
     ]
     for changes in (first, second):
         session = Failing(warehouse, after=after)
-        sink = warehouse.sink(session, session)
+        sink = warehouse.sink(session)
         told = None
         while told is None:
             session.attempt()

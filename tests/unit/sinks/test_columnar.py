@@ -167,12 +167,13 @@ def test_a_batch_that_is_refused_is_tried_record_by_record():
     assert (13, expected()) == (told.records, sink.rows)
 
 
+@pytest.mark.timeout(30)
 def test_any_history_ends_as_in_one_piece():
     """
     A partial change is folded with the whole row before it, also above a delete.
     """
     chance = random.Random(5)  # noqa: S311 - a repeatable test
-    for _ in range(100):
+    for _ in range(300):
         rows = history(chance, poison=0)
         taking, whole = ColumnSink(), MemorySink()
         desks = [desk_of(Letters()) for _ in range(2)]

@@ -93,7 +93,7 @@ class Answering(SqlCatalog):
 
     def commit_table(self, table, requirements, updates):
         done = super().commit_table(table, requirements, updates)
-        if table.catalog is self and not self.properties.get("overtaken"):
+        if not self.properties.get("overtaken"):
             self.properties["overtaken"] = "yes"
             theirs = self.load_table("shop.orders")
             theirs.append(rows(9).select(TABLE.schema.names))

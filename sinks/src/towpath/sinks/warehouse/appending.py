@@ -54,7 +54,7 @@ class LakeAppender:
             with closing(open_catalog(self._sink)) as catalog:
                 stored = catalog.load_table(tuple(table.name))
                 return _append(stored, rows.select(table.schema.names), on)
-        except (CommitFailedException, _OvertakenError) as error:
+        except CommitFailedException as error:
             message = f"somebody else has written to {table.name.sql} meanwhile"
             raise TargetUnavailableError(message) from error
         except Exception as error:  # noqa: BLE001 - whatever it is, the engine says better
@@ -68,13 +68,9 @@ class LakeAppender:
             _log.warning("not appended: left to the engine", table=name.sql, why=why)
 
 
-class _OvertakenError(Exception):
-    """The table's newest commit is not the one that was known."""
-
-
 def _append(stored: Table, rows: pa.Table, on: Commit) -> Commit:
     if stored.metadata.current_snapshot_id != on.snapshot_id:
-        raise _OvertakenError
+        raise CommitFailedException
     properties = {**stored.properties, **_ONCE}
     stored.metadata = stored.metadata.model_copy(update={"properties": properties})
     stored.append(rows)
@@ -85,5 +81,5 @@ def _append(stored: Table, rows: pa.Table, on: Commit) -> Commit:
         or made.summary is None
         or made.parent_snapshot_id != on.snapshot_id
     ):
-        raise _OvertakenError
+        raise CommitFailedException
     return Commit(made.snapshot_id, dict(made.summary.additional_properties))

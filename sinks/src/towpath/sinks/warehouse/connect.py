@@ -36,7 +36,7 @@ def translated() -> Iterator[None]:
     Turn the errors of catalog and files into ours.
 
     Raises:
-        TargetUnavailableError: The catalog or the files cannot be reached.
+        TargetUnavailableError: The catalog or the files cannot be read.
     """
     try:
         yield
@@ -44,5 +44,5 @@ def translated() -> Iterator[None]:
         message = "the warehouse's catalog does not answer"
         raise TargetUnavailableError(message) from error
     except OSError as error:
-        message = f"the warehouse's files cannot be reached: {error.strerror or error}"
+        message = f"the warehouse cannot be read: {error.strerror or error}"
         raise TargetUnavailableError(message) from error

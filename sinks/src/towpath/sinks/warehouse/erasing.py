@@ -12,11 +12,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from towpath.settings import Sink
 from towpath.sinks.warehouse.catalog import CATALOG
-from towpath.sinks.warehouse.connect import (
-    UNDEFINED_TABLE,
-    open_catalog,
-    translated,
-)
+from towpath.sinks.warehouse.connect import UNDEFINED_TABLE, open_catalog, translated
 from towpath.sinks.warehouse.tables import LakeName, lake_name
 
 # The reading engine knows views of servers only; this is its writer's own list.

@@ -31,11 +31,7 @@ from towpath.settings import Sink
 from towpath.sinks.key_text import key_parts, key_text
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.warehouse.catalog import catalog_properties
-from towpath.sinks.warehouse.connect import (
-    UNDEFINED_TABLE,
-    open_catalog,
-    translated,
-)
+from towpath.sinks.warehouse.connect import UNDEFINED_TABLE, open_catalog, translated
 from towpath.sinks.warehouse.ddl import KEY_PROPERTY
 from towpath.sinks.warehouse.tables import (
     IS_DELETED,

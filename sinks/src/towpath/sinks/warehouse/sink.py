@@ -1,7 +1,7 @@
 """
-Writes rows and events into the warehouse: one guarded statement per table and batch.
+Writes rows and events into the warehouse: one guarded commit per table and batch.
 
-A statement that returns is committed, so ``flush`` has nothing to wait for; it is where
+What returns is committed, so ``flush`` has nothing to wait for; it is where
 upkeep runs, between batches, because there is one writer. Tables are in ``shelves``,
 how rows are written is in ``writing``.
 """
@@ -28,12 +28,7 @@ from towpath.sinks.errors import (
     StatementRefusedError,
 )
 from towpath.sinks.floors import Floors
-from towpath.sinks.ports import (
-    Batch,
-    Checkpoint,
-    RelationSource,
-    Repairs,
-)
+from towpath.sinks.ports import Batch, Checkpoint, RelationSource, Repairs
 from towpath.sinks.tally import Tally
 from towpath.sinks.warehouse import bulk, merge, rows
 from towpath.sinks.warehouse.ddl import floor_property

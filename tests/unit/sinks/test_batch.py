@@ -15,7 +15,9 @@ from towpath.sinks.errors import (
     EveryChangeRefusedError,
 )
 from towpath.sinks.fold import ABSENT_ROW
-from towpath.sinks.jobs.batch import BatchResult, BatchWriter, records_of
+from towpath.sinks.jobs import batch as batches
+from towpath.sinks.jobs.batch import BatchWriter, records_of
+from towpath.sinks.jobs.batch_result import BatchResult
 from towpath.sinks.jobs.delivery import InARow
 from towpath.sinks.memory import MemorySink
 
@@ -54,6 +56,40 @@ def test_a_batch_is_folded_written_and_told():
         result,
         sink.rows["orders"].keys(),
     )
+
+
+class Safe(MemorySink):
+    """Keeps how much it was given at once, and below what it may forget."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def apply(self, batch):
+        self.told.append((len(batch.changes), batch.safe))
+        super().apply(batch)
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [
+        (0, [(0, "safe")]),
+        (2, [(2, "safe")]),
+        (5, [(2, None), (2, None), (1, "safe")]),
+    ],
+)
+def test_a_large_batch_is_written_in_parts(monkeypatch, count, told):
+    """
+    What lies below the safe position may stand in any of them: the last one tells it.
+    """
+    monkeypatch.setattr(batches, "PART_RECORDS", 2)
+    sink, letters = Safe(), Letters()
+    desk = desk_of(letters)
+    desk.safe._found = "safe"
+    rows = [row(n, "c", order=n) for n in range(count)]
+    result = BatchWriter(ROUTES, sink, desk).write(table(*rows), 0)
+
+    assert (told, BatchResult(count, count, 0, 0)) == (sink.told, result)
 
 
 def test_poison_is_set_aside_and_the_rest_is_written():

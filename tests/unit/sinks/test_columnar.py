@@ -13,7 +13,7 @@ from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.columns import LaidRows, read_rows
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.errors import BatchRefusedError
-from towpath.sinks.jobs import by_column, columnar
+from towpath.sinks.jobs import batch, by_column, columnar
 from towpath.sinks.jobs.batch import BatchWriter
 from towpath.sinks.jobs.columnar import FromColumns
 from towpath.sinks.memory import MemorySink
@@ -80,7 +80,7 @@ BATCH = (
 def _small(monkeypatch):
     """Make batches of a few records large ones, in parts of two."""
     monkeypatch.setattr(by_column, "LEAST_RECORDS", 5)
-    monkeypatch.setattr(columnar, "PART_RECORDS", 2)
+    monkeypatch.setattr(batch, "PART_RECORDS", 2)
     monkeypatch.setattr(columnar, "GROUP_RECORDS", 5)
 
 
@@ -145,7 +145,7 @@ def test_nothing_is_taken_while_a_key_is_parked():
 
 def test_a_whole_row_behind_what_cannot_be_read_is_not_taken(monkeypatch):
     """It waits behind it; the other keys are taken."""
-    monkeypatch.setattr(columnar, "PART_RECORDS", 9)
+    monkeypatch.setattr(batch, "PART_RECORDS", 9)
     sink, letters = ColumnSink(), Letters()
     rows = (*BATCH[:8], row(9, "z", order=3), row(10, "u", order=3, note="c"))
     told = written(sink, *rows, letters=letters)

@@ -13,7 +13,7 @@ from towpath.sinks.change import Change, Origin
 from towpath.sinks.columns import read_rows
 from towpath.sinks.dead_letters.letter import ParkedKey
 from towpath.sinks.errors import TargetUnavailableError
-from towpath.sinks.jobs import by_column, portions
+from towpath.sinks.jobs import batch, by_column, portions
 from towpath.sinks.jobs.batch import BatchWriter
 from towpath.sinks.jobs.portions import InPortions
 from towpath.sinks.memory import MemorySink
@@ -223,13 +223,15 @@ def test_a_target_that_goes_away_between_has_the_batch_written_again(bench):
     assert {"order_id": 7, "v": 6} == bench.sink.rows["orders"]["7"].row
 
 
+@pytest.mark.parametrize("part", [3, 1_000])
 @pytest.mark.parametrize("least", [2, 2_000])
 @pytest.mark.usefixtures("bench")
-def test_any_history_ends_as_in_one_piece(monkeypatch, least):
+def test_any_history_ends_as_in_one_piece(monkeypatch, least, part):
     """
     Deletes, columns left out, rows that a snapshot read, and what cannot be read.
     """
     monkeypatch.setattr(by_column, "LEAST_RECORDS", least)
+    monkeypatch.setattr(batch, "PART_RECORDS", part)
     chance = random.Random(11)  # noqa: S311 - a repeatable test
     columns = 0
     for _ in range(100):

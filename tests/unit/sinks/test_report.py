@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from towpath.schemas import telemetry
 from towpath.settings import Settings, Sink
 from towpath.sinks.errors import BrokerUnavailableError, MetricsPortError
-from towpath.sinks.jobs.batch import BatchResult
+from towpath.sinks.jobs.batch_result import BatchResult
 from towpath.sinks.jobs.listener import EngineListener
 from towpath.sinks.jobs.monitor import Monitor
 from towpath.sinks.jobs.report import Report

@@ -21,7 +21,7 @@ from towpath.sinks.errors import (
     TargetUnavailableError,
 )
 from towpath.sinks.jobs import supervisor as module
-from towpath.sinks.jobs.batch import BatchResult
+from towpath.sinks.jobs.batch_result import BatchResult
 from towpath.sinks.jobs.finishing import FINISH_WITHIN_S, let_finish
 from towpath.sinks.jobs.parts import Parts
 from towpath.sinks.jobs.query import QueryPlan

@@ -1,6 +1,6 @@
 """``[[sink]]``: a target, who runs it, and its routes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -22,8 +22,12 @@ _DOCUMENTS: Final = frozenset({SinkKind.SEARCH, SinkKind.WEBHOOK})
 # ``<prefix>.dead.<name>`` is a sink's, and it is the relay's too.
 _RELAY: Final = "relay"
 _RECORDS: Final = 50_000
-# Each of its commits costs a second, whatever it holds.
-_WAREHOUSE_RECORDS: Final = 200_000
+# A batch costs the engine a tenth of a second, and a commit of a warehouse a second,
+# whatever it holds.
+_MANY_RECORDS: Final[Mapping[str, int]] = {
+    SinkKind.CACHE: 100_000,
+    SinkKind.WAREHOUSE: 200_000,
+}
 # Webhooks of one key wait for each other, across batches too; and the statements of a
 # warehouse are carried out by the executors as it is.
 _SPREAD: Final = frozenset({SinkKind.CACHE, SinkKind.SEARCH})
@@ -63,8 +67,7 @@ class Sink(Section):
         """How many records a batch reads at most."""
         if self.max_batch_records is not None:
             return self.max_batch_records
-        is_warehouse = self.kind == SinkKind.WAREHOUSE
-        return _WAREHOUSE_RECORDS if is_warehouse else _RECORDS
+        return _MANY_RECORDS.get(self.kind, _RECORDS)
 
     @property
     def target(self) -> tuple[str, str, Path | str | None]:

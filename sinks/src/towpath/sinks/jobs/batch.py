@@ -9,6 +9,7 @@ partial change that finds no row is not set aside: its row is asked for (``askin
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import pyarrow as pa
 import structlog
@@ -22,6 +23,7 @@ from towpath.sinks.decode import Decoded, decode
 from towpath.sinks.fold import first_per_event, newest_per_key
 from towpath.sinks.jobs.aside import Over, letters_of, reasons_of
 from towpath.sinks.jobs.asking import Told, ask, ask_overdue
+from towpath.sinks.jobs.batch_result import BatchResult, total
 from towpath.sinks.jobs.behind import Held, KeyRule, hold
 from towpath.sinks.jobs.delivery import Delivered, Delivery, InARow
 from towpath.sinks.jobs.owed import Owed
@@ -31,40 +33,11 @@ from towpath.sinks.jobs.sweeps import Sweeps
 from towpath.sinks.ports import Batch, InOrder, Repairs, Sink
 from towpath.sinks.routes import Routes
 
+# So many records are made into values at once: a batch may be as large as its columns
+# find room in memory.
+PART_RECORDS: Final = 50_000
+
 _log = structlog.get_logger("towpath.sinks.jobs")
-
-
-@dataclass(frozen=True, slots=True)
-class BatchResult:
-    """
-    What became of a batch's records.
-
-    Attributes:
-        skipped: Records that say nothing.
-        asked: Rows that were asked for.
-        nulled: Values that were made null because the target has no room for them.
-        parked: Keys that are parked by now.
-        owed: Rows that are owed by now; ``None``: as many as before.
-        behind: Records that wait only because an older one of their key does.
-        tombstones: Deletes among the changes.
-        position: The highest of the changes' positions; empty if there was none.
-    """
-
-    records: int
-    rows: int
-    stale: int
-    dead_letters: int
-    skipped: int = 0
-    asked: int = 0
-    nulled: int = 0
-    parked: int = 0
-    behind: int = 0
-    owed: int | None = field(default=None, compare=False)
-    tombstones: int = field(default=0, compare=False)
-    position: str = field(default="", compare=False)
-    decode_ms: int = field(default=0, compare=False)
-    apply_ms: int = field(default=0, compare=False)
-    flush_ms: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +98,19 @@ class BatchWriter:
 
     def write(self, table: pa.Table, batch_id: int) -> BatchResult:
         """
-        Write one batch; when this returns, all of it is durable.
+        Write one batch, part by part; when this returns, all of it is durable.
 
         Raises:
             UnavailableError: Some part does not answer; write the batch again.
             HaltError: The sink refuses to go on.
         """
-        began_s = self._desk.clock.monotonic_s()
-        records = records_of(table)
-        read_ms = round((self._desk.clock.monotonic_s() - began_s) * 1000)
-        result = self.write_records(records, batch_id)
-        return replace(result, decode_ms=read_ms + result.decode_ms)
+        last = max(len(table) - 1, 0) // PART_RECORDS
+        with self.alone:
+            # Of nothing, too: the sink is flushed all the same.
+            parts = (
+                self._write_part(table, batch_id, n, last) for n in range(last + 1)
+            )
+            return total([*parts])
 
     def write_records(self, records: Sequence[Record], batch_id: int) -> BatchResult:
         """
@@ -174,9 +149,20 @@ class BatchWriter:
         """Take note that a row was asked for which lacks a change at a position."""
         self._desk.owed.owe(row, record_key, position)
 
-    def _write(self, records: Sequence[Record], batch_id: int) -> BatchResult:
+    def _write_part(
+        self, table: pa.Table, batch_id: int, number: int, last: int
+    ) -> BatchResult:
+        began_s = self._desk.clock.monotonic_s()
+        records = records_of(table.slice(number * PART_RECORDS, PART_RECORDS))
+        read_ms = round((self._desk.clock.monotonic_s() - began_s) * 1000)
+        result = self._write(records, batch_id, is_last=number == last)
+        return replace(result, decode_ms=read_ms + result.decode_ms)
+
+    def _write(
+        self, records: Sequence[Record], batch_id: int, *, is_last: bool = True
+    ) -> BatchResult:
         parked = self._desk.parked
-        written = self._apply(records, parked, batch_id)
+        written = self._apply(records, parked, batch_id, is_last=is_last)
         made = letters_of(records, written.reasons, self._rule)
         count, stale = self._settle(made, written)
         self._desk.sweeps.carried_out(written.floors, records)
@@ -200,7 +186,12 @@ class BatchWriter:
         )
 
     def _apply(
-        self, records: Sequence[Record], parked: ParkedKeys, batch_id: int
+        self,
+        records: Sequence[Record],
+        parked: ParkedKeys,
+        batch_id: int,
+        *,
+        is_last: bool = True,
     ) -> Written:
         desk = self._desk
         began_s = desk.clock.monotonic_s()
@@ -210,10 +201,10 @@ class BatchWriter:
         folded = newest_per_key(held.changes, floors)
         events = first_per_event(held.events)
         decode_ms = round((desk.clock.monotonic_s() - began_s) * 1000)
-        batch = Batch(batch_id, folded.changes, events, floors)
-        delivered = self._delivery.deliver(
-            replace(batch, safe=desk.safe.take(desk.parked.lowest())), folded.after
-        )
+        # The parts before the last one leave it: a later one may hold what lies below.
+        safe = desk.safe.take(desk.parked.lowest()) if is_last else None
+        batch = Batch(batch_id, folded.changes, events, floors, safe)
+        delivered = self._delivery.deliver(batch, folded.after)
         changes = (*folded.changes, *folded.after)
         refused = (*folded.refused, *delivered.refused)
         told = Told(records, changes, refused, floors)

@@ -1,11 +1,6 @@
-"""
-Large batches of a sink that takes columns: what is plain at once, the rest as ever.
+"""Large batches of a sink that takes columns: the plain at once, the rest as ever."""
 
-The rest goes in parts of bounded size, since it is made into values one by one; so a
-batch may be as large as its columns find room in memory.
-"""
-
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -14,13 +9,11 @@ import structlog
 
 from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.jobs import by_column
-from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk
+from towpath.sinks.jobs.batch import BatchWriter, Desk
+from towpath.sinks.jobs.batch_result import BatchResult
 from towpath.sinks.jobs.by_column import Gathering, Left
 from towpath.sinks.jobs.query import Rows
 from towpath.sinks.ports import Columnar
-
-# So many records are made into values at once.
-PART_RECORDS: Final = 50_000
 
 # So many are decoded in one go: enough for each step of it to be worth its call, and
 # few enough to be found where the step before has left them.
@@ -52,18 +45,12 @@ class FromColumns:
         began_s = self._desk.clock.monotonic_s()
         rest, position = self._after_columns(rows)
         took_ms = round((self._desk.clock.monotonic_s() - began_s) * 1000)
-        # What is left may be nothing: the sink is flushed all the same.
-        begins = range(0, max(len(rest), 1), PART_RECORDS)
-        written = [
-            self._writer.write(rest.slice(begin, PART_RECORDS), batch_id)
-            for begin in begins
-        ]
-        total = _total(written)
+        result = self._writer.write(rest, batch_id)
         return replace(
-            total,
+            result,
             records=len(rows.table),
-            position=max(total.position, position),
-            apply_ms=total.apply_ms + took_ms,
+            position=max(result.position, position),
+            apply_ms=result.apply_ms + took_ms,
         )
 
     def _after_columns(self, rows: Rows) -> Left:
@@ -95,26 +82,3 @@ def _grouped(portions: Iterable[pa.Table]) -> Iterator[pa.Table]:
             group.clear()
     if group:
         yield pa.concat_tables(group)
-
-
-def _total(written: Sequence[BatchResult]) -> BatchResult:
-    """Add up the parts of a batch."""
-    *before, last = written
-    total = last
-    for part in before:
-        total = replace(
-            total,
-            rows=total.rows + part.rows,
-            stale=total.stale + part.stale,
-            dead_letters=total.dead_letters + part.dead_letters,
-            skipped=total.skipped + part.skipped,
-            asked=total.asked + part.asked,
-            nulled=total.nulled + part.nulled,
-            behind=total.behind + part.behind,
-            tombstones=total.tombstones + part.tombstones,
-            position=max(total.position, part.position),
-            decode_ms=total.decode_ms + part.decode_ms,
-            apply_ms=total.apply_ms + part.apply_ms,
-            flush_ms=total.flush_ms + part.flush_ms,
-        )
-    return total

@@ -14,7 +14,8 @@ import pyarrow as pa
 import structlog
 
 from towpath.schemas.failure import TowpathError
-from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk, records_of
+from towpath.sinks.jobs.batch import BatchWriter, Desk, records_of
+from towpath.sinks.jobs.batch_result import BatchResult
 from towpath.sinks.jobs.by_column import after_columns
 from towpath.sinks.jobs.plain import ROWS_LOST, Plain, plain_of
 from towpath.sinks.jobs.query import Rows

@@ -11,7 +11,7 @@ import structlog
 
 from towpath.schemas.clock import Clock
 from towpath.sinks.declare import READY_FILE
-from towpath.sinks.jobs.batch import BatchResult
+from towpath.sinks.jobs.batch_result import BatchResult
 from towpath.sinks.jobs.checkpoint import read_offsets
 from towpath.sinks.metrics import SinkMetrics
 from towpath.sinks.progress import (

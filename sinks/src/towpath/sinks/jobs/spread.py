@@ -29,7 +29,8 @@ from towpath.sinks.errors import (
     TargetBusyError,
     TargetUnavailableError,
 )
-from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk
+from towpath.sinks.jobs.batch import BatchWriter, Desk
+from towpath.sinks.jobs.batch_result import BatchResult
 from towpath.sinks.jobs.plain import ROWS_LOST
 from towpath.sinks.jobs.query import QueryPlan, Rows
 from towpath.sinks.jobs.session import first_line

@@ -38,7 +38,8 @@ from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.dead_letters.box import LetterBox
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
-from towpath.sinks.jobs.batch import BatchResult, BatchWriter, Desk
+from towpath.sinks.jobs.batch import BatchWriter, Desk
+from towpath.sinks.jobs.batch_result import BatchResult
 from towpath.sinks.jobs.checkpoint import read_offsets, span
 from towpath.sinks.jobs.columnar import FromColumns
 from towpath.sinks.jobs.delivery import InARow

@@ -134,12 +134,29 @@ def test_an_event_whose_time_has_no_room_keeps_the_rest(warehouse):
     )
 
 
-@pytest.mark.parametrize("begins", ["INSERT INTO", "SELECT snapshot_id", "append"])
-def test_a_first_append_whose_outcome_is_unknown_is_not_repeated(warehouse, begins):
-    """The same batch again finds a table with rows, and appends no second copy."""
+class Unable(Faulty):
+    """Leaves whatever could be appended to the engine."""
+
+    def append(self, _table, _rows, _on):
+        """Append nothing."""
+
+
+@pytest.mark.parametrize(
+    ("engines", "begins"),
+    [
+        (Faulty, "SELECT snapshot_id"),
+        (Faulty, "append"),
+        (Unable, "INSERT INTO"),
+        (Unable, "MERGE"),
+    ],
+)
+def test_a_first_write_whose_outcome_is_unknown_is_not_repeated(
+    warehouse, engines, begins
+):
+    """The same batch again finds a table with rows, and writes no second copy."""
     changes = [warehouse.change(8, n, {"note": "x"}) for n in range(3)]
     events = [warehouse.event(n) for n in range(3)]
-    sink = warehouse.sink(Faulty(warehouse, begins))
+    sink = warehouse.sink(engines(warehouse, begins))
     with pytest.raises(UnavailableError, match="lost"):
         write(sink, changes, events)
     write(sink, changes, events)

@@ -80,12 +80,28 @@ def test_appends_go_on_top_of_each_other(lake, appender):
 
 
 def test_a_commit_that_is_not_the_newest_takes_nothing(lake, appender):
-    """Of two that know the same commit one is told so."""
+    """Of two that know the same commit one is told so; it is nothing to warn of."""
     appender.append(TABLE, rows(1), lake.first)
-    with pytest.raises(TargetUnavailableError, match="somebody else"):
-        appender.append(TABLE, rows(1, 2), lake.first)
+    with structlog.testing.capture_logs() as told:
+        answers = [appender.append(TABLE, rows(1, 2), on) for on in (lake.first, None)]
 
-    assert [0, 1] == lake.keys()
+    assert ([None, None], [], [0, 1]) == (answers, told, lake.keys())
+
+
+def test_a_table_without_a_commit_takes_its_first(lake, appender):
+    """Nobody makes an empty one for it."""
+    with closing(lake.open()) as catalog:
+        catalog.drop_table("shop.orders")
+        catalog.create_table("shop.orders", TABLE.schema)
+    first = appender.append(TABLE, rows(1), None)
+    second = appender.append(TABLE, rows(2), first)
+
+    assert (None, "1", "2", [1, 2]) == (
+        appender.append(TABLE, rows(3), None),
+        first.summary["total-records"],
+        second.summary["total-records"],
+        lake.keys(),
+    )
 
 
 class Answering(SqlCatalog):

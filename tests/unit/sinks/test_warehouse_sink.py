@@ -26,13 +26,15 @@ class Engine:
     """
     Answers what is asked about the table, and takes down the rest.
 
-    ``commits`` counts what was written; ``fails`` is how a statement begins that fails.
+    ``commits`` counts what was written, ``writes`` what of it holds rows, ``looks``
+    how often its newest commit was asked; ``fails`` is how a statement begins that
+    fails.
     """
 
     def __init__(self):
         self.columns = {"id": "bigint", "note": "string", **OWN}
         self.told = []
-        self.commits = 0
+        self.commits = self.writes = self.looks = 0
         self.fails = None
         self.can_append = True
         self.is_there = False
@@ -40,7 +42,7 @@ class Engine:
 
     def drop(self):
         """Forget the table, as if somebody had dropped it."""
-        self.commits = 0
+        self.commits = self.writes = 0
         self.is_there = False
 
     def sql(self, text):
@@ -57,9 +59,12 @@ class Engine:
             self.properties["towpath.id"] = given[1]
             self.is_there = True
         if text.startswith("SELECT snapshot_id"):
+            self.looks += 1
             return self._newest()
-        if text.startswith(("INSERT", "MERGE")):
+        if text.startswith("INSERT"):
             self.commits += 1
+        if text.startswith("MERGE"):
+            self.write()
         if not text.endswith("WHERE false"):
             self.told.append(text)
         return pa.table({})
@@ -69,12 +74,17 @@ class Engine:
 
     def append(self, _table, rows, on):
         self._fail_at("INSERT")
-        if not self.can_append:
+        known = 0 if on is None else on.snapshot_id
+        if not self.can_append or known != self.commits:
             return None
-        assert self.commits == on.snapshot_id
-        self.commits += 1
+        self.write()
         self.told.append(f"INSERT of {rows.num_rows}")
         return Commit(self.commits, self._summary())
+
+    def write(self):
+        """Commit rows."""
+        self.commits += 1
+        self.writes += 1
 
     def begun(self):
         """Return how each statement that writes rows begins."""
@@ -87,7 +97,7 @@ class Engine:
             raise UnavailableError(message)
 
     def _summary(self):
-        return {"added-records": "1", "total-records": str(self.commits - 1)}
+        return {"added-records": "1", "total-records": str(self.writes)}
 
     def _newest(self):
         if not self.commits:
@@ -240,10 +250,30 @@ def test_what_cannot_be_appended_is_merged(rig):
 def test_a_commit_of_somebody_else_makes_all_keys_unknown(rig):
     """What they wrote may be what comes next."""
     rig.write(1)
-    rig.engine.commits += 1
+    rig.engine.write()
     rig.write(2)
+    rig.write(3)
 
-    assert ["INSERT", "MERGE"] == rig.engine.begun()
+    assert ["INSERT", "MERGE", "MERGE"] == rig.engine.begun()
+
+
+def test_keys_of_a_table_that_somebody_else_emptied_are_not_known(rig):
+    """What is written then may be of keys that were known before."""
+    rig.write(1)
+    rig.engine.commits += 1
+    rig.engine.writes = 0
+    rig.write(1, 2)
+    rig.write(1)
+
+    assert ["INSERT", "MERGE", "MERGE"] == rig.engine.begun()
+
+
+def test_a_table_is_asked_for_its_commit_once(rig):
+    """An append meets whoever has written meanwhile by itself."""
+    for key in (1, 2, 3):
+        rig.write(key)
+
+    assert (["INSERT"] * 3, 1) == (rig.engine.begun(), rig.engine.looks)
 
 
 def test_rows_that_their_table_has_outgrown_are_not_written(rig):

@@ -33,17 +33,20 @@ class LakeAppender:
         self._sink = sink
         self._told: set[tuple[LakeName, str]] = set()
 
-    def append(self, table: LakeTable, rows: pa.Table, on: Commit) -> Commit | None:
+    def append(
+        self, table: LakeTable, rows: pa.Table, on: Commit | None
+    ) -> Commit | None:
         """
         Write rows on top of a commit; return the new one, or nothing if it cannot.
 
-        After any failure the engine may try: what it writes goes on top of the same
-        commit, and so not at all if ours was made after all.
+        It cannot if the table stands at another one. After any failure the engine may
+        look for the rows and write them: it finds ours if they were committed after
+        all, and nothing of ours is committed behind what it writes.
 
         Args:
             table: Where to; readers see all of it at once.
             rows: Its columns, and maybe others, which are left out.
-            on: The table's newest commit, as far as is known.
+            on: The table's newest commit, as far as is known; ``None``: it has none.
 
         Raises:
             TargetUnavailableError: Somebody else has committed meanwhile.
@@ -53,7 +56,8 @@ class LakeAppender:
             # stale.
             with closing(open_catalog(self._sink)) as catalog:
                 stored = catalog.load_table(tuple(table.name))
-                return _append(stored, rows.select(table.schema.names), on)
+                parent_id = None if on is None else on.snapshot_id
+                return _append(stored, rows.select(table.schema.names), parent_id)
         except CommitFailedException as error:
             message = f"somebody else has written to {table.name.sql} meanwhile"
             raise TargetUnavailableError(message) from error
@@ -68,18 +72,14 @@ class LakeAppender:
             _log.warning("not appended: left to the engine", table=name.sql, why=why)
 
 
-def _append(stored: Table, rows: pa.Table, on: Commit) -> Commit:
-    if stored.metadata.current_snapshot_id != on.snapshot_id:
-        raise CommitFailedException
+def _append(stored: Table, rows: pa.Table, parent_id: int | None) -> Commit | None:
+    if stored.metadata.current_snapshot_id != parent_id:
+        return None
     properties = {**stored.properties, **_ONCE}
     stored.metadata = stored.metadata.model_copy(update={"properties": properties})
     stored.append(rows)
     made = stored.current_snapshot()
     # A server answers with the table as it is by then.
-    if (
-        made is None
-        or made.summary is None
-        or made.parent_snapshot_id != on.snapshot_id
-    ):
+    if made is None or made.summary is None or made.parent_snapshot_id != parent_id:
         raise CommitFailedException
     return Commit(made.snapshot_id, dict(made.summary.additional_properties))

@@ -3,14 +3,14 @@ Writes rows into one table: appended if none of their keys can be there, else gu
 
 A table without rows holds nothing that could be newer. From then on all of
 its keys are known, as long as this process alone has written to it and they find room
-in memory; new keys are appended without a search. Whether somebody else has written is
-asked of the table before each append: its newest commit must be our last one. A failed
-statement may have committed, so whatever fails makes all of this forgotten.
+in memory; new keys are appended without a search. An append goes on top of our own last
+commit or not at all, so whoever else has written is met there; then the table is asked.
+A failed statement may have committed, so whatever fails makes all of this forgotten.
 
 What is not all new takes one statement, or several of bounded size, each with keys of
 its own. They write to a branch of this writer's own that begins at the commit that we
 know; the table itself moves there at the end, all at once, and only if nobody else has
-moved it. An append is one commit, which fails likewise.
+moved it.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,9 @@ BATCH: Final = "towpath_batch"
 class Appender(Protocol):
     """Appends rows to tables (see ``appending.LakeAppender``)."""
 
-    def append(self, table: LakeTable, rows: pa.Table, on: Commit) -> Commit | None:
+    def append(
+        self, table: LakeTable, rows: pa.Table, on: Commit | None
+    ) -> Commit | None:
         """Write rows on top of a commit; return the new one, nothing if it cannot."""
 
 
@@ -69,10 +71,20 @@ class Rows:
 
 
 class _State(NamedTuple):
-    """What is known of a table after our last commit."""
+    """
+    What is known of a table.
 
-    commit: Commit
+    Attributes:
+        commit: Its newest one, as far as we know; a table never written to has none.
+        keys: All that it has, if they are known.
+    """
+
+    commit: Commit | None
     keys: KnownKeys | None
+
+    def stands_at(self, found: Commit | None) -> bool:
+        """Tell whether the table is as we know it."""
+        return _id_of(self.commit) == _id_of(found)
 
 
 class Writer:
@@ -96,21 +108,26 @@ class Writer:
         name, count = rows.table.name, len(rows.rows)
         if not count:
             return 0
-        before, keys = self._before(name)
+        # Forgotten while it is written: if that fails, the table is asked again.
+        state = self._states.pop(name, None) or self._ask(name)
+        keys = state.keys
         new = None if keys is None else keys.new_of(key_hashes(rows.table, rows.rows))
         commit, written = None, count
         if new is not None and len(new) == count:
-            commit = self._appender.append(rows.table, rows.rows, before)
+            commit = self._appender.append(rows.table, rows.rows, state.commit)
         if commit is None:
+            before, keys = self._ask_again(name, state)
             commit, written = self._merge(rows, before)
         self._upkeep.note(name, commit.summary)
         fits = keys is not None and new is not None and keys.learn(new)
         self._states[name] = _State(commit, keys if fits else None)
         return written
 
-    def _merge(self, rows: Rows, before: Commit) -> tuple[Commit, int]:
+    def _merge(self, rows: Rows, before: Commit | None) -> tuple[Commit, int]:
         """Write on top of a commit; return the new one, and how many were written."""
         name, session = rows.table.name, self._session
+        if before is None:
+            before = self._begin(name)
         session.sql(branch_off(name, self.branch, before.snapshot_id))
         commit, written = before, 0
         for part in slices(rows.rows, self._options.statement_bytes):
@@ -130,8 +147,7 @@ class Writer:
     def recheck(self, name: LakeName) -> None:
         """Forget a table that somebody else has written to."""
         state = self._states.get(name)
-        found = None if state is None else newest(self._session, name)
-        if found is None or state is None or found.snapshot_id != state.commit[0]:
+        if state is not None and not state.stands_at(newest(self._session, name)):
             self.forget(name)
 
     def carry_over(self, name: LakeName, commit: Commit) -> None:
@@ -140,24 +156,28 @@ class Writer:
         if state is not None:
             self._states[name] = state._replace(commit=commit)
 
-    def _before(self, name: LakeName) -> tuple[Commit, KnownKeys | None]:
-        """Return the newest commit, and all keys of the table, if they are known."""
-        # Forgotten while statements run: if one fails, the table is asked again.
-        state = self._states.pop(name, None)
-        if state is not None and state.keys is None:
-            return state
-        found = self._newest(name)
-        if found.is_empty:
-            return found, KnownKeys(self._options.known_keys)
-        is_ours = state is not None and state.commit.snapshot_id == found.snapshot_id
-        return found, state.keys if state is not None and is_ours else None
-
-    def _newest(self, name: LakeName) -> Commit:
+    def _ask(self, name: LakeName) -> _State:
+        """Look at a table of which nothing is known: without rows it has no keys."""
         found = newest(self._session, name)
-        if found is None:
-            self._session.sql(first_commit(name))
-            found = newest(self._session, name)
-        if found is None:
+        is_empty = found is None or found.is_empty
+        return _State(found, KnownKeys(self._options.known_keys) if is_empty else None)
+
+    def _ask_again(self, name: LakeName, state: _State) -> _State:
+        """Forget the keys of a table that somebody else has written to."""
+        if state.keys is None:
+            return state
+        found = newest(self._session, name)
+        return state if state.stands_at(found) else _State(found, None)
+
+    def _begin(self, name: LakeName) -> Commit:
+        """Make a table's first commit."""
+        self._session.sql(first_commit(name))
+        made = newest(self._session, name)
+        if made is None:
             message = f"{name.sql} has no commit, although one was made"
             raise TargetUnavailableError(message)
-        return found
+        return made
+
+
+def _id_of(commit: Commit | None) -> int | None:
+    return None if commit is None else commit.snapshot_id

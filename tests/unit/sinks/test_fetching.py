@@ -14,9 +14,10 @@ TOPIC = "towpath.shop.orders"
 class Message:
     """A record as the client gives it."""
 
-    def __init__(self, offset, headers):
+    def __init__(self, offset, headers, value=b"{}"):
         self._offset = offset
         self._headers = headers
+        self._value = value
 
     def topic(self):
         """Tell the topic."""
@@ -34,7 +35,9 @@ class Message:
         """Tell the key."""
         return b"{}"
 
-    value = key
+    def value(self):
+        """Tell the value."""
+        return self._value
 
     def headers(self):
         """Tell the headers, or fail as the client does over a name that is no text."""
@@ -52,6 +55,22 @@ def test_a_header_whose_name_is_no_text_leaves_its_record_without_any():
 
     assert [[{"key": "position", "value": b"1"}], [], []] == (
         table_of(told).column("headers").to_pylist()
+    )
+
+
+@pytest.mark.parametrize("most", [2**31 - 1, 3])
+@pytest.mark.parametrize(
+    "values", [[], [b""], [b"a", b"", b"bcd"], [b"a", None, b"bc"], [None]]
+)
+def test_values_are_as_they_were(monkeypatch, values, most):
+    """Empty ones, none at all, and more of them than find room in one array."""
+    monkeypatch.setattr(fetching, "_MOST_BYTES", most)
+    table = table_of([Message(n, [], value) for n, value in enumerate(values)])
+    table.validate(full=True)
+
+    assert (values, [*range(len(values))]) == (
+        table.column("value").to_pylist(),
+        table.column("offset").to_pylist(),
     )
 
 

@@ -268,12 +268,25 @@ def test_keys_of_a_table_that_somebody_else_emptied_are_not_known(rig):
     assert ["INSERT", "MERGE", "MERGE"] == rig.engine.begun()
 
 
-def test_a_table_is_asked_for_its_commit_once(rig):
-    """An append meets whoever has written meanwhile by itself."""
+def test_a_table_that_was_just_made_is_not_asked_for_its_commit(rig):
+    """It has none; and an append meets by itself whoever has written meanwhile."""
     for key in (1, 2, 3):
         rig.write(key)
+    rig.start_again()
+    known = rig.engine.looks
+    rig.write(4)
 
-    assert (["INSERT"] * 3, 1) == (rig.engine.begun(), rig.engine.looks)
+    assert (["INSERT"] * 3 + ["MERGE"], 0) == (rig.engine.begun(), known)
+    assert rig.engine.looks > 0
+
+
+def test_a_table_that_somebody_else_fills_first_is_searched(rig):
+    """It was made by us, and is not empty any more."""
+    rig.engine.write()
+    rig.write(1)
+    rig.write(1)
+
+    assert ["MERGE", "MERGE"] == rig.engine.begun()
 
 
 def test_rows_that_their_table_has_outgrown_are_not_written(rig):

@@ -16,6 +16,7 @@ Hot path, once per record: no value is looked into.
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from operator import methodcaller
 from typing import Any, Final, TypeAlias
 
@@ -40,6 +41,9 @@ PORTION_RECORDS: Final = 5_000
 # What partitions that have come to their batch's end may give beside, all together,
 # before they are told to wait for the others.
 _AHEAD_BYTES: Final = 64 * 1024 * 1024
+
+# How far the offsets of an array of bytes reach.
+_MOST_BYTES: Final = 2**31 - 1
 
 # What stands at the end of a batch and is no record costs it so much at most.
 _POLL_S: Final = 0.02
@@ -265,39 +269,52 @@ class _Silence:
 
 def table_of(messages: Sequence[Message]) -> pa.Table:
     """Lay records out as columns."""
-    names: list[str] = []
-    values: list[bytes | None] = []
-    ends = [0]
-    for message in messages:
-        for name, value in _headers_of(message):
-            names.append(name)
-            values.append(value)
-        ends.append(len(names))
-    header = pa.StructArray.from_arrays(
-        [pa.array(names, pa.string()), pa.array(values, pa.binary())], ["key", "value"]
-    )
     columns = [
         pa.array([m.topic() for m in messages], pa.string()),
         pa.array([m.partition() for m in messages], pa.int32()),
         pa.array([m.offset() for m in messages], pa.int64()),
         pa.array([m.key() for m in messages], pa.binary()),
-        pa.array([m.value() for m in messages], pa.binary()),
-        pa.ListArray.from_arrays(pa.array(ends, pa.int32()), header),
+        _laid([m.value() for m in messages]),
+        _headers_of(messages),
     ]
     return pa.table(columns, schema=RECORDS)
 
 
-def _headers_of(message: Message) -> _Headers:
+def _laid(values: list[bytes | None]) -> pa.Array | pa.ChunkedArray:
+    """Lay values out, copied once: what Arrow builds is copied again as it grows."""
+    given = [value for value in values if value is not None]
+    ends = [*accumulate(map(len, given), initial=0)]
+    # Nulls need a mask, and more bytes than one array can hold need several.
+    if len(given) < len(values) or ends[-1] > _MOST_BYTES:
+        return pa.array(values, pa.binary())
+    places = pa.array(ends, pa.int32()).buffers()[1]
+    held = [None, places, pa.py_buffer(b"".join(given))]
+    return pa.BinaryArray.from_buffers(pa.binary(), len(given), held)
+
+
+def _headers_of(messages: Sequence[Message]) -> pa.ListArray:
     """
-    Return a record's headers; none if a name is no text, so that it is set aside.
+    Lay headers out; of a record with a name that is no text none, so it is set aside.
 
     Such a name has the client return a list that is none. Only a call from C, as this
     one is, checks that; and only the first one tells.
     """
-    try:
-        return _headers(message) or ()
-    except (SystemError, UnicodeDecodeError):
-        return ()
+    given = map(_headers, messages)
+    flat: list[tuple[str, bytes | None]] = []
+    ends = [0]
+    while len(ends) <= len(messages):
+        try:
+            for headers in given:
+                flat += headers or ()
+                ends.append(len(flat))
+        except (SystemError, UnicodeDecodeError):
+            ends.append(len(flat))
+    fields = [
+        pa.array([name for name, _ in flat], pa.string()),
+        pa.array([value for _, value in flat], pa.binary()),
+    ]
+    header = pa.StructArray.from_arrays(fields, ["key", "value"])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), header)
 
 
 def _arrived(consumer: Consumer, most: int) -> list[Message]:

@@ -19,8 +19,12 @@ def key_hashes(table: LakeTable, rows: pa.Table) -> pa.Array:
     """
     Return the hashes of the rows' keys; they are this process's own.
 
-    Values count as the table holds them: two texts may be one number there.
+    Values count as the table holds them: two texts may be one number there. A whole
+    number is its own.
     """
+    first = rows.column(table.key[0])
+    if len(table.key) == 1 and pa.types.is_integer(first.type):
+        return first.cast(pa.int64()).combine_chunks()
     columns = [rows.column(name).to_pylist() for name in table.key]
     return pa.array([hash(key) for key in zip(*columns, strict=True)], pa.int64())
 

@@ -48,11 +48,17 @@ class Commit(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A table as it stands: its columns and their types, its split, its properties."""
+    """
+    A table as it stands: its columns and their types, its split, its properties.
+
+    Attributes:
+        is_new: Whether it was made just now.
+    """
 
     columns: dict[str, str]
     partition: tuple[PartitionField, ...]
     properties: dict[str, str]
+    is_new: bool = False
 
     @property
     def floor(self) -> str | None:
@@ -93,6 +99,7 @@ def ensure(
         session.sql(statement)
     found = look(session, table.name)
     _check_key(table, found)
+    found = found._replace(is_new=found.properties.get(ID_PROPERTY) == new_id)
     if ID_PROPERTY not in found.properties:
         session.sql(id_property(table.name, new_id))
         found = found._replace(properties={**found.properties, ID_PROPERTY: new_id})

@@ -156,7 +156,7 @@ class WarehouseSink:
         table, found = self._shelves.open(name)
         is_log = self._kinds[name] is RouteKind.EVENT_LOG
         if found is not None:
-            self._writer.forget(table.name)
+            self._writer.begin(table.name, is_new=found.is_new)
             self._upkeep.take_on(table.name, has_tombstones=not is_log)
             self._floors.learn(name, found.floor)
         return table

@@ -127,7 +127,7 @@ class Writer:
         """Write on top of a commit; return the new one, and how many were written."""
         name, session = rows.table.name, self._session
         if before is None:
-            before = self._begin(name)
+            before = self._first(name)
         session.sql(branch_off(name, self.branch, before.snapshot_id))
         commit, written = before, 0
         for part in slices(rows.rows, self._options.statement_bytes):
@@ -139,6 +139,12 @@ class Writer:
         if commit != before:
             session.sql(fast_forward(name, self.branch))
         return commit, written
+
+    def begin(self, name: LakeName, *, is_new: bool) -> None:
+        """Begin with a table that was opened just now."""
+        self.forget(name)
+        if is_new:
+            self._states[name] = _State(None, self._no_keys())
 
     def forget(self, name: LakeName) -> None:
         """Ask the table again before the next write."""
@@ -160,7 +166,7 @@ class Writer:
         """Look at a table of which nothing is known: without rows it has no keys."""
         found = newest(self._session, name)
         is_empty = found is None or found.is_empty
-        return _State(found, KnownKeys(self._options.known_keys) if is_empty else None)
+        return _State(found, self._no_keys() if is_empty else None)
 
     def _ask_again(self, name: LakeName, state: _State) -> _State:
         """Forget the keys of a table that somebody else has written to."""
@@ -169,7 +175,10 @@ class Writer:
         found = newest(self._session, name)
         return state if state.stands_at(found) else _State(found, None)
 
-    def _begin(self, name: LakeName) -> Commit:
+    def _no_keys(self) -> KnownKeys:
+        return KnownKeys(self._options.known_keys)
+
+    def _first(self, name: LakeName) -> Commit:
         """Make a table's first commit."""
         self._session.sql(first_commit(name))
         made = newest(self._session, name)

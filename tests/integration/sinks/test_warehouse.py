@@ -156,6 +156,8 @@ def test_a_first_write_whose_outcome_is_unknown_is_not_repeated(
     """The same batch again finds a table with rows, and writes no second copy."""
     changes = [warehouse.change(8, n, {"note": "x"}) for n in range(3)]
     events = [warehouse.event(n) for n in range(3)]
+    # So the tables are not new, and are asked for their commits.
+    warehouse.sink()
     sink = warehouse.sink(engines(warehouse, begins))
     with pytest.raises(UnavailableError, match="lost"):
         write(sink, changes, events)

@@ -104,6 +104,30 @@ def test_a_table_without_a_commit_takes_its_first(lake, appender):
     )
 
 
+class Overtaken(SqlCatalog):
+    """Has somebody else commit first, between a look and a commit."""
+
+    def commit_table(self, table, requirements, updates):
+        if not self.properties.get("overtaken"):
+            self.properties["overtaken"] = "yes"
+            theirs = self.load_table("shop.orders")
+            theirs.append(rows(9).select(TABLE.schema.names))
+        return super().commit_table(table, requirements, updates)
+
+
+def test_a_first_commit_is_not_made_behind_somebody_elses(lake, appender, monkeypatch):
+    """A table without one when it was looked at has to have none still."""
+    told = lake._told
+    with closing(lake.open()) as catalog:
+        catalog.drop_table("shop.orders")
+        catalog.create_table("shop.orders", TABLE.schema)
+    monkeypatch.setattr(appending, "open_catalog", lambda _: Overtaken("lake", **told))
+    with pytest.raises(TargetUnavailableError, match="somebody else"):
+        appender.append(TABLE, rows(1), None)
+
+    assert [9] == lake.keys()
+
+
 class Answering(SqlCatalog):
     """Answers a commit as a server may: with what has come on top of it since."""
 

@@ -27,8 +27,8 @@ class Engine:
     Answers what is asked about the table, and takes down the rest.
 
     ``commits`` counts what was written, ``writes`` what of it holds rows, ``looks``
-    how often its newest commit was asked; ``fails`` is how a statement begins that
-    fails.
+    how often its newest commit was asked, ``before_first`` runs before an empty one is
+    made; ``fails`` is how a statement begins that fails.
     """
 
     def __init__(self):
@@ -37,6 +37,7 @@ class Engine:
         self.commits = self.writes = self.looks = 0
         self.fails = None
         self.can_append = True
+        self.before_first = lambda: None
         self.is_there = False
         self.properties = {"towpath.key": json.dumps(["id"])}
 
@@ -62,6 +63,7 @@ class Engine:
             self.looks += 1
             return self._newest()
         if text.startswith("INSERT"):
+            self.before_first()
             self.commits += 1
         if text.startswith("MERGE"):
             self.write()
@@ -278,6 +280,18 @@ def test_a_table_that_was_just_made_is_not_asked_for_its_commit(rig):
 
     assert (["INSERT"] * 3 + ["MERGE"], 0) == (rig.engine.begun(), known)
     assert rig.engine.looks > 0
+
+
+@pytest.mark.parametrize(("theirs", "last"), [(0, "INSERT"), (1, "MERGE")])
+def test_a_first_commit_may_come_on_top_of_somebody_elses(rig, theirs, last):
+    """Then what they have written is among the keys, and nobody knows it."""
+    rig.engine.can_append = False
+    rig.engine.before_first = lambda: [rig.engine.write() for _ in range(theirs)]
+    rig.write(1)
+    rig.engine.can_append = True
+    rig.write(2)
+
+    assert ["MERGE", last] == rig.engine.begun()
 
 
 def test_a_table_that_somebody_else_fills_first_is_searched(rig):

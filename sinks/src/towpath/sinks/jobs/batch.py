@@ -33,9 +33,10 @@ from towpath.sinks.jobs.sweeps import Sweeps
 from towpath.sinks.ports import Batch, InOrder, Repairs, Sink
 from towpath.sinks.routes import Routes
 
-# So many records are made into values at once: a batch may be as large as its columns
-# find room in memory.
-PART_RECORDS: Final = 50_000
+# So many records are made into values at once; what is more is columns, as a rule. A
+# cache's batch is whole, so that what one part says durably is not said again because
+# another one fails.
+PART_RECORDS: Final = 125_000
 
 _log = structlog.get_logger("towpath.sinks.jobs")
 

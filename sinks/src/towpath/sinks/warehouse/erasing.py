@@ -28,7 +28,7 @@ def erase(sink: Sink, _prefix: str) -> None:
     Take a sink's tables away; safe to repeat. Nobody may write meanwhile.
 
     Raises:
-        UnavailableError: The catalog or the files cannot be reached: do it again.
+        UnavailableError: The catalog or the files cannot be read: do it again.
     """
     with translated():
         catalog = open_catalog(sink)

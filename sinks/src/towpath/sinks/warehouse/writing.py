@@ -123,20 +123,18 @@ class Writer:
         self._states[name] = _State(commit, keys if fits else None)
         return written
 
-    def _merge(self, rows: Rows, before: Commit | None) -> tuple[Commit, int]:
+    def _merge(self, rows: Rows, before: Commit) -> tuple[Commit, int]:
         """Write on top of a commit; return the new one, and how many were written."""
         name, session = rows.table.name, self._session
-        if before is None:
-            before = self._first(name)
         session.sql(branch_off(name, self.branch, before.snapshot_id))
         commit, written = before, 0
         for part in slices(rows.rows, self._options.statement_bytes):
             session.register(BATCH, part)
             session.sql(rows.guarded(part))
             after = newest(session, name, self.branch)
-            if after is not None and after != commit:
+            if after is not None and after.snapshot_id != commit.snapshot_id:
                 commit, written = after, written + after.added_rows
-        if commit != before:
+        if commit.snapshot_id != before.snapshot_id:
             session.sql(fast_forward(name, self.branch))
         return commit, written
 
@@ -168,12 +166,21 @@ class Writer:
         is_empty = found is None or found.is_empty
         return _State(found, self._no_keys() if is_empty else None)
 
-    def _ask_again(self, name: LakeName, state: _State) -> _State:
-        """Forget the keys of a table that somebody else has written to."""
-        if state.keys is None:
-            return state
-        found = newest(self._session, name)
-        return state if state.stands_at(found) else _State(found, None)
+    def _ask_again(
+        self, name: LakeName, state: _State
+    ) -> tuple[Commit, KnownKeys | None]:
+        """
+        Return the commit to go on top of, and all keys of the table, if they are known.
+
+        They are not any more if somebody else has written to it.
+        """
+        found = state.commit if state.keys is None else newest(self._session, name)
+        keys = state.keys if state.stands_at(found) else None
+        if found is None:
+            found = self._first(name)
+            # Somebody else's may have come before it.
+            keys = keys if found.is_empty else None
+        return found, keys
 
     def _no_keys(self) -> KnownKeys:
         return KnownKeys(self._options.known_keys)

@@ -71,7 +71,9 @@ class Source(Rig):
     def __init__(self, stack: LazyStack, dsn: str, prefix: str, folder: Path) -> None:
         super().__init__(dsn, stack.kafka, prefix, folder)
         self.registry_url = stack.registry_url
-        self.registry = SchemaRegistryClient({"url": self.registry_url})
+        # By itself the client waits for an answer for ever; so it asks again.
+        told = {"url": self.registry_url, "timeout": 20}
+        self.registry = SchemaRegistryClient(told)
 
     def begin(self, rows: str, *, relay: str = "", registry_url: str = "") -> None:
         """Prepare the database and start a relay with these settings."""

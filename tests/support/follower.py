@@ -6,6 +6,7 @@ from typing import Any, Self
 from confluent_kafka import Consumer, Message
 
 from support.waiting import CLOCK
+from towpath.schemas.failure import UnavailableError
 from towpath.schemas.topics import backfill_topic
 from towpath.settings import Settings, Sink
 from towpath.sinks.change import Origin, Record
@@ -16,6 +17,7 @@ from towpath.sinks.progress import Progress, progress_path, write_progress
 from towpath.sinks.routes import Routes
 
 _BATCH_RECORDS = 2000
+_PAUSE_S = 0.2
 
 
 class Follower:
@@ -73,9 +75,19 @@ class Follower:
         try:
             while not self._stop.is_set():
                 found = self._consumer.consume(_BATCH_RECORDS, 0.1)
-                self._apply([each for each in found if each.error() is None])
+                self._until_applied([each for each in found if each.error() is None])
         except Exception as failure:  # noqa: BLE001 - told where the test waits
             self.failure = failure
+
+    def _until_applied(self, messages: list[Message]) -> None:
+        """Apply a batch as a driver does: again, if the target could not be reached."""
+        is_applied = False
+        while not (is_applied or self._stop.is_set()):
+            try:
+                self._apply(messages)
+                is_applied = True
+            except UnavailableError:
+                self._stop.wait(_PAUSE_S)
 
     def _apply(self, messages: list[Message]) -> None:
         if not messages:

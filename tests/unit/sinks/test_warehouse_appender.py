@@ -46,6 +46,12 @@ class Lake:
     def open(self, _sink=None):
         return SqlCatalog("lake", **self._told)
 
+    def make_anew(self):
+        """Have the table without a commit."""
+        with closing(self.open()) as catalog:
+            catalog.drop_table("shop.orders")
+            catalog.create_table("shop.orders", TABLE.schema)
+
     def keys(self):
         with closing(self.open()) as catalog:
             scanned = catalog.load_table("shop.orders").scan().to_arrow()
@@ -90,9 +96,7 @@ def test_a_commit_that_is_not_the_newest_takes_nothing(lake, appender):
 
 def test_a_table_without_a_commit_takes_its_first(lake, appender):
     """Nobody makes an empty one for it."""
-    with closing(lake.open()) as catalog:
-        catalog.drop_table("shop.orders")
-        catalog.create_table("shop.orders", TABLE.schema)
+    lake.make_anew()
     first = appender.append(TABLE, rows(1), None)
     second = appender.append(TABLE, rows(2), first)
 
@@ -104,23 +108,31 @@ def test_a_table_without_a_commit_takes_its_first(lake, appender):
     )
 
 
-class Overtaken(SqlCatalog):
-    """Has somebody else commit first, between a look and a commit."""
+class Shared(SqlCatalog):
+    """Somebody else commits as well, once."""
+
+    def theirs(self):
+        """Have them commit; return the table as it is then, or nothing if they have."""
+        if self.properties.get("overtaken"):
+            return None
+        self.properties["overtaken"] = "yes"
+        table = self.load_table("shop.orders")
+        table.append(rows(9).select(TABLE.schema.names))
+        return table
+
+
+class Overtaken(Shared):
+    """Has them come first, between our look and our commit."""
 
     def commit_table(self, table, requirements, updates):
-        if not self.properties.get("overtaken"):
-            self.properties["overtaken"] = "yes"
-            theirs = self.load_table("shop.orders")
-            theirs.append(rows(9).select(TABLE.schema.names))
+        self.theirs()
         return super().commit_table(table, requirements, updates)
 
 
 def test_a_first_commit_is_not_made_behind_somebody_elses(lake, appender, monkeypatch):
     """A table without one when it was looked at has to have none still."""
     told = lake._told
-    with closing(lake.open()) as catalog:
-        catalog.drop_table("shop.orders")
-        catalog.create_table("shop.orders", TABLE.schema)
+    lake.make_anew()
     monkeypatch.setattr(appending, "open_catalog", lambda _: Overtaken("lake", **told))
     with pytest.raises(TargetUnavailableError, match="somebody else"):
         appender.append(TABLE, rows(1), None)
@@ -128,17 +140,15 @@ def test_a_first_commit_is_not_made_behind_somebody_elses(lake, appender, monkey
     assert [9] == lake.keys()
 
 
-class Answering(SqlCatalog):
+class Answering(Shared):
     """Answers a commit as a server may: with what has come on top of it since."""
 
     def commit_table(self, table, requirements, updates):
         done = super().commit_table(table, requirements, updates)
-        if not self.properties.get("overtaken"):
-            self.properties["overtaken"] = "yes"
-            theirs = self.load_table("shop.orders")
-            theirs.append(rows(9).select(TABLE.schema.names))
-            done = done.model_copy(update={"metadata": theirs.metadata})
-        return done
+        theirs = self.theirs()
+        if theirs is None:
+            return done
+        return done.model_copy(update={"metadata": theirs.metadata})
 
 
 def test_a_commit_of_somebody_else_is_not_taken_for_ours(lake, appender, monkeypatch):

@@ -105,13 +105,18 @@ class BatchWriter:
             UnavailableError: Some part does not answer; write the batch again.
             HaltError: The sink refuses to go on.
         """
-        last = max(len(table) - 1, 0) // PART_RECORDS
+        # Of nothing, too: the sink is flushed all the same.
+        begins = range(0, max(len(table), 1), PART_RECORDS)
         with self.alone:
-            # Of nothing, too: the sink is flushed all the same.
-            parts = (
-                self._write_part(table, batch_id, n, last) for n in range(last + 1)
-            )
-            return total([*parts])
+            parts = [
+                self._write_part(
+                    table.slice(begin, PART_RECORDS),
+                    batch_id,
+                    is_last=begin == begins[-1],
+                )
+                for begin in begins
+            ]
+        return total(parts)
 
     def write_records(self, records: Sequence[Record], batch_id: int) -> BatchResult:
         """
@@ -151,12 +156,12 @@ class BatchWriter:
         self._desk.owed.owe(row, record_key, position)
 
     def _write_part(
-        self, table: pa.Table, batch_id: int, number: int, last: int
+        self, table: pa.Table, batch_id: int, *, is_last: bool
     ) -> BatchResult:
         began_s = self._desk.clock.monotonic_s()
-        records = records_of(table.slice(number * PART_RECORDS, PART_RECORDS))
+        records = records_of(table)
         read_ms = round((self._desk.clock.monotonic_s() - began_s) * 1000)
-        result = self._write(records, batch_id, is_last=number == last)
+        result = self._write(records, batch_id, is_last=is_last)
         return replace(result, decode_ms=read_ms + result.decode_ms)
 
     def _write(

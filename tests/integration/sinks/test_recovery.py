@@ -304,11 +304,31 @@ def test_a_topic_that_is_made_anew_while_it_is_read_is_noticed(place, monkeypatc
         place.remake()
         added = set(place.put(60))
         rows = place.sink.rows["orders"]
-        # The engine may ask for the old topic for a minute before its query can stop.
-        done = "all of the new records are applied"
-        until(lambda: added <= rows.keys(), done, timeout_s=120)
+        until(lambda: added <= rows.keys(), "all of the new records are applied")
 
     assert "orders" in [route for route, _ in place.repairs.routes]
+
+
+def test_a_topic_that_is_made_anew_while_a_query_starts_is_noticed(place, monkeypatch):
+    """It is gone when its id is asked for, and has grown when its offsets are."""
+    monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.1)
+    added = set()
+
+    def ids_between(_):
+        monkeypatch.delattr(place.cluster, "topic_ids")
+        place.remake()
+        added.update(place.put(60))
+        return {}
+
+    monkeypatch.setattr(place.cluster, "topic_ids", ids_between)
+    with place.running():
+        rows = place.sink.rows["orders"]
+        until(lambda: added and added <= rows.keys(), "the new records are applied")
+
+    assert (["topic_recreated"], ["orders"]) == (
+        place.outcomes,
+        [route for route, _ in place.repairs.routes],
+    )
 
 
 def test_a_row_that_was_deleted_in_a_gap_goes(place):

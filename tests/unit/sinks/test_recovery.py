@@ -50,11 +50,15 @@ class Cluster:
         self.topics = topics
         self.ids = {name: f"{name}'s" for name in topics}
         self.asked = []
+        self.rises = ()
 
     def topic_ids(self, names):
-        """Tell the ids of those that exist."""
+        """Tell the ids of those that exist; one may come up anew right after it."""
         self.asked.append("ids")
-        return {name: self.ids[name] for name in names if name in self.ids}
+        rises, self.rises = self.rises, ()
+        told = {n: self.ids[n] for n in names if n in self.ids and n not in rises}
+        self.ids.update([rises] if rises else [])
+        return told
 
     def names(self):
         """List them."""
@@ -246,7 +250,7 @@ def test_a_crash_before_the_ids_are_noted_finds_the_same_again(place, monkeypatc
     place.recover()
     place.cluster.ids[ORDERS] = "another"
     with monkeypatch.context() as patched:
-        patched.setattr(TopicIds, "note", lambda *_: 1 / 0)
+        patched.setattr(TopicIds, "note", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             place.recover()
 
@@ -254,6 +258,55 @@ def test_a_crash_before_the_ids_are_noted_finds_the_same_again(place, monkeypatc
         place.recover(),
         place.routes,
         place.recover(),
+    )
+
+
+def test_a_topic_that_comes_up_anew_during_the_look_is_told_by_the_next(place):
+    """It had no id when ids were asked for, and as many records when offsets were."""
+    clock = Hand()
+    place.recover()
+    place.cluster.rises = ORDERS, "another"
+    recovery = place.recovery(clock)
+    found = recovery.run()
+    clock.now_s += LOOK_EVERY_S
+    with pytest.raises(TopicRemadeError, match=ORDERS):
+        recovery.look()
+
+    assert ((), [(Outcome.TOPIC_RECREATED, ORDERS)], ["orders"], []) == (
+        found,
+        place.recover(),
+        place.routes,
+        place.recover(),
+    )
+
+
+def test_a_topic_that_was_gone_unread_is_asked_for_once_it_is_made_anew(place):
+    """What is not in the checkpoint is not told to be gone: its id is still known."""
+    place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9)])
+    place.recover()
+    gone = place.cluster.topics.pop(FILL), place.cluster.ids.pop(FILL)
+    found = place.recover()
+    place.cluster.topics[FILL], place.cluster.ids[FILL] = gone[0], "another"
+
+    assert ([], [(Outcome.TOPIC_RECREATED, FILL)], ["orders"]) == (
+        found,
+        place.recover(),
+        place.routes,
+    )
+
+
+def test_a_topic_that_was_told_to_be_gone_is_new_when_it_comes_again(place):
+    """Its rows were asked for when it went, and are not again."""
+    place.recover()
+    gone = place.cluster.topics.pop(LINES), place.cluster.ids.pop(LINES)
+    found = place.recover()
+    place.stood({ORDERS: {"0": 10, "1": 12}})
+    place.cluster.topics[LINES], place.cluster.ids[LINES] = gone[0], "another"
+
+    assert ([(Outcome.TOPIC_GONE, LINES)], [], ["lines"]) == (
+        found,
+        place.recover(),
+        place.routes,
     )
 
 

@@ -108,7 +108,7 @@ class Recovery:
         if short or any(one.ends_reading(stands) for one in examined.findings):
             _offsets(self._plan.resumes_file).keep(examined.positions)
             drop_checkpoint(self._plan.checkpoint)
-        self._note_topics(retained)
+        self._note_topics(stands, retained)
         return tuple(examined.findings)
 
     def _begin(self, *, is_lost: bool) -> tuple[Finding, ...]:
@@ -133,7 +133,7 @@ class Recovery:
         if usable != stored:
             begins.keep(usable)
         drop_checkpoint(self._plan.checkpoint)
-        self._note_topics(retained)
+        self._note_topics(stands, retained)
         return tuple(examined.findings)
 
     def look(self) -> None:
@@ -154,7 +154,7 @@ class Recovery:
         if remade:
             message = f"{min(remade)} was deleted and made anew while it was read"
             raise TopicRemadeError(message)
-        self._ids.add(ids)
+        self._ids.note(ids)
         ends = self._cluster.end_offsets(names)
         grown = self._counts.grown(ends)
         if grown:
@@ -184,9 +184,14 @@ class Recovery:
         ends = self._cluster.end_offsets(names)
         return Retained(first, ends, ids, self._ids.others(ids))
 
-    def _note_topics(self, retained: Retained) -> None:
-        """Know the topics as they are from now on: what they lack was asked for."""
-        self._ids.note(retained.ids)
+    def _note_topics(self, stands: Offsets, retained: Retained) -> None:
+        """
+        Know the topics as they are from now on: what they lack was asked for.
+
+        Forgotten is only what was told to be gone. Another topic without an id may be
+        about to be made anew: it had none yet, or nothing of it was read.
+        """
+        self._ids.note(retained.ids, gone=stands.keys() - retained.first.keys())
         self._counts.note(retained.ends, retained.remade)
 
     def _is_read(self, topic: str) -> bool:

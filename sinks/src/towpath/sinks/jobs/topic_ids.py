@@ -7,7 +7,7 @@ kept beside the checkpoint: that of a topic is noted when it is first met, and w
 has the name and another id is not that topic. A broker that gives no ids tells nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -27,10 +27,8 @@ class TopicIds:
         noted = self._file.read()
         return frozenset(n for n, one in found.items() if noted.get(n, one) != one)
 
-    def note(self, found: Mapping[str, str]) -> None:
-        """Note the ids that were found, and forget all others."""
-        self._file.keep(found)
-
-    def add(self, found: Mapping[str, str]) -> None:
-        """Note the ids that were found, beside the others."""
-        self._file.keep({**self._file.read(), **found})
+    def note(self, found: Mapping[str, str], gone: Collection[str] = ()) -> None:
+        """Note the ids that were found beside the others, and forget what is gone."""
+        noted = self._file.read()
+        kept = {topic: one for topic, one in noted.items() if topic not in gone}
+        self._file.keep({**kept, **found})

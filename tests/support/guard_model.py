@@ -25,13 +25,25 @@ class GuardModel:
         for call in bulk.calls(taken, route_place(PREFIX, route)):
             names = words(call.keys)
             assert call.row_count == len(names)
-            self.apply(names, call.rows)
+            self.apply_columns(names, call.columns)
         self.counts[1] += taken.below
 
     def write(self, changes):
         """Apply changes, as the ordinary way calls for them."""
         for call in script.calls(PREFIX, changes):
             self.apply(call.keys, call.rows)
+
+    def apply_columns(self, names, told):
+        """Carry out one call of whole rows."""
+        fields, *columns = orjson.loads(told)
+        assert (len(fields), "_position") == (len(columns), fields.pop())
+        assert len(names) == len(set(names))
+        rows = []
+        for *texts, position in zip(*columns, strict=True):
+            row = {n: v for n, v in zip(fields, texts, strict=True) if v is not None}
+            pairs = [word for pair in row.items() for word in pair]
+            rows.append((position, "f", pairs, ()))
+        self.apply(names, orjson.dumps(rows))
 
     def apply(self, names, rows):
         """Carry out one call."""

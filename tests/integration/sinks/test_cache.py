@@ -108,10 +108,11 @@ def test_a_name_that_holds_no_hash_is_taken(sink, client):
     assert "7" == client.hget(place, "id")
 
 
-def test_a_position_that_is_none_is_below_every_position(sink, client):
-    """A hash with a guard that nobody can read is overwritten, whole."""
+@pytest.mark.parametrize("guard", [{"_position": "x"}, {}])
+def test_a_position_that_is_none_is_below_every_position(sink, client, guard):
+    """A hash with a guard that nobody can read, or with none, is overwritten, whole."""
     place = f"{sink._prefix}:orders:7"
-    client.hset(place, mapping={"_position": "x", "old": "1"})
+    client.hset(place, mapping={**guard, "old": "1"})
     sink.apply(batch({"id": 7}))
 
     assert {"id": "7", "_position": "0000000000000008.0000000000"} == (

@@ -110,6 +110,28 @@ def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
     assert expected == hashes(client, by_column)
 
 
+def test_columns_replace_whatever_has_a_name_of_theirs(make, client):
+    """New rows stand beside a deleted row, one with more fields, and no row at all."""
+    told = [r for r in history(random.Random(3), 100) if b'"op":"d"' not in r.value]  # noqa: S311 - a repeatable test
+    (columns,) = plain_columns(table_of(told), ROUTES)
+    by_column, expected = make(), make()
+    expected.send_columns(columns)
+    expected.flush()
+    names = sorted(hashes(client, expected))
+    begin = by_column._prefix.replace(":", "%3A") + ":" + ROUTE
+    deleted, wider, unguarded, strange = (begin + name for name in names[:4])
+    client.hset(deleted, mapping={"_position": "0" * 16 + ".-", "_x": "1"})
+    client.expire(deleted, TOMBSTONE_S)
+    client.hset(wider, mapping={"_position": "0" * 16 + ".-", "dropped": "1"})
+    client.hset(unguarded, "dropped", "1")
+    client.set(strange, "x")
+    by_column.send_columns(columns)
+    by_column.flush()
+
+    assert hashes(client, expected) == hashes(client, by_column)
+    assert [-1] * 4 == [client.ttl(n) for n in (deleted, wider, unguarded, strange)]
+
+
 def test_what_is_counted_is_what_was_written(make, client):
     """Applied, and stale where the cache has it newer; a lost guard is loaded again."""
     sink = make()

@@ -366,7 +366,7 @@ def test_calls_are_bounded_as_those_of_single_rows(count, width, expected):
         [call.row_count for call in cut],
         names,
     )
-    assert expected == [len(orjson.loads(call.rows)) for call in cut]
+    assert expected == [len(orjson.loads(call.columns)[-1]) for call in cut]
 
 
 class Server:
@@ -425,10 +425,10 @@ class Server:
             told.append(rest[:size])
             rest = rest[size + 2 :]
         before = self.guard.counts[:]
-        names = [name.decode() for name in told[3:-2]]
-        assert [b"FCALL", script.library().apply.encode()] == told[:2]
-        assert (len(names), b"60") == (int(told[2]), told[-2])
-        self.guard.apply(names, told[-1])
+        names = [name.decode() for name in told[3:-1]]
+        assert [b"FCALL", script.library().apply_columns.encode()] == told[:2]
+        assert len(names) == int(told[2])
+        self.guard.apply_columns(names, told[-1])
         self.answers.append(
             [a - b for a, b in zip(self.guard.counts, before, strict=True)]
         )

@@ -1,14 +1,15 @@
 """
 Whole rows as calls of the guard, column by column, without a value of each. Pure.
 
-What the calls hold is what ``script`` would write of the same records, folded: of each
-key the newest row, its fields as text, nothing of what is null. A record that has to be
-looked at by itself is not taken, so that it is judged in one place.
+What the calls come to is what those of ``script`` would of the same records, folded: of
+each key the newest row, its fields as text, nothing of what is null. A record that has
+to be looked at by itself is not taken, so that it is judged in one place.
 
 Hot path: a fixed number of passes over the columns of a portion.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from typing import Final, NamedTuple
 
 import orjson
@@ -19,7 +20,6 @@ from towpath.sinks.cache.script import BYTES_PER_CALL, ROWS_PER_CALL
 from towpath.sinks.cache.texts import (
     escaped,
     is_read_whole,
-    json_text,
     key_texts,
     texts_of_each,
     value_texts,
@@ -41,7 +41,8 @@ _MOST_BYTES: Final = 1024 * 1024 * 1024
 # takes for an instant, the texts are looked for row by row.
 _LOOKED_AT: Final = 32
 
-_BETWEEN: Final = '","'
+# The field that the guard compares by.
+_POSITION: Final = "_position"
 
 
 class Taken(NamedTuple):
@@ -51,13 +52,14 @@ class Taken(NamedTuple):
     Attributes:
         places: Where they stand in the batch.
         keys: Of each key's newest row, the key's text.
-        rows: The same rows as the guard takes them, JSON each.
+        columns: Of the same rows the texts of each field, as they stand between the
+            quotes of JSON, null where a row has none; at last the positions.
         below: How many more lie below the floor.
     """
 
     places: pa.Array
     keys: pa.StringArray
-    rows: pa.StringArray
+    columns: Mapping[str, pa.StringArray]
     below: int
 
 
@@ -68,12 +70,13 @@ class BulkCall(NamedTuple):
     Attributes:
         row_count: How many rows it writes.
         keys: Their names, each as a word of the server's protocol.
-        rows: What is written, as JSON.
+        columns: What is written, as JSON: the names of the fields, then of each the
+            texts of all rows.
     """
 
     row_count: int
     keys: bytes
-    rows: bytes
+    columns: bytes
 
 
 def take(columns: Columns, floor: str | None = None) -> Taken | None:
@@ -104,16 +107,19 @@ def calls(taken: Taken, place: str) -> Iterator[BulkCall]:
         taken: The rows.
         place: What the names of all rows of the route begin with.
     """
-    ends = _ends(pc.binary_length(taken.rows).to_pylist())
+    columns = taken.columns.values()
+    ends = _ends(_lengths(columns).to_pylist())
     begins = pa.array([0, *ends], pa.int32())
     length = pc.add(pc.binary_length(taken.keys), len(place.encode()))
     names = pc.binary_join_element_wise(
         "$", length.cast(pa.string()), "\r\n" + place, taken.keys, "\r\n", ""
     )
-    cut = (_joined(names, begins, b""), _joined(taken.rows, begins, b","))
+    cut_keys = _joined(names, begins, b"")
+    cut_columns = zip(*(_lists(texts, begins) for texts in columns), strict=True)
+    fields = orjson.dumps(list(taken.columns))
     begin = 0
-    for end, keys, rows in zip(ends, *cut, strict=True):
-        yield BulkCall(end - begin, keys, b"[%b]" % rows)
+    for end, keys, lists in zip(ends, cut_keys, cut_columns, strict=True):
+        yield BulkCall(end - begin, keys, b"[%b,%b]" % (fields, b",".join(lists)))
         begin = end
 
 
@@ -134,9 +140,7 @@ def _take(columns: Columns, keys: pa.StringArray, floor: str | None) -> Taken | 
     return Taken(
         places=columns.places.filter(is_taken),
         keys=keys.take(above),
-        rows=pc.binary_join_element_wise(
-            '["', columns.positions.take(above), '","f",["', fields, '"],[]]', ""
-        ),
+        columns={**fields, _POSITION: columns.positions.take(above)},
         below=len(newest) - len(above),
     )
 
@@ -164,8 +168,10 @@ def _newest(keys: pa.StringArray, positions: pa.Array, at: pa.Array) -> pa.Array
     return by_key.column("at_first").combine_chunks().sort()
 
 
-def _fields(read: Read, values: pa.ChunkedArray, at: pa.Array) -> pa.StringArray | None:
-    """Write names and texts of some rows; ``None`` if a row may be without any."""
+def _fields(
+    read: Read, values: pa.ChunkedArray, at: pa.Array
+) -> dict[str, pa.StringArray] | None:
+    """Write the texts of some rows; ``None`` if a row may be without any."""
     rows = read.rows
     if len(at) < len(rows):
         rows, values = rows.take(at), values.take(at)
@@ -175,23 +181,21 @@ def _fields(read: Read, values: pa.ChunkedArray, at: pa.Array) -> pa.StringArray
         return None
     are_whole = all(is_read_whole(column.type) for column in columns.values())
     single = [] if are_whole else [orjson.loads(v)["after"] for v in values.to_pylist()]
-    parts: list[pa.StringArray | str] = []
+    fields: dict[str, pa.StringArray] = {}
     for name, column in columns.items():
         if not is_read_whole(column.type):
-            texts = escaped(texts_of_each([row.get(name) for row in single]))
+            fields[name] = escaped(texts_of_each([row.get(name) for row in single]))
         elif read.has_escapes:
-            texts = escaped(value_texts(column))
+            fields[name] = escaped(value_texts(column))
         else:
-            texts = value_texts(column)
-        parts += _pair(json_text(name), texts)
-    return pc.binary_join_element_wise(*parts, _BETWEEN, null_handling="skip")
+            fields[name] = value_texts(column)
+    return fields
 
 
-def _pair(name: str, texts: pa.StringArray) -> tuple[pa.StringArray | str, ...]:
-    """Return a column's name and its texts; what is null takes the name with it."""
-    if not texts.null_count:
-        return name, texts
-    return (pc.binary_join_element_wise(name, texts, _BETWEEN),)
+def _lengths(columns: Iterable[pa.StringArray]) -> pa.Array:
+    """Return how many bytes of text each row has."""
+    lengths = (pc.fill_null(pc.binary_length(texts), 0) for texts in columns)
+    return reduce(pc.add, lengths)
 
 
 def _ends(lengths: list[int]) -> list[int]:
@@ -206,6 +210,15 @@ def _ends(lengths: list[int]) -> list[int]:
             begin, size_bytes = at, 0
         size_bytes += length
     return [*ends, len(lengths)]
+
+
+def _lists(texts: pa.StringArray, begins: pa.Array) -> list[bytes]:
+    """Write the texts of each call as a list of JSON."""
+    if not texts.null_count:
+        return [b'["%b"]' % one for one in _joined(texts, begins, b'","')]
+    quoted = pc.binary_join_element_wise('"', texts, '"', "")
+    told = _joined(pc.fill_null(quoted, "null"), begins, b",")
+    return [b"[%b]" % one for one in told]
 
 
 def _joined(texts: pa.StringArray, begins: pa.Array, between: bytes) -> list[bytes]:

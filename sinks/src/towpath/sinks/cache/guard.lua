@@ -7,6 +7,11 @@
 -- Answer: how many were applied, how many stale, then the indexes (from 1) of partial
 -- rows that found no row to be partial of.
 --
+-- towpath_apply_columns KEYS: one hash per row, no two the same. ARGV[1]: JSON, the
+-- names of the fields, then of each field the texts of all rows, null where a row has
+-- none: [[name, ...], [text, ...], ...]. The last field is the position. Writes whole
+-- rows, and answers how many were applied, how many stale.
+--
 -- towpath_sweep KEYS: some rows. ARGV[1]: a position. Takes the rows below it away,
 -- tombstones too, and answers how many.
 --
@@ -36,17 +41,11 @@ local function is_above(stored, offered)
   return ordinal(stored) > ordinal(offered)
 end
 
--- How many fields are new.
-local function set(key, fields)
-  local count = #fields
-  if count <= 1000 then return redis.call('HSET', key, unpack(fields)) end
+local function set(key, fields, count)
   -- Lua's stack bounds how many values one call takes; Postgres allows 1,600 columns.
-  local added = 0
   for first = 1, count, 1000 do
-    local last = math.min(first + 999, count)
-    added = added + redis.call('HSET', key, unpack(fields, first, last))
+    redis.call('HSET', key, unpack(fields, first, math.min(first + 999, count)))
   end
-  return added
 end
 
 local function remove(key, fields)
@@ -56,50 +55,85 @@ local function remove(key, fields)
 end
 
 -- Overwriting is much cheaper than deleting first; what the new image no longer has
--- (nulls, dropped columns) shows in the count of fields.
-local function replace(key, fields, is_new)
-  local count = #fields / 2
-  if set(key, fields) == count and is_new then return end
-  if redis.call('HLEN', key) ~= count then
+-- (nulls, dropped columns, the mark of a tombstone) shows in the count of fields. With
+-- a tombstone goes the time that it had to live.
+local function replace(key, fields, count)
+  set(key, fields, count)
+  if redis.call('HLEN', key) ~= count / 2 then
     redis.call('DEL', key)
-    set(key, fields)
+    set(key, fields, count)
   end
 end
 
 local function position_of(key)
-  local stored = redis.pcall('HMGET', key, '_position', '_x')
-  if not stored.err then return stored[1], stored[2] end
-  -- No hash: someone else's, under a name of ours.
+  local stored = redis.pcall('HGET', key, '_position')
+  if type(stored) ~= 'table' then return stored end
+  -- An error: no hash, but someone else's, under a name of ours.
   redis.call('DEL', key)
-  return false, false
+  return false
+end
+
+local function is_there(key)
+  return redis.call('HEXISTS', key, '_position') == 1
+    and redis.call('HEXISTS', key, '_x') == 0
 end
 
 local function apply(keys, arguments)
   local applied, stale, absent = 0, 0, {}
   for index, row in ipairs(cjson.decode(arguments[2])) do
     local key, position, mode, fields = keys[index], row[1], row[2], row[3]
-    local stored, is_deleted = position_of(key)
+    local stored = position_of(key)
     if stored and is_above(stored, position) then
       stale = stale + 1
-    elseif mode == 'p' and (not stored or is_deleted) then
+    elseif mode == 'p' and not is_there(key) then
       absent[#absent + 1] = index
     else
       fields[#fields + 1] = '_position'
       fields[#fields + 1] = position
       if mode == 'p' then
         remove(key, row[4])
-        set(key, fields)
-      elseif mode == 'x' or is_deleted then
-        redis.call('DEL', key)
-        set(key, fields)
+        set(key, fields, #fields)
       else
-        replace(key, fields, not stored)
+        replace(key, fields, #fields)
       end
       if mode == 'x' then redis.call('EXPIRE', key, arguments[1]) end
       applied = applied + 1
     end
   end
   return {applied, stale, unpack(absent)}
+end
+
+local function apply_columns(keys, arguments)
+  local applied, stale = 0, 0
+  local columns = cjson.decode(arguments[1])
+  local names = table.remove(columns, 1)
+  local positions = columns[#columns]
+  -- One look for all: what is new is most of what comes in bulk.
+  local are_new = redis.call('EXISTS', unpack(keys)) == 0
+  local fields = {}
+  for index, key in ipairs(keys) do
+    local position = positions[index]
+    local stored = not are_new and position_of(key)
+    if stored and is_above(stored, position) then
+      stale = stale + 1
+    else
+      local count = 0
+      for place, name in ipairs(names) do
+        local text = columns[place][index]
+        if text ~= cjson.null then
+          fields[count + 1], fields[count + 2] = name, text
+          count = count + 2
+        end
+      end
+      if are_new then
+        set(key, fields, count)
+      else
+        replace(key, fields, count)
+      end
+      applied = applied + 1
+    end
+  end
+  return {applied, stale}
 end
 
 local function sweep(keys, arguments)
@@ -121,5 +155,6 @@ local function witness(keys, arguments)
 end
 
 redis.register_function('towpath_apply', apply)
+redis.register_function('towpath_apply_columns', apply_columns)
 redis.register_function('towpath_sweep', sweep)
 redis.register_function('towpath_witness', witness)

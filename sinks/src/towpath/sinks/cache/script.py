@@ -48,6 +48,7 @@ class Library(NamedTuple):
 
     source: str
     apply: str
+    apply_columns: str
     sweep: str
     witness: str
 
@@ -65,8 +66,8 @@ def library() -> Library:
     digest = hashlib.sha256(source.encode()).hexdigest()[:8]
     named = source.replace("towpath_", f"towpath_{digest}_")
     named = named.replace("name=towpath\n", f"name=towpath_{digest}\n", 1)
-    names = (f"towpath_{digest}_{what}" for what in ("apply", "sweep", "witness"))
-    return Library(named, *names)
+    functions = Library._fields[1:]
+    return Library(named, *(f"towpath_{digest}_{what}" for what in functions))
 
 
 def calls(

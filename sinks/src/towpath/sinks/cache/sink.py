@@ -160,12 +160,11 @@ class CacheSink:
             self._ask(self._lane(call.keys[0]), asked, call.changes)
 
     def _write_columns(self, route: str, taken: bulk.Taken) -> None:
-        apply = library().apply
+        apply = library().apply_columns
         place = route_place(self._prefix, route)
         lane = self._lane(place)
         for call in bulk.calls(taken, place):
-            arguments = (self._tombstone_s, call.rows)
-            asked = packed_words(apply, call.row_count, call.keys, arguments)
+            asked = packed_words(apply, call.row_count, call.keys, (call.columns,))
             # None of them is partial: not one can find no row.
             self._ask(lane, asked, ())
 

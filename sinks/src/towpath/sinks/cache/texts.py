@@ -83,11 +83,11 @@ def escaped(texts: pa.StringArray) -> pa.StringArray:
     )
     if not pc.any(is_escaped).as_py():
         return texts
-    written = [json_text(text) for text in texts.filter(is_escaped).to_pylist()]
+    written = [_json_text(text) for text in texts.filter(is_escaped).to_pylist()]
     return pc.replace_with_mask(texts, is_escaped, pa.array(written, pa.string()))
 
 
-def json_text(text: str) -> str:
+def _json_text(text: str) -> str:
     """Write one text as it stands between the quotes of JSON."""
     return orjson.dumps(text)[1:-1].decode()
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
+import structlog
 from pyspark.sql import SparkSession
 
 from support.lake import Lake, write
-from support.rest_catalog import serving
+from support.rest_catalog import RefusedError, serving
 from towpath.settings import WarehouseOptions
 from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.jobs.session import SparkSql
@@ -64,6 +65,39 @@ def test_a_rest_catalog_serves_writer_and_reader(rest):
     assert [(1, "b", "{}"), (2, "a", "{}")] == [tuple(r.values()) for r in live]
     assert 2 == len(list(lake.reader.rows(lake.events)))
     assert catalog.requests > 20
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["the first", "a later one"])
+def test_an_append_that_lands_behind_a_proxy_that_fails_is_there_once(rest, before):
+    """The server has it, the client hears 502: the engine finds it."""
+    lake, catalog = rest
+    answer, lost = catalog.answer, []
+
+    def answer_or_lose(method, path, body):
+        done = answer(method, path, body)
+        actions = {update["action"] for update in body.get("updates", ())}
+        if "add-snapshot" in actions and path not in lost:
+            lost.append(path)
+            raise RefusedError(502, "ServiceFailureException")
+        return done
+
+    sink = lake.sink()
+    rows = [lake.change(8, n, {"note": str(n)}) for n in range(4)]
+    events = [lake.event(n) for n in range(4)]
+    write(sink, rows[:before], events[:before])
+    catalog.answer = answer_or_lose
+    with structlog.testing.capture_logs() as told:
+        write(sink, rows[before:], events[before:])
+    write(sink, rows, events)
+    found = [(r.key, r.fields["note"]) for r in lake.reader.rows(lake.orders)]
+    ids = [row.key for row in lake.reader.rows(lake.events)]
+
+    assert (2, ["CommitStateUnknownException"] * 2) == (
+        len(lost),
+        [line["why"].partition(":")[0] for line in told if "why" in line],
+    )
+    assert [(str(n), str(n)) for n in range(4)] == sorted(found)
+    assert sorted(event.id for event in events) == sorted(ids)
 
 
 def test_a_table_that_is_not_there_holds_nothing(rest):

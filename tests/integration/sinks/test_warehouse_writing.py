@@ -6,6 +6,7 @@ import pytest
 
 from support.lake import Stepping, write
 from towpath.sinks.errors import BatchRefusedError, TargetUnavailableError
+from towpath.sinks.ports import Batch
 from towpath.sinks.relations import Column
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
@@ -45,15 +46,55 @@ def test_new_keys_are_appended_and_known_ones_merged(warehouse):
 
 def test_new_keys_are_still_appended_after_upkeep(warehouse):
     """Our own upkeep adds no key, and is not taken for somebody else's commit."""
-    warehouse.set(compact_after_files=6)
+    warehouse.set(compact_after_files=2)
     session = Telling(warehouse)
     sink = warehouse.sink(session)
-    for number in range(8):
-        write(sink, [warehouse.change(8, number, {"note": "x"})])
+    rows = [warehouse.change(8, n, {"note": "x"}) for n in range(100, 120)]
+    write(sink, [*rows, warehouse.change(8, 99, None)])
+    for number in range(7):
+        # Purged twice, the second time there is no tombstone.
+        row = warehouse.change(8, number, {"note": "x"})
+        write(sink, [row], safe=str(1 + number))
     operations = warehouse.sql("SELECT operation FROM {t}.snapshots")
 
-    assert (["append"] * 8, 8) == (session.told, len(warehouse.rows()))
-    assert "replace" in {row["operation"] for row in operations}
+    assert (["append"] * 8, 27) == (session.told, len(warehouse.rows()))
+    assert {"append", "delete", "overwrite", "replace"} == {
+        row["operation"] for row in operations
+    }
+
+
+class Joined(Telling):
+    """Has somebody else write, once, right before a statement of our upkeep."""
+
+    def __init__(self, lake, statement, theirs):
+        super().__init__(lake)
+        self._statement = statement
+        self._theirs = theirs
+
+    def step(self, text, run):
+        if self._statement and self._statement in text:
+            self._statement = ""
+            self._theirs()
+        return super().step(text, run)
+
+
+@pytest.mark.parametrize(
+    "statement", ["DELETE FROM", "rewrite_data_files", "expire_snapshots"]
+)
+def test_what_somebody_else_writes_during_our_upkeep_is_searched(warehouse, statement):
+    """Whatever our upkeep commits before it, or on top of it: their keys are theirs."""
+    warehouse.set(compact_after_files=3)
+    theirs = Batch(0, (warehouse.change(32, 9, {"note": "theirs"}),))
+    session = Joined(warehouse, statement, lambda: warehouse.sink().apply(theirs))
+    sink = warehouse.sink(session)
+    write(sink, [warehouse.change(8, 1, {"note": "a"})])
+    write(sink, [warehouse.change(8, n, None) for n in (2, 3)])
+    write(sink, [warehouse.change(16, 4, {"note": "b"})], safe="1")
+    told = write(sink, [warehouse.change(24, n, {"note": "ours"}) for n in (9, 10)])
+    found = [(r.key, r.fields["note"]) for r in warehouse.reader.rows(warehouse.orders)]
+
+    assert (["append"] * 3 + ["merge"], 1) == (session.told, told.stale)
+    assert [("1", "a"), ("10", "ours"), ("4", "b"), ("9", "theirs")] == sorted(found)
 
 
 def test_a_table_that_somebody_else_wrote_to_is_searched(warehouse):

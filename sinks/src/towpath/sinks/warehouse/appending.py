@@ -3,16 +3,17 @@ Appends rows without the engine: files written from Arrow as they are, then one 
 
 To be handed to the engine, rows would be taken apart and put together again, one by
 one. The commit goes on top of the one that it was told of, or fails: of two that append
-the same rows one must.
+the same rows one must. Nothing is taken away if it fails, because a commit that is said
+to have failed may have landed; what nothing knows of goes with upkeep.
 """
 
 from contextlib import closing
-from typing import Final
 
 import pyarrow as pa
 import structlog
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.table import Table, TableProperties
+from pyiceberg.table import Table
+from pyiceberg.table.update import AssertTableUUID
 
 from towpath.settings import Sink
 from towpath.sinks.errors import TargetUnavailableError
@@ -21,9 +22,6 @@ from towpath.sinks.warehouse.opening import Commit
 from towpath.sinks.warehouse.tables import LakeName, LakeTable
 
 _log = structlog.get_logger("towpath.sinks.warehouse")
-
-# Tried again, it would go on top of whatever somebody else has committed meanwhile.
-_ONCE: Final = {TableProperties.COMMIT_NUM_RETRIES: "0"}
 
 
 class LakeAppender:
@@ -75,11 +73,14 @@ class LakeAppender:
 def _append(stored: Table, rows: pa.Table, parent_id: int | None) -> Commit | None:
     if stored.metadata.current_snapshot_id != parent_id:
         return None
-    properties = {**stored.properties, **_ONCE}
-    stored.metadata = stored.metadata.model_copy(update={"properties": properties})
-    stored.append(rows)
-    made = stored.current_snapshot()
-    # A server answers with the table as it is by then.
-    if made is None or made.summary is None or made.parent_snapshot_id != parent_id:
-        raise CommitFailedException
+    staged = stored.transaction()
+    staged.append(rows)
+    # Ours as we made it: a server answers with the table as it is by then.
+    made = staged.table_metadata.current_snapshot()
+    if made is None or made.summary is None:
+        return None
+    # Its own way to commit tries again on top of whatever somebody else has committed
+    # meanwhile, and takes away the files of what a server says has failed.
+    same_table = AssertTableUUID(uuid=stored.metadata.table_uuid)
+    stored._do_commit(staged._updates, (*staged._requirements, same_table))  # noqa: SLF001
     return Commit(made.snapshot_id, dict(made.summary.additional_properties))

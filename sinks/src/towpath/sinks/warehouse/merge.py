@@ -141,6 +141,12 @@ def newest_commit(name: LakeName, branch: str = "main") -> str:
     )
 
 
+def commits(name: LakeName) -> str:
+    """Read all commits that are left: what each did, and on top of which one."""
+    told = "snapshot_id, parent_id, operation, summary"
+    return f"SELECT {told} FROM {name.sql}.snapshots"  # noqa: S608 - quoted
+
+
 def _same_key(table: LakeTable) -> str:
     return " AND ".join(f"t.{quoted(n)} = s.{quoted(n)}" for n in table.key)
 

@@ -5,9 +5,9 @@ Everything is safe to repeat, and to be interrupted at any statement.
 """
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from towpath.settings import PartitionField, WarehouseOptions
 from towpath.settings.warehouse import parse_partition
@@ -25,9 +25,12 @@ from towpath.sinks.warehouse.ddl import (
     widens,
 )
 from towpath.sinks.warehouse.errors import ForeignTableError
-from towpath.sinks.warehouse.merge import newest_commit
+from towpath.sinks.warehouse.merge import commits, newest_commit
 from towpath.sinks.warehouse.partitions import repartition
 from towpath.sinks.warehouse.tables import LakeColumn, LakeName, LakeTable, type_of
+
+# By the format: files were put together, or rows were only taken away.
+_ADDS_NOTHING: Final = ("replace", "delete")
 
 
 class Commit(NamedTuple):
@@ -142,6 +145,37 @@ def newest(session: SqlSession, name: LakeName, branch: str = "main") -> Commit 
     if not rows:
         return None
     return Commit(rows[0]["snapshot_id"], dict(rows[0]["summary"]))
+
+
+def adds_no_key(
+    session: SqlSession, name: LakeName, since: Commit | None, until: Commit
+) -> bool:
+    """
+    Tell whether no commit behind one has added a key, up to a newer one and with it.
+
+    Each is looked at, from the newer one back. Where a commit is missing on the way,
+    forgotten as an old version or put aside, it may have added any.
+    """
+    told = session.sql(commits(name)).to_pylist()
+    left = {row["snapshot_id"]: row for row in told}
+    end = None if since is None else since.snapshot_id
+    at: int | None = until.snapshot_id
+    while at != end:
+        row = None if at is None else left.get(at)
+        if row is None or _may_add(row):
+            return False
+        at = row["parent_id"]
+    return True
+
+
+def _may_add(row: Mapping[str, Any]) -> bool:
+    """Tell whether a commit may have added rows."""
+    if row["operation"] in _ADDS_NOTHING:
+        return False
+    # A DELETE that finds no row may call itself an overwrite; who counts the files
+    # that are there has counted those that he added.
+    summary = dict(row["summary"] or ())
+    return "added-data-files" in summary or "total-data-files" not in summary
 
 
 def _partition(pairs: Sequence[tuple[str, str]]) -> tuple[PartitionField, ...]:

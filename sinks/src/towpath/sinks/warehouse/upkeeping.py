@@ -18,7 +18,6 @@ def carry_out(session: SqlSession, upkeep: Upkeep, writer: Writer) -> None:
     if task is None:
         return
     try:
-        writer.recheck(task.name)
         for statement in (drop_branch(task.name, writer.branch), *statements(task)):
             session.sql(statement)
         _settle(session, task, upkeep, writer)

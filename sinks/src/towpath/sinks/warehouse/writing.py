@@ -24,7 +24,7 @@ from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.ports import SqlSession
 from towpath.sinks.warehouse.known import KnownKeys, key_hashes
 from towpath.sinks.warehouse.merge import branch_off, fast_forward, first_commit
-from towpath.sinks.warehouse.opening import Commit, newest
+from towpath.sinks.warehouse.opening import Commit, adds_no_key, newest
 from towpath.sinks.warehouse.rows import slices
 from towpath.sinks.warehouse.tables import LakeName, LakeTable
 from towpath.sinks.warehouse.upkeep import Upkeep
@@ -148,16 +148,10 @@ class Writer:
         """Ask the table again before the next write."""
         self._states.pop(name, None)
 
-    def recheck(self, name: LakeName) -> None:
-        """Forget a table that somebody else has written to."""
-        state = self._states.get(name)
-        if state is not None and not state.stands_at(newest(self._session, name)):
-            self.forget(name)
-
     def carry_over(self, name: LakeName, commit: Commit) -> None:
-        """Take note of a commit of our own that added no key."""
-        state = self._states.get(name)
-        if state is not None:
+        """Go on from a newer commit, if nothing since ours has added a key."""
+        state = self._states.pop(name, None)
+        if state and adds_no_key(self._session, name, state.commit, commit):
             self._states[name] = state._replace(commit=commit)
 
     def _ask(self, name: LakeName) -> _State:

@@ -1,0 +1,66 @@
+"""The warehouse when an append has landed, and its answer is lost on the way back."""
+
+from contextlib import suppress
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+
+from support.lake import Faulty, write
+from towpath.schemas.failure import UnavailableError
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def lost(monkeypatch):
+    """
+    Have each table's next append raise what the test adds, after it was committed.
+
+    Lend the errors by the table they are for; what was raised is gone from it.
+    """
+    commit, errors = SqlCatalog.commit_table, {}
+
+    def commit_and_raise(catalog, table, requirements, updates):
+        done = commit(catalog, table, requirements, updates)
+        error = errors.pop(".".join(table.name()), None)
+        if error is not None:
+            raise error
+        return done
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit_and_raise)
+    return errors
+
+
+@pytest.mark.parametrize("before", [0, 3], ids=["the first", "a later one"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        CommitStateUnknownException("502"),
+        ConnectionResetError("cut off"),
+        # What a proxy makes of it that asks once more by itself.
+        CommitFailedException("has changed"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_append_that_has_landed_unheard_is_there_once(
+    warehouse, lost, error, before
+):
+    """The same attempt finds it, or the next if the engine fails as well."""
+    sink = warehouse.sink(Faulty(warehouse, "MERGE", after=False))
+    keys = range(before + 3)
+    rows = [warehouse.change(8, key, {"note": str(key)}) for key in keys]
+    events = [warehouse.event(key) for key in keys]
+    for n in range(before):
+        write(sink, [rows[n]], [events[n]])
+    lost |= {warehouse.orders: error, warehouse.events: error}
+    for _ in range(4):
+        with suppress(UnavailableError):
+            write(sink, rows[before:], events[before:])
+    write(sink, [warehouse.change(4, key, {"note": "stale"}) for key in keys], events)
+    found = [(r.key, r.fields["note"]) for r in warehouse.reader.rows(warehouse.orders)]
+    ids = [row.key for row in warehouse.reader.rows(warehouse.events)]
+
+    assert {} == lost
+    assert [(str(key), str(key)) for key in keys] == sorted(found)
+    assert sorted(event.id for event in events) == sorted(ids)

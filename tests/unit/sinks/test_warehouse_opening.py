@@ -1,0 +1,89 @@
+"""What has happened to a table since a commit that we know."""
+
+import pyarrow as pa
+import pytest
+
+from towpath.sinks.warehouse.opening import Commit, adds_no_key
+from towpath.sinks.warehouse.tables import LakeName
+
+APPENDED = {"added-data-files": "1", "total-data-files": "3"}
+FOUND_NOTHING = {"total-data-files": "3"}
+
+
+class Commits:
+    """A table with some commits: each its number, its parent's and what it did."""
+
+    def __init__(self, *commits):
+        names = ("snapshot_id", "parent_id", "operation", "summary")
+        rows = [dict(zip(names, row, strict=True)) for row in commits]
+        kinds = [*[pa.int64()] * 2, pa.string(), pa.map_(pa.string(), pa.string())]
+        for row in rows:
+            told = row["summary"]
+            row["summary"] = None if told is None else [*told.items()]
+        schema = pa.schema([*zip(names, kinds, strict=True)])
+        self._told = pa.Table.from_pylist(rows, schema)
+
+    def sql(self, _text):
+        return self._told
+
+
+def adds_nothing(commits, since, until):
+    """Ask about the commits from one number to another; 0 is before the first."""
+    known = Commit(since, {}) if since else None
+    name = LakeName("shop", "orders")
+    return adds_no_key(Commits(*commits), name, known, Commit(until, {}))
+
+
+@pytest.mark.parametrize(
+    ("operation", "summary", "expected"),
+    [
+        ("replace", APPENDED, True),
+        ("delete", FOUND_NOTHING, True),
+        ("overwrite", FOUND_NOTHING, True),
+        ("overwrite", APPENDED, False),
+        ("overwrite", {}, False),
+        ("append", APPENDED, False),
+        (None, None, False),
+    ],
+)
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_a_commit_that_may_have_added_rows_is_found_wherever_it_is(
+    operation, summary, expected, at
+):
+    """Every commit since ours counts, be ours on top of theirs or theirs of ours."""
+    commits = [(n, n - 1 or None, "replace", APPENDED) for n in range(1, 5)]
+    commits[at - 1] = (at, at - 1, operation, summary)
+
+    assert expected == adds_nothing(commits, 1, 4)
+
+
+def test_nothing_has_happened_since_the_newest():
+    """What came before it is not looked at."""
+    assert adds_nothing([(1, None, "append", APPENDED)], 1, 1)
+
+
+@pytest.mark.parametrize(("first", "expected"), [("delete", True), ("append", False)])
+def test_a_table_that_had_no_commit_is_looked_at_from_its_first(first, expected):
+    """Upkeep may be what makes it."""
+    commits = [(1, None, first, APPENDED), (2, 1, "replace", APPENDED)]
+
+    assert expected == adds_nothing(commits, 0, 2)
+
+
+def test_our_commit_may_be_forgotten_itself():
+    """What came right behind it still names it."""
+    assert adds_nothing([(2, 1, "replace", APPENDED)], 1, 2)
+
+
+@pytest.mark.parametrize(
+    "commits",
+    [
+        [(1, None, "append", APPENDED), (3, 2, "replace", APPENDED)],
+        [(2, None, "replace", APPENDED), (3, 2, "replace", APPENDED)],
+        [],
+    ],
+    ids=["one is forgotten", "ours was put aside", "all are gone"],
+)
+def test_where_the_way_back_is_broken_anything_may_have_been_added(commits):
+    """The safe answer costs a search."""
+    assert not adds_nothing(commits, 1, 3)

@@ -21,6 +21,10 @@ from towpath.deploy.local.probe import ANSWER_WITHIN_S
 # server's time for a row (measured).
 _ALLOCATOR: Final = "glibc.malloc.tcache_count=60000"
 
+# A row with one text of more than the default of 64 bytes would be kept as a table of
+# single fields, which takes half as much memory again (measured: 1.5 for 1.05 GiB).
+_COMPACT_UP_TO_BYTES: Final = "1024"
+
 
 def part(state: StateFolder, port: int) -> Part:
     """Describe the Redis part."""
@@ -33,6 +37,7 @@ def part(state: StateFolder, port: int) -> Part:
         "--appendfsync": "everysec",
         "--save": "",
         "--maxmemory-policy": "noeviction",
+        "--hash-max-listpack-value": _COMPACT_UP_TO_BYTES,
         "--daemonize": "no",
     }
     flags = tuple(word for option in options.items() for word in option)

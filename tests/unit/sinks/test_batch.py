@@ -92,6 +92,52 @@ def test_a_large_batch_is_written_in_parts(monkeypatch, count, told):
     assert (told, BatchResult(count, count, 0, 0)) == (sink.told, result)
 
 
+class Dying(MemorySink):
+    """Does not answer at one of its flushes, before or after it."""
+
+    def __init__(self, flush, *, is_done):
+        super().__init__()
+        self._flush, self._is_done = flush, is_done
+
+    def flush(self):
+        self._flush -= 1
+        if self._flush != -1:
+            return super().flush()
+        if self._is_done:
+            super().flush()
+        message = "the sink is gone"
+        raise BrokerUnavailableError(message)
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("flush", range(5))
+def test_a_batch_that_ends_between_two_parts_comes_to_the_same(
+    monkeypatch, flush, is_done
+):
+    """Rows, keys set aside and letters: what the finished parts did is absorbed."""
+    unreadable = (*row(3, "c", order=1)[:4], b"{", row(3, "c")[5])
+    told = [
+        *(row(1, "c", order=1, note="a"), row(2, "c", order=2, note="a"), unreadable),
+        *(row(4, "u", order=1, note="b"), row(5, "d", order=2)),
+        *(row(6, "c", order=3, note="a"), row(7, "u", order=3, unchanged=["note"])),
+        *(row(8, "c", order=2, note="c"), row(9, "d", order=4), row(10, "c", order=5)),
+    ]
+    whole, letters = MemorySink(), Letters()
+    BatchWriter(ROUTES, whole, desk_of(letters)).write(table(*told), 0)
+    monkeypatch.setattr(batches, "PART_RECORDS", 2)
+    sink, letters_again = Dying(flush, is_done=is_done), Letters()
+    writer = BatchWriter(ROUTES, sink, desk_of(letters_again))
+    with pytest.raises(BrokerUnavailableError):
+        writer.write(table(*told), 0)
+    writer.write(table(*told), 0)
+
+    assert (whole.rows, letters.told(), ["1", "2", "3", "4", "5"]) == (
+        sink.rows,
+        letters_again.told(),
+        sorted(sink.rows["orders"]),
+    )
+
+
 def test_poison_is_set_aside_and_the_rest_is_written():
     """A record that cannot be read holds nothing back."""
     sink, letters = MemorySink(), Letters()

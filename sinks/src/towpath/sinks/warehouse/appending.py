@@ -13,7 +13,8 @@ import pyarrow as pa
 import structlog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
-from pyiceberg.table.update import AssertTableUUID
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
 
 from towpath.settings import Sink
 from towpath.sinks.errors import TargetUnavailableError
@@ -81,6 +82,9 @@ def _append(stored: Table, rows: pa.Table, parent_id: int | None) -> Commit | No
         return None
     # Its own way to commit tries again on top of whatever somebody else has committed
     # meanwhile, and takes away the files of what a server says has failed.
-    same_table = AssertTableUUID(uuid=stored.metadata.table_uuid)
-    stored._do_commit(staged._updates, (*staged._requirements, same_table))  # noqa: SLF001
+    required = (
+        AssertTableUUID(uuid=stored.metadata.table_uuid),
+        AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=parent_id),
+    )
+    stored._do_commit(staged._updates, required)  # noqa: SLF001
     return Commit(made.snapshot_id, dict(made.summary.additional_properties))

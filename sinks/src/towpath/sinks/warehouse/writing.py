@@ -151,7 +151,9 @@ class Writer:
     def carry_over(self, name: LakeName, commit: Commit) -> None:
         """Go on from a newer commit, if nothing since ours has added a key."""
         state = self._states.pop(name, None)
-        if state and adds_no_key(self._session, name, state.commit, commit):
+        if state is None:
+            return
+        if state.keys is None or adds_no_key(self._session, name, state.commit, commit):
             self._states[name] = state._replace(commit=commit)
 
     def _ask(self, name: LakeName) -> _State:

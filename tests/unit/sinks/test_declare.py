@@ -51,6 +51,7 @@ class Cluster:
     def __init__(self, *, fail=False):
         self._fail = fail
         self.made = []
+        self.has_told = False
 
     def create(self, name, _settings):
         """Make a topic."""
@@ -63,8 +64,13 @@ class Cluster:
             raise UnavailableError(message)
         return ["towpath.shop.orders", "towpath.shop.orders.backfill.cache"]
 
+    def topic_ids(self, names):
+        """Tell who they are, until their ends were asked for."""
+        return {name: f"{name}'s" for name in names if not self.has_told}
+
     def end_offsets(self, names):
         """Tell the ends."""
+        self.has_told = True
         return {name: {"0": 40, "1": 2} for name in names}
 
 
@@ -116,6 +122,14 @@ def test_a_declared_sink_has_its_offsets_and_its_block(config, tmp_path):
             for topic, partitions in orjson.loads(stored.read_bytes()).items()
         },
     )
+
+
+def test_a_declared_sink_knows_the_topics_that_it_begins_in(config, tmp_path):
+    """One that is made anew before its first start has none of these offsets."""
+    declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
+    noted = (tmp_path / "state/sinks/search2/topic_ids.json").read_bytes()
+
+    assert {"towpath.shop.orders": "towpath.shop.orders's"} == orjson.loads(noted)
 
 
 @pytest.mark.parametrize(

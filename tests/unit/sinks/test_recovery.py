@@ -22,8 +22,8 @@ from towpath.sinks.jobs.outcomes import Finding, Outcome
 from towpath.sinks.jobs.partition_counts import PartitionCounts
 from towpath.sinks.jobs.query import QueryPlan
 from towpath.sinks.jobs.recovery import LOOK_EVERY_S, RECOVERIES_FILE, Recovery
-from towpath.sinks.jobs.topic_ids import TopicIds
 from towpath.sinks.progress import Progress, progress_path, write_progress
+from towpath.sinks.topic_ids import TopicIds
 
 ORDERS = "towpath.shop.orders"
 LINES = "towpath.shop.lines"
@@ -51,13 +51,17 @@ class Cluster:
         self.ids = {name: f"{name}'s" for name in topics}
         self.asked = []
         self.rises = ()
+        self.falls = ""
 
     def topic_ids(self, names):
-        """Tell the ids of those that exist; one may come up anew right after it."""
+        """Tell the ids of those that exist; one may come up, or go, right after it."""
         self.asked.append("ids")
         rises, self.rises = self.rises, ()
         told = {n: self.ids[n] for n in names if n in self.ids and n not in rises}
         self.ids.update([rises] if rises else [])
+        if self.falls:
+            del self.topics[self.falls], self.ids[self.falls]
+            self.falls = ""
         return told
 
     def names(self):
@@ -228,8 +232,39 @@ def test_a_topic_made_anew_is_told_without_a_checkpoint(place):
     assert (
         [(Outcome.TOPIC_RECREATED, ORDERS), (Outcome.CHECKPOINT_LOST, "")],
         ["orders"],
-        {ORDERS: {}, LINES: {"0": 4}},
+        {ORDERS: {"0": 0, "1": 0}, LINES: {"0": 4}},
     ) == (found, place.routes, place.begins)
+
+
+def test_where_a_sink_was_declared_to_begin_is_not_where_another_topic_does(place):
+    """It was made anew, cured and read to below that; then the checkpoint went."""
+    place.ran({ORDERS: {"0": 5, "1": 36}, LINES: {"0": 7}})
+    place.declared({ORDERS: {"0": 30, "1": 30}, LINES: {"0": 4}})
+    drop_checkpoint(place.plan.checkpoint)
+
+    assert ([(Outcome.CHECKPOINT_LOST, "")], {ORDERS: {"1": 30}, LINES: {"0": 4}}) == (
+        place.recover(),
+        place.begins,
+    )
+
+
+def test_what_a_lost_checkpoint_lacks_is_asked_for_once(place):
+    """However often the query starts before its first batch is written."""
+    place.declared({ORDERS: {"0": 4, "1": 4}, LINES: {"0": 4}})
+    place.has(orders=[(0, 40), (20, 40)])
+    drop_checkpoint(place.plan.checkpoint)
+    first = place.recover()
+
+    assert (
+        [
+            (Outcome.RETENTION_PASSED, ORDERS),
+            (Outcome.TOPIC_GONE, LINES),
+            (Outcome.CHECKPOINT_LOST, ""),
+        ],
+        {ORDERS: {"0": 4, "1": 20}},
+        [],
+        ["orders", "lines"],
+    ) == (first, place.begins, place.recover(), place.routes)
 
 
 def test_a_topic_made_anew_that_was_not_read_yet_is_asked_for(place):
@@ -295,19 +330,38 @@ def test_a_topic_that_was_gone_unread_is_asked_for_once_it_is_made_anew(place):
     )
 
 
-def test_a_topic_that_was_told_to_be_gone_is_new_when_it_comes_again(place):
-    """Its rows were asked for when it went, and are not again."""
+@pytest.mark.parametrize("is_just_gone", [False, True])
+def test_a_topic_that_was_told_to_be_gone_is_new_when_it_comes_again(
+    place, is_just_gone
+):
+    """Its rows were asked for when it went: neither its id nor its partitions count."""
     place.recover()
-    gone = place.cluster.topics.pop(LINES), place.cluster.ids.pop(LINES)
+    if is_just_gone:
+        place.cluster.falls = LINES
+    else:
+        del place.cluster.topics[LINES], place.cluster.ids[LINES]
     found = place.recover()
     place.stood({ORDERS: {"0": 10, "1": 12}})
-    place.cluster.topics[LINES], place.cluster.ids[LINES] = gone[0], "another"
+    place.cluster.topics[LINES], place.cluster.ids[LINES] = [(0, 4), (0, 3)], "another"
 
     assert ([(Outcome.TOPIC_GONE, LINES)], [], ["lines"]) == (
         found,
         place.recover(),
         place.routes,
     )
+
+
+def test_a_topic_that_no_route_reads_any_more_is_forgotten(place):
+    """Whoever reads it again has its rows asked for because of the route."""
+    place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)])
+    place.cluster.topics["towpath.shop.other"] = [(0, 9)]
+    place.cluster.ids["towpath.shop.other"] = "other's"
+    place.stood({ORDERS: {"0": 10, "1": 12}, "towpath.shop.other": {"0": 3}})
+    place.recover()
+
+    assert {ORDERS, LINES} == orjson.loads(
+        (place.folder / "topic_ids.json").read_bytes()
+    ).keys()
 
 
 def test_a_broker_without_ids_tells_nothing(place):
@@ -571,11 +625,11 @@ def test_a_start_that_retention_has_passed_is_left_out(tmp_path):
     place.has(orders=[(35, 40), (0, 40)])
     place.declared({ORDERS: {"0": 30, "1": 30}})
 
-    assert ([(Outcome.RETENTION_PASSED, ORDERS)], ["orders"], {ORDERS: {"1": 30}}) == (
-        place.recover(),
-        place.routes,
-        place.begins,
-    )
+    assert (
+        [(Outcome.RETENTION_PASSED, ORDERS)],
+        ["orders"],
+        {ORDERS: {"0": 35, "1": 30}},
+    ) == (place.recover(), place.routes, place.begins)
 
 
 @pytest.mark.parametrize(

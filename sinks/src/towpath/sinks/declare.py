@@ -33,6 +33,7 @@ from towpath.sinks.progress import (
     write_progress,
 )
 from towpath.sinks.routes import Routes
+from towpath.sinks.topic_ids import TopicIds
 
 STARTING_OFFSETS_FILE: Final = "starting_offsets.json"
 READY_FILE: Final = "ready"
@@ -75,7 +76,10 @@ def store_starting_offsets(
         message = f"a sink named {sink.name} has run before: {folder}"
         raise SinkExistsError(message)
     existing = broker.names()
-    offsets = broker.end_offsets(Routes(sink).matching(existing))
+    topics = Routes(sink).matching(existing)
+    # First: whatever is made anew from now on has offsets of its own.
+    TopicIds(folder).note(broker.topic_ids(topics))
+    offsets = broker.end_offsets(topics)
     for topic in sorted({backfill_topic(r.topic, sink.name) for r in filled(sink)}):
         if topic not in existing:
             broker.create(topic, settings)

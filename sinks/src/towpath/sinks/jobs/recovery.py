@@ -34,7 +34,6 @@ from towpath.sinks.jobs.outcomes import (
 )
 from towpath.sinks.jobs.partition_counts import PartitionCounts
 from towpath.sinks.jobs.query import QueryPlan
-from towpath.sinks.jobs.topic_ids import TopicIds
 from towpath.sinks.kept import KeptFile
 from towpath.sinks.ports import Cluster, Repairs
 from towpath.sinks.progress import (
@@ -46,6 +45,7 @@ from towpath.sinks.progress import (
     sink_folder,
 )
 from towpath.sinks.routes import Routes
+from towpath.sinks.topic_ids import TopicIds
 
 RECOVERIES_FILE: Final = "recoveries.jsonl"
 
@@ -123,14 +123,22 @@ class Recovery:
         examined = self._examine(stands, retained)
         if is_lost and progress.batches > 0 and not resumes:
             examined.found(Outcome.CHECKPOINT_LOST)
-        self._ask(examined)
+        is_asked = self._ask(examined)
         self._note(examined)
         usable = {
-            topic: {p: o for p, o in partitions.items() if retained.has(topic, p, o)}
+            topic: {
+                p: o
+                for p, o in partitions.items()
+                if retained.has(topic, p, o) and _is_at_most(o, stands, topic, p)
+            }
             for topic, partitions in stored.items()
             if topic in retained.first
         }
-        if usable != stored:
+        if is_asked:
+            # From now on the query goes on there: to ask once is enough.
+            whole = {t: {**f, **usable.get(t, {})} for t, f in retained.first.items()}
+            _offsets(self._plan.resumes_file).keep(whole)
+        elif usable != stored:
             begins.keep(usable)
         drop_checkpoint(self._plan.checkpoint)
         self._note_topics(stands, retained)
@@ -191,15 +199,17 @@ class Recovery:
         Forgotten is only what was told to be gone. Another topic without an id may be
         about to be made anew: it had none yet, or nothing of it was read.
         """
-        self._ids.note(retained.ids, gone=stands.keys() - retained.first.keys())
-        self._counts.note(retained.ends, retained.remade)
+        gone = {t for t in stands if t not in retained.first or not self._is_read(t)}
+        self._ids.note(retained.ids, gone)
+        self._counts.note(retained.ends, retained.remade | gone)
 
     def _is_read(self, topic: str) -> bool:
         return bool(self._routes.reading(topic))
 
-    def _ask(self, examined: Examined) -> None:
-        """Have the rows behind each gap read anew, route by route."""
-        for route, findings in self._by_route(examined.findings):
+    def _ask(self, examined: Examined) -> bool:
+        """Have the rows behind each gap read anew, route by route, if there is any."""
+        lacking = dict(self._by_route(examined.findings))
+        for route, findings in lacking.items():
             why = f"{WORDS[findings[0].outcome]}: {findings[0].topic}"
             if self._repairs.ask_all(route, why):
                 _log.warning("a route's rows were asked for", route=route, why=why)
@@ -209,6 +219,7 @@ class Recovery:
                     route=route,
                     why=why,
                 )
+        return bool(lacking)
 
     def _by_route(
         self, findings: Iterable[Finding]
@@ -243,6 +254,16 @@ def keep(folder: Path, clock: Clock, told: Iterable[Mapping[str, str]]) -> None:
     path = folder / RECOVERIES_FILE
     before = path.read_bytes() if path.exists() else b""
     replace_file(path, before + b"".join(lines))
+
+
+def _is_at_most(offset: int, stands: Offsets, topic: str, partition: str) -> bool:
+    """
+    Tell whether all that lies below an offset was read.
+
+    What was stored when the sink was declared may lie behind what is applied by now, if
+    the topic was made anew since.
+    """
+    return offset <= stands.get(topic, {}).get(partition, -1)
 
 
 def _offsets(path: Path) -> KeptFile[Mapping[str, int]]:

@@ -29,6 +29,5 @@ class TopicIds:
 
     def note(self, found: Mapping[str, str], gone: Collection[str] = ()) -> None:
         """Note the ids that were found beside the others, and forget what is gone."""
-        noted = self._file.read()
-        kept = {topic: one for topic, one in noted.items() if topic not in gone}
-        self._file.keep({**kept, **found})
+        known = {**self._file.read(), **found}
+        self._file.keep({t: one for t, one in known.items() if t not in gone})

@@ -84,7 +84,9 @@ def _append(stored: Table, rows: pa.Table, parent_id: int | None) -> Commit | No
     # meanwhile, and takes away the files of what a server says has failed.
     required = (
         AssertTableUUID(uuid=stored.metadata.table_uuid),
-        AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=parent_id),
+        AssertRefSnapshotId.model_validate(
+            {"ref": MAIN_BRANCH, "snapshot-id": parent_id}
+        ),
     )
     stored._do_commit(staged._updates, required)  # noqa: SLF001
     return Commit(made.snapshot_id, dict(made.summary.additional_properties))

@@ -24,7 +24,7 @@ import structlog
 import xdist
 from hypothesis import settings
 
-from support import workers
+from support import object_store, workers
 from towpath.deploy import java
 from towpath.deploy.jars import store
 from towpath.deploy.local import databases
@@ -144,7 +144,7 @@ def lake(stack: LazyStack, tmp_path_factory) -> Iterator[tuple[Sink, SqlSession]
     os.environ["JAVA_HOME"] = str(java.spark_home(folder / "java"))  # noqa: TID251
     engine = session.Engine(
         name="towpath-tests",
-        jars=tuple(store.of("spark").glob("*.jar")),
+        jars=(*store.of("spark").glob("*.jar"), object_store.connector()),
         folder=folder / "spark",
         memory="2g",
         extra=catalog_conf(sink),

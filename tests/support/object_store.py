@@ -1,0 +1,61 @@
+"""An object store of a test's own: a server of the S3 protocol over a folder."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import requests
+
+from support.waiting import until
+from towpath.deploy import java
+from towpath.deploy.jars import lock, store
+from towpath.deploy.local import ports
+from towpath.deploy.local.ports import LOOPBACK
+
+BUCKET = "lake"
+
+
+def connector() -> Path:
+    """Return the archive with which the engine reaches an object store."""
+    return _archive("iceberg-aws-bundle")
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Lend the address of a server with one empty bucket."""
+    port = ports.any_free()
+    address = f"http://{LOOPBACK}:{port}"
+    own = "com.adobe.testing.s3mock"
+    options = {
+        f"{own}.http-port": port,
+        f"{own}.domain.root": folder,
+        f"{own}.domain.initial-buckets": BUCKET,
+        "server.port": ports.any_free(),
+        "logging.level.root": "WARN",
+    }
+    command = [str(java.home() / "bin" / "java"), "-Xmx256m", "-jar"]
+    command += [str(_archive("s3mock"))]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        until(lambda: _serves(f"{address}/{BUCKET}"), "the object store serves")
+        yield address
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _archive(name: str) -> Path:
+    place = store.folder()
+    jars = lock.read(lock.LOCK.with_name("objectstore.lock"))
+    (jar,) = (jar for jar in jars if jar.parts[1] == name)
+    assert store.is_whole(jar, place), f"{jar.file} is not there: make test fetches it"
+    return place / jar.use / jar.file
+
+
+def _serves(url: str) -> bool:
+    try:
+        return requests.head(url, timeout=10).ok
+    except requests.RequestException:
+        return False

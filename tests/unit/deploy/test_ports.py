@@ -6,6 +6,7 @@ import pytest
 
 from towpath.deploy.errors import PrerequisiteError
 from towpath.deploy.local import ports
+from towpath.deploy.local.stack import NAMES, Stack
 
 
 def test_ports_are_remembered(tmp_path: Path) -> None:
@@ -36,6 +37,24 @@ def test_the_range_is_searched_around_its_end(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(ports, "is_free", lambda port: port == 9201)
 
     assert ports.free_within(9201, 9299, 50) == 9201
+
+
+def test_no_two_parts_get_the_same_port(tmp_path: Path, monkeypatch) -> None:
+    """
+    A port that was given to one, and on which nobody listens yet, is not free.
+    """
+    monkeypatch.setattr(ports, "is_free", lambda _: True)
+    monkeypatch.setattr(ports, "SERVERS", (20_001, 20_006))
+    (tmp_path / "stack").mkdir()
+    given = Stack(tmp_path)._settle_ports(NAMES)
+
+    assert {*range(20_001, 20_007)} == {*given.values()} - {given["opensearch"]}
+    assert [20_001, 20_002] == sorted(_pair(monkeypatch))
+
+
+def _pair(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    monkeypatch.setattr(ports, "SERVERS", (20_001, 20_002))
+    return [*ports.one_each(("orders", "relay")).values()]
 
 
 def test_a_full_range_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

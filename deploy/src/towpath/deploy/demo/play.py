@@ -67,7 +67,7 @@ def _perform(
             supervisor=supervisor,
             screen=screen,
             clock=clock,
-            ports={name: ports.any_free() for name in (parts.ORDERS, parts.RELAY)},
+            ports=ports.one_each((parts.ORDERS, parts.RELAY)),
             began_at_s=clock.monotonic_s(),
         )
         with Monitor(stage) as monitor:

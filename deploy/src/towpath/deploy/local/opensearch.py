@@ -8,6 +8,7 @@ stemming is not.
 """
 
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -32,9 +33,9 @@ _MODULES: Final = (
 )
 
 
-def free_port() -> int:
-    """Return a free port of those that the runner takes."""
-    return free_within(*PORTS, secrets.randbelow(PORTS[1] - PORTS[0]))
+def free_port(taken: Collection[int] = ()) -> int:
+    """Return a free port of those that the runner takes, and nobody was given."""
+    return free_within(*PORTS, secrets.randbelow(PORTS[1] - PORTS[0]), taken)
 
 
 def part(state: StateFolder, port: int) -> Part:

@@ -8,6 +8,7 @@ given up only when somebody else holds it while our part is down.
 import json
 import secrets
 import socket
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -49,12 +50,25 @@ def gets_free(port: int, clock: Clock) -> bool:
     return True
 
 
-def any_free() -> int:
-    """Return a free port that no outgoing connection will take while we are down."""
-    return free_within(*SERVERS, secrets.randbelow(SERVERS[1] - SERVERS[0]))
+def any_free(taken: Collection[int] = ()) -> int:
+    """
+    Return a free port that no outgoing connection will take while we are down.
+
+    Args:
+        taken: Ports that are somebody's already, though nobody listens on them yet.
+    """
+    return free_within(*SERVERS, secrets.randbelow(SERVERS[1] - SERVERS[0]), taken)
 
 
-def free_within(first: int, last: int, start: int) -> int:
+def one_each(names: Iterable[str]) -> dict[str, int]:
+    """Return a free port for each name, no two the same."""
+    chosen: dict[str, int] = {}
+    for name in names:
+        chosen[name] = any_free(chosen.values())
+    return chosen
+
+
+def free_within(first: int, last: int, start: int, taken: Collection[int] = ()) -> int:
     """
     Return a free port of a range, looking from ``start`` onwards and around.
 
@@ -64,7 +78,7 @@ def free_within(first: int, last: int, start: int) -> int:
     width = last - first + 1
     for step in range(width):
         port = first + (start + step) % width
-        if is_free(port):
+        if port not in taken and is_free(port):
             return port
     message = f"every port from {first} to {last} is taken"
     raise PrerequisiteError(message)

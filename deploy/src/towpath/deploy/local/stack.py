@@ -196,7 +196,7 @@ class Stack:
                 choose = (
                     opensearch.free_port if name == "opensearch" else ports.any_free
                 )
-                known[port_name] = choose()
+                known[port_name] = choose(known.values())
         ports.write(self.state.stack / "ports.json", known)
         return known
 

@@ -3,6 +3,8 @@
 import uuid
 from functools import partial
 
+from pyspark.sql import SparkSession
+
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Route, RouteKind, WarehouseOptions
@@ -10,6 +12,7 @@ from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
 from towpath.sinks.ports import Batch
 from towpath.sinks.relations import Column, RelationShape
 from towpath.sinks.warehouse.appending import LakeAppender
+from towpath.sinks.warehouse.catalog import catalog_conf
 from towpath.sinks.warehouse.reader import WarehouseReader
 from towpath.sinks.warehouse.sink import WarehouseSink
 from towpath.sinks.warehouse.writing import Engines
@@ -116,6 +119,15 @@ class Faulty(Stepping):
             run()
         message = "the answer was lost"
         raise UnavailableError(message)
+
+
+def session_of(sink):
+    """Begin a session of the worker's engine whose catalog is that of a sink."""
+    session = SparkSession.getActiveSession().newSession()
+    for name, value in catalog_conf(sink).items():
+        if name.startswith("spark.sql.catalog."):
+            session.conf.set(name, value)
+    return session
 
 
 def engines(sink, session):

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 import pytest
 import requests
 import structlog
-from pyspark.sql import SparkSession
 
 from support import object_store
-from support.lake import Lake, write
+from support.lake import Lake, session_of, write
 from towpath.settings import WarehouseOptions
 from towpath.sinks.jobs.session import SparkSql
-from towpath.sinks.warehouse.catalog import catalog_conf
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -43,11 +41,8 @@ def stored(lake, store, database) -> Iterator[Lake]:
     }
     chosen = {"url": database, "warehouse": WarehouseOptions(**options)}
     sink = described.model_copy(update={**chosen, "folder": None})
-    session = SparkSession.getActiveSession().newSession()
-    for name, value in catalog_conf(sink).items():
-        if name.startswith("spark.sql.catalog."):
-            session.conf.set(name, value)
-    lent = Lake(sink, SparkSql(session), **options, compact_after_files=6)
+    session = SparkSql(session_of(sink))
+    lent = Lake(sink, session, **options, compact_after_files=6)
     yield lent
     lent.reader.close()
 

@@ -4,15 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-from pyspark.sql import SparkSession
 
-from support.lake import Lake, write
+from support.lake import Lake, session_of, write
 from support.rest_catalog import RefusedError, serving
 from towpath.settings import WarehouseOptions
 from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.jobs.session import SparkSql
 from towpath.sinks.relations import Column
-from towpath.sinks.warehouse.catalog import catalog_conf
 from towpath.sinks.warehouse.reader import WarehouseReader
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
@@ -31,10 +29,7 @@ def rest(lake, tmp_path) -> Iterator[tuple[Lake, object]]:
                 "warehouse": WarehouseOptions(**options),
             }
         )
-        session = SparkSession.getActiveSession().newSession()
-        for name, value in catalog_conf(sink).items():
-            if name.startswith("spark.sql.catalog."):
-                session.conf.set(name, value)
+        session = session_of(sink)
         for name in ("jdbc.schema-version", "jdbc.user", "jdbc.password"):
             session.conf.unset(f"spark.sql.catalog.lake.{name}")
         lent = Lake(sink, SparkSql(session), **options)

@@ -32,12 +32,13 @@ class Brokers:
     """Two brokers; the first is the controller."""
 
     def __init__(self, folder: Path) -> None:
-        self.port, controller = ports.any_free(), ports.any_free()
+        names = ("first", "second", "controller")
+        self.port, port, controller = ports.one_each(names).values()
         self._states = [StateFolder(folder / name) for name in ("first", "second")]
         for state in self._states:
             state.create()
         first = kafka.part(self._states[0], self.port, controller)
-        second = kafka.part(self._states[1], ports.any_free(), controller)
+        second = kafka.part(self._states[1], port, controller)
         own = (
             "process.roles=broker\nnode.id=2\n"
             f"controller.quorum.voters=1@{ports.LOOPBACK}:{controller}\n"

@@ -24,14 +24,14 @@ def connector() -> Path:
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
     """Lend the address of a server with one empty bucket."""
-    port = ports.any_free()
-    address = f"http://{LOOPBACK}:{port}"
+    given = ports.one_each(("http", "https"))
+    address = f"http://{LOOPBACK}:{given['http']}"
     own = "com.adobe.testing.s3mock"
     options = {
-        f"{own}.http-port": port,
+        f"{own}.http-port": given["http"],
         f"{own}.domain.root": folder,
         f"{own}.domain.initial-buckets": BUCKET,
-        "server.port": ports.any_free(),
+        "server.port": given["https"],
         "logging.level.root": "WARN",
     }
     command = [str(java.home() / "bin" / "java"), "-Xmx256m", "-jar"]

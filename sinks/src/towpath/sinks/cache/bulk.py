@@ -16,6 +16,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from towpath.sinks.cache.place import POSITION_FIELD
 from towpath.sinks.cache.script import BYTES_PER_CALL, ROWS_PER_CALL
 from towpath.sinks.cache.texts import (
     escaped,
@@ -40,9 +41,6 @@ _MOST_BYTES: Final = 1024 * 1024 * 1024
 # So many rows are looked at, to learn which columns are texts. Of any other that Arrow
 # takes for an instant, the texts are looked for row by row.
 _LOOKED_AT: Final = 32
-
-# The field that the guard compares by.
-_POSITION: Final = "_position"
 
 
 class Taken(NamedTuple):
@@ -140,7 +138,7 @@ def _take(columns: Columns, keys: pa.StringArray, floor: str | None) -> Taken | 
     return Taken(
         places=columns.places.filter(is_taken),
         keys=keys.take(above),
-        columns={**fields, _POSITION: columns.positions.take(above)},
+        columns={**fields, POSITION_FIELD: columns.positions.take(above)},
         below=len(newest) - len(above),
     )
 

@@ -73,9 +73,8 @@ local function position_of(key)
   return false
 end
 
-local function is_there(key)
-  return redis.call('HEXISTS', key, '_position') == 1
-    and redis.call('HEXISTS', key, '_x') == 0
+local function is_tombstone(key)
+  return redis.call('HEXISTS', key, '_x') == 1
 end
 
 local function apply(keys, arguments)
@@ -85,7 +84,7 @@ local function apply(keys, arguments)
     local stored = position_of(key)
     if stored and is_above(stored, position) then
       stale = stale + 1
-    elseif mode == 'p' and not is_there(key) then
+    elseif mode == 'p' and (not stored or is_tombstone(key)) then
       absent[#absent + 1] = index
     else
       fields[#fields + 1] = '_position'

@@ -125,15 +125,7 @@ class Recovery:
             examined.found(Outcome.CHECKPOINT_LOST)
         is_asked = self._ask(examined)
         self._note(examined)
-        usable = {
-            topic: {
-                p: o
-                for p, o in partitions.items()
-                if retained.has(topic, p, o) and _is_at_most(o, stands, topic, p)
-            }
-            for topic, partitions in stored.items()
-            if topic in retained.first
-        }
+        usable = _usable(stored, stands, retained)
         if is_asked:
             # From now on the query goes on there: to ask once is enough.
             whole = {t: {**f, **usable.get(t, {})} for t, f in retained.first.items()}
@@ -256,14 +248,25 @@ def keep(folder: Path, clock: Clock, told: Iterable[Mapping[str, str]]) -> None:
     replace_file(path, before + b"".join(lines))
 
 
-def _is_at_most(offset: int, stands: Offsets, topic: str, partition: str) -> bool:
+def _usable(
+    stored: Offsets, stands: Offsets, retained: Retained
+) -> dict[str, dict[str, int]]:
     """
-    Tell whether all that lies below an offset was read.
+    Return where reading may begin, of what was stored: below it, nothing is unread.
 
     What was stored when the sink was declared may lie behind what is applied by now, if
     the topic was made anew since.
     """
-    return offset <= stands.get(topic, {}).get(partition, -1)
+    return {
+        topic: {
+            p: offset
+            for p, offset in partitions.items()
+            if retained.has(topic, p, offset)
+            and offset <= stands.get(topic, {}).get(p, -1)
+        }
+        for topic, partitions in stored.items()
+        if topic in retained.first
+    }
 
 
 def _offsets(path: Path) -> KeptFile[Mapping[str, int]]:

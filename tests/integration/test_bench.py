@@ -59,6 +59,20 @@ def test_the_command_measures_verifies_and_cleans_up(tmp_path: Path):
     )
 
 
+def test_a_case_is_printed_when_it_ends(tmp_path: Path):
+    """
+    Its table is on the standard output while the next case is measured.
+    """
+    words = ("--rows", "2000", "--rounds", "1", "--case", "drain_100", *LONG)
+    with towpath(tmp_path, *WORDS, *words) as process:
+        first = process.stdout.readline() + process.stdout.readline()
+        until_a_relay_runs(process, tmp_path)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+    assert (True, 130) == (b"drain_100" in first, process.returncode)
+
+
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path):
     """
     Ctrl-C while a relay runs: 130, no process of the benchmark's, no file.

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from towpath.loadtests.bench.plan import CASES, in_turn
 from towpath.loadtests.bench.result import Case, Result
-from towpath.loadtests.bench.table import draw
+from towpath.loadtests.bench.table import draw, draw_case
 
 MACHINE = {"processor": "p", "cores": 2}
 
@@ -40,8 +40,10 @@ def result(*findings: str) -> Result:
 
 
 def shown(found: Result) -> str:
-    """Draw a result."""
+    """Draw the cases of a verified result, and what closes it."""
     console = Console(file=io.StringIO(), width=140)
+    for one in found.cases if found.verified else ():
+        console.print(draw_case(one))
     console.print(draw(found))
     return console.file.getvalue()  # type: ignore[attr-defined]
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from towpath.loadtests.bench.result import Result
 from towpath.loadtests.bench.sinks.result import CatchUp, Checkout, Rate, Reading
-from towpath.loadtests.bench.sinks.table import draw
+from towpath.loadtests.bench.sinks.table import draw, draw_case
 
 READING = Reading(samples=40, lost=0, p50_ms=100.0, p95_ms=400.0, p99_ms=900.0)
 MET = Rate(
@@ -50,9 +50,12 @@ def result(*findings: str) -> Result[Checkout | CatchUp]:
 
 
 def shown(found: Result[Checkout | CatchUp]) -> str:
-    """Draw a result."""
+    """Draw the cases of a verified result, and what closes it."""
     drawn = io.StringIO()
-    Console(file=drawn, width=200).print(draw(found))
+    console = Console(file=drawn, width=200)
+    for one in found.cases if found.verified else ():
+        console.print(draw_case(one))
+    console.print(draw(found))
     return drawn.getvalue()
 
 

@@ -15,7 +15,7 @@ from towpath.loadtests.bench.snapshot.figures import (
 from towpath.loadtests.bench.snapshot.paper import on_paper
 from towpath.loadtests.bench.snapshot.plan import CASE, Load
 from towpath.loadtests.bench.snapshot.result import FillCase
-from towpath.loadtests.bench.snapshot.table import draw
+from towpath.loadtests.bench.snapshot.table import draw, draw_load
 from towpath.loadtests.bench.snapshot.verdict import Notes, Verdict
 
 RELAY = {
@@ -63,8 +63,11 @@ def result(one: FillCase, *findings: str) -> Result[FillCase]:
 
 
 def shown(found: Result[FillCase]) -> str:
-    """Draw a result."""
+    """Draw the cases of a verified result, and what closes it."""
     console = Console(file=io.StringIO(), width=140)
+    for one in found.cases if found.verified else ():
+        for load in one.loads:
+            console.print(draw_load(one, load))
     console.print(draw(found))
     return console.file.getvalue()  # type: ignore[attr-defined]
 

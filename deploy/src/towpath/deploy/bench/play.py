@@ -28,7 +28,7 @@ _WIDTH: Final = 140
 
 
 class Benchmark(NamedTuple, Generic[CaseT]):
-    """What measures upon a stack, and what draws its result for a person."""
+    """What measures upon a stack, and what draws the close of its result."""
 
     measure: Callable[[Bench], Result[CaseT]]
     draw: Callable[[Result[CaseT]], RenderableType]
@@ -47,9 +47,18 @@ def play(
     news = Console(stderr=True)
     prepare(FOLDERS, news)
     connect = debezium.words(news.print) if options.with_debezium else None
-    with own_stack(FOLDERS, news, keep=keep) as stack, open_screen(news) as screen:
+    cases = news if as_json else results()
+    with (
+        own_stack(FOLDERS, news, keep=keep) as stack,
+        open_screen(news, cases) as screen,
+    ):
         result = benchmark.measure(bench_upon(stack, options, screen, connect))
     return tell(result, None if as_json else benchmark.draw(result))
+
+
+def results() -> Console:
+    """Return where results are printed; a file is as wide as its tables."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH)
 
 
 def bench_upon(
@@ -98,6 +107,4 @@ def _print(result: Result[CaseT], drawn: RenderableType | None) -> None:
     if drawn is None:
         sys.stdout.write(json.dumps(result.as_json(), indent=1) + "\n")
     else:
-        # A file is as wide as its tables.
-        width = None if sys.stdout.isatty() else _WIDTH
-        Console(width=width).print(drawn)
+        results().print(drawn)

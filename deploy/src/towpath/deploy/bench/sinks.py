@@ -11,7 +11,7 @@ from typing import Final
 from rich.console import Console
 
 from towpath.deploy.bench import checkout
-from towpath.deploy.bench.play import FOLDERS, bench_upon, tell
+from towpath.deploy.bench.play import FOLDERS, bench_upon, results, tell
 from towpath.deploy.bench.wishes import Wishes
 from towpath.deploy.demo.screen import PlainScreen
 from towpath.deploy.local.stack import NAMES, Stack
@@ -28,7 +28,7 @@ from towpath.loadtests.bench.sinks.plan import (
     Targets,
 )
 from towpath.loadtests.bench.sinks.result import SinkCase
-from towpath.loadtests.bench.sinks.table import draw
+from towpath.loadtests.bench.sinks.table import draw, draw_case
 
 _MERGE: Final = (sys.executable, "-m", "towpath.deploy.bench.merge")
 
@@ -42,6 +42,7 @@ def play(wishes: Wishes, *, keep: bool, as_json: bool) -> int:
         KeyboardInterrupt: It was interrupted.
     """
     news = Console(stderr=True)
+    shown = news if as_json else results()
     prepare(FOLDERS, news)
     cases: list[SinkCase] = []
     findings: list[str] = []
@@ -50,6 +51,8 @@ def play(wishes: Wishes, *, keep: bool, as_json: bool) -> int:
             measured, found = _case(case, wishes, stack, news)
         cases.append(measured)
         findings += found
+        if not findings:
+            shown.print(draw_case(measured))
     result: Result[SinkCase] = Result(
         rows=wishes.rows,
         rounds=1,
@@ -65,7 +68,7 @@ def _case(
 ) -> tuple[SinkCase, Sequence[str]]:
     if case == CHECKOUT:
         return checkout.measure(stack, wishes, PlainScreen(news))
-    with open_screen(news) as screen:
+    with open_screen(news, news) as screen:
         bench = bench_upon(stack, Options(rows=wishes.rows, rounds=1), screen)
         return catch_up.measure(bench, targets(stack), wishes.sinks)
 

@@ -36,10 +36,11 @@ def relay(  # noqa: PLR0913 - each is an option of the command
     Five cases: a committed backlog of 250-byte events, with 1 and with 100 rows a
     transaction, is drained into Kafka (drain_1, drain_100), and a steady load of 500,
     2,000 and 5,000 transactions a second is followed (steady_500 to steady_5000). A
-    stack of its own is started in a temporary folder and removed again.
+    stack of its own is started in a temporary folder and removed again. Everything is
+    fetched before the first measurement; each case is printed when it ends.
 
     Exit 0 if every run's topic held every event once, unchanged and in order per key;
-    1, and not one figure, if not; 3 if a part was not there.
+    1 if not: the case and what follows it have no figures; 3 if a part was not there.
 
     Args:
         case: Only these cases; may be said several times.
@@ -103,8 +104,8 @@ def snapshot(  # noqa: PLR0913 - each is an option of the command
     runs. A stack of its own is started in a temporary folder and removed again.
 
     Exit 0 if every run's topic held every key, each one's last value, every update, and
-    (of the relay) no row older than a change before it; 1, and not one figure, if not;
-    3 if a part was not there.
+    (of the relay) no row older than a change before it; 1 if not: the case and what
+    follows it have no figures; 3 if a part was not there.
 
     Args:
         case: There is one, million_rows.

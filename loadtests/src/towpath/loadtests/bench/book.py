@@ -42,8 +42,12 @@ class Book:
 
     def rounds(self) -> Iterator[tuple[str, dict[str, tuple[Figures, ...]]]]:
         """Yield the figures of every round, by system, case by case."""
-        for name, systems in self._cases.items():
-            yield name, {system: tuple(found) for system, found in systems.items()}
+        for name in self._cases:
+            yield name, self.of_case(name)
+
+    def of_case(self, name: str) -> dict[str, tuple[Figures, ...]]:
+        """Return the figures of every round of one case, by system."""
+        return {n: tuple(found) for n, found in self._cases.get(name, {}).items()}
 
     def facts(self) -> dict[str, Any]:
         """Return what every result tells: how much was asked for, and on what."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from rich.console import RenderableType
+
 from towpath.loadtests.bench.broker import Broker
 from towpath.loadtests.bench.place import Place
 from towpath.loadtests.bench.source import Source
@@ -31,6 +33,9 @@ class Screen(Protocol):
 
     def say(self, line: str) -> None:
         """Tell something that stays."""
+
+    def show(self, case: RenderableType) -> None:
+        """Print the table of a case that has ended."""
 
     def begin(self, what: str, total: int) -> Tell:
         """Begin a step; what is returned takes how much of it is done."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
-from towpath.loadtests.bench import drain, kill, publishers, steady
+from towpath.loadtests.bench import drain, kill, publishers, steady, table
 from towpath.loadtests.bench.book import Book, translated
 from towpath.loadtests.bench.figures import Figures
 from towpath.loadtests.bench.plan import (
@@ -47,6 +47,7 @@ def measure(bench: Bench) -> Result[Case]:
                 _drain_case(bench, book, case)
             else:
                 _steady_case(bench, book, case)
+            _show(bench, book, case)
     return _result(book)
 
 
@@ -61,7 +62,14 @@ def measure_kill(bench: Bench) -> Result[Case]:
     with translated():
         bench.broker.date_by_append()
         _kill_case(bench, book)
+        _show(bench, book, KILL)
     return _result(book)
+
+
+def _show(bench: Bench, book: Book, name: str) -> None:
+    """Print a case that has ended; nothing, once a run was wrong."""
+    if not book.findings:
+        bench.screen.show(table.draw_case(Case(name=name, rounds=book.of_case(name))))
 
 
 def _result(book: Book) -> Result[Case]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -33,13 +33,18 @@ class _RateColumn(ProgressColumn):
 class LiveScreen:
     """One bar for the step that is being done, and lines that stay above it."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, cases: Console) -> None:
         self._progress = progress
+        self._cases = cases
         self._task = progress.add_task("", total=None)
 
     def say(self, line: str) -> None:
         """Tell something that stays."""
         self._progress.console.print(line, highlight=False, soft_wrap=True)
+
+    def show(self, case: RenderableType) -> None:
+        """Print the table of a case that has ended."""
+        self._cases.print(case)
 
     def begin(self, what: str, total: int) -> Tell:
         """Begin a step; the bar is its."""
@@ -53,8 +58,14 @@ class LiveScreen:
 
 
 @contextmanager
-def open_screen(console: Console) -> Iterator[LiveScreen]:
-    """Show a bar where there is a terminal; lines everywhere."""
+def open_screen(console: Console, cases: Console) -> Iterator[LiveScreen]:
+    """
+    Show a bar where there is a terminal; lines everywhere.
+
+    Args:
+        console: Where progress is shown.
+        cases: Where the tables of cases are printed.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -69,4 +80,4 @@ def open_screen(console: Console) -> Iterator[LiveScreen]:
         transient=True,
         disable=not console.is_terminal,
     ) as progress:
-        yield LiveScreen(progress)
+        yield LiveScreen(progress, cases)

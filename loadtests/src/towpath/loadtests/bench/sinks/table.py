@@ -48,15 +48,17 @@ _BESIDE: Final = {
 
 
 def draw(result: Result[SinkCase]) -> RenderableType:
-    """Draw all; or, if anything differs, what differs and not one figure."""
+    """Draw what closes a benchmark whose cases were printed as they ended."""
     if not result.verified:
         return unverified(result.findings)
-    blocks: list[RenderableType] = []
-    for case in result.cases:
-        drawn = _checkout(case) if isinstance(case, Checkout) else _catch_up(case)
-        blocks += [Text(), *drawn]
     what = "every sink equals the source, key by key and column by column"
-    return Group(*blocks, Text(), *verified(what, result.machine))
+    return Group(Text(), *verified(what, result.machine))
+
+
+def draw_case(case: SinkCase) -> RenderableType:
+    """Draw one case."""
+    drawn = _checkout(case) if isinstance(case, Checkout) else _catch_up(case)
+    return Group(Text(), *drawn)
 
 
 def _checkout(case: Checkout) -> list[RenderableType]:

@@ -7,7 +7,7 @@ from typing import Final
 from towpath.loadtests.bench.book import Book, translated
 from towpath.loadtests.bench.plan import RELAY, Bench, in_turn
 from towpath.loadtests.bench.result import Result
-from towpath.loadtests.bench.snapshot import fill
+from towpath.loadtests.bench.snapshot import fill, table
 from towpath.loadtests.bench.snapshot.plan import COPY, FillRun, Load, systems
 from towpath.loadtests.bench.snapshot.result import FillCase
 from towpath.loadtests.bench.snapshot.source import copied, original
@@ -31,10 +31,13 @@ def measure(bench: Bench, loads: Sequence[str] = tuple(Load)) -> Result[FillCase
     wanted = systems(with_debezium=options.with_debezium)
     with translated(), _original(bench):
         bench.broker.date_by_append()
-        for number in range(options.rounds):
-            for load in map(Load, loads):
+        for load in map(Load, loads):
+            for number in range(options.rounds):
                 for system in in_turn(wanted, number):
                     _run(bench, book, (system, load, number))
+            if not book.findings:
+                case = FillCase(loads={load: book.of_case(load)})
+                bench.screen.show(table.draw_load(case, load))
     return _result(book)
 
 

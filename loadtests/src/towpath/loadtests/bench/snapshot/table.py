@@ -54,16 +54,19 @@ _NAMES: Final = {
 
 
 def draw(result: Result[FillCase]) -> RenderableType:
-    """Draw all; or, if anything differs, what differs and not one figure."""
+    """Draw what closes a benchmark whose loads were printed as they ended."""
     if not result.verified:
         return unverified(result.findings)
     blocks: list[RenderableType] = []
     for case in result.cases:
-        for load in case.loads:
-            blocks += [Text(), *_load(case, load)]
         blocks += [Text(), _paper(case)]
     what = "every key, the table's last value of each, every update, in every run"
     return Group(*blocks, Text(), *verified(what, result.machine))
+
+
+def draw_load(case: FillCase, load: Load) -> RenderableType:
+    """Draw one load."""
+    return Group(Text(), *_load(case, load))
 
 
 def _load(case: FillCase, load: Load) -> list[RenderableType]:

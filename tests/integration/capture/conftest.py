@@ -19,6 +19,7 @@ class Followed(Rig):
     Attributes:
         tables: The entries of ``[[source]] tables``.
         excluded: Those of ``exclude_tables``.
+        on_drop: ``on_drop`` of the source.
         snapshot: ``[relay.snapshot]``.
         on_gap: ``[relay] on_gap``.
         more: Other lines of the file, to stand at its end.
@@ -28,6 +29,7 @@ class Followed(Rig):
         super().__init__(dsn, kafka, prefix, folder)
         self.tables: list[str] = []
         self.excluded: list[str] = []
+        self.on_drop = "keep"
         self.snapshot: dict[str, Any] = {}
         self.on_gap = "plan"
         self.more = ""
@@ -49,7 +51,8 @@ heartbeat_interval_s = 0.5
 {self.more}
 """,
             tables=self.tables,
-            source=f"exclude_tables = {json.dumps(self.excluded)}",
+            source=f"exclude_tables = {json.dumps(self.excluded)}"
+            f'\non_drop = "{self.on_drop}"',
             partitions=2,
         )
 
@@ -79,14 +82,20 @@ heartbeat_interval_s = 0.5
     def fold(self, table: str, key: str = "id") -> dict[Any, dict[str, Any]]:
         """Return what a sink of a table's topic would have."""
         newest: dict[Any, tuple[str, dict[str, Any] | None]] = {}
+        floor = ""
         for _, envelope, headers in self.told(table):
+            floor = max(floor, headers.get("sweep", ""))
             if envelope["op"] not in "crud":
                 continue
             row = envelope["after"] or envelope["before"]
             held = newest.get(row[key])
             if held is None or headers["position"] >= held[0]:
                 newest[row[key]] = (headers["position"], envelope["after"])
-        return {name: row for name, (_, row) in newest.items() if row is not None}
+        return {
+            name: row
+            for name, (position, row) in newest.items()
+            if row is not None and position >= floor
+        }
 
     def rows(self, table: str, key: str = "id") -> dict[Any, dict[str, Any]]:
         """Return a table as a sink should have it."""

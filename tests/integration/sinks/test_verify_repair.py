@@ -27,6 +27,10 @@ WAREHOUSE = pytest.param(
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 ROWS = 200
+REFILLED = """
+    select count(*) from towpath.signal
+    where starts_with(id, 'towpath-new-') and status = 'completed'
+"""
 # A warehouse commits a batch in a second or so.
 PAUSES_S = {"cache": 0.005, "search": 0.02, "warehouse": 0.2}
 
@@ -131,6 +135,38 @@ def test_each_defect_is_found_and_repaired_while_others_write(rig, verify):
     assert (1, planted) == found[:2]
     assert (0, 5, []) == (repaired[0], repaired[2]["repaired"], repaired[2]["left"])
     assert (0, []) == after[:2]
+
+
+@on_each
+def test_a_table_made_again_leaves_no_old_row(rig, verify):
+    """
+    The relay is down while the table is dropped and made again with other rows.
+
+    Dropped once more, under on_drop = "truncate", the table leaves no row at all.
+    """
+    rig.wait_for(
+        lambda: rig.one("select count(*) from towpath.captured") == len(rig.tables)
+    )
+    rig.stop()
+    rig.execute("drop table s.a")
+    rig.execute("create table s.a (id int primary key, v int)")
+    rig.execute("insert into s.a select g, -g from generate_series(150, 250) g")
+    rig.start()
+    rig.wait_for(lambda: rig.one(REFILLED) == 1)
+    code, found, route = verify()
+    rig.stop()
+    rig.execute("drop table s.a")
+    rig.config.write_text(
+        rig.config.read_text().replace("[kafka]", 'on_drop = "truncate"\n[kafka]', 1)
+    )
+    rig.start()
+    rig.wait_for(lambda: rig.one("select count(*) from towpath.captured") == 0)
+    rig.execute("create table s.a (id int primary key, v int)")
+    rig.wait_for(lambda: rig.one(REFILLED) == 2)
+    after = verify()
+
+    assert (0, [], 101) == (code, found, route["keys"])
+    assert (0, [], 0) == (after[0], after[1], after[2]["keys"])
 
 
 @on_each

@@ -28,7 +28,13 @@ from towpath.settings import (
 )
 
 OWN = frozenset(
-    {"towpath.outbox", "towpath.signal", "towpath.snapshot", "towpath.heartbeat"}
+    {
+        "towpath.outbox",
+        "towpath.signal",
+        "towpath.snapshot",
+        "towpath.heartbeat",
+        "towpath.captured",
+    }
 )
 
 

@@ -173,6 +173,7 @@ def test_every_published_name_of_the_relay_is_shown(
     Once everything was seen, each metric name of the relay stands in the scrape.
     """
     tally.tables = ("shop.line",)
+    tally.dropped_tables = ("shop.gone",)
     tally.slot = SlotView(5, 3, 9, "extended", is_active=False, inactive_s=4.0)
     tally.snapshot = SnapshotView(1, 2, 3, 4, 5, 6, {"shop.line": 6}, clock.now_s - 7)
     tally.committed(Transaction(1, 8, 8, SECOND_US, b""), 16, 3, 2 * SECOND_US)

@@ -121,7 +121,13 @@ def test_prefixes_are_chosen_by_whole_matches(
 
 @pytest.mark.parametrize(
     "prefix",
-    ["towpath.watermark", "towpath.heartbeat", "towpath.verify", "towpath.outbox"],
+    [
+        "towpath.watermark",
+        "towpath.heartbeat",
+        "towpath.table",
+        "towpath.verify",
+        "towpath.outbox",
+    ],
 )
 def test_our_own_messages_are_never_published(prefix: str):
     """

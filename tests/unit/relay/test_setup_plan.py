@@ -27,7 +27,13 @@ MEMBER = MemberFacts("shop.orders", "p", "d", frozenset({"id"}))
 TABLE = TableFacts("r", False, ("id",), (), (MEMBER,))
 NAMED = PublishedTable()
 OWN = frozenset(
-    {"towpath.outbox", "towpath.signal", "towpath.snapshot", "towpath.heartbeat"}
+    {
+        "towpath.outbox",
+        "towpath.signal",
+        "towpath.snapshot",
+        "towpath.heartbeat",
+        "towpath.captured",
+    }
 )
 ALL = (True, True, True, True)
 INSERTS = (True, False, False, False)
@@ -87,7 +93,7 @@ def test_the_slot_comes_last():
 
     assert [
         ["create", "schema"],
-        *[["create", "table"]] * 4,
+        *[["create", "table"]] * 5,
         *[["create", "publication"]] * 2,
         ["select", "pg_catalog.pg_create_logical_replication_slot"],
     ] == statements

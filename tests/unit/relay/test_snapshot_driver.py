@@ -510,6 +510,35 @@ def test_a_table_that_ends_before_it_is_stopped_is_left(loop: Loop):
     assert ["Notify"] == loop.types()
 
 
+def test_a_table_fails_with_the_count_of_what_the_broker_has(loop: Loop):
+    """
+    Rows on their way to the broker are waited for; they are counted, and the last key.
+
+    A schema was renamed while the first chunk's rows were sent (issue: ``rows 0``).
+    """
+    loop.accept()
+    first = loop.begin_reading()
+    loop.read(first, 1, 2)
+    second = loop.one(do.ReadChunk)
+    loop.see(first.low_token)
+    loop.see(first.high_token)
+    reason = 'schema "s" does not exist'
+    loop.tell(told.ReadFailed(second.chunk_id, reason, may_recover=False))
+    early = loop.types()
+    loop.tell(told.Delivered(first.chunk_id))
+    account = loop.one(do.AnswerSignal).detail["tables"]["s.a"]
+
+    assert [] == early
+    assert {
+        "state": "failed",
+        "rows": 2,
+        "dropped": 0,
+        "chunks": 1,
+        "last_key": ["2"],
+        "reason": reason,
+    } == account
+
+
 def test_facts_of_unknown_requests_change_nothing(loop: Loop):
     """
     Answers that nobody waits for are heard and left.

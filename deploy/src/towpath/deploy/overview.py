@@ -12,7 +12,7 @@ from towpath.deploy import offsets, signals
 from towpath.deploy.local.lifecycle import PartStatus
 from towpath.deploy.local.lifecycle import State as PartState
 from towpath.deploy.part_table import part_document
-from towpath.relay.state_reading import slot_facts
+from towpath.relay.state_reading import slot_facts, table_report
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import TowpathError
 from towpath.schemas.position import format_lsn
@@ -87,7 +87,20 @@ def _relay(settings: Settings) -> Document:
         return told | {"error": str(failure)}
     if sight is not None:
         told["lag_bytes"] = max(0, sight.log_end_lsn - sight.confirmed_lsn)
-    return told
+    return told | _tables(settings)
+
+
+def _tables(settings: Settings) -> Document:
+    try:
+        tables, problems = table_report(settings)
+    except TowpathError as failure:
+        return {"error": str(failure)}
+    return {
+        "problems": [str(each) for each in problems],
+        "dropped_tables": list(tables.dropped),
+        "tables_without_snapshot": dict(tables.unreadable),
+        "notices": [f"{each.what}; {each.cure}" for each in tables.findings()],
+    }
 
 
 def _snapshots(settings: Settings) -> list[Document]:
@@ -189,6 +202,7 @@ def _wrong_relay(relay: Document, critical_bytes: int) -> Iterator[str]:
         yield f"the relay: {relay['error']}"
     elif not relay["active"]:
         yield f"nobody follows the slot {relay['slot']}: the relay does not run"
+    yield from relay.get("problems", ())
     if relay.get("wal_status") in _LOST:
         yield f"the slot's log is {relay['wal_status']}"
     if relay.get("retained_bytes", 0) >= critical_bytes:

@@ -28,10 +28,12 @@ from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.connect import Connection, connect
 from towpath.relay.postgres.guardian import Guardian
 from towpath.relay.postgres.history import History, Memory
+from towpath.relay.postgres.known_tables import KnownTables
 from towpath.relay.postgres.new_tables import NewTables
 from towpath.relay.postgres.ownership import Ownership, Patience, wait_for_slot
 from towpath.relay.postgres.replication import SlotStream
 from towpath.relay.postgres.snapshots import SnapshotWorker
+from towpath.relay.postgres.source_checks import SourceChecks, require_outbox
 from towpath.relay.postgres.source_facts import read_captured
 from towpath.relay.routing.record import Record
 from towpath.relay.state import CONFIRMED_KEY, LINEAGE_KEY, SETTINGS_KEY
@@ -93,6 +95,7 @@ class Attempt:
             return
         catalog = PostgresCatalog(connection)
         settings, until_log_lsn = self._settle_settings(past, decision, catalog)
+        require_outbox(connection, settings)
         worker = self._make_worker(closing, settings)
         line = Line(world, settings, past, decision, self._opening.lent)
         pipeline = line.assemble(
@@ -104,7 +107,7 @@ class Attempt:
                 self._is_ending() or 0 < until_log_lsn < stored_log_lsn
             ),
         )
-        self._watch(closing, ownership)
+        self._watch(closing, ownership, decision)
         if not self._start(stream, settings, catalog):
             return
         _LOG.info(
@@ -168,15 +171,22 @@ class Attempt:
         wait_for_slot(names.slot, attempt, lambda: catalog.holder(names.slot), patience)
         return attempts == 1
 
-    def _watch(self, closing: ExitStack, ownership: Ownership) -> None:
+    def _watch(
+        self, closing: ExitStack, ownership: Ownership, decision: Decision
+    ) -> None:
         world = self._world
+        known = KnownTables(world.settings, decision.lineage.number)
         guardian = Guardian(
             world.settings,
             world.tally,
             world.clock,
             ownership,
             self._begin_anew,
-            (self._opening, NewTables(world.settings, world.captured, world.tally)),
+            (
+                self._opening,
+                NewTables(world.settings, world.captured, world.tally, known),
+                SourceChecks(world.settings, world.tally),
+            ),
         )
         closing.callback(guardian.close)
         guardian.start()

@@ -281,7 +281,8 @@ class Line:
                 place.prefix, place.database, relay, self._documents, skip, enrich
             )
         routes = MessageRoutes(relay.outbox.message_prefix, events, messages)
-        return Listener(core, snapshots, marking, routes)
+        slot = self._settings.database.slot
+        return Listener(core, snapshots, marking, routes, slot)
 
     def _skips(self) -> frozenset[int]:
         """

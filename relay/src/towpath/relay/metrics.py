@@ -32,6 +32,7 @@ _HELP: Final = MappingProxyType(
     {
         telemetry.RELAY_STREAMING: "1 while the slot's stream is open.",
         telemetry.RELAY_PARKED_KEYS: "Aggregates set aside behind a dead letter.",
+        telemetry.RELAY_SOURCE_PROBLEMS: "Problems of publications and outbox.",
         telemetry.RELAY_IN_FLIGHT_BYTES: "Handed to Kafka and not acknowledged.",
         telemetry.RELAY_IN_FLIGHT_LIMIT: "In-flight bytes at which reading stops.",
         telemetry.RELAY_CONFIRMED_LSN: "LSN below which the server may forget.",
@@ -85,6 +86,12 @@ class TallyCollector(Collector):
             "table",
             dict.fromkeys(tally.tables, 1),
         )
+        yield _labelled(
+            telemetry.RELAY_DROPPED_TABLE,
+            "One per captured name that has no table and whose rows are kept.",
+            "table",
+            dict.fromkeys(tally.dropped_tables, 1),
+        )
         if tally.slot is not None:
             yield from _slot(tally.slot)
         if tally.snapshot is not None:
@@ -131,6 +138,7 @@ def _gauges(tally: Tally, now_s: float) -> Iterator[Metric]:
     values = {
         telemetry.RELAY_STREAMING: int(tally.is_streaming),
         telemetry.RELAY_PARKED_KEYS: tally.parked_keys,
+        telemetry.RELAY_SOURCE_PROBLEMS: len(tally.source_problems),
         telemetry.SNAPSHOT_YIELDING: int(bool(tally.yielding)),
         telemetry.RELAY_IN_FLIGHT_BYTES: tally.in_flight_bytes,
         telemetry.RELAY_IN_FLIGHT_LIMIT: tally.max_in_flight_bytes,

@@ -1,10 +1,13 @@
 """What every command of the state needs: the state topic as it stands, and the slot."""
 
 from towpath.relay.errors import StateRefusedError
+from towpath.relay.finding import Finding
 from towpath.relay.kafka.reading import partition_counts
 from towpath.relay.kafka.state import StateTopic, write_now
 from towpath.relay.postgres.catalog import PostgresCatalog, SlotFacts
 from towpath.relay.postgres.connect import connect
+from towpath.relay.postgres.source_checks import source_problems
+from towpath.relay.postgres.table_report import TableReport, report
 from towpath.relay.routing.record import Record
 from towpath.schemas import topics as names
 from towpath.schemas.failure import UnavailableError
@@ -62,3 +65,14 @@ def slot_facts(settings: Settings) -> tuple[SlotFacts | None, str | None]:
             return PostgresCatalog(connection).slot(source.slot), None
     except UnavailableError as error:
         return None, str(error)
+
+
+def table_report(settings: Settings) -> tuple[TableReport, list[Finding]]:
+    """
+    Look at all captured tables, and at publications and outbox.
+
+    Raises:
+        SourceUnavailableError: The source does not answer.
+    """
+    with connect(settings.database.dsn) as connection:
+        return report(connection, settings), source_problems(connection, settings)

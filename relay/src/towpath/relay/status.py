@@ -7,6 +7,8 @@ from towpath.relay.lineage import parse_lineages
 from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.connect import connect, translated
 from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.source_checks import source_problems
+from towpath.relay.postgres.table_report import report
 from towpath.relay.state import parse_state
 from towpath.relay.state_reading import newest
 from towpath.relay.state_view import confirmed, slot
@@ -27,10 +29,15 @@ def how_it_is(settings: Settings, clock: Clock | None = None) -> dict[str, Any]:
         facts = PostgresCatalog(connection).slot(source.slot)
         with translated("reading the end of the log"):
             row = connection.execute(query("read_log_end")).fetchone()
+        tables = report(connection, settings)
+        problems = source_problems(connection, settings)
     told: dict[str, Any] = {"slot": source.slot, "exists": facts is not None}
     if facts is not None:
         told |= slot(facts) or {}
         told["lag_bytes"] = max(0, int(row[0] if row else 0) - facts.confirmed_lsn)
+    told["source_problems"] = [str(each) for each in problems]
+    told["dropped_tables"] = list(tables.dropped)
+    told["tables_without_snapshot"] = dict(tables.unreadable)
     return told | _state_status(settings, clock or SystemClock())
 
 

@@ -97,6 +97,8 @@ class Tally:
         marks: Marks published to the state topic.
         parked_keys: Aggregates whose events are set aside.
         yielding: Why snapshots let others go first just now; empty: they do not.
+        dropped_tables: Captured names without a table whose rows are kept.
+        source_problems: What is wrong with publications and outbox by now.
         left_bytes: Not acknowledged when the time for a stop was over.
         turned_at_s: Monotonic, when the loop last turned.
         latency: From commit to acknowledgement, on the source's clock.
@@ -106,6 +108,8 @@ class Tally:
     run_id: str = ""
     heartbeat_interval_s: float = 10.0
     tables: Collection[str] = ()
+    dropped_tables: Collection[str] = ()
+    source_problems: Collection[str] = ()
     max_in_flight_bytes: int = 0
     transactions: int = 0
     changes: int = 0

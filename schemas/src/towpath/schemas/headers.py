@@ -9,6 +9,8 @@ SNAPSHOT: Final = "snapshot"
 SWEEP: Final = "sweep"
 # Into how many partitions the sweep was written: there may be more by now.
 SWEEP_PARTITIONS: Final = "sweep_partitions"
+# The oid of the dropped table whose rows the sweep removes.
+DROPPED: Final = "dropped"
 # A record that says nothing: what stands before it on a replicated topic can be read.
 BARRIER: Final = "towpath-barrier"
 NEW_KEY: Final = "__debezium.newkey"

@@ -32,6 +32,8 @@ RELAY_LATENCY: Final = "towpath_relay_commit_to_acknowledged_seconds"
 RELAY_HEARTBEATS: Final = "towpath_relay_heartbeat_counter"
 RELAY_HEARTBEAT_AGE: Final = "towpath_relay_heartbeat_age_seconds"
 RELAY_TABLE: Final = "towpath_relay_captured_table_info"
+RELAY_SOURCE_PROBLEMS: Final = "towpath_relay_source_problems"
+RELAY_DROPPED_TABLE: Final = "towpath_relay_dropped_table_info"
 
 SLOT_RETAINED: Final = "towpath_relay_slot_retained_bytes"
 SLOT_LAG: Final = "towpath_relay_slot_lag_bytes"

@@ -10,6 +10,7 @@ from towpath.settings.kinds import SinkKind
 from towpath.settings.load import load, read
 from towpath.settings.model import (
     Kafka,
+    OnDrop,
     Registry,
     Settings,
     Source,
@@ -73,6 +74,7 @@ __all__ = [
     "Kafka",
     "Messages",
     "MissingColumn",
+    "OnDrop",
     "OnGap",
     "OnUpdate",
     "Outbox",

@@ -1,5 +1,6 @@
 """The shape of ``towpath.toml``: sections, keys, units and defaults."""
 
+import enum
 from pathlib import Path
 from typing import Literal, Self
 
@@ -14,12 +15,25 @@ from towpath.settings.syntax import ClientOption
 from towpath.settings.tables import Capture, TableEntry
 
 
+class OnDrop(enum.StrEnum):
+    """
+    What becomes of the rows of a captured table that was dropped or renamed.
+
+    ``keep`` leaves them in topic and sinks; ``truncate`` publishes that all rows of the
+    name are gone, as for a TRUNCATE.
+    """
+
+    KEEP = "keep"
+    TRUNCATE = "truncate"
+
+
 class Source(Section):
     """
     ``[[source]]``: the database whose log is followed. One is allowed today.
 
     ``tables`` are captured, by name or by expressions on ``schema.table``; what
-    ``exclude_tables`` matches is not taken by expressions.
+    ``exclude_tables`` matches is not taken by expressions. ``on_drop`` says what
+    becomes of the rows of a captured table that was dropped or renamed.
     """
 
     dsn: str
@@ -29,6 +43,7 @@ class Source(Section):
     outbox_publication: str = Field(default="towpath_outbox", pattern=IDENTIFIER)
     tables: tuple[TableEntry, ...] = ()
     exclude_tables: tuple[TableEntry, ...] = ()
+    on_drop: OnDrop = OnDrop.KEEP
 
 
 class Kafka(Section):

@@ -76,7 +76,13 @@ def _asked(part: str, ask: Callable[[], list[Row]]) -> list[Row]:
 
 
 def _source(settings: Settings, clock: Clock) -> list[Row]:
-    from towpath.relay.postgres import preflight, source_facts, views  # noqa: PLC0415 - keeps --help fast
+    from towpath.relay.postgres import (  # noqa: PLC0415 - keeps --help fast
+        preflight,
+        source_checks,
+        source_facts,
+        table_report,
+        views,
+    )
     from towpath.relay.postgres.connect import connect  # noqa: PLC0415
 
     dsn = settings.database.dsn
@@ -84,12 +90,17 @@ def _source(settings: Settings, clock: Clock) -> list[Row]:
         facts = source_facts.read_facts(connection, settings)
         ours = clock.now()
         of_views = views.findings(connection, settings.relay.outbox.view)
+        of_tables = table_report.report(connection, settings).findings()
+        problems = source_checks.source_problems(connection, settings)
     found = [
         *preflight.capture_findings(facts, settings),
         *preflight.running_findings(facts, settings),
         *preflight.replication_findings(dsn),
         *of_views,
+        *of_tables,
     ]
+    known = {finding.what for finding in found}
+    found += [problem for problem in problems if problem.what not in known]
     rows = [Row("source", *map(str, finding)) for finding in found]
     theirs = facts.server.now
     if theirs is not None and abs((theirs - ours).total_seconds()) > _CLOCK_BOUND_S:

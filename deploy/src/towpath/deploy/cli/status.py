@@ -110,6 +110,8 @@ def screen(told: Document) -> RenderableType:
         pieces += [part_table(told["parts"]), ""]
     if told["relay"] is not None:
         pieces += [_relay_line(told["relay"])]
+        notices = told["relay"].get("notices", [])
+        pieces += [Text(f"~ {sentence}", "yellow") for sentence in notices]
         pieces += [_snapshot_line(each) for each in told["snapshots"]]
         pieces += [""]
     if told["sinks"]:

@@ -4,6 +4,7 @@ Logical messages: by their prefix they are watermarks, heartbeats, events or mes
 =========================  =========================================================
 ``towpath.watermark``      told to the snapshot driver
 ``towpath.heartbeat``      our own beat came round: noted, and told to the beat's topic
+``towpath.table``          a captured table was dropped, renamed or made again
 ``outbox.message_prefix``  an event without a table
 any other                  ``<prefix>.message``, if the configuration wants them
 =========================  =========================================================
@@ -22,6 +23,12 @@ from towpath.relay.pipeline.core import Core
 from towpath.relay.pipeline.marking import Marking
 from towpath.relay.pipeline.snapshots import Snapshots
 from towpath.relay.routing.record import FIXED_BYTES, Record
+from towpath.relay.routing.table_event import (
+    TABLE_EVENT_PREFIX,
+    emptying_records,
+    parse_table_event,
+    table_notification,
+)
 from towpath.relay.snapshot.facts import WatermarkSeen
 from towpath.relay.snapshot.tokens import WATERMARK_PREFIX
 from towpath.relay.wal.sequencer import Spoken
@@ -68,8 +75,20 @@ class Listener:
         snapshots: Snapshots,
         marking: Marking,
         routes: MessageRoutes,
+        relay_name: str = "",
     ) -> None:
+        """
+        Prepare.
+
+        Args:
+            core: What the loop's parts share.
+            snapshots: Told of watermarks.
+            marking: Stores how far the relay is.
+            routes: What becomes of messages that are not our own.
+            relay_name: The slot's name: table events of other relays are left alone.
+        """
         self._core = core
+        self._relay_name = relay_name
         self._snapshots = snapshots
         self._marking = marking
         self._routes = routes
@@ -84,6 +103,8 @@ class Listener:
         if prefix == HEARTBEAT_PREFIX:
             self._beat(spoken, now_us)
             return ()
+        if prefix == TABLE_EVENT_PREFIX:
+            return self._take_table_event(spoken, now_us)
         events_prefix, events, messages = self._routes
         if prefix == events_prefix:
             return events.records(spoken, now_us)
@@ -94,6 +115,30 @@ class Listener:
         """Take a watermark, which READ rows may stand at from now on."""
         self._marking.saw(log_lsn)
         self._snapshots.tell(WatermarkSeen(token, log_lsn, sequence))
+
+    def _take_table_event(self, spoken: Spoken, now_us: int) -> Sequence[Record]:
+        """Publish what became of a captured table; empty its topic if that is asked."""
+        core, event = self._core, parse_table_event(spoken)
+        if event is None or spoken.transaction is None:
+            core.tally.skip("a table event that is not ours")
+            return ()
+        if event.relay != self._relay_name:
+            return ()
+        router = core.router
+        notice = table_notification(router.place.prefix, event, now_us // 1000)
+        core.outlet.tell(notice)
+        if not event.empties:
+            return ()
+        name = topics.table_topic(router.place.prefix, event.schema, event.table)
+        topic = core.outlet.facts(name)
+        return emptying_records(
+            event,
+            router,
+            spoken.transaction,
+            spoken.ordinal,
+            (topic.partition_count, topic.is_compacted),
+            now_us,
+        )
 
     def _beat(self, spoken: Spoken, now_us: int) -> None:
         try:

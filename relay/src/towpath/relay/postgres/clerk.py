@@ -10,7 +10,12 @@ from towpath.relay.postgres.frozen import FrozenViews
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.readable import Readable
 from towpath.relay.postgres.snapshot_store import SnapshotStore
-from towpath.relay.postgres.tables import WRONG_VALUE, TableRefusedError, spell
+from towpath.relay.postgres.tables import (
+    CATALOG_CHANGED,
+    WRONG_VALUE,
+    TableRefusedError,
+    spell,
+)
 from towpath.relay.snapshot.effects import (
     AnswerSignal,
     InspectTables,
@@ -30,6 +35,8 @@ from towpath.relay.snapshot.facts import (
 )
 from towpath.relay.snapshot.shape import Key, TableShape
 from towpath.relay.snapshot.visibility import XidSnapshot
+
+_OF_COLLECTION = (*WRONG_VALUE, CATALOG_CHANGED)
 
 _LOG = structlog.get_logger("towpath.relay")
 
@@ -104,8 +111,9 @@ class Clerk:
             except TableRefusedError as refusal:
                 refusals[collection] = str(refusal)
             except psycopg.Error as error:
-                # What a view does when it is looked at is its author's.
-                if not (error.sqlstate or "").startswith(WRONG_VALUE):
+                # What a view does when it is looked at is its author's; whoever drops
+                # a collection that is looked at fails that collection alone.
+                if not (error.sqlstate or "").startswith(_OF_COLLECTION):
                     raise
                 refusals[collection] = str(error.diag.message_primary)
         return TablesInspected(effect.signal_id, shapes, refusals, keys)

@@ -15,9 +15,16 @@ by hand and is captured again is filled again, with a sweep: changes were missed
 
 A table that cannot be captured is refused with the reason, told once, and looked at
 again each time. Dropped tables leave the publication by themselves.
+
+Before that, the captured names are compared with the tables that they had at the last
+look (``known_tables``), also of an earlier process. A name without a table gets what
+``on_drop`` says. A name that belongs to another table is filled with a sweep, since
+topic and sinks have the rows of the former one. A captured table that has another
+name by now is filled under that name.
 """
 
 import hashlib
+from collections.abc import Mapping
 from typing import Final
 
 import psycopg
@@ -27,12 +34,19 @@ from towpath.relay.captured import CapturedTables
 from towpath.relay.postgres.asking import ask
 from towpath.relay.postgres.capturing import refusal
 from towpath.relay.postgres.connect import Connection, quoted
+from towpath.relay.postgres.known_tables import (
+    Change,
+    KnownTable,
+    KnownTables,
+    changes,
+)
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.source_facts import (
     ListedTable,
     list_tables,
     read_facts,
 )
+from towpath.relay.postgres.table_report import unreadable
 from towpath.relay.tally import Tally
 from towpath.settings import Settings
 
@@ -53,7 +67,11 @@ class NewTables:
     """Keeps publication and captured tables in step; one per attempt."""
 
     def __init__(
-        self, settings: Settings, captured: CapturedTables, tally: Tally
+        self,
+        settings: Settings,
+        captured: CapturedTables,
+        tally: Tally,
+        known: KnownTables,
     ) -> None:
         self.interval_s = min(LOOK_INTERVAL_S, settings.relay.heartbeat_interval_s)
         self._settings = settings
@@ -61,7 +79,8 @@ class NewTables:
         self._tally = tally
         self._refused: dict[str, str] = {}
         self._writers: dict[str, frozenset[str]] = {}
-        self._names: dict[int, str] = {}
+        self._store = known
+        self._known: Mapping[str, KnownTable] = {}
         self._foreign: set[int] = set()
 
     def turn(self, connection: Connection) -> None:
@@ -75,9 +94,11 @@ class NewTables:
         listed = list_tables(connection, self._settings)
         capture = self._settings.capture
         taken = [each for each in listed if capture.takes(each.name)]
-        self._tell_changes(listed)
         published = [each.name for each in taken if each.is_published]
+        # Before a signal is left: the loop must find its table captured.
         self._captured.replace(capture.chosen(published))
+        self._follow_names(connection, listed, taken)
+        self._warn_of_foreign(listed)
         missing = [each for each in taken if not each.is_published]
         absent = set(capture.names).difference(each.name for each in listed)
         self._refused = {
@@ -147,17 +168,31 @@ class NewTables:
                 return False
             add = f"alter publication {publication} add table only {name}"
             connection.execute(add.encode())
-            if self._settings.relay.snapshot.fill_new_tables:
-                signal_id = _ask(connection, table)
+            unread = self._why_unread(connection, table)
+            known = self._known.get(table.name)
+            if self._fills:
+                # Whoever reads the topic has the rows that this name had before.
+                signal_id = _ask(connection, table, sweeps=known is not None)
+            if unread is not None and known is not None and known.oid != table.oid:
+                self._store.empty(connection, known, table)
+            self._store.store(connection, [table.oid])
             # Before the signal can come round: it must find the table captured.
             self._captured.replace((*self._captured.names, table.name))
-        self._names[table.oid] = table.name
-        _LOG.info(
-            "table captured",
-            table=table.name,
-            signal_id=signal_id,
-        )
+        _LOG.info("table captured", table=table.name, signal_id=signal_id)
+        if unread is not None:
+            _LOG.warning(
+                "table captured without its earlier rows",
+                table=table.name,
+                reason=unread,
+            )
         return True
+
+    def _why_unread(self, connection: Connection, table: ListedTable) -> str | None:
+        """Return why the rows that a table has are not read; None: they are."""
+        if not self._fills:
+            return "fill_new_tables is false in [relay.snapshot]"
+        publication = self._settings.database.publication
+        return unreadable(connection, [table.name], publication).get(table.name)
 
     def _refuse(self, name: str, reason: str) -> None:
         if self._refused.get(name) == reason:
@@ -166,37 +201,65 @@ class NewTables:
         self._tally.skip(REFUSED)
         _LOG.warning("a table is not captured", table=name, reason=reason)
 
-    def _tell_changes(self, listed: list[ListedTable]) -> None:
-        """Tell of captured tables that have another name, and of names that moved."""
-        now = {each.oid: each for each in listed}
-        by_name = {each.name: each.oid for each in listed}
-        for oid, name in list(self._names.items()):
-            other = by_name.get(name)
-            if oid not in now:
-                _LOG.warning("a captured table is gone", table=name, another=other)
-                del self._names[oid]
-            elif now[oid].name != name:
-                _LOG.warning(
-                    "a captured table was renamed",
-                    table=name,
-                    renamed=now[oid].name,
-                    is_captured=self._settings.capture.takes(now[oid].name),
-                    has_another=other is not None,
-                    remedy="its changes have the topic of its new name from now on; "
-                    "ask for a snapshot of it if that topic's readers need its rows",
-                )
-                del self._names[oid]
-        self._note(listed)
+    @property
+    def _fills(self) -> bool:
+        return self._settings.relay.snapshot.fill_new_tables
 
-    def _note(self, listed: list[ListedTable]) -> None:
-        """Remember who is captured, and tell once of who is sent and should not be."""
-        capture, apart = self._settings.capture, self._settings.capture.apart
+    def _follow_names(
+        self,
+        connection: Connection,
+        listed: list[ListedTable],
+        taken: list[ListedTable],
+    ) -> None:
+        """Compare captured names with the tables that they had; act on each change."""
+        store, takes = self._store, self._settings.capture.takes
+        known = self._known = store.read(connection)
+        former = {each.oid for each in known.values()}
+        added = [t for t in taken if t.is_published and t.name not in known]
+        renamed = [t for t in added if t.oid in former and self._fills]
+        for table in renamed:
+            self._fill(connection, table)
+        unread = [table.oid for table in added if table not in renamed]
+        store.store(connection, [*unread, *store.outdated(known.values(), listed)])
+        for each in known.values():
+            if not takes(each.name):
+                store.forget(connection, each)
+        followed = [each for each in known.values() if takes(each.name)]
+        on_drop = self._settings.database.on_drop
+        found = changes(followed, listed, store.lineage, on_drop)
+        for change in found:
+            self._act(connection, change)
+        now = store.read(connection) if found else known
+        self._tally.dropped_tables = [n for n, each in now.items() if each.is_gone]
+
+    def _act(self, connection: Connection, change: Change) -> None:
+        """Publish what became of a name, and fill it if another table has it."""
+        now = change.now
+        is_sent = now is not None and now.is_published
+        with connection.transaction():
+            self._store.publish(connection, change, is_filled=self._fills)
+            if now is None or not is_sent:
+                return
+            if self._fills:
+                signal_id = _ask(connection, now, sweeps=True)
+                _LOG.info("table filled again", table=now.name, signal_id=signal_id)
+            self._store.store(connection, [now.oid])
+
+    def _fill(self, connection: Connection, table: ListedTable) -> None:
+        """Ask for the rows of a captured table that has another name by now."""
+        with connection.transaction():
+            signal_id = _ask(connection, table)
+            self._store.store(connection, [table.oid])
+        _LOG.info("table filled by its new name", table=table.name, signal_id=signal_id)
+
+    def _warn_of_foreign(self, listed: list[ListedTable]) -> None:
+        """Log once each table that is sent and should not be."""
+        capture = self._settings.capture
         for each in listed:
-            if not each.is_published or each.name in apart:
+            is_ours = each.name in capture.apart or each.name.startswith("towpath.")
+            if not each.is_published or is_ours or capture.takes(each.name):
                 continue
-            if capture.takes(each.name):
-                self._names[each.oid] = each.name
-            elif each.oid not in self._foreign and not each.name.startswith("towpath."):
+            if each.oid not in self._foreign:
                 self._foreign.add(each.oid)
                 _LOG.warning(
                     "the publication sends a table that is not captured",
@@ -215,13 +278,17 @@ def fill_id(table: ListedTable, times: int = 1) -> str:
     return f"towpath-new-{digest}{suffix}"
 
 
-def _ask(connection: Connection, table: ListedTable) -> str:
-    """Ask for a table's rows, under an id that was not used; return it."""
+def _ask(connection: Connection, table: ListedTable, *, sweeps: bool = False) -> str:
+    """
+    Ask for a table's rows, under an id that was not used; return it.
+
+    A table that was filled before is swept in any case: changes were missed.
+    """
     times = 1
     while _is_used(connection, fill_id(table, times)):
         times += 1
     signal_id = fill_id(table, times)
-    ask(connection, signal_id, [table.name], {}, sweeps=times > 1)
+    ask(connection, signal_id, [table.name], {}, sweeps=sweeps or times > 1)
     return signal_id
 
 

@@ -119,6 +119,18 @@ create table if not exists towpath.heartbeat (
     beat_at timestamptz not null
 )
 
+-- name: create_captured_table
+create table if not exists towpath.captured (
+    relay text not null,
+    schema_name text not null,
+    table_name text not null,
+    table_oid bigint not null,
+    lineage int not null,
+    captured_at timestamptz not null default now(),
+    gone_at timestamptz,
+    primary key (relay, schema_name, table_name)
+)
+
 -- name: read_server_facts
 -- Version as a number, wal_level, the database's encoding; whether the server only
 -- replays, and whether this role may replicate; slots and senders, allowed and used;
@@ -208,6 +220,23 @@ where n.nspname || '.' || t.relname = any (%(names)s::text[])
 select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
 from pg_catalog.pg_publication
 where pubname = %(publication)s
+
+-- name: read_publication_age
+-- Whether a publication and all that it names were made in transactions that the slot
+-- has still to read of.
+select coalesce(
+    pg_catalog.age(p.xmin) < pg_catalog.age(s.catalog_xmin)
+        and not exists (
+            select from pg_catalog.pg_publication_rel r
+            where r.prpubid = p.oid
+                and pg_catalog.age(r.xmin) >= pg_catalog.age(s.catalog_xmin)
+        ),
+    false
+)
+from pg_catalog.pg_publication p
+left join pg_catalog.pg_replication_slots s
+    on s.slot_name = %(slot)s and s.database = pg_catalog.current_database()
+where p.pubname = %(publication)s
 
 -- name: read_publication_tables
 -- What a publication names itself: tables, with the columns of their lists and their
@@ -888,6 +917,80 @@ where l.locktype = 'relation' and l.granted
     and (l.relation = %(oid)s::oid or l.relation in (
         select relid from pg_catalog.pg_partition_tree(%(oid)s::oid)
     ))
+
+-- name: read_whether_captured_is_missing
+select pg_catalog.to_regclass('towpath.captured') is null
+
+-- name: read_known_tables
+-- Schema, table, oid, lineage, and whether the name has no table of its own any more.
+select schema_name, table_name, table_oid, lineage, gone_at is not null
+from towpath.captured
+where relay = %(relay)s
+order by schema_name, table_name
+
+-- name: read_dropped_tables
+select schema_name || '.' || table_name
+from towpath.captured
+where relay = %(relay)s and gone_at is not null
+order by 1
+
+-- name: read_unclear_tables
+-- Of captured tables those that are not plainly readable by snapshots: ordinary, sent
+-- whole, with a primary key in the server's own order, and no rights in between.
+select n.nspname || '.' || c.relname
+from pg_catalog.pg_class c
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where n.nspname || '.' || c.relname = any (%(names)s::text[])
+    and not (
+        c.relkind = 'r' and c.relpersistence = 'p' and not c.relispartition
+        and not c.relrowsecurity and c.relreplident in ('d', 'f')
+        and pg_catalog.has_table_privilege(c.oid, 'select')
+        and exists (
+            select from pg_catalog.pg_publication p
+            join pg_catalog.pg_publication_rel r on r.prpubid = p.oid
+            where p.pubname = %(publication)s and r.prrelid = c.oid
+                and r.prattrs is null
+        )
+        and exists (
+            select from pg_catalog.pg_index i
+            where i.indrelid = c.oid and i.indisprimary and i.indisvalid
+                and i.indimmediate and not exists (
+                    select from unnest(
+                        i.indkey::smallint[], i.indclass::oid[], i.indcollation::oid[]
+                    ) as k (attnum, opclass_oid, collation_oid)
+                    left join pg_catalog.pg_attribute a
+                        on a.attrelid = c.oid and a.attnum = k.attnum
+                    left join pg_catalog.pg_opclass o on o.oid = k.opclass_oid
+                    left join pg_catalog.pg_collation l on l.oid = k.collation_oid
+                    where a.attgenerated <> '' or not l.collisdeterministic
+                        or o.opcnamespace <> 'pg_catalog'::regnamespace
+                )
+        )
+    )
+order by 1
+
+-- name: store_known_tables
+insert into towpath.captured (relay, schema_name, table_name, table_oid, lineage)
+select %(relay)s, n.nspname, c.relname, c.oid::bigint, %(lineage)s
+from pg_catalog.pg_class c
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where c.oid = any (%(oids)s::oid[])
+on conflict (relay, schema_name, table_name) do update
+set table_oid = excluded.table_oid, lineage = excluded.lineage, gone_at = null,
+    captured_at = now()
+
+-- name: mark_table_gone
+update towpath.captured set gone_at = coalesce(gone_at, now())
+where relay = %(relay)s and schema_name = %(schema_name)s
+    and table_name = %(table_name)s
+
+-- name: forget_known_table
+delete from towpath.captured
+where relay = %(relay)s and schema_name = %(schema_name)s
+    and table_name = %(table_name)s
+
+-- name: write_table_event
+select pg_catalog.pg_logical_emit_message(true, %(prefix)s::text, %(content)s::text)
 
 -- name: read_old_transactions
 -- What making a slot waits for: transactions that are running or prepared, the oldest

@@ -17,6 +17,7 @@ OWN_TABLES: Final[Mapping[str, str]] = {
     "towpath.signal": "create_signal_table",
     "towpath.snapshot": "create_snapshot_table",
     "towpath.heartbeat": "create_heartbeat_table",
+    "towpath.captured": "create_captured_table",
 }
 
 

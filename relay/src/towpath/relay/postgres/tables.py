@@ -38,6 +38,9 @@ _PERMANENT: Final = "p"
 _KEYS_PER_QUERY: Final = 500
 # Data exceptions, a domain's constraints, a type that is no more.
 WRONG_VALUE: Final = ("22", "23", "42")
+# What the server answers about an object that was dropped while the query ran.
+CATALOG_CHANGED: Final = "XX000"
+_ALTERED: Final = "it was dropped or altered while it was described: send a new signal"
 
 
 class TableRefusedError(DataError):
@@ -84,8 +87,21 @@ def describe(
         order_by: The columns of a chosen key by which it is to be read.
 
     Raises:
-        TableRefusedError: There is none, or it cannot be read.
+        TableRefusedError: There is none, it cannot be read, or it changed meanwhile.
     """
+    try:
+        return _describe(connection, collection, publication, order_by)
+    except psycopg.errors.InternalError_ as error:
+        raise TableRefusedError(_ALTERED) from error
+
+
+def _describe(
+    connection: Connection,
+    collection: str,
+    publication: str,
+    order_by: Sequence[str],
+) -> TableShape:
+    """Ask the catalog; each question may find another state than the one before."""
     execute = connection.execute
     table = _find(connection, collection, publication)
     oid = {"oid": table.oid, "publication": publication}
@@ -93,6 +109,8 @@ def describe(
     places = {column.name: place for place, column in enumerate(columns)}
     indexes = [UniqueIndex(*row) for row in execute(query("describe_indexes"), oid)]
     identities = [Identity(*row) for row in execute(query("describe_identities"), oid)]
+    if not identities:
+        raise TableRefusedError(_ALTERED)
     key = _key_columns(connection, identity_key(indexes, identities), places)
     order: list[_KeyColumn] = []
     if order_by:
@@ -183,6 +201,8 @@ def _key_columns(
         raise TableRefusedError(index)
     told = connection.execute(query("describe_key"), {"index": index.oid})
     columns = [_KeyColumn(*row) for row in told]
+    if len(columns) != len(index.columns):
+        raise TableRefusedError(_ALTERED)
     for column in columns:
         name = column.name
         _refuse(

@@ -42,7 +42,9 @@ from towpath.settings.rows import Binaries, RecordFormat
 COLLECTION: Final = "message"
 LEFT_OUT: Final = "the configuration leaves out a logical message's prefix"
 
-OURS: Final = frozenset({"towpath.watermark", "towpath.heartbeat", "towpath.verify"})
+OURS: Final = frozenset(
+    {"towpath.watermark", "towpath.heartbeat", "towpath.verify", "towpath.table"}
+)
 
 KEY: Final = Schema(
     "struct",

@@ -72,8 +72,8 @@ class Scan:
         self._invisible = desk.invisible
         self._requests = desk.requests
         self._tokens = desk.tokens
-        self._marker = 0
-        self._mark_lsn = 0
+        self._failure: str | None = None
+        self._marker = self._mark_lsn = 0
         self._plan: Plan | None = None
         self._request_id: int | None = None
         self._start_token = ""
@@ -181,7 +181,7 @@ class Scan:
         self._plan = plan
         stored, key_columns = self._stored, plan.shape.key_columns
         if stored.key_columns not in {(), key_columns}:
-            return self.end("failed", _OTHER_KEY + ", ".join(key_columns))
+            return self._fail(_OTHER_KEY + ", ".join(key_columns))
         # A resumed scan keeps its maximum key: rows above it came by the stream.
         maximum_key = stored.maximum_key or plan.maximum_key
         if self._must_load:
@@ -221,12 +221,23 @@ class Scan:
         if failure.has_thawed:
             return self.thaw(failure.reason)
         if not failure.may_recover:
-            return self.end("failed", failure.reason)
+            return self._fail(failure.reason)
         self._pace.failed(has_timed_out=failure.has_timed_out)
         if self._pace.is_hopeless:
-            return self.end("failed", _TOO_SLOW + failure.reason)
+            return self._fail(_TOO_SLOW + failure.reason)
         self._stored = self._stored._replace(error=failure.reason)
         return self._save()
+
+    def _fail(self, reason: str) -> list[Effect]:
+        """Read no more; fail once the broker has acknowledged what was emitted."""
+        effects = self._readers.rewind()
+        self._request_id, self._failure, self.stage = None, reason, Stage.FAILING
+        return [*effects, *self._end_failed()]
+
+    def _end_failed(self) -> list[Effect]:
+        """Fail with the true counts: rows on their way to the broker are counted."""
+        effects, is_over = self._settle(), not self._readers.in_flight
+        return effects + (self.end("failed", self._failure) if is_over else [])
 
     def thaw(self, reason: str | None) -> list[Effect]:
         """Go on without the one view, from what Kafka has acknowledged."""
@@ -240,8 +251,10 @@ class Scan:
     # What is possible by now ---------------------------------------------------
 
     def _advance(self, room: int) -> list[Effect]:
-        if self.stage in {Stage.COMPLETING, Stage.ENDED}:
-            return self._complete()
+        if self.stage in {Stage.COMPLETING, Stage.ENDED, Stage.FAILING}:
+            return (
+                self._end_failed() if self.stage is Stage.FAILING else self._complete()
+            )
         effects: list[Effect] = []
         if self.notes.has_overflowed and self.stage is not Stage.MARKING:
             effects += self._record_anew()

@@ -12,6 +12,7 @@ class Stage(enum.Enum):
     PLANNING = "planning"
     READING = "reading"
     COMPLETING = "completing"
+    FAILING = "failing"
     ENDED = "ended"
 
 

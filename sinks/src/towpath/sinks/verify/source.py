@@ -41,6 +41,7 @@ _ESTIMATE: Final[LiteralString] = """
     select sum(greatest(reltuples, 0))::bigint
     from pg_partition_tree(%s::regclass) join pg_class on oid = relid where isleaf
 """
+_ONE_VIEW: Final[LiteralString] = "set transaction isolation level repeatable read"
 
 
 class Source:
@@ -83,7 +84,9 @@ class Source:
             SourceUnavailableError: It is not there or cannot be read.
         """
         full = sql.Identifier(schema, name).as_string()
-        with translated():
+        # In one view of the catalog, so that columns and key belong together.
+        with translated(), self._connection.transaction():
+            self._connection.execute(_ONE_VIEW)
             return SourceTable(
                 schema,
                 name,

@@ -1,0 +1,154 @@
+"""
+What the source's owner can change under a running relay, looked at while it runs.
+
+Every few seconds, and at the start: publications, the signal tables in them, the
+columns of the outbox, and whether the slot is older than a publication. A problem is
+logged once when it appears, and once when it is solved; it is a metric, and a line of
+``status`` and ``doctor``. An outbox without a column that events need stops the start:
+the relay would halt at the first event.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import structlog
+
+from towpath.relay.errors import NotPreparedError
+from towpath.relay.finding import Finding, Level, error, warning
+from towpath.relay.postgres.connect import Connection, translated
+from towpath.relay.postgres.queries import query
+from towpath.relay.routing.outbox_event import EventWriter
+from towpath.relay.tally import Tally
+from towpath.relay.wal.relation import Column, Relation
+from towpath.settings import Settings
+
+_LOG = structlog.get_logger("towpath.relay.guardian")
+
+INTERVAL_S: Final = 5.0
+_SIGNAL_TABLE: Final = "towpath.signal"
+_INIT: Final = "run towpath relay init"
+
+
+def source_problems(connection: Connection, settings: Settings) -> list[Finding]:
+    """
+    Return what is wrong with publications and outbox by now.
+
+    Raises:
+        SourceUnavailableError: The connection is gone.
+    """
+    with translated("checking publications and outbox"):
+        return [
+            *_publication_problems(connection, settings),
+            *_outbox_problems(connection, settings),
+        ]
+
+
+def require_outbox(connection: Connection, settings: Settings) -> None:
+    """
+    Make sure that the outbox has every column that events need.
+
+    Raises:
+        NotPreparedError: It lacks one.
+        SourceUnavailableError: The connection is gone.
+    """
+    with translated("checking the outbox"):
+        problems = [*_outbox_problems(connection, settings)]
+    if problems:
+        raise NotPreparedError("\n".join(map(str, problems)))
+
+
+class SourceChecks:
+    """The guardian's chore."""
+
+    def __init__(self, settings: Settings, tally: Tally) -> None:
+        self.interval_s = min(INTERVAL_S, settings.relay.heartbeat_interval_s)
+        self._settings = settings
+        self._tally = tally
+
+    def turn(self, connection: Connection) -> None:
+        """
+        Look once.
+
+        Raises:
+            SourceUnavailableError: The connection is gone.
+        """
+        found = {
+            each.what: each for each in source_problems(connection, self._settings)
+        }
+        known = self._tally.source_problems
+        for what, finding in found.items():
+            if what not in known:
+                is_error = finding.level is Level.ERROR
+                log = _LOG.error if is_error else _LOG.warning
+                log("source problem", what=what, why=finding.why, remedy=finding.cure)
+        for what in known:
+            if what not in found:
+                _LOG.info("source problem solved", what=what)
+        self._tally.source_problems = tuple(found)
+
+
+def _publication_problems(
+    connection: Connection, settings: Settings
+) -> Iterator[Finding]:
+    source, outbox = settings.database, settings.relay.outbox.table
+    signals = tuple(filter(None, (_SIGNAL_TABLE, settings.relay.snapshot.signal_table)))
+    unseen = "signals that are inserted there are not seen"
+    unsent = "events that are inserted there are not published"
+    wanted = (
+        (source.publication, signals, unseen),
+        (source.outbox_publication, (outbox,), unsent),
+    )
+    for publication, tables, why in wanted:
+        parameters = {"publication": publication, "slot": source.slot}
+        row = connection.execute(query("read_publication_age"), parameters).fetchone()
+        if row is None:
+            yield error(
+                f"publication {publication} is missing", "nothing is sent", _INIT
+            )
+            continue
+        if row[0]:
+            yield warning(
+                f"slot {source.slot} is older than publication {publication}",
+                "the relay halts at the first change in log from before the publication"
+                " was made",
+                "see PublicationYoungerError in the runbook",
+            )
+        names = {"publication": publication, "names": list(tables)}
+        rows = connection.execute(query("list_tables"), names).fetchall()
+        sent = {name for name, _, is_sent in rows if is_sent}
+        for table in tables:
+            if table not in sent:
+                yield error(
+                    f"publication {publication} does not name {table}", why, _INIT
+                )
+
+
+def _outbox_problems(connection: Connection, settings: Settings) -> Iterator[Finding]:
+    """Make the writer of events for the table of now, as the stream does."""
+    name = settings.relay.outbox.table
+    row = connection.execute(query("read_table_oid"), {"name": name}).fetchone()
+    if row is None:
+        yield error(f"table {name} is missing", "there are no events", _INIT)
+        return
+    asked = {"oid": row[0], "publication": settings.database.outbox_publication}
+    columns = tuple(
+        Column(*column)
+        for column in connection.execute(query("describe_columns"), asked)
+    )
+    if not columns:
+        # It is in no publication, which is said apart.
+        return
+    schema, table = name.split(".", 1)
+    relation = Relation(row[0], schema, table, columns, (), "d")
+    try:
+        EventWriter(relation, settings.relay.outbox, frozenset(), _ignore)
+    except NotPreparedError as problem:
+        yield error(
+            f"outbox: {problem}",
+            "the relay halts at the next event",
+            "add the columns, or name others in [relay.outbox.columns]",
+        )
+
+
+def _ignore(_reason: str) -> None:
+    pass

@@ -1,0 +1,128 @@
+"""
+What became of a captured table, from the log to notifications and the table's topic.
+
+The guardian writes a logical message when a captured table was dropped, renamed or made
+again. It stands in the log behind every change of that table. The relay publishes a
+notification (``aggregate_type`` ``Table``) and, if the message says so, records that
+empty the topic: Debezium's ``t`` in each partition, with the header ``sweep`` at its
+own position and the header ``dropped`` with the table's oid.
+
+Formats other than JSON have no schema for a table that is gone: there the record has no
+value, and its headers tell all. A compacted topic takes no record without a key, and
+would forget one without a value: there it has both.
+"""
+
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from towpath.relay.routing.codec import Facts, Names
+from towpath.relay.routing.json_codec import json_maker
+from towpath.relay.routing.notification import notification
+from towpath.relay.routing.record import FIXED_BYTES, Record
+from towpath.relay.routing.router import Router
+from towpath.relay.wal.sequencer import Spoken, Transaction
+from towpath.schemas import headers, topics
+from towpath.schemas.envelope import STREAMED
+from towpath.settings.rows import RecordFormat
+
+TABLE_EVENT_PREFIX: Final = "towpath.table"
+
+
+class TableEvent(NamedTuple):
+    """One event, as the log holds it; ``empties`` asks for an empty topic."""
+
+    relay: str
+    event: str
+    schema: str
+    table: str
+    oid: int
+    renamed_to: str | None
+    on_drop: str
+    empties: bool
+
+
+def parse_table_event(spoken: Spoken) -> TableEvent | None:
+    """Return the event of a message; None if another program wrote it."""
+    try:
+        told: dict[str, Any] = orjson.loads(spoken.content)
+        event = TableEvent(**{name: told[name] for name in TableEvent._fields})
+    except (ValueError, KeyError, TypeError):
+        return None
+    return event
+
+
+def table_notification(prefix: str, event: TableEvent, now_ms: int) -> Record:
+    """Return the notification of an event."""
+    more = {
+        "oid": str(event.oid),
+        "on_drop": event.on_drop,
+        "rows": "removed" if event.empties else "kept",
+    }
+    if event.renamed_to is not None:
+        more["renamed_to"] = event.renamed_to
+    name = f"{event.schema}.{event.table}"
+    return notification(prefix, name, event.event, more, now_ms, "Table")
+
+
+def emptying_records(
+    event: TableEvent,
+    router: Router,
+    transaction: Transaction,
+    ordinal: int,
+    topic: tuple[int, bool],
+    now_us: int,
+) -> list[Record]:
+    """
+    Return the records that say that all rows of a topic are gone, one per partition.
+
+    Args:
+        event: Names the table.
+        router: Knows prefix, database and the format of records.
+        transaction: The transaction that the event stands in.
+        ordinal: Its place there.
+        topic: How many partitions the topic has, and whether it is compacted.
+        now_us: When the relay read it.
+    """
+    partitions, is_compacted = topic
+    place, relay = router.place, router.relay
+    name = topics.table_topic(place.prefix, event.schema, event.table)
+    position = transaction.place + b"%010d" % ordinal
+    value = None
+    if is_compacted or relay.rows.format is RecordFormat.JSON:
+        names = Names(*place, event.schema, event.table, name)
+        value = json_maker(relay)(names, (), ()).value(
+            None, None, _facts(transaction, now_us), is_full=False
+        )
+    return [
+        Record(
+            topic=name,
+            key=orjson.dumps({"sweep": partition}) if is_compacted else None,
+            value=value,
+            headers=[
+                (headers.POSITION, position),
+                (headers.SWEEP, position),
+                (headers.SWEEP_PARTITIONS, b"%d" % partitions),
+                (headers.DROPPED, b"%d" % event.oid),
+            ],
+            position=position,
+            timestamp_ms=transaction.committed_us // 1000,
+            size=FIXED_BYTES + len(value or b""),
+            partition=partition,
+        )
+        for partition in range(partitions)
+    ]
+
+
+def _facts(transaction: Transaction, now_us: int) -> Facts:
+    return Facts(
+        b"t",
+        transaction.committed_us,
+        now_us,
+        STREAMED.encode(),
+        transaction.xid,
+        transaction.commit_lsn,
+        transaction.commit_lsn,
+        transaction.origin,
+        None,
+    )

@@ -1,0 +1,123 @@
+"""
+A table or view that is dropped or altered between two questions to the catalog.
+
+Each describing function asks several questions. Another session changes the table
+before each of them in turn: the answer is a shape or the function's own refusal, and
+other collections of the same signal are described all the same.
+"""
+
+import psycopg
+import pytest
+
+from towpath.relay.postgres.clerk import Clerk
+from towpath.relay.postgres.frozen import FrozenViews
+from towpath.relay.postgres.readable import Readable
+from towpath.relay.snapshot.effects import InspectTables
+from towpath.schemas.failure import TowpathError
+from towpath.settings.outbox import AggregateView
+from towpath.sinks.verify.source import Source
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+TABLES = """
+    drop table if exists s.a, s.b cascade;
+    create table s.a (id int primary key, v s.mood);
+    create table s.b (id int primary key);
+    create view s.state as
+        select id::text as aggregate_id, 'T'::text as type, '{}'::json as payload
+        from s.a;
+    drop publication if exists described;
+    create publication described for table s.a, s.b;
+"""
+CHANGES = (
+    "drop table s.a cascade",
+    "alter table s.a drop constraint a_pkey cascade",
+    "alter table s.a drop column id cascade",
+    "alter table s.a rename to renamed; drop table s.renamed cascade",
+    "alter table s.a drop constraint a_pkey cascade, add column k serial primary key",
+    "drop view s.state",
+)
+
+
+class Racing:
+    """A real connection, before whose n-th statement another session acts."""
+
+    def __init__(self, connection: psycopg.Connection, other, at: int, change: str):
+        self._connection = connection
+        self._other = other
+        self._at = at
+        self._change = change
+        self.count = 0
+
+    def __getattr__(self, name: str):
+        return getattr(self._connection, name)
+
+    def execute(self, *words):
+        """Run a statement, the n-th after the change."""
+        if self.count == self._at:
+            self._other.execute(self._change)
+        self.count += 1
+        return self._connection.execute(*words)
+
+
+@pytest.fixture
+def sessions(database: str):
+    """Lend a session that describes, and one that changes."""
+    with (
+        psycopg.connect(database, autocommit=True) as other,
+        psycopg.connect(database, autocommit=True) as describing,
+    ):
+        other.execute("create schema s; create type s.mood as enum ('fine')")
+        other.execute("set lock_timeout = '2s'")
+        describing.execute("set search_path = pg_catalog")
+        yield describing, other
+
+
+def racing(sessions, change: str):
+    """Yield a connection for each place where the change can happen, until none is."""
+    describing, other = sessions
+    at = 0
+    while True:
+        other.execute(TABLES)
+        lent = Racing(describing, other, at, change)
+        yield lent
+        if lent.count <= at:
+            return
+        at += 1
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_signal_describes_the_other_tables(sessions, change):
+    """The changed table is refused with a reason, or described; the other always is."""
+    view = AggregateView(aggregate_type="a", view="s.state")
+    readable = Readable("described", {view.collection: view})
+    clerk = Clerk(readable, FrozenViews(lambda: sessions[0]), list)
+    collections = ("s.a", view.collection, "s.b")
+    places = 0
+    for connection in racing(sessions, change):
+        told = clerk.perform(connection, InspectTables("signal", collections))
+        places += 1
+
+        assert {"s.b"} <= set(told.shapes)
+        assert set(collections) == {*told.shapes, *told.refusals}
+        assert all(told.refusals.values())
+        assert all(len(each.key_columns) == 1 for each in told.shapes.values())
+
+    assert places > len(collections)
+
+
+@pytest.mark.parametrize("change", CHANGES[:-1])
+def test_the_verifier_says_that_the_table_is_gone(sessions, change, database):
+    """Looking a table up gives it with its key, or one of the project's errors."""
+    with Source(database) as source:
+        inner = source._connection  # where the questions go
+        sessions = (inner, sessions[1])
+        for connection in racing(sessions, change):
+            source._connection = connection
+            try:
+                table = source.table("s", "a")
+            except TowpathError:
+                continue
+            finally:
+                source._connection = inner
+            assert len(table.key_places) == len(table.key)

@@ -1,0 +1,98 @@
+"""What the source's owner changes under a running relay is reported at once."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.rig import Rig
+from towpath.deploy.cli.app import run
+from towpath.relay.__main__ import status
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+
+@pytest.fixture
+def rig(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Rig]:
+    """Lend a relay that follows one table, a keyless one among its neighbours."""
+    stack.up("postgres", "kafka")
+    made = Rig(database, stack.kafka, unique, tmp_path)
+    made.execute("create table public.note (id int primary key)")
+    made.configure("heartbeat_interval_s = 0.3", tables=[r"public\..*"])
+    made.init()
+    made.start()
+    made.confirm()
+    yield made
+    made.close()
+
+
+def problems(rig: Rig, capsys) -> str:
+    """Return the problems that ``relay status`` prints, as one text."""
+    capsys.readouterr()
+    status(rig.config, as_json=True)
+    return " ".join(json.loads(capsys.readouterr().out)["source_problems"])
+
+
+def logged(rig: Rig, event: str, word: str) -> bool:
+    """Tell whether a record of this kind names something."""
+    return any(word in each["what"] for each in rig.logged(event))
+
+
+def test_a_change_of_publications_or_outbox_is_reported(rig: Rig, capsys):
+    """
+    Signal table, outbox column, age of the slot: each at the next look, with its cure.
+
+    The relay goes on with what it still can; a start without an outbox column that
+    events need halts, and names it. Status and doctor show the same.
+    """
+    signal = "alter publication towpath {} table towpath.signal"
+    rig.execute(signal.format("drop"))
+    rig.wait_for(lambda: logged(rig, "source problem", "towpath.signal"))
+    unsent = problems(rig, capsys)
+    rig.execute(signal.format("add"))
+    rig.wait_for(lambda: logged(rig, "source problem solved", "towpath.signal"))
+    rig.execute("alter table towpath.outbox rename column payload to body")
+    rig.wait_for(lambda: logged(rig, "source problem", "payload"))
+    rig.stop()
+    rig.start()
+    code = rig.ended()
+    (halted,) = rig.logged("halted")
+    rig.execute("alter table towpath.outbox rename column body to payload")
+    definition = "for table public.note, towpath.signal"
+    rig.execute("drop publication towpath")
+    rig.execute(f"create publication towpath {definition}")
+    older = problems(rig, capsys)
+    rig.start()
+    rig.wait_for(lambda: logged(rig, "source problem", "older than publication"))
+
+    assert "does not name towpath.signal" in unsent
+    assert "run towpath relay init" in unsent
+    assert (2, True) == (code, "lacks the columns payload" in halted["reason"])
+    assert "is older than publication towpath" in older
+
+
+def test_tables_without_snapshot_are_listed_with_the_reason(rig: Rig, capsys):
+    """A keyless table that begins to match is captured; its earlier rows are named."""
+    rig.execute("create table public.keyless (v int)")
+    rig.execute("insert into public.keyless values (1)")
+    rig.execute("alter table public.keyless replica identity full")
+    rig.wait_for(lambda: bool(rig.logged("table captured without its earlier rows")))
+    (warned,) = rig.logged("table captured without its earlier rows")
+    capsys.readouterr()
+    status(rig.config, as_json=True)
+    of_relay = json.loads(capsys.readouterr().out)["tables_without_snapshot"]
+    run(["doctor", "--json", "--config", str(rig.config)])
+    found = [
+        each["what"]
+        for each in json.loads(capsys.readouterr().out)
+        if "snapshots cannot read it" in each["what"]
+    ]
+    run(["status", "--config", str(rig.config)])
+    shown = " ".join(capsys.readouterr().out.split())
+
+    assert ("public.keyless", "warning") == (warned["table"], warned["level"])
+    assert ["public.keyless"] == list(of_relay)
+    assert "no primary key" in of_relay["public.keyless"]
+    assert 1 == len(found)
+    assert "public.keyless: snapshots cannot read it" in shown

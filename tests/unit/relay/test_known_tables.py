@@ -1,0 +1,49 @@
+"""What became of captured names, from stored rows and the catalog alone."""
+
+import pytest
+
+from towpath.relay.postgres.known_tables import Event, KnownTable, changes
+from towpath.relay.postgres.source_facts import ListedTable
+
+LINEAGE = 3
+
+
+def known(oid: int, *, lineage: int = LINEAGE, is_gone: bool = False) -> KnownTable:
+    """Make the stored row of ``s.a``."""
+    return KnownTable("s", "a", oid, lineage, is_gone)
+
+
+@pytest.mark.parametrize(
+    ("stored", "listed", "expected"),
+    [
+        pytest.param(known(1), [("s.a", 1, True)], None, id="same table"),
+        pytest.param(known(1), [], Event.DROPPED, id="dropped"),
+        pytest.param(known(1), [("s.b", 1, True)], Event.RENAMED, id="renamed"),
+        pytest.param(known(1), [("s.a", 2, False)], Event.RECREATED, id="made again"),
+        pytest.param(
+            known(1),
+            [("s.a", 2, True), ("s.b", 1, True)],
+            Event.RECREATED,
+            id="swapped",
+        ),
+        pytest.param(known(1, is_gone=True), [], None, id="reported before"),
+        pytest.param(
+            known(1, is_gone=True),
+            [("s.a", 1, True)],
+            Event.RECREATED,
+            id="renamed back",
+        ),
+        pytest.param(
+            known(1, is_gone=True), [("s.a", 2, False)], None, id="not captured yet"
+        ),
+        pytest.param(
+            known(1, lineage=2), [("s.a", 2, True)], None, id="a gap's plan reads it"
+        ),
+        pytest.param(known(1, lineage=2), [], Event.DROPPED, id="dropped in a gap"),
+    ],
+)
+def test_a_name_is_compared_with_the_table_that_it_had(stored, listed, expected):
+    """Each way in which a name can lose its table gives its own event."""
+    found = changes([stored], [ListedTable(*each) for each in listed], LINEAGE)
+
+    assert ([] if expected is None else [expected]) == [each.event for each in found]

@@ -1,0 +1,90 @@
+"""Events of captured tables: parsed, published, and as records that empty a topic."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from towpath.relay.routing.table import Place
+from towpath.relay.routing.table_event import (
+    TableEvent,
+    emptying_records,
+    parse_table_event,
+    table_notification,
+)
+from towpath.relay.wal.sequencer import Spoken, Transaction
+from towpath.settings.relay import Relay
+from towpath.settings.rows import RecordFormat, Rows
+
+TRANSACTION = Transaction(7, 160, 160, 1_700_000_000_000_000, b"%016x." % 160)
+EVENT = TableEvent("one", "DROPPED", "s", "a.b", 42, None, "truncate", empties=True)
+
+
+def spoken(content: bytes) -> Spoken:
+    """Make the logical message."""
+    return Spoken("towpath.table", content, 160, 3, TRANSACTION, 150)
+
+
+def router(record_format: RecordFormat):
+    """Make what the records need of a router: names and format."""
+    relay = Relay(rows=Rows(format=record_format))
+    return SimpleNamespace(place=Place("shop", "db"), relay=relay)
+
+
+def records(record_format: RecordFormat, *, is_compacted: bool):
+    """Return the records of the event for a topic of two partitions."""
+    topic = (2, is_compacted)
+    return emptying_records(EVENT, router(record_format), TRANSACTION, 3, topic, 1)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"relay": "one"}', b"\xff"])
+def test_a_message_of_another_program_is_no_event(content: bytes):
+    """What cannot be read is left, and stops nothing."""
+    assert parse_table_event(spoken(content)) is None
+
+
+def test_an_event_survives_the_log():
+    """The names stay apart: a table's name may hold a dot."""
+    content = json.dumps(EVENT._asdict()).encode()
+
+    assert EVENT == parse_table_event(spoken(content))
+
+
+def test_the_notification_says_what_became_of_the_rows():
+    """Its shape is Debezium's."""
+    told = json.loads(table_notification("shop", EVENT, 5).value)
+
+    assert ("s.a.b", "Table", "DROPPED", "truncate", "removed") == (
+        told["id"],
+        told["aggregate_type"],
+        told["type"],
+        told["additional_data"]["on_drop"],
+        told["additional_data"]["rows"],
+    )
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+@pytest.mark.parametrize("record_format", [RecordFormat.JSON, RecordFormat.AVRO])
+def test_each_partition_is_emptied_at_the_events_own_position(
+    record_format: RecordFormat, *, is_compacted: bool
+):
+    """
+    JSON is Debezium's truncate; Avro has no schema for it, so the headers tell all.
+
+    A compacted topic keeps the record: it has a key of its own, and a value.
+    """
+    made = records(record_format, is_compacted=is_compacted)
+    position = b"%016x.0000000003" % 160
+    has_value = is_compacted or record_format is RecordFormat.JSON
+
+    assert [0, 1] == [each.partition for each in made]
+    for each in made:
+        headers = dict(each.headers)
+        assert (position, position, position) == (
+            each.position,
+            headers["sweep"],
+            headers["position"],
+        )
+        assert (b"2", b"42") == (headers["sweep_partitions"], headers["dropped"])
+        assert (is_compacted, has_value) == (each.key is not None, bool(each.value))
+        assert not each.value or json.loads(each.value)["op"] == "t"

@@ -68,7 +68,7 @@ def test_a_change_of_publications_or_outbox_is_reported(rig: Rig, capsys):
 
     assert "does not name towpath.signal" in unsent
     assert "run towpath relay init" in unsent
-    assert (2, True) == (code, "lacks the columns payload" in halted["reason"])
+    assert (3, True) == (code, "lacks the columns payload" in halted["reason"])
     assert "is older than publication towpath" in older
 
 

@@ -165,8 +165,8 @@ def test_a_table_made_again_leaves_no_old_row(rig, verify):
     rig.wait_for(lambda: rig.one(REFILLED) == 2)
     after = verify()
 
-    assert (0, [], 101) == (code, found, route["keys"])
-    assert (0, [], 0) == (after[0], after[1], after[2]["keys"])
+    assert (0, [], 101) == (code, found, route["sink_rows"])
+    assert (0, [], 0) == (after[0], after[1], after[2]["sink_rows"])
 
 
 @on_each

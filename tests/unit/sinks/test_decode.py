@@ -219,6 +219,20 @@ def test_a_route_may_keep_what_was_truncated():
     assert ([], [], [], 1, []) == decode([record], Routes(Sink.model_validate(told)))
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_dropped_table_is_truncated_as_the_route_says(*, is_kept: bool):
+    """The relay empties a dropped table's topic; a route with on_truncate keep stays."""
+    on_truncate = {"on_truncate": "keep"} if is_kept else {}
+    route = {"topic": "towpath.shop.orders", "name": "orders", **on_truncate}
+    told = {"name": "cache", "kind": "cache", "url": "redis://unused", "route": [route]}
+    floor = "000000000000abc8.0000000001"
+    record = row_change({"op": "t"}, key=None, sweep=floor, dropped="42")
+    decoded = decode([record], Routes(Sink.model_validate(told)))
+
+    assert ([] if is_kept else [floor]) == [each.position for each in decoded.floors]
+    assert [] == decoded.poison
+
+
 @pytest.mark.parametrize("key", [None, b'{"sweep": 1}'])
 def test_a_sweep_is_a_floor_below_its_own_position(key: bytes | None):
     """Its value says nothing to a sink; every partition must tell it."""

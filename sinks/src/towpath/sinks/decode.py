@@ -110,7 +110,9 @@ def _said(
     if route.kind is RouteKind.EVENT_LOG:
         return None if names.SNAPSHOT in record.headers else logged_event(record, route)
     if names.SWEEP in record.headers:
-        return _sweep(record, route.name)
+        # A dropped table counts as truncated: the route says whether its rows stay.
+        is_kept = names.DROPPED in record.headers and route.on_truncate == "keep"
+        return None if is_kept else _sweep(record, route.name)
     if route.kind is RouteKind.AGGREGATE:
         return aggregate_change(record, route)
     return _row_change(record, route, routing)

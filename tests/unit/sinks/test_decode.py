@@ -221,7 +221,7 @@ def test_a_route_may_keep_what_was_truncated():
 
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_a_dropped_table_is_truncated_as_the_route_says(*, is_kept: bool):
-    """The relay empties a dropped table's topic; a route with on_truncate keep stays."""
+    """The relay empties a dropped table's topic; on_truncate keep leaves the rows."""
     on_truncate = {"on_truncate": "keep"} if is_kept else {}
     route = {"topic": "towpath.shop.orders", "name": "orders", **on_truncate}
     told = {"name": "cache", "kind": "cache", "url": "redis://unused", "route": [route]}

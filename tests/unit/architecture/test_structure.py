@@ -90,6 +90,8 @@ def findings(name: str, source: str) -> list[str]:
     return found
 
 
+# It parses every module, which takes seconds on a busy machine.
+@pytest.mark.timeout(60)
 def test_every_module_keeps_its_budget_and_its_name():
     """
     No module is too long, undocumented or a drawer; no function is too long.

@@ -8,6 +8,7 @@ from towpath.deploy.cli import sink as command
 from towpath.deploy.cli.app import app
 from towpath.schemas.clock import SystemClock
 from towpath.sinks.progress import (
+    MetricsAddress,
     Progress,
     State,
     progress_path,
@@ -15,6 +16,7 @@ from towpath.sinks.progress import (
     write_progress,
 )
 
+NOWHERE = MetricsAddress("127.0.0.1", None)
 CONFIGURATION = """
     version = 1
     state_folder = "{folder}"
@@ -60,7 +62,7 @@ def listed(tmp_path, monkeypatch, capsys):
         now = SystemClock().now()
         path = progress_path(tmp_path, "cache")
         write_progress(path, Progress("cache", **progress), now)
-        say_alive(tmp_path, "cache", None, now - timedelta(seconds=alive_s_ago))
+        say_alive(tmp_path, "cache", NOWHERE, now - timedelta(seconds=alive_s_ago))
         code = app(["sink", "list", "--config", str(config)])
         return code, capsys.readouterr().out.splitlines()[-1]
 

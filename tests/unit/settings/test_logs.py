@@ -74,3 +74,33 @@ def test_a_failure_is_told_without_the_values_of_its_variables():
     told = talk().stderr
 
     assert (True, False) == ('"exc_value": "no"' in told, "hunter2" in told)
+
+
+UNWRITABLE = """
+import resource
+import structlog
+from towpath.settings.logs import configure_logs
+
+configure_logs()
+log = structlog.get_logger("towpath.part")
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+for number in range(1000):
+    log.warning("disk full", number=number)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
+log.warning("went on")
+"""
+
+
+def test_a_record_that_cannot_be_written_ends_nothing(tmp_path):
+    """
+    The process goes on; what was lost is counted once standard error is writable.
+    """
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        ended = subprocess.run(
+            [sys.executable, "-c", UNWRITABLE], stderr=file, check=False
+        )
+    lost, last = [json.loads(line) for line in path.read_text().splitlines()[-2:]]
+
+    assert (0, 1000, "went on") == (ended.returncode, lost["records"], last["event"])

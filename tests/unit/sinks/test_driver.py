@@ -244,3 +244,29 @@ def test_a_sink_that_fails_takes_any_block(place):
 
     assert [] == place.look(("a", {"trigger_ms": 9}))
     assert [] == place.checked
+
+
+def test_a_supervisor_that_ended_unasked_is_started_again(place):
+    """The sink says so until it runs; its folder is held all the while."""
+    place.look("a", "b")
+    Supervisor.made[0].has_ended = True
+    place.look()
+    progress = read_progress(progress_path(place.state, "a"), "a")
+
+    assert ["a", "b", "a"] == [one.sink.name for one in Supervisor.made]
+    assert ("failed", True) == (progress.state, "ended by itself" in progress.error)
+    assert hold(place.state, "a") is None
+
+
+def test_a_sink_whose_folder_cannot_be_made_is_tried_again(place):
+    """The others run meanwhile."""
+    in_the_way = place.state / "sinks" / "a"
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.touch()
+    with structlog.testing.capture_logs() as logs:
+        assert [("b", 1)] == place.look("a", "b")
+        assert [("b", 1)] == place.look()
+    in_the_way.unlink()
+
+    assert [("b", 1), ("a", 1)] == place.look()
+    assert 1 == [log["event"] for log in logs].count("sink not started: trying again")

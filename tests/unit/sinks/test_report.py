@@ -1,5 +1,6 @@
 """A sink's report: the progress file, over restarts, and what a driver makes of it."""
 
+import resource
 import shutil
 import urllib.error
 import urllib.request
@@ -380,9 +381,63 @@ def test_the_port_gives_the_page_and_nothing_else(monitor, tmp_path):
         urllib.request.urlopen(f"{address}/etc", timeout=2)  # noqa: S310 - our own
     refused.value.close()
     with pytest.raises(MetricsPortError):
-        MetricsPort("127.0.0.1", port, bytes)
+        MetricsPort("127.0.0.1", port, bytes, bytes)
 
     assert (404, 10.0) == (
         refused.value.code,
         values(body)['towpath_sink_budget_seconds{sink="cache"}'],
     )
+
+
+def write_limit(size):
+    """Have this process write no file beyond a size."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+
+
+@pytest.fixture
+def full_disk():
+    """Lend a disk that is full until told otherwise."""
+    yield write_limit
+    write_limit(resource.RLIM_INFINITY)
+
+
+def test_a_progress_that_cannot_be_written_is_given_by_the_port(
+    monitor, tmp_path, full_disk
+):
+    """
+    The sink has failed for a reader that asks; with space all that was counted is kept.
+    """
+    report = monitor.report(tmp_path, SINK)
+    monitor.start(SETTINGS, "sinks")
+    report.running()
+    monitor.look()
+    path = progress_path(tmp_path, "cache")
+    with capture_logs() as logs:
+        full_disk(0)
+        report.done(RESULT, {TOPIC: {"0": 9}}, 1)
+        monitor.look()
+        read = read_progress(path, "cache")
+        full_disk(resource.RLIM_INFINITY)
+        monitor.look()
+    stored = orjson.loads(path.read_bytes())
+
+    assert (State.FAILED, True, 9) == (
+        read.state,
+        read.error.startswith("disk full: "),
+        read.applied[TOPIC]["0"],
+    )
+    assert ("running", None, 9) == (
+        stored["state"],
+        stored["error"],
+        stored["records"],
+    )
+    assert [
+        "sink progress not written",
+        "sink state not written",
+        "sink progress written again",
+    ] == [
+        e["event"]
+        for e in logs
+        if e["event"].startswith("sink ") and "written" in e["event"]
+    ]

@@ -6,13 +6,17 @@ as fields. Payloads, credentials and keys are never fields. What libraries log, 
 or let escape comes as such a line too.
 """
 
+import io
+import json
 import logging
 import sys
 import threading
 from types import TracebackType
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, cast
 
 import structlog
+
+from towpath.schemas.clock import SystemClock
 
 # A frame's local variables may be payloads or credentials.
 _without_locals: Final = structlog.processors.ExceptionRenderer(
@@ -21,11 +25,55 @@ _without_locals: Final = structlog.processors.ExceptionRenderer(
 _CAPTURED: Final = "captured by the standard library's logging"
 
 
+class _Output(io.TextIOBase):
+    """
+    Standard error, which may not be writable: its disk is full, or its reader gone.
+
+    A record that cannot be written must not end the thread that logs it. The failures
+    are counted in a record of their own once writing is possible again.
+    """
+
+    def __init__(self) -> None:
+        self._line: list[str] = []
+        self._failures = 0
+
+    def write(self, text: str) -> int:
+        """Take a piece of a line; the caller holds the lock of this output."""
+        self._line.append(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write the line."""
+        line = "".join(self._line)
+        self._line.clear()
+        try:
+            if self._failures:
+                sys.stderr.write(f"{self._notice()}\n")
+            sys.stderr.write(line)
+            sys.stderr.flush()
+            self._failures = 0
+        except OSError:
+            self._failures += 1
+
+    def _notice(self) -> str:
+        told = {
+            "event": "log records lost: standard error could not be written",
+            "records": self._failures,
+            "level": "warning",
+            "at": SystemClock().now().isoformat(),
+            "logger": "towpath",
+        }
+        return json.dumps(told)
+
+
+_OUTPUT: Final = _Output()
+
+
 class _Printer(structlog.PrintLogger):
     """Prints lines, and knows by which name it was asked for."""
 
-    def __init__(self, file: TextIO, name: str) -> None:
-        super().__init__(file)
+    def __init__(self, name: str) -> None:
+        super().__init__(cast(TextIO, _OUTPUT))
         self.name = name
 
 
@@ -65,7 +113,7 @@ def configure_logs() -> None:
 
 
 def _printer(*names: object) -> _Printer:
-    return _Printer(sys.stderr, str(names[0]) if names else "towpath")
+    return _Printer(str(names[0]) if names else "towpath")
 
 
 def _name(

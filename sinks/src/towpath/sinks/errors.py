@@ -12,6 +12,7 @@ The sinks' branch of the failure tree.
     │   ├── BrokerUnavailableError     Kafka does not answer
     │   ├── ExecutorsFailedError       executors could not write a batch
     │   ├── ShapeUnknownError          the relay has not announced a table yet
+    │   ├── StateNotWrittenError       a file of the state folder cannot be written
     │   └── SinkNotRunningError        a sink does not get as far as was waited for
     ├── BusyError
     │   └── TargetBusyError            a sink's target asks for a pause
@@ -98,6 +99,12 @@ class PartitionsAddedError(UnavailableError):
     """A topic got more partitions while it was read; the next start cures it."""
 
     remedy = "Nothing: they are read from their start, and the rows are asked for."
+
+
+class StateNotWrittenError(UnavailableError):
+    """A file of the state folder cannot be written; nothing is lost by trying again."""
+
+    remedy = "Free disk space for state_folder and make it writable; it is tried again."
 
 
 class BatchRefusedError(DataError):

@@ -9,6 +9,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
+from towpath.sinks import disk
 from towpath.sinks.progress import sink_folder
 
 HELD_FILE: Final = ".held"
@@ -26,10 +27,16 @@ class Held:
 
 
 def hold(state_folder: Path, sink: str) -> Held | None:
-    """Take a sink's folder; ``None`` if another process, or another part, has it."""
+    """
+    Take a sink's folder; ``None`` if another process, or another part, has it.
+
+    Raises:
+        StateNotWrittenError: The folder or its lock cannot be made.
+    """
     folder = sink_folder(state_folder, sink)
-    folder.mkdir(parents=True, exist_ok=True)
-    file = FileIO(folder / HELD_FILE, "w")
+    with disk.writing(folder / HELD_FILE):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = FileIO(folder / HELD_FILE, "w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

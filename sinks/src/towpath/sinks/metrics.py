@@ -19,7 +19,7 @@ from towpath.schemas import telemetry
 from towpath.schemas.position import parse_position
 from towpath.sinks.budget import Alarm
 from towpath.sinks.lag import Lag
-from towpath.sinks.progress import Progress, State
+from towpath.sinks.progress import Progress, State, progress_page
 
 # From a cache's quick batch to a warehouse's slow one.
 _BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -104,6 +104,11 @@ class SinkMetrics:
     def page(self) -> bytes:
         """Return everything in Prometheus's text form."""
         return generate_latest(self._registry)
+
+    def progress(self, sink: str) -> bytes | None:
+        """Return a sink's progress as it stands; ``None`` if it is not watched."""
+        watched = self.sinks.get(sink)
+        return None if watched is None else progress_page(watched.progress())
 
     def _histogram(self, name: str, what: str) -> Histogram:
         labels = ("sink", "stage")

@@ -4,18 +4,27 @@ How far a sink has come, as a small file that anyone may read.
 ``<state>/sinks/<sink>/progress.json`` is replaced as a whole after each batch, so that
 a reader never sees half of it. ``applied`` names, per topic and partition, the next
 offset that the sink has not applied. Counters go on over restarts.
+
+A driver whose disk is full cannot replace the file. Its ``driver.json`` grows old then,
+and a reader asks the driver itself, at its metrics port.
 """
 
 import dataclasses
 import enum
+import http.client
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 import orjson
+
+from towpath.schemas.clock import SystemClock
+from towpath.sinks import disk
 
 Offsets: TypeAlias = Mapping[str, Mapping[str, int]]
 
@@ -29,6 +38,11 @@ _ALIVE_FILE: Final = "driver.json"
 # A driver says every two seconds that it lives; a broker that does not answer holds it
 # up for ten.
 ALIVE_WITHIN_S: Final = 30.0
+# After three times without a word a reader asks the driver itself.
+_ASKED_AFTER_S: Final = 6.0
+_ANSWER_WITHIN_S: Final = 2.0
+# Where a driver gives the progress of a sink.
+PROGRESS_PAGE: Final = "/sinks/"
 
 
 class State(enum.StrEnum):
@@ -108,28 +122,81 @@ def read_progress(path: Path, sink: str) -> Progress:
 
     What another version wrote beside it is left out, what it did not write is nothing.
     """
+    asked = _ask_driver(path.parent, sink)
+    if asked is not None:
+        return asked
     try:
         document = orjson.loads(path.read_bytes())
     except (FileNotFoundError, orjson.JSONDecodeError):
         return Progress(sink=sink)
+    return _progress_of(document)
+
+
+def _progress_of(document: Mapping[str, Any]) -> Progress:
     known = {name: document[name] for name in _FIELDS & document.keys()}
     known["state"] = State(known["state"])
     return Progress(**known)
 
 
+class MetricsAddress(NamedTuple):
+    """Where a driver serves its metrics; ``None``: nowhere yet."""
+
+    host: str
+    port: int | None
+
+
 def say_alive(
-    state_folder: Path, sink: str, metrics_port: int | None, now: datetime
+    state_folder: Path, sink: str, metrics: MetricsAddress, now: datetime
 ) -> None:
-    """Say that the driver of a sink lives; to be repeated while it does."""
+    """
+    Say that the driver of a sink lives; to be repeated while it does.
+
+    Raises:
+        StateNotWrittenError: The file cannot be written.
+    """
     if not sink_folder(state_folder, sink).exists():
         return
-    told = {"at": now.isoformat(), "pid": os.getpid(), "metrics_port": metrics_port}
+    told = {
+        "at": now.isoformat(),
+        "pid": os.getpid(),
+        "metrics_port": metrics.port,
+        "metrics_host": metrics.host,
+    }
     replace_file(sink_folder(state_folder, sink) / _ALIVE_FILE, orjson.dumps(told))
 
 
+def progress_page(progress: Progress) -> bytes:
+    """Write a progress as the driver's metrics port gives it."""
+    told = {"pid": os.getpid(), "progress": dataclasses.asdict(progress)}
+    return orjson.dumps(told)
+
+
+def _ask_driver(folder: Path, sink: str) -> Progress | None:
+    """Ask a driver that has not said lately that it lives: it may lack disk space."""
+    try:
+        said = orjson.loads((folder / _ALIVE_FILE).read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return None
+    port, host = said.get("metrics_port"), said.get("metrics_host")
+    silent_s = SystemClock().now() - datetime.fromisoformat(said["at"])
+    if not (port and host) or silent_s.total_seconds() < _ASKED_AFTER_S:
+        return None
+    connection = http.client.HTTPConnection(host, port, timeout=_ANSWER_WITHIN_S)
+    try:
+        connection.request("GET", PROGRESS_PAGE + quote(sink, safe=""))
+        told = orjson.loads(connection.getresponse().read())
+        # Another process may have the port by now.
+        return _progress_of(told["progress"]) if told["pid"] == said["pid"] else None
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return None
+    finally:
+        connection.close()
+
+
 def take_leave(state_folder: Path, sink: str) -> None:
-    """Say that the driver of a sink has ended."""
-    (sink_folder(state_folder, sink) / _ALIVE_FILE).unlink(missing_ok=True)
+    """Say that the driver of a sink has ended; what cannot be said grows old."""
+    with suppress(OSError):
+        (sink_folder(state_folder, sink) / _ALIVE_FILE).unlink(missing_ok=True)
 
 
 def is_alive(state_folder: Path, sink: str, now: datetime) -> bool:
@@ -139,21 +206,48 @@ def is_alive(state_folder: Path, sink: str, now: datetime) -> bool:
         said_at = datetime.fromisoformat(orjson.loads(path.read_bytes())["at"])
     except (FileNotFoundError, orjson.JSONDecodeError):
         return False
-    return (now - said_at).total_seconds() < ALIVE_WITHIN_S
+    if (now - said_at).total_seconds() < ALIVE_WITHIN_S:
+        return True
+    return _ask_driver(path.parent, sink) is not None
 
 
 def write_progress(path: Path, progress: Progress, now: datetime) -> None:
-    """Replace the file in one step."""
+    """
+    Replace the file in one step.
+
+    Raises:
+        StateNotWrittenError: It cannot be written.
+    """
     stamped = dataclasses.replace(progress, updated_at=now.isoformat())
     replace_file(path, orjson.dumps(stamped, option=orjson.OPT_INDENT_2))
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def replace_file(path: Path, content: bytes, *, is_durable: bool = False) -> None:
+    """
+    Write a file so that a reader sees the old content or the new, never half.
+
+    Args:
+        path: The file.
+        content: All of it.
+        is_durable: Whether it must hold even if the machine goes down.
+
+    Raises:
+        StateNotWrittenError: It cannot be written; the old content stands.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    with disk.writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                if is_durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
 
 
 def records_in(wanted: Span) -> int:

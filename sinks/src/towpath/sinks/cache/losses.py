@@ -18,7 +18,6 @@ counts. A loss is noted there before anything is asked for, and each route is st
 once it was asked for: a crash asks again for what is left, and never forgets.
 """
 
-import os
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +28,7 @@ import structlog
 
 from towpath.sinks.cache.servers import ServerState
 from towpath.sinks.ports import Repairs
+from towpath.sinks.progress import replace_file
 
 _log = structlog.get_logger("towpath.sinks.cache")
 
@@ -131,7 +131,7 @@ class Losses:
             self._keep(replace(self._known, unasked=left))
 
     def _keep(self, known: Known) -> None:
-        _replace_durably(self._watch.file, orjson.dumps(asdict(known)))
+        replace_file(self._watch.file, orjson.dumps(asdict(known)), is_durable=True)
         self._known = known
 
 
@@ -150,14 +150,3 @@ def loss_in(
 
 def _evicted(states: Sequence[ServerState]) -> dict[str, int]:
     return {state.run_id: state.evicted for state in states}
-
-
-def _replace_durably(path: Path, content: bytes) -> None:
-    """Replace a file so that it holds the new content even if the machine goes down."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -10,7 +10,7 @@ meanwhile.
 """
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from towpath.schemas.clock import Deadline
 from towpath.schemas.failure import ConfigurationError, TowpathError, UnavailableError
 from towpath.settings import Settings, Sink, WatchedFile
-from towpath.sinks.errors import EngineDiedError
+from towpath.sinks.errors import EngineDiedError, StateNotWrittenError
 from towpath.sinks.held import Held, hold
 from towpath.sinks.jobs.parts import Parts
 from towpath.sinks.jobs.query import QueryPlan
@@ -81,6 +81,7 @@ class Driver:
         self._settings: Settings | None = None
         self._running: dict[str, _Running] = {}
         self._awaited: set[str] = set()
+        self._unstarted: set[str] = set()
         self._refused: dict[str, Sink] = {}
         self._mistakes: tuple[str, ...] = ()
 
@@ -124,13 +125,15 @@ class Driver:
         for name, running in tuple(self._running.items()):
             if name not in wanted or running.stop.is_set():
                 self._let_go(name, running)
+            elif running.supervisor.join(0):
+                self._start_again(running, settings)
             elif wanted[name] == running.sink:
                 self._forgive(running)
             elif wanted[name] != self._refused.get(name):
                 self._change(running, wanted[name])
         for name, sink in wanted.items():
             if name not in self._running:
-                self._start(sink, settings)
+                self._try_to_start(sink, settings)
 
     def _change(self, running: _Running, sink: Sink) -> None:
         """Have a sink stop, to start anew as it is declared now, if that will do."""
@@ -172,6 +175,33 @@ class Driver:
             del self._running[name]
             _log.info("sink let go", sink=name)
 
+    def _start_again(self, running: _Running, settings: Settings) -> None:
+        """Start a sink again whose supervisor has ended although nobody stopped it."""
+        running.report.failed(
+            "the sink's supervisor ended by itself",
+            remedy="Read the driver's log; the sink starts again by itself.",
+            retry_after_s=0,
+        )
+        again = self._supervisor(running.sink, settings, running.report, running.stop)
+        self._running[running.sink.name] = replace(running, supervisor=again)
+        again.start()
+
+    def _try_to_start(self, sink: Sink, settings: Settings) -> None:
+        """Start a sink; one whose folder cannot be written is tried again."""
+        try:
+            self._start(sink, settings)
+        except StateNotWrittenError as error:
+            if sink.name not in self._unstarted:
+                _log.error(
+                    "sink not started: trying again",
+                    sink=sink.name,
+                    error=str(error),
+                    remedy=error.remedy,
+                )
+            self._unstarted.add(sink.name)
+        else:
+            self._unstarted.discard(sink.name)
+
     def _start(self, sink: Sink, settings: Settings) -> None:
         held = hold(settings.state_folder, sink.name)
         if held is None:
@@ -180,15 +210,20 @@ class Driver:
             self._awaited.add(sink.name)
             return
         self._awaited.discard(sink.name)
-        plan = QueryPlan(sink, settings.kafka.bootstrap_servers, settings.state_folder)
         report = self._report(sink, settings.state_folder)
         # What is declared now is what runs, whatever was refused before.
         report.refused(None)
         stop = threading.Event()
-        supervisor = Supervisor(self._spark, plan, self._parts, report, stop)
+        supervisor = self._supervisor(sink, settings, report, stop)
         self._running[sink.name] = _Running(sink, report, supervisor, stop, held)
         _log.info("sink starting", sink=sink.name, routes=len(sink.route))
         supervisor.start()
+
+    def _supervisor(
+        self, sink: Sink, settings: Settings, report: Report, stop: threading.Event
+    ) -> Supervisor:
+        plan = QueryPlan(sink, settings.kafka.bootstrap_servers, settings.state_folder)
+        return Supervisor(self._spark, plan, self._parts, report, stop)
 
     def _report(self, sink: Sink, state_folder: Path) -> Report:
         monitor = self._parts.monitor

@@ -22,13 +22,14 @@ from towpath.schemas.clock import Clock
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Settings, Sink
 from towpath.sinks.budget import Alarm, budget_s
+from towpath.sinks.errors import StateNotWrittenError
 from towpath.sinks.jobs.listener import EngineListener
 from towpath.sinks.jobs.report import Report
 from towpath.sinks.lag import Lag, OldestRecord, lag_of
 from towpath.sinks.metrics import SinkMetrics, Watched
 from towpath.sinks.metrics_port import MetricsPort
 from towpath.sinks.ports import Cluster
-from towpath.sinks.progress import say_alive, take_leave
+from towpath.sinks.progress import MetricsAddress, say_alive, take_leave
 from towpath.sinks.routes import Routes
 
 # A cache's budget is 10 s: its alarm is late by a tenth of that at most twice over.
@@ -52,6 +53,9 @@ class Monitor:
         self._clock = clock
         self._sinks: dict[str, Sink] = {}
         self._folders: dict[str, Path] = {}
+        self._reports: dict[str, Report] = {}
+        self._host = ""
+        self._unsaid: set[str] = set()
         # Held while a look is taken: what is forgotten then is not written again.
         self._looking = threading.Lock()
         self._stop = threading.Event()
@@ -65,6 +69,7 @@ class Monitor:
         alarm = Alarm(budget_s(sink))
         self.metrics.sinks[sink.name] = Watched(lambda: report.progress, alarm)
         self._folders[sink.name] = state_folder
+        self._reports[sink.name] = report
         self._sinks[sink.name] = sink
         return report
 
@@ -73,6 +78,7 @@ class Monitor:
         with self._looking:
             self._sinks.pop(sink, None)
             self.metrics.sinks.pop(sink, None)
+            self._reports.pop(sink, None)
             folder = self._folders.pop(sink, None)
         if folder is not None:
             take_leave(folder, sink)
@@ -86,7 +92,10 @@ class Monitor:
         """
         told = settings.sinks
         wanted = told.metrics_ports.get(driver, 0)
-        self._port = MetricsPort(told.metrics_host, wanted, self.metrics.page)
+        self._host = told.metrics_host
+        self._port = MetricsPort(
+            self._host, wanted, self.metrics.page, self.metrics.progress
+        )
         _log.info("metrics", host=told.metrics_host, port=self._port.port)
         self._thread.start()
         return self._port.port
@@ -111,9 +120,8 @@ class Monitor:
             self._look()
 
     def _look(self) -> None:
-        port = None if self._port is None else self._port.port
-        for name, folder in list(self._folders.items()):
-            say_alive(folder, name, port, self._clock.now())
+        for name in list(self._folders):
+            self._keep_files(name)
         try:
             topics = self._cluster.names()
             for name, sink in list(self._sinks.items()):
@@ -130,6 +138,19 @@ class Monitor:
             if self._unknown is None:
                 self._unknown = str(error)
                 _log.warning("lag not known", error=str(error), remedy=error.remedy)
+
+    def _keep_files(self, sink: str) -> None:
+        """Say that the sink's driver lives; what cannot be written holds nobody up."""
+        port = None if self._port is None else self._port.port
+        address = MetricsAddress(self._host, port)
+        self._reports[sink].store()
+        try:
+            say_alive(self._folders[sink], sink, address, self._clock.now())
+            self._unsaid.discard(sink)
+        except StateNotWrittenError as error:
+            if sink not in self._unsaid:
+                _log.warning("sink state not written", sink=sink, error=str(error))
+            self._unsaid.add(sink)
 
     def _take(self, sink: str, watched: Watched, lag: Lag) -> None:
         watched.lag = lag

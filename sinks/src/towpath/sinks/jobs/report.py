@@ -11,6 +11,7 @@ import structlog
 
 from towpath.schemas.clock import Clock
 from towpath.sinks.declare import READY_FILE
+from towpath.sinks.errors import StateNotWrittenError
 from towpath.sinks.jobs.batch_result import BatchResult
 from towpath.sinks.jobs.checkpoint import read_offsets
 from towpath.sinks.metrics import SinkMetrics
@@ -48,11 +49,25 @@ class Report:
         self._log = _log.bind(sink=sink)
         # The driver tells of the block, the sink's own thread of everything else.
         self._writing = threading.Lock()
+        self._unwritten: str | None = None
 
     @property
     def progress(self) -> Progress:
-        """The progress as it stands; a value of its own that does not change."""
-        return self._progress
+        """
+        The progress as it stands; a value of its own that does not change.
+
+        While its file cannot be written the sink has failed: nobody else could tell
+        how far it is after a crash.
+        """
+        progress, why = self._progress, self._unwritten
+        if why is None or progress.state is State.FAILED:
+            return progress
+        return dataclasses.replace(progress, state=State.FAILED, error=why)
+
+    def store(self) -> None:
+        """Try to write a file again that could not be written."""
+        if self._unwritten is not None:
+            self._write()
 
     def starting(self) -> None:
         """
@@ -131,7 +146,19 @@ class Report:
     def _write(self, **changes: object) -> None:
         with self._writing:
             self._progress = dataclasses.replace(self._progress, **changes)  # type: ignore[arg-type]  # names above are fields
-            write_progress(self._path, self._progress, self._clock.now())
+            try:
+                write_progress(self._path, self._progress, self._clock.now())
+            except StateNotWrittenError as error:
+                if self._unwritten is None:
+                    why = str(error)
+                    self._log.warning(
+                        "sink progress not written", error=why, remedy=error.remedy
+                    )
+                self._unwritten = f"{error}. {error.remedy}"
+            else:
+                if self._unwritten is not None:
+                    self._log.info("sink progress written again")
+                self._unwritten = None
 
 
 def _stages_ms(result: BatchResult) -> Mapping[str, int]:

@@ -32,6 +32,7 @@ from pyspark.errors import (
 )
 from pyspark.sql import SparkSession
 
+from towpath.sinks import disk
 from towpath.sinks.errors import (
     BatchRefusedError,
     StatementRefusedError,
@@ -107,7 +108,8 @@ def start_session(engine: Engine) -> SparkSession:
     """Start the engine; it dies with this process."""
     # Failures inside a batch are raised and told by us; py4j would print them too.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    engine.folder.mkdir(parents=True, exist_ok=True)
+    with disk.writing(engine.folder):
+        engine.folder.mkdir(parents=True, exist_ok=True)
     submitted = _submitted() if engine.is_submitted else {}
     builder = SparkSession.builder.appName(engine.name)
     for name, value in settings_of(engine, submitted).items():

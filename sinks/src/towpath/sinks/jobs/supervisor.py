@@ -37,6 +37,7 @@ from towpath.sinks.batches import Batches
 from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.dead_letters.box import LetterBox
 from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.disk import full_disk
 from towpath.sinks.errors import PartitionsAddedError, TopicRemadeError
 from towpath.sinks.jobs.batch import BatchWriter, Desk
 from towpath.sinks.jobs.batch_result import BatchResult
@@ -304,12 +305,8 @@ class Supervisor:
         if isinstance(error, BusyError):
             delay_s = max(delay_s, error.retry_after_s)
         self._attempt += 1
-        known = isinstance(error, TowpathError)
-        self._report.failed(
-            str(error) if known else f"{type(error).__name__}: {error}",
-            remedy=error.remedy if isinstance(error, TowpathError) else _UNKNOWN_REMEDY,
-            retry_after_s=round(delay_s, 3),
-        )
+        message, remedy = _described(error)
+        self._report.failed(message, remedy=remedy, retry_after_s=round(delay_s, 3))
         while delay_s > 0 and not (over is not None and over.is_set()):
             self._wait(min(delay_s, GLANCE_S))
             delay_s -= GLANCE_S
@@ -317,3 +314,14 @@ class Supervisor:
     def _wait(self, delay_s: float) -> None:
         if self._stop.wait(delay_s):
             raise _StoppedError
+
+
+def _described(error: Exception) -> tuple[str, str]:
+    """Return what an error says, and its remedy; never raises, whatever it is."""
+    try:
+        known = error if isinstance(error, TowpathError) else full_disk(error)
+        if known is not None:
+            return str(known), known.remedy
+        return f"{type(error).__name__}: {error}", _UNKNOWN_REMEDY
+    except Exception:  # noqa: BLE001 - an error of a dead engine cannot even be read
+        return type(error).__name__, _UNKNOWN_REMEDY

@@ -1,0 +1,114 @@
+"""A driver whose disk is full: it says so, tries again, and goes on with free space."""
+
+import json
+import resource
+import urllib.request
+
+import psutil
+import pytest
+
+from support.serving import PATIENCE_S, Feed, Place, driver
+from support.waiting import until
+from towpath.deploy.cli import app
+from towpath.sinks.progress import State, sink_folder
+
+pytestmark = [pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(600)]
+
+SINKS = ("one", "two")
+
+
+class Shop(Place):
+    """Two sinks of one driver, and how much its processes may write to files."""
+
+    def prepare(self):
+        """Declare both sinks, with a small budget, and their first rows."""
+        url = self.stack.redis_url
+        self.write_config(
+            *(self.sink(name, "cache", url, budget_s=1.0) for name in SINKS)
+        )
+        self.feed = Feed(self)
+        self.feed.work(60, keys=20, seed=1)
+
+    def list_sinks(self, capsys):
+        """Ask for the sinks; return the exit code and what is printed."""
+        capsys.readouterr()
+        code = app.run(["sink", "list", "--config", str(self.config)])
+        return code, capsys.readouterr().out
+
+    def metric(self, name, sink):
+        """Read one metric of a sink from the driver's port."""
+        alive = sink_folder(self.settings.state_folder, sink) / "driver.json"
+        port = json.loads(alive.read_bytes())["metrics_port"]
+        address = f"http://127.0.0.1:{port}/metrics"
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        begin = f'towpath_sink_{name}{{sink="{sink}"}} '
+        return next((float(x[len(begin) :]) for x in lines if x.startswith(begin)), 0.0)
+
+    def has_failed(self, sink):
+        """Tell whether a sink is shown as failed for want of space."""
+        progress = self.progress(sink)
+        is_full = "disk full" in (progress.error or "")
+        return progress.state is State.FAILED and is_full
+
+    def is_well(self):
+        """Tell whether both sinks run, have everything, and say so."""
+        for sink in SINKS:
+            self.wait_applied(sink)
+        return all(self.progress(sink).state is State.RUNNING for sink in SINKS)
+
+
+@pytest.fixture
+def shop(stack, unique, tmp_path):
+    """Lend two sinks with their first records."""
+    stack.up("kafka", "redis")
+    made = Shop(stack, unique, tmp_path)
+    made.prepare()
+    return made
+
+
+def limit(processes, size):
+    """Have every write of processes to a file fail beyond a size, whoever runs this."""
+    for one in processes:
+        _, hard = resource.prlimit(one.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(one.pid, resource.RLIMIT_FSIZE, (size, hard))
+
+
+def test_a_full_disk_fails_a_sink_until_there_is_space_again(shop, capsys):
+    """
+    B1: no file of the state folder can be written, by Python or by the engine as well.
+
+    Every sink is shown as failed with ``disk full``, lag alarms are still raised, and
+    with free space each sink goes on by itself and ends equal.
+    """
+    with driver(shop) as process:
+        until(shop.is_well, "the sinks have the first rows", timeout_s=PATIENCE_S)
+        python = psutil.Process(process.pid)
+        for seed, limited in enumerate(
+            ([python], [python, *python.children(recursive=True)]), start=2
+        ):
+            limit(limited, 0)
+            shop.feed.work(60, keys=20, seed=seed)
+            for sink in SINKS:
+                until(
+                    lambda sink=sink: shop.has_failed(sink),
+                    f"{sink} fails for want of space",
+                    timeout_s=PATIENCE_S,
+                )
+            code, text = shop.list_sinks(capsys)
+            assert (1, 2) == (code, text.count("disk full:")), text
+            if len(limited) > 1:
+                for sink in SINKS:
+                    until(
+                        lambda sink=sink: shop.metric("lag_alarm", sink) == 1,
+                        "the lag alarm is raised",
+                        timeout_s=PATIENCE_S,
+                    )
+
+            limit(limited, resource.RLIM_INFINITY)
+            until(shop.is_well, "the sinks go on", timeout_s=PATIENCE_S)
+            code, text = shop.list_sinks(capsys)
+            assert (0, 0) == (code, text.count("disk full")), text
+
+    for sink in SINKS:
+        assert shop.feed.rows == shop.cached(sink)

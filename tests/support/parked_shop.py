@@ -75,7 +75,9 @@ class Shop:
             owed=self.owed,
         )
         self.writer = BatchWriter(ROUTES, self.sink, desk)
-        self.orders = Orders(self.writer, self.letters, self.parked, self.repairs)
+        self.orders = Orders(
+            self.writer, self.letters, self.parked, self.repairs, desk.clock
+        )
         self.orders.recall(Book(frozenset()).read(self.letters.entries()))
 
     def write(self, *records):

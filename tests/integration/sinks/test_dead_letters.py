@@ -74,7 +74,9 @@ class Process:
             parked.recall([entry])
         desk = desk_of(self.letters, parked=parked, repairs=self.repairs)
         self.writer = BatchWriter(Routes(settings.sink_named("cache")), sink, desk)
-        self.orders = Orders(self.writer, self.letters, parked, self.repairs)
+        self.orders = Orders(
+            self.writer, self.letters, parked, self.repairs, desk.clock
+        )
         self.orders.recall(book)
 
     def write(self, *records):

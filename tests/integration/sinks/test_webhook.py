@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from towpath.sinks.change import (
     Record,
     Refusal,
 )
-from towpath.sinks.dead_letters.letter import Matter, Order, Verb
+from towpath.sinks.dead_letters.letter import LATER, Matter, Order, Verb
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.errors import (
     BatchRefusedError,
@@ -34,7 +35,7 @@ from towpath.sinks.errors import (
     WebhookRefusedError,
 )
 from towpath.sinks.jobs.batch import BatchWriter
-from towpath.sinks.jobs.delivery import Delivery
+from towpath.sinks.jobs.delivery import Delivered, Delivery
 from towpath.sinks.jobs.replay import Orders
 from towpath.sinks.ports import Batch
 from towpath.sinks.routes import Routes
@@ -186,26 +187,24 @@ def test_a_refused_change_is_told_with_the_receivers_words(receiver, sink):
 
 def test_a_change_that_must_wait_holds_back_no_other_key(receiver, sink):
     """
-    The rest of the batch is told; the next attempt tells only what was not taken.
+    The rest of the batch is told; only what was not taken is tried again.
     """
-    receiver.otherwise = refusing(500, 2)
-    batch = Batch(0, (row(1), row(2), row(3)))
-    with pytest.raises(TargetUnavailableError, match="500"):
-        sink.apply(batch)
-    told_first = sorted(keys_of(receiver.requests))
-    receiver.otherwise = lambda _: None
-    sink.apply(batch)
+    fails = iter([True])
 
-    assert ([1, 2, 3], [1, 2, 2, 3], 3) == (
-        told_first,
-        sorted(keys_of(receiver.requests)),
-        sink.flush().applied,
-    )
+    def otherwise(taken: Taken) -> Answer | None:
+        is_bad = keys_of([taken]) == [2] and next(fails, False)
+        return Answer(500) if is_bad else None
+
+    receiver.otherwise = otherwise
+    sink.apply(Batch(0, (row(1), row(2), row(3))))
+    told = keys_of(receiver.requests)
+
+    assert ([1, 2, 2, 3], 2, 3) == (sorted(told), told[-1], sink.flush().applied)
 
 
 def test_a_pause_that_the_receiver_asks_for_is_kept(receiver):
     """
-    Nothing more is begun, and the driver is told for how long.
+    After a few of them nothing more is begun, and the driver is told for how long.
     """
     sink = told_to(receiver.url, concurrency=1)
     receiver.otherwise = refusing(429, **{"Retry-After": "17"})
@@ -213,7 +212,7 @@ def test_a_pause_that_the_receiver_asks_for_is_kept(receiver):
         sink.apply(Batch(0, tuple(row(key) for key in range(50))))
     sink.close()
 
-    assert (17.0, 1) == (caught.value.retry_after_s, len(receiver.requests))
+    assert (17.0, 5) == (caught.value.retry_after_s, len(receiver.requests))
 
 
 def test_a_receiver_that_is_down_is_not_asked_for_each_change(receiver):
@@ -355,7 +354,7 @@ def test_an_event_that_was_parked_is_told_before_those_after_it(receiver, sink):
     told_first = [e["event_id"] for e in receiver.events]
     receiver.otherwise = lambda _: None
     letters.ask(Order("mend", Verb.REPLAY, Matter("e", b"a")))
-    Orders(writer, letters, parked, desk.repairs).attend()
+    Orders(writer, letters, parked, desk.repairs, SystemClock()).attend()
     writer.write_records([record(5)], 2)
 
     assert (["e1", "e4"], ["e2", "e3", "e5"]) == (
@@ -477,6 +476,10 @@ class Hours:
         """Tell the test's time."""
         return self.at_s
 
+    def wait(self, delay_s):
+        """Let time pass at once."""
+        self.at_s += delay_s
+
 
 class Patient:
     """A sink with three attempts over a minute, on a clock of the test's own."""
@@ -485,6 +488,8 @@ class Patient:
         self.receiver = receiver
         self.file = file
         self.clock = Hours()
+        self.replays = 0
+        self.done = Delivered()
         self.sink = self.made()
 
     def made(self, **options) -> WebhookSink:
@@ -496,14 +501,24 @@ class Patient:
         return sink
 
     def attempts(self, batch: Batch, count: int, pause_s: float = 40.0) -> int:
-        """Try a batch, so often at most; return how often it failed."""
+        """
+        Replay a batch, so often at most; return how often something was put off.
+
+        What became of the last attempt is in ``done``.
+        """
         for failed in range(count):
+            self.replays += 1
+            again = replace(batch, batch_id=-self.replays)
             try:
-                Delivery(self.sink, SystemClock()).deliver(batch)
+                self.done = Delivery(self.sink, SystemClock()).deliver(again)
             except TargetUnavailableError:
                 self.clock.at_s += pause_s
-            else:
+                continue
+            reasons = [r.reason for r in self.done.refused]
+            reasons += self.done.refused_events.values()
+            if not any(reason.startswith(LATER) for reason in reasons):
                 return failed
+            self.clock.at_s += pause_s
         return count
 
 
@@ -522,8 +537,7 @@ def test_a_change_that_fails_for_ever_is_given_up_alone(receiver, patient):
     receiver.otherwise = refusing(500, 2)
     batch = Batch(0, (row(1), row(2), row(3)))
     failed = patient.attempts(batch, 9, pause_s=40)
-    patient.sink.apply(batch)
-    (refusal,) = patient.sink.flush().refused
+    (refusal,) = patient.done.refused
 
     assert (2, (2,), "the receiver answers 500; given up after 3 attempts in 80 s") == (
         failed,
@@ -581,7 +595,7 @@ def test_the_proof_that_a_receiver_is_well_outlives_the_process(receiver, patien
     receiver.otherwise = refusing(500, 2)
     failed = patient.attempts(Batch(1, (row(2, 2),)), 30)
 
-    assert (2, [1, 2, 2, 2, 1]) == (failed, keys_of(receiver.requests))
+    assert (2, [1, 2, 1, 2, 1, 2, 1]) == (failed, keys_of(receiver.requests))
 
 
 def test_what_shared_a_request_with_a_bad_change_is_told_apart(receiver, patient):
@@ -591,13 +605,19 @@ def test_what_shared_a_request_with_a_bad_change_is_told_apart(receiver, patient
     patient.sink = patient.made(changes_per_request=10)
     receiver.otherwise = refusing(500, 2)
     batch = Batch(0, tuple(row(key) for key in range(1, 6)))
+    with pytest.raises(TargetUnavailableError):
+        patient.sink.apply(batch)
+    patient.sink.apply(batch)
+    first = patient.sink.flush()
+    patient.clock.at_s += 40
     failed = patient.attempts(batch, 9)
-    done = Delivery(patient.sink, SystemClock()).deliver(batch)
+    (refusal,) = patient.done.refused
 
-    assert (2, [2], 4) == (
+    assert (1, (2,), {"1", "3", "4", "5"}, 4) == (
         failed,
-        [refusal.change.key[0] for refusal in done.refused],
-        done.applied,
+        refusal.change.key,
+        {one.key for one in receiver.rows("orders")},
+        first.applied,
     )
 
 
@@ -609,10 +629,9 @@ def test_what_follows_an_event_that_was_given_up_waits_behind_it(receiver, patie
     events = (*(event(n) for n in (1, 2, 3)), event(4, "b"))
     batch = Batch(0, (), events)
     failed = patient.attempts(batch, 9)
-    done = Delivery(patient.sink, SystemClock()).deliver(batch)
 
     assert (2, {2, 3}, {"e1", "e4"}) == (
         failed,
-        {origin.offset for origin in done.refused_events},
+        {origin.offset for origin in patient.done.refused_events},
         {e["event_id"] for e in receiver.events},
     )

@@ -149,7 +149,9 @@ class Log:
         self.parked = ParkedKeys()
         desk = desk_of(self.letters, parked=self.parked)
         self.writer = BatchWriter(Routes(settings), sink, desk)
-        self.orders = Orders(self.writer, self.letters, self.parked, desk.repairs)
+        self.orders = Orders(
+            self.writer, self.letters, self.parked, desk.repairs, desk.clock
+        )
 
     def write(self, *records):
         """Write a batch."""

@@ -47,6 +47,11 @@ class Batch:
     floors: tuple[Floor, ...] = ()
     safe: str | None = None
 
+    @property
+    def is_replay(self) -> bool:
+        """Whether it is a replay of what was set aside; its id is below zero."""
+        return self.batch_id < 0
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:

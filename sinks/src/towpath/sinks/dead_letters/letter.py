@@ -25,6 +25,8 @@ from towpath.sinks.record import UnreadableError, position_in
 
 # Reason of what is set aside only because something older of its key is.
 BEHIND: Final = "parked behind an earlier change of its key"
+# How the reason begins of what the target does not take for now.
+LATER: Final = "not taken for now, tried again by itself: "
 
 Header: TypeAlias = tuple[str, bytes]
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from towpath.sinks.dead_letters.letter import (
+    BEHIND,
+    LATER,
     Ending,
     Entry,
     Letter,
@@ -48,6 +50,7 @@ class ParkedKeys:
         self._max_keys = max_keys
         self._waiting: dict[ParkedKey, Waiting] = {}
         self._ended: dict[ParkedKey, str] = {}
+        self._put_off: set[ParkedKey] = set()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -58,6 +61,10 @@ class ParkedKeys:
     def keys(self) -> frozenset[ParkedKey]:
         """Return all parked keys."""
         return frozenset(self._waiting)
+
+    def put_off(self) -> frozenset[ParkedKey]:
+        """Return the keys that are tried again by themselves."""
+        return frozenset(self._put_off)
 
     def waiting(self, parked: ParkedKey) -> Waiting | None:
         """Return what waits of a key."""
@@ -96,6 +103,10 @@ class ParkedKeys:
         if parked is None or self.is_over(parked, letter.position):
             return
         position, origin = letter.position, letter.record.origin
+        if letter.reason.startswith(LATER):
+            self._put_off.add(parked)
+        elif letter.reason != BEHIND:
+            self._put_off.discard(parked)
         waiting = self._waiting.setdefault(parked, Waiting(position, position))
         if not self.has(letter):
             waiting.letters += 1
@@ -117,6 +128,7 @@ class ParkedKeys:
         waiting = self._waiting.get(parked)
         if waiting is not None and waiting.highest <= ending.position:
             del self._waiting[parked]
+            self._put_off.discard(parked)
         before = self._ended.pop(parked, "")
         self._ended[parked] = max(before, ending.position)
         if len(self._ended) > self._max_keys:

@@ -155,6 +155,10 @@ class BatchWriter:
         """Take note that a row was asked for which lacks a change at a position."""
         self._desk.owed.owe(row, record_key, position)
 
+    def is_owed(self, key: ParkedKey) -> bool:
+        """Tell whether the row of a record's key is owed."""
+        return key in self._desk.owed.record_keys()
+
     def _write_part(
         self, table: pa.Table, batch_id: int, *, is_last: bool
     ) -> BatchResult:

@@ -7,20 +7,23 @@ them are written; if one is refused again, all of them stay. Letters that are gi
 leave the row as the sink has it, so the row is asked for as it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
 
 from towpath.schemas import headers as names
+from towpath.schemas.clock import Clock
 from towpath.schemas.failure import Disposition, TowpathError
 from towpath.sinks.change import Record
 from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.dead_letters.box import LetterBox
 from towpath.sinks.dead_letters.letter import (
+    LATER,
     Answer,
     Ending,
     Letter,
+    Matter,
     Order,
     ParkedKey,
     Verb,
@@ -29,6 +32,7 @@ from towpath.sinks.dead_letters.letter import (
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.decode import decode
 from towpath.sinks.jobs.batch import BatchWriter, Written
+from towpath.sinks.jobs.retries import Retries
 from towpath.sinks.ports import Repairs
 
 NOTHING_OPEN: Final = "there is no open letter of it"
@@ -51,12 +55,20 @@ class Orders:
         letters: LetterBox,
         parked: ParkedKeys,
         repairs: Repairs,
+        clock: Clock,
     ) -> None:
         self._writer = writer
         self._letters = letters
         self._parked = parked
         self._repairs = repairs
+        self._clock = clock
+        self._retries = Retries(parked, clock)
         self._open: dict[str, Order] = {}
+
+    @property
+    def parked_keys(self) -> int:
+        """How many keys are parked by now."""
+        return len(self._parked)
 
     def recall(self, book: Book) -> None:
         """Take the orders that nobody answered before the last end."""
@@ -64,26 +76,30 @@ class Orders:
 
     def attend(self) -> None:
         """
-        Carry out what was asked for since.
+        Carry out what was asked for since, and try again what is due.
 
         Raises:
             UnavailableError: Some part does not answer; the order stays open.
         """
         self._open |= {order.id: order for order in self._letters.orders()}
-        if not self._open:
+        due = self._retries.due()
+        if not (self._open or due):
             return
         # No batch may add a letter between the reading of a key's and their end. A
         # batch that takes long is not waited for: a stop must be noticed meanwhile.
         if not self._writer.alone.acquire(timeout=_PATIENCE_S):
             return
         try:
-            self._attend()
+            self._attend(due)
         finally:
             self._writer.alone.release()
 
-    def _attend(self) -> None:
-        wanted = frozenset(order.matter for order in self._open.values())
-        book = Book(wanted).read(self._letters.entries())
+    def _attend(self, due: Sequence[ParkedKey]) -> None:
+        began_s = self._clock.monotonic_s()
+        wanted = {order.matter for order in self._open.values()}
+        wanted |= {Matter(*key) for key in due}
+        book = Book(frozenset(wanted)).read(self._letters.entries())
+        self._retries.took(self._clock.monotonic_s() - began_s)
         # Orders that came in the meantime wait: their letters were not read.
         late = book.orders.keys() - self._open.keys()
         for order in list(self._open.values()):
@@ -91,6 +107,52 @@ class Orders:
                 self._carry_out(order, book)
             del self._open[order.id]
         self._open |= {name: book.orders[name] for name in late}
+        self._try_again({key: book.of(Matter(*key)) for key in due})
+
+    def _try_again(self, found: Mapping[ParkedKey, list[Letter]]) -> None:
+        """Write what was put off; what is not taken even now is put off again."""
+        records = [letter.record for letters in found.values() for letter in letters]
+        if not records:
+            return
+        try:
+            written = self._writer.again(records)
+        except TowpathError as error:
+            # The batches report it.
+            _log.info("dead letters not tried again", keys=len(found), why=str(error))
+            for key in found:
+                self._retries.failed(key)
+            return
+        taken = [key for key in found if self._is_taken(key, found[key], written)]
+        endings = [
+            Ending(Matter(*key), found[key][-1].position, "taken after all")
+            for key in taken
+            if found[key]
+        ]
+        self._letters.end(endings)
+        for ending in endings:
+            self._parked.end(ending)
+        _log.info("dead letters tried again", keys=len(found), taken=len(taken))
+
+    def _is_taken(
+        self, key: ParkedKey, letters: Sequence[Letter], written: Written
+    ) -> bool:
+        """Tell whether all letters of a key are written; keep why they are not."""
+        reasons = [written.reasons.get(letter.record.origin, "") for letter in letters]
+        is_owed = written.is_open and self._writer.is_owed(key)
+        if not (is_owed or any(reasons)):
+            return True
+        self._retries.failed(key)
+        refused = [
+            letter._replace(reason=reason)
+            for letter, reason in zip(letters, reasons, strict=True)
+            if reason and not reason.startswith(LATER)
+        ]
+        if refused and not any(reason.startswith(LATER) for reason in reasons):
+            # For good: from now on somebody has to ask.
+            self._letters.put(refused)
+            for letter in refused:
+                self._parked.park(letter)
+        return False
 
     def _carry_out(self, order: Order, book: Book) -> None:
         found = book.of(order.matter)

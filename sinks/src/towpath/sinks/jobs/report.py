@@ -124,6 +124,11 @@ class Report:
             retries=self._progress.retries + 1,
         )
 
+    def parked(self, keys: int) -> None:
+        """So many keys are parked, also if no batch has come since."""
+        if keys != self._progress.parked:
+            self._write(parked=keys)
+
     def refused(self, why: str | None) -> None:
         """The block has changed, and the sink goes on as it was; ``None``: it fits."""
         if why != self._progress.refused:

@@ -174,7 +174,7 @@ class Supervisor:
             self._in_a_row,
         )
         writer = BatchWriter(Routes(plan.sink), sink, desk)
-        orders = Orders(writer, letters, parked, repairs)
+        orders = Orders(writer, letters, parked, repairs, parts.clock)
         orders.recall(book)
         recovery = Recovery(plan, parts.cluster, repairs, parts.clock)
         writing: _Writing = FromDriver(writer)
@@ -237,6 +237,7 @@ class Supervisor:
         """
         try:
             bench.orders.attend()
+            self._report.parked(bench.orders.parked_keys)
             bench.safe.look(self._topics)
             bench.recovery.look()
             bench.idle.look()

@@ -44,6 +44,7 @@ class Outcome(enum.Enum):
     KNOWN = "known"
     ABSENT = "absent"
     REFUSED = "refused"
+    LATER = "later"
 
 
 class Verdict(NamedTuple):

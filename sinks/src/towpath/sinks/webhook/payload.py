@@ -22,6 +22,8 @@ _HASH_BYTES: Final = 16
 
 Told: TypeAlias = Change | EventRow
 Aggregate: TypeAlias = tuple[str, str, str]
+# What has an order to keep: an aggregate, or a route and its key.
+Unit: TypeAlias = tuple[str, ...]
 
 
 class Request(NamedTuple):
@@ -72,6 +74,13 @@ def request_of(told: Sequence[Told]) -> Request:
 def aggregate_of(event: EventRow) -> Aggregate:
     """Name what an event is about: what its order is kept for."""
     return event.route, event.aggregate_type, event.aggregate_id
+
+
+def unit_of(told: Told) -> Unit:
+    """Name what waits if a change has to."""
+    if isinstance(told, EventRow):
+        return aggregate_of(told)
+    return told.route, key_text(told.key)
 
 
 def sweep_of(route: str, floor: str) -> Request:

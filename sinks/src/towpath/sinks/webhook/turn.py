@@ -1,19 +1,20 @@
 """One attempt at a batch: its lanes are sent side by side, by several threads."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from towpath.schemas.failure import BusyError, HaltError, TowpathError
 from towpath.sinks.change import EventRow
-from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.webhook.answer import Outcome, Verdict
 from towpath.sinks.webhook.client import Client
 from towpath.sinks.webhook.payload import Request, request_of
 
-# A receiver that is down fails every request: after this many no other is begun. One
-# would let a single bad key hold back all others.
-_FAILURES_TO_STOP: Final = 5
+# A receiver that is down fails at every request. After so many in a row it is asked for
+# a proof that it is well: fewer would ask for each bad key.
+_ASKED_AFTER: Final = 5
+# A receiver that only takes what it has taken before is not well.
+_MAX_IN_A_ROW: Final = 50
 
 
 class Failure(NamedTuple):
@@ -37,24 +38,39 @@ class Turn:
     Attributes:
         failures: What was not answered.
         taken: The last request that was taken, if any was.
+        is_answering: Whether the receiver took anything, or knew it.
+        has_stopped: Whether it was given up: the receiver fails at everything.
     """
 
-    def __init__(self, client: Client, answered: dict[str, Verdict]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        answered: dict[str, Verdict],
+        is_well: Callable[[], bool],
+    ) -> None:
         self._client = client
         self._answered = answered
+        self._is_well = is_well
         self._stop = threading.Event()
+        self._judging = threading.Lock()
+        self._in_a_row = 0
         self.failures: list[Failure] = []
         self.taken: Request | None = None
+        self.is_answering = False
 
     @property
-    def failed(self) -> dict[str, str]:
-        """The changes at which the receiver failed, with its words."""
-        return {
-            change_id: str(failure.error)
-            for failure in self.failures
-            if isinstance(failure.error, TargetUnavailableError)
-            for change_id in failure.request.told
-        }
+    def has_stopped(self) -> bool:
+        return self._stop.is_set()
+
+    @property
+    def worst(self) -> TowpathError:
+        """The failure to be raised, if there is any."""
+        return max(self.failures, key=lambda failure: failure.severity).error
+
+    @property
+    def is_halting(self) -> bool:
+        """Tell whether the receiver wants no webhooks at all."""
+        return any(isinstance(one.error, HaltError) for one in self.failures)
 
     def send(self, lane: Iterable[Request]) -> None:
         """Send the requests of a lane in order, until one is not taken."""
@@ -72,6 +88,8 @@ class Turn:
         is_taken = verdict.outcome is Outcome.TAKEN
         if is_taken:
             self.taken = request
+        if verdict.outcome is not Outcome.REFUSED:
+            self._in_a_row, self.is_answering = 0, True
         if is_taken or len(request.told) == 1:
             self._answered.update(dict.fromkeys(request.told, verdict))
             return verdict.outcome in {Outcome.TAKEN, Outcome.KNOWN}
@@ -83,7 +101,16 @@ class Turn:
         return True
 
     def _fail(self, failure: Failure) -> None:
-        self.failures.append(failure)
-        is_general = isinstance(failure.error, BusyError | HaltError)
-        if is_general or len(self.failures) >= _FAILURES_TO_STOP:
-            self._stop.set()
+        with self._judging:
+            self.failures.append(failure)
+            self._in_a_row += 1
+            count = self._in_a_row
+            if self._stop.is_set():
+                return
+            is_asked = count % _ASKED_AFTER == 0
+            if (
+                isinstance(failure.error, HaltError)
+                or count >= _MAX_IN_A_ROW
+                or (is_asked and not self._is_well())
+            ):
+                self._stop.set()

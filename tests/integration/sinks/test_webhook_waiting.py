@@ -1,0 +1,366 @@
+"""A receiver that fails at some keys: only these wait, over batches and restarts."""
+
+import random
+import threading
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from support.letters import Letters, desk_of
+from support.serving import PATIENCE_S, Feed, Place, driver
+from support.waiting import until
+from support.webhook_receiver import SECRET, Answer, Receiver, Taken
+from towpath.schemas.clock import SystemClock
+from towpath.settings import Route
+from towpath.settings import Sink as SinkSettings
+from towpath.settings.webhook import WebhookOptions
+from towpath.sinks.change import Origin, Record
+from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.errors import TargetBusyError, TargetUnavailableError
+from towpath.sinks.jobs.batch import BatchWriter
+from towpath.sinks.jobs.replay import Orders
+from towpath.sinks.routes import Routes
+from towpath.sinks.webhook.sink import WebhookSink
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+class Hours:
+    """A clock that moves on when somebody waits; its date is the true one."""
+
+    def __init__(self) -> None:
+        self.at_s = 0.0
+
+    def now(self):
+        """Tell the true time, for signatures."""
+        return SystemClock().now()
+
+    def monotonic_s(self) -> float:
+        """Tell the test's time."""
+        return self.at_s
+
+    def wait(self, delay_s: float) -> None:
+        """Let time pass at once."""
+        self.at_s += delay_s
+
+
+class Hook:
+    """A sink with its writer, as a process has them, on a clock of the test's own."""
+
+    def __init__(self, receiver: Receiver, folder) -> None:
+        self.receiver = receiver
+        self.clock = Hours()
+        self.letters = Letters()
+        self._folder = folder
+        self._offset = 0
+        self._log_lsn = 0
+        self._batch_id = 0
+        self.start()
+
+    def start(self, **options) -> None:
+        """Make the sink and its writer, as a new process does."""
+        given = {"secrets": (SECRET,), "timeout_s": 5, **options}
+        made = WebhookOptions(**given)
+        sink = WebhookSink(
+            self.receiver.url, made, self.clock, self._folder / "webhook.json"
+        )
+        sink.open()
+        settings = SinkSettings(
+            name="hook",
+            kind="webhook",
+            url=self.receiver.url,
+            webhook={"secrets": [SECRET]},
+            route=[
+                Route(topic="t", name="orders"),
+                Route(topic="e", name="events", kind="event_log"),
+            ],
+        )
+        parked = ParkedKeys()
+        parked.recall(self.letters.entries())
+        desk = desk_of(self.letters, parked=parked)
+        self.parked = parked
+        self.writer = BatchWriter(Routes(settings), sink, desk)
+        self.orders = Orders(
+            self.writer, self.letters, parked, desk.repairs, self.clock
+        )
+
+    def row(self, key: int, status: str = "placed") -> Record:
+        """Make the record of a row at the next position."""
+        value = f'{{"op": "u", "after": {{"id": {key}, "status": "{status}"}}}}'
+        headers = {"position": self._position()}
+        origin = Origin("t", 0, self._offset)
+        return Record(origin, f'{{"id": {key}}}'.encode(), value.encode(), headers)
+
+    def event(self, aggregate_id: str) -> Record:
+        """Make the record of an event at the next position."""
+        told = {
+            "aggregate_type": "order",
+            "type": "OrderPlaced",
+            "occurred_at": "2026-01-01T00:00:00.000000Z",
+        }
+        headers = {name: text.encode() for name, text in told.items()}
+        headers["position"] = self._position()
+        headers["id"] = f"e{self._offset}".encode()
+        origin = Origin("e", 0, self._offset)
+        return Record(origin, aggregate_id.encode(), b"{}", headers)
+
+    def write(self, *records: Record):
+        """Write one batch."""
+        self._batch_id += 1
+        return self.writer.write_records(records, self._batch_id)
+
+    def attend(self, rounds: int = 1, pause_s: float = 70.0) -> None:
+        """Let time pass, and do what is due then."""
+        for _ in range(rounds):
+            self.clock.wait(pause_s)
+            self.orders.attend()
+
+    def statuses(self) -> dict[str, str]:
+        """Return what the receiver holds."""
+        rows = self.receiver.rows("orders")
+        return {row.key: row.fields["status"] for row in rows}
+
+    def requests_about(self, key: int) -> int:
+        """Count the requests about a key."""
+        return sum(key in keys_of(taken) for taken in self.receiver.requests)
+
+    def open_letters(self) -> list[str]:
+        """Return the reasons of what is set aside."""
+        book = Book().read(self.letters.entries())
+        return [x.reason for matter in book.letters for x in book.of(matter)]
+
+    def _position(self) -> bytes:
+        self._offset += 1
+        self._log_lsn += 8
+        return f"{self._log_lsn:016x}.0000000000".encode()
+
+
+def keys_of(taken: Taken) -> list[object]:
+    """List the keys and events that a request is about."""
+    return [one["key"][0] if "key" in one else one["event_id"] for one in taken.changes]
+
+
+def failing(*keys: object, status: int = 500, **headers: str):
+    """Answer requests about some keys with a status."""
+
+    def otherwise(taken: Taken) -> Answer | None:
+        return Answer(status, headers) if {*keys_of(taken)} & {*keys} else None
+
+    return otherwise
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """Lend a receiver of its own."""
+    one = Receiver()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def hook(receiver, tmp_path) -> Hook:
+    """Lend a sink whose receiver has taken something already."""
+    made = Hook(receiver, tmp_path)
+    made.write(made.row(0))
+    return made
+
+
+@pytest.mark.parametrize("per_request", [1, 10])
+def test_bad_answers_now_and_then_neither_pause_nor_park(receiver, hook, per_request):
+    """
+    B6: at 5 % of 429 and 500, each batch is written by one call, whole and in order.
+    """
+    hook.start(changes_per_request=per_request)
+    chance, lock = random.Random(7), threading.Lock()  # noqa: S311 - repeatable
+
+    def otherwise(_: Taken) -> Answer | None:
+        with lock:
+            status = chance.choice((429, 500)) if chance.random() < 0.05 else 0
+        return Answer(status) if status else None
+
+    receiver.otherwise = otherwise
+    for status in ("placed", "paid", "sent"):
+        rows = [hook.row(key, status) for key in range(300)]
+        hook.write(*rows, *(hook.event(f"a{n % 40}") for n in range(120)))
+    names = [event["event_id"] for event in receiver.events]
+    by_aggregate: dict[str, list[str]] = {}
+    for event in receiver.events:
+        by_aggregate.setdefault(event["aggregate_id"], []).append(event["position"])
+
+    assert ({str(key): "sent" for key in range(300)}, 360, 360, []) == (
+        hook.statuses(),
+        len(names),
+        len(set(names)),
+        hook.open_letters(),
+    )
+    assert all(positions == sorted(positions) for positions in by_aggregate.values())
+
+
+def test_a_key_that_fails_for_long_waits_alone_over_batches(receiver, hook):
+    """
+    The rest of its batch and later batches flow; its changes come later, in order.
+
+    It is set aside durably, so that a restart in between changes nothing.
+    """
+    receiver.otherwise = failing(2, "e5")
+    first = [hook.row(1), hook.row(2), hook.row(3), hook.event("a"), hook.event("b")]
+    done = hook.write(*first)
+    hook.write(hook.row(2, "paid"), hook.row(4, "paid"), hook.event("a"))
+    waited = hook.statuses(), [event["event_id"] for event in receiver.events]
+    hook.start()
+    hook.attend()
+    receiver.otherwise = lambda _: None
+    hook.attend(2)
+    hook.write(hook.row(2, "sent"))
+
+    assert ({"0", "1", "3", "4"}, ["e6"], 2) == (
+        waited[0].keys(),
+        waited[1],
+        done.dead_letters,
+    )
+    assert ("sent", ["e6", "e5", "e9"], [], 0) == (
+        hook.statuses()["2"],
+        [event["event_id"] for event in receiver.events],
+        hook.open_letters(),
+        len(hook.parked),
+    )
+
+
+def test_a_pause_that_is_asked_for_one_key_is_kept_for_that_key(receiver, hook):
+    """
+    Nothing else waits, and the key is not asked for again before its time.
+    """
+    receiver.otherwise = failing(2, status=429, **{"Retry-After": "200"})
+    hook.write(hook.row(1), hook.row(2), hook.row(3))
+    before = hook.clock.at_s
+    hook.attend(2)
+    early = hook.requests_about(2)
+    receiver.otherwise = lambda _: None
+    hook.attend(2)
+
+    assert (True, 1, 2) == (before < 200, early, hook.requests_about(2))
+    assert hook.statuses().keys() == {"0", "1", "2", "3"}
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "error"),
+    [(500, {}, TargetUnavailableError), (429, {"Retry-After": "9"}, TargetBusyError)],
+)
+def test_a_receiver_that_fails_at_everything_has_the_sink_wait(
+    receiver, hook, status, headers, error
+):
+    """
+    Nothing is set aside, the longest pause is honoured, and few requests are sent.
+    """
+    hook.start(concurrency=1)
+    receiver.otherwise = lambda _: Answer(status, headers)
+    before = len(receiver.requests)
+    with pytest.raises(error) as caught:
+        hook.write(*(hook.row(key) for key in range(1, 50)))
+    sent = len(receiver.requests) - before
+    receiver.otherwise = lambda _: None
+    hook.write(*(hook.row(key) for key in range(1, 50)))
+
+    assert (6, [], 50) == (sent, hook.open_letters(), len(hook.statuses()))
+    assert getattr(caught.value, "retry_after_s", 9.0) == 9.0
+
+
+def test_many_bad_keys_wait_while_the_others_flow(receiver, hook):
+    """
+    A hundred of them in a row do not look like a receiver that is down.
+    """
+    bad = range(100, 200)
+    receiver.otherwise = failing(*bad)
+    batch = [
+        hook.row(key) for pair in zip(range(100), bad, strict=True) for key in pair
+    ]
+    hook.write(*batch)
+    held = hook.statuses()
+    receiver.otherwise = lambda _: None
+    hook.attend(2)
+
+    assert (100, 200, []) == (len(held), len(hook.statuses()), hook.open_letters())
+
+
+def test_a_key_that_is_given_up_waits_for_somebody(receiver, hook):
+    """
+    After so many attempts over so long its letter says so, and it is left alone.
+    """
+    receiver.otherwise = failing(2)
+    hook.write(hook.row(2))
+    (first,) = hook.open_letters()
+    hook.attend(12)
+    (last,) = hook.open_letters()
+    asked = hook.requests_about(2)
+    with structlog.testing.capture_logs() as logs:
+        hook.attend(3)
+
+    assert ("not taken for now", "given up after 10 attempts", asked, []) == (
+        first.partition(",")[0],
+        last.partition("; ")[2].partition(" in ")[0],
+        hook.requests_about(2),
+        logs,
+    )
+
+
+class Partner(Place):
+    """A driver with one webhook sink, whose receiver the test has."""
+
+    def prepare(self, url: str) -> None:
+        """Write the configuration, and the table's first records."""
+        block = self.sink("hook", "webhook", url, "orders")
+        options = f'webhook = {{ secrets = ["{SECRET}"], give_up_after_s = 600 }}\n'
+        self.write_config(block.replace("[[sink.route]]", options + "[[sink.route]]"))
+        self.feed = Feed(self)
+        self.feed.work(300, keys=60, seed=1)
+
+
+@pytest.mark.spark
+def test_a_driver_goes_on_past_a_receiver_with_bad_answers(
+    stack, unique, tmp_path, receiver
+):
+    """
+    B6: 5 % bad answers and one key that always fails cause no pause of the sink.
+
+    The bad key waits; as soon as the receiver is mended it arrives by itself.
+    """
+    stack.up("kafka")
+    place = Partner(stack, unique, tmp_path)
+    place.prepare(receiver.url)
+    chance, lock = random.Random(3), threading.Lock()  # noqa: S311 - repeatable
+    bad = next(iter(place.feed.rows))
+    is_mended = threading.Event()
+
+    def otherwise(taken: Taken) -> Answer | None:
+        with lock:
+            is_bad = chance.random() < 0.05
+        if is_bad or (bad in keys_of(taken) and not is_mended.is_set()):
+            return Answer(chance.choice((429, 500)))
+        return None
+
+    def told() -> dict[int, str | None]:
+        rows = receiver.rows("orders")
+        return {int(r.key): None if r.is_deleted else r.fields["status"] for r in rows}
+
+    expected = {}
+    receiver.otherwise = otherwise
+    with driver(place):
+        for seed in (2, 3):
+            place.wait_applied("hook")
+            place.feed.work(100, keys=60, seed=seed)
+        place.wait_applied("hook")
+        expected = {key: row[1] for key, row in place.feed.rows.items()}
+        others = {k: status for k, status in expected.items() if k != bad}
+        while_waiting = {k: status for k, status in told().items() if k != bad}
+        progress = place.progress("hook")
+        is_mended.set()
+        until(lambda: told() == expected, "the key arrives", timeout_s=PATIENCE_S)
+        until(
+            lambda: place.progress("hook").parked == 0,
+            "nothing is parked",
+            timeout_s=PATIENCE_S,
+        )
+
+    assert (others, 1, 0) == (while_waiting, progress.parked, progress.retries)

@@ -273,10 +273,7 @@ def test_many_bad_keys_wait_while_the_others_flow(receiver, hook):
     """
     bad = range(100, 200)
     receiver.otherwise = failing(*bad)
-    batch = [
-        hook.row(key) for pair in zip(range(100), bad, strict=True) for key in pair
-    ]
-    hook.write(*batch)
+    hook.write(*(hook.row(key) for key in (*bad, *range(100))))
     held = hook.statuses()
     receiver.otherwise = lambda _: None
     hook.attend(2)

@@ -47,6 +47,9 @@ _BEHIND: Final = "an earlier event of it was refused"
 
 _DONE: Final = frozenset({Outcome.TAKEN, Outcome.KNOWN})
 
+# A receiver that takes nothing new of so many is not well, whatever it took before.
+_MANY: Final = 50
+
 # Most failures are over by then; for longer, no batch waits for its last keys.
 _WAIT_IN_BATCH_S: Final = 5.0
 
@@ -236,12 +239,15 @@ class WebhookSink:
         """
         Tell whether the receiver fails at everything.
 
-        What is tried again is what it failed at before: many failures in a row say
-        nothing of the rest then.
+        What is tried again is what it failed at before: many failures say nothing of
+        the rest then.
         """
         if turn.has_stopped:
-            return is_first or not self._is_well()
-        return not turn.is_answering and not self._is_well()
+            return True
+        if turn.is_answering:
+            return False
+        is_all = is_first and len(turn.failures) >= _MANY
+        return is_all or not self._is_well()
 
     def _blame(self, one: Told, error: TowpathError) -> None:
         """Have one key wait that a receiver fails at which is well, or give it up."""

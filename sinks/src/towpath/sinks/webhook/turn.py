@@ -13,8 +13,6 @@ from towpath.sinks.webhook.payload import Request, request_of
 # A receiver that is down fails at every request. After so many in a row it is asked for
 # a proof that it is well: fewer would ask for each bad key.
 _ASKED_AFTER: Final = 5
-# A receiver that only takes what it has taken before is not well.
-_MAX_IN_A_ROW: Final = 50
 
 
 class Failure(NamedTuple):
@@ -104,13 +102,9 @@ class Turn:
         with self._judging:
             self.failures.append(failure)
             self._in_a_row += 1
-            count = self._in_a_row
             if self._stop.is_set():
                 return
-            is_asked = count % _ASKED_AFTER == 0
-            if (
-                isinstance(failure.error, HaltError)
-                or count >= _MAX_IN_A_ROW
-                or (is_asked and not self._is_well())
-            ):
+            is_asked = self._in_a_row % _ASKED_AFTER == 0
+            is_halting = isinstance(failure.error, HaltError)
+            if is_halting or (is_asked and not self._is_well()):
                 self._stop.set()

@@ -4,7 +4,8 @@ Resume without duplicates: the real outlet, marks and ledger over a broker that 
 The broker takes records into queues, appends them in order per partition whenever it
 likes, and acknowledges what it appended whenever it likes. At a crash each partition
 appends some more of what was on its way and loses the rest. The stream begins again at
-what Postgres was told.
+what Postgres was told. Between two processes topics may be given partitions, which the
+operator lets the relay use.
 """
 
 from collections import defaultdict, deque
@@ -20,10 +21,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towpath.relay.delivery import Acknowledgement, Delivery, DeliveryLedger
-from towpath.relay.marks import Marks, Published, parse_marks
+from towpath.relay.lineage import Found
+from towpath.relay.marks import (
+    FormerCount,
+    Mark,
+    Marks,
+    Published,
+    parse_former,
+    parse_marks,
+)
 from towpath.relay.pipeline.marking import Marked, Marking
 from towpath.relay.pipeline.outlet import Outlet
 from towpath.relay.ports import Outgoing, TopicFacts
+from towpath.relay.repair import Misfit, Misfitting, plan_marks
 from towpath.relay.routing.partition import partition_of
 from towpath.relay.routing.record import ANY_PARTITION, Record
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
@@ -70,12 +80,13 @@ class Broker:
     unheard: dict[tuple[str, int], deque[Callable[[], None]]] = field(
         default_factory=lambda: defaultdict(deque)
     )
+    partition_count: int = PARTITIONS
     needs_commit = False
 
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
         for record, on_delivery in outgoing:
             partition = record.partition
-            count = 1 if record.topic == STATE else PARTITIONS
+            count = 1 if record.topic == STATE else self.partition_count
             if partition == ANY_PARTITION:
                 partition = partition_of(record.key or b"", count)
             self.coming[record.topic, partition].append((record, on_delivery))
@@ -111,7 +122,8 @@ class Broker:
         pass
 
     def ensure(self, topic: str) -> TopicFacts:
-        return TopicFacts(1_000_000, 1 if topic == STATE else PARTITIONS)
+        count = 1 if topic == STATE else self.partition_count
+        return TopicFacts(1_000_000, count)
 
     def ends(self, topic: str, partition_count: int) -> Mapping[int, int]:
         return {at: len(self.logs[topic, at]) for at in range(partition_count)}
@@ -130,6 +142,34 @@ class Broker:
             (r.key or b"").decode(): orjson.loads(r.value or b"")
             for r in self.logs[STATE, 0]
         }
+
+
+def former_counts(documents: Mapping[str, Any]) -> dict[str, tuple[FormerCount, ...]]:
+    """Read the former partition counts, as the relay does at start."""
+    return {
+        key.removeprefix("marks:"): former
+        for key, document in documents.items()
+        if key.startswith("marks:") and (former := parse_former(document))
+    }
+
+
+def add_partitions(broker: Broker) -> None:
+    """Give every topic partitions, and repair the state as the operator does."""
+    documents = broker.documents()
+    had = tails(broker, documents)
+    broker.partition_count += 2
+    has = {
+        topic: {n: marks.get(n, Mark(0, None)) for n in range(broker.partition_count)}
+        for topic, marks in had.items()
+    }
+    misfit = Misfit("partitions were added", broker.partition_count, has_lost=False)
+    topics = Misfitting(
+        dict.fromkeys(had, misfit), had, former_counts(documents), has, {}, "now"
+    )
+    source = Found("77", 1, (), 0, None, 0, "towpath")
+    for key, document in plan_marks(topics, source).documents.items():
+        value = orjson.dumps(document)
+        broker.logs[STATE, 0].append(Record(STATE, key.encode(), value, [], b"", 0, 9))
 
 
 class Clock:
@@ -176,8 +216,9 @@ class Process:
     may_let_go: Callable[[], bool]
 
     def __post_init__(self) -> None:
-        found = tails(self.broker, self.broker.documents())
-        published = Published(found)
+        documents = self.broker.documents()
+        found, former = tails(self.broker, documents), former_counts(documents)
+        published = Published(found, former)
         self.ledger = DeliveryLedger(self.start_lsn)
         self.invisible = InvisibleTransactions(self.start_lsn)
         self.tally = Tally()
@@ -185,7 +226,7 @@ class Process:
             self.broker, self.broker, self.ledger, _Dead(), self.tally, published
         )
         self.marking = Marking(
-            Marked(Marks(found), published.log_lsn, 0, 0),
+            Marked(Marks(found, former), published.log_lsn, 0, 0),
             StateRecords("p"),
             self.outlet,
             self.ledger,
@@ -263,6 +304,8 @@ class Life:
         """Stream through crashes, to the end; return the broker."""
         while self._live_until_crash():
             self.broker.crash(lambda n: self.random.randint(0, n))
+            if self.random.random() < 0.3:
+                add_partitions(self.broker)
         return self.broker
 
     def _live_until_crash(self) -> bool:
@@ -330,7 +373,7 @@ def check(history: Transactions, broker: Broker) -> None:
     found = defaultdict(list)
     for (topic, _), log in sorted(broker.logs.items()):
         if topic != STATE:
-            positions = [record.position for record in log]
+            positions = [record.position for record in log if record.position]
             assert sorted(positions) == positions
             found[topic] += positions
 
@@ -402,7 +445,9 @@ def test_the_histories_refute_a_topic_without_its_first_mark(monkeypatch):
     A topic's first mark must stand before its first record.
     """
 
-    def unmarked(self: Marking, topic: str, find_ends: Callable[[], Any]) -> None:
+    def unmarked(
+        self: Marking, topic: str, _count: int, find_ends: Callable[[], Any]
+    ) -> None:
         if not self._marks.knows(topic):
             self._marks.begin(topic, find_ends())
 
@@ -420,6 +465,20 @@ def test_the_histories_refute_a_comparison_by_the_highest_of_all(monkeypatch):
         return position <= self.horizon
 
     monkeypatch.setattr(Published, "has", has)
+
+    seen_red()
+
+
+def test_the_histories_refute_one_partition_count_for_all(monkeypatch):
+    """
+    What was published by a former partition count is looked for by that count.
+    """
+    original = Published.__init__
+
+    def without(self: Published, marks: Mapping[str, Any], _former: Any) -> None:
+        original(self, marks)
+
+    monkeypatch.setattr(Published, "__init__", without)
 
     seen_red()
 

@@ -5,8 +5,16 @@ import pytest
 
 from towpath.relay.errors import StateRefusedError
 from towpath.relay.lineage import Found, FoundSlot, parse_lineages
-from towpath.relay.marks import Mark
-from towpath.relay.repair import LOST, Evidence, misfits, plan_marks, plan_repair
+from towpath.relay.marks import FormerCount, Mark
+from towpath.relay.repair import (
+    LOST,
+    Evidence,
+    Misfit,
+    Misfitting,
+    find_misfits,
+    plan_marks,
+    plan_repair,
+)
 from towpath.relay.state import parse_state
 from towpath.schemas.position import format_position
 
@@ -113,7 +121,7 @@ def test_marks_that_fit_their_topics_are_left_alone():
     """
     marks = {"a": {0: Mark(5, None)}}
 
-    assert misfits(marks, {"a": 1}, {("a", 0): 7}) == {}
+    assert find_misfits(marks, {"a": 1}, {("a", 0): 7}) == {}
 
 
 def test_marks_that_do_not_fit_are_made_anew():
@@ -126,13 +134,14 @@ def test_marks_that_do_not_fit_are_made_anew():
         "wide": {0: Mark(5, None)},
     }
     ends = {("gone", 0): -1, ("short", 0): 4, ("short", 1): 1, ("wide", 0): 5}
-    reasons = misfits(marks, {"short": 2, "wide": 3}, ends)
-    assert reasons == {
-        "gone": "is gone",
-        "short": "ends below its mark in partition 0",
-        "wide": "had 1 partitions and has 3",
+    misfits = find_misfits(marks, {"short": 2, "wide": 3}, ends)
+    assert misfits == {
+        "gone": Misfit("is gone", 0, has_lost=True),
+        "short": Misfit("ends below its mark in partition 0", 2, has_lost=True),
+        "wide": Misfit("had 1 partitions and has 3", 3, has_lost=False),
     }
-    planned = plan_marks(reasons, {"short": {0: Mark(4, None)}}, found())
+    has = {"short": {0: Mark(4, None)}}
+    planned = plan_marks(Misfitting(misfits, marks, {}, has, {}, "now"), found())
     expected = {
         "marks:gone": None,
         "marks:short": {"partitions": {"0": {"next_offset": 4, "position": None}}},
@@ -140,3 +149,45 @@ def test_marks_that_do_not_fit_are_made_anew():
     }
 
     assert expected == planned.documents
+
+
+def test_what_was_published_stays_with_the_former_partition_count():
+    """
+    A topic that was given partitions uses them behind its last transaction.
+
+    One that was given some twice keeps both bounds.
+    """
+    before = FormerCount(2, b"0000000000000008.9999999999")
+    marks = {"wide": {n: Mark(5, b"0000000000000010.0000000001") for n in range(3)}}
+    misfits = {"wide": Misfit("had 3 partitions and has 4", 4, has_lost=False)}
+    has = {"wide": {0: Mark(7, None), 1: Mark(9, b"0000000000000018.0000000002")}}
+    topics = Misfitting(misfits, marks, {"wide": (before,)}, has, {}, "now")
+    document = plan_marks(topics, found()).documents["marks:wide"]
+
+    assert document is not None
+    assert (document["partitions"]["0"]["position"], document["former"]) == (
+        "0000000000000010.0000000001",
+        [
+            {"count": 2, "until": "0000000000000008.9999999999"},
+            {"count": 3, "until": "0000000000000018.9999999999"},
+        ],
+    )
+
+
+def test_lost_topics_are_made_as_they_were_and_their_tables_are_asked_for():
+    """
+    A gone topic is made with its former count; what no table fills is told.
+    """
+    marks = {name: {0: Mark(5, None), 1: Mark(5, None)} for name in ("a", "b", "c")}
+    gone = Misfit("is gone", 0, has_lost=True)
+    collections = {"a": "shop.a", "b": None}
+    topics = Misfitting(dict.fromkeys(marks, gone), marks, {}, {}, collections, "now")
+    planned = plan_marks(topics, found())
+
+    assert (planned.made, planned.asked, planned.signal_id) == (
+        {"a": 2, "b": 2},
+        ("shop.a",),
+        "repair-now",
+    )
+
+    assert any("topic b lost cannot be read" in note for note in planned.notes)

@@ -20,9 +20,11 @@ from towpath.relay.errors import SourceUnavailableError
 from towpath.relay.kafka.producer import KafkaProducer
 from towpath.relay.kafka.state import StateTopic, write_now
 from towpath.relay.kafka.tails import end_offsets
+from towpath.relay.kafka.topic_watch import TopicWatch
 from towpath.relay.line import Line, Past, World
 from towpath.relay.lineage import Decision, Lineage, Remembered
-from towpath.relay.look_back import look_back, transactional_id
+from towpath.relay.look_back import look_back, look_before_making, transactional_id
+from towpath.relay.marks import Marks
 from towpath.relay.opening import Opening
 from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.connect import Connection, connect
@@ -56,6 +58,7 @@ class Attempt:
         self._state = StateTopic(world.settings.kafka, database.prefix)
         self._opening = Opening(world, is_stopping)
         self._why_anew: str | None = None
+        self._topic_watch: TopicWatch | None = None
         # By lineage, from which log LSN on the log knows the publications of the file.
         self._known_from: dict[int, int] = {}
 
@@ -84,7 +87,8 @@ class Attempt:
         source = settings.database
         connection = closing.enter_context(connect(source.dsn))
         world.captured.replace(read_captured(connection, settings))
-        world.topics.open(source.prefix, world.captured.names)
+        had = look_before_making(world, self._state)
+        world.topics.open(source.prefix, world.captured.names, had)
         ownership = self._claim(closing)
         producer = self._make_producer(closing)
         past = look_back(self._world, self._state, producer)
@@ -108,6 +112,7 @@ class Attempt:
             ),
         )
         self._watch(closing, ownership, decision)
+        self._topic_watch = self._watch_topics(closing, past.marks)
         if not self._start(stream, settings, catalog):
             return
         _LOG.info(
@@ -138,11 +143,15 @@ class Attempt:
         Tell whether the process is to stop.
 
         Raises:
+            PartitionCountChangedError: A topic has other partitions than it had.
+            TopicTruncatedError: A topic was deleted.
             SourceUnavailableError: The guardian wants a new beginning, at once: what
                 is on its way may be another process's by now.
         """
         if self._why_anew is not None:
             raise SourceUnavailableError(self._why_anew)
+        if self._topic_watch is not None:
+            self._topic_watch.check()
         return self._is_stopping() or self._opening.is_over
 
     def _start(
@@ -191,6 +200,15 @@ class Attempt:
         closing.callback(guardian.close)
         guardian.start()
 
+    def _watch_topics(self, closing: ExitStack, marks: Marks) -> TopicWatch:
+        world = self._world
+        watch = TopicWatch(
+            world.settings.kafka, world.topics.counts, marks.knows, world.wakeup.wake
+        )
+        closing.callback(watch.close)
+        watch.start()
+        return watch
+
     def _claim(self, closing: ExitStack) -> Ownership:
         settings, world = self._world.settings, self._world
         ownership = Ownership(settings.database.dsn, settings.database.slot)
@@ -208,6 +226,7 @@ class Attempt:
         is_transactional = settings.relay.delivery is DeliveryMode.TRANSACTIONAL
         producer = KafkaProducer(
             settings.kafka,
+            topics.counts,
             max_in_flight_bytes=settings.relay.max_in_flight_bytes,
             batch_bytes=topics.batch_bytes,
             record_bytes=topics.record_bytes,

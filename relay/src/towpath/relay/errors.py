@@ -192,8 +192,8 @@ class TopicTruncatedError(HaltError):
     """A topic was truncated, or deleted and made anew: what it had is not known."""
 
     remedy = (
-        "Bring the topic back, or run towpath relay state repair and fill its readers "
-        "again."
+        "Bring the topic back, or stop the relay and run towpath relay state repair, "
+        "which makes the topic again and asks for snapshots of what it lost."
     )
 
 
@@ -201,8 +201,8 @@ class PartitionCountChangedError(HaltError):
     """A topic has other partitions than it had: keys would change their order."""
 
     remedy = (
-        "Make the topic anew with its former partition count, or stop the services, "
-        "let the relay drain with the former count and run towpath relay state repair."
+        "Stop the relay and run towpath relay state repair, which lets it use the "
+        "added partitions from the next position on; keys move then."
     )
 
 

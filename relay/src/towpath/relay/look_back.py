@@ -7,13 +7,15 @@ without them; and what one without them left with a leader alone is waited for, 
 replicated topics, before the ends of the topics are believed.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from towpath.relay.kafka.barrier import replicated, write_barriers
 from towpath.relay.kafka.parked import read_parked
 from towpath.relay.kafka.producer import KafkaProducer, fence
+from towpath.relay.kafka.reading import partition_counts
 from towpath.relay.kafka.state import StateTopic
-from towpath.relay.kafka.tails import read_tails
+from towpath.relay.kafka.tails import read_tails, refuse_gone
 from towpath.relay.line import Past, World
 from towpath.relay.marks import Marks, Published
 from towpath.relay.state import CONFIRMED_KEY, DELIVERY_KEY, State
@@ -25,6 +27,26 @@ _TRANSACTIONAL: Final = DeliveryMode.TRANSACTIONAL
 def transactional_id(settings: Settings) -> str:
     """Return who the relay is to the brokers, where that matters."""
     return f"towpath-{settings.database.prefix}-{settings.database.slot}"
+
+
+def look_before_making(world: World, topic: StateTopic) -> Mapping[str, int]:
+    """
+    Look for topics that are gone before any topic is made.
+
+    Returns:
+        By topic, the partition count that its marks tell.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+        TopicTruncatedError: A topic that had records is gone.
+        StateLostError: The state cannot be read.
+    """
+    kafka = world.settings.kafka
+    if topic.topic not in partition_counts(kafka):
+        return {}
+    marks = topic.read().marks
+    refuse_gone(kafka, marks)
+    return {name: len(each) for name, each in marks.items()}
 
 
 def look_back(world: World, topic: StateTopic, producer: KafkaProducer) -> Past:
@@ -63,9 +85,9 @@ def look_back(world: World, topic: StateTopic, producer: KafkaProducer) -> Past:
     )
     confirmed = state.confirmed
     stored = 0 if confirmed is None else confirmed.published_log_lsn
-    published = Published(tails.marks)
+    published = Published(tails.marks, state.former)
     highest = max(stored, tails.log_lsn, published.log_lsn)
-    return Past(state, Marks(tails.marks), published, highest, parked)
+    return Past(state, Marks(tails.marks, state.former), published, highest, parked)
 
 
 def _cover(settings: Settings, topic: StateTopic, state: State) -> None:

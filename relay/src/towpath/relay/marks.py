@@ -8,15 +8,20 @@ there makes the mark exact. Within a partition, positions of streamed records on
 because one idempotent producer writes them in the stream's order; so the last position
 tells of all before it. READ rows stand out of that order and move only ``next_offset``.
 
+Which partition a record belongs to depends on the partition count, which is stored by
+the marks themselves: there is one for each partition. When an operator lets a topic use
+partitions that were added, a position decides which count holds (``FormerCount``), so
+that records which are streamed again come to the same partitions as the first time.
+
 Pure: what is read and written, and how, is told by ``kafka``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from towpath.relay.delivery import Acknowledgement, Partition
-from towpath.relay.errors import PartitionCountChangedError
+from towpath.relay.errors import PartitionCountChangedError, TopicTruncatedError
 from towpath.schemas.position import parse_position
 
 
@@ -32,7 +37,25 @@ class Mark(NamedTuple):
 
 
 TopicMarks = Mapping[int, Mark]
-_NOTHING: Final[TopicMarks] = MappingProxyType({})
+
+
+class FormerCount(NamedTuple):
+    """
+    A topic's partition count of before partitions were added.
+
+    Attributes:
+        partition_count: Among how many partitions records were spread.
+        until: The last position at which that holds, as text.
+    """
+
+    partition_count: int
+    until: bytes
+
+
+# By topic, the former counts in the order of their positions.
+FormerCounts = Mapping[str, tuple[FormerCount, ...]]
+NO_FORMER_COUNTS: Final[FormerCounts] = MappingProxyType({})
+_FORMER: Final = "former"
 
 
 class Confirmed(NamedTuple):
@@ -59,8 +82,13 @@ class Confirmed(NamedTuple):
 class Marks:
     """The marks of every topic, as they move."""
 
-    def __init__(self, known: Mapping[str, TopicMarks]) -> None:
+    def __init__(
+        self,
+        known: Mapping[str, TopicMarks],
+        former: FormerCounts = NO_FORMER_COUNTS,
+    ) -> None:
         self._marks = {topic: dict(marks) for topic, marks in known.items()}
+        self._former = dict(former)
 
     def knows(self, topic: str) -> bool:
         """Tell whether the topic has its first mark."""
@@ -70,13 +98,29 @@ class Marks:
         """Take a topic in, with the end offset of each partition."""
         self._marks[topic] = {at: Mark(end, None) for at, end in ends.items()}
 
-    def of(self, topic: str) -> TopicMarks:
-        """Return a topic's marks."""
-        return self._marks[topic]
+    def forget_former(self, topic: str, log_lsn: int) -> bool:
+        """Let go of former partition counts below ``log_lsn``; False: not yet."""
+        former = self._former.get(topic, ())
+        if former and parse_position(former[-1].until.decode()).log_lsn >= log_lsn:
+            return False
+        self._former.pop(topic, None)
+        return True
 
-    def topics(self) -> Mapping[str, TopicMarks]:
-        """Return every topic's marks."""
-        return self._marks
+    def document(self, topic: str) -> dict[str, Any]:
+        """Return a topic's marks as the state topic holds them."""
+        return marks_document(self._marks[topic], self._former.get(topic, ()))
+
+    def check_count(self, topic: str, count: int) -> None:
+        """
+        Make sure that a topic has the partitions that it had.
+
+        Raises:
+            PartitionCountChangedError: It has others.
+        """
+        marks = self._marks.get(topic)
+        if marks is not None and len(marks) != count:
+            reason = f"topic {topic} had {len(marks)} partitions and has {count} now"
+            raise PartitionCountChangedError(reason)
 
     def move(
         self,
@@ -88,21 +132,26 @@ class Marks:
 
         Raises:
             PartitionCountChangedError: A topic has more partitions than it had.
+            TopicTruncatedError: A topic was deleted and made again meanwhile.
         """
         moved: set[str] = set()
-        for (topic, partition), (position, place) in reached.items():
-            moved.update(self._raise(topic, partition, place.offset(), position))
-        for (topic, partition), place in passed.items():
-            moved.update(self._raise(topic, partition, place.offset(), None))
+        for at, (position, place) in reached.items():
+            moved.update(self._raise(at, place.offset(), position))
+        for at, place in passed.items():
+            # Both kinds go into one partition; the streamed ones may be the later ones.
+            is_last = at not in reached
+            moved.update(self._raise(at, place.offset(), None, is_last=is_last))
         return frozenset(moved)
 
     def _raise(
         self,
-        topic: str | None,
-        partition: int | None,
+        at: Partition,
         offset: int | None,
         position: bytes | None,
+        *,
+        is_last: bool = True,
     ) -> Iterable[str]:
+        topic, partition = at
         marks = self._marks.get(topic or "")
         if marks is None or partition is None or offset is None or topic is None:
             return ()
@@ -111,6 +160,12 @@ class Marks:
             # Partitions were added while we ran: keys begin to stand elsewhere.
             reason = f"topic {topic} had {len(marks)} partitions and has more now"
             raise PartitionCountChangedError(reason)
+        if is_last and offset < before.next_offset:
+            reason = (
+                f"partition {partition} of {topic} took a record at {offset}, but "
+                f"reached {before.next_offset} before: the topic was made again"
+            )
+            raise TopicTruncatedError(reason)
         marks[partition] = Mark(
             max(before.next_offset, offset + 1), position or before.position
         )
@@ -125,7 +180,12 @@ class Published:
         horizon: The highest position of any partition; nothing above it is there.
     """
 
-    def __init__(self, tails: Mapping[str, TopicMarks]) -> None:
+    def __init__(
+        self,
+        tails: Mapping[str, TopicMarks],
+        former: FormerCounts = NO_FORMER_COUNTS,
+    ) -> None:
+        self.former = former
         self._highs = {
             (topic, partition): mark.position
             for topic, marks in tails.items()
@@ -145,8 +205,14 @@ class Published:
         return high is not None and position <= high
 
 
-def marks_document(marks: TopicMarks) -> dict[str, Any]:
+def marks_document(
+    marks: TopicMarks, former: Sequence[FormerCount] = ()
+) -> dict[str, Any]:
     """Return a topic's marks as the state topic holds them."""
+    told = [
+        {"count": each.partition_count, "until": each.until.decode()} for each in former
+    ]
+    more = {_FORMER: told} if told else {}
     return {
         "partitions": {
             str(partition): {
@@ -155,7 +221,7 @@ def marks_document(marks: TopicMarks) -> dict[str, Any]:
             }
             for partition, mark in sorted(marks.items())
         }
-    }
+    } | more
 
 
 def parse_marks(document: Mapping[str, Any]) -> TopicMarks:
@@ -172,3 +238,16 @@ def parse_marks(document: Mapping[str, Any]) -> TopicMarks:
         )
         for partition, mark in document["partitions"].items()
     }
+
+
+def parse_former(document: Mapping[str, Any]) -> tuple[FormerCount, ...]:
+    """
+    Read a topic's former partition counts, if it had any.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: It is not what was written.
+    """
+    return tuple(
+        FormerCount(int(each["count"]), each["until"].encode())
+        for each in document.get(_FORMER, ())
+    )

@@ -1,33 +1,58 @@
 """
 What a lost state must have been, from what Kafka and the source still have. Pure.
 
-If only marks do not fit their topics any more (truncated, made anew, other partitions),
-those marks are made anew. If the lineage is lost, everything is. The one question then
-is what was added to the source's LSNs. If a row change proves it, or if everything
-published lies within the server's log, the history goes on where it was, and nothing is
-published twice. Otherwise a new lineage begins above everything, with a gap whose plan
-is a snapshot of every captured table.
+If only marks do not fit their topics any more, those marks are made anew. A topic that
+was deleted or truncated has lost records: it is made again as it was, and snapshots
+fill it. A topic that was given partitions uses them from the next position on.
+
+If the lineage is lost, everything is. The one question then is what was added to the
+source's LSNs. If a row change proves it, or if everything published lies within the
+server's log, the history goes on where it was, and nothing is published twice.
+Otherwise a new lineage begins above everything, with a gap whose plan is a snapshot of
+every captured table.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from towpath.relay.errors import StateRefusedError
 from towpath.relay.lineage import Found, FoundSlot, Gap, Lineage, document
-from towpath.relay.marks import Confirmed, TopicMarks, marks_document
+from towpath.relay.marks import (
+    Confirmed,
+    FormerCount,
+    FormerCounts,
+    Mark,
+    TopicMarks,
+    marks_document,
+)
 from towpath.relay.state import (
     CONFIRMED_KEY,
     LINEAGE_KEY,
     MARKS_KEY,
     SETTINGS_KEY,
 )
-from towpath.schemas.position import format_lsn
+from towpath.schemas.position import format_lsn, format_position, parse_position
 
 _ALIGNMENT: Final = 8
+_NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
+# Above every ordinal: a whole transaction stands by one partition count.
+_LAST_ORDINAL: Final = 9_999_999_999
 _NUMBER: Final = 1
-_REFILL: Final = (
-    "what these topics lack of the log from the confirmed position on is published "
-    "again; what they lost below it is not: fill their readers again"
+_SIGNAL: Final = "repair"
+_AGAIN_FROM: Final = (
+    "what these topics lack of the log from the confirmed position on is published"
+)
+_MOVED: Final = (
+    "topic {topic} uses {count} partitions behind position {until}: keys move. Sinks "
+    "compare positions and need nothing; a consumer that needs the order of each key "
+    "reads every partition up to its barrier (header towpath-partition-count) before "
+    "it goes on behind one"
+)
+_ASKED: Final = "snapshots of {tables} are asked for by signal {signal}, with a sweep"
+_UNREAD: Final = (
+    "what topic {topic} lost cannot be read from a table: fill its readers from "
+    "elsewhere (docs/runbook.md, TopicTruncatedError)"
 )
 _SETTINGS: Final = (
     "the settings of the file are taken for those of before: if they decide otherwise "
@@ -72,11 +97,54 @@ class Repair(NamedTuple):
             repair can be repeated.
         notes: One sentence each.
         is_whole: Whether every other key is taken back too.
+        made: Topics that are made again first, with their partition counts.
+        signal_id: Of the signal that asks for ``asked``.
+        asked: The tables and views whose records were lost.
     """
 
     documents: Mapping[str, Mapping[str, Any] | None]
     notes: tuple[str, ...]
     is_whole: bool
+    made: Mapping[str, int] = _NO_TOPICS
+    signal_id: str = ""
+    asked: tuple[str, ...] = ()
+
+
+class Misfit(NamedTuple):
+    """
+    A topic that its marks do not fit.
+
+    Attributes:
+        reason: Why, for people.
+        partition_count: What it has now; 0: it is gone.
+        has_lost: Whether records are gone; otherwise partitions were added.
+    """
+
+    reason: str
+    partition_count: int
+    has_lost: bool
+
+
+class Misfitting(NamedTuple):
+    """
+    All that is known of topics that their marks do not fit.
+
+    Attributes:
+        misfits: By topic.
+        had: Their marks as stored.
+        former: Their former partition counts, as stored.
+        has: What they have now; without one that has nothing.
+        collections: Which table or view each topic that the relay still writes can be
+            filled from; None: from none.
+        at: The time, as RFC 3339.
+    """
+
+    misfits: Mapping[str, Misfit]
+    had: Mapping[str, TopicMarks]
+    former: FormerCounts
+    has: Mapping[str, TopicMarks]
+    collections: Mapping[str, str | None]
+    at: str
 
 
 def plan_repair(evidence: Evidence) -> Repair:
@@ -108,13 +176,13 @@ def plan_repair(evidence: Evidence) -> Repair:
     return Repair(documents, notes, is_whole=True)
 
 
-def misfits(
+def find_misfits(
     marks: Mapping[str, TopicMarks],
     counts: Mapping[str, int],
     ends: Mapping[tuple[str, int], int],
-) -> dict[str, str]:
+) -> dict[str, Misfit]:
     """
-    Return the topics that marks do not fit any more, and why.
+    Return the topics that marks do not fit any more.
 
     Args:
         marks: As stored.
@@ -123,42 +191,88 @@ def misfits(
     """
     found = {}
     for topic, of_topic in sorted(marks.items()):
-        count = counts.get(topic, 0)
+        had, count = len(of_topic), counts.get(topic, 0)
         short = [n for n, mark in of_topic.items() if ends[topic, n] < mark.next_offset]
+        changed = f"had {had} partitions and has {count}"
         if not count:
-            found[topic] = "is gone"
-        elif count != len(of_topic):
-            found[topic] = f"had {len(of_topic)} partitions and has {count}"
+            found[topic] = Misfit("is gone", 0, has_lost=True)
         elif short:
-            found[topic] = f"ends below its mark in partition {short[0]}"
+            reason = f"ends below its mark in partition {short[0]}"
+            found[topic] = Misfit(reason, count, has_lost=True)
+        elif count != had:
+            found[topic] = Misfit(changed, count, has_lost=count < had)
     return found
 
 
-def plan_marks(
-    reasons: Mapping[str, str], marks: Mapping[str, TopicMarks], found: Found
-) -> Repair:
+def plan_marks(topics: Misfitting, found: Found) -> Repair:
     """
     Return new marks for topics that were truncated, made anew or given partitions.
 
     Args:
-        reasons: By topic, why its marks do not fit.
-        marks: What these topics have now; without one that has nothing.
+        topics: What is known of them.
         found: What the source tells of itself.
 
     Raises:
         StateRefusedError: The slot is in use.
     """
     _refuse_in_use(found)
-    documents = {
-        f"{MARKS_KEY}{topic}": marks_document(marks[topic]) if topic in marks else None
-        for topic in reasons
-    }
-    told = tuple(f"{topic} {reason}" for topic, reason in reasons.items())
+    documents: dict[str, Mapping[str, Any] | None] = {}
+    notes = [f"topic {topic} {each.reason}" for topic, each in topics.misfits.items()]
+    for topic, each in topics.misfits.items():
+        now = topics.has.get(topic)
+        former: tuple[FormerCount, ...] = ()
+        if now is not None and not each.has_lost:
+            now = _kept(now, topics.had[topic])
+            former = (*topics.former.get(topic, ()), *_former(now, topics.had[topic]))
+            notes += [
+                _MOVED.format(
+                    topic=topic, count=each.partition_count, until=last.until.decode()
+                )
+                for last in former[-1:]
+            ]
+        document = None if now is None else marks_document(now, former)
+        documents[f"{MARKS_KEY}{topic}"] = document
+    lost = [topic for topic, each in topics.misfits.items() if each.has_lost]
+    written = [topic for topic in lost if topic in topics.collections]
+    asked = [name for topic in written if (name := topics.collections[topic])]
+    signal_id = f"{_SIGNAL}-{topics.at}"
+    if asked:
+        notes.append(_ASKED.format(tables=", ".join(asked), signal=signal_id))
+    unread = [topic for topic in written if topics.collections[topic] is None]
+    notes += [_UNREAD.format(topic=topic) for topic in unread]
     return Repair(
         documents,
-        (*told, _REFILL),
+        (*notes, _AGAIN_FROM),
         is_whole=False,
+        made={
+            topic: len(topics.had[topic])
+            for topic in written
+            if not topics.misfits[topic].partition_count
+        },
+        signal_id=signal_id,
+        asked=tuple(asked),
     )
+
+
+def _kept(now: TopicMarks, had: TopicMarks) -> TopicMarks:
+    """Return today's marks, with the positions that retention has taken since."""
+    return {
+        partition: Mark(
+            mark.next_offset,
+            mark.position or (had[partition].position if partition in had else None),
+        )
+        for partition, mark in now.items()
+    }
+
+
+def _former(now: TopicMarks, had: TopicMarks) -> tuple[FormerCount, ...]:
+    """Return the former partition count of what is published, if anything is."""
+    positions = [mark.position for mark in now.values() if mark.position]
+    if not positions:
+        return ()
+    log_lsn = parse_position(max(positions).decode()).log_lsn
+    until = format_position(log_lsn, _LAST_ORDINAL).encode()
+    return (FormerCount(len(had), until),)
 
 
 def _refuse_in_use(found: Found) -> None:

@@ -24,12 +24,14 @@ import orjson
 
 from towpath.relay.errors import StateLostError
 from towpath.relay.marks import (
+    NO_FORMER_COUNTS,
     Confirmed,
+    FormerCounts,
     TopicMarks,
-    marks_document,
+    parse_former,
     parse_marks,
 )
-from towpath.relay.routing.record import FIXED_BYTES, Record
+from towpath.relay.routing.record import FIRST_PARTITION, FIXED_BYTES, Record
 from towpath.schemas import topics
 
 LINEAGE_KEY: Final = "lineage"
@@ -51,6 +53,7 @@ class State:
         lineage: The document under ``lineage``; None if none was ever written.
         confirmed: How far Postgres may forget; None before the first time.
         marks: By topic.
+        former: By topic, the partition counts of before partitions were added.
         settings: The document under ``settings``; None if none was ever written.
         delivery: How records were written; None if nobody has said so.
         skips: The log LSNs of transactions to set aside.
@@ -63,6 +66,7 @@ class State:
     marks: Mapping[str, TopicMarks] = field(
         default_factory=lambda: MappingProxyType(dict[str, TopicMarks]())
     )
+    former: FormerCounts = field(default_factory=lambda: NO_FORMER_COUNTS)
     settings: Document | None = None
     delivery: str | None = None
     skips: frozenset[int] = frozenset()
@@ -98,6 +102,11 @@ def _parse(documents: Mapping[str, Any]) -> State:
             for key, document in documents.items()
             if key.startswith(MARKS_KEY)
         },
+        former={
+            key.removeprefix(MARKS_KEY): former
+            for key, document in documents.items()
+            if key.startswith(MARKS_KEY) and (former := parse_former(document))
+        },
         settings=documents.get(SETTINGS_KEY),
         delivery=documents.get(DELIVERY_KEY, {}).get("mode"),
         skips=_skips(documents, is_done=False),
@@ -119,9 +128,9 @@ class StateRecords:
     def __init__(self, prefix: str) -> None:
         self.topic = topics.state_topic(prefix)
 
-    def marks(self, topic: str, marks: TopicMarks, now_ms: int) -> Record:
+    def marks(self, topic: str, document: Document, now_ms: int) -> Record:
         """Return the record of a topic's marks."""
-        return self._record(f"{MARKS_KEY}{topic}", marks_document(marks), now_ms)
+        return self._record(f"{MARKS_KEY}{topic}", document, now_ms)
 
     def confirmed(self, confirmed: Confirmed, now_ms: int) -> Record:
         """Return the record of how far Postgres may forget."""
@@ -135,4 +144,4 @@ class StateRecords:
     def _record(self, key: str, document: Document, now_ms: int) -> Record:
         name, value = key.encode(), orjson.dumps(document)
         size = len(name) + len(value) + FIXED_BYTES
-        return Record(self.topic, name, value, [], b"", now_ms, size)
+        return Record(self.topic, name, value, [], b"", now_ms, size, FIRST_PARTITION)

@@ -8,7 +8,7 @@ from towpath.relay.postgres.catalog import PostgresCatalog, SlotFacts
 from towpath.relay.postgres.connect import connect
 from towpath.relay.postgres.source_checks import source_problems
 from towpath.relay.postgres.table_report import TableReport, report
-from towpath.relay.routing.record import Record
+from towpath.relay.routing.record import FIRST_PARTITION, Record
 from towpath.schemas import topics as names
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Settings
@@ -54,7 +54,9 @@ def take_back(settings: Settings, key: str) -> None:
         BrokerUnavailableError: Kafka does not answer.
     """
     topic = names.state_topic(settings.database.prefix)
-    write_now(settings.kafka, Record(topic, key.encode(), None, [], b"", 0, len(key)))
+    name, size = key.encode(), len(key)
+    gone = Record(topic, name, None, [], b"", 0, size, FIRST_PARTITION)
+    write_now(settings.kafka, gone)
 
 
 def slot_facts(settings: Settings) -> tuple[SlotFacts | None, str | None]:

@@ -1,5 +1,6 @@
 """``towpath relay state repair``: look at Kafka and the source, then write."""
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 from towpath.relay.errors import StateLostError, StateRefusedError
@@ -8,12 +9,21 @@ from towpath.relay.kafka.rescue import known_ends, look_through
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import KafkaTopics, captured_in
 from towpath.relay.lineage import Found, parse_lineages
+from towpath.relay.postgres.asking import ask
 from towpath.relay.postgres.connect import connect, translated
+from towpath.relay.postgres.first_rows import selects_of
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.replication import SlotStream, Wakeup
 from towpath.relay.postgres.slot import read_slot
 from towpath.relay.postgres.source_facts import read_captured
-from towpath.relay.repair import Evidence, Repair, misfits, plan_marks, plan_repair
+from towpath.relay.repair import (
+    Evidence,
+    Misfitting,
+    Repair,
+    find_misfits,
+    plan_marks,
+    plan_repair,
+)
 from towpath.relay.state import State, parse_state
 from towpath.relay.state_reading import newest, take_back
 from towpath.relay.stored_settings import deciding
@@ -54,12 +64,37 @@ def plan(settings: Settings, clock: Clock | None = None) -> Repair:
 def _plan_marks(settings: Settings, state: State, clock: Clock) -> Repair:
     """Plan for marks that do not fit their topics any more."""
     ends = known_ends(settings.kafka, state.marks)
-    reasons = misfits(state.marks, partition_counts(settings.kafka), ends)
-    if not reasons:
+    misfits = find_misfits(state.marks, partition_counts(settings.kafka), ends)
+    if not misfits:
         reason = "the state is there and fits the topics: nothing is to be repaired"
         raise StateRefusedError(reason)
-    remains = look_through(settings.kafka, reasons)
-    return plan_marks(reasons, remains.marks, _found(settings, clock))
+    topics = Misfitting(
+        misfits,
+        had=state.marks,
+        former=state.former,
+        has=look_through(settings.kafka, misfits).marks,
+        collections=_collections(settings, misfits),
+        at=clock.now().isoformat(timespec="seconds"),
+    )
+    return plan_marks(topics, _found(settings, clock))
+
+
+def _collections(settings: Settings, topics: Iterable[str]) -> dict[str, str | None]:
+    """Return what can fill each topic; without those that nothing writes any more."""
+    prefix, outbox = settings.database.prefix, settings.relay.outbox
+    filled: dict[str, str | None] = {
+        names.table_topic(prefix, *table.split(".", 1)): table
+        for table in _captured(settings)
+    }
+    filled |= {
+        names.outbox_topic(outbox.topic, view.aggregate_type): view.collection
+        for view in outbox.view
+    }
+    return {
+        topic: filled.get(topic)
+        for topic in topics
+        if topic in filled or names.table_of(prefix, topic) is None
+    }
 
 
 def carry_out(settings: Settings, repair: Repair, clock: Clock | None = None) -> None:
@@ -71,7 +106,13 @@ def carry_out(settings: Settings, repair: Repair, clock: Clock | None = None) ->
     """
     source = settings.database
     topics = KafkaTopics(settings.kafka, settings.topics, clock or SystemClock())
+    topics.make_again(source.prefix, repair.made)
     topics.open(source.prefix, settings.capture.names)
+    if repair.asked:
+        # Before the marks: who repeats a half repair asks once more, never not at all.
+        with connect(source.dsn) as connection, translated("asking for snapshots"):
+            selects = selects_of(settings)
+            ask(connection, repair.signal_id, repair.asked, selects, sweeps=True)
     topic = StateTopic(settings.kafka, source.prefix)
     if repair.is_whole:
         for key in set(newest(settings)) - set(repair.documents):

@@ -13,6 +13,8 @@ SWEEP_PARTITIONS: Final = "sweep_partitions"
 DROPPED: Final = "dropped"
 # A record that says nothing: what stands before it on a replicated topic can be read.
 BARRIER: Final = "towpath-barrier"
+# Of a barrier behind which a topic's records are placed by another partition count.
+PARTITION_COUNT: Final = "towpath-partition-count"
 NEW_KEY: Final = "__debezium.newkey"
 OLD_KEY: Final = "__debezium.oldkey"
 

@@ -138,9 +138,11 @@ def repair(
     """
     Make the state anew from what Kafka and the source still have.
 
-    For a state topic that was lost, and for topics that were truncated, made anew or
-    given more partitions. The ends of all topics of ours are read; what would be
-    written is shown and asked about. The relay must not run.
+    For a state topic that was lost, and for topics that were deleted, truncated, made
+    anew or given more partitions. A deleted topic is made again as it was, tables whose
+    records are lost are asked for by a signal, and added partitions are used from the
+    next position on. The ends of all topics of ours are read; what would be written is
+    shown and asked about. The relay must not run.
 
     Args:
         dry_run: Show what would be written, and write nothing.

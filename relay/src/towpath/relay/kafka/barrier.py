@@ -28,10 +28,9 @@ from towpath.relay.kafka.client import (
     is_away,
     translated,
 )
+from towpath.relay.routing.record import KEY_THAT_NEVER_WAS
 from towpath.schemas import headers
 from towpath.settings import Kafka
-
-KEY_THAT_NEVER_WAS: Final = b"towpath-barrier"
 
 _POLICY: Final = "cleanup.policy"
 _COMPACT: Final = "compact"

@@ -251,8 +251,8 @@ def _any_findings(
         yield error(
             f"topic {topic} has {each.partition_count} partitions, it had {had}",
             "keys would change their order, so the relay refuses to start",
-            "make the topic anew with its former count, or drain with that count and "
-            "run towpath relay state repair",
+            "stop the relay and run towpath relay state repair, which lets it use the "
+            "added partitions from the next position on",
         )
 
 

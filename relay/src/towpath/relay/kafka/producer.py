@@ -6,11 +6,12 @@ which the loop ends every tenth of a second: what a dead process left open is ab
 the broker when the next one begins, and a process that was taken for dead is fenced.
 
 A record is acknowledged, or on its way; if the client ever gives one up, the process
-goes back to what the log still has. The partitioner is Java's, so that a key stands
-where any other client would put it.
+goes back to what the log still has. A key's partition is the one that Java's
+partitioner would choose, but of the partition count that the relay has stored: the
+client itself would use partitions as soon as it hears of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -22,6 +23,7 @@ from towpath.relay.kafka.client import (
     configuration,
     translated,
 )
+from towpath.relay.kafka.partitioner import find_partitioner
 from towpath.relay.ports import Outgoing
 from towpath.settings import Kafka
 
@@ -46,6 +48,7 @@ class KafkaProducer:
     def __init__(
         self,
         kafka: Kafka,
+        counts: Mapping[str, int],
         *,
         max_in_flight_bytes: int,
         batch_bytes: int,
@@ -57,6 +60,7 @@ class KafkaProducer:
 
         Args:
             kafka: The brokers.
+            counts: By topic, among how many partitions keys are spread.
             max_in_flight_bytes: The loop's bound.
             batch_bytes: No batch is larger: the smallest limit of any topic.
             record_bytes: No record is larger: the largest limit of any topic.
@@ -77,7 +81,6 @@ class KafkaProducer:
                     "acks": "all",
                     "enable.idempotence": True,
                     "compression.type": "lz4",
-                    "partitioner": "murmur2_random",
                     "message.timeout.ms": 0,
                     "linger.ms": LINGER_MS,
                     "batch.size": min(MAX_BATCH_BYTES, batch_bytes),
@@ -91,6 +94,8 @@ class KafkaProducer:
             )
         )
         self._produce = self._producer.produce
+        self._counts = counts
+        self._partition_of = find_partitioner()
 
     def begin(self) -> None:
         """
@@ -140,13 +145,21 @@ class KafkaProducer:
             DeliveryFailedError: The producer can go on no more.
             BrokerRefusedError: The client refuses a record.
         """
-        produce = self._produce
+        produce, counts, partition_of = (
+            self._produce,
+            self._counts,
+            self._partition_of,
+        )
         taken = 0
         topic = ""
         self._has_uncommitted = self._is_transactional
         try:
             for record, on_delivery in outgoing:
                 topic, key, value, headers, _, time_ms, _, partition = record
+                if partition < 0 and key is not None:
+                    partition = partition_of(
+                        None, key, len(key), counts[topic], None, None
+                    )
                 # By place: topic, value, key, partition, callback, on_delivery,
                 # timestamp, headers. Names would cost a third of the call.
                 produce(

@@ -6,7 +6,7 @@ end of each partition is told by the broker, which is asked to do so at once.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, Self
 
 from confluent_kafka import (
     Consumer,
@@ -78,14 +78,34 @@ def partition_counts(kafka: Kafka) -> dict[str, int]:
     Raises:
         BrokerUnavailableError: Kafka does not answer.
     """
-    consumer = Consumer(configuration(kafka, _READING))
-    try:
-        cluster = consumer.list_topics(timeout=REQUEST_TIMEOUT_S)
-    except KafkaException as error:
-        raise translated(error, "listing topics") from error
-    finally:
-        consumer.close()
-    return {name: len(topic.partitions) for name, topic in cluster.topics.items()}
+    with TopicCounts(kafka) as topics:
+        return topics.read()
+
+
+class TopicCounts:
+    """Tells partition counts, over one connection; for whoever looks often."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._consumer = Consumer(configuration(kafka, _READING))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._consumer.close()
+
+    def read(self) -> dict[str, int]:
+        """
+        Return how many partitions each topic has.
+
+        Raises:
+            BrokerUnavailableError: Kafka does not answer.
+        """
+        try:
+            cluster = self._consumer.list_topics(timeout=REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            raise translated(error, "listing topics") from error
+        return {name: len(topic.partitions) for name, topic in cluster.topics.items()}
 
 
 def _until_ends(

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, configuration
 from towpath.relay.kafka.reading import read_to_ends
-from towpath.relay.routing.record import Record
+from towpath.relay.routing.record import FIRST_PARTITION, Record
 from towpath.relay.state import Document, State, parse_state
 from towpath.schemas import topics
 from towpath.settings import Kafka
@@ -58,7 +58,8 @@ class StateTopic:
             BrokerUnavailableError: Kafka does not answer in time.
         """
         value = orjson.dumps(document)
-        record = Record(self.topic, key.encode(), value, [], b"", 0, len(value))
+        name, size = key.encode(), len(value)
+        record = Record(self.topic, name, value, [], b"", 0, size, FIRST_PARTITION)
         write_now(self._kafka, record)
 
 
@@ -81,6 +82,7 @@ def write_now(kafka: Kafka, record: Record) -> None:
         record.topic,
         record.value,
         record.key,
+        record.partition,
         headers=record.headers,
         on_delivery=on_delivery,
     )

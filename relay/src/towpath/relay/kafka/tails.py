@@ -7,7 +7,7 @@ truncated or made anew, and nobody can tell what it had: that stops the start.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
@@ -31,6 +31,9 @@ from towpath.relay.marks import Mark, TopicMarks
 from towpath.schemas import headers
 from towpath.schemas.position import parse_position
 from towpath.settings import Kafka
+
+# How many topics one message names.
+_NAMED: Final = 5
 
 
 class Tails(NamedTuple):
@@ -110,13 +113,46 @@ def end_offsets(kafka: Kafka, places: Iterable[Place]) -> dict[Place, int]:
     return ends
 
 
+def refuse_gone(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> None:
+    """
+    Make sure that each topic is there that has had records. Makes none.
+
+    Raises:
+        TopicTruncatedError: Topics are gone; the message tells what they had.
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    written = {topic: each for topic, each in marks.items() if reached(each)}
+    counts = partition_counts(kafka) if written else {}
+    gone = {topic: each for topic, each in written.items() if topic not in counts}
+    if gone:
+        raise TopicTruncatedError(told_gone(gone))
+
+
+def reached(marks: TopicMarks) -> int:
+    """Return how many records a topic has had, by its marks."""
+    return sum(mark.next_offset for mark in marks.values())
+
+
+def told_gone(gone: Mapping[str, TopicMarks]) -> str:
+    """Say which topics are gone, and what was lost with them."""
+    told = []
+    for topic, marks in sorted(gone.items()):
+        highest = max((m.position for m in marks.values() if m.position), default=b"")
+        last = f", the last change at {highest.decode()}" if highest else ""
+        told.append(
+            f"topic {topic} is gone, and what it kept of {reached(marks)} records in "
+            f"{len(marks)} partitions{last}"
+        )
+    more = len(told) - _NAMED
+    return "; ".join(told[:_NAMED]) + (f"; and {more} more topics" if more > 0 else "")
+
+
 def _check_counts(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> None:
     counts = partition_counts(kafka)
     for topic, of_topic in marks.items():
         count = counts.get(topic, 0)
         if not count:
-            reason = f"topic {topic} is gone, but the relay has written it"
-            raise TopicTruncatedError(reason)
+            raise TopicTruncatedError(told_gone({topic: of_topic}))
         if count != len(of_topic):
             reason = f"topic {topic} had {len(of_topic)} partitions and has {count} now"
             raise PartitionCountChangedError(reason)

@@ -1,13 +1,18 @@
 """
 Topics: made by the relay, with the settings of ``[topics]``; existing ones are kept.
 
+Many topics are looked at, and made, in one round of requests: what ``open`` has seen is
+not asked about again by ``ensure``.
+
 ``streamed`` topics lose what is older than the retention; ``compacted`` ones keep the
 newest record of each key for ever, and have one partition, so that they read in order.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Final
+from itertools import islice
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
@@ -40,6 +45,10 @@ _COMPACT: Final = "compact"
 _FOR_EVER: Final = -1
 # What a broker takes if it does not say: Kafka's own default.
 DEFAULT_LIMIT_BYTES: Final = 1_048_588
+# How many topics one request makes or describes: an answer of some hundred kilobytes.
+_AT_ONCE: Final = 500
+_Asked = TypeVar("_Asked")
+_NO_COUNTS: Final[Mapping[str, int]] = MappingProxyType({})
 # A new topic is known to every broker within tens of milliseconds.
 _SPREADING_S: Final = 0.02
 
@@ -79,10 +88,27 @@ class KafkaTopics:
         self._batch_bytes = MAX_BATCH_BYTES
         self._record_bytes = DEFAULT_LIMIT_BYTES
         self._admin = AdminClient(configuration(kafka))
+        self._opened: Mapping[str, TopicFacts] = {}
+        self._counts: dict[str, int] = {}
 
-    def open(self, prefix: str, tables: Iterable[str]) -> Mapping[str, TopicFacts]:
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Among how many partitions each known topic's keys are spread, as of now."""
+        return self._counts
+
+    def open(
+        self,
+        prefix: str,
+        tables: Iterable[str],
+        had: Mapping[str, int] = _NO_COUNTS,
+    ) -> Mapping[str, TopicFacts]:
         """
         Make what exists from the beginning, and look at what is there.
+
+        Args:
+            prefix: Of the topics.
+            tables: The captured tables.
+            had: The partition count of topics that had no record before they went.
 
         Returns:
             The facts of these topics and of those that earlier runs made.
@@ -99,11 +125,11 @@ class KafkaTopics:
         )
         dead = names.dead_letter_topic(prefix, "relay")
         self._create(
-            self._streamed(name, _FOR_EVER if name == dead else None)
+            self._streamed(name, _FOR_EVER if name == dead else None, had.get(name))
             for name in streamed
             if name not in existing
         )
-        facts = self._facts_of([*streamed, *compacted])
+        facts = self._opened = self._facts_of([*streamed, *compacted])
         limits = [each.limit_bytes for each in facts.values()]
         self._batch_bytes = min(self._batch_bytes, *limits)
         self._record_bytes = max(self._record_bytes, *limits)
@@ -128,6 +154,9 @@ class KafkaTopics:
                 more, than the producer was told, which a new producer will heed.
             BrokerRefusedError: Kafka refuses the topic.
         """
+        known = self._opened.get(topic)
+        if known is not None:
+            return known
         if topic not in self._partition_counts(topic):
             self._create([self._streamed(topic)])
         facts = self._facts_of([topic])[topic]
@@ -167,13 +196,32 @@ class KafkaTopics:
         reason = f"topic {topic} takes {limit_bytes} bytes: the producer must know"
         raise BrokerUnavailableError(reason)
 
-    def _streamed(self, name: str, retention_ms: int | None = None) -> NewTopic:
+    def make_again(self, prefix: str, counts: Mapping[str, int]) -> None:
+        """
+        Make topics that are gone with the partition counts that they had.
+
+        Raises:
+            BrokerUnavailableError: Kafka does not answer.
+            BrokerRefusedError: Kafka refuses a topic.
+        """
+        dead = names.dead_letter_topic(prefix, "relay")
+        self._create(
+            self._streamed(name, _FOR_EVER if name == dead else None, count)
+            for name, count in counts.items()
+        )
+
+    def _streamed(
+        self,
+        name: str,
+        retention_ms: int | None = None,
+        partition_count: int | None = None,
+    ) -> NewTopic:
         settings = self._settings
         if retention_ms is None:
             retention_ms = settings.retention_hours * 3_600_000
         return NewTopic(
             name,
-            num_partitions=settings.partitions,
+            num_partitions=partition_count or settings.partitions,
             replication_factor=settings.replication_factor,
             config={"retention.ms": str(retention_ms)},
         )
@@ -187,12 +235,10 @@ class KafkaTopics:
         )
 
     def _create(self, wanted: Iterable[NewTopic]) -> None:
-        new = list(wanted)
-        if not new:
-            return
-        futures = self._admin.create_topics(new, request_timeout=REQUEST_TIMEOUT_S)
-        for name, future in futures.items():
-            self._await(name, future)
+        for new in _in_requests(wanted):
+            futures = self._admin.create_topics(new, request_timeout=REQUEST_TIMEOUT_S)
+            for name, future in futures.items():
+                self._await(name, future)
 
     def _await(self, name: str, future: "Future[None]") -> None:
         try:
@@ -231,20 +277,29 @@ class KafkaTopics:
             self._clock.wait(_SPREADING_S)
 
     def _describe(self, wanted: list[str]) -> dict[str, TopicFacts]:
-        resources = [ConfigResource(ResourceType.TOPIC, name) for name in wanted]
         counts = self._partition_counts(wanted[0] if len(wanted) == 1 else None)
         if not all(name in counts for name in wanted):
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
-        futures = self._admin.describe_configs(
-            resources, request_timeout=REQUEST_TIMEOUT_S
-        )
         facts = {}
-        for resource, future in futures.items():
-            told = future.result()
-            limit, policy = told.get(_LIMIT), told.get(_POLICY)
-            facts[resource.name] = TopicFacts(
-                int(limit.value) if limit else DEFAULT_LIMIT_BYTES,
-                counts[resource.name],
-                policy is not None and _COMPACT in policy.value,
+        for some in _in_requests(wanted):
+            resources = [ConfigResource(ResourceType.TOPIC, name) for name in some]
+            futures = self._admin.describe_configs(
+                resources, request_timeout=REQUEST_TIMEOUT_S
             )
+            for resource, future in futures.items():
+                told = future.result()
+                limit, policy = told.get(_LIMIT), told.get(_POLICY)
+                facts[resource.name] = TopicFacts(
+                    int(limit.value) if limit else DEFAULT_LIMIT_BYTES,
+                    counts[resource.name],
+                    policy is not None and _COMPACT in policy.value,
+                )
+        self._counts |= {name: each.partition_count for name, each in facts.items()}
         return facts
+
+
+def _in_requests(each: Iterable[_Asked]) -> Iterator[list[_Asked]]:
+    """Divide what is asked for into lists of what one request takes."""
+    left = iter(each)
+    while some := list(islice(left, _AT_ONCE)):
+        yield some

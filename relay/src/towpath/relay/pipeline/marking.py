@@ -16,7 +16,6 @@ from typing import Final
 from towpath.relay.delivery import Delivery, DeliveryLedger
 from towpath.relay.marks import Confirmed, Marks
 from towpath.relay.pipeline.outlet import WAIT_S, FindEnds, Outlet
-from towpath.relay.routing.record import Record
 from towpath.relay.snapshot.visibility import InvisibleTransactions
 from towpath.relay.state import StateRecords
 from towpath.relay.tally import Tally
@@ -69,6 +68,7 @@ class Marking:
         self._invisible = invisible
         self._clock = clock
         self._moved: set[str] = set()
+        self._ended: set[str] = set()
         self._writing: Delivery | None = None
         self._writing_lsn = self.stored_lsn
         self._written_at_s = float("-inf")
@@ -121,6 +121,7 @@ class Marking:
 
     def _take_in(self) -> None:
         ledger = self._ledger
+        self._forget_former_counts()
         reached, ledger.reached = ledger.reached, {}
         passed, ledger.passed = ledger.passed, {}
         self._moved |= self._marks.move(reached, passed)
@@ -146,19 +147,36 @@ class Marking:
         writing = self._writing = self._ledger.loose()
         writing.pending = 1
         for topic in sorted(moved):
-            marks = self._marks.of(topic)
-            self._outlet.note(self._records.marks(topic, marks, now_ms), writing)
+            document = self._marks.document(topic)
+            self._outlet.note(self._records.marks(topic, document, now_ms), writing)
         self._outlet.note(self._records.confirmed(confirmed, now_ms), writing)
         writing.pending -= 1
 
-    def _admit(self, topic: str, find_ends: FindEnds) -> None:
-        """Store the first mark of a topic that is new to us."""
+    def _forget_former_counts(self) -> None:
+        """Store marks without a former partition count that no replay needs."""
+        self._ended |= set(self._outlet.take_ended())
+        passed = {
+            topic
+            for topic in self._ended
+            if self._marks.forget_former(topic, self.stored_log_lsn)
+        }
+        self._ended -= passed
+        self._moved |= passed
+
+    def _admit(self, topic: str, partition_count: int, find_ends: FindEnds) -> None:
+        """
+        Store the first mark of a topic that is new to us.
+
+        Raises:
+            PartitionCountChangedError: One that is known has other partitions.
+        """
+        self._marks.check_count(topic, partition_count)
         if self._marks.knows(topic):
             return
         self._marks.begin(topic, find_ends())
         now_ms = int(self._clock.now().timestamp() * 1000)
         writing = self._ledger.loose()
-        record: Record = self._records.marks(topic, self._marks.of(topic), now_ms)
+        record = self._records.marks(topic, self._marks.document(topic), now_ms)
         self._outlet.note(record, writing)
         while writing.pending:
             self._outlet.poll(WAIT_S)

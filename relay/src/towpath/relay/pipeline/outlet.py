@@ -25,7 +25,7 @@ from towpath.relay.routing.dead import (
     is_event,
 )
 from towpath.relay.routing.partition import partition_of
-from towpath.relay.routing.record import ANY_PARTITION, Record
+from towpath.relay.routing.record import ANY_PARTITION, Record, barrier_records
 from towpath.relay.tally import Tally
 
 # How long one wait for room lasts before the loop's duties are looked after again.
@@ -41,6 +41,8 @@ _PARTITION: Final = attrgetter("partition")
 
 # Finds a topic's end offsets, by partition.
 FindEnds = Callable[[], Mapping[int, int]]
+# Takes a topic in before its first streamed record: name, partition count, ends.
+Admit = Callable[[str, int, FindEnds], None]
 
 
 class Outlet:
@@ -56,7 +58,7 @@ class Outlet:
         published: Published,
     ) -> None:
         self.while_waiting: Callable[[], None] = _do_nothing
-        self.admit: Callable[[str, FindEnds], None] = _admit_all
+        self.admit: Admit = _admit_all
         # How often everything acknowledged until then was made visible.
         self.commits = 0
         self._producer = producer
@@ -72,6 +74,11 @@ class Outlet:
         self._refused: set[str] = set()
         # Only while the stream repeats what came before a crash.
         self._published = published if published.horizon else None
+        # Topics whose streamed records still stand by a former partition count, and
+        # the barriers behind the last of them.
+        self._former = dict(published.former)
+        self._ended: list[str] = []
+        self._barriers = ledger.loose()
         # For notifications and shapes, which no transaction waits for.
         self._loose = ledger.loose()
 
@@ -140,7 +147,7 @@ class Outlet:
         facts = self._facts.get(record.topic) or self.facts(record.topic)
         if record.size > facts.limit_bytes:
             record, facts = self._too_large(record, facts)
-        record = _placed(record, facts)
+        record = _placed(record, facts.partition_count)
         if delivery is None:
             delivery = self._loose
         delivery.expect(record.value)
@@ -174,6 +181,13 @@ class Outlet:
         if facts is None:
             facts = self._facts[topic] = self._catalog.ensure(topic)
         return facts
+
+    def take_ended(self) -> Sequence[str]:
+        """Hand over the topics that have passed their former partition count."""
+        if self._barriers.pending:
+            return ()
+        ended, self._ended = self._ended, []
+        return ended
 
     @property
     def needs_commit(self) -> bool:
@@ -232,7 +246,7 @@ class Outlet:
         facts = self._facts.get(record.topic)
         if facts is None:
             record, facts = self._first_of_topic(record)
-        if record.partition >= facts.partition_count:
+        if record.partition >= self._count(record, facts):
             record, facts = self._set_aside(record, NO_SUCH_PARTITION)
         if record.key is None and facts.is_compacted:
             record, facts = self._set_aside(record, NO_KEY)
@@ -240,8 +254,38 @@ class Outlet:
             record, facts = self._too_large(record, facts)
         if record.topic not in self._limits:
             self._admit(record.topic, facts)
-        record = _placed(record, facts)
+        record = self._place(record, facts)
         return None if self._is_published(record, facts) else record
+
+    def _count(self, record: Record, facts: TopicFacts) -> int:
+        """Return the partition count that holds at a streamed record's position."""
+        for former in self._former.get(record.topic, ()):
+            if record.position <= former.until:
+                return former.partition_count
+        return facts.partition_count
+
+    def _place(self, record: Record, facts: TopicFacts) -> Record:
+        """Give a streamed record its partition, where the producer cannot."""
+        former = self._former.get(record.topic)
+        if former is None:
+            return _placed(record, facts.partition_count)
+        if record.position > former[-1].until:
+            self._end_former(record.topic, facts)
+        count = self._count(record, facts)
+        if record.partition == ANY_PARTITION and record.key is not None:
+            return record._replace(partition=partition_of(record.key, count))
+        return _placed(record, count)
+
+    def _end_former(self, topic: str, facts: TopicFacts) -> None:
+        """Write barriers between the records of the former count and the others."""
+        del self._former[topic]
+        self._limits[topic] = facts.limit_bytes
+        records = barrier_records(
+            topic, facts.partition_count, is_compacted=facts.is_compacted
+        )
+        for record in records:
+            self.note(record, self._barriers)
+        self._ended.append(topic)
 
     def _first_of_topic(self, record: Record) -> tuple[Record, TopicFacts]:
         """Learn a topic; an event of a topic that Kafka refuses is set aside."""
@@ -269,8 +313,9 @@ class Outlet:
 
     def _admit(self, topic: str, facts: TopicFacts) -> None:
         count = facts.partition_count
-        self.admit(topic, lambda: self._catalog.ends(topic, count))
-        self._limits[topic] = facts.limit_bytes
+        self.admit(topic, count, lambda: self._catalog.ends(topic, count))
+        if topic not in self._former:
+            self._limits[topic] = facts.limit_bytes
 
     def _is_published(self, record: Record, facts: TopicFacts) -> bool:
         """Tell whether Kafka has the record; stop asking once the stream is past."""
@@ -287,11 +332,11 @@ class Outlet:
         return True
 
 
-def _placed(record: Record, facts: TopicFacts) -> Record:
+def _placed(record: Record, partition_count: int) -> Record:
     """Give a record without a key the partition that its position names."""
     if record.key is not None or record.partition != ANY_PARTITION:
         return record
-    partition = zlib.crc32(record.position) % facts.partition_count
+    partition = zlib.crc32(record.position) % partition_count
     return record._replace(partition=partition)
 
 
@@ -299,5 +344,5 @@ def _do_nothing() -> None:
     pass
 
 
-def _admit_all(_topic: str, _ends: FindEnds) -> None:
+def _admit_all(_topic: str, _partition_count: int, _ends: FindEnds) -> None:
     pass

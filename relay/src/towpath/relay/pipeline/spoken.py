@@ -22,7 +22,7 @@ from towpath.relay.delivery import Delivery
 from towpath.relay.pipeline.core import Core
 from towpath.relay.pipeline.marking import Marking
 from towpath.relay.pipeline.snapshots import Snapshots
-from towpath.relay.routing.record import FIXED_BYTES, Record
+from towpath.relay.routing.record import FIRST_PARTITION, FIXED_BYTES, Record
 from towpath.relay.routing.table_event import (
     TABLE_EVENT_PREFIX,
     emptying_records,
@@ -166,4 +166,5 @@ def _heartbeat(prefix: str, now_ms: int) -> Record:
     key = orjson.dumps({"serverName": prefix})
     value = orjson.dumps({"ts_ms": now_ms})
     size = len(key) + len(value) + FIXED_BYTES
-    return Record(topics.heartbeat_topic(prefix), key, value, [], b"", now_ms, size)
+    topic = topics.heartbeat_topic(prefix)
+    return Record(topic, key, value, [], b"", now_ms, size, FIRST_PARTITION)

@@ -1,8 +1,8 @@
 """
 Where a key stands: murmur2, as Java's default partitioner and ``murmur2_random`` do it.
 
-The client chooses partitions by itself; the relay needs to know beforehand only while
-it skips what Kafka already has, after a crash.
+The relay names the partition of every record: ``kafka.partitioner`` does it quickly for
+what is produced; this form is for what is looked up, and for other platforms.
 """
 
 from typing import Final

@@ -15,7 +15,7 @@ import orjson
 
 from towpath.relay.routing.forms.types import TypeFacts, Types
 from towpath.relay.routing.plan import Plan
-from towpath.relay.routing.record import FIXED_BYTES, Header, Record
+from towpath.relay.routing.record import FIRST_PARTITION, FIXED_BYTES, Header, Record
 from towpath.relay.wal.messages import RelationShape
 from towpath.relay.wal.relation import Column, Relation
 from towpath.schemas import headers, topics
@@ -110,7 +110,9 @@ def relation_record(
     size = len(value) + len(key) + FIXED_BYTES
     marks: list[Header] = [(headers.POSITION, position)]
     topic = topics.relations_topic(prefix)
-    return Record(topic, key, value, marks, position, timestamp_ms, size)
+    return Record(
+        topic, key, value, marks, position, timestamp_ms, size, FIRST_PARTITION
+    )
 
 
 def _told(

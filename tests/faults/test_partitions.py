@@ -1,0 +1,184 @@
+"""Topics that are given partitions or deleted under the relay, and the cure."""
+
+import contextlib
+import io
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+
+import pytest
+from confluent_kafka import Message
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from support.waiting import until
+from towpath.deploy.cli import app as root
+from towpath.relay.routing.partition import partition_of
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+SMALL = "select id from shop.line where length(note) < 1000"
+# The client hears of added partitions at once, as after any reconnect.
+OFTEN = 'client = {"topic.metadata.refresh.interval.ms" = "100"}'
+
+
+def command(faults, *words: str) -> tuple[int, str]:
+    """Carry out a command of the relay's; return its exit code and what it said."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = root.run([*words, "--config", str(faults.relay.config)])
+    return code, said.getvalue()
+
+
+def add_partitions(faults, count: int, *names: str) -> None:
+    """Give topics partitions, as an operator does."""
+    wanted = [NewPartitions(f"{faults.relay.prefix}.{name}", count) for name in names]
+    admin = AdminClient({"bootstrap.servers": faults.relay.kafka})
+    for future in admin.create_partitions(wanted).values():
+        future.result(20)
+
+
+def delete_topic(faults, topic: str) -> None:
+    """Delete a topic, and wait until it is gone."""
+    admin = AdminClient({"bootstrap.servers": faults.relay.kafka})
+    admin.delete_topics([topic])[topic].result(20)
+    until(lambda: topic not in faults.relay.topics(), "the topic is gone")
+
+
+def streamed(messages: Iterable[Message]) -> list[tuple[str, int, bytes | None]]:
+    """Return position, partition and key of each streamed record."""
+    found = []
+    for message in messages:
+        told = dict(message.headers() or ())
+        if "position" in told and "snapshot" not in told:
+            at = told["position"].decode(), message.partition()
+            found.append((*at, message.key()))
+    return found
+
+
+def split_at_barriers(
+    messages: Iterable[Message],
+) -> tuple[list[Message], list[Message]]:
+    """Divide records into those before and behind the barrier of their partition."""
+    sides: tuple[list[Message], list[Message]] = ([], [])
+    has_passed: dict[int, bool] = defaultdict(bool)
+    for message in messages:
+        if "towpath-partition-count" in dict(message.headers() or ()):
+            has_passed[message.partition()] = True
+        else:
+            sides[has_passed[message.partition()]].append(message)
+    return sides
+
+
+def check_counts(messages: Iterable[Message], former: int, today: int) -> None:
+    """Fail unless each keyed record stands by its side's partition count."""
+    before, behind = split_at_barriers(messages)
+    assert streamed(before), "no record stands before the barriers"
+    assert streamed(behind), "no record stands behind the barriers"
+    for side, count in ((before, former), (behind, today)):
+        wrong = [
+            (position, partition)
+            for position, partition, key in streamed(side)
+            if key is not None and partition_of(key, count) != partition
+        ]
+        assert wrong == [], count
+
+
+def ids_in_source(faults) -> set[int]:
+    """Return the keys of the source's rows that no topic refuses for their size."""
+    return {row[0] for row in faults.source.execute(SMALL)}
+
+
+def ids_in_topic(faults) -> set[int]:
+    """Return the keys that the topic says there are; too large rows aside."""
+    live: dict[bytes, bytes | None] = {}
+    for message in faults.relay.records("shop.line"):
+        live[message.key() or b""] = message.value()
+    keys = [json.loads(key) for key, value in live.items() if key and value]
+    return {key.get("payload", key)["id"] for key in keys}
+
+
+def test_added_partitions_take_no_record_before_the_operator_decides(faults):
+    """
+    The relay halts and keys stay where they are; one command lets it use them.
+
+    Every change then stands once, in the order of each partition.
+    """
+    faults.prepare(kafka=OFTEN)
+    faults.writer.write(3)
+    process = faults.relay.start()
+    faults.await_confirmed(faults.relay, faults.end())
+    names = ("order", "shop.line")
+    with faults.load(2):
+        add_partitions(faults, 8, *names)
+        assert process.wait(60) == 3
+        told = faults.relay.logged("halted")[-1]
+        assert "had 3 partitions and has 8 now" in told["reason"]
+        assert "towpath relay state repair" in told["remedy"]
+        beyond = {m.partition() for m in faults.relay.records(*names)} - {0, 1, 2}
+        assert beyond == set()
+        assert faults.relay.start().wait(60) == 3
+        code, said = command(faults, "relay", "state", "repair", "--yes")
+        assert (code, "keys move" in said) == (0, True), said
+        faults.relay.start()
+        until(
+            lambda: (
+                {m.partition() for m in faults.relay.records(*names)} > set(range(4))
+            ),
+            "added partitions have records",
+        )
+        # Killed while records of both counts may be on their way.
+        faults.relay.kill()
+        faults.relay.start()
+    lsn = faults.end()
+    faults.witness.start()
+    faults.await_confirmed(faults.relay, lsn)
+    faults.await_confirmed(faults.witness, lsn)
+    ours, theirs = faults.relay.streamed(), faults.witness.streamed()
+    faults.check_order(ours)
+
+    assert {r._replace(partition=0) for r in ours} == {
+        r._replace(partition=0) for r in theirs
+    }
+
+    for name in names:
+        check_counts(faults.relay.records(name), 3, 8)
+
+
+def test_a_deleted_topic_is_named_and_made_again_by_the_repair(faults):
+    """
+    No topic is made before the relay has looked, and the repair has the table read.
+
+    The topic is deleted while the relay is stopped, and while it runs.
+    """
+    faults.prepare()
+    faults.writer.write(3)
+    faults.relay.start()
+    faults.await_confirmed(faults.relay, faults.end())
+    topic = f"{faults.relay.prefix}.shop.line"
+    for is_running in (False, True):
+        process = faults.relay.processes[-1]
+        if not is_running:
+            assert faults.relay.stop(process) == 0
+        delete_topic(faults, topic)
+        faults.writer.write()
+        if not is_running:
+            process = faults.relay.start()
+        assert process.wait(60) == 3
+        assert faults.relay.start().wait(60) == 3
+        told = faults.relay.logged("halted")[-1]
+        assert f"topic {topic} is gone, and what it kept of" in told["reason"]
+        assert "towpath relay state repair" in told["remedy"]
+        assert topic not in faults.relay.topics()
+        code, said = command(faults, "relay", "state", "repair", "--yes")
+        assert (code, "snapshots of shop.line are asked for" in said) == (0, True)
+        # The file may say another count by now: the topic keeps the one that it had.
+        text = faults.relay.config.read_text(encoding="utf-8")
+        other = text.replace("partitions = 3", "partitions = 5")
+        faults.relay.config.write_text(other, encoding="utf-8")
+        faults.relay.start()
+        faults.await_confirmed(faults.relay, faults.end())
+        until(
+            lambda: ids_in_topic(faults) >= ids_in_source(faults), "the topic is full"
+        )
+
+        assert faults.relay.topics()[topic] == 3

@@ -90,8 +90,8 @@ class Shop(Place):
     def plan(self, sink):
         """Return where a sink's query keeps its state."""
         settings = self.settings
-        servers = settings.kafka.bootstrap_servers
-        return QueryPlan(settings.sink_named(sink), servers, settings.state_folder)
+        declared = settings.sink_named(sink)
+        return QueryPlan(declared, settings.kafka, settings.state_folder)
 
     def records(self):
         """Return how many records each sink has read, again and again."""
@@ -99,7 +99,7 @@ class Shop(Place):
 
     def ends(self):
         """Return where the topic ends."""
-        return Topics(self.stack.kafka).end_offsets([self.topic])
+        return Topics(self.settings.kafka).end_offsets([self.topic])
 
     def catch_up(self):
         """Wait until every sink has applied all there is."""

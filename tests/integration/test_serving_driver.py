@@ -36,7 +36,7 @@ def test_a_dead_target_and_a_new_sink_leave_the_others_alone(place, unused_port)
         before = dict(feed.rows)
 
         block = place.sink("search2", "search", place.stack.opensearch_url)
-        topics = Topics(place.stack.kafka)
+        topics = Topics(place.settings.kafka)
         declare.declare_sink(place.config, block, {}, topics, CLOCK)
         declare.wait_running(place.settings, "search2", CLOCK, PATIENCE_S)
         feed.backfill("search2", keys=before)

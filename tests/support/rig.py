@@ -15,7 +15,14 @@ from towpath.relay.__main__ import init
 
 
 class Rig(RelayProcess):
-    """A database whose relay is a process; prefix and slot have one name."""
+    """
+    A database whose relay is a process; prefix and slot have one name.
+
+    Attributes:
+        client: The lines of ``[kafka.client]``; none by itself.
+    """
+
+    client = ""
 
     def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:
         super().__init__(folder / "towpath.toml", folder / "relay.log")
@@ -47,6 +54,7 @@ class Rig(RelayProcess):
         text = configuration(
             *(self.dsn, self.kafka, self.prefix, tables),
             source=source,
+            kafka=self.client,
             topics=f"partitions = {partitions}",
             registry=registry_url,
             relay=sections,

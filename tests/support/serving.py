@@ -110,7 +110,7 @@ class Place:
     def wait_applied(self, sink):
         """Wait until a sink has applied all there is."""
         settings = self.settings
-        ends = declare.sink_ends(settings, sink, Topics(self.stack.kafka))
+        ends = declare.sink_ends(settings, sink, Topics(settings.kafka))
         declare.wait_applied(settings, sink, ends, CLOCK, PATIENCE_S)
 
     def cached(self, sink="cache"):

@@ -113,7 +113,7 @@ class SinkPlace(Rig):
         """Wait until a sink has all that was committed."""
         self.confirm()
         settings = load(self.config, {})
-        ends = declare.sink_ends(settings, name, Topics(self.kafka))
+        ends = declare.sink_ends(settings, name, Topics(settings.kafka))
         declare.wait_applied(settings, name, ends, CLOCK, 60)
 
     def held(self, name):

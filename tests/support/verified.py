@@ -13,7 +13,7 @@ from support.snapshots import SnapshotRig
 from support.waiting import until
 from towpath.deploy.cli.app import run
 from towpath.schemas.clock import SystemClock
-from towpath.settings import Settings, load
+from towpath.settings import Kafka, Settings, load
 from towpath.sinks.cache.sink import CacheSink
 from towpath.sinks.kafka import KafkaRelations, Topics
 from towpath.sinks.progress import progress_path, read_progress
@@ -65,7 +65,7 @@ class VerifiedRig(SnapshotRig):
     def followed(self, session: Any = None) -> Any:
         """Start the relay, let the sink be filled by a snapshot, and follow on."""
         settings = load(self.config, {})
-        relations = KafkaRelations(self.kafka, self.prefix)
+        relations = KafkaRelations(settings.kafka, self.prefix)
         target = _sink(settings, relations, session)
         rows = sum(self.one(f"select count(*) from s.{name}") for name in self.tables)  # noqa: S608 - the test's own
         self.start()
@@ -87,7 +87,7 @@ class VerifiedRig(SnapshotRig):
     def is_behind(self) -> bool:
         """Tell whether the sink has records to go."""
         progress = read_progress(progress_path(self.folder, "it"), "it")
-        cluster = Topics(self.kafka)
+        cluster = Topics(Kafka(bootstrap_servers=self.kafka))
         topics = Routes(load(self.config, {}).sink[0]).matching(cluster.names())
         return bool(records_to_go(cluster.end_offsets(topics), progress.applied))
 

@@ -13,7 +13,7 @@ from support.letters import Asked, desk_of
 from support.parked_shop import Choosy, change
 from towpath.deploy.cli import dead_letters
 from towpath.deploy.cli.app import run
-from towpath.settings import load
+from towpath.settings import Kafka, load
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.dead_letters.book import Book
@@ -184,7 +184,7 @@ def test_letters_outlive_retention_in_one_order(config):
 
     assert (letters, {topic.name: {"0": 300}}) == (
         list(DeadLetterTopic(settings, "cache").entries()),
-        Topics(settings.kafka.bootstrap_servers).end_offsets([topic.name]),
+        Topics(settings.kafka).end_offsets([topic.name]),
     )
 
 
@@ -211,7 +211,7 @@ def test_the_lowest_position_at_the_heads_of_topics_is_safe(stack, unique):
         headers = {"position": f"{number:016x}.0000000000"}
         producer.produce(unique, b"v", partition=partition, headers=headers)
     producer.flush()
-    heads = Heads(stack.kafka)
+    heads = Heads(Kafka(bootstrap_servers=stack.kafka))
     found = heads.lowest_position([unique])
     producer.produce(unique, b"v", partition=2)
     producer.flush()

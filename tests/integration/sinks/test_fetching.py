@@ -6,6 +6,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from towpath.settings import Kafka
 from towpath.sinks import fetching
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
 from towpath.sinks.fetching import KafkaBatches
@@ -55,7 +56,7 @@ def topic(stack, unique):
 def reading(stack, client):
     """Lend what reads the batches of a query."""
     assert client.assigned == 0
-    lent = KafkaBatches(stack.kafka, "cache")
+    lent = KafkaBatches(Kafka(bootstrap_servers=stack.kafka), "cache")
     yield lent
     lent.close()
 
@@ -239,7 +240,7 @@ def test_a_broker_that_is_away_is_told(unused_port):
     """
     The batch is begun again then.
     """
-    reading = KafkaBatches(f"127.0.0.1:{unused_port}", "cache")
+    reading = KafkaBatches(Kafka(bootstrap_servers=f"127.0.0.1:{unused_port}"), "cache")
     with pytest.raises(BrokerUnavailableError, match="gives no record of partition 1"):
         [*reading.portions({("towpath.shop.orders", 1): (0, 5)})]
     reading.close()

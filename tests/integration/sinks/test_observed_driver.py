@@ -75,7 +75,7 @@ class Place(SinkPlace):
         """Wait until a sink has all that was committed, however long it takes."""
         self.confirm()
         settings = load(self.config, {})
-        ends = declare.sink_ends(settings, name, Topics(self.kafka))
+        ends = declare.sink_ends(settings, name, Topics(settings.kafka))
         declare.wait_applied(settings, name, ends, waiting.CLOCK, PATIENCE_S)
 
     def until_seen(self):

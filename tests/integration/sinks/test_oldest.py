@@ -4,6 +4,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from towpath.settings import Kafka
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.oldest import KafkaOldest
 
@@ -30,7 +31,7 @@ def test_the_oldest_of_the_first_records_is_found_again_and_again(stack, topic):
     """
     One look leaves nothing behind that the next would take for its own.
     """
-    oldest = KafkaOldest(stack.kafka, topic)
+    oldest = KafkaOldest(Kafka(bootstrap_servers=stack.kafka), topic)
     looks = (
         {(topic, 0): 0, (topic, 1): 0},
         {(topic, 0): 3, (topic, 1): 1},
@@ -53,7 +54,7 @@ def test_a_broker_that_is_away_is_told(unused_port, monkeypatch):
     Nobody takes silence for an age.
     """
     monkeypatch.setattr("towpath.sinks.oldest._TIMEOUT_S", 0.2)
-    oldest = KafkaOldest(f"127.0.0.1:{unused_port}", "towpath")
+    oldest = KafkaOldest(Kafka(bootstrap_servers=f"127.0.0.1:{unused_port}"), "towpath")
     with pytest.raises(BrokerUnavailableError):
         oldest.oldest_ms({("towpath.shop.orders", 0): 0})
     oldest.close()

@@ -79,7 +79,8 @@ class Rig(SnapshotRig):
         routes = [route.name for route in self.sink.route]
         self.owed = Owed(state, name, routes, Still())
         desk = Desk(
-            *(self.letters, ParkedKeys(), Sweeps(state, name, Topics(self.kafka))),
+            *(self.letters, ParkedKeys()),
+            Sweeps(state, name, Topics(settings.kafka)),
             *(KafkaRepairs(settings, self.sink), self.owed),
             *(SafePosition(None, Still()), Still()),
         )

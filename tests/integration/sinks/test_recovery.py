@@ -14,6 +14,7 @@ from support.letters import Asked, Letters
 from support.waiting import until
 from towpath.schemas.backoff import Backoff
 from towpath.schemas.clock import SystemClock
+from towpath.settings import Kafka
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.declare import records_between
 from towpath.sinks.fetching import KafkaBatches
@@ -60,7 +61,7 @@ class Place:
         self.topic = f"{name}.shop.orders"
         self.admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
         self.admin.create_topics([NewTopic(self.topic, 2, 1)])[self.topic].result()
-        self.cluster = Topics(servers)
+        self.cluster = Topics(Kafka(bootstrap_servers=servers))
         self.sink, self.letters, self.repairs = Dying(), Letters(), Asked()
         settings = SinkSettings.model_validate(
             {
@@ -71,7 +72,7 @@ class Place:
                 "route": [{"topic": self.topic, "name": "orders"}],
             }
         )
-        self.plan = QueryPlan(settings, servers, folder)
+        self.plan = QueryPlan(settings, Kafka(bootstrap_servers=servers), folder)
         self._spark = spark
         self._servers = {"bootstrap.servers": servers, "log_level": 0}
         self._producer = Producer(self._servers)

@@ -156,7 +156,7 @@ name = "{self.route}"
         """Wait until the sink has all that was committed."""
         self.confirm()
         settings = load(self.config, {})
-        ends = declare.sink_ends(settings, "search", Topics(self.kafka))
+        ends = declare.sink_ends(settings, "search", Topics(settings.kafka))
         declare.wait_applied(settings, "search", ends, CLOCK, 120)
 
     def rebuild(self):

@@ -5,6 +5,7 @@ import pytest
 from support.sink_place import KEYS, ROUTE, SinkPlace, Writers
 from support.waiting import until
 from towpath.deploy.cli import sink_life
+from towpath.settings import Kafka
 from towpath.sinks.cache.client import connect
 from towpath.sinks.kafka import Topics
 from towpath.sinks.progress import State
@@ -33,7 +34,10 @@ def spoil(place):
 
 def sinks_with_topics(place):
     """Name the sinks that have topics of their own."""
-    names = {name.rpartition(".")[::2] for name in Topics(place.kafka).names()}
+    names = {
+        name.rpartition(".")[::2]
+        for name in Topics(Kafka(bootstrap_servers=place.kafka)).names()
+    }
     return {
         sink
         for topic, sink in names

@@ -17,6 +17,7 @@ dsn = "postgresql://u:hunter2@127.0.0.1/shop"
 [kafka]
 bootstrap_servers = "127.0.0.1:9092"
 [kafka.client]
+"security.protocol" = "SASL_SSL"
 "sasl.password" = "hunter2"
 [registry]
 url = "http://127.0.0.1:8081"

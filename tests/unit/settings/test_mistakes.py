@@ -273,6 +273,8 @@ def test_the_environment_reaches_every_depth(tmp_path: Path) -> None:
         TOWPATH_RELAY__ROWS__KEY_COLUMNS='{"shop.orders": ["number"]}',
         TOWPATH_RELAY__TRANSACTIONS="{metadata = true}",
         TOWPATH_SOURCE__TABLES='["shop.orders"]',
+        TOWPATH_KAFKA__CLIENT__SECURITY_PROTOCOL="sasl_ssl",
+        TOWPATH_KAFKA__CLIENT__SASL_MECHANISM="PLAIN",
         TOWPATH_KAFKA__CLIENT__SASL_PASSWORD_FILE=str(secret),
         TOWPATH_SINK__BIG_CACHE__URL="redis://other",
     )
@@ -293,7 +295,11 @@ def test_the_environment_reaches_every_depth(tmp_path: Path) -> None:
         {"shop.orders": ("number",)},
         True,
         ("shop.orders",),
-        {"sasl.password": "hunter2"},
+        {
+            "security.protocol": "sasl_ssl",
+            "sasl.mechanism": "PLAIN",
+            "sasl.password": "hunter2",
+        },
         "redis://other",
     )
 

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from towpath.schemas.failure import UsageError
-from towpath.settings import Route, SearchOptions, Sink
+from towpath.settings import Kafka, Route, SearchOptions, Sink
 from towpath.sinks import executor
 from towpath.sinks.cache.sink import CacheSink
 from towpath.sinks.errors import IndexGoneError
@@ -19,7 +19,7 @@ ROUTE = Route(topic="towpath.shop.orders", name="orders")
 def told(kind: str, **more) -> Told:
     """Say what an executor is sent."""
     sink = Sink(name="one", kind=kind, url="redis://unused", route=(ROUTE,), **more)
-    return Told(sink, "unused:9092", "towpath", 3600)
+    return Told(sink, Kafka(bootstrap_servers="unused:9092"), "towpath", 3600)
 
 
 class Fields:

@@ -5,7 +5,7 @@ import pytest
 
 from support.letters import Asked
 from towpath.schemas.clock import SystemClock
-from towpath.settings import Route
+from towpath.settings import Kafka, Route
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.errors import (
     BrokerUnavailableError,
@@ -100,7 +100,7 @@ class Place:
     """A sink's folder, its topics, and what it asked for."""
 
     def __init__(self, folder):
-        self.plan = QueryPlan(SINK, "unused:9092", folder)
+        self.plan = QueryPlan(SINK, Kafka(bootstrap_servers="unused:9092"), folder)
         self.folder = folder / "sinks" / "cache"
         self.cluster = Cluster()
         self.repairs = Asked()

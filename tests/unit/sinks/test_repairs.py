@@ -88,7 +88,7 @@ def broker(monkeypatch, tmp_path):
     """Lend a broker in place of Kafka, and a folder for what is noted."""
     fake = FakeBroker()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(repairs, "Producer", lambda _: fake)
+    monkeypatch.setattr(repairs.clients, "Producer", lambda _: fake)
     monkeypatch.setattr(repairs, "Topics", lambda _: fake)
     return fake
 

@@ -6,7 +6,7 @@ import orjson
 import pytest
 import structlog
 
-from towpath.settings import Sink
+from towpath.settings import Kafka, Sink
 from towpath.sinks import unfilled
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.jobs.query import QueryPlan
@@ -60,7 +60,9 @@ def run(tmp_path, repairs):
 
     def start(*routes, **block):
         told = {"name": "s", **CACHE, **block, "route": routes}
-        plan = QueryPlan(Sink.model_validate(told), "kafka:9092", tmp_path)
+        plan = QueryPlan(
+            Sink.model_validate(told), Kafka(bootstrap_servers="kafka:9092"), tmp_path
+        )
         return Rerouting(plan, repairs, Clock()).run()
 
     return start

@@ -5,6 +5,7 @@ import pytest
 from support.kafka_rows import BACKFILL, COLUMNS, TOPIC, row, rows_of
 from support.letters import Asked, Letters, desk_of
 from towpath.schemas import headers as names
+from towpath.settings import Kafka
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.dead_letters.letter import ParkedKey
 from towpath.sinks.errors import (
@@ -111,7 +112,7 @@ class Bench:
         self.desk = desk_of(self.letters, repairs=Asked())
         self.here = Noting("driver", self.notes)
         self.failure = failure
-        self.plan = QueryPlan(SINK, "unused:9092", folder)
+        self.plan = QueryPlan(SINK, Kafka(bootstrap_servers="unused:9092"), folder)
         writer = BatchWriter(Routes(SINK), self.here, self.desk)
         self.writing = FromExecutors(self.plan, writer, self.here, self.desk, self.make)
 

@@ -11,6 +11,7 @@ from pyspark.errors import StreamingQueryException
 from support.letters import Letters
 from support.parked_shop import KEY, change
 from towpath.schemas.backoff import Backoff
+from towpath.settings import Kafka
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.dead_letters.letter import Letter, Order, Verb
@@ -86,7 +87,7 @@ class Unread:
 @pytest.fixture
 def supervisor(tmp_path):
     """Lend a supervisor that has no engine and little patience."""
-    plan = QueryPlan(SINK, "unused:9092", tmp_path)
+    plan = QueryPlan(SINK, Kafka(bootstrap_servers="unused:9092"), tmp_path)
     (plan.checkpoint / "offsets").mkdir(parents=True)
     (plan.checkpoint / "offsets" / "0").write_text('v1\n{}\n{"t":{"0":3}}')
     (plan.checkpoint / "sources" / "0").mkdir(parents=True)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from towpath.settings import Kafka
 from towpath.sinks import kafka
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.kafka import Topics
@@ -86,8 +87,8 @@ def topics(monkeypatch, clock):
     """Lend what asks such a broker."""
 
     def ask(admin):
-        monkeypatch.setattr(kafka, "AdminClient", lambda _: admin)
-        return Topics("kafka:9092", clock)
+        monkeypatch.setattr(kafka.clients, "AdminClient", lambda _: admin)
+        return Topics(Kafka(bootstrap_servers="kafka:9092"), clock)
 
     return ask
 

@@ -125,13 +125,13 @@ def _snapshots(settings: Settings) -> list[Document]:
 
 
 def _sinks(settings: Settings, clock: Clock) -> list[Document]:
-    source, servers = settings.database, settings.kafka.bootstrap_servers
+    source, kafka = settings.database, settings.kafka
     if not settings.sink:
         return []
-    oldest = KafkaOldest(servers, source.prefix)
+    oldest = KafkaOldest(kafka, source.prefix)
     try:
         return [
-            _sink(settings, sink, Topics(servers), oldest, clock)
+            _sink(settings, sink, Topics(kafka), oldest, clock)
             for sink in settings.sink
         ]
     finally:

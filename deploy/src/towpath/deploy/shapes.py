@@ -22,9 +22,8 @@ class Shapes:
 
     def __init__(self, settings: Settings) -> None:
         """Describe both; nothing is asked yet."""
-        servers = settings.kafka.bootstrap_servers
         self._settings = settings
-        self._announced = KafkaRelations(servers, settings.database.prefix)
+        self._announced = KafkaRelations(settings.kafka, settings.database.prefix)
 
     def shape(self, topic: str) -> RelationShape:
         """

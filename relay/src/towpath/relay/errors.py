@@ -65,7 +65,10 @@ class SlotBusyError(UnavailableError):
 class BrokerUnavailableError(UnavailableError):
     """Kafka cannot be reached."""
 
-    remedy = "Check that Kafka runs and that [kafka] bootstrap_servers leads to it."
+    remedy = (
+        "Check that Kafka runs, that [kafka] bootstrap_servers leads to it, and TLS "
+        "and login in [kafka.client]."
+    )
 
 
 class RegistryUnavailableError(UnavailableError):

@@ -5,11 +5,11 @@ Every process reads the whole file, so that an unknown key is noticed wherever i
 stands. Every mistake is reported in one go, with the nearest known name.
 """
 
+from towpath.settings.brokers import Kafka, client_settings, spark_options
 from towpath.settings.engine import Spark, WriteFrom
 from towpath.settings.kinds import SinkKind
 from towpath.settings.load import load, read
 from towpath.settings.model import (
-    Kafka,
     OnDrop,
     Registry,
     Settings,
@@ -105,6 +105,8 @@ __all__ = [
     "WatchedFile",
     "Watermarks",
     "WriteFrom",
+    "client_settings",
     "load",
     "read",
+    "spark_options",
 ]

@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from towpath.schemas import headers
+from towpath.settings.client_checks import (
+    clients_are_secure,
+    engine_has_counterparts,
+)
 from towpath.settings.mistakes import did_you_mean
 from towpath.settings.model import Settings
 from towpath.settings.relay import OnGap
@@ -221,6 +225,8 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], Check], ...]] = (
     ),
     (("sink", "relay.preset", "relay.rows"), rows_are_readable),
     (("relay.messages",), _one_of_a_kind),
+    (("kafka.client",), clients_are_secure),
+    (("kafka.client", "sink"), engine_has_counterparts),
     (
         ("source.dsn", "kafka", "registry", "relay.rows.format"),
         _addresses,

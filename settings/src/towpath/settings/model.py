@@ -6,12 +6,12 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from towpath.settings.brokers import Kafka
 from towpath.settings.engine import Spark
 from towpath.settings.relay import Relay
 from towpath.settings.section import IDENTIFIER, PREFIX, Section
 from towpath.settings.sink import Sink
 from towpath.settings.sinks import Sinks
-from towpath.settings.syntax import ClientOption
 from towpath.settings.tables import Capture, TableEntry
 
 
@@ -44,18 +44,6 @@ class Source(Section):
     tables: tuple[TableEntry, ...] = ()
     exclude_tables: tuple[TableEntry, ...] = ()
     on_drop: OnDrop = OnDrop.KEEP
-
-
-class Kafka(Section):
-    """
-    ``[kafka]``: the brokers.
-
-    ``client`` holds further settings of the relay's clients under librdkafka's names:
-    TLS, login, timeouts. What the relay sets itself, it refuses there.
-    """
-
-    bootstrap_servers: str
-    client: dict[ClientOption, str] = Field(default_factory=dict)
 
 
 class Registry(Section):

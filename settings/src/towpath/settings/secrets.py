@@ -16,7 +16,8 @@ _NAMES: Final = re.compile(
 # Greedy on purpose: with a stray @ in a password too much is masked, never too little.
 _IN_ADDRESS: Final = re.compile(r"(://[^:/@\s]*:).*@", re.DOTALL)
 _IN_OPTIONS: Final = re.compile(
-    r"(password\s*=\s*)('(?:[^'\\]|\\.)*'?|[^\s&]+)", re.IGNORECASE
+    r"""(password\s*=\s*)('(?:[^'\\]|\\.)*'?|"(?:[^"\\]|\\.)*"?|[^\s&]+)""",
+    re.IGNORECASE,
 )
 
 

@@ -96,7 +96,7 @@ def run(
     name = driver or "-".join(names)
     spark = start_session(_engine(name, settings, chosen, environ, jars))
     clock = SystemClock()
-    oldest = KafkaOldest(settings.kafka.bootstrap_servers, settings.database.prefix)
+    oldest = KafkaOldest(settings.kafka, settings.database.prefix)
     monitor = Monitor(_cluster(settings), oldest, clock)
     stop = _stop_of_signals()
     _settle_in()
@@ -141,7 +141,7 @@ def _settle_in() -> None:
 
 
 def _cluster(settings: Settings) -> Topics:
-    return Topics(settings.kafka.bootstrap_servers)
+    return Topics(settings.kafka)
 
 
 def _engine(
@@ -208,8 +208,7 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Parts:
 
     def check(sink: SinkSettings) -> None:
         _check_engine(sink, spark)
-        servers = settings.kafka.bootstrap_servers
-        with closing(KafkaRelations(servers, prefix)) as relations:
+        with closing(KafkaRelations(settings.kafka, prefix)) as relations:
             check_block(newest(), sink, relations)
 
     def make_sink(sink: SinkSettings) -> Sink:
@@ -228,12 +227,12 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Parts:
 
     return Parts(
         make_sink=make_sink,
-        make_batches=partial(KafkaBatches, settings.kafka.bootstrap_servers),
+        make_batches=partial(KafkaBatches, settings.kafka),
         make_dead_letters=lambda name: DeadLetterTopic(settings, name),
         cluster=_cluster(settings),
         clock=clock,
         make_repairs=lambda sink: KafkaRepairs(newest(), sink),
-        heads=Heads(settings.kafka.bootstrap_servers),
+        heads=Heads(settings.kafka),
         monitor=monitor,
         check=check,
         on_executor=lambda sink: told_of(settings, sink).make,
@@ -242,8 +241,8 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Parts:
 
 def _routed(settings: Settings, sink: SinkSettings) -> RoutedRelations:
     """Hold a sink's routes against its tables, which it sees through them."""
-    servers, prefix = settings.kafka.bootstrap_servers, settings.database.prefix
-    routed = RoutedRelations(KafkaRelations(servers, prefix), sink.route)
+    announced = KafkaRelations(settings.kafka, settings.database.prefix)
+    routed = RoutedRelations(announced, sink.route)
     path = progress_path(settings.state_folder, sink.name)
     routed.check(has_run=read_progress(path, sink.name).batches > 0)
     return routed

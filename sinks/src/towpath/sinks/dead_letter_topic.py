@@ -16,12 +16,12 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Message,
-    Producer,
     TopicPartition,
 )
 
 from towpath.schemas import topics
 from towpath.settings import Settings
+from towpath.sinks import clients
 from towpath.sinks.change import Origin
 from towpath.sinks.dead_letters.letter import (
     Answer,
@@ -38,7 +38,6 @@ from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.kafka import (
     REQUEST_TIMEOUT_S,
     Topics,
-    connection,
     headers_of,
     unavailable,
 )
@@ -55,11 +54,8 @@ class DeadLetterTopic:
     def __init__(self, settings: Settings, sink: str) -> None:
         self.name = topics.dead_letter_topic(settings.database.prefix, sink)
         self._settings = settings
-        servers = settings.kafka.bootstrap_servers
-        self._cluster = Topics(servers)
-        self._producer = Producer(
-            connection(servers) | {"enable.idempotence": True, "acks": "all"}
-        )
+        self._cluster = Topics(settings.kafka)
+        self._producer = clients.producer(settings.kafka)
         self._exists = False
         self._failures: list[KafkaError] = []
         # The offset after the last record seen, by partition.
@@ -163,7 +159,7 @@ class DeadLetterTopic:
         }
         if not behind:
             return
-        consumer = Consumer(connection(self._servers) | _READING)
+        consumer = clients.consumer(self._settings.kafka, _READING)
         try:
             consumer.assign(
                 [
@@ -195,10 +191,6 @@ class DeadLetterTopic:
             entry = entry_of(message.key(), message.value(), headers_of(message))
             if entry is not None:
                 yield entry
-
-    @property
-    def _servers(self) -> str:
-        return self._settings.kafka.bootstrap_servers
 
     def _write_entries(self, entries: Sequence[Ending | Order | Answer]) -> None:
         if entries:

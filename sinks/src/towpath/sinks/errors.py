@@ -80,7 +80,10 @@ class IndexBlockedError(TargetBusyError):
 class BrokerUnavailableError(UnavailableError):
     """Kafka does not answer; nothing is lost by trying again."""
 
-    remedy = "Start Kafka, or correct kafka.bootstrap_servers in towpath.toml."
+    remedy = (
+        "Start Kafka, or correct kafka.bootstrap_servers, and TLS and login in "
+        "kafka.client, in towpath.toml."
+    )
 
 
 class ExecutorsFailedError(UnavailableError):

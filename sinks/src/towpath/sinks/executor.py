@@ -10,7 +10,7 @@ from functools import cache
 
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
-from towpath.settings import Settings
+from towpath.settings import Kafka, Settings
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.kafka import KafkaRelations
 from towpath.sinks.kinds import ExecutorParts, kind_of
@@ -23,7 +23,7 @@ class Told:
     """What an executor must know to make a sink; it is sent with every task."""
 
     sink: SinkSettings
-    bootstrap_servers: str
+    kafka: Kafka
     prefix: str
     replay_window_s: int
 
@@ -38,7 +38,7 @@ class Told:
         if spread is None:
             message = f"a sink of the kind {self.sink.kind} is written from the driver"
             raise UsageError(message)
-        announced = _relations(self.bootstrap_servers, self.prefix)
+        announced = _relations(self.kafka, self.prefix)
         parts = ExecutorParts(
             prefix=self.prefix,
             replay_window_s=self.replay_window_s,
@@ -52,12 +52,12 @@ def told_of(settings: Settings, sink: SinkSettings) -> Told:
     """Return what executors must know of a sink."""
     return Told(
         sink,
-        settings.kafka.bootstrap_servers,
+        settings.kafka,
         settings.database.prefix,
         settings.topics.replay_window_s,
     )
 
 
 @cache
-def _relations(bootstrap_servers: str, prefix: str) -> KafkaRelations:
-    return KafkaRelations(bootstrap_servers, prefix)
+def _relations(kafka: Kafka, prefix: str) -> KafkaRelations:
+    return KafkaRelations(kafka, prefix)

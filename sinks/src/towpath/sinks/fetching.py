@@ -30,9 +30,11 @@ from confluent_kafka import (
 )
 
 from towpath.schemas.clock import Clock, Patience, SystemClock
+from towpath.settings import Kafka
+from towpath.sinks import clients
 from towpath.sinks.batches import RECORDS
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
-from towpath.sinks.kafka import REQUEST_TIMEOUT_S, connection, unavailable
+from towpath.sinks.kafka import REQUEST_TIMEOUT_S, unavailable
 from towpath.sinks.progress import Place, Span, records_in
 
 # Some 30 ms of work for whoever writes them; more has the target wait for the first.
@@ -86,14 +88,12 @@ class KafkaBatches:
     Belongs to the query: its calls do not overlap.
     """
 
-    def __init__(
-        self, bootstrap_servers: str, sink: str, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, kafka: Kafka, sink: str, clock: Clock | None = None) -> None:
         """
         Describe what is read; nothing is opened yet.
 
         Args:
-            bootstrap_servers: Kafka's.
+            kafka: The brokers.
             sink: Name of the sink, for whoever looks at the broker.
             clock: For patience; left out, the machine's.
         """
@@ -101,7 +101,7 @@ class KafkaBatches:
         self._closed = False
         # The group is never joined: partitions are assigned, offsets are the engine's.
         group = {"group.id": f"towpath-{sink}"}
-        self._settings = connection(bootstrap_servers) | _CLIENT | group
+        self._kafka, self._own = kafka, {**_CLIENT, **group}
         self._consumer: Consumer | None = None
         # Held while the client is asked: it must not be closed under its own hands.
         self._asking = threading.Lock()
@@ -162,7 +162,7 @@ class KafkaBatches:
         begins = {place: begin for place, (begin, _) in span.items()}
         try:
             if self._consumer is None:
-                self._consumer = Consumer(self._settings)
+                self._consumer = clients.consumer(self._kafka, self._own)
             consumer = self._consumer
             if self._paused:
                 consumer.resume([TopicPartition(*place) for place in self._paused])

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from towpath.settings import Kafka
+from towpath.sinks import clients
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.kafka import (
     REQUEST_TIMEOUT_S,
     Topics,
-    connection,
     headers_of,
     unavailable,
 )
@@ -18,9 +19,9 @@ from towpath.sinks.record import UnreadableError, position_in
 class Heads:
     """What topics begin with: the records that retention has not cut off."""
 
-    def __init__(self, bootstrap_servers: str) -> None:
-        self._bootstrap_servers = bootstrap_servers
-        self._cluster = Topics(bootstrap_servers)
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka = kafka
+        self._cluster = Topics(kafka)
 
     def lowest_position(self, names: Iterable[str]) -> str | None:
         """
@@ -57,7 +58,7 @@ class Heads:
             "fetch.message.max.bytes": 65_536,
             "isolation.level": "read_uncommitted",
         }
-        consumer = Consumer(connection(self._bootstrap_servers) | reading)
+        consumer = clients.consumer(self._kafka, reading)
         found = []
         try:
             for head in heads:

@@ -7,11 +7,10 @@ and end offsets. librdkafka's errors become ours here. What topics begin with is
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
-    Consumer,
     KafkaError,
     KafkaException,
     Message,
@@ -20,14 +19,14 @@ from confluent_kafka import (
     Uuid,
 )
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ there
-    AdminClient,
     NewTopic,
     OffsetSpec,
 )
 
 from towpath.schemas import topics
 from towpath.schemas.clock import Clock, Deadline, SystemClock
-from towpath.settings import Settings
+from towpath.settings import Kafka, Settings
+from towpath.sinks import clients
 from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
 from towpath.sinks.relations import RelationShape, parse_relation
 
@@ -70,8 +69,8 @@ _EARLIEST: Final = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 class Topics:
     """What the cluster holds: topics, partitions, end offsets."""
 
-    def __init__(self, bootstrap_servers: str, clock: Clock | None = None) -> None:
-        self._admin = AdminClient(connection(bootstrap_servers))
+    def __init__(self, kafka: Kafka, clock: Clock | None = None) -> None:
+        self._admin = clients.admin(kafka)
         self._clock = clock or SystemClock()
 
     def names(self) -> list[str]:
@@ -242,18 +241,18 @@ class KafkaRelations:
     Belongs to one sink: its calls must not overlap.
     """
 
-    def __init__(self, bootstrap_servers: str, prefix: str) -> None:
+    def __init__(self, kafka: Kafka, prefix: str) -> None:
         self._prefix = prefix
         self._topic = topics.relations_topic(prefix)
-        self._cluster = Topics(bootstrap_servers)
-        self._consumer = Consumer(
-            connection(bootstrap_servers)
-            | {
+        self._cluster = Topics(kafka)
+        self._consumer = clients.consumer(
+            kafka,
+            {
                 # Never joined: partitions are assigned, offsets are kept here.
                 "group.id": f"{prefix}.sinks",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
-            }
+            },
         )
         self._next_offsets: dict[int, int] = {}
         self._shapes: dict[str, RelationShape] = {}
@@ -318,12 +317,6 @@ def headers_of(message: Message) -> list[tuple[str, bytes]]:
         (name, value.encode() if isinstance(value, str) else value or b"")
         for name, value in pairs
     ]
-
-
-def connection(bootstrap_servers: str) -> dict[str, Any]:
-    """Return what every client of ours is made with."""
-    # librdkafka would write to stderr by itself; what matters is raised instead.
-    return {"bootstrap.servers": bootstrap_servers, "log_level": 0}
 
 
 def unavailable(error: KafkaException) -> BrokerUnavailableError:

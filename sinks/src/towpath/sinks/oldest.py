@@ -8,8 +8,10 @@ small fetch per partition and lets go.
 
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from towpath.settings import Kafka
+from towpath.sinks import clients
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.lag import Places
 
@@ -22,12 +24,10 @@ _FETCH_BYTES: Final = 4096
 class KafkaOldest:
     """Looks records up; its calls must not overlap."""
 
-    def __init__(self, bootstrap_servers: str, prefix: str) -> None:
-        self._consumer = Consumer(
+    def __init__(self, kafka: Kafka, prefix: str) -> None:
+        self._consumer = clients.consumer(
+            kafka,
             {
-                "bootstrap.servers": bootstrap_servers,
-                # librdkafka would write to stderr by itself.
-                "log_level": 0,
                 # Never joined: partitions are assigned, nothing is committed.
                 "group.id": f"{prefix}.sinks",
                 "enable.auto.commit": False,
@@ -37,7 +37,7 @@ class KafkaOldest:
                 "fetch.message.max.bytes": _FETCH_BYTES,
                 "queued.min.messages": 1,
                 "fetch.wait.max.ms": 10,
-            }
+            },
         )
 
     def oldest_ms(self, places: Places) -> int | None:

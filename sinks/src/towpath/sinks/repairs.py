@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from towpath.schemas.topics import table_of, table_topic
 from towpath.settings import AggregateView, Route, RouteKind, Settings, Sink
-from towpath.sinks import unfilled
+from towpath.sinks import clients, unfilled
 from towpath.sinks.change import Value
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.kafka import REQUEST_TIMEOUT_S, Topics
@@ -148,20 +148,12 @@ class KafkaRepairs:
 
     def _producer(self) -> Producer:
         """Connect; a topic that is not there is the relay's to make."""
-        servers = self._settings.kafka.bootstrap_servers
+        kafka = self._settings.kafka
         if self._opened is None:
-            if self._topic not in Topics(servers).names():
+            if self._topic not in Topics(kafka).names():
                 message = f"the relay has not made {self._topic} yet"
                 raise BrokerUnavailableError(message)
-            # librdkafka would write to stderr by itself; what matters is raised.
-            self._opened = Producer(
-                {
-                    "bootstrap.servers": servers,
-                    "enable.idempotence": True,
-                    "acks": "all",
-                    "log_level": 0,
-                }
-            )
+            self._opened = clients.producer(kafka)
         return self._opened
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:

@@ -132,6 +132,7 @@ def test_secrets_are_written_only_when_asked_for() -> None:
         "database.user": "u",
         "database.password": "p@w",
         "producer.override.sasl.jaas.config": 'x required username="k" password="s";',
+        "producer.override.security.protocol": "SASL_SSL",
     }
     open_one = converted(properties, includes_secrets=True)
     told = json.dumps([each._asdict() for each in open_one.findings])

@@ -89,8 +89,8 @@ def _rebuild(settings: Settings, sink: Sink) -> Iterator["Rebuild"]:
     from towpath.sinks.search.fields import RouteFields  # noqa: PLC0415 - keeps --help fast
     from towpath.sinks.search.rebuild import Rebuild  # noqa: PLC0415 - keeps --help fast
 
-    servers, prefix = settings.kafka.bootstrap_servers, settings.database.prefix
-    announced = KafkaRelations(servers, prefix)
+    kafka, prefix = settings.kafka, settings.database.prefix
+    announced = KafkaRelations(kafka, prefix)
     relations = RoutedRelations(announced, sink.route)
     fields = RouteFields(relations, event_schemas())
     opened = Rebuild(sink.url, sink.search, fields)
@@ -112,7 +112,7 @@ def _rebuilt(work: _Work, route: Route) -> int:
     if not _filled(work, route, begun.snapshot):
         work.rebuild.give_up(route)
         return 1
-    cluster = Topics(work.settings.kafka.bootstrap_servers)
+    cluster = Topics(work.settings.kafka)
     ends = declare.sink_ends(work.settings, work.sink.name, cluster)
     declare.wait_applied(
         work.settings, work.sink.name, ends, work.clock, _STUCK_AFTER_S

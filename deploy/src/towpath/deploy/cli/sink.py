@@ -72,7 +72,7 @@ def list_sinks(*, config: ConfigOption = None) -> int:
         config: Configuration file.
     """
     settings = _settings(config_file(config))
-    ends = offsets.read_ends(Topics(settings.kafka.bootstrap_servers))
+    ends = offsets.read_ends(Topics(settings.kafka))
     table = Table(
         *("sink", "kind", "driver", "state", "behind", "written", "dead"), box=None
     )

@@ -56,7 +56,7 @@ def add(
         message = f"{block}: {error.strerror}"
         raise UsageError(message) from error
     settings = _settings(path)
-    cluster, clock = Topics(settings.kafka.bootstrap_servers), SystemClock()
+    cluster, clock = Topics(settings.kafka), SystemClock()
     sink = declare.declare_sink(path, text, _environ(), cluster, clock, _check)
     print(f"{sink.name} is declared", flush=True)
     settings = _settings(path)
@@ -141,7 +141,7 @@ def drop(
     if not yes and not _agreed(f"drop the sink {name}, {what}?"):
         print(f"{name} stays")
         return 1
-    broker = Topics(settings.kafka.bootstrap_servers)
+    broker = Topics(settings.kafka)
     means = dropping.Means(erase, broker, SystemClock(), print)
     dropping.carry_out(path, _environ(), planned, means)
     print(f"{name} is dropped")
@@ -175,9 +175,7 @@ def _fill(
         told = f"{answer.status}: {answer.reason}" if answer.reason else answer.status
         print(f"the snapshot was {told}; run this again", file=sys.stderr)
         return False
-    ends = declare.sink_ends(
-        settings, sink.name, Topics(settings.kafka.bootstrap_servers)
-    )
+    ends = declare.sink_ends(settings, sink.name, Topics(settings.kafka))
     declare.wait_applied(settings, sink.name, ends, clock, _STUCK_AFTER_S)
     filling.end(settings, sink, begun, is_applied=True)
     return True

@@ -174,12 +174,15 @@ def _ordered(connector: Connector) -> list[tuple[str, str]]:
     """Return the properties in the order in which they can be understood."""
     ranks = {name: place for place, name in enumerate(_names())}
 
-    def rank(item: tuple[str, str]) -> tuple[int, bool]:
+    def rank(item: tuple[str, str]) -> tuple[int, bool, bool]:
         found = _find(*item, connector)
+        # A login has no effect before it is known how the brokers are spoken to.
+        is_protocol = item[0].endswith("security.protocol")
         if found is None:
-            return len(ranks), False
+            return len(ranks), False, not is_protocol
         # Of two names of one property, today's wins.
-        return ranks.get(found.known.name, 0), item[0] in found.known.older
+        is_older = item[0] in found.known.older
+        return ranks.get(found.known.name, 0), is_older, not is_protocol
 
     return sorted(connector.properties.items(), key=rank)
 

@@ -96,7 +96,7 @@ class Monitor:
         stage = self._stage
         settings = stage.settings()
         if self._topics is None:
-            self._topics = Topics(settings.kafka.bootstrap_servers)
+            self._topics = Topics(settings.kafka)
         ends = offsets.read_ends(self._topics)
         counts = (
             int(read_report(parts.report_of(stage, parts.LOAD)).get("checkouts", 0)),

@@ -24,8 +24,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
 from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
-    configuration,
     is_away,
+    made,
     translated,
 )
 from towpath.relay.routing.record import KEY_THAT_NEVER_WAS
@@ -43,7 +43,7 @@ def replicated(kafka: Kafka, topics: Iterable[str]) -> dict[str, int]:
     Raises:
         BrokerUnavailableError: Kafka does not answer.
     """
-    admin = AdminClient(configuration(kafka))
+    admin = made(AdminClient, kafka)
     try:
         there = admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
     except KafkaException as error:
@@ -78,7 +78,7 @@ def write_barriers(kafka: Kafka, counts: dict[str, int]) -> None:
     # The time of a replica that is away and comes back is the operator's: an attempt
     # that fails is made again.
     bounds = {"acks": "all", "linger.ms": 0, "message.timeout.ms": _timeout_ms()}
-    producer = Producer(configuration(kafka, bounds))
+    producer = made(Producer, kafka, bounds)
     for topic, count in counts.items():
         key = KEY_THAT_NEVER_WAS if topic in compacted else None
         for partition in range(count):
@@ -109,7 +109,7 @@ def _timeout_ms() -> int:
 
 def _compacted(kafka: Kafka, topics: Iterable[str]) -> frozenset[str]:
     """Return those topics whose records need a key."""
-    admin = AdminClient(configuration(kafka))
+    admin = made(AdminClient, kafka)
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
     futures = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
     found = set()

@@ -6,16 +6,16 @@ lines on as structured log records of the relay.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
 from towpath.relay.errors import BrokerRefusedError, BrokerUnavailableError
-from towpath.schemas.failure import TowpathError
-from towpath.settings import Kafka
+from towpath.schemas.failure import ConfigurationError, TowpathError
+from towpath.settings import Kafka, client_settings
 
 # One request to the cluster. Longer than an election takes; the loop's own failure
 # handling tries again with a back-off. A request that is given it is answered by then,
@@ -23,6 +23,7 @@ from towpath.settings import Kafka
 # are equal either may come first, and only one is an error of Kafka's.
 REQUEST_TIMEOUT_S: Final = 10.0
 
+_Client = TypeVar("_Client")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 # What passes by itself; a topic just made gives several of these for a moment.
@@ -84,15 +85,35 @@ def configuration(kafka: Kafka, more: Mapping[str, Any] = _NOTHING) -> dict[str,
         kafka: The brokers.
         more: Further settings.
     """
-    return {
-        "bootstrap.servers": kafka.bootstrap_servers,
+    defaults = {
         "client.id": "towpath-relay",
-        "logger": client_logger(),
         # A broker that comes back is found within a second or two.
         "reconnect.backoff.max.ms": 2000,
-        **kafka.client,
-        **more,
     }
+    return client_settings(kafka, {"logger": client_logger(), **more}, defaults)
+
+
+def made(
+    make: Callable[[dict[str, Any]], _Client],
+    kafka: Kafka,
+    more: Mapping[str, Any] = _NOTHING,
+) -> _Client:
+    """
+    Make a client.
+
+    Args:
+        make: Its class.
+        kafka: The brokers.
+        more: Further settings, above those of ``[kafka.client]``.
+
+    Raises:
+        ConfigurationError: ``[kafka.client]`` cannot be used.
+    """
+    try:
+        return make(configuration(kafka, more))
+    except KafkaException as error:
+        message = f"kafka.client: {_reason(error.args[0])}"
+        raise ConfigurationError([message]) from error
 
 
 def translated(error: KafkaException, doing: str) -> TowpathError:

@@ -12,7 +12,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
 )
 
 from towpath.relay.finding import Finding, error, warning
-from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, configuration, translated
+from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, made, translated
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import (
     captured_in,
@@ -95,7 +95,7 @@ def findings(facts: ClusterFacts, settings: Settings) -> list[Finding]:
 
 def _read(settings: Settings) -> ClusterFacts:
     source, kafka = settings.database, settings.kafka
-    admin = AdminClient(configuration(kafka))
+    admin = made(AdminClient, kafka)
     cluster = admin.list_topics(timeout=REQUEST_TIMEOUT_S)
     marked: dict[str, int] = {}
     if names.state_topic(source.prefix) in cluster.topics:

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from towpath.relay.errors import DeliveryFailedError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
-    configuration,
+    made,
     translated,
 )
 from towpath.relay.kafka.partitioner import find_partitioner
@@ -73,25 +73,24 @@ class KafkaProducer:
         of_transactions = (
             {} if transactional_id is None else {"transactional.id": transactional_id}
         )
-        self._producer = Producer(
-            configuration(
-                kafka,
-                {
-                    **of_transactions,
-                    "acks": "all",
-                    "enable.idempotence": True,
-                    "compression.type": "lz4",
-                    "message.timeout.ms": 0,
-                    "linger.ms": LINGER_MS,
-                    "batch.size": min(MAX_BATCH_BYTES, batch_bytes),
-                    "message.max.bytes": max(MAX_BATCH_BYTES, record_bytes),
-                    "queue.buffering.max.kbytes": _ROOM_FACTOR
-                    * max_in_flight_bytes
-                    // 1024,
-                    "queue.buffering.max.messages": _MAX_MESSAGES,
-                    "error_cb": self._notice,
-                },
-            )
+        self._producer = made(
+            Producer,
+            kafka,
+            {
+                **of_transactions,
+                "acks": "all",
+                "enable.idempotence": True,
+                "compression.type": "lz4",
+                "message.timeout.ms": 0,
+                "linger.ms": LINGER_MS,
+                "batch.size": min(MAX_BATCH_BYTES, batch_bytes),
+                "message.max.bytes": max(MAX_BATCH_BYTES, record_bytes),
+                "queue.buffering.max.kbytes": _ROOM_FACTOR
+                * max_in_flight_bytes
+                // 1024,
+                "queue.buffering.max.messages": _MAX_MESSAGES,
+                "error_cb": self._notice,
+            },
         )
         self._produce = self._producer.produce
         self._counts = counts
@@ -220,7 +219,7 @@ def fence(kafka: Kafka, transactional_id: str) -> None:
         BrokerUnavailableError: Kafka does not answer.
         BrokerRefusedError: Kafka refuses transactions.
     """
-    producer = Producer(configuration(kafka, {"transactional.id": transactional_id}))
+    producer = made(Producer, kafka, {"transactional.id": transactional_id})
     try:
         producer.init_transactions(REQUEST_TIMEOUT_S)
     except KafkaException as error:

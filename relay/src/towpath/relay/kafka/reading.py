@@ -19,7 +19,7 @@ from confluent_kafka import (
 from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
-    configuration,
+    made,
     translated,
 )
 from towpath.settings import Kafka
@@ -59,7 +59,7 @@ def read_to_ends(
         BrokerRefusedError: Kafka refuses a topic.
     """
     level = "read_committed" if is_committed else "read_uncommitted"
-    consumer = Consumer(configuration(kafka, {**_READING, "isolation.level": level}))
+    consumer = made(Consumer, kafka, {**_READING, "isolation.level": level})
     try:
         # Knowing the leaders beforehand saves half a second of waiting for them.
         consumer.list_topics(timeout=REQUEST_TIMEOUT_S)
@@ -86,7 +86,7 @@ class TopicCounts:
     """Tells partition counts, over one connection; for whoever looks often."""
 
     def __init__(self, kafka: Kafka) -> None:
-        self._consumer = Consumer(configuration(kafka, _READING))
+        self._consumer = made(Consumer, kafka, _READING)
 
     def __enter__(self) -> Self:
         return self

@@ -29,8 +29,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
 
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
-    configuration,
     is_away,
+    made,
     translated,
 )
 from towpath.relay.snapshot.left import LeftSignal, Refusal, read_document
@@ -123,16 +123,15 @@ class SignalTopic:
     def _follow(self) -> None:
         """Read until told to end, or until something is away."""
         self._ensure_topic()
-        consumer = Consumer(
-            configuration(
-                self._kafka,
-                {
-                    "group.id": self._place.group,
-                    "enable.auto.commit": False,
-                    "session.timeout.ms": _SESSION_MS,
-                    "auto.offset.reset": "earliest",
-                },
-            )
+        consumer = made(
+            Consumer,
+            self._kafka,
+            {
+                "group.id": self._place.group,
+                "enable.auto.commit": False,
+                "session.timeout.ms": _SESSION_MS,
+                "auto.offset.reset": "earliest",
+            },
         )
         try:
             consumer.subscribe([self._place.topic])
@@ -172,7 +171,7 @@ class SignalTopic:
     def _ensure_topic(self) -> None:
         """Make the topic if there is none, with one partition: signals keep order."""
         name = self._place.topic
-        admin = AdminClient(configuration(self._kafka))
+        admin = made(AdminClient, self._kafka)
         known = admin.list_topics(name, timeout=REQUEST_TIMEOUT_S).topics
         if name in known and known[name].partitions:
             return

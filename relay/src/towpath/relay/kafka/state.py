@@ -10,7 +10,7 @@ import orjson
 from confluent_kafka import KafkaError, Message, Producer
 
 from towpath.relay.errors import BrokerUnavailableError
-from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, configuration
+from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, made
 from towpath.relay.kafka.reading import read_to_ends
 from towpath.relay.routing.record import FIRST_PARTITION, Record
 from towpath.relay.state import Document, State, parse_state
@@ -77,7 +77,7 @@ def write_now(kafka: Kafka, record: Record) -> None:
             refused.append(error)
 
     # One record that replaces its like: no need to wait for a producer's id.
-    producer = Producer(configuration(kafka, {"acks": "all", "linger.ms": 0}))
+    producer = made(Producer, kafka, {"acks": "all", "linger.ms": 0})
     producer.produce(
         record.topic,
         record.value,

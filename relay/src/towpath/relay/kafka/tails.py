@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
 from towpath.relay.errors import PartitionCountChangedError, TopicTruncatedError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
-    configuration,
+    made,
     translated,
 )
 from towpath.relay.kafka.reading import (
@@ -96,7 +96,7 @@ def end_offsets(kafka: Kafka, places: Iterable[Place]) -> dict[Place, int]:
     Raises:
         BrokerUnavailableError: Kafka does not answer.
     """
-    admin = AdminClient(configuration(kafka))
+    admin = made(AdminClient, kafka)
     asked = {
         TopicPartition(*at): OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library's
         for at in places

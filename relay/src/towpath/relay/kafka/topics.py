@@ -26,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
 from towpath.relay.errors import BrokerUnavailableError, TopicRefusedError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
-    configuration,
+    made,
     translated,
 )
 from towpath.relay.kafka.producer import MAX_BATCH_BYTES
@@ -87,7 +87,7 @@ class KafkaTopics:
         self._settings = settings
         self._batch_bytes = MAX_BATCH_BYTES
         self._record_bytes = DEFAULT_LIMIT_BYTES
-        self._admin = AdminClient(configuration(kafka))
+        self._admin = made(AdminClient, kafka)
         self._opened: Mapping[str, TopicFacts] = {}
         self._counts: dict[str, int] = {}
 

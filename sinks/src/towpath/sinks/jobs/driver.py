@@ -222,7 +222,7 @@ class Driver:
     def _supervisor(
         self, sink: Sink, settings: Settings, report: Report, stop: threading.Event
     ) -> Supervisor:
-        plan = QueryPlan(sink, settings.kafka.bootstrap_servers, settings.state_folder)
+        plan = QueryPlan(sink, settings.kafka, settings.state_folder)
         return Supervisor(self._spark, plan, self._parts, report, stop)
 
     def _report(self, sink: Sink, state_folder: Path) -> Report:

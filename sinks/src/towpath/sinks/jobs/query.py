@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from towpath.settings import Sink
+from towpath.settings import Kafka, Sink, spark_options
 from towpath.sinks.batches import RECORDS
 from towpath.sinks.declare import STARTING_OFFSETS_FILE
 from towpath.sinks.jobs.checkpoint import starting_offsets
@@ -109,7 +109,7 @@ class QueryPlan:
     """A sink, and where its query keeps its state."""
 
     sink: Sink
-    bootstrap_servers: str
+    kafka: Kafka
     state_folder: Path
 
     @property
@@ -146,7 +146,7 @@ def start_query(
     routes = Routes(plan.sink)
     source = (
         spark.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", plan.bootstrap_servers)
+        .options(**spark_options(plan.kafka))
         .option("kafka.isolation.level", "read_committed")
         .option("kafka.metadata.max.age.ms", _METADATA_AGE_MS)
         .option("kafka.fetch.max.wait.ms", _FETCH_WAIT_MS)

@@ -56,6 +56,10 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
+    # What the engine shows of a source's options has no login and no key.
+    "spark.redaction.regex": (
+        r"(?i)secret|password|token|access[.]?key|jaas|ssl[.](key|keystore)[.]"
+    ),
     "spark.sql.streaming.minBatchesToRetain": "20",
     "spark.sql.streaming.stopTimeout": "30s",
 }

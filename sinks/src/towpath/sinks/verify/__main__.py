@@ -214,10 +214,10 @@ class Judge:
     @contextmanager
     def _tables(self) -> Iterator[Tables]:
         settings = self._settings
-        servers, prefix = settings.kafka.bootstrap_servers, settings.database.prefix
+        kafka, prefix = settings.kafka, settings.database.prefix
         with (
             Source(settings.database.dsn) as source,
-            closing(KafkaRelations(servers, prefix)) as relations,
+            closing(KafkaRelations(kafka, prefix)) as relations,
         ):
             yield Tables(self._sink, settings, source, relations)
 
@@ -226,7 +226,7 @@ class Judge:
         settings = self._settings
         log = SourceLog(settings.database.dsn)
         try:
-            cluster = Topics(settings.kafka.bootstrap_servers)
+            cluster = Topics(settings.kafka)
             yield Passing(settings, self._sink, log, cluster, self._clock)
         finally:
             log.close()

@@ -39,7 +39,7 @@ class Waiter:
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._cluster = Topics(settings.kafka.bootstrap_servers)
+        self._cluster = Topics(settings.kafka)
         self._slot: PostgresSlot | None = None
         self._history: KafkaHistory | None = None
 
@@ -88,11 +88,11 @@ class Waiter:
             history.close()
 
     def _connected(self) -> tuple[PostgresSlot, KafkaHistory]:
-        source, servers = self._settings.database, self._settings.kafka
+        source, kafka = self._settings.database, self._settings.kafka
         if self._slot is None:
             self._slot = PostgresSlot(source.dsn, source.slot)
         if self._history is None:
-            self._history = KafkaHistory(servers.bootstrap_servers, source.prefix)
+            self._history = KafkaHistory(kafka, source.prefix)
         return self._slot, self._history
 
 

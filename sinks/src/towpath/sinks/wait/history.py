@@ -11,7 +11,6 @@ from typing import Final
 import orjson
 from confluent_kafka import (
     OFFSET_BEGINNING,
-    Consumer,
     KafkaError,
     KafkaException,
     Message,
@@ -19,6 +18,8 @@ from confluent_kafka import (
 )
 
 from towpath.schemas.topics import state_topic
+from towpath.settings import Kafka
+from towpath.sinks import clients
 from towpath.sinks.errors import BrokerUnavailableError
 
 _TIMEOUT_S: Final = 10.0
@@ -28,13 +29,11 @@ _LINEAGE_KEY: Final = b"lineage"
 class KafkaHistory:
     """The relay's lineages, as far as a wait needs them; its calls must not overlap."""
 
-    def __init__(self, bootstrap_servers: str, prefix: str) -> None:
+    def __init__(self, kafka: Kafka, prefix: str) -> None:
         self._topic = state_topic(prefix)
-        self._consumer = Consumer(
+        self._consumer = clients.consumer(
+            kafka,
             {
-                "bootstrap.servers": bootstrap_servers,
-                # librdkafka would write to stderr by itself.
-                "log_level": 0,
                 # Never joined: the one partition is assigned, nothing is committed.
                 "group.id": f"{self._topic}.wait",
                 "enable.auto.commit": False,
@@ -42,7 +41,7 @@ class KafkaHistory:
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_uncommitted",
                 "fetch.wait.max.ms": 10,
-            }
+            },
         )
         self._next_offset: int | None = None
         self._start_lsn: int | None = None

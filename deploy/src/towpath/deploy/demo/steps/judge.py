@@ -39,7 +39,7 @@ class Published:
 def published(stage: Stage) -> Published:
     """Count what the relay has published until now."""
     settings = stage.settings()
-    topics = Topics(settings.kafka.bootstrap_servers)
+    topics = Topics(settings.kafka)
     ends = stage.patiently(lambda: offsets.read_ends(topics))
     return Published(
         offsets.table_records(settings, ends),

@@ -45,7 +45,7 @@ def declare_sink(stage: Stage) -> None:
     head = _BLOCK.format(name=SINK, driver=SERVING, url=url)
     block = head + SEARCH_BATCH + order_documents(INDEX)
     with stage.doing(f"declare a new sink: {SINK}, the index {INDEX}"):
-        cluster = Topics(settings.kafka.bootstrap_servers)
+        cluster = Topics(settings.kafka)
         stage.patiently(
             lambda: declare.declare_sink(stage.config, block, {}, cluster, stage.clock)
         )
@@ -68,7 +68,7 @@ def fill_sink(stage: Stage) -> None:
         wait_for_snapshot(stage, SIGNAL)
     with stage.doing(f"wait until {SINK} has applied it: then it is ready"):
         settings = stage.settings()
-        cluster = Topics(settings.kafka.bootstrap_servers)
+        cluster = Topics(settings.kafka)
         ends = stage.patiently(lambda: declare.sink_ends(settings, SINK, cluster))
         declare.wait_applied(settings, SINK, ends, stage.clock, _STUCK_AFTER_S)
         declare.mark_ready(settings, SINK)

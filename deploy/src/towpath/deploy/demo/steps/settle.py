@@ -45,7 +45,7 @@ def wait_for_sinks(stage: Stage) -> None:
         StepError: They stand still.
     """
     settings = stage.settings()
-    topics = Topics(settings.kafka.bootstrap_servers)
+    topics = Topics(settings.kafka)
     ends = stage.patiently(lambda: offsets.read_ends(topics))
 
     def lag_of(sink: Sink) -> int:

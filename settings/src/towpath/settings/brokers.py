@@ -1,0 +1,232 @@
+"""
+The brokers, and what every client of theirs is made with: librdkafka's, and Spark's.
+
+``[kafka.client]`` is written in librdkafka's words. The engine's own client reads the
+same topics through Kafka's Java library, whose words for TLS and login differ: what has
+a counterpart is translated here, and what concerns TLS or login and has none is named,
+so that no client goes on without it. Settings that only tune librdkafka stay with it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Self
+
+from pydantic import Field
+
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings.section import Section
+from towpath.settings.syntax import ClientOption
+
+
+class Kafka(Section):
+    """
+    ``[kafka]``: the brokers.
+
+    ``client`` holds further settings of all clients under librdkafka's names: TLS,
+    login, timeouts. What Towpath sets itself, it refuses there.
+    """
+
+    bootstrap_servers: str
+    # No representation, because it holds passwords: a log record or a traceback may
+    # show the section.
+    client: dict[ClientOption, str] = Field(default_factory=dict, repr=False)
+
+    def __hash__(self: Self) -> int:
+        return hash((self.bootstrap_servers, frozenset(self.client.items())))
+
+    @property
+    def protocol(self) -> str:
+        """How the brokers are spoken to, in capitals."""
+        return self.client.get("security.protocol", _PLAINTEXT).strip().upper()
+
+    @property
+    def mechanism(self) -> str:
+        """How clients log in; empty: not told."""
+        found = (self.client.get(name, "") for name in _MECHANISMS)
+        return next(filter(None, found), "").strip().upper()
+
+
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_PLAINTEXT: Final = "PLAINTEXT"
+PROTOCOLS: Final = (_PLAINTEXT, "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+# librdkafka takes either name.
+_MECHANISMS: Final = ("sasl.mechanism", "sasl.mechanisms")
+_MODULES: Final = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_TLS: Final = ("ssl.", "ssl_", "enable.ssl.", "https.")
+_LOGIN: Final = ("sasl.", "enable.sasl.")
+
+# Options that have one counterpart, with the same values.
+_COUNTERPARTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "client.id": "client.id",
+        "client.rack": "client.rack",
+        "client.dns.lookup": "client.dns.lookup",
+        "reconnect.backoff.ms": "reconnect.backoff.ms",
+        "reconnect.backoff.max.ms": "reconnect.backoff.max.ms",
+        "retry.backoff.ms": "retry.backoff.ms",
+        "retry.backoff.max.ms": "retry.backoff.max.ms",
+        "socket.timeout.ms": "request.timeout.ms",
+        "socket.connection.setup.timeout.ms": "socket.connection.setup.timeout.ms",
+        "socket.send.buffer.bytes": "send.buffer.bytes",
+        "socket.receive.buffer.bytes": "receive.buffer.bytes",
+        "ssl.key.password": "ssl.key.password",
+        "ssl.keystore.password": "ssl.keystore.password",
+    }
+)
+# Those that become something else, by what ``_tls`` and ``_login`` make of them.
+_TRANSLATED: Final = frozenset(
+    {
+        *_MECHANISMS,
+        "sasl.username",
+        "sasl.password",
+        "ssl.ca.location",
+        "ssl.ca.pem",
+        "ssl.certificate.location",
+        "ssl.certificate.pem",
+        "ssl.key.location",
+        "ssl.key.pem",
+        "ssl.keystore.location",
+        "ssl.endpoint.identification.algorithm",
+    }
+)
+# Java's library reads keys as PKCS#8 only.
+_KEY_HEADERS: Final = ("-----BEGIN PRIVATE KEY", "-----BEGIN ENCRYPTED PRIVATE KEY")
+
+
+def client_settings(
+    kafka: Kafka,
+    own: Mapping[str, Any] = _NOTHING,
+    defaults: Mapping[str, Any] = _NOTHING,
+) -> dict[str, Any]:
+    """
+    Return what a client of librdkafka is made with.
+
+    Args:
+        kafka: The brokers.
+        own: What the client needs to be what it is: above everything.
+        defaults: What ``[kafka.client]`` may say otherwise.
+    """
+    address = {"bootstrap.servers": kafka.bootstrap_servers}
+    return {**defaults, **address, **kafka.client, **own}
+
+
+def spark_options(
+    kafka: Kafka, read: Callable[[str], str] | None = None
+) -> dict[str, str]:
+    """
+    Return what Spark's source of Kafka is given: options that begin with ``kafka.``.
+
+    Args:
+        kafka: The brokers.
+        read: Reads a file of a key or a certificate; left out, the file system's.
+
+    Raises:
+        ConfigurationError: A file cannot be read, or is none that Java's library takes.
+    """
+    properties = {
+        "bootstrap.servers": kafka.bootstrap_servers,
+        **{
+            java: kafka.client[name]
+            for name, java in _COUNTERPARTS.items()
+            if name in kafka.client
+        },
+    }
+    if kafka.protocol != _PLAINTEXT:
+        properties["security.protocol"] = kafka.protocol
+    if kafka.protocol.startswith("SASL"):
+        properties |= _login(kafka)
+    if kafka.protocol.endswith("SSL"):
+        properties |= _tls(kafka.client, read or _content)
+    return {f"kafka.{name}": text for name, text in properties.items()}
+
+
+def unused(kafka: Kafka) -> Iterator[str]:
+    """List what is said of TLS and login and has no effect, because it is not on."""
+    for name in sorted(kafka.client):
+        if name.startswith(_TLS) and not kafka.protocol.endswith("SSL"):
+            yield name
+        if name.startswith(_LOGIN) and not kafka.protocol.startswith("SASL"):
+            yield name
+
+
+def without_counterpart(kafka: Kafka) -> Iterator[str]:
+    """List what concerns TLS or login, and which the engine's client cannot be told."""
+    for name in sorted(kafka.client):
+        is_known = name in _COUNTERPARTS or name in _TRANSLATED
+        if name.startswith((*_TLS, *_LOGIN)) and not is_known:
+            yield name
+    if kafka.protocol.startswith("SASL") and kafka.mechanism not in _MODULES:
+        # What librdkafka takes if it is not told.
+        yield f"sasl.mechanism = {kafka.mechanism or 'GSSAPI'}"
+
+
+def _login(kafka: Kafka) -> dict[str, str]:
+    user, password = (
+        _quoted(kafka.client.get(f"sasl.{name}", ""))
+        for name in ("username", "password")
+    )
+    module = _MODULES.get(kafka.mechanism)
+    if module is None:
+        message = f"kafka.client: Spark cannot log in by {kafka.mechanism!r}"
+        raise ConfigurationError([message])
+    return {
+        "sasl.mechanism": kafka.mechanism,
+        "sasl.jaas.config": f"{module} required username={user} password={password};",
+    }
+
+
+def _quoted(text: str) -> str:
+    """Quote a value as the login configuration of Java does."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def _tls(client: Mapping[str, str], read: Callable[[str], str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    authorities = _given(client, "ssl.ca", read)
+    if authorities and client.get("ssl.ca.location") != "probe":
+        found["ssl.truststore.type"] = "PEM"
+        found["ssl.truststore.certificates"] = authorities
+    if "ssl.keystore.location" in client:
+        found["ssl.keystore.type"] = "PKCS12"
+        found["ssl.keystore.location"] = client["ssl.keystore.location"]
+    chain, key = (_given(client, f"ssl.{n}", read) for n in ("certificate", "key"))
+    if chain and key:
+        if not key.lstrip().startswith(_KEY_HEADERS):
+            message = (
+                "kafka.client: the key is not PKCS#8, which Spark needs: convert it "
+                "with openssl pkcs8 -topk8"
+            )
+            raise ConfigurationError([message])
+        found["ssl.keystore.type"] = "PEM"
+        found["ssl.keystore.certificate.chain"] = chain
+        found["ssl.keystore.key"] = key
+    algorithm = client.get("ssl.endpoint.identification.algorithm")
+    if algorithm is not None:
+        is_none = algorithm.strip().lower() == "none"
+        found["ssl.endpoint.identification.algorithm"] = "" if is_none else algorithm
+    return found
+
+
+def _given(
+    client: Mapping[str, str], name: str, read: Callable[[str], str]
+) -> str | None:
+    """Return what stands in the setting, or in the file that it names."""
+    location = client.get(f"{name}.location")
+    if location is None or location == "probe":
+        return client.get(f"{name}.pem")
+    return read(location)
+
+
+def _content(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="ascii")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no PEM file"
+        message = f"kafka.client: {name}: {reason}; Spark's client needs one PEM file"
+        raise ConfigurationError([message]) from error

@@ -1,0 +1,209 @@
+"""
+A broker of its own whose clients need TLS and a login, and whose users have rights.
+
+It listens four times: in plaintext for the test itself, which may do everything; with
+TLS and SCRAM; with TLS and a client's certificate; and for its own controller. Users
+may do what ``allow`` gives them, and nothing else.
+"""
+
+import dataclasses
+import datetime as dt
+import ipaddress
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import pkcs12
+from cryptography.x509.oid import NameOID
+
+from towpath.deploy.local import kafka, lifecycle, ports
+from towpath.deploy.local.folders import StateFolder
+
+# May do everything, as the owner of a cluster does.
+OWNER = "owner"
+PASSWORD = "Quo'te \"and\\ \\n"  # noqa: S105 - what a configuration has to quote
+
+_SETTINGS = """\
+listeners=PLAINTEXT://{host}:{plain},SASL_SSL://{host}:{login},SSL://{host}:{mutual},\
+CONTROLLER://{host}:{controller}
+advertised.listeners=PLAINTEXT://{host}:{plain},SASL_SSL://{host}:{login},\
+SSL://{host}:{mutual}
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,\
+SASL_SSL:SASL_SSL,SSL:SSL
+inter.broker.listener.name=PLAINTEXT
+sasl.enabled.mechanisms=SCRAM-SHA-512
+listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config=\
+org.apache.kafka.common.security.scram.ScramLoginModule required;
+ssl.keystore.type=PEM
+ssl.keystore.location={folder}/broker.pem
+ssl.truststore.type=PEM
+ssl.truststore.location={folder}/ca.pem
+listener.name.ssl.ssl.client.auth=required
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS;User:owner;User:CN=owner
+"""
+
+
+class SecureKafka:
+    """The broker, and what its clients must know."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._state = StateFolder(folder)
+        self._state.create()
+        chosen = ports.one_each(("plain", "login", "mutual", "controller"))
+        self._ports = chosen
+        write_certificates(folder)
+        part = kafka.part(self._state, chosen["plain"], chosen["controller"])
+        self._part = dataclasses.replace(part, prepare=lambda: self._prepare(part))
+        lifecycle.bring_up(self._part, self._state)
+        self._admin = AdminClient({"bootstrap.servers": self.plain, "log_level": 0})
+        self.add_user(OWNER)
+
+    @property
+    def plain(self) -> str:
+        """Where the test itself goes in."""
+        return f"{ports.LOOPBACK}:{self._ports['plain']}"
+
+    @property
+    def login(self) -> str:
+        """Where TLS and a login are needed."""
+        return f"{ports.LOOPBACK}:{self._ports['login']}"
+
+    @property
+    def mutual(self) -> str:
+        """Where TLS and a client's certificate are needed."""
+        return f"{ports.LOOPBACK}:{self._ports['mutual']}"
+
+    def client(self, user: str = OWNER) -> dict[str, str]:
+        """Return what ``[kafka.client]`` of a user holds."""
+        return {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": user,
+            "sasl.password": PASSWORD,
+            "ssl.ca.location": str(self.folder / "ca.pem"),
+        }
+
+    def add_user(self, name: str) -> None:
+        """Make a user who has no rights yet."""
+        terms = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        asked = UserScramCredentialUpsertion(name, terms, PASSWORD.encode())
+        for done in self._admin.alter_user_scram_credentials([asked]).values():
+            done.result(10)
+
+    def allow(self, user: str, rights: Iterable[tuple[str, str, str, str]]) -> None:
+        """Give a user rights: resource type, pattern type, name and operation each."""
+        bindings = [
+            AclBinding(
+                ResourceType[kind.upper()],
+                name,
+                ResourcePatternType[pattern.upper()],
+                f"User:{user}",
+                "*",
+                AclOperation[operation.upper()],
+                AclPermissionType.ALLOW,
+            )
+            for kind, pattern, name, operation in rights
+        ]
+        for done in self._admin.create_acls(bindings).values():
+            done.result(10)
+
+    def close(self) -> None:
+        """Stop it."""
+        lifecycle.take_down(self._part, self._state)
+
+    def _prepare(self, part) -> None:
+        part.prepare()
+        more = _SETTINGS.format(host=ports.LOOPBACK, folder=self.folder, **self._ports)
+        # Of two lines with one name the later one counts.
+        with (part.folder / "server.properties").open("a", encoding="utf-8") as file:
+            file.write(more)
+
+
+def toml(client: Mapping[str, str]) -> str:
+    """Write the lines of ``[kafka.client]``."""
+    quoted = {
+        name: text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        for name, text in client.items()
+    }
+    lines = (f'"{name}" = "{text}"' for name, text in quoted.items())
+    return "\n".join(("[kafka.client]", *lines))
+
+
+def write_certificates(folder: Path) -> None:
+    """
+    Write an authority, a server of the loopback address and a client, as files.
+
+    ``ca.pem``; ``broker.pem``, certificate and key; ``client.pem`` and ``client.key``;
+    ``client-secret.key`` and ``client.p12``, which need the password.
+    """
+    authority = ec.generate_private_key(ec.SECP256R1())
+    ca = _certificate("authority", authority, None, authority)
+    _write(folder / "ca.pem", _pem(ca))
+    for name in ("broker", OWNER):
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = _certificate(name, key, ca, authority)
+        if name == "broker":
+            _write(folder / "broker.pem", _pem(certificate) + _key(key))
+            _write(folder / "broker.key", _key(key))
+            continue
+        _write(folder / "client.pem", _pem(certificate))
+        _write(folder / "client.key", _key(key))
+        secret = serialization.BestAvailableEncryption(PASSWORD.encode())
+        _write(folder / "client-secret.key", _key(key, secret))
+        store = pkcs12.serialize_key_and_certificates(
+            b"client", key, certificate, [ca], secret
+        )
+        _write(folder / "client.p12", store)
+
+
+def _certificate(name, key, issuer, signer) -> x509.Certificate:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = dt.datetime.now(dt.UTC)  # noqa: TID251 - of real certificates
+    day = dt.timedelta(days=1)
+    hosts = [
+        x509.DNSName("localhost"),
+        x509.IPAddress(ipaddress.ip_address(ports.LOOPBACK)),
+    ]
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if issuer is None else issuer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - day)
+        .not_valid_after(now + day)
+        .add_extension(x509.BasicConstraints(issuer is None, None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key(key, secret=None) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        secret or serialization.NoEncryption(),
+    )
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

@@ -233,8 +233,8 @@ def test_a_password_is_in_no_representation():
         (
             {**SASL, "enable.ssl.certificate.verification": "false"},
             (
-                "kafka.client: enable.ssl.certificate.verification has no counterpart in "
-                "Spark's client, which reads for the sinks: leave it out "
+                "kafka.client: enable.ssl.certificate.verification has no counterpart "
+                "in Spark's client, which reads for the sinks: leave it out "
                 "(docs/configuration.md)"
             ),
         ),

@@ -7,7 +7,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from towpath.settings import Kafka
-from towpath.sinks import fetching
+from towpath.sinks import clients, fetching
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
 from towpath.sinks.fetching import KafkaBatches
 
@@ -36,7 +36,7 @@ class Counting(Consumer):
 def client(monkeypatch):
     """Give up soon, read in small portions, and count."""
     counting = type("Counted", (Counting,), {})
-    monkeypatch.setattr(fetching, "Consumer", counting)
+    monkeypatch.setattr(clients, "Consumer", counting)
     monkeypatch.setattr(fetching, "REQUEST_TIMEOUT_S", 2.0)
     monkeypatch.setattr(fetching, "_POLL_S", 0.1)
     monkeypatch.setattr(fetching, "_ASK_WITHIN_S", 2.0)

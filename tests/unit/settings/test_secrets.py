@@ -17,6 +17,10 @@ from towpath.settings.secrets import MASKED, masked
         ("host=h password=pw user=u", f"host=h password={MASKED} user=u"),
         ("host=h password = 'a b\\' c' user=u", f"host=h password = {MASKED} user=u"),
         (
+            'Module username="u" password="a b\\" c";',
+            f'Module username="u" password={MASKED};',
+        ),
+        (
             "postgresql://u@h/d?sslpassword=pw&sslmode=require",
             f"postgresql://u@h/d?sslpassword={MASKED}&sslmode=require",
         ),

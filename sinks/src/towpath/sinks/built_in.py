@@ -5,6 +5,8 @@ A target's driver is imported when its first sink is made: a process that only c
 configuration, or verifies one sink, carries no others.
 """
 
+from collections.abc import Iterable
+
 from towpath.settings import RouteKind
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.kinds import ExecutorParts, Kind, SinkParts
@@ -31,6 +33,12 @@ def _erase_cache(sink: SinkSettings, prefix: str) -> None:
     from towpath.sinks.cache.erasing import erase  # noqa: PLC0415 - see above
 
     erase(sink, prefix)
+
+
+def _rights_in_cache(sink: SinkSettings, prefix: str) -> Iterable[str]:
+    from towpath.sinks.cache.rights import missing_rights  # noqa: PLC0415 - see above
+
+    return missing_rights(sink, prefix)
 
 
 def _cache_reader(sink: SinkSettings, prefix: str) -> SinkReader:
@@ -116,6 +124,7 @@ CACHE = Kind(
     make=_cache,
     read=_cache_reader,
     erase=_erase_cache,
+    rights=_rights_in_cache,
     spread=_cache_on_executor,
 )
 SEARCH = Kind(

@@ -64,10 +64,16 @@ def check_sink(sink: Sink, relations: RelationSource) -> Iterator[Finding]:
 
 
 def check_target(sink: Sink, settings: Settings) -> Iterator[Finding]:
-    """Tell whether a target can be read back from: that it answers at all."""
-    if kind_of(sink).read is None:
-        return
+    """List what the target refuses to the sink's user; or that it does not answer."""
+    kind = kind_of(sink)
     try:
+        if kind.rights is not None:
+            missing = [*kind.rights(sink, settings.database.prefix)]
+            yield from (Finding(f"{sink.name}: {text}") for text in missing)
+            if missing:
+                return
+        if kind.read is None:
+            return
         reader = reader_of(sink, settings)
         try:
             next(iter(reader.rows(sink.route[0].name)), None)

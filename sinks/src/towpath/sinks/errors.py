@@ -202,7 +202,10 @@ class EvictingCacheError(HaltError):
 class CacheRefusedError(HaltError):
     """The cache answers a call with an error that waiting does not cure."""
 
-    remedy = "Read the cache's answer: its user needs FUNCTION, FCALL and INFO."
+    remedy = (
+        "Read the cache's answer, and let towpath sink check name the rights that are "
+        "missing."
+    )
 
 
 class SearchRefusedError(HaltError):

@@ -86,6 +86,8 @@ class Kind:
         engine: Further settings of the engine that runs the sink.
         memory: The heap that the engine needs at least, as Java takes it.
         routes: The kinds of route that it can write.
+        rights: Lists what the target refuses to the sink's user, all of it, given what
+            all topics begin with; nothing is written. ``None``: nobody can ask.
         spread: Makes the sink on an executor, where it writes a part of a batch: each
             key there once, beside other executors, and perhaps once more after it was
             given up. ``None``: it is written from the driver only.
@@ -98,6 +100,7 @@ class Kind:
     engine: Callable[[SinkSettings], Mapping[str, str]] = _no_settings
     memory: str = _SERVING_MEMORY
     routes: frozenset[RouteKind] = frozenset({RouteKind.TABLE})
+    rights: Callable[[SinkSettings, str], Iterable[str]] | None = None
     spread: Callable[[SinkSettings, ExecutorParts], Sink] | None = None
 
 

@@ -53,6 +53,11 @@ class Servers:
         self.is_cluster = False
         self.all: tuple[Any, ...] = ()
 
+    @property
+    def first(self) -> Any:  # noqa: ANN401 - redis-py's
+        """The client of the server that the address names."""
+        return self._first
+
     def look(self) -> None:
         """Find out which servers there are, and who holds what."""
         asked, self.is_cluster = self._someone()

@@ -1,0 +1,337 @@
+"""Users with just the rights that docs/rights.md gives them do all that they must."""
+
+import json
+import re
+import uuid
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+import redis
+
+from support.http_recorder import recorded
+from support.rights import command_for, documented, search_calls
+from support.verified import CacheHand, VerifiedRig
+from towpath.deploy.cli import app
+from towpath.schemas.clock import SystemClock
+from towpath.settings import Route, Sink
+from towpath.sinks.cache.erasing import erase
+from towpath.sinks.cache.losses import Watch
+from towpath.sinks.cache.reader import CacheReader
+from towpath.sinks.cache.sink import CacheSink
+from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
+from towpath.sinks.ports import Batch
+from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.search.erasing import erase as erase_search
+from towpath.sinks.search.reader import SearchReader
+from towpath.sinks.search.sink import SearchSink
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+ROUTE = "shop.orders"
+
+
+@contextmanager
+def redis_user(stack, name, prefix, *rights):
+    """Make a user of the cache by its documented command; lend its address."""
+    words = command_for(name)
+    user = f"{name}-{prefix}"
+    given = rights or [word.replace("towpath:", f"{prefix}:") for word in words[3:]]
+    with redis.Redis.from_url(stack.redis_url) as owner:
+        owner.execute_command("ACL", "SETUSER", user, *given)
+        try:
+            yield stack.redis_url.replace("redis://", f"redis://{user}:secret@")
+        finally:
+            owner.acl_deluser(user)
+
+
+def change(key, position, row, present=ALL_PRESENT):
+    """Make a change of one row."""
+    place = f"{position:016x}.0000000000"
+    origin = Origin(ROUTE, 0, 0)
+    return Change(ROUTE, (key,), ("id",), place, row, present, False, origin)
+
+
+def sink_at(url):
+    """Describe a cache with one route."""
+    route = Route(topic="towpath.shop.orders", name=ROUTE)
+    return Sink(name="cache", kind="cache", url=url, route=(route,))
+
+
+def test_a_cache_is_written_and_verified_with_the_documented_rights(stack, tmp_path):
+    """
+    Rows, partial changes, deletes, sweeps, witnesses, a reader of its own, the end.
+
+    The verifier's user cannot write.
+    """
+    prefix = f"p{uuid.uuid4().hex[:8]}"
+    with (
+        redis_user(stack, "towpath_sink", prefix) as url,
+        redis_user(stack, "towpath_verifier", prefix) as reading,
+    ):
+        watch = Watch("cache", tmp_path / "cache.json", (ROUTE,), None)
+        for attempt in range(2):
+            sink = CacheSink(url, prefix, 3600, watch)
+            sink.open()
+            at = 80 * attempt
+            rows = [change(key, at + 8, {"id": key, "v": "a"}) for key in range(3)]
+            sink.apply(Batch(0, tuple(rows)))
+            partial = change(1, at + 16, {"id": 1}, frozenset({"id"}))
+            sink.apply(Batch(1, (partial, change(2, at + 16, None))))
+            assert 5 == sink.flush().applied
+            sink.close()
+        reader = CacheReader(reading, prefix)
+        found = {row.key: row.fields.get("v") for row in reader.rows(ROUTE)}
+        sampled = {row.key for row in reader.sample(ROUTE, 3)}
+        reader.close()
+        with (
+            redis.Redis.from_url(reading) as client,
+            pytest.raises(redis.exceptions.NoPermissionError),
+        ):
+            client.hset(f"{prefix}:{ROUTE}:1", "v", "b")
+        sink = CacheSink(url, prefix, 3600, watch)
+        sink.open()
+        sink.apply(
+            Batch(
+                2,
+                floors=(
+                    Floor(ROUTE, f"{400:016x}.0000000000", False, Origin(ROUTE, 0, 0)),
+                ),
+            )
+        )
+        sink.flush()
+        sink.close()
+        erase(sink_at(url), prefix)
+    with redis.Redis.from_url(stack.redis_url) as client:
+        left = [*client.scan_iter(f"{prefix}:*")]
+
+    assert {"0": "a", "1": "a", "2": None} == found
+    assert found.keys() == sampled
+    assert [] == left
+
+
+@pytest.mark.parametrize("rights", [(), ("+info",), ("+info", "+scan", "+hgetall")])
+def test_sink_check_names_all_that_the_caches_user_lacks(
+    stack, tmp_path, capsys, rights
+):
+    """
+    Every missing call and name at once, with the command that grants them.
+
+    With these granted nothing is missing, and nothing was written meanwhile.
+    """
+    prefix = f"p{uuid.uuid4().hex[:8]}"
+    stack.up("kafka")
+    limited = ("on", ">secret", "resetkeys", f"~{prefix}:{ROUTE}:*", "-@all", *rights)
+    wanted = set(command_for("towpath_sink")[8:]) - set(rights)
+    with redis_user(stack, "towpath_sink", prefix, *limited) as url:
+        path = tmp_path / "towpath.toml"
+        path.write_text(
+            f"""
+version = 1
+[[source]]
+dsn = "{stack.dsn("postgres")}"
+prefix = "{prefix}"
+[kafka]
+bootstrap_servers = "{stack.kafka}"
+[registry]
+url = "http://unused"
+[[sink]]
+name = "cache"
+kind = "cache"
+url = "{url}"
+[[sink.route]]
+topic = "{prefix}.{ROUTE}"
+name = "{ROUTE}"
+"""
+        )
+        words = ["sink", "check", "--config", str(path)]
+        capsys.readouterr()
+        code = app.run(words)
+        told = "".join(capsys.readouterr())
+        granted = [word for word in told.split() if word.startswith(("+", "~"))]
+        with redis.Redis.from_url(stack.redis_url) as owner:
+            user = f"towpath_sink-{prefix}"
+            owner.execute_command("ACL", "SETUSER", user, *wanted, f"~{prefix}:*")
+            after = app.run(words)
+            left = [*owner.scan_iter(f"{prefix}:*")]
+
+    assert wanted == {word for word in granted if word.startswith("+")}
+    assert "may not run" in told
+    assert (0, []) == (after, left)
+    assert code in {1, 2}
+
+
+def as_role(dsn, role):
+    """Return the address with another role."""
+    return dsn.replace("postgres@", f"{role}@")
+
+
+def may(dsn, statement):
+    """Tell whether a role may run a statement."""
+    with psycopg.connect(dsn) as connection:
+        try:
+            connection.execute(statement)
+        except psycopg.errors.InsufficientPrivilege:
+            return False
+    return True
+
+
+class Roles:
+    """The documented roles of a database, under names of the test's own."""
+
+    def __init__(self, dsn, prefix):
+        self.dsn = dsn
+        self.prefix = prefix
+        self.before, self.after = documented("sql")
+        self.names = re.findall(r"create role towpath_(\w+)", self.before)
+
+    def of(self, name):
+        """Return a role's address."""
+        return as_role(self.dsn, f"{self.prefix}_{name}")
+
+    def run(self, dsn, text):
+        """Run the statements of a block."""
+        text = text.replace("towpath_", f"{self.prefix}_")
+        text = text.replace("database shop", f"database {self.prefix}")
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute(re.sub(r"\bshop\b", "s", text))
+
+    def drop(self):
+        """Take the roles away, with all that they own."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            for name in self.names:
+                role = f"{self.prefix}_{name}"
+                connection.execute(f"drop owned by {role} cascade")
+                connection.execute(f"drop role {role}")
+
+
+@pytest.fixture
+def roles(database, unique):
+    """Lend the roles as an administrator makes them."""
+    made = Roles(database, unique)
+    made.run(database, made.before)
+    yield made
+    made.drop()
+
+
+@pytest.fixture
+def rig(stack, roles, unique, tmp_path):
+    """Lend a source whose tables belong to the owner's role."""
+    stack.up("kafka", "redis")
+    made = VerifiedRig(roles.of("owner"), stack.kafka, unique, tmp_path)
+    yield made
+    made.dsn = roles.dsn
+    made.close()
+
+
+@pytest.mark.timeout(120)
+def test_each_process_works_with_its_documented_role(
+    rig, roles, stack, capsys, monkeypatch
+):
+    """
+    Set-up, relay, service, operator and verifier do all that they must, and no more.
+    """
+    sink = f'kind = "cache"\nurl = "{stack.redis_url}"'
+    rig.prepare(sink, {"t": "id int primary key, v text"})
+    roles.run(roles.of("owner"), roles.after)
+    text = rig.config.read_text()
+    rig.config.write_text(text.replace(roles.of("owner"), roles.of("relay")))
+
+    def run(role, *words):
+        monkeypatch.setenv("TOWPATH_SOURCE__DSN", roles.of(role))
+        return app.run([*words, "--config", str(rig.config)])
+
+    with psycopg.connect(roles.of("service"), autocommit=True) as service:
+        service.execute("insert into s.t select n, 'x' from generate_series(1, 50) n")
+        with rig.followed():
+            service.execute("update s.t set v = 'y' where id <= 9")
+            service.execute("delete from s.t where id = 50")
+            service.execute(
+                "insert into towpath.outbox (id, aggregate_type, aggregate_id, type)"
+                " values (gen_random_uuid(), 'order', '1', 'Placed')"
+            )
+            started = run("operator", "snapshot", "start", "s.t", "--wait")
+            listed = run("operator", "snapshot", "list")
+            lsn = rig.one("select pg_current_wal_lsn()::text")
+            waited = run("verifier", "wait", "--lsn", lsn, "--sink", "it")
+            hand = CacheHand(stack.redis_url, rig.prefix, "t")
+            hand.lose(7)
+            verified = run("verifier", "verify", "it", "--repair")
+            status = run("relay", "relay", "status")
+            capsys.readouterr()
+            run("relay", "doctor", "--json")
+            found = json.loads(capsys.readouterr().out)
+    denied = {
+        "service": may(roles.of("service"), "select from towpath.signal"),
+        "verifier": may(roles.of("verifier"), "delete from s.t"),
+        "operator": may(roles.of("operator"), "select from s.t"),
+        "relay": may(roles.of("relay"), "delete from s.t"),
+    }
+
+    assert [0] * 5 == [started, listed, waited, verified, status]
+    assert [] == [row["what"] for row in found if row["level"] != "warning"]
+    assert dict.fromkeys(("service", "verifier", "operator", "relay"), False) == denied
+
+
+class OneShape:
+    """The shape of the one table."""
+
+    def shape(self, _topic):
+        """Return it."""
+        columns = (Column("id", "bigint"), Column("v", "text"))
+        return RelationShape("shop", "orders", columns, ("id",), "")
+
+    def refresh(self):
+        """Learn nothing."""
+
+
+def normal(calls):
+    """Put placeholders where names stand."""
+    found = set()
+    for verb, path in calls:
+        first, *rest = path.lstrip("/").split("/")
+        if first and not first.startswith("_"):
+            first = "{index}"
+        elif first == "_alias":
+            rest = ["{name}"]
+        found.add((verb, "/" + "/".join((first, *rest))))
+    return found
+
+
+def test_an_index_is_asked_for_nothing_but_the_documented_calls(stack):
+    """
+    Set-up, rows, partial changes, deletes, a sweep; then the verifier; then the end.
+    """
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    route = Route(topic="towpath.shop.orders", name=name)
+
+    def of(key, position, row, present=ALL_PRESENT):
+        made = change(key, position, row, present)
+        return made._replace(route=name)
+
+    with recorded(stack.opensearch_url) as (url, written):
+        sink = SearchSink(url, (route,), OneShape(), SystemClock())
+        sink.open()
+        sink.apply(Batch(0, tuple(of(n, 8, {"id": n, "v": "a"}) for n in range(3))))
+        partial = of(1, 16, {"id": 1}, frozenset({"id"}))
+        sink.apply(Batch(1, (partial, of(2, 16, None))))
+        sink.flush()
+        sweep = Floor(name, f"{12:016x}.0000000000", False, Origin(name, 0, 0))
+        sink.apply(Batch(2, floors=(sweep,)))
+        sink.flush()
+        sink.close()
+    with recorded(stack.opensearch_url) as (url, read):
+        reader = SearchReader(url)
+        rows = {row.key for row in reader.rows(name)}
+        assert rows >= {row.key for row in reader.sample(name, 1)}
+        assert {"1"} == {row.key for row in reader.at(name, ["1"])}
+        reader.close()
+    with recorded(stack.opensearch_url) as (url, erased):
+        erase_search(Sink(name="it", kind="search", url=url, route=(route,)), "p")
+
+    operator = search_calls("operator")
+    assert {"1", "2"} == rows
+    assert normal(written) <= search_calls("sink")
+    assert normal(read) == search_calls("verifier")
+    assert {("GET", "/{index}"), ("DELETE", "/{index}")} == normal(erased) & operator
+    assert normal(erased) <= operator

@@ -1,0 +1,40 @@
+"""What docs/rights.md grants, as a test grants it: the text is what is tried."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_PAGE = Path(__file__).parents[2] / "docs/rights.md"
+
+
+def documented(language: str) -> list[str]:
+    """Return the blocks of code of a language, in the order of the page."""
+    text = _PAGE.read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def search_calls(who: str) -> set[tuple[str, str]]:
+    """Return the documented calls of the sink, the verifier or the operator."""
+    rows = re.findall(
+        r"^\| `(\w+) (/\S*)` \| .* \| ([a-z, ]+) \|$",
+        _PAGE.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    return {(verb, path) for verb, path, whose in rows if who in whose.split(", ")}
+
+
+def kafka_rights(prefix: str) -> Iterator[tuple[str, tuple[str, str, str, str]]]:
+    """Go through the documented lines: a user, and one right as a broker takes it."""
+    [block] = documented("acl")
+    for line in block.splitlines():
+        user, kind, pattern, name, operations = line.split()
+        # "towpath-" begins the name of each transaction, whatever the prefix is.
+        ours = re.sub(r"(?<!^)\btowpath\b|^towpath\b(?!-towpath)", prefix, name)
+        for operation in operations.split(","):
+            yield user, (kind, pattern, ours, operation)
+
+
+def command_for(user: str) -> list[str]:
+    """Return the words of the documented command that makes a user of the cache."""
+    lines = (line for block in documented("redis") for line in block.splitlines())
+    return next(line.split() for line in lines if line.split()[2] == user)

@@ -1,5 +1,8 @@
 """The command line's frame: help, exit codes, and where files are looked for."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +107,46 @@ def test_places_follow_option_then_variable_then_default(
     ]
 
     assert expected == found
+
+
+def test_a_reader_that_ends_early_is_no_failure(tmp_path: Path) -> None:
+    """
+    ``towpath config show | head -1``: one line is read, and nothing is printed of it.
+    """
+    path = tmp_path / "towpath.toml"
+    path.write_text(
+        'version = 1\n[[source]]\ndsn = "postgresql:///x"\n'
+        '[kafka]\nbootstrap_servers = "localhost:9092"\n'
+    )
+    words = [sys.executable, "-m", "towpath.deploy.cli", "config", "show", "--config"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [*words, path], stdout=writing, stderr=subprocess.PIPE, check=False, timeout=60
+    )
+    os.close(writing)
+
+    assert (root.READER_GONE, b"") == (done.returncode, done.stderr)
+
+
+def test_a_driver_that_no_sink_has_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    No engine is started for it; the drivers that there are, are named.
+    """
+    path = tmp_path / "towpath.toml"
+    path.write_text(
+        'version = 1\n[[source]]\ndsn = "postgresql:///x"\ntables = ["s.t"]\n'
+        '[kafka]\nbootstrap_servers = "localhost:9092"\n'
+        '[[sink]]\nname = "cache"\nkind = "cache"\nurl = "redis://x"\n'
+        'driver = "serving"\n[[sink.route]]\ntopic = "towpath.s.t"\nname = "t"\n'
+    )
+    code = root.run(["sink", "run", "--driver", "servin", "--config", str(path)])
+
+    said = capsys.readouterr().err
+    assert (2, True, True) == (
+        code,
+        "no sink has the driver 'servin' (drivers: serving)" in said,
+        "did you mean 'serving'?" in said,
+    )

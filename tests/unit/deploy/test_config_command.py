@@ -31,7 +31,21 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_check_prints_what_is_in_force_without_secrets(
+def test_check_prints_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    A file without mistakes is named, and nothing else is printed.
+    """
+    path = written(tmp_path, GOOD)
+
+    assert (0, f"{path}: no mistakes\n", "") == (
+        root.run(["config", "check", "--config", path]),
+        *capsys.readouterr(),
+    )
+
+
+def test_show_prints_what_is_in_force_without_secrets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -39,12 +53,11 @@ def test_check_prints_what_is_in_force_without_secrets(
     """
     monkeypatch.setenv("TOWPATH_TOPICS__PARTITIONS", "12")
 
-    code = root.run(["config", "check", "--config", written(tmp_path, GOOD)])
+    code = root.run(["config", "show", "--config", written(tmp_path, GOOD)])
 
     said = capsys.readouterr()
     document = tomllib.loads(said.out)
     assert code == 0
-    assert "no mistakes" in said.err
     assert "hunter2" not in said.out
     assert document["topics"]["partitions"] == 12
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from support.configuration import ADDRESSES
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Settings, WriteFrom, read
 
@@ -18,7 +19,7 @@ def settings(
     sink: dict[str, object] = {
         "name": "one",
         "kind": kind,
-        "url": "http://localhost/hook",
+        "url": ADDRESSES[kind],
         "write_from": "executors",
         "route": [{"topic": "towpath.shop.orders", "name": "orders"}],
     }

@@ -265,7 +265,7 @@ def test_the_environment_reaches_every_depth(tmp_path: Path) -> None:
     secret.write_text("hunter2\n", encoding="utf-8")
     settings = read(
         tmp_path,
-        '[[sink]]\nname = "big-cache"\nkind = "cache"\nurl = "x"\n'
+        '[[sink]]\nname = "big-cache"\nkind = "cache"\nurl = "redis://x"\n'
         '[[sink.route]]\ntopic = "towpath.shop.orders"\nname = "a"\n',
         TOWPATH_RELAY__OUTBOX__TOPIC="events.{aggregate_type}",
         TOWPATH_RELAY__OUTBOX__COLUMNS__ID="event_id",
@@ -385,3 +385,27 @@ def test_brokers_are_hosts_with_ports(
         return
 
     assert "must be host:port" in mistakes(tmp_path, "", **environ)[0]
+
+
+def test_an_unlikely_name_is_no_guess(tmp_path: Path):
+    """
+    A key that is like none says which keys there are, and proposes nothing.
+    """
+    path = tmp_path / "towpath.toml"
+    path.write_text(
+        'version = 1\nbogus_key = 1\n[[source]]\ndsn = "postgresql:///x"\n'
+        '[kafka]\nbootstrap_servers = "localhost:9092"\n[topics]\nzzz = 1\n'
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        load(path, {})
+
+    assert [
+        (
+            "topics.zzz: unknown key; [topics] knows partitions, replication_factor, "
+            "retention_hours"
+        ),
+        (
+            "bogus_key: unknown key; the file knows kafka, registry, relay, sink, "
+            "sinks, source, spark, state_folder, topics, version"
+        ),
+    ] == list(caught.value.mistakes)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from support.configuration import ADDRESSES
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import load
 
@@ -18,7 +19,7 @@ url = "http://localhost:1"
 [[sink]]
 name = "it"
 kind = "{kind}"
-url = "x"
+url = "{url}"
 {more}
 [[sink.route]]
 topic = "outbox.event.order"
@@ -32,7 +33,9 @@ def write(folder: Path, kind: str, change: tuple[str, str] = ("", "")) -> Path:
     """Write a file with one sink, changed as told."""
     more = 'folder = "lake"' if kind == "warehouse" else ""
     path = folder / "towpath.toml"
-    path.write_text(FILE.format(kind=kind, more=more).replace(*change))
+    path.write_text(
+        FILE.format(kind=kind, more=more, url=ADDRESSES[kind]).replace(*change)
+    )
     return path
 
 
@@ -103,8 +106,11 @@ name = "{name}"
 def two_sinks(folder: Path, *sinks: dict[str, str]) -> Path:
     """Write a file with these sinks."""
     path = folder / "towpath.toml"
-    common = {"kind": "cache", "url": "redis://x", "more": "", "name": "orders"}
-    blocks = [TABLE.format(**common | sink) for sink in sinks]
+    common = {"kind": "cache", "more": "", "name": "orders"}
+    blocks = [
+        TABLE.format(**common | {"url": ADDRESSES[one.get("kind", "cache")]} | one)
+        for one in sinks
+    ]
     path.write_text(FILE[: FILE.index("[[sink]]")] + "".join(blocks))
     return path
 
@@ -183,6 +189,7 @@ def test_warehouses_of_one_catalog_are_one_place(
     one = {"sink": "one", "more": 'folder = "lake"', **lake}
     if "rest" in other.get("more", ""):
         one["more"] = '[sink.warehouse]\ncatalog = "rest"\nlocation = "s3://a"'
+        one["url"] = "http://x"
     try:
         load(two_sinks(tmp_path, one, {**one, "sink": "two", **other}), {})
         told = ""

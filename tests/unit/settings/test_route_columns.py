@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from support.configuration import ADDRESSES
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Settings, load, read
 from towpath.settings.key_template import Part, columns_of, parse_template
@@ -16,14 +17,14 @@ def document(*routes: dict, kind: str = "search") -> dict:
         {"topic": "towpath.shop.orders", "name": f"orders_{number}"} | route
         for number, route in enumerate(routes)
     ]
-    sink = {"name": "it", "kind": kind, "url": "x", "route": named}
+    sink = {"name": "it", "kind": kind, "url": ADDRESSES[kind], "route": named}
     if kind == "warehouse":
         sink["folder"] = "lake"
         for route in named:
             route["name"] = f"shop.{route['name']}"
     return {
         "version": 1,
-        "source": [{"dsn": "x", "tables": ["shop.orders"]}],
+        "source": [{"dsn": "postgresql:///x", "tables": ["shop.orders"]}],
         "kafka": {"bootstrap_servers": "kafka:9092"},
         "registry": {"url": "http://x"},
         "sink": [sink],
@@ -60,7 +61,7 @@ url = "http://localhost:1"
 [[sink]]
 name = "it"
 kind = "search"
-url = "x"
+url = "http://x"
 [[sink.route]]
 topic = "towpath.shop.orders"
 name = "orders"

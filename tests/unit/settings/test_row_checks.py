@@ -23,7 +23,7 @@ def mistakes(relay: dict, *sinks: dict) -> tuple[str, ...]:
     """List what is wrong with a file of such a relay and such sinks."""
     document = {
         "version": 1,
-        "source": [{"dsn": "x", "tables": ["shop.orders"]}],
+        "source": [{"dsn": "postgresql:///x", "tables": ["shop.orders"]}],
         "kafka": {"bootstrap_servers": "kafka:9092"},
         "registry": {"url": "http://x"},
         "relay": relay,

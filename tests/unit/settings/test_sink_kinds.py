@@ -70,7 +70,7 @@ def test_a_package_does_not_take_a_built_in_kind_away(tmp_path: Path):
     What bears the name of a built-in kind is not listed, and not used.
     """
     assert installed_kinds() == ("heap",)
-    assert read(tmp_path, "cache").kind is SinkKind.CACHE
+    assert read(tmp_path, "cache", url="redis://localhost").kind is SinkKind.CACHE
 
 
 @pytest.mark.usefixtures("plugged")

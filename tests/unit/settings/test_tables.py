@@ -10,7 +10,7 @@ from towpath.settings import Capture, Settings, read
 
 WRITTEN: dict[str, Any] = {
     "version": 1,
-    "source": [{"dsn": "x"}],
+    "source": [{"dsn": "postgresql:///x"}],
     "kafka": {"bootstrap_servers": "h:1"},
     "registry": {"url": "http://x"},
 }

@@ -6,12 +6,16 @@ at once. Failures of ours are one sentence and its remedy on standard error; the
 class says the exit code.
 """
 
+import os
+import select
 import sys
 from typing import Final
 
 from cyclopts import App
 
 INTERRUPTED: Final = 130
+# As the shell tells of a program that SIGPIPE has ended.
+READER_GONE: Final = 141
 _PACKAGE: Final = "towpath.deploy.cli"
 
 app = App(
@@ -61,11 +65,40 @@ def main() -> None:
 def run(words: list[str]) -> int:
     """Carry out one command and return its exit code."""
     try:
+        code = _run(words)
+        # What is still buffered meets a closed pipe here, and not at the end of Python.
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_has_ended():
+            raise
+        _discard_output()
+        return READER_GONE
+    return code
+
+
+def _reader_has_ended() -> bool:
+    """Tell whether it is the output's pipe that is broken, and not another one."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _discard_output() -> None:
+    """Send what is left of the output nowhere: its reader, such as head, has ended."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _run(words: list[str]) -> int:
+    try:
         result = app(words)
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 2
+    except BrokenPipeError:
+        raise
     except Exception as error:  # noqa: BLE001 - what is not ours is raised again
         return _tell(error)
     return result if isinstance(result, int) else 0

@@ -28,21 +28,18 @@ app = App(
 @app.command
 def check(*, config: ConfigOption = None) -> int:
     """
-    Check the configuration and print what is in force, secrets masked.
+    Check the configuration.
 
-    What is in force is the file with the environment laid over it
-    (TOWPATH_RELAY__OUTBOX__TOPIC overrides relay.outbox.topic; a name that ends in
-    _FILE holds the name of a file with the value) and the default of every key that
-    nobody wrote. Every mistake is told at once, with the nearest valid name. No server
-    is asked: towpath doctor does that. Exit 2 if there are mistakes.
+    Every mistake is listed at once, with the nearest valid name. No server is asked:
+    towpath doctor does that. towpath config show prints what is in force. Exit 2 if
+    there are mistakes.
 
     Args:
         config: Configuration file.
     """
     path = config_file(config)
     _check_foreign_kinds(path)
-    print(written(_effective(path), f"{path}, with the environment and all defaults"))
-    print(f"{path}: no mistakes", file=sys.stderr)
+    print(f"{path}: no mistakes")
     return 0
 
 
@@ -57,12 +54,18 @@ def show(
     """
     Print the configuration in force, every key with its value, secrets masked.
 
+    It is the file with the environment laid over it (TOWPATH_RELAY__OUTBOX__TOPIC
+    overrides relay.outbox.topic; a name that ends in _FILE holds the name of a file
+    with the value) and the default of every key that nobody wrote.
+
     Args:
         json: Print one JSON document instead of TOML.
         config: Configuration file.
     """
-    effective = _effective(config_file(config))
-    print(json_text.dumps(effective, indent=1) if json else written(effective))
+    path = config_file(config)
+    effective = _effective(path)
+    head = f"{path}, with the environment and all defaults"
+    print(json_text.dumps(effective, indent=1) if json else written(effective, head))
     return 0
 
 

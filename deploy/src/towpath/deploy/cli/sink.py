@@ -18,6 +18,7 @@ from towpath.deploy.shapes import Shapes
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load
+from towpath.settings.mistakes import did_you_mean
 from towpath.sinks.checking import check_sink, check_target
 from towpath.sinks.declare import sink_named
 from towpath.sinks.kafka import Topics
@@ -48,6 +49,7 @@ def run(
         raise UsageError(message)
     path = config_file(config)
     environ = os.environ  # noqa: TID251 - a root
+    _require_driver(load(path, environ), driver)
     if "TOWPATH_SPARK_JARS" in environ:
         return sinks.run(path, list(names), driver)
     wrapper = load(path, environ).state_folder / "java"
@@ -122,6 +124,18 @@ app.command(add)
 app.command(refill)
 app.command(drop)
 app.command(rebuild)
+
+
+def _require_driver(settings: Settings, driver: str | None) -> None:
+    """Refuse a driver that no sink has: it would start an engine, and wait for ever."""
+    known = sorted({sink.driver for sink in settings.sink})
+    if driver is not None and driver not in known:
+        drivers = ", ".join(known) or "none"
+        message = (
+            f"no sink has the driver {driver!r} (drivers: {drivers})"
+            f"{did_you_mean(driver, known)}"
+        )
+        raise UsageError(message)
 
 
 def _settings(path: Path) -> Settings:

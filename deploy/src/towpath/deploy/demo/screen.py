@@ -138,7 +138,7 @@ def _parts(parts: tuple[PartView, ...]) -> Table:
 
 
 def _rates(rates: Rates) -> Table:
-    table = _table("a second", ">")
+    table = _table("rate", ">per second")
     table.add_row("checkouts", f"{rates.checkouts_per_s:,.0f}")
     table.add_row("row changes", f"{rates.changes_per_s:,.0f}")
     table.add_row("events", f"{rates.events_per_s:,.0f}")

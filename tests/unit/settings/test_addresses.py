@@ -1,0 +1,109 @@
+"""Addresses that no server of their kind can have are mistakes of the file."""
+
+from pathlib import Path
+
+import pytest
+
+from support.configuration import ADDRESSES
+from towpath.schemas.failure import ConfigurationError
+from towpath.settings import read
+
+DSN = "postgresql://localhost/shop"
+
+
+def mistakes(
+    kind: str = "cache",
+    url: str | None = None,
+    dsn: str = DSN,
+    registry: str | None = None,
+    **relay: object,
+) -> tuple[str, ...]:
+    """List what is wrong with a file that has these addresses."""
+    route = {"topic": "towpath.shop.orders", "name": "shop.orders"}
+    sink = {"name": "it", "kind": kind, "url": url or ADDRESSES[kind], "route": [route]}
+    if kind == "warehouse":
+        sink["folder"] = "lake"
+    if kind == "webhook":
+        sink["webhook"] = {"secrets": ["whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3"]}
+    document: dict[str, object] = {
+        "version": 1,
+        "source": [{"dsn": dsn, "tables": ["shop.orders"]}],
+        "kafka": {"bootstrap_servers": "localhost:9092"},
+        "relay": relay,
+        "sink": [] if relay else [sink],
+    }
+    if registry is not None:
+        document["registry"] = {"url": registry}
+    try:
+        read(document, {}, Path("/"))
+    except ConfigurationError as error:
+        return tuple(error.mistakes)
+    return ()
+
+
+@pytest.mark.parametrize("kind", ["cache", "search", "warehouse", "webhook"])
+def test_an_address_of_the_kind_is_taken(kind: str):
+    """
+    And nothing else of such a file is wrong.
+    """
+    assert () == mistakes(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "url", "expected"),
+    [
+        ("cache", "http://localhost:6379", "redis://"),
+        ("cache", "localhost:6379", "redis://"),
+        ("search", "localhost:9200", "http://"),
+        ("search", "redis://localhost", "http://"),
+        ("warehouse", "mysql://localhost/lake", "postgresql://"),
+        ("warehouse", "http://localhost:8181", "postgresql://"),
+        ("webhook", "ftp://localhost", "http://"),
+    ],
+)
+def test_an_address_of_another_kind_is_a_mistake(kind: str, url: str, expected: str):
+    """
+    The sink is named, and what its address begins with.
+    """
+    told = "\n".join(mistakes(kind, url))
+
+    assert ("it" in told or "sink" in told, "url" in told, expected in told) == (
+        True,
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("dsn", "is_fit"),
+    [
+        ("postgresql://localhost/shop", True),
+        ("postgres://user:pass=word@localhost/shop", True),
+        ("host=localhost dbname=shop", True),
+        ("service=shop", True),
+        ("dbname = 'a://b'", True),
+        ("mysql://localhost/shop", False),
+        ("localhost:5432/shop", False),
+        ("shop", False),
+    ],
+)
+def test_a_source_is_an_address_of_libpq(dsn: str, *, is_fit: bool):
+    """
+    A URL of Postgres, or pairs of key and value.
+    """
+    assert is_fit == (mistakes(dsn=dsn) == ())
+
+
+def test_only_avro_needs_a_registry():
+    """
+    Without Avro there may be none; one that is given is an address of the web.
+    """
+    assert (
+        (),
+        ('registry.url: missing: relay.rows.format = "avro" needs a registry',),
+        ("registry.url: must begin with http:// or https://",),
+    ) == (
+        mistakes(),
+        mistakes(rows={"format": "avro"}),
+        mistakes(registry="localhost:8081"),
+    )

@@ -1,6 +1,8 @@
 """Every line that a process of ours prints is one JSON object."""
 
 import json
+import os
+import pty
 import subprocess
 import sys
 
@@ -32,10 +34,14 @@ fail("hunter2")
 """
 
 
-def talk() -> subprocess.CompletedProcess[str]:
+def talk(log_format: str = "", program: str = TALKATIVE):
     """Let a process log, warn and fail in every way."""
+    words = ["env", f"TOWPATH_LOG_FORMAT={log_format}"] if log_format else []
     return subprocess.run(
-        [sys.executable, "-c", TALKATIVE], capture_output=True, text=True, check=False
+        [*words, sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -104,3 +110,43 @@ def test_a_record_that_cannot_be_written_ends_nothing(tmp_path):
     lost, last = [json.loads(line) for line in path.read_text().splitlines()[-2:]]
 
     assert (0, 1000, "went on") == (ended.returncode, lost["records"], last["event"])
+
+
+def test_people_read_lines_with_log_addresses():
+    """
+    On request: time, level, event and fields; positions are LSNs; no local variable.
+    """
+    program = TALKATIVE.replace('"told", fact=1', '"told", at=POSITION').replace(
+        "LOG =", 'POSITION = "00000000016b3748.0000000003"\nLOG ='
+    )
+    talked = talk("human", program).stderr
+
+    assert (True, False, False) == (
+        "0/16B3748 #3" in talked.splitlines()[0],
+        "00000000016b3748" in talked,
+        "hunter2" in talked,
+    )
+
+
+def test_a_terminal_gets_lines_for_people():
+    """
+    Without a word about it: what is no terminal gets JSON.
+    """
+    ours, theirs = pty.openpty()
+    subprocess.run(
+        [sys.executable, "-c", TALKATIVE.partition("LOG.debug")[0]],
+        stderr=theirs,
+        check=True,
+    )
+    os.close(theirs)
+    line = os.read(ours, 1000).decode()
+    os.close(ours)
+
+    assert (False, True) == (line.startswith("{"), "told" in line)
+
+
+def test_an_unknown_format_is_a_mistake():
+    """
+    Both formats are named.
+    """
+    assert "must be human or json, not 'xml'" in talk("xml").stderr

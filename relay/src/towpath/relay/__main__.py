@@ -12,6 +12,7 @@ import signal
 import sys
 import uuid
 from collections import deque
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -31,6 +32,7 @@ from towpath.relay.postgres.connect import connect
 from towpath.relay.postgres.replication import Wakeup
 from towpath.relay.postgres.signal_desk import SourceSignals
 from towpath.relay.postgres.signal_inbox import SignalInbox
+from towpath.relay.process_state import RunState, write_process_state
 from towpath.relay.registry.client import SchemaIds
 from towpath.relay.signal_pages import SignalPages
 from towpath.relay.snapshot.left import Refusal
@@ -101,11 +103,17 @@ def run(config: Path) -> int:
     relay = Relay(settings, DeclaredSinks(config, environ, settings))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, relay.stop)
+    report = partial(write_process_state, settings.state_folder, settings.database.slot)
+    clock = SystemClock()
+    report(RunState.RUNNING, clock.now())
     try:
         relay.run()
     except TowpathError as failure:
-        _LOG.critical("halted", reason=str(failure), remedy=failure.remedy)
+        why = {"reason": str(failure), "remedy": failure.remedy}
+        _LOG.critical("halted", **why)
+        report(RunState.HALTED, clock.now(), **why)
         return failure.exit_code
+    report(RunState.STOPPED, clock.now())
     return relay.exit_code
 
 

@@ -9,6 +9,7 @@ from towpath.relay.postgres.connect import connect, translated
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.source_checks import source_problems
 from towpath.relay.postgres.table_report import report
+from towpath.relay.process_state import read_process_state
 from towpath.relay.state import parse_state
 from towpath.relay.state_reading import newest
 from towpath.relay.state_view import confirmed, slot
@@ -38,6 +39,9 @@ def how_it_is(settings: Settings, clock: Clock | None = None) -> dict[str, Any]:
     told["source_problems"] = [str(each) for each in problems]
     told["dropped_tables"] = list(tables.dropped)
     told["tables_without_snapshot"] = dict(tables.unreadable)
+    process = read_process_state(settings.state_folder, source.slot)
+    if process is not None and not told.get("active"):
+        told["relay"] = process.sentence or process.state.value
     return told | _state_status(settings, clock or SystemClock())
 
 

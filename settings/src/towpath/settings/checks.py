@@ -5,7 +5,6 @@ Each check says which keys it reads; it is left out while one of them is a mista
 itself, so that no mistake is told twice.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
@@ -15,12 +14,12 @@ from towpath.settings.client_checks import (
     clients_are_secure,
     engine_has_counterparts,
 )
+from towpath.settings.addresses import addresses
 from towpath.settings.mistakes import did_you_mean
 from towpath.settings.model import Settings
 from towpath.settings.relay import OnGap
 from towpath.settings.route_checks import routes_agree, routes_have_tables
 from towpath.settings.row_checks import rows_are_readable
-from towpath.settings.rows import RecordFormat
 from towpath.settings.shape import Place
 from towpath.settings.snapshot import FirstStart
 from towpath.settings.syntax import (
@@ -38,7 +37,6 @@ Check = Callable[[Settings], Iterator[str]]
 _OUR_HEADERS: Final = frozenset(
     {headers.POSITION, headers.SNAPSHOT, headers.PARKED, headers.RELEASED}
 )
-_BROKER: Final = re.compile(r"[^\s,:/]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
 
 
 def contradictions(settings: Settings, wrong: Iterable[Place] = ()) -> list[str]:
@@ -182,19 +180,6 @@ def _one_of_a_kind(settings: Settings) -> Iterator[str]:
         yield "relay.messages: include and exclude exclude each other"
 
 
-def _addresses(settings: Settings) -> Iterator[str]:
-    if not settings.database.dsn.strip():
-        yield "source.dsn: must not be empty"
-    brokers = [one.strip() for one in settings.kafka.bootstrap_servers.split(",")]
-    for broker in brokers:
-        if not _BROKER.fullmatch(broker):
-            yield f"kafka.bootstrap_servers: must be host:port, not {broker!r}"
-    url = settings.registry.url
-    is_used = settings.relay.rows.format is RecordFormat.AVRO
-    if is_used and not url.startswith(("http://", "https://")):
-        yield "registry.url: must begin with http:// or https://"
-
-
 _CHECKS: Final[tuple[tuple[tuple[str, ...], Check], ...]] = (
     (
         ("source.tables", "source.exclude_tables", "relay.rows.key_columns"),
@@ -228,7 +213,7 @@ _CHECKS: Final[tuple[tuple[tuple[str, ...], Check], ...]] = (
     (("kafka.client",), clients_are_secure),
     (("kafka.client", "sink"), engine_has_counterparts),
     (
-        ("source.dsn", "kafka", "registry", "relay.rows.format"),
-        _addresses,
+        ("source.dsn", "kafka", "registry", "relay.rows.format", "sink"),
+        addresses,
     ),
 )

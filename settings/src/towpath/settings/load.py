@@ -88,7 +88,7 @@ def _among_the_rest(document: dict[str, Any], wrong: list[Place]) -> list[str]:
 
 
 # What stands for a required value that is wrong or missing.
-_STAND_INS: Final[Mapping[str, object]] = {"version": 1, "kafka": {}, "registry": {}}
+_STAND_INS: Final[Mapping[str, object]] = {"version": 1, "kafka": {}}
 
 
 def _prune(document: dict[str, Any], place: Place) -> None:

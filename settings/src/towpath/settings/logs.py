@@ -1,22 +1,32 @@
 """
-Log records of relay and sinks: JSON lines on standard error.
+Log records of every process, on standard error: for people, or as JSON lines.
 
-Every line has ``at``, ``level``, ``logger`` and ``event``: lower-case prose, with facts
-as fields. Payloads, credentials and keys are never fields. What libraries log, warn of
+A terminal gets lines that people read, anything else JSON; ``TOWPATH_LOG_FORMAT`` (and
+``--log-format`` of the command, which sets it) says ``human`` or ``json`` instead.
+Every JSON line has ``at``, ``level``, ``logger`` and ``event``: lower-case prose, with
+facts as fields. Payloads, credentials and keys are never fields. What libraries log, warn of
 or let escape comes as such a line too.
 """
 
+import contextlib
+import enum
 import io
 import json
 import logging
+import os
 import sys
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, TextIO, cast
 
 import structlog
 
 from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import ConfigurationError
+from towpath.schemas.position import READ_ORDINAL, format_lsn, parse_position
+
+FORMAT_VARIABLE: Final = "TOWPATH_LOG_FORMAT"
 
 # A frame's local variables may be payloads or credentials.
 _without_locals: Final = structlog.processors.ExceptionRenderer(
@@ -90,15 +100,25 @@ class _Forwarder(logging.Handler):
         )
 
 
+class LogFormat(enum.StrEnum):
+    """How log records are written: as lines for people, or as JSON."""
+
+    HUMAN = "human"
+    JSON = "json"
+
+
 def configure_logs() -> None:
-    """Send every log record of this process to standard error."""
+    """
+    Send every log record of this process to standard error.
+
+    Raises:
+        ConfigurationError: ``TOWPATH_LOG_FORMAT`` names no format.
+    """
+    is_human = _format() is LogFormat.HUMAN
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
-            _name,
-            _without_locals,
-            structlog.processors.JSONRenderer(),
+            *(_for_people() if is_human else _for_programs()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=_printer,
@@ -112,6 +132,18 @@ def configure_logs() -> None:
     threading.excepthook = _tell_of_thread
 
 
+def _format() -> LogFormat:
+    named = os.environ.get(FORMAT_VARIABLE)  # noqa: TID251 - asked where a process begins
+    if named is None:
+        return LogFormat.HUMAN if sys.stderr.isatty() else LogFormat.JSON
+    try:
+        return LogFormat(named)
+    except ValueError:
+        known = " or ".join(LogFormat)
+        mistake = f"{FORMAT_VARIABLE}: must be {known}, not {named!r}"
+        raise ConfigurationError([mistake]) from None
+
+
 def _printer(*names: object) -> _Printer:
     return _Printer(str(names[0]) if names else "towpath")
 
@@ -123,6 +155,43 @@ def _name(
 ) -> structlog.typing.EventDict:
     event["logger"] = getattr(logger, "name", "towpath")
     return event
+
+
+def _with_lsn(
+    _logger: Any,  # noqa: ANN401 - structlog's
+    _method: str,
+    event: structlog.typing.EventDict,
+) -> structlog.typing.EventDict:
+    """Write positions as people know them: the log's address and the change's index."""
+    for name, value in event.items():
+        if isinstance(value, str) and name != "event":
+            with contextlib.suppress(ValueError):
+                log_lsn, ordinal = parse_position(value)
+                index = "" if ordinal == READ_ORDINAL else f" #{ordinal}"
+                event[name] = f"{format_lsn(log_lsn)}{index}"
+    return event
+
+
+def _for_programs() -> Sequence[structlog.typing.Processor]:
+    return (
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+        _name,
+        _without_locals,
+        structlog.processors.JSONRenderer(),
+    )
+
+
+def _for_people() -> Sequence[structlog.typing.Processor]:
+    renderer = structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(),
+        # Without the local variables, as in JSON.
+        exception_formatter=structlog.dev.plain_traceback,
+    )
+    return (
+        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        _with_lsn,
+        renderer,
+    )
 
 
 def _tell(

@@ -16,7 +16,7 @@ from towpath.settings.model import Settings
 from towpath.settings.section import PATTERN_WORDS
 from towpath.settings.shape import Place, keys, section_at
 
-# Below this likeness a name of the same section is no guess at what was meant.
+# Below this likeness a name is no guess at what was meant.
 _ALIKE: Final = 0.6
 _KEY_STEP: Final = "[key]"
 
@@ -54,8 +54,8 @@ def tell_all(
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Name the known word that is nearest; nothing if there is none at all."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)
+    """Name the known word that is like it; nothing if none is."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=_ALIKE)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -138,10 +138,12 @@ def _nearest(place: Place, *, is_variable: bool) -> str:
         if elsewhere:
             path = elsewhere[0].path
             return f"; did you mean {_spoken(path, is_variable=is_variable)!r}?"
-    if is_variable and known:
-        near = difflib.get_close_matches(word, known, n=1, cutoff=0.0)[0]
-        return f"; did you mean {variable_for((*names, near))!r}?"
-    return did_you_mean(word, known)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=_ALIKE)
+    if near:
+        meant = variable_for((*names, near[0])) if is_variable else near[0]
+        return f"; did you mean {meant!r}?"
+    where = f"[{'.'.join(names)}]" if names else "the file"
+    return f"; {where} knows {', '.join(sorted(known))}" if known else ""
 
 
 def _spoken(path: tuple[str, ...], *, is_variable: bool) -> str:

@@ -47,9 +47,13 @@ class Source(Section):
 
 
 class Registry(Section):
-    """``[registry]``: the schema registry, by its Confluent-compatible address."""
+    """
+    ``[registry]``: the schema registry, by its Confluent-compatible address.
 
-    url: str
+    Only Avro needs one.
+    """
+
+    url: str = ""
 
 
 class Topics(Section):
@@ -72,7 +76,7 @@ class Settings(Section):
     state_folder: Path = Path(".towpath")
     source: tuple[Source, ...] = Field(min_length=1, max_length=1)
     kafka: Kafka
-    registry: Registry
+    registry: Registry = Registry()
     topics: Topics = Topics()
     relay: Relay = Relay()
     spark: Spark = Spark()

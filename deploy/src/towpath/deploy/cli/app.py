@@ -16,11 +16,18 @@ from cyclopts import App
 INTERRUPTED: Final = 130
 # As the shell tells of a program that SIGPIPE has ended.
 READER_GONE: Final = 141
+_LOG_FORMAT: Final = "--log-format"
+# Named by logs.py too, whose import would keep --help waiting.
+FORMAT_VARIABLE: Final = "TOWPATH_LOG_FORMAT"
 _PACKAGE: Final = "towpath.deploy.cli"
 
 app = App(
     name="towpath",
-    help="Outbox, change stream, snapshots and sinks that agree.",
+    help=(
+        "Outbox, change stream, snapshots and sinks that agree.\n\n"
+        "--log-format human|json before or behind any command says how its log records "
+        "are written [human on a terminal, else json]."
+    ),
     version_flags=["--version"],
     result_action="return_value",
 )
@@ -65,7 +72,7 @@ def main() -> None:
 def run(words: list[str]) -> int:
     """Carry out one command and return its exit code."""
     try:
-        code = _run(words)
+        code = _run(_without_log_format(words))
         # What is still buffered meets a closed pipe here, and not at the end of Python.
         sys.stdout.flush()
     except BrokenPipeError:
@@ -74,6 +81,19 @@ def run(words: list[str]) -> int:
         _discard_output()
         return READER_GONE
     return code
+
+
+def _without_log_format(words: list[str]) -> list[str]:
+    """Take the option that every command knows; what it starts inherits it."""
+    left = []
+    rest = iter(words)
+    for word in rest:
+        name, is_joined, value = word.partition("=")
+        if name != _LOG_FORMAT:
+            left.append(word)
+            continue
+        os.environ[FORMAT_VARIABLE] = value if is_joined else next(rest, "")  # noqa: TID251 - a root
+    return left
 
 
 def _reader_has_ended() -> bool:

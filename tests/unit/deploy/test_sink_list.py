@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from towpath.deploy.cli import sink as command
+from towpath.deploy import overview
 from towpath.deploy.cli.app import app
 from towpath.schemas.clock import SystemClock
 from towpath.sinks.progress import (
@@ -36,6 +36,19 @@ CONFIGURATION = """
 """
 
 
+RELAY = {"slot": "towpath", "error": None, "active": True, "halted": ""}
+
+
+class Nothing:
+    """No record is old: there are none."""
+
+    def __init__(self, *_address):
+        """Connect to nothing."""
+
+    def close(self):
+        """Let go of nothing."""
+
+
 class NoTopics:
     """A broker without a topic."""
 
@@ -52,9 +65,18 @@ class NoTopics:
 
 
 @pytest.fixture
-def listed(tmp_path, monkeypatch, capsys):
+def relay():
+    """Give what is known of the relay."""
+    return dict(RELAY)
+
+
+@pytest.fixture
+def listed(tmp_path, monkeypatch, capsys, relay):
     """Give a function that lists a sink; it returns exit code and last line."""
-    monkeypatch.setattr(command, "Topics", NoTopics)
+    monkeypatch.setattr(overview, "Topics", NoTopics)
+    monkeypatch.setattr(overview, "KafkaOldest", Nothing)
+    monkeypatch.setattr(overview, "_snapshots", lambda _settings: [])
+    monkeypatch.setattr(overview, "_relay", lambda _settings: relay)
     config = tmp_path / "towpath.toml"
     config.write_text(CONFIGURATION.format(folder=tmp_path))
 
@@ -76,11 +98,11 @@ def test_a_changed_block_that_a_running_driver_refuses_is_told(listed):
     code, line = listed(alive_s_ago=1, refused="no column x.")
     _, last = listed(alive_s_ago=99, refused="no column x.")
 
-    assert (0, "cache: its changed block is refused, it goes on as it was: ") == (
+    assert (1, "cache: its changed block is refused, it goes on as it was: ") == (
         code,
         line.removesuffix("no column x."),
     )
-    assert last.split()[0] == "cache"
+    assert last == "cache: its driver sinks does not run"
 
 
 def test_a_sink_that_has_failed_says_why(listed):
@@ -88,3 +110,20 @@ def test_a_sink_that_has_failed_says_why(listed):
     told = listed(alive_s_ago=1, state=State.FAILED, error="Redis is away.")
 
     assert (1, "cache: Redis is away.") == told
+
+
+def test_a_sink_without_a_driver_is_stopped(listed):
+    """Whatever its file says: a driver that has gone, or is just starting, wrote it."""
+    assert (1, "cache: its driver sinks does not run") == listed(
+        alive_s_ago=99, state=State.RUNNING
+    )
+
+
+def test_a_relay_that_has_halted_is_told_beside_sinks_that_run(listed, relay):
+    """Nothing new comes to them."""
+    relay |= {"active": False, "halted": "halted at 12:00: the slot is gone (make one)"}
+
+    code, line = listed(alive_s_ago=1, state=State.RUNNING)
+
+    assert code == 1
+    assert line == f"nobody follows the slot towpath: the relay {relay['halted']}"

@@ -13,12 +13,16 @@ from towpath.deploy.local.lifecycle import PartStatus
 from towpath.deploy.local.lifecycle import State as PartState
 from towpath.deploy.part_table import part_document
 from towpath.relay.state_reading import slot_facts, table_report
+from towpath.relay.process_state import read_process_state
+from towpath.relay.state_reading import lineage_offset, slot_facts
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import TowpathError
 from towpath.schemas.position import format_lsn
 from towpath.settings import Settings, Sink
 from towpath.sinks import unfilled
 from towpath.sinks.budget import Alarm, budget_s
+from towpath.sinks.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.kafka import Topics
 from towpath.sinks.lag import lag_of
 from towpath.sinks.oldest import KafkaOldest
@@ -68,6 +72,9 @@ def overview(
 def _relay(settings: Settings) -> Document:
     source = settings.database
     told: Document = {"slot": source.slot, "error": None, "active": False}
+    process = read_process_state(settings.state_folder, source.slot)
+    told["halted"] = "" if process is None else process.sentence
+    told["lineage_offset"] = lineage_offset(settings)
     facts, error = slot_facts(settings)
     if facts is None:
         return told | {"error": error or f"there is no slot {source.slot}"}
@@ -153,15 +160,33 @@ def _sink(
         "lag_records": None,
         "lag_s": None,
         "is_late": None,
+        "open_letters": None,
     }
     told |= _counts(progress)
+    told["running_state"] = str(progress.state) if told["is_alive"] else "stopped"
     try:
         ends = topics.end_offsets(topics.names())
         lag = lag_of(sink, progress.applied, ends, oldest, clock.now())
+        told["open_letters"] = _open_letters(settings, progress)
     except TowpathError as failure:
         return told | {"error": progress.error or str(failure)}
     told |= {"lag_records": lag.records, "lag_s": round(lag.seconds, 3)}
     return told | {"is_late": is_late(told)}
+
+
+def _open_letters(settings: Settings, progress: Progress) -> int:
+    """
+    Count the dead letters of a sink that nobody has replayed or discarded yet.
+
+    The topic is read only if the sink has ever written to it.
+
+    Raises:
+        BrokerUnavailableError: The broker does not answer.
+    """
+    if not progress.dead_letters:
+        return 0
+    book = Book().read(DeadLetterTopic(settings, progress.sink).entries())
+    return sum(len(letters) for letters in book.letters.values())
 
 
 def is_late(sink: Document) -> bool:
@@ -203,6 +228,8 @@ def _wrong_relay(relay: Document, critical_bytes: int) -> Iterator[str]:
     elif not relay["active"]:
         yield f"nobody follows the slot {relay['slot']}: the relay does not run"
     yield from relay.get("problems", ())
+        why = relay["halted"] or "does not run"
+        yield f"nobody follows the slot {relay['slot']}: the relay {why}"
     if relay.get("wal_status") in _LOST:
         yield f"the slot's log is {relay['wal_status']}"
     if relay.get("retained_bytes", 0) >= critical_bytes:

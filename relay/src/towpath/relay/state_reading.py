@@ -4,13 +4,15 @@ from towpath.relay.errors import StateRefusedError
 from towpath.relay.finding import Finding
 from towpath.relay.kafka.reading import partition_counts
 from towpath.relay.kafka.state import StateTopic, write_now
+from towpath.relay.lineage import parse_lineages
 from towpath.relay.postgres.catalog import PostgresCatalog, SlotFacts
 from towpath.relay.postgres.connect import connect
 from towpath.relay.postgres.source_checks import source_problems
 from towpath.relay.postgres.table_report import TableReport, report
 from towpath.relay.routing.record import FIRST_PARTITION, Record
+from towpath.relay.state import parse_state
 from towpath.schemas import topics as names
-from towpath.schemas.failure import UnavailableError
+from towpath.schemas.failure import TowpathError, UnavailableError
 from towpath.settings import Settings
 
 
@@ -44,6 +46,19 @@ def require_topic(settings: Settings) -> None:
     if topic not in partition_counts(settings.kafka):
         reason = f"there is no state topic {topic}"
         raise StateRefusedError(reason)
+
+
+def lineage_offset(settings: Settings) -> int:
+    """
+    Return what the present lineage adds to each LSN of the log.
+
+    0 where the state topic does not tell: the first lineage adds nothing.
+    """
+    try:
+        lineages = parse_lineages(parse_state(newest(settings)).lineage)
+    except TowpathError:
+        return 0
+    return lineages[-1].offset if lineages else 0
 
 
 def take_back(settings: Settings, key: str) -> None:

@@ -4,8 +4,8 @@ Log records of every process, on standard error: for people, or as JSON lines.
 A terminal gets lines that people read, anything else JSON; ``TOWPATH_LOG_FORMAT`` (and
 ``--log-format`` of the command, which sets it) says ``human`` or ``json`` instead.
 Every JSON line has ``at``, ``level``, ``logger`` and ``event``: lower-case prose, with
-facts as fields. Payloads, credentials and keys are never fields. What libraries log, warn of
-or let escape comes as such a line too.
+facts as fields. Payloads, credentials and keys are never fields. What libraries log,
+warn of or let escape comes as such a line too.
 """
 
 import contextlib

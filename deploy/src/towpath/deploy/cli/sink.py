@@ -9,11 +9,12 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from towpath.deploy import java, offsets
+from towpath.deploy import java
 from towpath.deploy.cli.places import ConfigOption, config_file
 from towpath.deploy.cli.rebuild import rebuild
 from towpath.deploy.cli.sink_life import add, drop, refill
 from towpath.deploy.jars import store
+from towpath.deploy.overview import overview
 from towpath.deploy.shapes import Shapes
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
@@ -21,9 +22,7 @@ from towpath.settings import Settings, load
 from towpath.settings.mistakes import did_you_mean
 from towpath.sinks.checking import check_sink, check_target
 from towpath.sinks.declare import sink_named
-from towpath.sinks.kafka import Topics
 from towpath.sinks.kinds import check_kinds
-from towpath.sinks.progress import State, is_alive
 
 app = App(name="sink", help="Run sinks, list and check them; add, refill or drop one.")
 
@@ -67,30 +66,30 @@ def list_sinks(*, config: ConfigOption = None) -> int:
     """
     List the configured sinks: what each does, and how many records it is behind.
 
-    Below stand failures, and changed blocks that a running driver refuses. Exit 1 if
-    one has failed.
+    Of its dead letters those count that nobody has replayed or discarded; awaited rows
+    were requested from the source and have not come yet. Below stands what is wrong:
+    failures, refused blocks, a relay that does not run. Exit 1 if anything is.
 
     Args:
         config: Configuration file.
     """
     settings = _settings(config_file(config))
     ends = offsets.read_ends(Topics(settings.kafka))
+    told = overview((), settings, SystemClock())
     table = Table(
-        *("sink", "kind", "driver", "state", "behind", "written", "dead"), box=None
+        *("sink", "kind", "driver", "state", "behind", "written", "dead", "parked"),
+        *("awaited",),
+        box=None,
     )
-    said = [(sink, offsets.progress_of(settings, sink)) for sink in settings.sink]
-    for sink, one in said:
-        behind = offsets.lag_records(sink, one.applied, ends)
-        counts = (f"{count:,}" for count in (behind, one.rows, one.dead_letters))
-        table.add_row(sink.name, sink.kind, sink.driver, one.state, *counts)
+    for sink in told["sinks"]:
+        names = ("lag_records", "rows", "open_letters", "parked", "owed")
+        counts = ("?" if sink[n] is None else f"{sink[n]:,}" for n in names)
+        words = (sink[n] for n in ("sink", "kind", "driver", "running_state"))
+        table.add_row(*words, *counts)
     Console().print(table)
-    now = SystemClock().now()
-    for sink, one in said:
-        if one.error:
-            print(f"{sink.name}: {one.error}")
-        if one.refused and is_alive(settings.state_folder, sink.name, now):
-            print(f"{sink.name}: {offsets.refusal(one.refused)}")
-    return int(any(one.state is State.FAILED for _, one in said))
+    for sentence in told["wrong"]:
+        print(sentence)
+    return int(bool(told["wrong"]))
 
 
 @app.command

@@ -23,6 +23,7 @@ from towpath.deploy.local.stack import Stack
 from towpath.deploy.overview import Document, is_late, overview
 from towpath.deploy.part_table import part_table
 from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.position import format_lsn, parse_position
 from towpath.settings import Settings, load
 from towpath.settings.logs import configure_logs
 
@@ -85,7 +86,14 @@ def _watch(config: Path | None, state: Path | None, clock: Clock) -> int:
 
 def _look(config: Path | None, state: Path | None, clock: Clock) -> Document:
     settings = _settings(config)
-    return overview(_parts(state, settings), settings, clock)
+    told = overview(_parts(state, settings), settings, clock)
+    if settings is None:
+        missing = (
+            f"there is no configuration {config_file(config)}: relay and sinks are not "
+            "known; name one by --config, or let towpath up write one"
+        )
+        told["wrong"] = [missing, *told["wrong"]]
+    return told
 
 
 def _settings(config: Path | None) -> Settings | None:
@@ -116,7 +124,8 @@ def screen(told: Document) -> RenderableType:
         pieces += [""]
     if told["sinks"]:
         pieces += [_sink_table(told["sinks"])]
-        pieces += [_applied_line(sink) for sink in told["sinks"]]
+        offset = (told["relay"] or {}).get("lineage_offset", 0)
+        pieces += [_applied_line(sink, offset) for sink in told["sinks"]]
         pieces += [""]
     wrong = [Text(f"! {sentence}", "red") for sentence in told["wrong"]]
     return Group(*pieces, *(wrong or [Text("all is well", "green")]))
@@ -148,27 +157,42 @@ def _sink_table(sinks: Iterable[Document]) -> Table:
     table = Table(*titles, "rows", "stale", "dead", "parked", "owed", box=None)
     for sink in sinks:
         lag_s, behind = sink["lag_s"], sink["lag_records"]
-        state = str(sink["state"]) if sink["is_alive"] else "stopped"
         table.add_row(
             sink["sink"],
             sink["kind"],
-            _state(state),
+            _state(sink["running_state"]),
             "?" if behind is None else f"{behind:,}",
             "?" if lag_s is None else f"{lag_s:,.1f}{' !' * is_late(sink)}",
             f"{sink['budget_s']:g}",
             _batch(sink),
             *(
-                f"{sink[name]:,}"
-                for name in ("rows", "stale", "dead_letters", "parked", "owed")
+                "?" if sink[name] is None else f"{sink[name]:,}"
+                for name in ("rows", "stale", "open_letters", "parked", "owed")
             ),
             style="bold red" if is_late(sink) else "",
         )
     return table
 
 
-def _applied_line(sink: Mapping[str, Any]) -> Text:
+def _applied_line(sink: Mapping[str, Any], offset: int) -> Text:
+    """
+    Say how far a sink is, by the log's own addresses.
+
+    Args:
+        sink: Its document.
+        offset: What the present lineage adds to the log's addresses.
+    """
+    applied, lag_s = "nothing yet", ""
+    if sink["position"]:
+        log_lsn = parse_position(sink["position"]).log_lsn
+        # What an earlier lineage brought has no address in this log.
+        applied = (
+            format_lsn(log_lsn - offset) if log_lsn >= offset else "before the gap"
+        )
+    if sink["lag_s"] is not None:
+        lag_s = f", {sink['lag_s']:,.1f} s behind"
     return Text(
-        f"{sink['sink']}  applied {sink['position'] or 'nothing yet'}, "
+        f"{sink['sink']}  applied {applied}{lag_s}, "
         f"{sink['tombstones']:,} tombstones, {sink['retries']:,} retries"
     )
 

@@ -72,7 +72,7 @@ def test_a_server_without_bound_is_warned_of_on_the_screen(config: Path, capsys)
     code = run(["doctor", "--config", str(config)])
     shown = "".join(capsys.readouterr().out.split())
 
-    assert (1, True, True) == (
+    assert (0, True, True) == (
         code,
         "max_slot_wal_keep_sizeis-1" in shown,
         "SETmax_slot_wal_keep_size" in shown,
@@ -146,3 +146,42 @@ def test_a_declared_view_that_cannot_be_read_is_found(config: Path, capsys):
     assert [
         "the view public.state cannot be read: there is no view public.state"
     ] == told
+
+
+def test_sinks_and_registry_are_examined_too(config: Path, capsys):
+    """
+    A target that does not answer and an absent registry are found.
+    """
+    init(config, dry_run=False)
+    prefix = config.read_text(encoding="utf-8").partition('prefix = "')[2].split('"')[0]
+    more = """
+[relay.rows]
+format = "avro"
+[[sink]]
+name = "hook"
+kind = "webhook"
+url = "http://127.0.0.1:1"
+webhook = { secrets = ["whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3"] }
+[[sink.route]]
+topic = "outbox.event.order"
+name = "orders"
+kind = "event_log"
+"""
+    plain = config.read_text(encoding="utf-8")
+    config.write_text(plain + more, encoding="utf-8")
+    away, rows = examined(config, capsys)
+    sink = more.partition("[[sink]]")[2].split("[[sink.route]]")[0]
+    cache = sink.replace('"hook"', '"cache"').replace('"webhook"', '"cache"')
+    cache = cache.split("webhook =")[0].replace("http:", "redis:")
+    route = f'[[sink.route]]\ntopic = "{prefix}.public.note"\nname = "note"\n'
+    config.write_text(f"{plain}[[sink]]{cache}{route}", encoding="utf-8")
+    code, others = examined(config, capsys)
+
+    assert (3, {("registry", "unavailable")}) == (
+        away,
+        {(r["part"], r["level"]) for r in rows if r["level"] != "warning"},
+    )
+    assert (1, {("sink cache", "error")}) == (
+        code,
+        {(r["part"], r["level"]) for r in others if r["level"] != "warning"},
+    )

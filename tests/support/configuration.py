@@ -39,3 +39,12 @@ url = "{lines.get("registry", NO_REGISTRY)}"
 [relay]
 {lines.get("relay", "")}
 """
+
+
+# An address that each kind of sink may have; nobody answers there.
+ADDRESSES = {
+    "cache": "redis://localhost",
+    "search": "http://localhost",
+    "warehouse": "postgresql://localhost/lake",
+    "webhook": "https://localhost/hook",
+}

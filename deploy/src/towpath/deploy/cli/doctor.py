@@ -1,13 +1,15 @@
 """
 ``towpath doctor``: what stands in the way, or may, with the exact cure of each.
 
-Every part is asked even if another is away. Exit 0: nothing found; 1: something was;
-3: a part could not be asked.
+Every part is asked even if another is away. Exit 0: nothing found but warnings; 1: an
+error was; 3: a part could not be asked.
 """
 
 import json as json_text
 import os
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from typing import Annotated, Final, NamedTuple
 
 from cyclopts import Parameter
@@ -18,7 +20,8 @@ from rich.text import Text
 from towpath.deploy.cli.places import ConfigOption, config_file
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import TowpathError
-from towpath.settings import Settings, load
+from towpath.settings import RecordFormat, Settings, Sink, load
+from towpath.settings.logs import configure_logs
 
 # More than this between two clocks shows in latencies and time stamps.
 _CLOCK_BOUND_S: Final = 1.0
@@ -40,12 +43,16 @@ def doctor(
     config: ConfigOption = None,
 ) -> int:
     """
-    Check source and broker, and tell the exact cure of whatever is found.
+    Check source, broker, registry and sinks; name the exact cure of each finding.
+
+    Exit 1 if there is an error; warnings alone exit 0. Exit 3 if a part could not be
+    asked.
 
     Args:
         json: Print one JSON document.
         config: Configuration file.
     """
+    configure_logs()
     settings = load(config_file(config), os.environ)  # noqa: TID251 - a root
     rows = examine(settings, SystemClock())
     if json:
@@ -53,10 +60,10 @@ def doctor(
     elif rows:
         Console().print(_table(rows))
     else:
-        print("nothing found: source and broker are as the relay needs them")
+        print("nothing found: source, broker, registry and sinks are as they should be")
     if any(row.level == "unavailable" for row in rows):
         return 3
-    return 1 if rows else 0
+    return int(any(row.level == "error" for row in rows))
 
 
 def examine(settings: Settings, clock: Clock) -> list[Row]:
@@ -64,6 +71,12 @@ def examine(settings: Settings, clock: Clock) -> list[Row]:
     return [
         *_asked("source", lambda: _source(settings, clock)),
         *_asked("broker", lambda: _broker(settings)),
+        *_asked("registry", lambda: _registry(settings)),
+        *(
+            row
+            for sink in settings.sink
+            for row in _asked(f"sink {sink.name}", partial(_sink, settings, sink))
+        ),
     ]
 
 
@@ -125,6 +138,39 @@ def _broker(settings: Settings) -> list[Row]:
     facts = preflight.read_facts(settings)
     found = preflight.findings(facts, settings)
     return [Row("broker", *map(str, finding)) for finding in found]
+
+
+def _registry(settings: Settings) -> list[Row]:
+    """Ask the registry, if records need one."""
+    if settings.relay.rows.format is not RecordFormat.AVRO:
+        return []
+    from towpath.relay.registry.client import SchemaIds  # noqa: PLC0415 - keeps --help fast
+
+    with closing(SchemaIds(settings.registry.url)) as registry:
+        registry.ping()
+    return []
+
+
+def _sink(settings: Settings, sink: Sink) -> list[Row]:
+    """Hold a sink against its tables and its target, as towpath sink check does."""
+    from towpath.deploy.shapes import Shapes  # noqa: PLC0415 - keeps --help fast
+    from towpath.sinks.checking import check_sink, check_target  # noqa: PLC0415
+    from towpath.sinks.kinds import check_kinds  # noqa: PLC0415
+
+    check_kinds([sink])
+    with closing(Shapes(settings)) as shapes:
+        found = [*check_sink(sink, shapes), *check_target(sink, settings)]
+    name = f"sink {sink.name}"
+    return [
+        Row(
+            name,
+            "error" if finding.is_mistake else "warning",
+            finding.text.removeprefix(f"{sink.name}: "),
+            "the sink cannot write these rows as its block says",
+            f"see towpath sink check {sink.name}",
+        )
+        for finding in found
+    ]
 
 
 def _table(rows: list[Row]) -> Table:

@@ -19,6 +19,7 @@ from towpath.deploy.shapes import Shapes
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load
+from towpath.settings.logs import configure_logs
 from towpath.settings.mistakes import did_you_mean
 from towpath.sinks.checking import check_sink, check_target
 from towpath.sinks.declare import sink_named
@@ -73,6 +74,7 @@ def list_sinks(*, config: ConfigOption = None) -> int:
     Args:
         config: Configuration file.
     """
+    configure_logs()
     settings = _settings(config_file(config))
     ends = offsets.read_ends(Topics(settings.kafka))
     told = overview((), settings, SystemClock())
@@ -105,6 +107,7 @@ def check(*names: str, config: ConfigOption = None) -> int:
         names: The sinks; left out, all.
         config: Configuration file.
     """
+    configure_logs()
     settings = _settings(config_file(config))
     chosen = [sink_named(settings, name) for name in names] or list(settings.sink)
     check_kinds(chosen)

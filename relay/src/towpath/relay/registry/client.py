@@ -25,6 +25,7 @@ REQUEST_TIMEOUT_S: Final = 5.0
 
 _INCOMPATIBLE: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 _PASSING: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+_NO_REGISTRY: Final = "what answers at [registry] url is not a schema registry"
 _MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 
 
@@ -54,6 +55,23 @@ class SchemaIds:
             self._known[subject, schema] = known
         return known
 
+    def ping(self) -> None:
+        """
+        Make sure that a schema registry answers.
+
+        Raises:
+            RegistryUnavailableError: No answer now.
+            RegistryRefusedError: The registry refuses us, or is none.
+        """
+        answer = self._answer("GET", "/schemas/types")
+        _check(answer)
+        try:
+            types = answer.json()
+        except requests.JSONDecodeError:
+            types = None
+        if not isinstance(types, list):
+            raise RegistryRefusedError(_NO_REGISTRY)
+
     def close(self) -> None:
         """Close the connections."""
         self._session.close()
@@ -78,10 +96,17 @@ class SchemaIds:
         return _id(answer)
 
     def _post(self, path: str, schema: str) -> requests.Response:
+        content = {"schemaType": "AVRO", "schema": schema}
+        return self._answer("POST", path, content)
+
+    def _answer(
+        self, method: str, path: str, content: dict[str, str] | None = None
+    ) -> requests.Response:
         try:
-            return self._session.post(
+            return self._session.request(
+                method,
                 self._url + path,
-                json={"schemaType": "AVRO", "schema": schema},
+                json=content,
                 headers={"Content-Type": _MEDIA_TYPE, "Accept": _MEDIA_TYPE},
                 timeout=self._timeout_s,
             )
@@ -94,7 +119,14 @@ class SchemaIds:
             raise RegistryUnavailableError(reason) from e
 
 
-def _id(answer: requests.Response) -> int:
+def _check(answer: requests.Response) -> None:
+    """
+    Raise what an answer that is none means.
+
+    Raises:
+        RegistryUnavailableError: No answer now.
+        RegistryRefusedError: The registry refuses us.
+    """
     status = answer.status_code
     if status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         reason = f"the schema registry has no answer now: {_told(answer)}"
@@ -102,10 +134,13 @@ def _id(answer: requests.Response) -> int:
     if not answer.ok:
         reason = f"the schema registry refuses the relay: {_told(answer)}"
         raise RegistryRefusedError(reason)
+
+
+def _id(answer: requests.Response) -> int:
+    _check(answer)
     schema_id = _document(answer).get("id")
     if not isinstance(schema_id, int):
-        reason = "what answers at [registry] url is not a schema registry"
-        raise RegistryRefusedError(reason)
+        raise RegistryRefusedError(_NO_REGISTRY)
     return schema_id
 
 

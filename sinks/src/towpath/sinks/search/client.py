@@ -1,6 +1,7 @@
 """The connection to OpenSearch, and its errors turned into ours, by their status."""
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
@@ -73,6 +74,8 @@ def connect(url: str, *, is_exact: bool = False, at_once: int = 1) -> OpenSearch
         is_exact: Numbers with a point come as decimals, not as doubles.
         at_once: How many threads use it.
     """
+    # It logs each answer that is no success; they are all translated, or meant.
+    logging.getLogger("opensearch").setLevel(logging.CRITICAL)
     return OpenSearch(
         hosts=[url],
         timeout=ANSWER_WITHIN_S,

@@ -12,9 +12,8 @@ from towpath.deploy import offsets, signals
 from towpath.deploy.local.lifecycle import PartStatus
 from towpath.deploy.local.lifecycle import State as PartState
 from towpath.deploy.part_table import part_document
-from towpath.relay.state_reading import slot_facts, table_report
 from towpath.relay.process_state import read_process_state
-from towpath.relay.state_reading import lineage_offset, slot_facts
+from towpath.relay.state_reading import lineage_offset, slot_facts, table_report
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import TowpathError
 from towpath.schemas.position import format_lsn
@@ -226,10 +225,9 @@ def _wrong_relay(relay: Document, critical_bytes: int) -> Iterator[str]:
     if relay["error"]:
         yield f"the relay: {relay['error']}"
     elif not relay["active"]:
-        yield f"nobody follows the slot {relay['slot']}: the relay does not run"
-    yield from relay.get("problems", ())
         why = relay["halted"] or "does not run"
         yield f"nobody follows the slot {relay['slot']}: the relay {why}"
+    yield from relay.get("problems", ())
     if relay.get("wal_status") in _LOST:
         yield f"the slot's log is {relay['wal_status']}"
     if relay.get("retained_bytes", 0) >= critical_bytes:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from towpath.schemas import headers
+from towpath.settings.addresses import addresses
 from towpath.settings.client_checks import (
     clients_are_secure,
     engine_has_counterparts,
 )
-from towpath.settings.addresses import addresses
 from towpath.settings.mistakes import did_you_mean
 from towpath.settings.model import Settings
 from towpath.settings.relay import OnGap

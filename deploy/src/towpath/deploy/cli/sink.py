@@ -76,7 +76,6 @@ def list_sinks(*, config: ConfigOption = None) -> int:
     """
     configure_logs()
     settings = _settings(config_file(config))
-    ends = offsets.read_ends(Topics(settings.kafka))
     told = overview((), settings, SystemClock())
     table = Table(
         *("sink", "kind", "driver", "state", "behind", "written", "dead", "parked"),

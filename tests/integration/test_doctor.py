@@ -9,6 +9,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from towpath.deploy.cli.app import run
 from towpath.relay.__main__ import init
+from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import table_topic
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -121,7 +122,7 @@ def test_a_topic_that_forgets_too_early_is_found(
     A topic that somebody made by hand is compared with what [topics] asks for.
     """
     admin = AdminClient({"bootstrap.servers": stack.kafka})
-    name = table_topic(unique, "public", "note")
+    name = table_topic(unique, TableName("public", "note"))
     made = admin.create_topics(
         [NewTopic(name, 1, 1, config={"retention.ms": "7200000"})]
     )

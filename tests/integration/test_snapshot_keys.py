@@ -13,6 +13,7 @@ from towpath.relay.snapshot.shape import key_of
 from towpath.relay.wal.messages import RelationShape
 from towpath.relay.wal.pgoutput import parse_message
 from towpath.schemas.clock import Deadline, SystemClock
+from towpath.schemas.table_name import TableName
 from towpath.settings.outbox import AggregateView
 from towpath.settings.snapshot import Watermarks
 
@@ -90,7 +91,7 @@ def test_the_key_is_what_the_stream_tells(connection, worker, unique, kind):
         "insert into s.t (a, b) select g, -g from generate_series(1, 5) g"
     )
     told = streamed_shape(connection, unique)
-    facts = PostgresCatalog(connection).describe(told.oid, "s.t", [23])
+    facts = PostgresCatalog(connection).describe(told.oid, TableName("s", "t"), [23])
     plan = worker.plan("s.t")
     rows = worker.rows(plan, max_rows=2)
 
@@ -111,7 +112,7 @@ def test_the_key_of_a_table_that_was_replaced_keeps_its_order(connection, unique
     connection.execute("drop table s.t")
     connection.execute(made)
     told = streamed_shape(connection, unique)
-    facts = PostgresCatalog(connection).describe(told.oid, "s.t", [23])
+    facts = PostgresCatalog(connection).describe(told.oid, TableName("s", "t"), [23])
 
     assert ("b", "a") == bind(told, facts).key_names
 
@@ -143,7 +144,7 @@ REFUSALS = {
     ),
     "unlogged": (
         ["create unlogged table s.t (a int primary key)"],
-        "alter table s.t set logged",
+        'alter table "s"."t" set logged',
     ),
     "collation": (
         [
@@ -262,7 +263,7 @@ def test_a_table_that_the_role_may_not_read_is_refused(connection, database, beg
     finally:
         create(connection, f"drop owned by {role}", f"drop role {role}")
 
-    assert "this role may not read it: grant select on s.bare" == reasons[0]
+    assert 'this role may not read it: grant select on "s"."bare"' == reasons[0]
     assert "row-level security" in reasons[1]
 
 

@@ -32,6 +32,7 @@ from towpath.relay.wal.pgoutput import parse_message
 from towpath.relay.wal.relation import Relation
 from towpath.relay.wal.sequencer import Change, Committed, Sequencer
 from towpath.schemas.clock import Deadline
+from towpath.schemas.table_name import TableName
 from towpath.settings.relay import Relay
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -104,7 +105,9 @@ class Followed:
         step = self._sequencer.feed(parse_message(frame, PAYLOAD_AT), start_lsn(frame))
         if isinstance(step, RelationShape):
             oids = [column.type_oid for column in step.columns]
-            facts = self.catalog.describe(step.oid, f"{step.schema}.{step.table}", oids)
+            facts = self.catalog.describe(
+                step.oid, TableName(step.schema, step.table), oids
+            )
             relation = bind(step, facts)
             self._sequencer.bind(relation)
             self._routes[relation.oid] = self._route(relation)
@@ -126,7 +129,7 @@ class Followed:
 
     def _route(self, relation: Relation) -> TableRoute:
         oids = [column.type_oid for column in relation.columns]
-        facts = self.catalog.describe(relation.oid, relation.name, oids)
+        facts = self.catalog.describe(relation.oid, relation.full_name, oids)
         plan = ColumnRules(self.relay).plan(relation, facts)
         names = Names("p", "db", relation.schema, relation.table, "")
         written = json_maker(self.relay)(names, plan.key, plan.columns)

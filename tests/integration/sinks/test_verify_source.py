@@ -7,6 +7,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from towpath.schemas.table_name import TableName
 from towpath.settings.rows import Rows
 from towpath.sinks.relations import Column, RelationShape
 from towpath.sinks.verify import source as reading
@@ -66,7 +67,7 @@ def test_a_key_that_orders_or_names_rows_in_two_ways_is_refused(database, key, k
     with psycopg.connect(database) as connection:
         connection.execute(KEYS)
     with Source(database) as source:
-        table = source.table("s", "t")
+        table = source.table(TableName("s", "t"))
 
     with pytest.raises(IncomparableError, match=rf"{key} of the key .* type {kind}"):
         published(table, replace(SHAPE, key=(key,)), Rows())
@@ -80,7 +81,7 @@ def test_a_key_whose_order_is_postgres_own_is_gone_through(database, key, monkey
         connection.execute(KEYS)
         connection.execute(ROWS)
     with Source(database) as source:
-        table = comparable(replace(source.table("s", "t"), key=(key,)))
+        table = comparable(replace(source.table(TableName("s", "t")), key=(key,)))
         found = [row[0] for rows in source.rows(table) for row in rows]
 
     assert ["1", "2", "3"] == sorted(str(one) for one in found)
@@ -100,7 +101,7 @@ def test_bytes_inside_values_are_read_however_the_database_prints_them(database)
             r" insert into public.t values (1, array['\x00ff'::bytea])"
         )
     with Source(database) as source:
-        table = source.table("public", "t")
+        table = source.table(TableName("public", "t"))
         form = RowForm(table)
         ((read,),) = (form.source_rows(some) for some in source.rows(table))
 
@@ -126,7 +127,7 @@ def test_what_a_warehouse_keeps_as_text_is_known(database):
             f" create table s.t ({columns})".encode()
         )
     with Source(database) as source:
-        table = source.table("s", "t")
+        table = source.table(TableName("s", "t"))
 
     assert {name: is_text for name, (_, is_text) in kinds.items()} == {
         one.name: one.is_kept_as_text for one in table.columns

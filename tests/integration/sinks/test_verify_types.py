@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from support.literals import LITERALS, SAME, TYPES, Literal
+from towpath.schemas.table_name import TableName
 from towpath.settings.rows import Rows
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.values import text_of
@@ -113,7 +114,7 @@ def row_of(dsn, literals, rows):
         values = ", ".join(one.sql for one in literals)
         connection.execute(f"insert into s.t values (1, {values})".encode())  # noqa: S608 - the test's own
     with Source(dsn) as source:
-        table = as_written(source.table("s", "t"), rows)
+        table = as_written(source.table(TableName("s", "t")), rows)
         form = RowForm(table)
         ((read,),) = (form.source_rows(some) for some in source.rows(table))
     return form, read

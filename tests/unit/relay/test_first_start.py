@@ -9,6 +9,7 @@ from towpath.relay.postgres.new_tables import fill_id
 from towpath.relay.postgres.slot import exporting_command
 from towpath.relay.postgres.source_facts import ListedTable
 from towpath.relay.snapshot.naming import matches
+from towpath.schemas.table_name import TableName
 from towpath.settings import FirstStart
 
 NEW = Known(has_run=False, has_records=False, has_slot=False, is_untouched=False)
@@ -60,14 +61,17 @@ def test_the_slot_with_a_view_survives_a_failover_too(
     assert has_failover == ("FAILOVER true" in command)
 
 
-@pytest.mark.parametrize("table", ["s.a", "s.a$b", 's.a"b', "s.a.b", "s.(x)|y"])
+@pytest.mark.parametrize(
+    "table", ["s.a", "s.a$b", 's.a"b', 's."a.b"', '"s.a".b', "s.(x)|y"]
+)
 def test_a_signal_of_the_relay_names_just_its_table(table: str):
     """
     Whatever characters a name has, the entry for it matches it and nothing longer.
     """
-    entry = entry_of(table)
+    entry, name = entry_of(table), TableName.parse(table)
+    longer = TableName(name.schema, f"{name.table}x").text
 
-    assert (True, False) == (matches(entry, table), matches(entry, f"{table}x"))
+    assert (True, False) == (matches(entry, table), matches(entry, longer))
 
 
 def test_the_id_of_a_fill_is_the_tables_own_and_fits():

@@ -5,6 +5,7 @@ import pytest
 from towpath.schemas import failure, topics
 from towpath.schemas.backoff import Backoff
 from towpath.schemas.clock import Deadline, SystemClock
+from towpath.schemas.table_name import TableName, is_quoted_name
 
 
 class HandClock:
@@ -27,7 +28,7 @@ def test_table_topics_hold_only_what_kafka_allows():
     """
     Characters that Kafka refuses become underscores.
     """
-    assert topics.table_topic("towpath", "my shop", "ordérs") == (
+    assert topics.table_topic("towpath", TableName("my shop", "ordérs")) == (
         "towpath.my_shop.ord_rs"
     )
 
@@ -57,11 +58,65 @@ def test_a_backfill_topic_names_its_sink():
     """
     READ rows for one sink travel beside the shared topic.
     """
-    shared = topics.table_topic("towpath", "shop", "orders")
+    shared = topics.table_topic("towpath", TableName("shop", "orders"))
 
     assert topics.backfill_topic(shared, "search2") == (
         "towpath.shop.orders.backfill.search2"
     )
+
+
+NAMES = [
+    ("shop.orders", "shop", "orders"),
+    ("shop.My Orders", "shop", "My Orders"),
+    ('shop.we"ird', "shop", 'we"ird'),
+    ('"S.c".orders', "S.c", "orders"),
+    ('a."b.c"', "a", "b.c"),
+    ('"a.b".c', "a.b", "c"),
+    ('"""q".t', '"q', "t"),
+    ('"a""b.c"."."', 'a"b.c', "."),
+    ("a.b\nc\\|%${}\U0001f600", "a", "b\nc\\|%${}\U0001f600"),
+]
+
+
+@pytest.mark.parametrize(("text", "schema", "table"), NAMES)
+def test_a_table_name_has_one_text_and_is_read_back_from_it(text, schema, table):
+    """
+    Parts are quoted where a dot, or a quote in front, would make the text ambiguous.
+    """
+    name = TableName(schema, table)
+
+    assert (text, name) == (name.text, TableName.parse(text))
+    assert name == TableName.parse(name.sql)
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "table"),
+    [('"shop"."orders"', "shop", "orders"), ("a.b.c", "a", "b.c")],
+)
+def test_other_texts_of_a_table_name_are_read(text, schema, table):
+    """
+    Quotes that are not needed are taken; an older text is split at its first dot.
+    """
+    assert TableName(schema, table) == TableName.parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "orders", ".orders", "shop.", '"a".'])
+def test_what_is_no_table_name_is_refused(text):
+    """
+    A name has a schema and a table.
+    """
+    with pytest.raises(ValueError, match=r"is not schema\.table"):
+        TableName.parse(text)
+
+
+@pytest.mark.parametrize(("text", "schema", "table"), NAMES)
+def test_an_entry_for_a_table_is_plain_or_quoted(text, schema, table):
+    """
+    The entry for a name is never taken for an expression.
+    """
+    entry = TableName(schema, table).entry
+
+    assert entry == text == "shop.orders" or is_quoted_name(entry)
 
 
 @pytest.mark.parametrize("attempt", [0, 1, 5, 100, 100_000])

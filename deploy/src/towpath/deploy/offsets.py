@@ -7,6 +7,7 @@ knows the ends.
 
 from collections.abc import Iterable, Mapping
 
+from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import dead_letter_topic, is_backfill, table_of, table_topic
 from towpath.settings import Settings, Sink
 from towpath.sinks.declare import records_between
@@ -52,14 +53,17 @@ def table_records(settings: Settings, ends: Ends) -> int:
     """Count the records on the tables' topics that all sinks share."""
     source = settings.database
     named = {
-        table_topic(source.prefix, *table.split(".", 1))
+        table_topic(source.prefix, TableName.parse(table))
         for table in settings.capture.names
     }
     names = (
         topic
         for topic in ends
         if topic in named
-        or settings.capture.takes(table_of(source.prefix, topic) or "")
+        or (
+            (table := table_of(source.prefix, topic)) is not None
+            and settings.capture.takes(table)
+        )
     )
     return _records(ends, names)
 

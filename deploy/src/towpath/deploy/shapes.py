@@ -9,6 +9,7 @@ answers.
 from contextlib import suppress
 
 from towpath.schemas.failure import TowpathError
+from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 from towpath.sinks.errors import ShapeUnknownError
 from towpath.sinks.kafka import KafkaRelations
@@ -53,7 +54,7 @@ class Shapes:
         if name is None:
             return None
         with suppress(TowpathError), Source(self._settings.database.dsn) as source:
-            table = source.table(*name.split(".", 1))
+            table = source.table(TableName.parse(name))
             columns = tuple(Column(one.name, one.type) for one in table.columns)
             return RelationShape(table.schema, table.name, columns, table.key, "")
         return None

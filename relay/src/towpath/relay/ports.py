@@ -12,6 +12,7 @@ from towpath.relay.routing.record import Record
 from towpath.relay.routing.relations import CatalogFacts
 from towpath.relay.snapshot.effects import WorkerEffect
 from towpath.relay.snapshot.facts import Resumed, WorkerFact
+from towpath.schemas.table_name import TableName
 
 
 class ReplicationStream(Protocol):
@@ -111,7 +112,7 @@ class TableCatalog(Protocol):
     """What the source's catalog tells of tables."""
 
     def describe(
-        self, table_oid: int, name: str, type_oids: Sequence[int]
+        self, table_oid: int, name: TableName, type_oids: Sequence[int]
     ) -> CatalogFacts:
         """
         Return a table's key and its types' names.

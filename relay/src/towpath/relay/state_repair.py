@@ -29,6 +29,7 @@ from towpath.relay.state_reading import newest, take_back
 from towpath.relay.stored_settings import deciding
 from towpath.schemas import topics as names
 from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 from towpath.settings.syntax import ROUTED_VALUE
 
@@ -166,7 +167,7 @@ def _own_topics(settings: Settings) -> set[str]:
     prefix = source.prefix
     existing = set(partition_counts(settings.kafka))
     own = {
-        names.table_topic(prefix, *table.split(".", 1))
+        names.table_topic(prefix, TableName.parse(table))
         for table in captured_in(existing, settings)
     }
     own |= {

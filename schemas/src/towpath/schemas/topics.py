@@ -8,6 +8,8 @@ other character of a schema or table name becomes an underscore.
 import re
 from typing import Final
 
+from towpath.schemas.table_name import TableName
+
 MAX_TOPIC_LENGTH: Final = 249
 BACKFILL: Final = ".backfill."
 _LEGAL: Final = re.compile(r"[A-Za-z0-9._-]+\Z")
@@ -23,9 +25,9 @@ def is_legal_topic(name: str) -> bool:
     )
 
 
-def table_topic(prefix: str, schema: str, table: str) -> str:
+def table_topic(prefix: str, table: TableName) -> str:
     """Name the topic of a table's row changes."""
-    return _ILLEGAL_CHARACTER.sub("_", f"{prefix}.{schema}.{table}")
+    return _ILLEGAL_CHARACTER.sub("_", f"{prefix}.{table.joined}")
 
 
 def table_of(prefix: str, topic: str) -> str | None:
@@ -36,7 +38,7 @@ def table_of(prefix: str, topic: str) -> str | None:
     """
     schema, dot, table = topic.removeprefix(f"{prefix}.").partition(".")
     is_table = topic.startswith(f"{prefix}.") and dot and table and "." not in table
-    return f"{schema}.{table}" if is_table and schema != "dead" else None
+    return TableName(schema, table).text if is_table and schema != "dead" else None
 
 
 def outbox_topic(template: str, aggregate_type: str) -> str:

@@ -67,7 +67,7 @@ def _keys_of_captured_tables(settings: Settings) -> Iterator[str]:
 
 def _not_captured(key: str, table: str, settings: Settings) -> Iterator[str]:
     if not settings.capture.takes(table):
-        nearest = did_you_mean(table, settings.database.tables)
+        nearest = did_you_mean(table, settings.capture.entries)
         yield f"{key}: not one of source.tables{nearest}"
 
 
@@ -91,7 +91,7 @@ def _gaps_are_filled(settings: Settings) -> Iterator[str]:
 
 def _outbox_is_no_captured_table(settings: Settings) -> Iterator[str]:
     table = settings.relay.outbox.table
-    if table in settings.database.tables:
+    if table in settings.capture.names:
         yield (
             f"source.tables: {table} is the outbox (relay.outbox.table), "
             "whose rows become events: leave it out"

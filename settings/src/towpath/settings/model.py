@@ -107,7 +107,7 @@ class Settings(Section):
     def collections(self) -> tuple[str, ...]:
         """All that a snapshot may read: the tables, then the aggregate views."""
         views = (view.collection for view in self.relay.outbox.view)
-        return (*self.database.tables, *views)
+        return (*self.capture.entries, *views)
 
     @property
     def signal_topic(self) -> str:

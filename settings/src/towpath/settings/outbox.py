@@ -10,7 +10,7 @@ from pydantic import Field
 from towpath.schemas import headers
 from towpath.schemas.topics import outbox_topic
 from towpath.settings.rewriting import rewriting
-from towpath.settings.section import Section, TableName
+from towpath.settings.section import Section, TableText
 from towpath.settings.syntax import Pattern, PlacementText, TopicTemplate
 
 
@@ -104,7 +104,7 @@ class AggregateView(Section):
     """
 
     aggregate_type: str = Field(min_length=1)
-    view: TableName
+    view: TableText
     name: str = Field(default="", pattern=r"^([a-z0-9][a-z0-9_-]*)?$")
     id_form: IdForm = IdForm.TEXT
     state_types: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class Outbox(Section):
     that are events without a table.
     """
 
-    table: TableName = "towpath.outbox"
+    table: TableText = "towpath.outbox"
     topic: TopicTemplate = "outbox.event.{aggregate_type}"
     columns: OutboxColumns = OutboxColumns()
     route_by: str = ""

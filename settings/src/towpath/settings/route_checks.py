@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
+from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import table_of, table_topic
 from towpath.settings.kinds import SinkKind
 from towpath.settings.mistakes import did_you_mean
@@ -94,7 +95,7 @@ def routes_have_tables(settings: Settings) -> Iterator[str]:
     """List the routes whose topic is that of no captured table."""
     prefix = settings.database.prefix
     topics = [
-        table_topic(prefix, *name.split(".", 1)) for name in settings.capture.names
+        table_topic(prefix, TableName.parse(name)) for name in settings.capture.names
     ]
     if not settings.database.tables:
         return

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from towpath.settings.section import Section, TableName
+from towpath.settings.section import Section, TableText
 from towpath.settings.syntax import HashName, Pattern
 
 
@@ -122,7 +122,7 @@ class Rows(Section):
     tombstones: bool = True
     skipped_operations: tuple[Literal["c", "u", "d", "t"], ...] = ()
     skip_unchanged: bool = False
-    key_columns: dict[TableName, tuple[str, ...]] = Field(default_factory=dict)
+    key_columns: dict[TableText, tuple[str, ...]] = Field(default_factory=dict)
     include_columns: tuple[Pattern, ...] = ()
     exclude_columns: tuple[Pattern, ...] = ()
     mask: tuple[ColumnRule, ...] = ()

@@ -1,31 +1,59 @@
 """What every section shares: unknown keys are mistakes, values do not change."""
 
-from typing import Annotated
+import re
+from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from towpath.schemas.table_name import TableName
 
 # A slot name as Postgres takes it; the same rule serves publications.
 IDENTIFIER = r"^[a-z_][a-z0-9_]{0,62}$"
 NAME = r"^[a-z0-9][a-z0-9_-]*$"
-TABLE = r"^[^.\s]+\.[^.\s]+$"
 PREFIX = r"^[A-Za-z0-9._-]+$"
-OPTIONAL_TABLE = r"^$|^[^.\s]+\.[^.\s]+$"
 SIGNAL_TOPIC = r"^$|^(?:\{prefix\})?[A-Za-z0-9._-]{1,249}$"
 
 # What each pattern asks for, in words, for the message about a mistake.
 PATTERN_WORDS = {
     IDENTIFIER: "must be a lower-case identifier: letters, digits and underscores",
     NAME: "must be lower-case letters, digits, dashes and underscores",
-    TABLE: "must be schema.table",
     PREFIX: "must be letters, digits, dots, dashes and underscores",
-    OPTIONAL_TABLE: "must be schema.table, or empty",
     SIGNAL_TOPIC: (
         "must be letters, digits, dots, dashes and underscores, perhaps after "
         "{prefix}, or empty"
     ),
 }
 
-TableName = Annotated[str, Field(pattern=TABLE)]
+_PART: Final = r'(?:"(?:[^"]|"")+"|[^".\s][^.\s]*)'
+_TABLE: Final = re.compile(rf"{_PART}\.{_PART}")
+
+
+def table_of_text(text: str) -> TableName:
+    """
+    Read a table's name as people write it.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if _TABLE.fullmatch(text) is None:
+        message = f"must be schema.table, not {text!r}"
+        if "." in text.strip("."):
+            message += ': quote a part that holds a dot or a space: "a.b".c'
+        raise ValueError(message)
+    return TableName.parse(text)
+
+
+def _table(text: str) -> str:
+    return table_of_text(text).text
+
+
+def _optional_table(text: str) -> str:
+    return _table(text) if text else ""
+
+
+# A table's name in the file; its value is the name's one text.
+TableText = Annotated[str, AfterValidator(_table)]
+OptionalTableText = Annotated[str, AfterValidator(_optional_table)]
 
 
 class Section(BaseModel):

@@ -5,10 +5,10 @@ import enum
 from pydantic import Field
 
 from towpath.settings.section import (
-    OPTIONAL_TABLE,
     SIGNAL_TOPIC,
+    OptionalTableText,
     Section,
-    TableName,
+    TableText,
 )
 
 _MEBIBYTE = 1024 * 1024
@@ -47,7 +47,7 @@ class Watermarks(enum.StrEnum):
 class Select(Section):
     """``[[relay.snapshot.select]]``: what an initial snapshot reads for a table."""
 
-    table: TableName
+    table: TableText
     select: str = Field(min_length=1)
 
 
@@ -77,4 +77,4 @@ class Snapshot(Section):
     watermarks: Watermarks = Watermarks.MESSAGES
     fill_new_tables: bool = True
     signal_topic: str = Field(default="{prefix}-signal", pattern=SIGNAL_TOPIC)
-    signal_table: str = Field(default="", pattern=OPTIONAL_TABLE)
+    signal_table: OptionalTableText = ""

@@ -3,12 +3,14 @@ Which tables the entries of ``[[source]] tables`` capture.
 
 =======================  =============================================================
 ``shop.orders``          just this one, also if it is made later
+``"S.c"."a|b"``          just this one: a part in quotes stands for itself
 ``shop\.order.*``        every table whose whole name it matches, as in signals
 =======================  =============================================================
 
-An entry with a character that only expressions have is one. What an expression matches
-may still be no business of ours: the outbox, the signal tables and the schemas of the
-server and of the relay are left out, and so is what ``exclude_tables`` matches.
+An entry with a character that only expressions have is one, unless it is a quoted name.
+An expression is matched against schema, dot and table, none of them quoted. What it
+matches may still be no business of ours: the outbox, the signal tables and the schemas
+of the server and of the relay are left out, and so is what ``exclude_tables`` matches.
 """
 
 import re
@@ -18,26 +20,24 @@ from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator
 
-from towpath.settings.section import PATTERN_WORDS, TABLE
+from towpath.schemas.table_name import TableName, is_quoted_name
+from towpath.settings.section import table_of_text
 from towpath.settings.syntax import compiled, python_pattern
 
 _EXPRESSION: Final = re.compile(r"[\\*+?\[\](){}|]|\A\^|\$\Z")
-_NAME: Final = re.compile(TABLE)
-_NEVER: Final = re.compile(r"(?:towpath|information_schema|pg_[^.]*)\..*", re.DOTALL)
+_NEVER: Final = re.compile(r"towpath|information_schema|pg_.*", re.DOTALL)
 
 
 def is_expression(entry: str) -> bool:
     """Tell whether an entry is an expression, and not a name."""
-    return _EXPRESSION.search(entry) is not None
+    return _EXPRESSION.search(entry) is not None and not is_quoted_name(entry)
 
 
 def _check_entry(text: str) -> str:
     if is_expression(text):
         compiled(text)
-    elif _NAME.match(text) is None:
-        message = f"{PATTERN_WORDS[TABLE]}, not {text!r}"
-        raise ValueError(message)
-    return text
+        return text
+    return table_of_text(text).entry
 
 
 TableEntry = Annotated[str, AfterValidator(_check_entry)]
@@ -61,7 +61,8 @@ class Capture:
     @property
     def names(self) -> tuple[str, ...]:
         """The tables that are named, in their order."""
-        return tuple(each for each in self.entries if not is_expression(each))
+        names = (each for each in self.entries if not is_expression(each))
+        return tuple(TableName.parse(each).text for each in names)
 
     @property
     def expressions(self) -> tuple[str, ...]:
@@ -72,7 +73,8 @@ class Capture:
         """Tell whether a table of this name is captured, should there be one."""
         if table in self.names:
             return True
-        if _NEVER.fullmatch(table) or table in self.apart:
+        schema = TableName.parse(table).schema
+        if _NEVER.fullmatch(schema) or table in self.apart:
             return False
         is_excluded = any(matches(entry, table) for entry in self.excluded)
         return not is_excluded and any(
@@ -91,7 +93,8 @@ class Capture:
 
 
 def matches(entry: str, table: str) -> bool:
-    """Tell whether an entry is, or matches, a whole name."""
+    """Tell whether an entry is, or matches, a whole name, given as its text."""
     if not is_expression(entry):
-        return entry == table
-    return re.fullmatch(python_pattern(entry), table) is not None
+        return TableName.parse(entry).text == table
+    name = TableName.parse(table).joined
+    return re.fullmatch(python_pattern(entry), name) is not None

@@ -305,7 +305,7 @@ class KafkaRelations:
         self._next_offsets[partition] = offset + 1
         if value is not None:
             shape = parse_relation(value)
-            name = topics.table_topic(self._prefix, shape.schema, shape.table)
+            name = topics.table_topic(self._prefix, shape.full_name)
             self._shapes[name] = shape
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from towpath.schemas.table_name import TableName
 from towpath.sinks.errors import MalformedRelationError
 
 # A numeric's typmod holds precision and scale behind an offset, as Postgres stores it.
@@ -67,9 +68,14 @@ class RelationShape:
     position: str
 
     @property
+    def full_name(self) -> TableName:
+        """Schema and table."""
+        return TableName(self.schema, self.table)
+
+    @property
     def name(self) -> str:
-        """The name with its schema."""
-        return f"{self.schema}.{self.table}"
+        """The text of both."""
+        return self.full_name.text
 
     def column(self, name: str) -> Column | None:
         """Find a column by its name."""

@@ -18,6 +18,7 @@ import orjson
 import structlog
 from confluent_kafka import KafkaError, Message, Producer
 
+from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import table_of, table_topic
 from towpath.settings import AggregateView, Route, RouteKind, Settings, Sink
 from towpath.sinks import clients, unfilled
@@ -179,7 +180,7 @@ def table_behind(settings: Settings, topic: str) -> str | None:
     taken = table_of(prefix, topic)
     is_taken = taken is not None and settings.capture.takes(taken)
     for name in (*settings.capture.names, *([taken] if taken and is_taken else [])):
-        if table_topic(prefix, *name.split(".", 1)) == topic:
+        if table_topic(prefix, TableName.parse(name)) == topic:
             return name
     return None
 

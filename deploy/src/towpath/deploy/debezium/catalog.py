@@ -6,9 +6,10 @@ from typing import Final
 import psycopg
 
 from towpath.deploy.errors import SourceUnreachableError
+from towpath.schemas.table_name import TableName
 
 _TABLES: Final = """\
-select n.nspname || '.' || c.relname, array_agg(a.attname::text order by a.attnum)
+select n.nspname, c.relname, array_agg(a.attname::text order by a.attnum)
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 join pg_catalog.pg_attribute a
@@ -16,8 +17,8 @@ join pg_catalog.pg_attribute a
 where c.relkind in ('r', 'p') and not c.relispartition
     and n.nspname not in ('information_schema', 'pg_catalog', 'pg_toast')
     and n.nspname not like 'pg\\_temp%'
-group by 1
-order by 1
+group by 1, 2
+order by 1, 2
 """
 
 
@@ -34,4 +35,6 @@ def read_catalog(dsn: str) -> Mapping[str, tuple[str, ...]]:
     except psycopg.Error as error:
         message = f"the source does not answer: {str(error).strip()}"
         raise SourceUnreachableError(message) from error
-    return {table: tuple(columns) for table, columns in rows}
+    return {
+        TableName(schema, table).text: tuple(columns) for schema, table, columns in rows
+    }

@@ -14,7 +14,7 @@ from towpath.deploy.debezium.outcome import (
     taken,
 )
 from towpath.deploy.debezium.rules import Given, boolean, listed, whole
-from towpath.deploy.debezium.tables import captured, matches, plain_names
+from towpath.deploy.debezium.tables import captured, matches_table, plain_names
 
 ROWS: Final = ("relay", "rows")
 FORMAT: Final = (*ROWS, "format")
@@ -77,7 +77,7 @@ def key_columns(given: Given, connector: Connector) -> Outcome:
 def _tables(expression: str, connector: Connector) -> list[str]:
     tables = captured(connector)
     plain = [name for name in plain_names(expression) if name in tables]
-    return plain or [table for table in tables if matches(expression, table)]
+    return plain or [table for table in tables if matches_table(expression, table)]
 
 
 def _columns(table: str, text: str, connector: Connector) -> list[str]:

@@ -21,6 +21,7 @@ from towpath.deploy.debezium.outcome import (
     taken,
 )
 from towpath.deploy.debezium.rules import Given
+from towpath.schemas.table_name import TableName
 from towpath.settings.syntax import compiled
 from towpath.settings.tables import is_expression
 
@@ -96,6 +97,11 @@ def matches(expression: str, name: str) -> bool:
         return False
 
 
+def matches_table(expression: str, table: str) -> bool:
+    """Tell whether an expression matches a table, given as its name's text."""
+    return matches(expression, TableName.parse(table).joined)
+
+
 def signal_table(connector: Connector) -> str:
     """Return the signal table; Debezium writes the database before it, or does not."""
     parts = connector.get("signal.data.collection").strip().split(".")
@@ -142,7 +148,7 @@ def include_list(given: Given, connector: Connector) -> Outcome:
 def table_entries(connector: Connector) -> list[str]:
     """Return what is to be listed in ``source.tables``: names, then expressions."""
     if connector.catalog is not None:
-        return list(captured(connector))
+        return [TableName.parse(table).entry for table in captured(connector)]
     schemas = split(connector.get(*_SCHEMAS))
     if not connector.get(*_INCLUDE):
         return [_entry(rf"{_one_of(schemas)}\..*")] if schemas else [".*"]
@@ -207,9 +213,9 @@ def _is_table(name: str) -> bool:
 
 
 def _is_included(table: str, entries: Iterable[str]) -> bool:
-    if table.split(".", 1)[0] in _SYSTEM:
+    if TableName.parse(table).schema in _SYSTEM:
         return False
-    return not entries or any(matches(entry, table) for entry in entries)
+    return not entries or any(matches_table(entry, table) for entry in entries)
 
 
 def _filtered(tables: Iterable[str], connector: Connector) -> list[str]:
@@ -219,8 +225,8 @@ def _filtered(tables: Iterable[str], connector: Connector) -> list[str]:
     no_schemas = split(connector.get(*_NO_SCHEMAS))
     kept = []
     for table in tables:
-        schema = table.split(".", 1)[0]
-        is_left_out = any(matches(one, table) for one in excluded) or any(
+        schema = TableName.parse(table).schema
+        is_left_out = any(matches_table(one, table) for one in excluded) or any(
             matches(one, schema) for one in no_schemas
         )
         is_in_schema = not schemas or any(matches(one, schema) for one in schemas)
@@ -234,4 +240,8 @@ def _picked_by_predicate(tables: list[str], connector: Connector) -> list[str]:
     expression = connector.get(f"predicates.{predicate}.pattern")
     if not expression or connector.routed("negate").lower() == "true":
         return []
-    return [t for t in tables if matches(expression, f"{connector.prefix}.{t}")]
+    return [
+        t
+        for t in tables
+        if matches(expression, f"{connector.prefix}.{TableName.parse(t).joined}")
+    ]

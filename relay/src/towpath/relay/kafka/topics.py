@@ -34,6 +34,7 @@ from towpath.relay.kafka.tails import end_offsets
 from towpath.relay.ports import TopicFacts
 from towpath.schemas import topics as names
 from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.table_name import TableName
 from towpath.settings import Kafka, Settings, Topics
 
 _LOG = structlog.get_logger(__name__)
@@ -67,7 +68,7 @@ def streamed_topics(prefix: str, tables: Iterable[str]) -> tuple[str, ...]:
     return (
         names.dead_letter_topic(prefix, "relay"),
         names.notifications_topic(prefix),
-        *(names.table_topic(prefix, *table.split(".", 1)) for table in tables),
+        *(names.table_topic(prefix, TableName.parse(table)) for table in tables),
     )
 
 

@@ -21,6 +21,7 @@ from towpath.relay.routing.relations import (
 from towpath.relay.wal.messages import RelationShape
 from towpath.relay.wal.relation import Relation
 from towpath.schemas.position import READ_ORDINAL, Position
+from towpath.schemas.table_name import TableName
 
 
 class _Told(NamedTuple):
@@ -61,8 +62,8 @@ class Shapes:
         Raises:
             SourceUnavailableError: The catalog does not answer.
         """
-        name = f"{shape.schema}.{shape.table}"
-        if not self._is_captured(name):
+        name = TableName(shape.schema, shape.table)
+        if not self._is_captured(name.text):
             relation = bind(shape, NOTHING_KNOWN)
             self._facts[relation.oid] = relation, NOTHING_KNOWN
             return relation
@@ -100,7 +101,7 @@ class Shapes:
         if known == relation:
             return facts
         type_oids = [column.type_oid for column in relation.columns]
-        facts = self._catalog.describe(relation.oid, relation.name, type_oids)
+        facts = self._catalog.describe(relation.oid, relation.full_name, type_oids)
         self._facts[relation.oid] = relation, facts
         return facts
 

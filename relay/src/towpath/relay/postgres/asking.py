@@ -6,15 +6,13 @@ is answered, stored and resumed like anything that was asked for.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from towpath.relay.first_start import SELECT_SUFFIX
 from towpath.relay.postgres.connect import Connection
 from towpath.relay.postgres.queries import query
-
-_PLAIN: Final = re.compile(r"[^\\*+?\[\](){}|^$\"]+")
+from towpath.schemas.table_name import TableName
 
 
 def ask(
@@ -51,10 +49,7 @@ def ask(
 
 def entry_of(table: str) -> str:
     """Name a table as a signal does: quoted, if it would read as an expression."""
-    if _PLAIN.fullmatch(table):
-        return table
-    parts = table.split(".", 1)
-    return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
+    return TableName.parse(table).entry
 
 
 def _insert(

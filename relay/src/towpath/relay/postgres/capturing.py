@@ -17,6 +17,7 @@ from towpath.relay.postgres.source_facts import (
     SourceFacts,
     TableFacts,
 )
+from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
 _ORDINARY: Final = frozenset("rp")
@@ -176,4 +177,4 @@ def _key_findings(
 
 
 def _sql(name: str) -> str:
-    return quoted(*name.split(".", 1))
+    return TableName.parse(name).sql

@@ -7,6 +7,7 @@ from towpath.relay.postgres.connect import Connection, translated
 from towpath.relay.postgres.queries import query
 from towpath.relay.routing.forms.types import TypeFacts, TypeField
 from towpath.relay.routing.relations import CatalogFacts
+from towpath.schemas.table_name import TableName
 
 
 class SlotFacts(NamedTuple):
@@ -26,7 +27,7 @@ class PostgresCatalog:
         self._connection = connection
 
     def describe(
-        self, table_oid: int, name: str, type_oids: Sequence[int]
+        self, table_oid: int, name: TableName, type_oids: Sequence[int]
     ) -> CatalogFacts:
         """
         Return a table's keys, and its types with all that is inside them.
@@ -39,7 +40,7 @@ class PostgresCatalog:
         """
         with translated("reading the catalog"):
             execute = self._connection.execute
-            whose = {"oid": table_oid, "name": name}
+            whose = {"oid": table_oid, "schema": name.schema, "table": name.table}
             keys = execute(query("read_keys"), whose).fetchall()
             found = execute(query("read_types"), {"oids": list(type_oids)}).fetchall()
             required = execute(

@@ -25,7 +25,7 @@ import psycopg
 import structlog
 
 from towpath.relay.errors import SourceUnavailableError
-from towpath.relay.postgres.connect import Connection, connect, quoted, translated
+from towpath.relay.postgres.connect import Connection, connect, translated
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.slot_watch import (
     OUTBOX_UPDATED,
@@ -37,6 +37,7 @@ from towpath.relay.postgres.slot_watch import (
 from towpath.relay.tally import SlotView, Tally
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import TowpathError
+from towpath.schemas.table_name import TableName
 from towpath.settings import OnUpdate, Settings
 
 _LOG = structlog.get_logger("towpath.relay.guardian")
@@ -201,7 +202,7 @@ class Guardian:
                 connection.close()
 
     def _look(self, connection: Connection) -> SlotLook | None:
-        outbox = quoted(*self._settings.relay.outbox.table.split(".", 1))
+        outbox = TableName.parse(self._settings.relay.outbox.table).sql
         parameters = {"slot": self._settings.database.slot, "outbox": outbox}
         row = connection.execute(query("watch_slot"), parameters).fetchone()
         return None if row is None else SlotLook(*row)

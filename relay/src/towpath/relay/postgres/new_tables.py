@@ -48,6 +48,7 @@ from towpath.relay.postgres.source_facts import (
 )
 from towpath.relay.postgres.table_report import unreadable
 from towpath.relay.tally import Tally
+from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
 _LOG = structlog.get_logger("towpath.relay.guardian")
@@ -154,19 +155,19 @@ class NewTables:
 
     def _capture(self, connection: Connection, table: ListedTable) -> bool:
         """Add a table to the publication and ask for its rows, at once."""
-        name = quoted(*table.name.split(".", 1))
+        name = TableName.parse(table.name)
         publication = quoted(self._settings.database.publication)
         signal_id = None
         with connection.transaction():
             connection.execute(_LOCK_TIMEOUT)
-            lock = f"lock table {name} in share row exclusive mode"
+            lock = f"lock table {name.sql} in share row exclusive mode"
             connection.execute(lock.encode())
             row = connection.execute(
-                query("read_table_oid"), {"name": table.name}
+                query("read_table_oid"), {"schema": name.schema, "table": name.table}
             ).fetchone()
             if row is None or row[0] != table.oid:
                 return False
-            add = f"alter publication {publication} add table only {name}"
+            add = f"alter publication {publication} add table only {name.sql}"
             connection.execute(add.encode())
             unread = self._why_unread(connection, table)
             known = self._known.get(table.name)

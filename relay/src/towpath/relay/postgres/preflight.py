@@ -16,6 +16,7 @@ from towpath.relay.postgres.capturing import all_findings
 from towpath.relay.postgres.connect import connect, quoted
 from towpath.relay.postgres.source_facts import SourceFacts
 from towpath.schemas.failure import TowpathError
+from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
 _OLDEST_VERSION: Final = 150000
@@ -239,4 +240,4 @@ def _old_findings(facts: SourceFacts) -> Iterable[Finding]:
 
 
 def _sql(name: str) -> str:
-    return quoted(*name.split(".", 1))
+    return TableName.parse(name).sql

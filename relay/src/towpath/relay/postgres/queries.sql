@@ -12,7 +12,7 @@ where i.indrelid = coalesce(
         (select oid from pg_catalog.pg_class where oid = %(oid)s::oid),
         (select c.oid from pg_catalog.pg_class c
             join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-            where n.nspname || '.' || c.relname = %(name)s::text)
+            where n.nspname = %(schema)s::text and c.relname = %(table)s::text)
     )
     and i.indisunique and i.indimmediate and i.indisvalid
     and i.indpred is null and k.place <= i.indnkeyatts
@@ -170,13 +170,14 @@ with published (oid) as (
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
     where c.relkind in ('r', 'p', 'v', 'm', 'f') and n.nspname <> 'pg_catalog'
 )
-select nspname || '.' || relname, oid::bigint,
+select nspname, relname, oid::bigint,
     is_published and relkind in ('r', 'p')
 from listed
 where relkind in ('r', 'p') and not relispartition and relpersistence <> 't'
     or oid in (select oid from published)
-    or nspname || '.' || relname = any (%(names)s::text[])
-order by 1
+    or (nspname, relname)
+        in (select * from unnest(%(schemas)s::text[], %(tables)s::text[]))
+order by 1, 2
 
 -- name: read_whether_it_ran
 -- Whether a relay has ever beaten here.
@@ -186,9 +187,10 @@ select exists (select from towpath.heartbeat where counter > 0)
 -- Of tables by schema and name, a row per table, or per leaf partition: kind, whether
 -- rows are guarded, key columns, those whose collation is not deterministic; then of
 -- the leaf: name, persistence, replica identity and its columns.
-select n.nspname || '.' || t.relname, t.relkind::text, t.relrowsecurity,
+select n.nspname, t.relname, t.relkind::text, t.relrowsecurity,
     k.names, k.unstable_names,
-    m.relnamespace::regnamespace::text || '.' || m.relname, m.relpersistence::text,
+    (select s.nspname from pg_catalog.pg_namespace s where s.oid = m.relnamespace),
+    m.relname, m.relpersistence::text,
     m.relreplident::text,
     (select array_agg(a.attname::text) from pg_catalog.pg_index i
         join pg_catalog.pg_attribute a on a.attrelid = i.indrelid
@@ -212,7 +214,8 @@ left join pg_catalog.pg_class m on t.relkind <> 'p' and m.oid = t.oid
     or t.relkind = 'p' and m.oid in (
         select relid from pg_catalog.pg_partition_tree(t.oid) where isleaf
     ) and m.oid <> t.oid
-where n.nspname || '.' || t.relname = any (%(names)s::text[])
+where (n.nspname, t.relname)
+    in (select * from unnest(%(schemas)s::text[], %(tables)s::text[]))
 
 -- name: read_publication
 -- Whether it is for all tables, and what of insert, update, delete, truncate it sends,
@@ -241,7 +244,7 @@ where p.pubname = %(publication)s
 -- name: read_publication_tables
 -- What a publication names itself: tables, with the columns of their lists and their
 -- filters; then its schemas.
-select n.nspname || '.' || c.relname,
+select n.nspname, c.relname,
     (select array_agg(a.attname::text) from pg_catalog.pg_attribute a
         where a.attrelid = c.oid and a.attnum = any (r.prattrs::smallint[])),
     pg_catalog.pg_get_expr(r.prqual, r.prrelid)
@@ -250,7 +253,7 @@ join pg_catalog.pg_publication_rel r on r.prpubid = p.oid
 join pg_catalog.pg_class c on c.oid = r.prrelid
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where p.pubname = %(publication)s
-order by 1
+order by 1, 2
 
 -- name: read_publication_schemas
 select n.nspname
@@ -262,10 +265,11 @@ order by 1
 
 -- name: read_existing_tables
 -- Which of the relay's own tables exist, with the columns that they have today.
-select n.nspname || '.' || c.relname
+select n.nspname, c.relname
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-where n.nspname || '.' || c.relname = any (%(names)s::text[])
+where (n.nspname, c.relname)
+        in (select * from unnest(%(schemas)s::text[], %(tables)s::text[]))
     and (c.relname <> 'snapshot' or exists (
         select from pg_catalog.pg_attribute a
         where a.attrelid = c.oid and a.attname = 'key_columns' and not a.attisdropped
@@ -556,7 +560,7 @@ where a.datid is not null and a.usesysid is not null
 with family as (
     select c.oid from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-    where n.nspname || '.' || c.relname = %(collection)s
+    where n.nspname = %(schema)s and c.relname = %(table)s
 ), members as (
     select oid from family
     union
@@ -754,7 +758,7 @@ select c.oid::bigint, c.relkind::text,
         and pg_catalog.has_table_privilege(c.oid, 'select')
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-where n.nspname || '.' || c.relname = %(view)s
+where n.nspname = %(schema)s and c.relname = %(table)s
 
 -- name: describe_view_columns
 -- Name, type and modifier, the type as SQL spells it, whether its collation is
@@ -901,7 +905,7 @@ where not exists (select from towpath.signal where id = %(id)s::text)
 select c.oid::bigint
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-where n.nspname || '.' || c.relname = %(name)s
+where n.nspname = %(schema)s and c.relname = %(table)s
 
 -- name: read_writers
 -- Who has written to a table, or to a partition of it, and has not ended: prepared

@@ -46,7 +46,7 @@ class Readable(NamedTuple):
         Raises:
             TableRefusedError: It cannot be read any more, or not by the same keys.
         """
-        name, order_by = planned.relation.name, tables.order_names(planned)
+        name, order_by = planned.collection, tables.order_names(planned)
         shape = self.describe(connection, name, order_by)
         if not shape.has_same_key(planned):
             reason = "its primary key changed, or it is another table by now"

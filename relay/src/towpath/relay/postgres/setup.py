@@ -29,6 +29,7 @@ from towpath.relay.postgres.source_facts import (
     SourceFacts,
     read_facts,
 )
+from towpath.schemas.table_name import TableName
 from towpath.settings import OnUpdate, Settings
 
 __all__ = ["Step", "carry_out", "check", "notes", "plan", "read_facts", "warnings"]
@@ -238,4 +239,4 @@ def _slot_steps(facts: SourceFacts, settings: Settings) -> Iterable[Step]:
 
 
 def _listed(tables: Sequence[str]) -> str:
-    return ", ".join(quoted(*table.split(".", 1)) for table in tables)
+    return ", ".join(TableName.parse(table).sql for table in tables)

@@ -9,6 +9,7 @@ from towpath.relay.lineage import FoundSlot
 from towpath.relay.postgres.connect import Connection, translated
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.slot import read_slot
+from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
 # Our own tables, by the statement that makes each.
@@ -70,7 +71,7 @@ class PublicationFacts(NamedTuple):
         return (
             self.is_for_all
             or table in self.tables
-            or table.split(".", 1)[0] in self.schemas
+            or TableName.parse(table).schema in self.schemas
         )
 
 
@@ -134,11 +135,14 @@ def list_tables(connection: Connection, settings: Settings) -> list[ListedTable]
     """
     parameters = {
         "publication": settings.database.publication,
-        "names": list(settings.capture.names),
+        **name_lists(settings.capture.names),
     }
     with translated("listing the tables"):
         rows = connection.execute(query("list_tables"), parameters).fetchall()
-    return [ListedTable(*row) for row in rows]
+    return [
+        ListedTable(TableName(schema, table).text, *more)
+        for schema, table, *more in rows
+    ]
 
 
 def read_captured(connection: Connection, settings: Settings) -> tuple[str, ...]:
@@ -165,11 +169,12 @@ def read_facts(connection: Connection, settings: Settings) -> SourceFacts:
         server = execute(query("read_server_facts")).fetchone() or (0, "", "")
         names = [*OWN_TABLES, settings.relay.outbox.table]
         own = {
-            name for (name,) in execute(query("read_existing_tables"), {"names": names})
+            TableName(*name).text
+            for name in execute(query("read_existing_tables"), name_lists(names))
         }
         listed = list_tables(connection, settings)
         chosen = list(settings.capture.chosen(each.name for each in listed))
-        rows = execute(query("read_tables"), {"names": chosen}).fetchall()
+        rows = execute(query("read_tables"), name_lists(chosen)).fetchall()
         old = execute(query("read_old_transactions")).fetchall()
         return SourceFacts(
             server=ServerFacts(*server),
@@ -186,6 +191,15 @@ def read_facts(connection: Connection, settings: Settings) -> SourceFacts:
         )
 
 
+def name_lists(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the parameters of a statement that takes tables by schema and name."""
+    parsed = [TableName.parse(name) for name in names]
+    return {
+        "schemas": [name.schema for name in parsed],
+        "tables": [name.table for name in parsed],
+    }
+
+
 def _has_run(connection: Connection) -> bool:
     row = connection.execute(query("read_whether_it_ran")).fetchone()
     return bool(row and row[0])
@@ -194,15 +208,19 @@ def _has_run(connection: Connection) -> bool:
 def _tables(rows: Iterable[Sequence[Any]]) -> dict[str, TableFacts]:
     """Gather a table's rows, one for each of its leaves."""
     tables: dict[str, TableFacts] = {}
-    for name, kind, is_guarded, key, unstable, *leaf in rows:
+    for schema, table, kind, is_guarded, key, unstable, *leaf in rows:
+        name = TableName(schema, table).text
         facts = tables.setdefault(
             name,
             TableFacts(kind, is_guarded, tuple(key or ()), tuple(unstable or ()), ()),
         )
-        member_name, persistence, identity, columns = leaf
-        if member_name is not None:
+        member_schema, member_table, persistence, identity, columns = leaf
+        if member_table is not None:
             member = MemberFacts(
-                member_name, persistence, identity, frozenset(columns or ())
+                TableName(member_schema, member_table).text,
+                persistence,
+                identity,
+                frozenset(columns or ()),
             )
             tables[name] = facts._replace(members=(*facts.members, member))
     return tables
@@ -221,10 +239,10 @@ def _read_publication(connection: Connection, name: str) -> PublicationFacts | N
         operations=(insert, update, delete, truncate),
         via_root=via_root,
         tables={
-            table: PublishedTable(
+            TableName(schema, table).text: PublishedTable(
                 None if columns is None else frozenset(columns), row_filter
             )
-            for table, columns, row_filter in tables
+            for schema, table, columns, row_filter in tables
         },
         schemas=frozenset(schema for (schema,) in schemas),
     )

@@ -23,6 +23,7 @@ from towpath.relay.snapshot.copytext import decode_lines
 from towpath.relay.snapshot.shape import Key, TableShape, key_of
 from towpath.relay.wal.relation import Column, Relation
 from towpath.schemas.failure import DataError
+from towpath.schemas.table_name import TableName
 
 _PARTITIONED: Final = "p"
 _TABLES: Final = frozenset({"r", _PARTITIONED})
@@ -183,7 +184,12 @@ def check_width(shape: TableShape, keys: Sequence[Key]) -> None:
 
 
 def _find(connection: Connection, collection: str, publication: str) -> _Table:
-    names = {"collection": collection, "publication": publication}
+    name = TableName.parse(collection)
+    names = {
+        "schema": name.schema,
+        "table": name.table,
+        "publication": publication,
+    }
     row = connection.execute(query("describe_table"), names).fetchone()
     if row is None:
         reason = "there is no such table"
@@ -220,7 +226,7 @@ def _key_columns(
 
 def _refusals(table: _Table, publication: str) -> dict[str, bool]:
     """Say why a table cannot be read, whatever its key."""
-    name = f"{table.schema}.{table.name}"
+    name = TableName(table.schema, table.name).sql
     return {
         _OTHERS.get(table.kind, "it is not a table"): table.kind not in _TABLES,
         "it is unlogged or temporary: its changes are not in the log; alter table"

@@ -20,6 +20,7 @@ from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.tables import TableRefusedError
 from towpath.relay.snapshot.shape import TableShape, View
 from towpath.relay.wal.relation import Column, Relation
+from towpath.schemas.table_name import TableName
 from towpath.settings.outbox import COLLECTION_SCHEMA, AggregateView, IdForm
 
 COLUMNS: Final = ("aggregate_id", "type", "payload")
@@ -95,7 +96,8 @@ class _Function(NamedTuple):
 
     @property
     def called(self) -> str:
-        return f"{self.schema}.{self.name}()" if self.is_own else f"{self.name}()"
+        name = TableName(self.schema, self.name).text if self.is_own else self.name
+        return f"{name}()"
 
     @property
     def may_read(self) -> bool:
@@ -187,7 +189,10 @@ def _inspect(
 
 def _find(connection: Connection, name: str) -> int:
     """Return the oid of a view that this role may read."""
-    found = connection.execute(query("describe_view"), {"view": name}).fetchone()
+    view = TableName.parse(name)
+    found = connection.execute(
+        query("describe_view"), {"schema": view.schema, "table": view.table}
+    ).fetchone()
     oid, kind, may_read = found or (0, "", False)
     reason = ""
     if found is None:
@@ -245,7 +250,7 @@ def _columns_refusal(columns: dict[str, _Column], form: IdForm) -> str:
 def _below_refusal(below: Sequence[_Below]) -> str:
     """Say what the view must not read; nothing if it may read all of it."""
     for each in below:
-        name = f"{each.schema}.{each.name}"
+        name = TableName(each.schema, each.name).text
         if each.kind in _KINDS:
             return f"it reads {name}, {_KINDS[each.kind]}"
         if each.persistence in _PERSISTENCES:

@@ -156,7 +156,7 @@ class AggregateRoutes:
 
     def of(self, relation: Relation) -> ReadRoute | None:
         """Return the route of a collection; None: it is a table."""
-        declared = self._declared.get(relation.name)
+        declared = self._declared.get(relation.full_name.joined)
         if relation.schema != COLLECTION_SCHEMA or declared is None:
             return None
         route = self._routes.get(relation.oid)

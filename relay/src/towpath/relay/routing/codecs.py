@@ -20,6 +20,7 @@ from towpath.relay.routing.connect_schema import (
 )
 from towpath.relay.routing.json_codec import json_maker
 from towpath.relay.routing.json_schema_codec import JsonSchemaCodec
+from towpath.schemas.table_name import TableName
 from towpath.settings.relay import Relay
 from towpath.settings.rows import RecordFormat
 
@@ -37,7 +38,7 @@ class CodecFactory:
         self._style = Style(relay.rows.placeholder, relay.preset == "debezium")
         self._make_json = json_maker(relay)
         self._register = register
-        self._owners: dict[str, tuple[str, str]] = {}
+        self._owners: dict[str, TableName] = {}
 
     def make(
         self, names: Names, key: Sequence[Field], columns: Sequence[Field]
@@ -76,9 +77,10 @@ class CodecFactory:
 
     def _claim(self, name: str, names: Names) -> None:
         """Note whose a topic's or a record's name is."""
-        table = (names.schema, names.table)
+        table = TableName(names.schema, names.table)
         owner = self._owners.setdefault(name, table)
         if owner != table:
-            one, other = ".".join(owner), ".".join(table)
-            reason = f"the tables {one!r} and {other!r} are both named {name!r}"
+            reason = (
+                f"the tables {owner.text!r} and {table.text!r} are both named {name!r}"
+            )
             raise NameCollisionError(reason)

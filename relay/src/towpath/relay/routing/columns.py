@@ -151,7 +151,9 @@ class ColumnRules:
     def _with_source_type(
         self, relation: Relation, column: Column, facts: CatalogFacts, form: Form
     ) -> Form:
-        if not _matches(self._source_types, f"{relation.name}.{column.name}"):
+        if not _matches(
+            self._source_types, f"{relation.full_name.joined}.{column.name}"
+        ):
             return form
         told = facts.types.get(column.type_oid)
         kind = told.name if told else facts.type_names.get(column.type_oid, "text")
@@ -173,7 +175,7 @@ def _say_nothing(_reason: str) -> None:
 
 
 def _full(relation: Relation, place: int) -> str:
-    return f"{relation.name}.{relation.columns[place].name}"
+    return f"{relation.full_name.joined}.{relation.columns[place].name}"
 
 
 def _matches(patterns: Sequence[re.Pattern[str]], full_name: str) -> bool:

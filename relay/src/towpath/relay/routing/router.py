@@ -97,7 +97,7 @@ class Router:
             SchemaRefusedError: The registry refuses the shape, and that halts.
         """
         prefix, database = self.place
-        topic = topics.table_topic(prefix, relation.schema, relation.table)
+        topic = topics.table_topic(prefix, relation.full_name)
         names = Names(prefix, database, relation.schema, relation.table, topic)
         rows = self.relay.rows
         try:

@@ -119,7 +119,7 @@ class TableRoute:
         ears: Ears,
     ) -> None:
         self.relation = relation
-        self.topic = topics.table_topic(prefix, relation.schema, relation.table)
+        self.topic = topics.table_topic(prefix, relation.full_name)
         self._plan = plan
         self._written = written
         self._key_of = written.key

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from towpath.relay.snapshot.effects import ReadChunk
 from towpath.relay.snapshot.shape import Key, TableShape
+from towpath.schemas.table_name import TableName, quoted
 
 # What base64 never begins with.
 _SPELT_BYTES: Final = "\\x"
@@ -50,7 +51,7 @@ def chunk_query(ask: ReadChunk, shape: TableShape) -> str:
         ]
         limit = f" limit {ask.max_rows + spare_rows(ask)}"
     where = _where(shape, ask.condition, *bounds)
-    columns = ", ".join(quoted_name(column.name) for column in shape.relation.columns)
+    columns = ", ".join(quoted(column.name) for column in shape.relation.columns)
     source = _source(shape, ask.select)
     query = f"select {columns} from {source}{where} order by {order.ordered()}{limit}"
     return f"copy ({query}) to stdout"
@@ -135,10 +136,8 @@ def lock_statement(shape: TableShape) -> str:
 def table_source(shape: TableShape) -> str:
     """Name the table in a FROM: children of plain inheritance are other tables."""
     if shape.view is not None:
-        schema, _, view = shape.view.name.partition(".")
-        return f"{quoted_name(schema)}.{quoted_name(view)}"
-    relation = shape.relation
-    name = f"{quoted_name(relation.schema)}.{quoted_name(relation.table)}"
+        return TableName.parse(shape.view.name).sql
+    name = shape.relation.full_name.sql
     return name if shape.partitioned else f"only {name}"
 
 
@@ -149,18 +148,13 @@ def _literal(text: str, kind: str) -> str:
     return f"{quoted_text(text)}::{kind}"
 
 
-def quoted_name(name: str) -> str:
-    """Quote an identifier."""
-    return '"' + name.replace('"', '""') + '"'
-
-
 def quoted_text(text: str) -> str:
     """Quote a string; ``standard_conforming_strings`` is on."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def _key_columns(shape: TableShape) -> _Columns:
-    names = tuple(map(quoted_name, shape.relation.key_names))
+    names = tuple(map(quoted, shape.relation.key_names))
     return _Columns(names, shape.key_types)
 
 
@@ -168,7 +162,7 @@ def _order_columns(shape: TableShape) -> _Columns:
     if not shape.order:
         return _key_columns(shape)
     columns = shape.relation.columns
-    names = tuple(quoted_name(columns[place].name) for place in shape.order)
+    names = tuple(quoted(columns[place].name) for place in shape.order)
     return _Columns(names, shape.order_types)
 
 

@@ -10,16 +10,20 @@ How signals name collections: ``schema.table``, quoted names, and regular expres
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from towpath.schemas.table_name import TableName, is_quoted_name
+
 # What a plain name holds; anything else makes the entry a regular expression.
 _PLAIN_NAME: Final = re.compile(r"[^\\*+?\[\](){}|^$\"]+\Z")
-_PART: Final = r'(?:"(?:[^"]|"")+"|[^"\\*+?\[\](){}|^$.]+)'
-_QUOTED_NAME: Final = re.compile(rf'(?=.*")({_PART})\.({_PART})\Z', re.DOTALL)
 
 _AGGREGATES: Final = "outbox."
+
+
+class AmbiguousNameError(ValueError):
+    """Several collections have the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,10 @@ def expand(
     refusals: dict[str, str] = {}
     for entry in entries:
         try:
-            names = [name for name in known if matches(entry, name)]
+            names = named(entry, known)
+        except AmbiguousNameError as ambiguous:
+            refusals[entry] = str(ambiguous)
+            continue
         except re.error as error:
             refusals[entry] = f"not a regular expression: {error}"
             continue
@@ -58,18 +65,37 @@ def expand(
     return Expansion(tuple(found), refusals)
 
 
+def named(entry: str, known: Iterable[str]) -> list[str]:
+    """
+    List the collections that an entry names: the one of this name, or what it matches.
+
+    Raises:
+        AmbiguousNameError: It is the name of several, without their quotes.
+        re.error: It is no regular expression, and no name.
+    """
+    collections = list(known)
+    same = [name for name in collections if _is_name_of(entry, name)]
+    if len(same) > 1:
+        message = f"it may be {' or '.join(same)}: name one of them, with its quotes"
+        raise AmbiguousNameError(message)
+    exact = _exact_name(entry)
+    if exact is not None:
+        head = f"{exact}."
+        further = (n for n in collections if n.startswith(head) and n not in same)
+        return [*same, *(further if head.startswith(_AGGREGATES) else ())]
+    return same or [
+        name for name in collections if re.fullmatch(entry, _joined(name)) is not None
+    ]
+
+
 def matches(entry: str, collection: str) -> bool:
     """
-    Tell whether an entry names a collection.
+    Tell whether an entry names a collection, if there are no others.
 
     Raises:
         re.error: It is no regular expression, and no name.
     """
-    name = _exact_name(entry)
-    if name is not None:
-        is_further = name.startswith(_AGGREGATES) and collection.startswith(f"{name}.")
-        return name == collection or is_further
-    return re.fullmatch(entry, collection) is not None
+    return bool(named(entry, [collection]))
 
 
 def is_entry(text: str) -> bool:
@@ -81,15 +107,22 @@ def is_entry(text: str) -> bool:
     return True
 
 
+def _is_name_of(entry: str, collection: str) -> bool:
+    """Tell whether an entry is a collection's name: its text, in quotes, or without."""
+    return (
+        collection == entry
+        or _joined(collection) == entry
+        or (is_quoted_name(entry) and TableName.parse(entry).text == collection)
+    )
+
+
+def _joined(collection: str) -> str:
+    """Return a collection's name without quotes."""
+    return TableName.parse(collection).joined if '"' in collection else collection
+
+
 def _exact_name(entry: str) -> str | None:
     """Return the one name that an entry stands for; None: it is a pattern."""
     if _PLAIN_NAME.match(entry):
         return entry
-    quoted = _QUOTED_NAME.match(entry)
-    if quoted is None:
-        return None
-    return ".".join(map(_unquoted, quoted.groups()))
-
-
-def _unquoted(part: str) -> str:
-    return part[1:-1].replace('""', '"') if part.startswith('"') else part
+    return TableName.parse(entry).text if is_quoted_name(entry) else None

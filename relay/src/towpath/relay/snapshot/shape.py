@@ -77,6 +77,12 @@ class TableShape:
     view: View | None = None
 
     @property
+    def collection(self) -> str:
+        """What signals and stored snapshots call it."""
+        name = self.relation.full_name
+        return name.text if self.view is None else name.joined
+
+    @property
     def order_key(self) -> tuple[int, ...]:
         """The places of the columns by which it is read in order."""
         return self.order or self.relation.key

@@ -175,7 +175,7 @@ class DocumentForm:
 def form_of(route: Route, table: SourceTable, sink: Sink) -> Form:
     """Return what is compared of a route's rows."""
     if route.kind is RouteKind.AGGREGATE:
-        return DocumentForm(table.full_name)
+        return DocumentForm(table.full_name.text)
     return RowForm(table, routing_of(route), nulls_unfit=_nulls_unfit(route, sink))
 
 

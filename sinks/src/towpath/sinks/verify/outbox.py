@@ -9,6 +9,7 @@ outbox has is missing.
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from towpath.schemas.table_name import TableName
 from towpath.settings import Route, Settings, Sink
 from towpath.settings.outbox import EmptyPayload, Outbox
 from towpath.settings.syntax import PlacedIn, parse_placement
@@ -60,11 +61,11 @@ def outbox_table(
         SourceUnavailableError: The database cannot be read.
     """
     outbox = settings.relay.outbox
-    schema, _, name = outbox.table.partition(".")
-    if not source.has_table(schema, name):
+    name = TableName.parse(outbox.table)
+    if not source.has_table(name):
         message = f"there is no table {outbox.table} to compare a log of events with"
         raise NoOutboxError(message)
-    table = source.table(schema, name)
+    table = source.table(name)
     own = {one.name: one for one in table.columns}
     columns = tuple(_columns(outbox, own))
     routed_by = outbox.route_by or outbox.columns.aggregate_type
@@ -72,9 +73,9 @@ def outbox_table(
         listed = ", ".join(sorted(lacking))
         message = f"the outbox {outbox.table} has no column {listed}"
         raise NoOutboxError(message)
-    values = source.values_of(schema, name, routed_by)
+    values = source.values_of(name, routed_by)
     events = SourceTable(
-        *(schema, name, columns, (outbox.columns.id,)),
+        *(name.schema, name.table, columns, (outbox.columns.id,)),
         is_partitioned=table.is_partitioned,
         only=Limit(routed_by, tuple(_read(route, sink, outbox, values))),
         is_pruned=True,

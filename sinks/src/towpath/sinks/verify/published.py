@@ -88,7 +88,7 @@ def _with_maps(kind: SourceType) -> SourceType:
 
 
 def _is_shown(table: SourceTable, column: str, rows: Rows) -> bool:
-    name = f"{table.full_name}.{column}"
+    name = f"{table.full_name.joined}.{column}"
     if rows.include_columns:
         return _matches(rows.include_columns, name)
     return not _matches(rows.exclude_columns, name)
@@ -96,7 +96,7 @@ def _is_shown(table: SourceTable, column: str, rows: Rows) -> bool:
 
 def _is_masked(table: SourceTable, column: SourceColumn, rows: Rows) -> bool:
     """Tell whether the first rule that names a column makes another value of it."""
-    name = f"{table.full_name}.{column.name}"
+    name = f"{table.full_name.joined}.{column.name}"
     for rule in rows.mask:
         if _matches(rule.columns, name):
             return rule.form != "truncate" or _is_characters(column.type)

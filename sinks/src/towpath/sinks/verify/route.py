@@ -76,7 +76,7 @@ def verify_route(
         count, first = _sum(bench, open_ones)
         return RouteReport(
             route=bench.route,
-            table=bench.table.full_name,
+            table=bench.table.full_name.text,
             source_rows=counts.source_rows,
             sink_rows=counts.sink_rows,
             tombstones=counts.tombstones,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from towpath.schemas.failure import UsageError
+from towpath.schemas.table_name import TableName
 from towpath.settings import Route, RouteKind, Settings, Sink
 from towpath.sinks.errors import ShapeUnknownError
 from towpath.sinks.ports import RelationSource
@@ -58,7 +59,7 @@ class Tables:
                 f"the route {route.name} reads {route.topic}, which no listed table has"
             )
             raise UnroutedTableError(message)
-        table = self.source.table(*name.split(".", 1))
+        table = self.source.table(TableName.parse(name))
         rows = self.settings.relay.rows
         try:
             shape = self.relations.shape(route.topic)
@@ -85,7 +86,7 @@ class Tables:
                 "relay.outbox.view gives"
             )
             raise UnroutedTableError(message)
-        table = self.source.table(*view.view.split(".", 1))
+        table = self.source.table(TableName.parse(view.view))
         types = {column.name: column.type for column in table.columns}
         if lacking := [name for name in _OF_VIEW if name not in types]:
             message = (

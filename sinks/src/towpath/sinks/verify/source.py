@@ -14,6 +14,7 @@ from typing import Final, LiteralString, Self
 import psycopg
 from psycopg import sql
 
+from towpath.schemas.table_name import TableName
 from towpath.sinks.verify import catalog, statements
 from towpath.sinks.verify.errors import SourceUnavailableError
 from towpath.sinks.verify.statements import Statement
@@ -76,36 +77,34 @@ class Source:
     ) -> None:
         self._connection.close()
 
-    def table(self, schema: str, name: str) -> SourceTable:
+    def table(self, name: TableName) -> SourceTable:
         """
         Look a table up; its key is the primary key, if it has one.
 
         Raises:
             SourceUnavailableError: It is not there or cannot be read.
         """
-        full = sql.Identifier(schema, name).as_string()
         # In one view of the catalog, so that columns and key belong together.
         with translated(), self._connection.transaction():
             self._connection.execute(_ONE_VIEW)
             return SourceTable(
-                schema,
-                name,
-                catalog.columns_of(self._connection, full),
-                catalog.primary_key_of(self._connection, full),
-                is_partitioned=catalog.is_partitioned(self._connection, full),
+                name.schema,
+                name.table,
+                catalog.columns_of(self._connection, name.sql),
+                catalog.primary_key_of(self._connection, name.sql),
+                is_partitioned=catalog.is_partitioned(self._connection, name.sql),
             )
 
-    def has_table(self, schema: str, name: str) -> bool:
+    def has_table(self, name: TableName) -> bool:
         """
         Tell whether there is such a table.
 
         Raises:
             SourceUnavailableError: The database cannot be read.
         """
-        full = sql.Identifier(schema, name).as_string()
         query = "select to_regclass(%s) is not null"
         with translated():
-            return self._connection.execute(query, [full]).fetchone() == (True,)
+            return self._connection.execute(query, [name.sql]).fetchone() == (True,)
 
     def has_key(self, table: SourceTable) -> bool:
         """
@@ -114,11 +113,10 @@ class Source:
         Raises:
             SourceUnavailableError: The database cannot be read.
         """
-        full = sql.Identifier(table.schema, table.name).as_string()
         with translated():
-            return catalog.is_unique(self._connection, full, table.key)
+            return catalog.is_unique(self._connection, table.full_name.sql, table.key)
 
-    def values_of(self, schema: str, table: str, column: str) -> list[str]:
+    def values_of(self, table: TableName, column: str) -> list[str]:
         """
         List the different values of a column, null aside.
 
@@ -127,7 +125,7 @@ class Source:
         """
         query = sql.SQL(
             "select distinct {0}::text from {1} where {0} is not null"
-        ).format(sql.Identifier(column), sql.Identifier(schema, table))
+        ).format(sql.Identifier(column), sql.Identifier(table.schema, table.table))
         with translated():
             return [row[0] for row in self._connection.execute(query).fetchall()]
 
@@ -138,9 +136,8 @@ class Source:
         Raises:
             SourceUnavailableError: The database cannot be read.
         """
-        full = sql.Identifier(table.schema, table.name).as_string()
         with translated():
-            row = self._connection.execute(_ESTIMATE, [full]).fetchone()
+            row = self._connection.execute(_ESTIMATE, [table.full_name.sql]).fetchone()
         return 0 if row is None or row[0] is None else int(row[0])
 
     def rows(self, table: SourceTable) -> Iterator[list[Texts]]:

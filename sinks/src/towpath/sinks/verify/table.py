@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from towpath.schemas.table_name import TableName
 from towpath.sinks.verify.nested import SourceType
 
 # What columns of an outbox become in an event, whatever they are in the table.
@@ -86,9 +87,9 @@ class SourceTable:
     notes: tuple[str, ...] = ()
 
     @property
-    def full_name(self) -> str:
-        """Its name as the configuration has it."""
-        return f"{self.schema}.{self.name}"
+    def full_name(self) -> TableName:
+        """Schema and table."""
+        return TableName(self.schema, self.name)
 
     @property
     def key_places(self) -> tuple[int, ...]:

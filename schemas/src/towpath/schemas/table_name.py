@@ -1,0 +1,105 @@
+"""
+A table's name: a schema and a table, never one string that is split.
+
+As text a name is ``schema.table``. A part that holds a dot, or begins with a double
+quote, is quoted as SQL quotes it: ``"S.c".orders``, ``shop."a.b"``. So every name has
+one text, every text one name, and ordinary names stand as they always have.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Self
+
+_QUOTED: Final = r'"(?:[^"]|"")+"'
+_TEXT: Final = re.compile(rf'({_QUOTED}|[^".][^.]*)\.({_QUOTED}|[^".][^.]*)', re.DOTALL)
+# In a list of names and expressions a plain name has none of these.
+_SPECIAL: Final = r'\\*+?\[\](){}|^"'
+_PLAIN: Final = re.compile(rf"[^{_SPECIAL}$\s]+")
+_BARE: Final = rf"[^{_SPECIAL}.]+"
+_QUOTED_PAIR: Final = re.compile(
+    rf'(?=.*")(?:{_QUOTED}|{_BARE})\.(?:{_QUOTED}|{_BARE})', re.DOTALL
+)
+_MOST_KNOWN: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableName:
+    """
+    The name of a table, a view or a partition.
+
+    Attributes:
+        schema: The schema's name, as the catalog has it.
+        table: The table's name, as the catalog has it.
+    """
+
+    schema: str
+    table: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """
+        Read a name's text.
+
+        A text with further dots that are not quoted, as older releases stored it, is
+        split at its first dot.
+
+        Raises:
+            ValueError: The text has no schema or no table.
+        """
+        schema, table = _parts(text)
+        return cls(schema, table)
+
+    @property
+    def text(self) -> str:
+        """The one text of the name, by which it is stored, logged and configured."""
+        return f"{_part(self.schema)}.{_part(self.table)}"
+
+    @property
+    def sql(self) -> str:
+        """The name as a statement has it: both parts are quoted."""
+        return f"{quoted(self.schema)}.{quoted(self.table)}"
+
+    @property
+    def entry(self) -> str:
+        """The text in a list of expressions: quoted if it could be read as one."""
+        return self.text if _PLAIN.fullmatch(self.text) else self.sql
+
+    @property
+    def joined(self) -> str:
+        """Schema, dot, table: the text that regular expressions are matched against."""
+        return f"{self.schema}.{self.table}"
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return self.text
+
+
+def is_quoted_name(entry: str) -> bool:
+    """Tell whether an entry is a name with quotes, and not an expression."""
+    return _QUOTED_PAIR.fullmatch(entry) is not None
+
+
+def quoted(identifier: str) -> str:
+    """Quote an identifier as SQL does."""
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+def _part(name: str) -> str:
+    return quoted(name) if "." in name or name.startswith('"') else name
+
+
+@lru_cache(_MOST_KNOWN)
+def _parts(text: str) -> tuple[str, str]:
+    found = _TEXT.fullmatch(text)
+    if found is not None:
+        return _unquoted(found[1]), _unquoted(found[2])
+    schema, _, table = text.partition(".")
+    if not schema or not table:
+        message = f"{text!r} is not schema.table"
+        raise ValueError(message)
+    return schema, table
+
+
+def _unquoted(part: str) -> str:
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part

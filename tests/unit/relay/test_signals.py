@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from towpath.relay.snapshot.intake import resolved
 from towpath.relay.snapshot.naming import expand
 from towpath.relay.snapshot.signals import (
     ExecuteSnapshot,
@@ -215,7 +216,8 @@ def test_a_filter_belongs_to_the_tables_that_it_names(conditions, condition):
     """
     A filter's table may be a pattern too; an empty filter is none.
     """
-    request = ExecuteSnapshot(("shop.orders",), conditions)
+    captured = ["shop.orders", "shop.customers"]
+    request = resolved(ExecuteSnapshot((".*",), conditions), captured, captured)
 
     assert condition == request.condition_of("shop.orders")
 
@@ -295,3 +297,37 @@ def test_a_logged_message_tells_where_it_stands():
     assert {"message": "at 0a.1", "position": "0a.1"} == LogMessage("at {}").told(
         "0a.1"
     )
+
+
+@pytest.mark.parametrize(
+    ("entry", "collections"),
+    [
+        ("s.a|b", ("s.a|b",)),
+        ("s.a$", ("s.a$",)),
+        ("s.a.b", ()),
+        ('s."a.b"', ('s."a.b"',)),
+        ('"s.a".b', ('"s.a".b',)),
+        (r"s\.a\.b", ('"s.a".b', 's."a.b"')),
+        ("s.[ab]", ("s.[ab]",)),
+        ('s."[ab]"', ("s.[ab]",)),
+        (r"s\..", ("s.a", "s.b")),
+    ],
+)
+def test_an_exact_name_is_no_expression(entry, collections):
+    """
+    A name that several tables have without their quotes is none of them.
+    """
+    known = ["s.a|b", "s.a", "s.a$", "s.b", '"s.a".b', 's."a.b"', "s.[ab]"]
+    found = expand([entry], known, unmatched="nothing")
+
+    assert collections == found.collections
+    assert (not collections) == bool(found.refusals)
+
+
+def test_an_expression_that_matches_nothing_is_refused():
+    """
+    Nothing is ever completed because it matched nothing.
+    """
+    found = expand([r"none\..*"], ["s.a"], unmatched="nothing matches")
+
+    assert ((), {r"none\..*": "nothing matches"}) == (found.collections, found.refusals)

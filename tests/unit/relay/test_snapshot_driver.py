@@ -138,15 +138,15 @@ def test_what_is_not_known_is_rejected(loop: Loop, data: dict, reason: str):
     assert ("rejected", reason) == (answer.status, answer.detail["reason"])
 
 
-def test_a_pattern_that_finds_nothing_is_done_at_once(loop: Loop):
+def test_an_expression_that_finds_nothing_is_refused_at_once(loop: Loop):
     """
-    A regular expression without a match is a clean no-op, and says so (A10).
+    A regular expression without a match is answered with its reason: nothing was read.
     """
     loop.signal(**{"data-collections": ["none.*"]})
     answer = loop.one(do.StoreSignal)
 
-    assert ("completed", 0) == (answer.status, answer.detail["rows"])
-    assert "nothing was read" in answer.detail["reason"]
+    assert "rejected" == answer.status
+    assert "no captured table has this name" in answer.detail["reason"]
 
 
 def test_refused_tables_fail_while_others_are_read(loop: Loop):

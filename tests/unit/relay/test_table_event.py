@@ -54,7 +54,7 @@ def test_the_notification_says_what_became_of_the_rows():
     """Its shape is Debezium's."""
     told = json.loads(table_notification("shop", EVENT, 5).value)
 
-    assert ("s.a.b", "Table", "DROPPED", "truncate", "removed") == (
+    assert ('s."a.b"', "Table", "DROPPED", "truncate", "removed") == (
         told["id"],
         told["aggregate_type"],
         told["type"],

@@ -17,6 +17,7 @@ import structlog
 
 from towpath.relay import lineage as lineages
 from towpath.relay.errors import SourceUnavailableError
+from towpath.relay.kafka.announced import read_announced
 from towpath.relay.kafka.producer import KafkaProducer
 from towpath.relay.kafka.state import StateTopic, write_now
 from towpath.relay.kafka.tails import end_offsets
@@ -36,10 +37,11 @@ from towpath.relay.postgres.ownership import Ownership, Patience, wait_for_slot
 from towpath.relay.postgres.replication import SlotStream
 from towpath.relay.postgres.snapshots import SnapshotWorker
 from towpath.relay.postgres.source_checks import SourceChecks, require_outbox
-from towpath.relay.postgres.source_facts import read_captured
+from towpath.relay.postgres.source_facts import read_captured, read_streamed
 from towpath.relay.routing.record import Record
 from towpath.relay.state import CONFIRMED_KEY, LINEAGE_KEY, SETTINGS_KEY
 from towpath.relay.stored_settings import as_before, deciding, differences
+from towpath.relay.topic_owners import check_topics
 from towpath.schemas.position import format_lsn
 from towpath.settings import DeliveryMode, Settings
 
@@ -84,15 +86,14 @@ class Attempt:
     def _follow(self, closing: ExitStack) -> None:
         """Follow until told to stop, or until the settings of before have served."""
         settings, world = self._world.settings, self._world
-        source = settings.database
-        connection = closing.enter_context(connect(source.dsn))
-        world.captured.replace(read_captured(connection, settings))
-        had = look_before_making(world, self._state)
-        world.topics.open(source.prefix, world.captured.names, had)
+        connection = closing.enter_context(connect(settings.database.dsn))
+        self._open_topics(connection)
         ownership = self._claim(closing)
         producer = self._make_producer(closing)
         past = look_back(self._world, self._state, producer)
-        stream = SlotStream(source.dsn, self._world.clock, self._world.wakeup)
+        stream = SlotStream(
+            settings.database.dsn, self._world.clock, self._world.wakeup
+        )
         closing.callback(stream.close)
         decision = self._decide(closing, past, connection, stream)
         if decision is None:
@@ -122,6 +123,17 @@ class Attempt:
             published_position=past.published.horizon.decode() or None,
         )
         pipeline.run(settings.relay.stop_timeout_s)
+
+    def _open_topics(self, connection: Connection) -> None:
+        """Make topics, unless two tables would share one: all of these are named."""
+        world, settings = self._world, self._world.settings
+        captured, prefix = world.captured, settings.database.prefix
+        captured.replace(read_captured(connection, settings))
+        captured.announced = read_announced(settings.kafka, prefix)
+        tables = read_streamed(connection, settings)
+        check_topics(settings, tables, captured.announced)
+        had = look_before_making(world, self._state)
+        world.topics.open(prefix, captured.names, had)
 
     def _decide(
         self,

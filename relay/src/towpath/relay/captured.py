@@ -8,12 +8,20 @@ its own thread; whoever looks sees the names of before or those of now.
 
 from collections.abc import Collection, Iterable, Iterator
 
+from towpath.schemas.table_name import TableName
+
 
 class CapturedTables(Collection[str]):
-    """Names as ``schema.table``, in the order in which they are captured."""
+    """
+    The texts of names, in the order in which they are captured.
+
+    Attributes:
+        announced: The tables whose rows topics have, as of the last start.
+    """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = tuple(dict.fromkeys(names))
+        self.announced: frozenset[TableName] = frozenset()
 
     def replace(self, names: Iterable[str]) -> None:
         """Take other names; safe from any thread."""

@@ -55,6 +55,7 @@ from towpath.relay.snapshot.pace import ChunkSize, Throttle
 from towpath.relay.snapshot.visibility import InvisibleTransactions
 from towpath.relay.state import State, StateRecords
 from towpath.relay.tally import Tally
+from towpath.relay.topic_owners import owners_of_topics
 from towpath.relay.wal.relation import Relation
 from towpath.relay.wal.sequencer import Sequencer
 from towpath.schemas.clock import Clock
@@ -191,13 +192,15 @@ class Line:
         published = self._past.published
         outlet = Outlet(producer, self._world.topics, ledger, dead, tally, published)
         rules = ColumnRules(relay, tally.alter)
+        captured = self._world.captured
+        owners = owners_of_topics(database.prefix, captured.names, captured.announced)
         router = Router(
             place=Place(database.prefix, stream.database),
             relay=relay,
             dead=dead,
             parked=parked,
             rules=rules,
-            make_codec=CodecFactory(relay, self._world.schema_ids).make,
+            make_codec=CodecFactory(relay, self._world.schema_ids, owners).make,
             ears=Ears(
                 on_skipped=self._skip,
                 on_incomplete=self._complete,

@@ -84,7 +84,7 @@ def _collections(settings: Settings, topics: Iterable[str]) -> dict[str, str | N
     """Return what can fill each topic; without those that nothing writes any more."""
     prefix, outbox = settings.database.prefix, settings.relay.outbox
     filled: dict[str, str | None] = {
-        names.table_topic(prefix, *table.split(".", 1)): table
+        names.table_topic(prefix, TableName.parse(table)): table
         for table in _captured(settings)
     }
     filled |= {

@@ -236,7 +236,9 @@ class KafkaTopics:
         )
 
     def _create(self, wanted: Iterable[NewTopic]) -> None:
-        for new in _in_requests(wanted):
+        # The client ends the process when it is given a name twice.
+        once = {topic.topic: topic for topic in wanted}
+        for new in _in_requests(once.values()):
             futures = self._admin.create_topics(new, request_timeout=REQUEST_TIMEOUT_S)
             for name, future in futures.items():
                 self._await(name, future)

@@ -129,7 +129,7 @@ class Listener:
         core.outlet.tell(notice)
         if not event.empties:
             return ()
-        name = topics.table_topic(router.place.prefix, event.schema, event.table)
+        name = topics.table_topic(router.place.prefix, event.full_name)
         topic = core.outlet.facts(name)
         return emptying_records(
             event,

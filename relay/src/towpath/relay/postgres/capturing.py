@@ -17,6 +17,7 @@ from towpath.relay.postgres.source_facts import (
     SourceFacts,
     TableFacts,
 )
+from towpath.relay.topic_owners import topic_findings
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
@@ -63,6 +64,12 @@ def all_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
                 "nothing comes from it until there is one",
                 "correct it, or make the table",
             )
+
+
+def topic_problems(facts: SourceFacts, settings: Settings) -> list[Finding]:
+    """Find captured tables that have no topic of their own; each problem once."""
+    found = topic_findings(settings, tables_to_capture(facts, settings))
+    return list(dict.fromkeys(found.values()))
 
 
 def _is_optional(name: str, facts: SourceFacts, settings: Settings) -> bool:

@@ -35,6 +35,7 @@ from towpath.relay.snapshot.facts import (
 )
 from towpath.relay.snapshot.shape import Key, TableShape
 from towpath.relay.snapshot.visibility import XidSnapshot
+from towpath.schemas.table_name import TableName
 
 _OF_COLLECTION = (*WRONG_VALUE, CATALOG_CHANGED)
 
@@ -102,6 +103,9 @@ class Clerk:
         shapes: dict[str, TableShape] = {}
         refusals: dict[str, str] = {}
         keys: tuple[Key, ...] = ()
+        others = _exact_names(connection, effect)
+        if others:
+            return TablesInspected(effect.signal_id, {}, others)
         for collection in effect.collections:
             try:
                 shape = self._readable.describe(connection, collection, effect.order_by)
@@ -117,6 +121,21 @@ class Clerk:
                     raise
                 refusals[collection] = str(error.diag.message_primary)
         return TablesInspected(effect.signal_id, shapes, refusals, keys)
+
+
+def _exact_names(connection: Connection, effect: InspectTables) -> dict[str, str]:
+    """Refuse expressions that are the names of tables which they were not read as."""
+    if not effect.expressions:
+        return {}
+    names = {"names": list(effect.expressions)}
+    rows = connection.execute(query("read_tables_named"), names).fetchall()
+    found = {name.joined: name for name in (TableName(*row) for row in rows)}
+    return {
+        joined: f"{name.text} is a table, which is not captured: add it to [source]"
+        " tables, or write the expression so that it is no table's name"
+        for joined, name in found.items()
+        if name.text not in effect.collections
+    }
 
 
 def _store(store: SnapshotStore, effect: Storing) -> WorkerFact | None:

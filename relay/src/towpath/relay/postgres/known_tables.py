@@ -26,6 +26,7 @@ from towpath.relay.postgres.connect import Connection
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.source_facts import ListedTable
 from towpath.relay.routing.table_event import TABLE_EVENT_PREFIX
+from towpath.schemas.table_name import TableName
 from towpath.settings import OnDrop, Settings
 
 _LOG = structlog.get_logger("towpath.relay.guardian")
@@ -59,7 +60,7 @@ class KnownTable(NamedTuple):
     @property
     def name(self) -> str:
         """The name, as ``schema.table``."""
-        return f"{self.schema}.{self.table}"
+        return TableName(self.schema, self.table).text
 
 
 class Change(NamedTuple):

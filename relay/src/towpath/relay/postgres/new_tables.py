@@ -43,11 +43,13 @@ from towpath.relay.postgres.known_tables import (
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.source_facts import (
     ListedTable,
+    is_own,
     list_tables,
     read_facts,
 )
 from towpath.relay.postgres.table_report import unreadable
 from towpath.relay.tally import Tally
+from towpath.relay.topic_owners import topic_findings
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
@@ -118,8 +120,13 @@ class NewTables:
             return
         for name in absent:
             self._refuse(name, "there is no such table yet")
+        captured = self._captured
+        wanted = (*captured.names, *(each.name for each in missing))
+        taken = topic_findings(self._settings, wanted, captured.announced)
         for table in missing:
-            finding = refusal(table.name, facts, self._settings)
+            finding = refusal(table.name, facts, self._settings) or taken.get(
+                table.name
+            )
             if finding is not None:
                 self._refuse(table.name, str(finding))
             elif not self._is_written(connection, table):
@@ -257,7 +264,7 @@ class NewTables:
         """Log once each table that is sent and should not be."""
         capture = self._settings.capture
         for each in listed:
-            is_ours = each.name in capture.apart or each.name.startswith("towpath.")
+            is_ours = each.name in capture.apart or is_own(each.name)
             if not each.is_published or is_ours or capture.takes(each.name):
                 continue
             if each.oid not in self._foreign:

@@ -12,7 +12,7 @@ from typing import Final
 from towpath.relay.errors import SourceRefusedError, SourceUnavailableError
 from towpath.relay.finding import Finding, error, warning
 from towpath.relay.first_start import MAKES_SLOT
-from towpath.relay.postgres.capturing import all_findings
+from towpath.relay.postgres.capturing import all_findings, topic_problems
 from towpath.relay.postgres.connect import connect, quoted
 from towpath.relay.postgres.source_facts import SourceFacts
 from towpath.schemas.failure import TowpathError
@@ -36,6 +36,7 @@ def capture_findings(facts: SourceFacts, settings: Settings) -> list[Finding]:
     return [
         *_server_findings(facts),
         *all_findings(facts, settings),
+        *topic_problems(facts, settings),
         *_publication_findings(facts, settings),
     ]
 

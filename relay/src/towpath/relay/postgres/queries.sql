@@ -907,6 +907,15 @@ from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname = %(schema)s and c.relname = %(table)s
 
+-- name: read_tables_named
+-- The tables, and what is like them, whose schema and name, with a dot between, are one
+-- of these texts.
+select n.nspname, c.relname
+from pg_catalog.pg_class c
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p', 'v', 'm', 'f')
+    and n.nspname || '.' || c.relname = any (%(names)s::text[])
+
 -- name: read_writers
 -- Who has written to a table, or to a partition of it, and has not ended: prepared
 -- transactions too.
@@ -933,18 +942,19 @@ where relay = %(relay)s
 order by schema_name, table_name
 
 -- name: read_dropped_tables
-select schema_name || '.' || table_name
+select schema_name, table_name
 from towpath.captured
 where relay = %(relay)s and gone_at is not null
-order by 1
+order by 1, 2
 
 -- name: read_unclear_tables
 -- Of captured tables those that are not plainly readable by snapshots: ordinary, sent
 -- whole, with a primary key in the server's own order, and no rights in between.
-select n.nspname || '.' || c.relname
+select n.nspname, c.relname
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-where n.nspname || '.' || c.relname = any (%(names)s::text[])
+where (n.nspname, c.relname)
+        in (select * from unnest(%(schemas)s::text[], %(tables)s::text[]))
     and not (
         c.relkind = 'r' and c.relpersistence = 'p' and not c.relispartition
         and not c.relrowsecurity and c.relreplident in ('d', 'f')

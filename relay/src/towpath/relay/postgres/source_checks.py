@@ -17,9 +17,11 @@ from towpath.relay.errors import NotPreparedError
 from towpath.relay.finding import Finding, Level, error, warning
 from towpath.relay.postgres.connect import Connection, translated
 from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.source_facts import name_lists
 from towpath.relay.routing.outbox_event import EventWriter
 from towpath.relay.tally import Tally
 from towpath.relay.wal.relation import Column, Relation
+from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
 _LOG = structlog.get_logger("towpath.relay.guardian")
@@ -113,9 +115,13 @@ def _publication_problems(
                 " was made",
                 "see PublicationYoungerError in the runbook",
             )
-        names = {"publication": publication, "names": list(tables)}
+        names = {"publication": publication, **name_lists(tables)}
         rows = connection.execute(query("list_tables"), names).fetchall()
-        sent = {name for name, _, is_sent in rows if is_sent}
+        sent = {
+            TableName(schema, table).text
+            for schema, table, _, is_sent in rows
+            if is_sent
+        }
         for table in tables:
             if table not in sent:
                 yield error(
@@ -126,7 +132,9 @@ def _publication_problems(
 def _outbox_problems(connection: Connection, settings: Settings) -> Iterator[Finding]:
     """Make the writer of events for the table of now, as the stream does."""
     name = settings.relay.outbox.table
-    row = connection.execute(query("read_table_oid"), {"name": name}).fetchone()
+    full_name = TableName.parse(name)
+    asked = {"schema": full_name.schema, "table": full_name.table}
+    row = connection.execute(query("read_table_oid"), asked).fetchone()
     if row is None:
         yield error(f"table {name} is missing", "there are no events", _INIT)
         return
@@ -138,8 +146,7 @@ def _outbox_problems(connection: Connection, settings: Settings) -> Iterator[Fin
     if not columns:
         # It is in no publication, which is said apart.
         return
-    schema, table = name.split(".", 1)
-    relation = Relation(row[0], schema, table, columns, (), "d")
+    relation = Relation(row[0], full_name.schema, full_name.table, columns, (), "d")
     try:
         EventWriter(relation, settings.relay.outbox, frozenset(), _ignore)
     except NotPreparedError as problem:

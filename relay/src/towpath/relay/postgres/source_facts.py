@@ -12,6 +12,8 @@ from towpath.relay.postgres.slot import read_slot
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
+_OWN_SCHEMA: Final = "towpath"
+
 # Our own tables, by the statement that makes each.
 OWN_TABLES: Final[Mapping[str, str]] = {
     "towpath.outbox": "create_outbox_table",
@@ -154,6 +156,25 @@ def read_captured(connection: Connection, settings: Settings) -> tuple[str, ...]
     """
     listed = list_tables(connection, settings)
     return settings.capture.chosen(each.name for each in listed if each.is_published)
+
+
+def read_streamed(connection: Connection, settings: Settings) -> tuple[str, ...]:
+    """
+    Return what has a topic: what is captured, and what else the publication sends.
+
+    Raises:
+        SourceUnavailableError: The connection is gone.
+    """
+    listed = list_tables(connection, settings)
+    capture = settings.capture
+    sent = [each.name for each in listed if each.is_published]
+    more = (name for name in sent if name not in capture.apart and not is_own(name))
+    return tuple(dict.fromkeys((*capture.chosen(sent), *more)))
+
+
+def is_own(table: str) -> bool:
+    """Tell whether a table is the relay's own."""
+    return TableName.parse(table).schema == _OWN_SCHEMA
 
 
 def read_facts(connection: Connection, settings: Settings) -> SourceFacts:

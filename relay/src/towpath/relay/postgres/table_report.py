@@ -12,8 +12,9 @@ from typing import NamedTuple
 from towpath.relay.finding import Finding, warning
 from towpath.relay.postgres.connect import Connection, translated
 from towpath.relay.postgres.queries import query
-from towpath.relay.postgres.source_facts import list_tables
+from towpath.relay.postgres.source_facts import list_tables, name_lists
 from towpath.relay.postgres.tables import TableRefusedError, describe
+from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
 
@@ -72,9 +73,10 @@ def unreadable(
     Raises:
         psycopg.Error: The connection is gone.
     """
-    wanted = {"names": list(names), "publication": publication}
+    wanted = {**name_lists(names), "publication": publication}
     found = {}
-    for (name,) in connection.execute(query("read_unclear_tables"), wanted).fetchall():
+    for row in connection.execute(query("read_unclear_tables"), wanted).fetchall():
+        name = TableName(*row).text
         try:
             describe(connection, name, publication)
         except TableRefusedError as refused:
@@ -88,4 +90,4 @@ def _dropped(connection: Connection, settings: Settings) -> tuple[str, ...]:
         return ()
     parameters = {"relay": settings.database.slot}
     rows = connection.execute(query("read_dropped_tables"), parameters).fetchall()
-    return tuple(name for (name,) in rows)
+    return tuple(TableName(*row).text for row in rows)

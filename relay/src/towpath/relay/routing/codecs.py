@@ -6,7 +6,9 @@ With Avro this is where the schemas become known to the registry, under the subj
 or in Avro, are refused: neither could be told from the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from towpath.relay.errors import NameCollisionError
 from towpath.relay.routing.avro_codec import AvroCodec, Ids, Style
@@ -24,6 +26,8 @@ from towpath.schemas.table_name import TableName
 from towpath.settings.relay import Relay
 from towpath.settings.rows import RecordFormat
 
+_NO_OWNERS: Final[Mapping[str, TableName]] = MappingProxyType({})
+
 
 class CodecFactory:
     """
@@ -33,12 +37,25 @@ class CodecFactory:
     ``register`` is asked with Avro only.
     """
 
-    def __init__(self, relay: Relay, register: RegisterSchema) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        register: RegisterSchema,
+        owners: Mapping[str, TableName] = _NO_OWNERS,
+    ) -> None:
+        """
+        Begin with the topics that are known to have a table.
+
+        Args:
+            relay: ``[relay]``.
+            register: Registers a schema and returns its id.
+            owners: The table of each topic.
+        """
         self._format = relay.rows.format
         self._style = Style(relay.rows.placeholder, relay.preset == "debezium")
         self._make_json = json_maker(relay)
         self._register = register
-        self._owners: dict[str, TableName] = {}
+        self._owners: dict[str, TableName] = dict(owners)
 
     def make(
         self, names: Names, key: Sequence[Field], columns: Sequence[Field]

@@ -24,6 +24,7 @@ from towpath.relay.routing.router import Router
 from towpath.relay.wal.sequencer import Spoken, Transaction
 from towpath.schemas import headers, topics
 from towpath.schemas.envelope import STREAMED
+from towpath.schemas.table_name import TableName
 from towpath.settings.rows import RecordFormat
 
 TABLE_EVENT_PREFIX: Final = "towpath.table"
@@ -40,6 +41,11 @@ class TableEvent(NamedTuple):
     renamed_to: str | None
     on_drop: str
     empties: bool
+
+    @property
+    def full_name(self) -> TableName:
+        """Schema and table."""
+        return TableName(self.schema, self.table)
 
 
 def parse_table_event(spoken: Spoken) -> TableEvent | None:
@@ -61,7 +67,7 @@ def table_notification(prefix: str, event: TableEvent, now_ms: int) -> Record:
     }
     if event.renamed_to is not None:
         more["renamed_to"] = event.renamed_to
-    name = f"{event.schema}.{event.table}"
+    name = event.full_name.text
     return notification(prefix, name, event.event, more, now_ms, "Table")
 
 
@@ -86,7 +92,7 @@ def emptying_records(
     """
     partitions, is_compacted = topic
     place, relay = router.place, router.relay
-    name = topics.table_topic(place.prefix, event.schema, event.table)
+    name = topics.table_topic(place.prefix, event.full_name)
     position = transaction.place + b"%010d" % ordinal
     value = None
     if is_compacted or relay.rows.format is RecordFormat.JSON:

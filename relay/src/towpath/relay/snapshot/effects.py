@@ -98,13 +98,15 @@ class InspectTables:
     Look the collections up in the catalog: ``TablesInspected``.
 
     ``keys`` are a signal's own words for keys of its only collection; ``order_by``
-    names the columns of the key that it has chosen.
+    names the columns of the key that it has chosen. One of ``expressions``, by which
+    collections were found, that is the exact name of another table is refused.
     """
 
     signal_id: str
     collections: tuple[str, ...]
     keys: tuple[Key, ...] = ()
     order_by: tuple[str, ...] = ()
+    expressions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

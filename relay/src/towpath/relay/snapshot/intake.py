@@ -29,7 +29,7 @@ from towpath.relay.snapshot.facts import (
     SignalStored,
     TablesInspected,
 )
-from towpath.relay.snapshot.naming import expand, matches
+from towpath.relay.snapshot.naming import AmbiguousNameError, expand, named
 from towpath.relay.snapshot.picking import (
     ACTIVE,
     OPEN,
@@ -53,7 +53,7 @@ from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.visibility import XidSnapshot
 
 _OURS: Final = f"ids that begin with {SNAPSHOT_PREFIX} are the relay's own"
-_NOTHING: Final = "nothing that is captured matches, so nothing was read"
+_UNMATCHED: Final = "no captured table has this name, or matches it as an expression"
 
 
 class Intake:
@@ -177,8 +177,8 @@ class Intake:
         if request.target is not None and request.target not in self._sinks():
             reason = f"target {request.target!r} is not a sink of the configuration"
             raise SignalRejectedError(reason)
-        expansion = expand(request.collections, self._captured)
-        _check_conditions(request, expansion.collections)
+        expansion = expand(request.collections, self._captured, unmatched=_UNMATCHED)
+        request = resolved(request, expansion.collections, self._captured)
         if request.keys and len(expansion.collections) + len(expansion.refusals) != 1:
             reason = "keys are those of one table: name just that in data-collections"
             raise SignalRejectedError(reason)
@@ -186,11 +186,13 @@ class Intake:
         if expansion.collections:
             self._request = request
             return InspectTables(
-                signal.signal_id, expansion.collections, request.keys, request.order_by
+                signal.signal_id,
+                expansion.collections,
+                request.keys,
+                request.order_by,
+                expansion.expressions,
             )
-        if expansion.refusals:
-            return self._store("rejected", _refused(expansion.refusals))
-        return self._store("completed", {"rows": 0, "tables": {}, "reason": _NOTHING})
+        return self._store("rejected", _refused(expansion.refusals))
 
     def _look_up(
         self,
@@ -249,14 +251,28 @@ class Intake:
         return self._answer
 
 
-def _check_conditions(request: ExecuteSnapshot, collections: Collection[str]) -> None:
-    """Refuse a filter that applies to nothing: all rows would be read in its stead."""
+def resolved(
+    request: ExecuteSnapshot, collections: Collection[str], captured: Collection[str]
+) -> ExecuteSnapshot:
+    """
+    Give each collection its filter.
+
+    A filter that applies to nothing is refused: all rows would be read in its stead.
+    """
     if not collections:
-        return
-    for entry in request.conditions:
-        if not any(matches(entry, collection) for collection in collections):
+        return request
+    conditions: dict[str, str] = {}
+    for entry, condition in request.conditions.items():
+        try:
+            names = [one for one in named(entry, captured) if one in collections]
+        except AmbiguousNameError as ambiguous:
+            reason = f"the additional condition for {entry!r}: {ambiguous}"
+            raise SignalRejectedError(reason) from ambiguous
+        if not names:
             reason = f"the additional condition for {entry!r} names no table to be read"
             raise SignalRejectedError(reason)
+        conditions = {**dict.fromkeys(names, condition), **conditions}
+    return replace(request, conditions=conditions)
 
 
 def _changed(

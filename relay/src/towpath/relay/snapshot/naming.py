@@ -28,16 +28,25 @@ class AmbiguousNameError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """The collections that entries name, in order, and why others name none."""
+    """
+    The collections that entries name, in order, and why others name none.
+
+    Attributes:
+        collections: Each once.
+        refusals: Why, by entry.
+        expressions: The entries that were read as expressions.
+    """
 
     collections: tuple[str, ...]
     refusals: Mapping[str, str]
+    expressions: tuple[str, ...] = ()
 
 
 def expand(
     entries: Sequence[str],
     known: Collection[str],
     absent: str = "not a captured table",
+    unmatched: str = "",
 ) -> Expansion:
     """
     Find the collections that entries name, each once.
@@ -45,11 +54,12 @@ def expand(
     Args:
         entries: What a signal says.
         known: What there is to be named.
-        absent: Why an entry that names something else is refused; a regular expression
-            may match nothing.
+        absent: Why an entry that names something else is refused.
+        unmatched: Why an expression that matches nothing is; empty: it is not.
     """
     found: dict[str, None] = {}
     refusals: dict[str, str] = {}
+    expressions: list[str] = []
     for entry in entries:
         try:
             names = named(entry, known)
@@ -60,9 +70,12 @@ def expand(
             refusals[entry] = f"not a regular expression: {error}"
             continue
         found.update(dict.fromkeys(names))
-        if not names and _exact_name(entry) is not None:
-            refusals[entry] = absent
-    return Expansion(tuple(found), refusals)
+        is_name = _exact_name(entry) is not None
+        if not names and (is_name or unmatched):
+            refusals[entry] = absent if is_name else unmatched
+        if not is_name and not any(_is_name_of(entry, name) for name in names):
+            expressions.append(entry)
+    return Expansion(tuple(found), refusals, tuple(expressions))
 
 
 def named(entry: str, known: Iterable[str]) -> list[str]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
-from towpath.relay.snapshot.naming import is_entry, matches
+from towpath.relay.snapshot.naming import is_entry
 from towpath.relay.snapshot.shape import Key
 from towpath.relay.snapshot.stored import BLOCKING, INCREMENTAL
 from towpath.schemas.failure import DataError
@@ -62,10 +62,11 @@ class SignalRejectedError(DataError):
 @dataclass(frozen=True, slots=True)
 class ExecuteSnapshot:
     """
-    Read these collections; ``conditions`` maps entries to their filters.
+    Read these collections.
 
-    ``keys`` are all that is to be read, if there are any. ``order_by`` names the
-    columns of a chosen key. ``kind`` is that of the stored tables.
+    ``conditions`` maps entries to their filters and, once it is known what they name,
+    collections. ``keys`` are all that is to be read, if there are any. ``order_by``
+    names the columns of a chosen key. ``kind`` is that of the stored tables.
     """
 
     collections: tuple[str, ...]
@@ -78,11 +79,8 @@ class ExecuteSnapshot:
     sweeps: bool = False
 
     def condition_of(self, collection: str) -> str | None:
-        """Return the filter that applies to a captured table."""
-        for entry, condition in self.conditions.items():
-            if matches(entry, collection):
-                return condition or None
-        return None
+        """Return the filter that applies to a collection, once they are resolved."""
+        return self.conditions.get(collection) or None
 
 
 @dataclass(frozen=True, slots=True)

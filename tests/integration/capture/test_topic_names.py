@@ -1,0 +1,84 @@
+"""Tables whose names come to one topic: refused everywhere, before anything is lost."""
+
+import pytest
+
+from towpath.relay.__main__ import init
+from towpath.relay.errors import NotPreparedError
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+COLLIDING = ['s."a$b"', "s.a_b", 's."c.d"', '"s.c".d', 't."u v"', "t.u_v", "dead.relay"]
+
+
+def create(followed, *tables: str) -> None:
+    """Make tables of one form."""
+    for table in tables:
+        followed.execute(f"create table {table} (id int primary key, v int)")
+
+
+def test_init_and_start_name_every_collision_at_once(followed):
+    """
+    `relay init` refuses; so does a start on a publication that was made by hand.
+    """
+    followed.execute('create schema t; create schema dead; create schema "s.c"')
+    create(followed, *COLLIDING, "s.plain")
+    followed.tables = [r"(s|t|dead|s\.c)\..*"]
+    followed.write()
+    with pytest.raises(NotPreparedError) as refused:
+        init(followed.config, dry_run=False)
+    followed.tables = ["s.plain"]
+    followed.prepare()
+    tables = ", ".join(COLLIDING)
+    followed.execute(f"alter publication towpath add table {tables}")
+    followed.tables = [r"(s|t|dead|s\.c)\..*"]
+    followed.write()
+    followed.start()
+    code = followed.ended()
+    told = followed.logged("halted")[-1]["reason"]
+
+    prefix = followed.prefix
+    expected = (
+        f"the tables s.a$b and s.a_b have one topic: {prefix}.s.a_b",
+        f'the tables "s.c".d and s."c.d" have one topic: {prefix}.s.c.d',
+        f"the tables t.u v and t.u_v have one topic: {prefix}.t.u_v",
+        f"the topic of the table dead.relay, {prefix}.dead.relay, is that of dead",
+    )
+    assert [] == [text for text in expected if text not in str(refused.value)]
+    assert [] == [text for text in expected if text not in told]
+    assert 3 == code
+    assert "s.plain" not in told
+
+
+def test_a_table_that_would_take_a_topic_is_not_captured(followed):
+    """
+    The rows of the first stay as they are: while it runs, and after any restart.
+    """
+    followed.tables = [r"s\..*"]
+    followed.prepare()
+    create(followed, "s.a_b")
+    followed.start()
+    followed.wait_for_log("table captured")
+    followed.execute("insert into s.a_b values (1, 1)")
+    create(followed, 's."a$b"')
+    followed.execute('insert into s."a$b" values (1, 2), (2, 2)')
+    refused = followed.wait_for_log("a table is not captured")
+    followed.confirm()
+    followed.stop()
+    followed.start()
+    followed.execute('update s."a$b" set v = 3')
+    followed.execute('delete from s."a$b" where id = 1')
+    followed.confirm()
+    rows = followed.fold("s.a_b")
+    followed.stop()
+    followed.execute("alter publication towpath drop table s.a_b")
+    followed.execute('alter publication towpath add table s."a$b"')
+    followed.tables = ["s.a$b"]
+    followed.write()
+    followed.start()
+    code = followed.ended()
+    told = followed.logged("halted")[-1]["reason"]
+
+    assert ("s.a$b", {1: {"id": 1, "v": 1}}) == (refused["table"], rows)
+    assert "the tables s.a$b and s.a_b have one topic" in refused["reason"]
+    assert "has the rows of s.a_b" in told
+    assert 3 == code

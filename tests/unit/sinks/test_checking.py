@@ -1,9 +1,12 @@
 """What a check tells of a sink's routes and targets."""
 
+from types import SimpleNamespace
+
 from towpath.settings import Sink
 from towpath.sinks import checking
 from towpath.sinks.checking import Finding, check_sink, check_target
 from towpath.sinks.errors import ShapeUnknownError, TargetUnavailableError
+from towpath.sinks.kinds import Kind
 from towpath.sinks.relations import Column, RelationShape
 
 SHAPE = RelationShape("shop", "orders", (Column("id", "bigint"),), ("id",), "")
@@ -74,6 +77,8 @@ def test_a_target_that_does_not_answer_is_told_with_its_remedy(monkeypatch):
             closed.append(self)
 
     told = []
+    kind = Kind(make=None, read=Reader)
+    monkeypatch.setattr(checking, "kind_of", lambda _: kind)
     for fails in (True, False):
         reader = Reader(fails=fails)
         monkeypatch.setattr(checking, "reader_of", lambda *_, r=reader: r)
@@ -83,3 +88,13 @@ def test_a_target_that_does_not_answer_is_told_with_its_remedy(monkeypatch):
     assert [f"cache: no answer. {TargetUnavailableError.remedy}"] == [
         one.text for one in told
     ]
+
+
+def test_all_rights_that_are_missing_are_told_and_nothing_is_read(monkeypatch):
+    """A reader would stop at the first of them."""
+    lacking = Kind(make=None, read=None, rights=lambda *_: ("no INFO", "no SCAN"))
+    monkeypatch.setattr(checking, "kind_of", lambda _: lacking)
+    database = SimpleNamespace(database=SimpleNamespace(prefix="towpath"))
+    told = check_target(sink({"topic": "towpath.shop.orders"}), database)
+
+    assert [Finding("cache: no INFO"), Finding("cache: no SCAN")] == list(told)

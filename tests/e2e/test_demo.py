@@ -95,7 +95,7 @@ class Demo:
     def backfilled(self):
         """Count the rows that the new sink's snapshot has delivered by now."""
         settings = load(self.state.root / "towpath.toml", {})
-        rows = signals.progress(settings.database.dsn, SIGNAL)
+        rows = signals.progress(settings.database, SIGNAL)
         return sum(row.rows for row in rows)
 
     def kill(self, part):

@@ -26,7 +26,9 @@ class Worker:
 
     def __init__(self, dsn: str, **terms: Any) -> None:
         self.told = threading.Event()
-        self.worker = SnapshotWorker(dsn, self.told.set, publication="towpath", **terms)
+        self.worker = SnapshotWorker(
+            dsn, self.told.set, publication="towpath", relay="towpath", **terms
+        )
         self.deadline = Deadline(SystemClock(), 60.0)
 
     def ask(self, effect: do.WorkerEffect) -> told.WorkerFact:

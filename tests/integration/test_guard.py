@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from support.waiting import CLOCK, until
+from towpath.relay.addressing import Registration
 from towpath.relay.errors import (
     NotPreparedError,
     SlotHeldError,
@@ -70,7 +71,8 @@ class Watched:
         self.claim = Ownership(settings.database.dsn, settings.database.slot)
         self.claim.acquire(CLOCK, threading.Event(), 5, lambda: False)
         self.guardian = Guardian(
-            settings, self.tally, CLOCK, self.claim, self.lost.append
+            *(settings, self.tally, CLOCK, self.claim, self.lost.append),
+            relay=Registration(settings.database.slot, 1),
         )
         self.guardian.start()
 

@@ -14,6 +14,7 @@ import pytest
 from support.waiting import CLOCK, until
 from towpath.deploy.local import databases, postgres_home
 from towpath.deploy.local.stack import Stack
+from towpath.relay.addressing import Registration
 from towpath.relay.errors import HistoryChangedError, NotPreparedError, SlotLostError
 from towpath.relay.lineage import Decision, Lineage, Remembered
 from towpath.relay.postgres import setup
@@ -77,7 +78,8 @@ class Kept:
         stream = SlotStream(self.dsn, CLOCK, Wakeup())
         with connect(self.dsn) as connection, contextlib.closing(stream):
             memory = Memory(self._remembered, self._write, self._publish, self._confirm)
-            history = History(self.settings, memory, CLOCK, connection, stream)
+            relay = Registration(self.settings.database.slot, 1)
+            history = History(self.settings, memory, CLOCK, connection, stream, relay)
             return history.follow()
 
     def live(self, beats: int = 1) -> None:

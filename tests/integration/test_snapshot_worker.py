@@ -366,9 +366,9 @@ def test_old_requests_are_forgotten_but_the_newest(connection, worker):
     """
     connection.execute(
         "insert into towpath.snapshot (snapshot_id, collection, ordinal, state,"
-        " asked_until, completed_at, updated_at)"
+        " asked_until, completed_at, updated_at, relay)"
         " select 'towpath-keys-' || n, 's.t', 0, state,"
-        " asked_until, now() - age, now() - age from (values"
+        " asked_until, now() - age, now() - age, 'towpath' from (values"
         " (1, 'completed', '1', interval '2 h'), (2, 'failed', '2', interval '2 h'),"
         " (3, 'completed', '3', interval '1 min'), (4, 'completed', null, '2 h'),"
         " (5, 'completed', '9', '2 h'), (6, 'failed', '2', '8 d'),"

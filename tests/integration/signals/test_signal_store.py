@@ -179,7 +179,7 @@ def test_a_source_that_is_not_prepared_is_told(connection, database: str):
     """
     The admin port says what is missing instead of waiting for it.
     """
-    signals = SourceSignals(database)
+    signals = SourceSignals(database, "towpath")
     signals.leave(LeftSignal("s1", "log", None, "t"))
     with pytest.raises(SignalRejectedError):
         signals.leave(LeftSignal("s1", "log", "{}", "t"))

@@ -7,6 +7,8 @@ import pytest
 from support.letters import Letters, Still
 from support.snapshots import SnapshotRig
 from support.topics import headers_of, read_to_end
+from towpath.deploy.filling import Filling, carry_out
+from towpath.schemas.clock import SystemClock
 from towpath.settings import load
 from towpath.sinks import unfilled
 from towpath.sinks.change import Origin, Record
@@ -31,6 +33,8 @@ TABLES = {
     "composed": ("id s.place primary key, code text", "('(7,1)', 'a'), ('(8,1)', 'b')"),
 }
 LARGE = 9_000
+# More than a record holds.
+TOO_LARGE = 2_000_000
 SECTIONS = """
 [relay.rows.key_columns]
 "s.chosen" = ["code"]
@@ -48,11 +52,12 @@ class Rig(SnapshotRig):
         """Make the tables with a large value in each row, and start the relay."""
         self.execute("create schema s")
         self.execute("create type s.place as (a int, b int)")
+        names = [*TABLES, "plain"]
         routes = (
             f'[[sink.route]]\ntopic = "{self.prefix}.s.{name}"\nname = "{name}"\n'
-            for name in TABLES
+            for name in names
         )
-        self.configure(SECTIONS + "".join(routes), tables=[f"s.{n}" for n in TABLES])
+        self.configure(SECTIONS + "".join(routes), tables=[f"s.{n}" for n in names])
         text = self.config.read_text().replace(
             "version = 1", f'version = 1\nstate_folder = "{self.folder}"'
         )
@@ -66,6 +71,9 @@ class Rig(SnapshotRig):
             self.execute(
                 f"update s.{name} set note = repeat('x', {LARGE})"  # noqa: S608 - our own
             )
+        self.execute("create table s.plain (id int primary key, v int, note text)")
+        self.execute("alter table s.plain alter note set storage external")
+        self.execute("insert into s.plain select 7, 0, repeat('x', %s)", TOO_LARGE)
         self.init()
         self.start()
         self.begin()
@@ -75,17 +83,25 @@ class Rig(SnapshotRig):
         settings = load(self.config, {})
         (self.sink,) = settings.sink
         self.target, self.letters = MemorySink(), Letters()
+        self.parked = ParkedKeys()
         state, name = settings.state_folder, self.sink.name
         routes = [route.name for route in self.sink.route]
         self.owed = Owed(state, name, routes, Still())
         desk = Desk(
-            *(self.letters, ParkedKeys()),
+            *(self.letters, self.parked),
             Sweeps(state, name, Topics(settings.kafka)),
             *(KafkaRepairs(settings, self.sink), self.owed),
             *(SafePosition(None, Still()), Still()),
         )
         self.writer = BatchWriter(Routes(self.sink), self.target, desk)
         self.seen = {}
+
+    def fill(self, collection):
+        """Fill the sink as its commands do; return the answer and the rows read."""
+        source, clock = load(self.config, {}).database, SystemClock()
+        asked = Filling("fill-it", (collection,))
+        answer = carry_out(source, self.sink, asked, clock, lambda _: None)
+        return answer.status, answer.detail["rows"]
 
     def deliver(self, name):
         """Hand the sink what is new in a topic."""
@@ -139,3 +155,43 @@ def test_a_row_that_no_signal_can_list_comes_whole(rig, table):
     assert [{"data-collections": [f"s.{table}"], "sweep": True, "target": "it"}] == (
         signals
     )
+
+
+def test_a_row_that_cannot_be_delivered_is_parked_and_not_waited_for(rig):
+    """
+    A partial change of a row that nobody has ends as a dead letter, which says why.
+
+    Other rows go on; once the row can be delivered, filling the sink again reads just
+    this row, which releases its key.
+    """
+    backfill = "s.plain.backfill.it"
+    rig.execute("update s.plain set v = 1 where id = 7")
+    rig.read("s.plain", at_least=1)
+    rig.deliver("s.plain")
+    asked = len(rig.owed)
+
+    def is_parked():
+        rig.deliver(backfill)
+        return bool(len(rig.parked))
+
+    rig.wait_for(is_parked)
+    left, [letter] = len(rig.owed), rig.letters.told()
+    rig.execute("insert into s.plain values (8, 1, 'short')")
+    rig.read("s.plain", at_least=2)
+    rig.deliver("s.plain")
+    flows = [one.row["id"] for one in rig.target.rows["plain"].values()]
+    statuses = [rig.fill("s.plain")]
+    rig.execute("update s.plain set note = 'short' where id = 7")
+    statuses.append(rig.fill("s.plain"))
+    rig.deliver(backfill)
+    stored = {
+        one.row["id"]: one.row["note"] for one in rig.target.rows["plain"].values()
+    }
+    asked_for = "select status from towpath.signal where id like 'repair-%%'"
+
+    assert ((1, 0), [8]) == ((asked, left), flows)
+    assert "larger than its topic takes" in str(letter)
+    assert "incomplete" == rig.one(asked_for)
+    assert [("incomplete", 1), ("completed", 2)] == statuses
+    assert {7: "short", 8: "short"} == stored
+    assert 0 == len(rig.parked)

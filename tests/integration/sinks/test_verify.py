@@ -698,7 +698,7 @@ def test_the_slot_confirms_the_mark_only_after_what_was_committed(database, uniq
             "select pg_create_logical_replication_slot(%s, 'pgoutput')", [unique]
         )
         connection.execute("create table t (id int)")
-        log = SourceLog(database)
+        log = SourceLog(database, "towpath")
         before = log.confirmed(unique)
         mark = log.mark()
         connection.execute(
@@ -714,7 +714,7 @@ def test_the_slot_confirms_the_mark_only_after_what_was_committed(database, uniq
 @pytest.mark.timeout(90)
 def test_what_snapshots_have_still_to_read_is_counted(database):
     """Those for the sink or for all; what gets on is any of them, row by row."""
-    log = SourceLog(database)
+    log = SourceLog(database, "towpath")
     nothing = log.unread("it")
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(

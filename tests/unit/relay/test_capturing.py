@@ -8,8 +8,10 @@ from towpath.relay.finding import Finding, Level
 from towpath.relay.lineage import FoundSlot
 from towpath.relay.postgres.capturing import tables_to_capture
 from towpath.relay.postgres.preflight import capture_findings, running_findings
+from towpath.relay.postgres.relays import RelayFacts
 from towpath.relay.postgres.setup import notes, plan
 from towpath.relay.postgres.source_facts import (
+    OWN_TABLES,
     MemberFacts,
     PublicationFacts,
     PublishedTable,
@@ -27,15 +29,7 @@ from towpath.settings import (
     Source,
 )
 
-OWN = frozenset(
-    {
-        "towpath.outbox",
-        "towpath.signal",
-        "towpath.snapshot",
-        "towpath.heartbeat",
-        "towpath.captured",
-    }
-)
+OWN = frozenset(OWN_TABLES)
 
 
 def table(name: str, persistence: str = "p") -> TableFacts:
@@ -66,6 +60,7 @@ FACTS = SourceFacts(
     tables={"s.a": table("s.a"), "s.loose": table("s.loose", "u")},
     publications={"towpath": publication("s.a"), "towpath_outbox": EVENTS},
     slot=FoundSlot(1, is_active=True),
+    relays=RelayFacts({"towpath": 1}),
 )
 
 

@@ -89,11 +89,12 @@ class Bench:
             return RefusedRoute(relation, "t.s.a", dead, "no")
         return table_route(relation)
 
-    def _send(self, records: Sequence[Record], delivery: Delivery) -> None:
+    def _send(self, records: Sequence[Record], delivery: Delivery) -> Sequence[int]:
         self.sent += records
         delivery.pending += len(records)
         for _ in records:
             delivery.pending -= 1
+        return ()
 
     def emit(self, relation: Relation, **fields) -> None:
         """Emit rows of a chunk."""

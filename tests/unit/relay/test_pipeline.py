@@ -269,7 +269,7 @@ class Bench:
         )
         events = TablelessEvents(relay.outbox, dead, parked, self.tally.skip)
         routes = MessageRoutes("towpath.outbox", events, None)
-        listener = Listener(self.core, snapshots, marking, routes)
+        listener = Listener(self.core, snapshots, marking, routes, "towpath")
         aside = SetAside(self.core, skips, dead.of_skipped, records)
         follower = Follower(self.core, Sequencer(0), snapshots, listener, None, aside)
         self.pipeline = Pipeline(

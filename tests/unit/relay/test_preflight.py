@@ -5,11 +5,14 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from towpath.relay.addressing import Registration
 from towpath.relay.finding import Level
 from towpath.relay.kafka.preflight import ClusterFacts, TopicSettings, findings
 from towpath.relay.lineage import FoundSlot, Gap, Lineage
 from towpath.relay.postgres.preflight import running_findings
+from towpath.relay.postgres.relays import RelayFacts
 from towpath.relay.postgres.source_facts import (
+    OWN_TABLES,
     OldTransaction,
     PublicationFacts,
     PublishedTable,
@@ -46,13 +49,13 @@ EVENTS = TABLES._replace(tables={"towpath.outbox": NAMED})
 SERVER = ServerFacts(180006, "logical", "UTF8", keep_mebibytes=51_200)
 READY = SourceFacts(
     server=SERVER,
-    own_tables=frozenset(
-        {"towpath.outbox", "towpath.signal", "towpath.snapshot", "towpath.heartbeat"}
-    ),
+    own_tables=frozenset(OWN_TABLES),
     tables={},
     publications={"towpath": TABLES, "towpath_outbox": EVENTS},
     slot=FoundSlot(1, is_active=True),
+    relays=RelayFacts({"towpath": 1}),
 )
+RELAY = Registration("towpath", 1)
 ORDERS = "towpath.shop.orders"
 TOPIC = TopicSettings(6, 2, {"retention.ms": "604800000", "cleanup.policy": "delete"})
 STATE = TopicSettings(1, 2, {"cleanup.policy": "compact"})
@@ -275,7 +278,7 @@ def test_a_gap_is_told_with_what_fills_it():
     """
     gap = Gap("slot x is gone", 0x10, "2026-01-02T03:04:05+00:00", ("shop.o'ne",))
     lineage = Lineage(2, "7", 1, 808, "x", gap)
-    record = gap_record("p", lineage, gap, 5)
+    record = gap_record("p", lineage, gap, RELAY, 5)
     told = orjson.loads(record.value or b"")
 
     assert ("p.notifications", b"gap-2", "Lineage", "GAP", 5) == (
@@ -285,11 +288,11 @@ def test_a_gap_is_told_with_what_fills_it():
         told["type"],
         told["timestamp"],
     )
-    assert (fill_statement(lineage, gap), "0/10") == (
+    assert (fill_statement(lineage, gap, RELAY), "0/10") == (
         told["additional_data"]["fill"],
         told["additional_data"]["since_lsn"],
     )
-    assert "[\"shop.o''ne\"]" in fill_statement(lineage, gap)
+    assert "[\"shop.o''ne\"]" in fill_statement(lineage, gap, RELAY)
 
 
 def test_nothing_to_snapshot_needs_no_statement():
@@ -298,4 +301,4 @@ def test_nothing_to_snapshot_needs_no_statement():
     """
     gap = Gap("slot x is gone", 1, "2026-01-02T03:04:05+00:00", ())
 
-    assert "" == fill_statement(Lineage(2, "7", 1, 808, "x", gap), gap)
+    assert "" == fill_statement(Lineage(2, "7", 1, 808, "x", gap), gap, RELAY)

@@ -6,8 +6,10 @@ import pytest
 
 from towpath.relay.errors import NotPreparedError
 from towpath.relay.lineage import FoundSlot
+from towpath.relay.postgres.relays import RelayFacts
 from towpath.relay.postgres.setup import check, plan, warnings
 from towpath.relay.postgres.source_facts import (
+    OWN_TABLES,
     MemberFacts,
     PublicationFacts,
     PublishedTable,
@@ -26,15 +28,7 @@ SETTINGS = Settings(
 MEMBER = MemberFacts("shop.orders", "p", "d", frozenset({"id"}))
 TABLE = TableFacts("r", False, ("id",), (), (MEMBER,))
 NAMED = PublishedTable()
-OWN = frozenset(
-    {
-        "towpath.outbox",
-        "towpath.signal",
-        "towpath.snapshot",
-        "towpath.heartbeat",
-        "towpath.captured",
-    }
-)
+OWN = frozenset(OWN_TABLES)
 ALL = (True, True, True, True)
 INSERTS = (True, False, False, False)
 TABLES = PublicationFacts(
@@ -56,8 +50,11 @@ READY = SourceFacts(
     tables={"shop.orders": TABLE},
     publications={"towpath": TABLES, "towpath_outbox": EVENTS},
     slot=FoundSlot(confirmed_lsn=1),
+    relays=RelayFacts({"towpath": 1}),
 )
-BARE = replace(READY, own_tables=frozenset(), publications={}, slot=None)
+BARE = replace(
+    READY, own_tables=frozenset(), publications={}, slot=None, relays=RelayFacts()
+)
 
 
 def with_table(**change) -> SourceFacts:
@@ -93,7 +90,8 @@ def test_the_slot_comes_last():
 
     assert [
         ["create", "schema"],
-        *[["create", "table"]] * 5,
+        *[["create", "table"]] * 6,
+        ["insert", "into"],
         *[["create", "publication"]] * 2,
         ["select", "pg_catalog.pg_create_logical_replication_slot"],
     ] == statements

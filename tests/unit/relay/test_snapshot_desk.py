@@ -118,8 +118,9 @@ class Bench:
         reader = SimpleNamespace(facts=self._facts, submit=self.submitted.append)
         self.desk = Snapshots(self.core, self.driver, reader, Emission(self.core))
 
-    def _send(self, records: Sequence[object], _delivery: object) -> None:
+    def _send(self, records: Sequence[object], _delivery: object) -> Sequence[int]:
         self.sent += records
+        return ()
 
     def _facts(self) -> list[told.WorkerFact]:
         facts, self.told = self.told, []

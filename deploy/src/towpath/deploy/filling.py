@@ -19,10 +19,10 @@ from typing import Final
 
 from towpath.deploy import signals
 from towpath.deploy.signals import Progress
-from towpath.deploy.snapshot_watch import Answer, wait_answer, watch
+from towpath.deploy.snapshot_watch import INCOMPLETE, Answer, wait_answer, watch
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import UsageError
-from towpath.settings import Route, RouteKind, Settings, Sink
+from towpath.settings import Route, RouteKind, Settings, Sink, Source
 from towpath.sinks import unfilled
 from towpath.sinks.declare import filled
 from towpath.sinks.progress import replace_file, sink_folder
@@ -87,7 +87,7 @@ def begin(
 
 
 def carry_out(
-    dsn: str,
+    source: Source,
     sink: Sink,
     filling: Filling,
     clock: Clock,
@@ -97,21 +97,29 @@ def carry_out(
     """
     Send the signal unless it was sent, and watch it to its end.
 
+    If rows of it were not delivered, just these are read again.
+
     Raises:
         SourceUnreachableError: The source does not answer; run it again.
         RelaySilentError: No relay answers; run it again.
     """
-    if signals.state(dsn, filling.signal_id) is None:
+    known = signals.state(source, filling.signal_id)
+    if known is not None and known[0] == INCOMPLETE:
+        again = signals.send(
+            source, "resume-snapshot", {"snapshot-id": filling.signal_id}
+        )
+        wait_answer(source, again, clock, _ANSWERED_WITHIN_S)
+    if known is None:
         signals.ask(
-            dsn,
+            source,
             filling.collections,
             target=sink.name,
             max_rows_per_second=max_rows_per_second,
             signal_id=filling.signal_id,
             wishes={"sweep": True} if filling.has_sweep else None,
         )
-    answer = wait_answer(dsn, filling.signal_id, clock, _ANSWERED_WITHIN_S)
-    return watch(dsn, filling.signal_id, clock, show) if answer.is_good else answer
+    answer = wait_answer(source, filling.signal_id, clock, _ANSWERED_WITHIN_S)
+    return watch(source, filling.signal_id, clock, show) if answer.is_good else answer
 
 
 def end(settings: Settings, sink: Sink, filling: Filling, *, is_applied: bool) -> None:

@@ -12,6 +12,7 @@ from towpath.deploy import offsets, signals
 from towpath.deploy.local.lifecycle import PartStatus
 from towpath.deploy.local.lifecycle import State as PartState
 from towpath.deploy.part_table import part_document
+from towpath.deploy.snapshot_watch import INCOMPLETE
 from towpath.relay.process_state import read_process_state
 from towpath.relay.state_reading import lineage_offset, slot_facts, table_report
 from towpath.schemas.clock import Clock
@@ -111,7 +112,7 @@ def _tables(settings: Settings) -> Document:
 
 def _snapshots(settings: Settings) -> list[Document]:
     try:
-        rows = list(signals.progress(settings.database.dsn))
+        rows = list(signals.progress(settings.database))
     except TowpathError:
         # The relay's own line tells that the source does not answer.
         return []
@@ -126,8 +127,22 @@ def _snapshots(settings: Settings) -> list[Document]:
             "error": row.error,
         }
         for row in rows
-        if row.state in _UNFINISHED
+        if row.state in _UNFINISHED or _is_incomplete(row, rows)
     ]
+
+
+def _is_incomplete(row: signals.Progress, rows: Sequence[signals.Progress]) -> bool:
+    """Tell whether rows are missing that no later snapshot has delivered."""
+    if row.state != INCOMPLETE:
+        return False
+    later = rows[rows.index(row) + 1 :]
+    return not any(
+        other.collection == row.collection
+        and other.target in {None, row.target}
+        and other.state == "completed"
+        and other.asked_keys is None
+        for other in later
+    )
 
 
 def _sinks(settings: Settings, clock: Clock) -> list[Document]:
@@ -208,7 +223,7 @@ def wrong_with(told: Document, critical_bytes: int) -> Iterator[str]:
     Say what somebody should look at.
 
     Args:
-        told: Parts, relay and sinks.
+        told: Parts, relay, snapshots and sinks.
         critical_bytes: So much log kept by the slot is too much.
     """
     for part in told["parts"]:
@@ -217,6 +232,9 @@ def wrong_with(told: Document, critical_bytes: int) -> Iterator[str]:
     relay = told["relay"]
     if relay is not None:
         yield from _wrong_relay(relay, critical_bytes)
+    for table in told["snapshots"]:
+        if table["state"] == INCOMPLETE:
+            yield f"snapshot {table['snapshot']} of {table['table']}: {table['error']}"
     for sink in told["sinks"]:
         yield from _wrong_sink(sink)
 

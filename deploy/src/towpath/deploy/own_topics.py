@@ -14,7 +14,7 @@ from towpath.deploy.errors import SignalRefusedError, SourceUnreachableError
 from towpath.deploy.snapshot_watch import wait_answer
 from towpath.schemas.clock import Clock
 from towpath.schemas.topics import BACKFILL, backfill_topic, dead_letter_topic, table_of
-from towpath.settings import Settings, Sink
+from towpath.settings import Settings, Sink, Source
 from towpath.sinks.declare import filled
 
 _ANSWERED_WITHIN_S: Final = 30.0
@@ -73,25 +73,25 @@ def delete_own(
     """
     topics = own_topics(settings, name, sink, broker.names())
     if any(BACKFILL in topic for topic in topics):
-        yield from _stop_snapshots(settings.database.dsn, name, clock)
+        yield from _stop_snapshots(settings.database, name, clock)
     kept = broker.delete(topics)
     for topic in topics:
         why = kept.get(topic)
         yield f"kept: topic {topic}: {why}" if why else f"deleted: topic {topic}"
 
 
-def _stop_snapshots(dsn: str, sink: str, clock: Clock) -> Iterator[str]:
+def _stop_snapshots(source: Source, sink: str, clock: Clock) -> Iterator[str]:
     """End the snapshots that still read for a sink, its own included."""
     try:
-        found = signals.progress(dsn, own=True)
+        found = signals.progress(source, own=True)
     except (SourceUnreachableError, SignalRefusedError) as error:
         # Then nothing is read either.
         yield f"snapshots for {sink} were not looked for: {error}"
         return
     going = {one.snapshot_id for one in found if _reads_for(one, sink)}
     for snapshot_id in sorted(going):
-        asked = signals.send(dsn, "stop-snapshot", {"snapshot-id": snapshot_id})
-        wait_answer(dsn, asked, clock, _ANSWERED_WITHIN_S)
+        asked = signals.send(source, "stop-snapshot", {"snapshot-id": snapshot_id})
+        wait_answer(source, asked, clock, _ANSWERED_WITHIN_S)
         yield f"stopped: snapshot {snapshot_id}"
 
 

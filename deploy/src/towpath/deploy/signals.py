@@ -1,8 +1,8 @@
 """
 Ask the relay for snapshots, and read how they fare, in the source's own tables.
 
-Asking is one row in the signal table; what became of it is in the same row, and the
-progress of each table in ``towpath.snapshot``.
+Asking is one row in the signal table, which names the relay that is asked; what became
+of it is in the same row, and the progress of each table in ``towpath.snapshot``.
 """
 
 import json
@@ -14,11 +14,16 @@ from typing import Any, Final, NamedTuple
 import psycopg
 
 from towpath.deploy.errors import SignalRefusedError, SourceUnreachableError
+from towpath.settings import Source
 
 _INSERT: Final = "insert into towpath.signal (id, type, data) values (%s, %s, %s)"
 # Short enough to be read in a table, and to be typed again.
 _ID_CHARACTERS: Final = 12
-_STATE: Final = "select status, detail from towpath.signal where id = %s"
+# As JSON, so that tables of before, which know no relay, can be read too.
+_STATE: Final = """\
+select status, detail from towpath.signal s
+where id = %s and coalesce(to_jsonb(s) ->> 'relay', %s) = %s
+"""
 
 # As JSON, so that a relay of before or after may have other columns.
 _PROGRESS: Final = """\
@@ -28,7 +33,8 @@ select to_jsonb(s) - 'pending_keys',
     ) - s.started_at)::float,
     extract(epoch from now() - s.updated_at)::float
 from towpath.snapshot s
-where case when %(id)s::text is not null then s.snapshot_id = %(id)s
+where coalesce(to_jsonb(s) ->> 'relay', %(relay)s) = %(relay)s
+    and case when %(id)s::text is not null then s.snapshot_id = %(id)s
     else %(own)s or s.asked_until is null end
 order by s.queued_at, s.snapshot_id, s.ordinal
 """
@@ -53,10 +59,13 @@ class Progress(NamedTuple):
     rows_per_second: float | None = None
     eta_s: float | None = None
     quiet_s: float | None = None
+    undelivered: int = 0
+    undelivered_keys: list[list[str]] | None = None
+    asked_keys: int | None = None
 
 
 def ask(
-    dsn: str,
+    source: Source,
     collections: Sequence[str],
     *,
     target: str | None = None,
@@ -68,7 +77,7 @@ def ask(
     Ask for a snapshot and return the signal's id, which is the snapshot's too.
 
     Args:
-        dsn: The source.
+        source: The database, and the slot whose relay is asked.
         collections: Tables, views of aggregates, or expressions.
         target: The one sink that gets the rows.
         max_rows_per_second: Bound of the reading speed.
@@ -86,22 +95,27 @@ def ask(
         "max-rows-per-second": max_rows_per_second,
         **(wishes or {}),
     }
-    return send(dsn, "execute-snapshot", fields, signal_id)
+    return send(source, "execute-snapshot", fields, signal_id)
 
 
 def send(
-    dsn: str, kind: str, fields: Mapping[str, Any], signal_id: str | None = None
+    source: Source, kind: str, fields: Mapping[str, Any], signal_id: str | None = None
 ) -> str:
     """
-    Leave a signal and return its id; fields without a value are left out.
+    Leave a signal for the source's relay and return its id.
+
+    Fields without a value are left out.
 
     Raises:
         SourceUnreachableError: The source does not answer.
         SignalRefusedError: The signal table is not there, or has the id already.
     """
     chosen = signal_id or uuid.uuid4().hex[:_ID_CHARACTERS]
-    data = json.dumps({name: wish for name, wish in fields.items() if wish is not None})
-    with _connect(dsn) as connection:
+    addressed = {**fields, "relay": source.slot}
+    data = json.dumps(
+        {name: wish for name, wish in addressed.items() if wish is not None}
+    )
+    with _connect(source.dsn) as connection:
         try:
             connection.execute(_INSERT, [chosen, kind, data])
         except psycopg.errors.UniqueViolation as error:
@@ -114,13 +128,13 @@ def send(
 
 
 def progress(
-    dsn: str, snapshot_id: str | None = None, *, own: bool = False
+    source: Source, snapshot_id: str | None = None, *, own: bool = False
 ) -> list[Progress]:
     """
     Read the progress of snapshots, in the order of their tables.
 
     Args:
-        dsn: The source.
+        source: The database, and the slot whose relay is asked.
         snapshot_id: Only of this one.
         own: Also those that the relay asked for by itself.
 
@@ -128,12 +142,12 @@ def progress(
         SourceUnreachableError: The source does not answer.
         SignalRefusedError: The source was not set up yet.
     """
-    names = {"id": snapshot_id, "own": own}
-    with _connect(dsn) as connection:
+    names = {"id": snapshot_id, "own": own, "relay": source.slot}
+    with _connect(source.dsn) as connection:
         return [_progress(*row) for row in connection.execute(_PROGRESS, names)]
 
 
-def state(dsn: str, signal_id: str) -> tuple[str | None, Any] | None:
+def state(source: Source, signal_id: str) -> tuple[str | None, Any] | None:
     """
     Return a signal's status and detail, or None if there is no such signal.
 
@@ -141,8 +155,10 @@ def state(dsn: str, signal_id: str) -> tuple[str | None, Any] | None:
         SourceUnreachableError: The source does not answer.
         SignalRefusedError: The source was not set up yet.
     """
-    with _connect(dsn) as connection:
-        row = connection.execute(_STATE, [signal_id]).fetchone()
+    with _connect(source.dsn) as connection:
+        row = connection.execute(
+            _STATE, [signal_id, source.slot, source.slot]
+        ).fetchone()
     return None if row is None else (row[0], row[1])
 
 

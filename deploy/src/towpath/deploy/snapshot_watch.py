@@ -12,10 +12,12 @@ from towpath.deploy.errors import RelaySilentError
 from towpath.deploy.signals import Progress
 from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.failure import UsageError
+from towpath.settings import Source
 
 LOOK_EVERY_S: Final = 0.5
-ENDS: Final = frozenset({"completed", "failed", "rejected"})
-_ENDED: Final = frozenset({"completed", "failed", "stopped"})
+INCOMPLETE: Final = "incomplete"
+ENDS: Final = frozenset({"completed", INCOMPLETE, "failed", "rejected"})
+_ENDED: Final = frozenset({"completed", INCOMPLETE, "failed", "stopped"})
 
 
 class Answer(NamedTuple):
@@ -26,8 +28,8 @@ class Answer(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """Whether it was neither rejected nor has failed."""
-        return self.status not in {"rejected", "failed"}
+        """Whether it was not rejected, has not failed and delivered every row."""
+        return self.status not in {"rejected", "failed", INCOMPLETE}
 
     @property
     def reason(self) -> str:
@@ -41,13 +43,15 @@ class Answer(NamedTuple):
         return "; ".join(f"{name}: {why}" for name, why in told.items() if why)
 
 
-def read_answer(dsn: str, signal_id: str) -> Answer | None:
+def read_answer(source: Source, signal_id: str) -> Answer | None:
     """Return what the relay says of a signal; None: there is no such signal."""
-    found = signals.state(dsn, signal_id)
+    found = signals.state(source, signal_id)
     return None if found is None else Answer(found[0], found[1] or {})
 
 
-def wait_answer(dsn: str, signal_id: str, clock: Clock, within_s: float) -> Answer:
+def wait_answer(
+    source: Source, signal_id: str, clock: Clock, within_s: float
+) -> Answer:
     """
     Wait until the relay has answered a signal.
 
@@ -57,7 +61,7 @@ def wait_answer(dsn: str, signal_id: str, clock: Clock, within_s: float) -> Answ
     """
     deadline = Deadline(clock, within_s)
     while True:
-        answer = read_answer(dsn, signal_id)
+        answer = read_answer(source, signal_id)
         if answer is None:
             message = f"there is no signal {signal_id}"
             raise UsageError(message)
@@ -73,7 +77,10 @@ def wait_answer(dsn: str, signal_id: str, clock: Clock, within_s: float) -> Answ
 
 
 def watch(
-    dsn: str, snapshot_id: str, clock: Clock, show: Callable[[Sequence[Progress]], None]
+    source: Source,
+    snapshot_id: str,
+    clock: Clock,
+    show: Callable[[Sequence[Progress]], None],
 ) -> Answer:
     """
     Show a snapshot again and again until it has ended, and return its last answer.
@@ -82,8 +89,8 @@ def watch(
         UsageError: There is no such snapshot.
     """
     while True:
-        tables = signals.progress(dsn, snapshot_id)
-        answer = read_answer(dsn, snapshot_id)
+        tables = signals.progress(source, snapshot_id)
+        answer = read_answer(source, snapshot_id)
         if answer is None and not tables:
             message = f"there is no snapshot {snapshot_id}"
             raise UsageError(message)
@@ -92,8 +99,9 @@ def watch(
             return answer
         if answer is None and not _goes_on(tables):
             # The signal's row was deleted; the tables tell as much.
-            is_whole = all(table.state == "completed" for table in tables)
-            return Answer("completed" if is_whole else "failed", {})
+            states = {table.state for table in tables}
+            is_told = states <= {"completed", INCOMPLETE}
+            return Answer(max(states) if is_told else "failed", {})
         clock.wait(LOOK_EVERY_S)
 
 

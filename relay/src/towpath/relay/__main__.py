@@ -162,8 +162,8 @@ class Relay:
         Raises:
             TowpathError: One that does not pass.
         """
-        relay = self._settings.relay
-        signals = SourceSignals(self._settings.database.dsn)
+        relay, source = self._settings.relay, self._settings.database
+        signals = SourceSignals(source.dsn, source.slot)
         pages = Pages(self._tally, self._clock, SignalPages(signals))
         health = HealthServer(relay.admin_port, pages, relay.admin_host)
         _LOG.info("relay started", admin_port=health.port, pid=os.getpid())

@@ -16,6 +16,7 @@ from typing import Final
 import structlog
 
 from towpath.relay import lineage as lineages
+from towpath.relay.addressing import Registration
 from towpath.relay.errors import SourceUnavailableError
 from towpath.relay.kafka.announced import read_announced
 from towpath.relay.kafka.producer import KafkaProducer
@@ -34,6 +35,7 @@ from towpath.relay.postgres.history import History, Memory
 from towpath.relay.postgres.known_tables import KnownTables
 from towpath.relay.postgres.new_tables import NewTables
 from towpath.relay.postgres.ownership import Ownership, Patience, wait_for_slot
+from towpath.relay.postgres.relays import read_registration
 from towpath.relay.postgres.replication import SlotStream
 from towpath.relay.postgres.snapshots import SnapshotWorker
 from towpath.relay.postgres.source_checks import SourceChecks, require_outbox
@@ -86,33 +88,31 @@ class Attempt:
     def _follow(self, closing: ExitStack) -> None:
         """Follow until told to stop, or until the settings of before have served."""
         settings, world = self._world.settings, self._world
-        connection = closing.enter_context(connect(settings.database.dsn))
+        source = settings.database
+        connection = closing.enter_context(connect(source.dsn))
+        relay = read_registration(connection, source.slot)
         self._open_topics(connection)
         ownership = self._claim(closing)
         producer = self._make_producer(closing)
         past = look_back(self._world, self._state, producer)
-        stream = SlotStream(
-            settings.database.dsn, self._world.clock, self._world.wakeup
-        )
+        stream = SlotStream(source.dsn, world.clock, world.wakeup)
         closing.callback(stream.close)
-        decision = self._decide(closing, past, connection, stream)
+        decision = self._decide(closing, past, connection, stream, relay)
         if decision is None:
             return
         catalog = PostgresCatalog(connection)
         settings, until_log_lsn = self._settle_settings(past, decision, catalog)
         require_outbox(connection, settings)
         worker = self._make_worker(closing, settings)
-        line = Line(world, settings, past, decision, self._opening.lent)
+        line = Line(world, settings, past, decision, relay, self._opening.lent)
         pipeline = line.assemble(
             producer,
             stream,
             catalog,
             worker,
-            lambda stored_log_lsn: (
-                self._is_ending() or 0 < until_log_lsn < stored_log_lsn
-            ),
+            lambda stored: self._is_ending() or 0 < until_log_lsn < stored,
         )
-        self._watch(closing, ownership, decision)
+        self._watch(closing, ownership, decision, relay)
         self._topic_watch = self._watch_topics(closing, past.marks)
         if not self._start(stream, settings, catalog):
             return
@@ -141,12 +141,14 @@ class Attempt:
         past: Past,
         connection: Connection,
         stream: SlotStream,
+        relay: Registration,
     ) -> Decision | None:
         """Return which lineage is followed; None if the stream is not needed."""
         settings, memory = self._world.settings, self._memory(past)
-        history = History(settings, memory, self._world.clock, connection, stream)
+        clock, opening = self._world.clock, self._opening
+        history = History(settings, memory, clock, connection, stream, relay)
         found = history.found(0)
-        if not self._opening.begin(closing, connection, memory.read(), found):
+        if not opening.begin(closing, connection, relay, memory.read(), found):
             return None
         return history.follow()
 
@@ -193,19 +195,25 @@ class Attempt:
         return attempts == 1
 
     def _watch(
-        self, closing: ExitStack, ownership: Ownership, decision: Decision
+        self,
+        closing: ExitStack,
+        ownership: Ownership,
+        decision: Decision,
+        relay: Registration,
     ) -> None:
         world = self._world
         known = KnownTables(world.settings, decision.lineage.number)
+        tables = NewTables(world.settings, world.captured, world.tally, known, relay)
         guardian = Guardian(
             world.settings,
             world.tally,
             world.clock,
             ownership,
             self._begin_anew,
-            (
+            relay=relay,
+            chores=(
                 self._opening,
-                NewTables(world.settings, world.captured, world.tally, known),
+                tables,
                 SourceChecks(world.settings, world.tally),
             ),
         )
@@ -263,6 +271,7 @@ class Attempt:
             settings.database.dsn,
             self._world.wakeup.wake,
             publication=settings.database.publication,
+            relay=settings.database.slot,
             readers=wanted.readers,
             watermarks=wanted.watermarks,
             max_chunk_bytes=wanted.chunk_bytes,

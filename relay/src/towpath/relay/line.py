@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import structlog
 
+from towpath.relay.addressing import Registration
 from towpath.relay.captured import CapturedTables, Collections
 from towpath.relay.declared_sinks import DeclaredSinks
 from towpath.relay.delivery import DeliveryLedger
@@ -122,6 +123,7 @@ class Line:
         settings: Settings,
         past: Past,
         decision: Decision,
+        relay: Registration,
         lent: Collection[str] = (),
     ) -> None:
         """
@@ -132,8 +134,10 @@ class Line:
             settings: To run with: those of the file, or those of before.
             past: What Kafka tells.
             decision: Which lineage is followed, and from where.
+            relay: How this relay is registered.
             lent: The snapshots whose one view of the database was made with the slot.
         """
+        self._relay = relay
         self._lent = lent
         self._world = world
         self._settings = settings
@@ -228,6 +232,7 @@ class Line:
             views=views,
             lent=self._lent,
             start_log_lsn=self._decision.lineage.offset + self._decision.confirmed_lsn,
+            relay=self._relay,
         )
         size = ChunkSize(
             wanted.chunk_rows, wanted.chunk_time_ms / 1000, wanted.chunk_bytes
@@ -284,8 +289,7 @@ class Line:
                 place.prefix, place.database, relay, self._documents, skip, enrich
             )
         routes = MessageRoutes(relay.outbox.message_prefix, events, messages)
-        slot = self._settings.database.slot
-        return Listener(core, snapshots, marking, routes, slot)
+        return Listener(core, snapshots, marking, routes, self._relay.name)
 
     def _skips(self) -> frozenset[int]:
         """

@@ -195,6 +195,7 @@ def _snapshot(view: SnapshotView, now_s: float) -> Iterator[Metric]:
             "completed": view.completed,
             "failed": view.failed,
             "stopped": view.stopped,
+            "incomplete": view.incomplete,
         },
     )
     yield _labelled(

@@ -17,10 +17,10 @@ from typing import Final
 
 import structlog
 
+from towpath.relay.addressing import Registration
 from towpath.relay.errors import FirstSnapshotFailedError
 from towpath.relay.first_start import (
     MAKES_SLOT,
-    SNAPSHOT_ID,
     Beginning,
     Known,
     beginning,
@@ -54,6 +54,7 @@ class Opening:
         self._has_asked = self._wanted.mode is not FirstStart.ALWAYS
         self._has_retried = False
         self._view: ExportedView | None = None
+        self._relay = Registration(world.settings.database.slot, 1)
         self._is_over = False
         self._failures: tuple[str, ...] = ()
 
@@ -65,7 +66,7 @@ class Opening:
     @property
     def lent(self) -> tuple[str, ...]:
         """The snapshots whose view of the database is held here."""
-        return () if self._view is None else (SNAPSHOT_ID,)
+        return () if self._view is None else (self._first_id,)
 
     def check(self) -> None:
         """
@@ -81,6 +82,7 @@ class Opening:
         self,
         closing: ExitStack,
         connection: Connection,
+        relay: Registration,
         remembered: Remembered,
         found: Found,
     ) -> bool:
@@ -91,13 +93,13 @@ class Opening:
             NotPreparedError: A publication is missing.
             SourceUnavailableError: The connection is gone.
         """
-        self._view = None
+        self._view, self._relay = None, relay
         mode = self._wanted.mode
         known = Known(
             has_run=bool(remembered.lineages),
             has_records=remembered.has_records,
             has_slot=found.slot is not None,
-            is_untouched=first_rows.read_whether_untouched(connection),
+            is_untouched=first_rows.read_whether_untouched(connection, relay),
         )
         step = beginning(mode, known)
         is_first = mode in MAKES_SLOT and not known.has_run
@@ -105,9 +107,9 @@ class Opening:
             return False
         if step is Beginning.MAKE_SLOT:
             return self._make_slot(closing, connection)
-        first_rows.thaw(connection)
+        first_rows.thaw(connection, relay)
         if step is Beginning.ASK:
-            tables = first_rows.ask_for_all(connection, self._world.settings)
+            tables = first_rows.ask_for_all(connection, self._world.settings, relay)
             _LOG.info(
                 "the first snapshot is asked for, beside a slot that is there",
                 tables=list(tables),
@@ -119,7 +121,7 @@ class Opening:
     def lend(self, worker: SnapshotWorker) -> None:
         """Let the worker read in the view, if there is one."""
         if self._view is not None:
-            worker.lend(SNAPSHOT_ID, self._view.name)
+            worker.lend(self._first_id, self._view.name)
 
     # The guardian's chore ------------------------------------------------------
 
@@ -139,7 +141,7 @@ class Opening:
             self._ask_again(connection)
         if self._view is None and self._wanted.mode is not FirstStart.INITIAL_ONLY:
             return
-        progress = first_rows.read_progress(connection)
+        progress = first_rows.read_progress(connection, self._relay)
         if self._view is not None and not progress.frozen_count:
             self._view.close()
             self._view = None
@@ -147,6 +149,10 @@ class Opening:
             self._end(progress.failures)
 
     # Inside --------------------------------------------------------------------
+
+    @property
+    def _first_id(self) -> str:
+        return first_rows.first_id(self._relay)
 
     def _wait(self) -> bool:
         """Let the delay pass, once; False if the process is to stop."""
@@ -170,7 +176,7 @@ class Opening:
         if view is None:
             return False
         closing.callback(view.close)
-        tables = first_rows.store(connection, world.settings)
+        tables = first_rows.store(connection, world.settings, self._relay)
         self._view = view if tables else None
         _LOG.info(
             "slot made with a view of the database, in which the first snapshot reads",
@@ -182,16 +188,16 @@ class Opening:
     def _take_up(self, connection: Connection) -> bool:
         """Go on with what is incomplete; False if nothing is."""
         if not self._has_retried:
-            first_rows.retry(connection)
+            first_rows.retry(connection, self._relay)
             self._has_retried = True
-        progress = first_rows.read_progress(connection)
+        progress = first_rows.read_progress(connection, self._relay)
         if not progress.open_count:
             self._end(progress.failures)
         return bool(progress.open_count)
 
     def _ask_again(self, connection: Connection) -> None:
-        run_id = self._world.tally.run_id
-        if first_rows.ask_again(connection, self._world.settings, run_id):
+        settings, run_id = self._world.settings, self._world.tally.run_id
+        if first_rows.ask_again(connection, settings, self._relay, run_id):
             _LOG.info("all tables are asked for, as at each start")
         else:
             _LOG.info("the snapshot of an earlier start goes on")

@@ -112,8 +112,9 @@ def carry_out(settings: Settings, repair: Repair, clock: Clock | None = None) ->
     if repair.asked:
         # Before the marks: who repeats a half repair asks once more, never not at all.
         with connect(source.dsn) as connection, translated("asking for snapshots"):
-            selects = selects_of(settings)
-            ask(connection, repair.signal_id, repair.asked, selects, sweeps=True)
+            selects, relay = selects_of(settings), source.slot
+            signal_id, asked = repair.signal_id, repair.asked
+            ask(connection, signal_id, asked, selects, relay=relay, sweeps=True)
     topic = StateTopic(settings.kafka, source.prefix)
     if repair.is_whole:
         for key in set(newest(settings)) - set(repair.documents):

@@ -65,6 +65,7 @@ class SnapshotView:
         completed: Tables that were completed.
         failed: Tables that failed.
         stopped: Tables that were stopped by a signal.
+        incomplete: Tables of which rows are dead letters.
         paused: Tables that wait until a signal resumes them.
         rows: Rows sent per table, by ``schema.table``: captured tables only.
         started_at_s: Monotonic, when the oldest running one began; None without.
@@ -78,6 +79,7 @@ class SnapshotView:
     paused: int
     rows: dict[str, int]
     started_at_s: float | None
+    incomplete: int = 0
 
 
 @dataclass(slots=True)

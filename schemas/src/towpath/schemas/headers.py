@@ -11,6 +11,8 @@ SWEEP: Final = "sweep"
 SWEEP_PARTITIONS: Final = "sweep_partitions"
 # The oid of the dropped table whose rows the sweep removes.
 DROPPED: Final = "dropped"
+# Why a row that was read for one sink cannot be delivered: the record has no row.
+UNDELIVERED: Final = "undelivered"
 # A record that says nothing: what stands before it on a replicated topic can be read.
 BARRIER: Final = "towpath-barrier"
 # Of a barrier behind which a topic's records are placed by another partition count.

@@ -73,7 +73,8 @@ def decode(records: Iterable[Record], routes: Routes) -> Decoded:
             try:
                 said = _said(record, route, routing)
             except UnreadableError as error:
-                _set_aside(decoded.poison, record, str(error))
+                why = record.headers.get(names.UNDELIVERED)
+                _set_aside(decoded.poison, record, why.decode() if why else str(error))
                 continue
             if said is None:
                 skipped += 1

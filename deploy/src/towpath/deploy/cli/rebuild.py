@@ -137,9 +137,9 @@ def _filled(work: _Work, route: Route, snapshot: str) -> bool:
     """Ask for the snapshot, unless that was done before, and watch it to its end."""
     collections = filling.collections_of(work.settings, work.sink, route.name)
     asked = filling.Filling(snapshot, tuple(collections))
-    dsn = work.settings.database.dsn
+    source = work.settings.database
     with open_bars(Console(stderr=True)) as bars:
-        answer = filling.carry_out(dsn, work.sink, asked, work.clock, bars.show)
+        answer = filling.carry_out(source, work.sink, asked, work.clock, bars.show)
     if answer.status == "completed":
         return True
     told = f"{answer.status}: {answer.reason}" if answer.reason else answer.status

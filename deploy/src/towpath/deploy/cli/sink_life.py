@@ -14,6 +14,7 @@ from towpath.deploy import dropping, filling
 from towpath.deploy.cli.places import ConfigOption, config_file
 from towpath.deploy.shapes import Shapes
 from towpath.deploy.snapshot_view import open_bars
+from towpath.deploy.snapshot_watch import INCOMPLETE
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, Sink, load
@@ -162,16 +163,17 @@ def _fill(
     has_sweep: bool = False,
 ) -> bool:
     """Fill a sink, or go on with it, until it has applied all of it."""
-    dsn, clock = settings.database.dsn, SystemClock()
+    source, clock = settings.database, SystemClock()
     begun, is_old = filling.begin(settings, sink, collections, has_sweep=has_sweep)
     verb = "goes on to fill" if is_old else "fills"
     print(f"snapshot {begun.signal_id} {verb} {sink.name}", flush=True)
     with open_bars(Console(stderr=True)) as bars:
         answer = filling.carry_out(
-            dsn, sink, begun, clock, bars.show, max_rows_per_second
+            source, sink, begun, clock, bars.show, max_rows_per_second
         )
     if answer.status != "completed":
-        filling.end(settings, sink, begun, is_applied=False)
+        if answer.status != INCOMPLETE:
+            filling.end(settings, sink, begun, is_applied=False)
         told = f"{answer.status}: {answer.reason}" if answer.reason else answer.status
         print(f"the snapshot was {told}; run this again", file=sys.stderr)
         return False

@@ -14,11 +14,17 @@ from towpath.deploy import signals
 from towpath.deploy.cli.places import ConfigOption, config_file
 from towpath.deploy.signals import Progress
 from towpath.deploy.snapshot_view import open_bars, snapshot_table
-from towpath.deploy.snapshot_watch import Answer, read_answer, wait_answer, watch
+from towpath.deploy.snapshot_watch import (
+    INCOMPLETE,
+    Answer,
+    read_answer,
+    wait_answer,
+    watch,
+)
 from towpath.deploy.snapshot_wishes import Wishes
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
-from towpath.settings import Settings, load
+from towpath.settings import Settings, Source, load
 
 app = App(name="snapshot", help="Fill sinks from existing rows.")
 JsonOption = Annotated[
@@ -43,7 +49,8 @@ def start(
     """
     Ask the relay to read tables into the stream; print the signal's id.
 
-    Exit 1 if it is rejected or fails; 3 if no relay answers: the signal waits for one.
+    Exit 1 if it is rejected, fails or is incomplete; 3 if no relay answers: the signal
+    waits for one.
 
     Args:
         collections: Tables as schema.table, aggregates as outbox.TYPE, or expressions
@@ -57,9 +64,9 @@ def start(
     wishes = wishes or Wishes()
     settings = _settings(config)
     _check_target(settings, wishes.target)
-    dsn = settings.database.dsn
+    source = settings.database
     chosen = signals.ask(
-        dsn,
+        source,
         collections or settings.collections,
         target=wishes.target,
         max_rows_per_second=wishes.max_rows_per_second,
@@ -71,9 +78,9 @@ def start(
     answer = Answer(None, {})
     with _leaving(chosen):
         if answer_within > 0:
-            answer = wait_answer(dsn, chosen, SystemClock(), answer_within)
+            answer = wait_answer(source, chosen, SystemClock(), answer_within)
         if wait and answer.is_good:
-            return _follow(dsn, chosen, as_json=json)
+            return _follow(source, chosen, as_json=json)
     return _tell(chosen, answer, as_json=json)
 
 
@@ -85,14 +92,14 @@ def list_snapshots(
     config: ConfigOption = None,
 ) -> int:
     """
-    List all snapshots, table by table; exit 1 if one has failed.
+    List all snapshots, table by table; exit 1 if one has failed or is incomplete.
 
     Args:
         all: Also those by which the relay completes rows of the stream.
         json: Print one JSON document.
         config: Configuration file.
     """
-    rows = signals.progress(_settings(config).database.dsn, own=all)
+    rows = signals.progress(_settings(config).database, own=all)
     return _show(rows, as_json=json)
 
 
@@ -106,7 +113,7 @@ def show(
     config: ConfigOption = None,
 ) -> int:
     """
-    Show one snapshot; exit 1 if it failed or was rejected.
+    Show one snapshot; exit 1 if it failed, is incomplete or was rejected.
 
     Args:
         snapshot_id: The id that start printed.
@@ -114,14 +121,14 @@ def show(
         json: Print one JSON document.
         config: Configuration file.
     """
-    dsn = _settings(config).database.dsn
+    source = _settings(config).database
     if follow:
         with _leaving(snapshot_id):
-            return _follow(dsn, snapshot_id, as_json=json)
-    rows = signals.progress(dsn, snapshot_id)
+            return _follow(source, snapshot_id, as_json=json)
+    rows = signals.progress(source, snapshot_id)
     if rows:
         return _show(rows, as_json=json)
-    answer = read_answer(dsn, snapshot_id)
+    answer = read_answer(source, snapshot_id)
     if answer is None:
         message = f"there is no snapshot {snapshot_id}"
         raise UsageError(message)
@@ -145,6 +152,8 @@ def pause(*names: str, json: JsonOption = False, config: ConfigOption = None) ->
 def resume(*names: str, json: JsonOption = False, config: ConfigOption = None) -> int:
     """
     Go on with paused snapshots; by its id also with one that failed or was stopped.
+
+    Of one that is incomplete, the rows that were not delivered are read again.
 
     Args:
         names: A snapshot's id, or tables, or an id and then tables; left out, all that
@@ -172,16 +181,16 @@ def _change(
     kind: str, names: Sequence[str], config: ConfigOption, *, as_json: bool
 ) -> int:
     """Send a signal about snapshots that run, and tell its answer."""
-    dsn = _settings(config).database.dsn
+    source = _settings(config).database
     snapshot_id, collections = None, list(names)
-    if names and signals.progress(dsn, names[0]):
+    if names and signals.progress(source, names[0]):
         snapshot_id, *collections = names
     elif names and "." not in names[0]:
         message = f"there is no snapshot {names[0]}, and it is no table's name"
         raise UsageError(message)
     fields = {"data-collections": collections or None, "snapshot-id": snapshot_id}
-    signal_id = signals.send(dsn, kind, fields)
-    answer = wait_answer(dsn, signal_id, SystemClock(), _ANSWERED_WITHIN_S)
+    signal_id = signals.send(source, kind, fields)
+    answer = wait_answer(source, signal_id, SystemClock(), _ANSWERED_WITHIN_S)
     if not as_json:
         for what in ("paused", "resumed", "stopped"):
             if what in answer.detail:
@@ -189,14 +198,14 @@ def _change(
     return _tell(signal_id, answer, as_json=as_json)
 
 
-def _follow(dsn: str, snapshot_id: str, *, as_json: bool) -> int:
+def _follow(source: Source, snapshot_id: str, *, as_json: bool) -> int:
     """Watch a snapshot to its end."""
     clock = SystemClock()
     if as_json:
-        answer = watch(dsn, snapshot_id, clock, lambda _: None)
+        answer = watch(source, snapshot_id, clock, lambda _: None)
     else:
         with open_bars(Console(stderr=True)) as bars:
-            answer = watch(dsn, snapshot_id, clock, bars.show)
+            answer = watch(source, snapshot_id, clock, bars.show)
     return _tell(snapshot_id, answer, as_json=as_json, is_asked=True)
 
 
@@ -233,7 +242,7 @@ def _show(rows: list[Progress], *, as_json: bool) -> int:
         print(json_text.dumps([row._asdict() for row in rows], indent=1, default=str))
     else:
         Console().print(snapshot_table(rows))
-    return 1 if any(row.state == "failed" for row in rows) else 0
+    return 1 if any(row.state in {"failed", INCOMPLETE} for row in rows) else 0
 
 
 def _check_target(settings: Settings, target: str | None) -> None:

@@ -126,7 +126,7 @@ class Monitor:
                 estimated_rows=row.estimated_rows or 0,
                 elapsed_s=row.elapsed_s or 0.0,
             )
-            for row in signals.progress(self._stage.shop_dsn)
+            for row in signals.progress(self._stage.source())
         )
 
     def _rates(self, counts: tuple[int, int, int]) -> Rates:

@@ -20,7 +20,7 @@ from towpath.deploy.local.stack import Stack
 from towpath.deploy.local.supervisor import Supervisor
 from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.failure import UnavailableError
-from towpath.settings import Settings, load
+from towpath.settings import Settings, Source, load
 
 _LOOK_EVERY_S: Final = 0.2
 
@@ -79,6 +79,10 @@ class Stage:
     def settings(self) -> Settings:
         """Read the configuration as it is now."""
         return load(self.config, {})
+
+    def source(self) -> Source:
+        """The shop's database and its relay's slot."""
+        return self.settings().database
 
     def elapsed_s(self) -> float:
         """Return the seconds since the demo began."""

@@ -14,7 +14,7 @@ from towpath.loadtests.chaos.place import Options, Place
 from towpath.loadtests.chaos.relay import SINK, TARGETED
 from towpath.loadtests.chaos.tables import TABLES, Session
 
-ENDED: Final = ("completed", "failed", "rejected", "stopped")
+ENDED: Final = ("completed", "incomplete", "failed", "rejected", "stopped")
 
 _PAUSE_S: Final = 0.6
 _PAUSED_S: Final = 1.5

@@ -17,7 +17,8 @@ _WITHIN_S: Final = 10.0
 _LOOK_EVERY_S: Final = 0.05
 _UNFINISHED: Final = """
 select snapshot_id, collection, state, rows, error from towpath.snapshot
-where state not in ('completed', 'failed', 'stopped') order by queued_at limit 20
+where state not in ('completed', 'incomplete', 'failed', 'stopped')
+order by queued_at limit 20
 """
 _CONFIRMED: Final = """
 select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots

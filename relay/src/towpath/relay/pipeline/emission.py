@@ -13,16 +13,17 @@ from towpath.relay.delivery import Delivery
 from towpath.relay.errors import MalformedMessageError
 from towpath.relay.pipeline.core import Core
 from towpath.relay.routing.codec import Names
+from towpath.relay.routing.dead import TOO_LARGE
 from towpath.relay.routing.json_codec import json_maker
-from towpath.relay.routing.reads import ReadPlace, ReadRoute, read_facts
+from towpath.relay.routing.reads import ReadPlace, ReadRoute, read_facts, undelivered
 from towpath.relay.routing.record import Record
 from towpath.relay.routing.refused import RefusedRoute
 from towpath.relay.routing.sweep import sweep_records, with_message
 from towpath.relay.routing.table import TableRoute
 from towpath.relay.snapshot.effects import EmitRows, EmitSweep
-from towpath.relay.snapshot.shape import Key
+from towpath.relay.snapshot.shape import Key, key_of
 from towpath.relay.wal.relation import Relation
-from towpath.schemas import topics
+from towpath.schemas import headers, topics
 
 UNTOLD_DELETE: Final = (
     "a key that was asked for is gone, and the configured key of its records cannot be "
@@ -52,9 +53,12 @@ class Emission:
         self._routes: dict[int, ReadRoute] = {}
         self._chunks: dict[int, Delivery] = {}
 
-    def rows(self, effect: EmitRows) -> None:
+    def rows(self, effect: EmitRows) -> Sequence[Key]:
         """
         Produce rows, and deletes of keys that were not found.
+
+        Returns:
+            The keys of those that are dead letters, in the order of the table's key.
 
         Raises:
             DeliveryFailedError: A record was given up; nothing more may be produced.
@@ -62,12 +66,20 @@ class Emission:
         """
         core = self._core
         route, place, delivery = self._way_of(effect)
-        core.outlet.tell_all(route.reads(effect.rows, place), delivery)
-        for key in effect.absent:
-            core.outlet.tell_all(self._deletes(route, key, place), delivery)
+        records = route.reads(effect.rows, place)
+        refused = core.outlet.tell_all(records, delivery)
+        if refused and effect.target is not None:
+            self._tell_target([records[at] for at in refused], place, delivery)
+        undelivered = [key_of(effect.rows[at], effect.relation.key) for at in refused]
+        undelivered += [
+            key
+            for key in effect.absent
+            if core.outlet.tell_all(self._deletes(route, key, place), delivery)
+        ]
         core.tally.snapshot_rows += len(effect.rows) + len(effect.absent)
         if effect.is_last:
             self._end(effect.chunk_id)
+        return undelivered
 
     def sweep(self, effect: EmitSweep) -> None:
         """
@@ -126,6 +138,17 @@ class Emission:
             route = self._core.router.table(relation, facts)
             self._routes[relation.oid] = route
         return route
+
+    def _tell_target(
+        self, records: Sequence[Record], place: ReadPlace, delivery: Delivery
+    ) -> None:
+        """Tell the sink that rows were read for that these are dead letters."""
+        for record in records:
+            if record.key is not None:
+                found = dict(record.headers).get(headers.REASON)
+                why = found.decode() if isinstance(found, bytes) else TOO_LARGE
+                told = undelivered(record, place, f"the row is a dead letter: {why}")
+                self._core.outlet.tell(told, delivery)
 
     def _deletes(
         self, route: ReadRoute, key: Key, place: ReadPlace

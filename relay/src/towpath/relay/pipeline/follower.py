@@ -96,6 +96,7 @@ class Follower:
         self._metadata = metadata
         self._aside = aside
         self._send = core.outlet.send
+        self._takes = core.outlet.takes
         self._recorders = snapshots.recorders
         self._reordered = snapshots.reordered
         self._aggregates = snapshots.aggregates
@@ -262,7 +263,8 @@ class Follower:
             self._told.expect()
         records = () if route is None else route.records(change, self._now_us)
         if self._recorders and oid in self._recorders:
-            is_told = bool(records)
+            # What is a dead letter is not delivered: the snapshot reads the row.
+            is_told = bool(records) and all(map(self._takes, records))
             touch(self._recorders[oid], change, self._sequence, is_told=is_told)
         if self._reordered and oid in self._reordered:
             self._ask_for(change)

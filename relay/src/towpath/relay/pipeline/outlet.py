@@ -6,7 +6,6 @@ a dead letter, so that nothing can be refused for its size later. While there is
 room the loop's own duties (feedback, above all) go on through ``while_waiting``.
 """
 
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
@@ -24,7 +23,7 @@ from towpath.relay.routing.dead import (
     DeadLetters,
     is_event,
 )
-from towpath.relay.routing.partition import partition_of
+from towpath.relay.routing.partition import partition_of, placed
 from towpath.relay.routing.record import ANY_PARTITION, Record, barrier_records
 from towpath.relay.tally import Tally
 
@@ -108,6 +107,11 @@ class Outlet:
         self._outgoing.append((record, partial(delivery, position)))
         self._tally.records += 1
 
+    def takes(self, record: Record) -> bool:
+        """Tell whether a record goes where it says, and is no dead letter."""
+        limit_bytes = self.facts(record.topic).limit_bytes
+        return record.topic != self._dead.topic and record.size <= limit_bytes
+
     def tell(self, record: Record, delivery: Delivery | None = None) -> None:
         """
         Produce a record that has no place in the stream's order: READ, shape, notice.
@@ -119,22 +123,27 @@ class Outlet:
         self.note(record, delivery)
         self._tally.records += 1
 
-    def tell_all(self, records: Sequence[Record], delivery: Delivery) -> None:
+    def tell_all(self, records: Sequence[Record], delivery: Delivery) -> Sequence[int]:
         """
         Gather the records of a slice of a chunk, as ``send`` does. Hot path.
+
+        Returns:
+            The places of the records that are dead letters.
 
         Raises:
             DeliveryFailedError: A record was given up; nothing more may be produced.
             UnavailableError: Kafka is away when a new topic is needed.
         """
         if not self._are_plain(records):
+            refused = [at for at, one in enumerate(records) if not self.takes(one)]
             for record in records:
                 self.tell(record, delivery)
-            return
+            return refused
         topic = records[0].topic
         delivery.expect_all([record.value or b"" for record in records])
         self._outgoing += zip(records, repeat(partial(delivery.passed_into, topic)))
         self._tally.records += len(records)
+        return ()
 
     def note(self, record: Record, delivery: Delivery | None = None) -> None:
         """
@@ -147,7 +156,7 @@ class Outlet:
         facts = self._facts.get(record.topic) or self.facts(record.topic)
         if record.size > facts.limit_bytes:
             record, facts = self._too_large(record, facts)
-        record = _placed(record, facts.partition_count)
+        record = placed(record, facts.partition_count)
         if delivery is None:
             delivery = self._loose
         delivery.expect(record.value)
@@ -229,7 +238,8 @@ class Outlet:
     def _are_plain(self, records: Sequence[Record]) -> bool:
         """Tell whether they go into one topic as they are, each where its key says."""
         topics = set(map(_TOPIC, records))
-        if len(topics) != 1 or None in map(_KEY, records):
+        is_one = len(topics) == 1 and self._dead.topic not in topics
+        if not is_one or None in map(_KEY, records):
             return False
         limit_bytes = self.facts(records[0].topic).limit_bytes
         return max(map(_SIZE, records)) <= limit_bytes and {ANY_PARTITION} == set(
@@ -268,13 +278,13 @@ class Outlet:
         """Give a streamed record its partition, where the producer cannot."""
         former = self._former.get(record.topic)
         if former is None:
-            return _placed(record, facts.partition_count)
+            return placed(record, facts.partition_count)
         if record.position > former[-1].until:
             self._end_former(record.topic, facts)
         count = self._count(record, facts)
         if record.partition == ANY_PARTITION and record.key is not None:
             return record._replace(partition=partition_of(record.key, count))
-        return _placed(record, count)
+        return placed(record, count)
 
     def _end_former(self, topic: str, facts: TopicFacts) -> None:
         """Write barriers between the records of the former count and the others."""
@@ -330,14 +340,6 @@ class Outlet:
             return False
         self._tally.duplicates += 1
         return True
-
-
-def _placed(record: Record, partition_count: int) -> Record:
-    """Give a record without a key the partition that its position names."""
-    if record.key is not None or record.partition != ANY_PARTITION:
-        return record
-    partition = zlib.crc32(record.position) % partition_count
-    return record._replace(partition=partition)
 
 
 def _do_nothing() -> None:

@@ -106,6 +106,7 @@ class SnapshotSight:
             completed=self._ended["completed"],
             failed=self._ended["failed"],
             stopped=self._ended["stopped"],
+            incomplete=self._ended["incomplete"],
             paused=paused,
             rows=dict(self._rows),
             started_at_s=min(self._began_s.values(), default=None),

@@ -49,5 +49,6 @@ class SignalRows:
         self._core.ledger.hold(signal_id)
         transaction = change.transaction
         position = f"{transaction.place.decode()}{change.ordinal:010d}"
-        fact = SignalSeen(signal_id, kind, data, transaction.xid, position)
+        relay = texts.get("relay")
+        fact = SignalSeen(signal_id, kind, data, transaction.xid, position, relay)
         self._snapshots.tell(fact)

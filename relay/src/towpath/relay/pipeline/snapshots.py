@@ -30,6 +30,7 @@ from towpath.relay.snapshot.facts import (
     Delivered,
     Fact,
     KeysStored,
+    RowsRefused,
     SignalStored,
     Tick,
     Turn,
@@ -107,6 +108,7 @@ class Snapshots:
         self._changed_at_s = float("-inf")
         self._emission = emission
         self._requested_bytes: dict[str, int] = {}
+        self._refused: deque[RowsRefused] = deque()
         self._acknowledged: deque[tuple[int, int]] = deque()
 
     @property
@@ -164,6 +166,8 @@ class Snapshots:
         for effect in self._driver.on(fact):
             self._sight.see(effect)
             self._perform(effect)
+        while self._refused:
+            self.tell(self._refused.popleft())
 
     def turn(self, now_s: float) -> None:
         """Bring facts that came in the meantime; ask for some; let rows out."""
@@ -250,7 +254,10 @@ class Snapshots:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case EmitRows():
-                self._emission.rows(effect)
+                undelivered = self._emission.rows(effect)
+                if undelivered:
+                    fact = RowsRefused(effect.chunk_id, tuple(undelivered))
+                    self._refused.append(fact)
             case Notify():
                 self._notify(effect)
             case EmitSweep():

@@ -144,8 +144,12 @@ class Listener:
         try:
             told = orjson.loads(spoken.content)
             counter, run_id = int(told["counter"]), str(told["run"])
+            relay = told.get("relay")
         except (ValueError, KeyError, TypeError):
             self._core.tally.skip("a heartbeat that is not ours")
+            return
+        if relay != self._relay_name:
+            # Another relay's, or one of before, whose counter is not this relay's.
             return
         core = self._core
         self._marking.heartbeat = max(self._marking.heartbeat, counter)

@@ -21,6 +21,7 @@ def ask(
     tables: Sequence[str],
     selects: Mapping[str, str],
     *,
+    relay: str,
     sweeps: bool = False,
 ) -> None:
     """
@@ -31,12 +32,14 @@ def ask(
         signal_id: Of the tables that are read whole.
         tables: As ``schema.table``.
         selects: What some of them are read by; they have a signal of their own.
+        relay: The relay that is to read them.
         sweeps: Let sinks delete what the source has no more.
     """
     whole = [table for table in tables if table not in selects]
     if whole:
-        sweep = {"sweep": True} if sweeps else {}
-        _insert(connection, signal_id, whole, {"type": "incremental", **sweep})
+        sweep: dict[str, Any] = {"sweep": True} if sweeps else {}
+        wishes = {"type": "incremental", **sweep}
+        _insert(connection, signal_id, relay, whole, wishes)
     chosen = [table for table in tables if table in selects]
     if chosen:
         conditions = [
@@ -44,7 +47,7 @@ def ask(
             for table in chosen
         ]
         wishes = {"type": "blocking", "additional-conditions": conditions}
-        _insert(connection, signal_id + SELECT_SUFFIX, chosen, wishes)
+        _insert(connection, signal_id + SELECT_SUFFIX, relay, chosen, wishes)
 
 
 def entry_of(table: str) -> str:
@@ -53,8 +56,12 @@ def entry_of(table: str) -> str:
 
 
 def _insert(
-    connection: Connection, signal_id: str, tables: Sequence[str], more: dict[str, Any]
+    connection: Connection,
+    signal_id: str,
+    relay: str,
+    tables: Sequence[str],
+    more: Mapping[str, Any],
 ) -> None:
     data = {"data-collections": [entry_of(table) for table in tables], **more}
-    signal = {"id": signal_id, "data": json.dumps(data)}
+    signal = {"id": signal_id, "data": json.dumps(data), "relay": relay}
     connection.execute(query("ask_for_snapshot"), signal)

@@ -29,7 +29,7 @@ from towpath.relay.postgres.frozen import (
 )
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.readable import Readable
-from towpath.relay.postgres.snapshot_store import SnapshotStore
+from towpath.relay.postgres.snapshot_store import read_keys
 from towpath.relay.postgres.watermarks import write_watermark
 from towpath.relay.snapshot import chunks
 from towpath.relay.snapshot.copytext import decode_lines
@@ -156,8 +156,7 @@ class ChunkReader:
     def _listed_plan(
         self, ask: ReadPlan, snapshot_id: str, shape: TableShape
     ) -> PlanRead:
-        store = SnapshotStore(self._connection)
-        keys = store.read_keys(snapshot_id, ask.collection)
+        keys = read_keys(self._connection, snapshot_id, ask.collection)
         tables.check_width(shape, keys)
         return PlanRead(ask.request_id, Plan(shape, None, len(keys), keys))
 

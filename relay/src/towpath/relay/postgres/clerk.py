@@ -18,6 +18,7 @@ from towpath.relay.postgres.tables import (
 )
 from towpath.relay.snapshot.effects import (
     AnswerSignal,
+    ClaimSignal,
     InspectTables,
     ProbeLoad,
     ProbeVisibility,
@@ -41,7 +42,7 @@ _OF_COLLECTION = (*WRONG_VALUE, CATALOG_CHANGED)
 
 _LOG = structlog.get_logger("towpath.relay")
 
-LookingUp = ProbeVisibility | InspectTables | ReadEnded | ProbeLoad
+LookingUp = ProbeVisibility | InspectTables | ReadEnded | ClaimSignal | ProbeLoad
 Storing = StoreSignal | StoreKeys | AnswerSignal | SaveProgress
 Clerking = LookingUp | Storing | Thaw
 
@@ -54,6 +55,7 @@ class Clerk:
         readable: Readable,
         frozen: FrozenViews,
         own_pids: Callable[[], Sequence[int]],
+        relay: str,
     ) -> None:
         """
         Take what is needed.
@@ -62,7 +64,9 @@ class Clerk:
             readable: Where collections are looked for.
             frozen: The views of the database that are let go of.
             own_pids: The server's processes that work for us.
+            relay: Whose signals and snapshots are stored.
         """
+        self._relay = relay
         self._readable = readable
         self._frozen = frozen
         self._own_pids = own_pids
@@ -78,10 +82,10 @@ class Clerk:
             case Thaw():
                 self._frozen.thaw(effect.view)
                 return None
-            case ProbeVisibility() | InspectTables() | ReadEnded() | ProbeLoad():
-                return self._look_up(connection, effect)
+            case StoreSignal() | StoreKeys() | AnswerSignal() | SaveProgress():
+                return _store(SnapshotStore(connection, self._relay), effect)
             case _:
-                return _store(SnapshotStore(connection), effect)
+                return self._look_up(connection, effect)
 
     def _look_up(self, connection: Connection, effect: LookingUp) -> WorkerFact:
         match effect:
@@ -91,7 +95,9 @@ class Clerk:
             case InspectTables():
                 return self._inspect(connection, effect)
             case ReadEnded():
-                return SnapshotStore(connection).read_ended(effect)
+                return SnapshotStore(connection, self._relay).read_ended(effect)
+            case ClaimSignal():
+                return SnapshotStore(connection, self._relay).claim(effect)
             case ProbeLoad():
                 own = {"own_pids": list(self._own_pids())}
                 row = connection.execute(query("read_load"), own).fetchone()

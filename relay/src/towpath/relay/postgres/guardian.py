@@ -24,6 +24,7 @@ from typing import Final, Protocol
 import psycopg
 import structlog
 
+from towpath.relay.addressing import Registration
 from towpath.relay.errors import SourceUnavailableError
 from towpath.relay.postgres.connect import Connection, connect, translated
 from towpath.relay.postgres.queries import query
@@ -83,13 +84,15 @@ class Chore(Protocol):
 class Guardian:
     """Watches from ``start`` to ``close``; one per attempt."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one place, and the last by their names
         self,
         settings: Settings,
         tally: Tally,
         clock: Clock,
         claim: Claim,
         on_lost: Callable[[str], None],
+        *,
+        relay: Registration,
         chores: Sequence[Chore] = (),
     ) -> None:
         """
@@ -101,8 +104,10 @@ class Guardian:
             clock: The time.
             claim: The claim on the slot.
             on_lost: Is told, in the guardian's thread, why the relay must begin anew.
+            relay: Whose heartbeat it is.
             chores: What else it looks after.
         """
+        self._relay = relay
         self._settings = settings
         self._tally = tally
         self._clock = clock
@@ -220,11 +225,13 @@ class Guardian:
         """Beat, unless the counter is not above our own last one: return why not."""
         before, counter = self._counter, 0
         with connection.transaction():
-            row = connection.execute(query("beat")).fetchone()
+            own = {"number": self._relay.number}
+            row = connection.execute(query("beat"), own).fetchone()
             counter = int(row[0]) if row else 0
             if before and counter <= before:
                 raise psycopg.Rollback
-            content = json.dumps({"counter": counter, "run": self._tally.run_id})
+            told = {"counter": counter, "run": self._tally.run_id}
+            content = json.dumps({**told, "relay": self._relay.name})
             connection.execute(query("tell_beat"), {"content": content})
         if before and counter <= before:
             return (

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import psycopg
 import structlog
 
+from towpath.relay.addressing import Registration
 from towpath.relay.continuity import decide, refusal
 from towpath.relay.errors import NotPreparedError, SourceUnavailableError
 from towpath.relay.lineage import Decision, Found, Gap, Lineage, Remembered
@@ -66,7 +67,9 @@ class History:
         clock: Clock,
         connection: Connection,
         stream: SlotStream,
+        relay: Registration,
     ) -> None:
+        self._relay = relay
         self._settings = settings
         self._source = settings.database
         self._memory = memory
@@ -134,8 +137,9 @@ class History:
             )
 
     def _read_history(self) -> tuple[int, int]:
+        own = {"number": self._relay.number}
         try:
-            row = self._connection.execute(query("read_history")).fetchone()
+            row = self._connection.execute(query("read_history"), own).fetchone()
         except (
             psycopg.errors.UndefinedTable,
             psycopg.errors.InvalidSchemaName,
@@ -152,7 +156,8 @@ class History:
         try:
             with self._connection.transaction():
                 self._connection.execute(_BEAT_TIMEOUT)
-                row = self._connection.execute(query("read_heartbeat")).fetchone()
+                own = {"number": self._relay.number}
+                row = self._connection.execute(query("read_heartbeat"), own).fetchone()
         except psycopg.errors.LockNotAvailable as error:
             reason = "a heartbeat is not visible yet"
             raise SourceUnavailableError(reason) from error
@@ -165,11 +170,11 @@ class History:
             lineage=lineage.number,
             since_lsn=format_lsn(gap.since_lsn),
             plan=list(gap.plan),
-            fill=gaps.fill_statement(lineage, gap),
+            fill=gaps.fill_statement(lineage, gap, self._relay),
         )
         now_ms = int(self._clock.now().timestamp() * 1000)
         prefix = self._source.prefix
-        self._memory.publish(gaps.gap_record(prefix, lineage, gap, now_ms))
+        self._memory.publish(gaps.gap_record(prefix, lineage, gap, self._relay, now_ms))
 
     def _make_slot(self, found: Found) -> None:
         """Replace a slot that serves no more; publications must be there before."""
@@ -206,7 +211,11 @@ class History:
         is_wanted = is_needed or relay.on_gap is OnGap.SNAPSHOT
         if gap is None or gap.started or not gap.plan or not is_wanted:
             return decision
-        asked = {"id": gaps.signal_id(lineage), "data": gaps.signal_data(gap)}
+        asked = {
+            "id": gaps.signal_id(lineage, self._relay),
+            "data": gaps.signal_data(gap, self._relay),
+            "relay": self._relay.name,
+        }
         with translated("asking for the snapshots that close the gap"):
             self._connection.execute(query("ask_for_snapshot"), asked)
         _LOG.warning("snapshots asked for", signal=asked["id"], plan=list(gap.plan))

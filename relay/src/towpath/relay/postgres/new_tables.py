@@ -30,6 +30,7 @@ from typing import Final
 import psycopg
 import structlog
 
+from towpath.relay.addressing import Registration
 from towpath.relay.captured import CapturedTables
 from towpath.relay.postgres.asking import ask
 from towpath.relay.postgres.capturing import refusal
@@ -75,7 +76,9 @@ class NewTables:
         captured: CapturedTables,
         tally: Tally,
         known: KnownTables,
+        relay: Registration,
     ) -> None:
+        self._relay = relay
         self.interval_s = min(LOOK_INTERVAL_S, settings.relay.heartbeat_interval_s)
         self._settings = settings
         self._captured = captured
@@ -180,7 +183,8 @@ class NewTables:
             known = self._known.get(table.name)
             if self._fills:
                 # Whoever reads the topic has the rows that this name had before.
-                signal_id = _ask(connection, table, sweeps=known is not None)
+                sweeps = known is not None
+                signal_id = _ask(connection, table, self._relay, sweeps=sweeps)
             if unread is not None and known is not None and known.oid != table.oid:
                 self._store.empty(connection, known, table)
             self._store.store(connection, [table.oid])
@@ -249,14 +253,14 @@ class NewTables:
             if now is None or not is_sent:
                 return
             if self._fills:
-                signal_id = _ask(connection, now, sweeps=True)
+                signal_id = _ask(connection, now, self._relay, sweeps=True)
                 _LOG.info("table filled again", table=now.name, signal_id=signal_id)
             self._store.store(connection, [now.oid])
 
     def _fill(self, connection: Connection, table: ListedTable) -> None:
         """Ask for the rows of a captured table that has another name by now."""
         with connection.transaction():
-            signal_id = _ask(connection, table)
+            signal_id = _ask(connection, table, self._relay)
             self._store.store(connection, [table.oid])
         _LOG.info("table filled by its new name", table=table.name, signal_id=signal_id)
 
@@ -276,9 +280,10 @@ class NewTables:
                 )
 
 
-def fill_id(table: ListedTable, times: int = 1) -> str:
+def fill_id(table: ListedTable, times: int = 1, relay_suffix: str = "") -> str:
     """Return the id of the signal that fills a table captured so many times."""
     suffix = f"-{table.oid}" if times == 1 else f"-{table.oid}-{times}"
+    suffix += relay_suffix
     whole = f"towpath-new-{table.name}{suffix}"
     if len(whole) <= _MAX_ID:
         return whole
@@ -286,17 +291,24 @@ def fill_id(table: ListedTable, times: int = 1) -> str:
     return f"towpath-new-{digest}{suffix}"
 
 
-def _ask(connection: Connection, table: ListedTable, *, sweeps: bool = False) -> str:
+def _ask(
+    connection: Connection,
+    table: ListedTable,
+    relay: Registration,
+    *,
+    sweeps: bool = False,
+) -> str:
     """
     Ask for a table's rows, under an id that was not used; return it.
 
     A table that was filled before is swept in any case: changes were missed.
     """
     times = 1
-    while _is_used(connection, fill_id(table, times)):
+    while _is_used(connection, fill_id(table, times, relay.suffix)):
         times += 1
-    signal_id = fill_id(table, times)
-    ask(connection, signal_id, [table.name], {}, sweeps=sweeps or times > 1)
+    signal_id = fill_id(table, times, relay.suffix)
+    sweeps = sweeps or times > 1
+    ask(connection, signal_id, [table.name], {}, relay=relay.name, sweeps=sweeps)
     return signal_id
 
 

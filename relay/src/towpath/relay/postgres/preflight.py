@@ -14,6 +14,7 @@ from towpath.relay.finding import Finding, error, warning
 from towpath.relay.first_start import MAKES_SLOT
 from towpath.relay.postgres.capturing import all_findings, topic_problems
 from towpath.relay.postgres.connect import connect, quoted
+from towpath.relay.postgres.relays import RELAY_TABLE
 from towpath.relay.postgres.source_facts import SourceFacts
 from towpath.schemas.failure import TowpathError
 from towpath.schemas.table_name import TableName
@@ -165,9 +166,14 @@ def _prepared_findings(facts: SourceFacts, settings: Settings) -> Iterator[Findi
         existing = facts.publications.get(publication)
         if existing is not None and not existing.covers(table):
             yield error(f"publication {publication} does not name {table}", why, init)
-    for name in (_SIGNAL_TABLE, "towpath.snapshot", "towpath.heartbeat", outbox):
+    own = (_SIGNAL_TABLE, "towpath.snapshot", "towpath.heartbeat", RELAY_TABLE, outbox)
+    for name in own:
         if name not in facts.own_tables:
-            yield error(f"table {name} is missing", "the relay needs it", init)
+            what = f"table {name} is missing, or of an older release"
+            yield error(what, "the relay needs it", init)
+    if source.slot not in facts.relays.numbers:
+        what = f"the relay {source.slot} is not registered in {RELAY_TABLE}"
+        yield error(what, "it does not start", init)
 
 
 def _slot_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:

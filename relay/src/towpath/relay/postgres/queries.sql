@@ -109,7 +109,17 @@ create table if not exists towpath.signal (
     data text,
     status text,
     detail jsonb,
-    updated_at timestamptz
+    updated_at timestamptz,
+    relay text
+);
+alter table towpath.signal add column if not exists relay text
+
+-- name: create_relay_table
+create table if not exists towpath.relay (
+    name text primary key,
+    number int not null unique,
+    prefix text not null,
+    registered_at timestamptz not null default now()
 )
 
 -- name: create_heartbeat_table
@@ -179,9 +189,33 @@ where relkind in ('r', 'p') and not relispartition and relpersistence <> 't'
         in (select * from unnest(%(schemas)s::text[], %(tables)s::text[]))
 order by 1, 2
 
--- name: read_whether_it_ran
--- Whether a relay has ever beaten here.
-select exists (select from towpath.heartbeat where counter > 0)
+-- name: read_beaten_numbers
+-- The numbers of the relays that have ever beaten here.
+select id from towpath.heartbeat where counter > 0
+
+-- name: list_relays
+select name, number from towpath.relay order by number
+
+-- name: read_whether_table_exists
+select pg_catalog.to_regclass(%(name)s) is not null
+
+-- name: read_whether_rows_are_unassigned
+-- Whether snapshots, or answers, were stored before rows had a relay.
+select exists (select from towpath.snapshot where relay is null)
+    or exists (
+        select from towpath.signal
+        where relay is null and status is not null and status <> 'rejected'
+    )
+
+-- name: read_whether_rows_exist
+select exists (select from towpath.snapshot)
+    or exists (select from towpath.signal where status is not null)
+
+-- name: count_other_slots
+-- Slots of this database with our plugin that other processes have made.
+select count(*) from pg_catalog.pg_replication_slots
+where database = pg_catalog.current_database() and plugin = 'pgoutput'
+    and slot_name <> %(slot)s
 
 -- name: read_tables
 -- Of tables by schema and name, a row per table, or per leaf partition: kind, whether
@@ -270,10 +304,10 @@ from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where (n.nspname, c.relname)
         in (select * from unnest(%(schemas)s::text[], %(tables)s::text[]))
-    and (c.relname <> 'snapshot' or exists (
-        select from pg_catalog.pg_attribute a
-        where a.attrelid = c.oid and a.attname = 'key_columns' and not a.attisdropped
-    ))
+    and (select count(*) from pg_catalog.pg_attribute a
+        where a.attrelid = c.oid and not a.attisdropped
+            and a.attname in ('relay', 'key_columns', 'undelivered_keys')
+    ) >= case c.relname when 'signal' then 1 when 'snapshot' then 3 else 0 end
 
 
 -- snapshots -------------------------------------------------------------------------
@@ -311,6 +345,9 @@ create table if not exists towpath.snapshot (
     rows_per_second double precision,
     eta_s double precision,
     key_columns jsonb,
+    relay text,
+    undelivered bigint not null default 0,
+    undelivered_keys jsonb,
     primary key (snapshot_id, collection)
 );
 alter table towpath.snapshot
@@ -321,44 +358,51 @@ alter table towpath.snapshot
     add column if not exists sweeps boolean not null default false,
     add column if not exists rows_per_second double precision,
     add column if not exists eta_s double precision,
-    add column if not exists key_columns jsonb
+    add column if not exists key_columns jsonb,
+    add column if not exists relay text,
+    add column if not exists undelivered bigint not null default 0,
+    add column if not exists undelivered_keys jsonb
 
 -- name: read_snapshots
--- Every table of one snapshot, ended or not; or, with no id, of each snapshot that has
--- not ended or whose signal was not told so, the first asked first. Keys that were
--- listed are read when it is their turn.
+-- Every table of one snapshot of a relay, ended or not; or, with no id, of each of its
+-- snapshots that has not ended or whose signal was not told so, the first asked first.
+-- Keys that were listed are read when it is their turn.
 select snapshot_id, collection, ordinal, state, table_oid::bigint, condition, target,
     max_rows_per_second, last_key, maximum_key,
     case when asked_keys is null then pending_keys end, rows, dropped, chunks,
     estimated_rows, error, asked_keys, asked_until, kind, order_by, ranges, floor,
-    sweeps, key_columns
+    sweeps, key_columns, undelivered, undelivered_keys
 from towpath.snapshot
-where snapshot_id = %(snapshot_id)s::text
+where relay = %(relay)s and (
+    snapshot_id = %(snapshot_id)s::text
     or %(snapshot_id)s::text is null and snapshot_id in (
         select snapshot_id from towpath.snapshot
         where state in ('queued', 'running', 'paused')
         union all
         select id from towpath.signal where status in ('accepted', 'running')
     )
+)
 order by queued_at, snapshot_id, ordinal
 
 -- name: read_asked_until
 -- Up to which change of the stream the relay's own requests are stored.
-select max(asked_until collate "C") from towpath.snapshot
+select max(asked_until collate "C") from towpath.snapshot where relay = %(relay)s
 
 -- name: read_pending_keys
 select pending_keys from towpath.snapshot
 where snapshot_id = %(snapshot_id)s and collection = %(collection)s
 
 -- name: delete_old_requests
--- Of what the relay asked for by itself: what was completed an hour ago, or failed a
--- week ago. The newest stays, since it tells up to where everything was asked for.
+-- Of what the relay asked for by itself: what was completed an hour ago, or failed or
+-- was incomplete a week ago. The newest stays, since it tells up to where everything was asked for.
 delete from towpath.snapshot
-where asked_until is not null
+where asked_until is not null and relay = %(relay)s
     and (state = 'completed' and completed_at < now() - interval '1 hour'
-        or state = 'failed' and updated_at < now() - interval '7 days')
+        or state in ('failed', 'incomplete')
+        and updated_at < now() - interval '7 days')
     and asked_until collate "C" < (
         select max(asked_until collate "C") from towpath.snapshot
+        where relay = %(relay)s
     )
 
 -- name: read_whether_snapshot_exists
@@ -369,8 +413,8 @@ select exists (select from towpath.signal where id = %(id)s)
 
 -- name: insert_signal
 -- Nothing is returned if the id is used.
-insert into towpath.signal (id, type, data)
-values (%(id)s::text, %(type)s::text, %(data)s::text)
+insert into towpath.signal (id, type, data, relay)
+values (%(id)s::text, %(type)s::text, %(data)s::text, %(relay)s::text)
 on conflict (id) do nothing
 returning id
 
@@ -379,10 +423,13 @@ select type = %(type)s::text and data is not distinct from %(data)s::text
 from towpath.signal where id = %(id)s::text
 
 -- name: list_snapshots
--- Snapshots as JSON, the newest first; listed keys can be many, and are left out.
+-- A snapshot, or those that signals asked of a relay, as JSON, the newest first; listed
+-- keys can be many, and are left out.
 select pg_catalog.to_jsonb(s) - 'pending_keys'
 from towpath.snapshot s
-where coalesce(s.snapshot_id = %(id)s::text, s.asked_until is null)
+where coalesce(
+    s.snapshot_id = %(id)s::text, s.asked_until is null and s.relay = %(relay)s
+)
 order by s.queued_at desc, s.snapshot_id, s.ordinal
 limit %(limit)s
 
@@ -390,11 +437,16 @@ limit %(limit)s
 select pg_catalog.to_jsonb(s) from towpath.signal s where s.id = %(id)s::text
 
 -- name: store_first_answer
--- Nothing is returned if the signal has an answer already, or is gone.
+-- Nothing is returned if the signal has an answer already, or is gone. No relay: the
+-- answer is none's.
 update towpath.signal
-set status = %(status)s, detail = %(detail)s, updated_at = now()
+set status = %(status)s, detail = %(detail)s, updated_at = now(),
+    relay = coalesce(%(relay)s::text, relay)
 where id = %(id)s and status is null
 returning id
+
+-- name: read_signal_relay
+select relay from towpath.signal where id = %(id)s
 
 -- name: store_answer
 update towpath.signal
@@ -405,18 +457,18 @@ where id = %(id)s
 -- name: reopen_signal
 -- A snapshot that had ended goes on: its signal has no final answer any more.
 update towpath.signal set status = 'accepted', updated_at = now()
-where id = %(id)s and status = 'failed'
+where id = %(id)s and status in ('failed', 'incomplete')
 
 -- name: insert_snapshot
 insert into towpath.snapshot (
     snapshot_id, collection, ordinal, state, table_oid, condition, target,
     max_rows_per_second, error, pending_keys, estimated_rows, asked_keys, asked_until,
-    kind, order_by, sweeps, updated_at
+    kind, order_by, sweeps, relay, updated_at
 ) values (
     %(snapshot_id)s, %(collection)s, %(ordinal)s, %(state)s, %(table_oid)s,
     %(condition)s, %(target)s, %(max_rows_per_second)s, %(error)s, %(pending_keys)s,
     %(estimated_rows)s, %(asked_keys)s, %(asked_until)s, %(kind)s, %(order_by)s,
-    %(sweeps)s, now()
+    %(sweeps)s, %(relay)s, now()
 )
 
 -- name: store_request
@@ -424,10 +476,11 @@ insert into towpath.snapshot (
 -- list other keys: ours are all that are asked for from the same change on.
 insert into towpath.snapshot (
     snapshot_id, collection, ordinal, state, table_oid, pending_keys, estimated_rows,
-    asked_keys, asked_until, updated_at
+    asked_keys, asked_until, relay, updated_at
 ) values (
     %(snapshot_id)s, %(collection)s, %(ordinal)s, %(state)s, %(table_oid)s,
-    %(pending_keys)s, %(estimated_rows)s, %(asked_keys)s, %(asked_until)s, now()
+    %(pending_keys)s, %(estimated_rows)s, %(asked_keys)s, %(asked_until)s, %(relay)s,
+    now()
 )
 on conflict (snapshot_id, collection) do update
 set state = excluded.state, table_oid = excluded.table_oid,
@@ -438,19 +491,32 @@ set state = excluded.state, table_oid = excluded.table_oid,
 -- name: change_snapshot
 -- What a signal stops, pauses or queues again; a table that has ended meanwhile is
 -- neither stopped nor paused. One that is read by another key than its own, and had
--- ended, begins anew: nobody asked meanwhile for rows that left the unread part.
-update towpath.snapshot
+-- ended, begins anew: nobody asked meanwhile for rows that left the unread part. Of an
+-- incomplete one what was not delivered is read again: the keys, or, if not all of them
+-- are listed, the table.
+update towpath.snapshot s
 set state = %(state)s, error = %(error)s, updated_at = now(), completed_at = null,
-    last_key = case when order_by is null or state = 'paused' or %(state)s <> 'queued'
-        then last_key end,
-    maximum_key = case
-        when order_by is null or state = 'paused' or %(state)s <> 'queued'
-        then maximum_key end,
-    ranges = case when order_by is null or state = 'paused' or %(state)s <> 'queued'
-        then ranges end
-where snapshot_id = %(snapshot_id)s and collection = %(collection)s
-    and case when %(state)s = 'queued' then state in ('paused', 'failed', 'stopped')
-        else state in ('queued', 'running', 'paused') end
+    last_key = case when not b.begins_again then last_key end,
+    maximum_key = case when not b.begins_again then maximum_key end,
+    ranges = case when not b.begins_again then ranges end,
+    pending_keys = case when b.is_incomplete then %(pending_keys)s else pending_keys end,
+    undelivered = case when b.is_incomplete then 0 else undelivered end,
+    undelivered_keys = case when not b.is_incomplete then undelivered_keys end
+from (
+    select t.snapshot_id, t.collection,
+        %(state)s = 'queued' and t.state = 'incomplete' as is_incomplete,
+        %(state)s = 'queued' and (
+            t.order_by is not null and t.state <> 'paused'
+            or t.state = 'incomplete'
+                and t.undelivered > coalesce(jsonb_array_length(t.undelivered_keys), 0)
+        ) as begins_again
+    from towpath.snapshot t
+) b
+where s.snapshot_id = %(snapshot_id)s and s.collection = %(collection)s
+    and b.snapshot_id = s.snapshot_id and b.collection = s.collection
+    and case when %(state)s = 'queued'
+        then s.state in ('paused', 'failed', 'stopped', 'incomplete')
+        else s.state in ('queued', 'running', 'paused') end
 
 -- name: save_progress
 -- What was stopped or paused meanwhile stays so, and nothing goes back.
@@ -460,6 +526,7 @@ set state = case when state = 'stopped' or state = 'paused' and %(state)s = 'run
     last_key = %(last_key)s, maximum_key = %(maximum_key)s,
     pending_keys = coalesce(%(pending_keys)s, pending_keys),
     ranges = %(ranges)s, floor = %(floor)s, key_columns = %(key_columns)s,
+    undelivered = %(undelivered)s, undelivered_keys = %(undelivered_keys)s,
     rows_per_second = %(rows_per_second)s,
     eta_s = %(eta_s)s, rows = %(rows)s, dropped = %(dropped)s,
     chunks = %(chunks)s, estimated_rows = %(estimated_rows)s, percent = %(percent)s,
@@ -697,15 +764,15 @@ select (
 select
     (select count(*) from towpath.snapshot
         where snapshot_id = any (%(ids)s::text[])
-            and state not in ('completed', 'failed', 'stopped'))
+            and state not in ('completed', 'incomplete', 'failed', 'stopped'))
     + (select count(*) from towpath.signal
         where id = any (%(ids)s::text[]) and status is null),
     (select count(*) from towpath.snapshot
         where snapshot_id = any (%(ids)s::text[]) and kind = 'initial'
-            and state not in ('completed', 'failed', 'stopped')),
+            and state not in ('completed', 'incomplete', 'failed', 'stopped')),
     (select array_agg(f.why order by f.why) from (
         select collection || ': ' || coalesce(error, state) as why from towpath.snapshot
-        where snapshot_id = any (%(ids)s::text[]) and state in ('failed', 'stopped')
+        where snapshot_id = any (%(ids)s::text[]) and state in ('failed', 'stopped', 'incomplete')
         union all
         select id || ': ' || coalesce(detail ->> 'reason', status) from towpath.signal
         where id = any (%(ids)s::text[]) and status = 'rejected'
@@ -719,33 +786,49 @@ delete from towpath.signal where id = any (%(ids)s::text[])
 
 -- name: store_first_table
 insert into towpath.snapshot (
-    snapshot_id, collection, ordinal, state, table_oid, condition, kind, updated_at
+    snapshot_id, collection, ordinal, state, table_oid, condition, kind, relay,
+    updated_at
 ) values (
     %(snapshot_id)s, %(collection)s, %(ordinal)s, 'queued', %(table_oid)s,
-    %(condition)s, 'initial', now()
+    %(condition)s, 'initial', %(relay)s, now()
 )
 
 -- name: thaw_first_tables
 update towpath.snapshot
 set kind = case when condition is null then 'incremental' else 'blocking' end,
     updated_at = now()
-where kind = 'initial' and state <> 'completed'
+where kind = 'initial' and state <> 'completed' and relay = %(relay)s
 
 -- name: retry_first_tables
-update towpath.snapshot
-set state = 'queued', error = null, updated_at = now()
-where snapshot_id = any (%(ids)s::text[]) and state = 'failed'
+update towpath.snapshot s
+set state = 'queued', error = null, updated_at = now(),
+    last_key = case when not b.begins_again then last_key end,
+    maximum_key = case when not b.begins_again then maximum_key end,
+    ranges = case when not b.begins_again then ranges end,
+    pending_keys = case when b.is_incomplete then undelivered_keys
+        else pending_keys end,
+    undelivered = case when b.is_incomplete then 0 else undelivered end,
+    undelivered_keys = case when not b.is_incomplete then undelivered_keys end
+from (
+    select t.snapshot_id, t.collection, t.state = 'incomplete' as is_incomplete,
+        t.state = 'incomplete'
+            and t.undelivered > coalesce(jsonb_array_length(t.undelivered_keys), 0)
+            as begins_again
+    from towpath.snapshot t
+) b
+where s.snapshot_id = any (%(ids)s::text[]) and s.state in ('failed', 'incomplete')
+    and b.snapshot_id = s.snapshot_id and b.collection = s.collection
 
 -- name: read_whether_one_goes_on
--- Whether a snapshot of these ids, or of any that begin so, has not ended.
+-- Whether a relay's snapshot of these ids, or of any that begin so, has not ended.
 select exists (
         select from towpath.snapshot
-        where (starts_with(snapshot_id, %(prefix)s)
+        where relay = %(relay)s and (starts_with(snapshot_id, %(prefix)s)
                 or snapshot_id = any (%(ids)s::text[]))
-            and state not in ('completed', 'failed', 'stopped')
+            and state not in ('completed', 'incomplete', 'failed', 'stopped')
     ) or exists (
         select from towpath.signal
-        where (starts_with(id, %(prefix)s) or id = any (%(ids)s::text[]))
+        where relay = %(relay)s and (starts_with(id, %(prefix)s) or id = any (%(ids)s::text[]))
             and status is null
     )
 
@@ -832,16 +915,18 @@ where r.ev_class = any (%(oids)s::oid[]) and r.ev_type = '1'
 -- history and guard -----------------------------------------------------------------
 
 -- name: read_history
--- Whether the server only replays, the end of its log as a number, and the highest
+-- Whether the server only replays, the end of its log as a number, and a relay's
 -- heartbeat; an error where there is no heartbeat table.
 select pg_catalog.pg_is_in_recovery(),
     case when pg_catalog.pg_is_in_recovery() then 0
         else (pg_catalog.pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint end,
-    coalesce((select max(counter) from towpath.heartbeat), 0)
+    coalesce((select counter from towpath.heartbeat where id = %(number)s), 0)
 
 -- name: read_heartbeat
 -- It waits for a beat that is decoded already and not visible yet.
-select coalesce((select counter from towpath.heartbeat where id = 1 for share), 0)
+select coalesce(
+    (select counter from towpath.heartbeat where id = %(number)s for share), 0
+)
 
 -- name: read_slot_details
 -- Whatever carries the name, in whichever database: database, plugin, whether it is
@@ -871,7 +956,7 @@ from pg_catalog.pg_replication_slots s
 where s.slot_name = %(slot)s
 
 -- name: beat
-insert into towpath.heartbeat (id, counter, beat_at) values (1, 1, now())
+insert into towpath.heartbeat (id, counter, beat_at) values (%(number)s, 1, now())
 on conflict (id) do update set counter = heartbeat.counter + 1, beat_at = now()
 returning counter
 
@@ -897,8 +982,8 @@ select pg_catalog.pg_drop_replication_slot(%(slot)s)
 
 -- name: ask_for_snapshot
 -- Safe to repeat, whatever the table's key.
-insert into towpath.signal (id, type, data)
-select %(id)s::text, 'execute-snapshot', %(data)s::text
+insert into towpath.signal (id, type, data, relay)
+select %(id)s::text, 'execute-snapshot', %(data)s::text, %(relay)s::text
 where not exists (select from towpath.signal where id = %(id)s::text)
 
 -- name: read_table_oid

@@ -22,6 +22,10 @@ from towpath.relay.postgres import preflight
 from towpath.relay.postgres.capturing import tables_to_capture
 from towpath.relay.postgres.connect import Connection, quoted, translated
 from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.relays import (
+    assignment_statement,
+    registration_statement,
+)
 from towpath.relay.postgres.slot import SLOT_TIMEOUT, slot_statement
 from towpath.relay.postgres.source_facts import (
     OWN_TABLES,
@@ -88,6 +92,7 @@ def plan(facts: SourceFacts, settings: Settings) -> list[Step]:
     tables = _published_tables(facts, settings)
     return [
         *_table_steps(facts, outbox.table),
+        *_relay_steps(facts, settings),
         *_publication_steps(facts, source.publication, tables, _ALL),
         *_publication_steps(
             facts, source.outbox_publication, (outbox.table,), outbox_sending
@@ -104,6 +109,14 @@ def notes(facts: SourceFacts, settings: Settings) -> list[str]:
         found.append(
             f"slot {settings.database.slot} is made by towpath relay run, together "
             "with the view of the database that its first snapshot reads"
+        )
+    relays, slot = facts.relays, settings.database.slot
+    if relays.has_unassigned and not relays.takes_over(
+        slot, has_slot=facts.slot is not None
+    ):
+        found.append(
+            "signals or snapshots have no relay yet: towpath relay init with the "
+            "configuration of the relay that stored them assigns them"
         )
     left = _left_to_the_relay(facts, settings)
     if left:
@@ -183,6 +196,22 @@ def _table_steps(facts: SourceFacts, outbox_table: str) -> Iterable[Step]:
         yield Step("making schema towpath", query("create_schema").decode())
     for name in missing:
         yield Step(f"making table {name}", query(OWN_TABLES[name]).decode())
+
+
+def _relay_steps(facts: SourceFacts, settings: Settings) -> Iterable[Step]:
+    """Register the relay, and assign rows of before to the relay that wrote them."""
+    source, relays, has_slot = settings.database, facts.relays, facts.slot is not None
+    if source.slot not in relays.numbers:
+        number = relays.number_of(source.slot, has_slot=has_slot)
+        yield Step(
+            f"registering relay {source.slot}",
+            registration_statement(source.slot, number, source.prefix),
+        )
+    if relays.has_unassigned and relays.takes_over(source.slot, has_slot=has_slot):
+        yield Step(
+            f"assigning signals and snapshots without a relay to {source.slot}",
+            assignment_statement(source.slot),
+        )
 
 
 def _publication_steps(

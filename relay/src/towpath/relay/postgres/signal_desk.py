@@ -21,8 +21,16 @@ MAX_LISTED: Final = 1_000
 class SourceSignals:
     """Leaves signals in the source, and tells what became of them."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, relay: str) -> None:
+        """
+        Describe the source; nothing is connected yet.
+
+        Args:
+            dsn: The source.
+            relay: The relay that signals are for if they name none.
+        """
         self._dsn = dsn
+        self._relay = relay
 
     def leave(self, signal: LeftSignal) -> None:
         """
@@ -33,7 +41,7 @@ class SourceSignals:
             TowpathError: The source is away, or not prepared.
         """
         with self._connected("leaving a signal") as connection:
-            insert(connection, signal)
+            insert(connection, signal._replace(relay=self._relay))
 
     def signal(self, signal_id: str) -> Any:  # noqa: ANN401 - JSON
         """
@@ -48,12 +56,12 @@ class SourceSignals:
 
     def snapshots(self, snapshot_id: str | None) -> list[Any]:
         """
-        Return the tables of one snapshot, or of all that were asked for by signals.
+        Return the tables of one snapshot, or of all that signals asked of this relay.
 
         Raises:
             TowpathError: The source is away, or not prepared.
         """
-        names = {"id": snapshot_id, "limit": MAX_LISTED}
+        names = {"id": snapshot_id, "limit": MAX_LISTED, "relay": self._relay}
         with self._connected("reading snapshots") as connection:
             return [
                 row[0] for row in connection.execute(query("list_snapshots"), names)

@@ -15,6 +15,7 @@ from typing import Final
 import psycopg
 import structlog
 
+from towpath.relay.addressing import address_of
 from towpath.relay.postgres.connect import Connection, connect, failure, translated
 from towpath.relay.postgres.lane import Lane
 from towpath.relay.postgres.queries import query
@@ -41,7 +42,12 @@ def insert(connection: Connection, signal: LeftSignal) -> bool:
         SignalRejectedError: Another signal has its id.
         psycopg.Error: It could not be done.
     """
-    row = {"id": signal.signal_id, "type": signal.type, "data": signal.data}
+    row = {
+        "id": signal.signal_id,
+        "type": signal.type,
+        "data": signal.data,
+        "relay": address_of(signal.data, signal.relay),
+    }
     if connection.execute(query("insert_signal"), row).fetchone():
         return True
     same = connection.execute(query("read_whether_same_signal"), row).fetchone()

@@ -4,15 +4,17 @@ Signals and progress in the source database: ``towpath.signal``, ``towpath.snaps
 Keys are stored as JSON lists of their text, so that a person can read them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from psycopg.types.json import Jsonb
 
+from towpath.relay.addressing import claim
 from towpath.relay.postgres.connect import Connection
 from towpath.relay.postgres.queries import query
 from towpath.relay.snapshot.effects import (
     AnswerSignal,
+    ClaimSignal,
     ReadEnded,
     SaveProgress,
     StoreKeys,
@@ -23,6 +25,7 @@ from towpath.relay.snapshot.facts import (
     KeysStored,
     ProgressSaved,
     Resumed,
+    SignalClaimed,
     SignalStored,
 )
 from towpath.relay.snapshot.shape import Key, KeyRange
@@ -30,15 +33,24 @@ from towpath.relay.snapshot.stored import StoredTable
 
 
 class SnapshotStore:
-    """Writes and reads over one connection, which nobody else uses."""
+    """Writes and reads the signals and snapshots of one relay."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, relay: str) -> None:
+        """
+        Take what is needed.
+
+        Args:
+            connection: Nobody else uses it meanwhile.
+            relay: Whose snapshots are read and stored.
+        """
         self._connection = connection
+        self._relay = relay
 
     def read_unfinished(self) -> Resumed:
         """Return the snapshots that have not ended, the first asked first."""
         tables = self._read(None)
-        place = self._connection.execute(query("read_asked_until")).fetchone()
+        own = {"relay": self._relay}
+        place = self._connection.execute(query("read_asked_until"), own).fetchone()
         asked_until = place[0] if place else None
         return Resumed(tables, asked_until)
 
@@ -46,11 +58,16 @@ class SnapshotStore:
         """Return all tables of a snapshot, in their order, ended or not."""
         return EndedRead(effect.signal_id, self._read(effect.snapshot_id))
 
-    def read_keys(self, snapshot_id: str, collection: str) -> tuple[Key, ...]:
-        """Return the listed keys of a table that are not delivered yet."""
-        names = {"snapshot_id": snapshot_id, "collection": collection}
-        row = self._connection.execute(query("read_pending_keys"), names).fetchone()
-        return _keys(row[0]) if row else ()
+    def claim(self, effect: ClaimSignal) -> SignalClaimed | SignalStored:
+        """Look up whose a signal is; another relay's counts as answered."""
+        execute = self._connection.execute
+        row = execute(query("read_signal_relay"), {"id": effect.signal_id}).fetchone()
+        names = [name for name, _ in execute(query("list_relays"))]
+        address = effect.address or (row[0] if row else None)
+        found = claim(address, self._relay, names)
+        if found.is_ours or found.refusal is not None:
+            return SignalClaimed(effect.signal_id, found.refusal)
+        return SignalStored(effect.signal_id, is_new=False)
 
     def store_signal(self, effect: StoreSignal) -> SignalStored:
         """Answer a signal and store its tables, unless it was answered before."""
@@ -64,6 +81,7 @@ class SnapshotStore:
                         "collection": table.collection,
                         "state": table.state,
                         "error": table.error,
+                        "pending_keys": _keys_json(table),
                     }
                     self._connection.execute(query("change_snapshot"), fields)
                 queued = {t.snapshot_id for t in effect.changed if t.state == "queued"}
@@ -76,11 +94,13 @@ class SnapshotStore:
         """Store what the relay asks for; forget what it has got long ago."""
         with self._connection.transaction():
             self._insert(effect.tables, "store_request")
-            self._connection.execute(query("delete_old_requests"))
+            self._connection.execute(
+                query("delete_old_requests"), {"relay": self._relay}
+            )
         return KeysStored(effect.snapshot_id)
 
     def _read(self, snapshot_id: str | None) -> tuple[StoredTable, ...]:
-        names = {"snapshot_id": snapshot_id}
+        names = {"snapshot_id": snapshot_id, "relay": self._relay}
         rows = self._connection.execute(query("read_snapshots"), names).fetchall()
         return tuple(_stored(row) for row in rows)
 
@@ -89,6 +109,7 @@ class SnapshotStore:
             fields = table._asdict() | {
                 "pending_keys": _keys_json(table),
                 "order_by": Jsonb(list(table.order_by)) if table.order_by else None,
+                "relay": self._relay,
             }
             self._connection.execute(query(statement), fields)
 
@@ -107,6 +128,7 @@ class SnapshotStore:
             "eta_s": table.eta_s,
             "ranges": _ranges_json(table.ranges),
             "key_columns": Jsonb(list(table.key_columns)),
+            "undelivered_keys": _undelivered_json(table),
         }
         self._connection.execute(query("save_progress"), fields)
         return ProgressSaved(effect.request_id)
@@ -115,19 +137,29 @@ class SnapshotStore:
         """Write the first answer; tell whether nothing was known of this signal."""
         execute = self._connection.execute
         signal = {"id": effect.signal_id}
+        owner = {"relay": self._relay if effect.is_ours else None}
         used = execute(query("read_whether_snapshot_exists"), signal).fetchone()
         if used is not None and used[0]:
             reason = "this id was used by an earlier signal; choose another"
             answer = {"status": "rejected", "detail": Jsonb({"reason": reason})}
-            execute(query("store_first_answer"), signal | answer)
+            execute(query("store_first_answer"), signal | answer | owner)
             return False
-        if execute(query("store_first_answer"), _answer(effect)).fetchone():
+        if execute(query("store_first_answer"), _answer(effect) | owner).fetchone():
             return True
         known = execute(query("read_whether_signal_exists"), signal).fetchone()
         return known is None or not known[0]
 
 
-def _answer(effect: StoreSignal | AnswerSignal) -> Mapping[str, Any]:
+def read_keys(
+    connection: Connection, snapshot_id: str, collection: str
+) -> tuple[Key, ...]:
+    """Return the listed keys of a table that are not delivered yet."""
+    names = {"snapshot_id": snapshot_id, "collection": collection}
+    row = connection.execute(query("read_pending_keys"), names).fetchone()
+    return _keys(row[0]) if row else ()
+
+
+def _answer(effect: StoreSignal | AnswerSignal) -> dict[str, Any]:
     return {
         "id": effect.signal_id,
         "status": effect.status,
@@ -144,6 +176,7 @@ def _stored(row: tuple[Any, ...]) -> StoredTable:
         order_by=tuple(table.order_by or ()),
         ranges=_ranges(table.ranges),
         key_columns=tuple(table.key_columns or ()),
+        undelivered_keys=_keys(row[25]),
     )
 
 
@@ -177,6 +210,12 @@ def _keys(listed: list[list[str]] | None) -> tuple[Key, ...]:
 def _keys_json(table: StoredTable) -> Jsonb | None:
     keys = table.pending_keys
     return None if keys is None else Jsonb([_texts(key) for key in keys])
+
+
+def _undelivered_json(table: StoredTable) -> Jsonb | None:
+    """Write the keys of dead letters; most tables have none."""
+    keys = table.undelivered_keys
+    return Jsonb([_texts(key) for key in keys]) if keys else None
 
 
 def _texts(key: Key) -> list[str]:

@@ -83,6 +83,7 @@ class SnapshotWorker:
         wake: Callable[[], None],
         *,
         publication: str,
+        relay: str,
         readers: int = 1,
         watermarks: Watermarks = Watermarks.MESSAGES,
         max_chunk_bytes: int = MAX_CHUNK_BYTES,
@@ -95,6 +96,7 @@ class SnapshotWorker:
             dsn: The source.
             wake: Called, from another thread, when there are new facts.
             publication: The publication that streams the tables' changes.
+            relay: The relay's name: whose signals and snapshots are stored.
             readers: How many chunks are read at a time.
             watermarks: How watermarks get into the log.
             max_chunk_bytes: Bound of a chunk's size as COPY text.
@@ -120,7 +122,8 @@ class SnapshotWorker:
             )
             for number in range(readers)
         ]
-        self._clerk = Clerk(readable, self._frozen, self._reading_pids)
+        self._relay = relay
+        self._clerk = Clerk(readable, self._frozen, self._reading_pids, relay)
         self._storing: Lane[Clerking] = Lane(
             "snapshot-clerk", self._connect, self._store, self._fail
         )
@@ -144,7 +147,7 @@ class SnapshotWorker:
             TowpathError: The source cannot be asked.
         """
         with self._connect() as connection, translated("reading stored snapshots"):
-            return SnapshotStore(connection).read_unfinished()
+            return SnapshotStore(connection, self._relay).read_unfinished()
 
     def submit(self, effect: WorkerEffect) -> None:
         """Take an effect; its answer comes back as a fact, after a wake-up."""

@@ -1,13 +1,14 @@
 """What the source's catalog tells before anything is done, as plain values."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from towpath.relay.lineage import FoundSlot
 from towpath.relay.postgres.connect import Connection, translated
 from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.relays import RELAY_TABLE, RelayFacts, read_relays
 from towpath.relay.postgres.slot import read_slot
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
@@ -21,6 +22,7 @@ OWN_TABLES: Final[Mapping[str, str]] = {
     "towpath.snapshot": "create_snapshot_table",
     "towpath.heartbeat": "create_heartbeat_table",
     "towpath.captured": "create_captured_table",
+    RELAY_TABLE: "create_relay_table",
 }
 
 
@@ -116,7 +118,8 @@ class SourceFacts:
     What there is before anything is done.
 
     ``tables`` are those that the file names, and those that its expressions take.
-    ``has_run`` tells that a relay has followed this database before.
+    ``has_run`` tells that this relay has followed this database before; ``relays`` are
+    those that are registered.
     """
 
     server: ServerFacts
@@ -126,6 +129,7 @@ class SourceFacts:
     slot: FoundSlot | None
     old_transactions: Sequence[OldTransaction] = ()
     has_run: bool = False
+    relays: RelayFacts = field(default_factory=RelayFacts)
 
 
 def list_tables(connection: Connection, settings: Settings) -> list[ListedTable]:
@@ -197,6 +201,10 @@ def read_facts(connection: Connection, settings: Settings) -> SourceFacts:
         chosen = list(settings.capture.chosen(each.name for each in listed))
         rows = execute(query("read_tables"), name_lists(chosen)).fetchall()
         old = execute(query("read_old_transactions")).fetchall()
+        slot, relays = (
+            read_slot(connection, source.slot),
+            read_relays(connection, source.slot),
+        )
         return SourceFacts(
             server=ServerFacts(*server),
             own_tables=frozenset(own),
@@ -206,9 +214,10 @@ def read_facts(connection: Connection, settings: Settings) -> SourceFacts:
                 for name in (source.publication, source.outbox_publication)
                 if (facts := _read_publication(connection, name)) is not None
             },
-            slot=read_slot(connection, source.slot),
+            slot=slot,
             old_transactions=[OldTransaction(*each) for each in old],
-            has_run="towpath.heartbeat" in own and _has_run(connection),
+            has_run=relays.has_run(source.slot, has_slot=slot is not None),
+            relays=relays,
         )
 
 
@@ -219,11 +228,6 @@ def name_lists(names: Iterable[str]) -> dict[str, list[str]]:
         "schemas": [name.schema for name in parsed],
         "tables": [name.table for name in parsed],
     }
-
-
-def _has_run(connection: Connection) -> bool:
-    row = connection.execute(query("read_whether_it_ran")).fetchone()
-    return bool(row and row[0])
 
 
 def _tables(rows: Iterable[Sequence[Any]]) -> dict[str, TableFacts]:

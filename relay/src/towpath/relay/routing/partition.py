@@ -5,7 +5,10 @@ The relay names the partition of every record: ``kafka.partitioner`` does it qui
 what is produced; this form is for what is looked up, and for other platforms.
 """
 
+import zlib
 from typing import Final
+
+from towpath.relay.routing.record import ANY_PARTITION, Record
 
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995
@@ -34,3 +37,11 @@ def murmur2(data: bytes) -> int:
 def partition_of(key: bytes, partition_count: int) -> int:
     """Return the partition of a record with this key."""
     return (murmur2(key) & _POSITIVE) % partition_count
+
+
+def placed(record: Record, partition_count: int) -> Record:
+    """Give a record without a key the partition that its position names."""
+    if record.key is not None or record.partition != ANY_PARTITION:
+        return record
+    partition = zlib.crc32(record.position) % partition_count
+    return record._replace(partition=partition)

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
+import orjson
+
 from towpath.relay.routing.codec import Facts
-from towpath.relay.routing.record import Record
+from towpath.relay.routing.record import FIXED_BYTES, Record
 from towpath.relay.wal.relation import Relation
+from towpath.schemas import headers
 from towpath.schemas.envelope import INCREMENTAL
 
 _INCREMENTAL: Final = INCREMENTAL.encode()
@@ -52,6 +55,30 @@ class ReadRoute(Protocol):
         Raises:
             MalformedMessageError: The record's key cannot be made of it alone.
         """
+
+
+def undelivered(record: Record, place: ReadPlace, reason: str) -> Record:
+    """
+    Return what tells the one sink that a row was read for, and cannot be delivered.
+
+    Its value is no row: a sink sets it aside, and its key with it.
+    """
+    value, text = orjson.dumps(reason), reason.encode()
+    position, snapshot_id = b"%016x.-" % place.log_lsn, place.snapshot_id.encode()
+    key = record.key
+    return Record(
+        topic=place.topic,
+        key=key,
+        value=value,
+        headers=[
+            (headers.POSITION, position),
+            (headers.SNAPSHOT, snapshot_id),
+            (headers.UNDELIVERED, text),
+        ],
+        position=position,
+        timestamp_ms=place.now_us // 1000,
+        size=FIXED_BYTES + len(key or b"") + 2 * len(value) + len(snapshot_id),
+    )
 
 
 def read_facts(operation: bytes, place: ReadPlace) -> Facts:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
+from towpath.relay.addressing import Registration
 from towpath.relay.snapshot.accepted import Accepted
 from towpath.relay.snapshot.desk import Desk
 from towpath.relay.snapshot.effects import (
@@ -27,6 +28,7 @@ from towpath.relay.snapshot.facts import (
     KeysStored,
     LoadRead,
     Resumed,
+    SignalClaimed,
     SignalSeen,
     SignalStored,
     TablesInspected,
@@ -64,6 +66,7 @@ class Scope:
         views: Of each collection that is an aggregate view, the aggregate type.
         lent: Snapshots whose one view of the database was made with the slot.
         start_log_lsn: Where the stream begins, and so where those views stand.
+        relay: How this relay is registered; None: no signal names one.
     """
 
     captured: Collection[str]
@@ -71,6 +74,7 @@ class Scope:
     views: Mapping[str, str] = field(default_factory=dict)
     lent: Collection[str] = ()
     start_log_lsn: int = 0
+    relay: Registration | None = None
 
 
 class SnapshotDriver:
@@ -102,11 +106,14 @@ class SnapshotDriver:
             throttle: When reading yields.
         """
         self.recorders = Recorders(scope.views)
-        self.requests = KeyRequests(limits.batch_keys)
+        relay = scope.relay
+        suffix = "" if relay is None else relay.suffix
+        self.requests = KeyRequests(limits.batch_keys, suffix)
         self._scope = scope
         self._invisible = invisible
         self._throttle = throttle
-        self._intake = Intake(scope.captured, scope.sinks)
+        name = None if relay is None else relay.name
+        self._intake = Intake(scope.captured, scope.sinks, name)
         self._freezes = Freezes(scope.lent, scope.start_log_lsn)
         desk = Desk(invisible, self.requests, Tokens(run_id))
 
@@ -160,6 +167,8 @@ class SnapshotDriver:
                 self._take_load(fact)
             case SignalSeen():
                 self._intake.see(fact)
+            case SignalClaimed():
+                return self._intake.claimed(fact, self._open_tables())
             case VisibilityRead() | TablesInspected() | EndedRead() | SignalStored():
                 return self._answer(fact)
             case KeysStored():

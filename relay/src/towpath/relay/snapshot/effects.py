@@ -118,13 +118,25 @@ class ReadEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimSignal:
+    """
+    Look up whose a signal is: ``SignalClaimed``; ``SignalStored`` if another relay's.
+
+    ``address`` is the relay that it names; None: it names none.
+    """
+
+    signal_id: str
+    address: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreSignal:
     """
     Answer a new signal and store its tables, in one transaction: ``SignalStored``.
 
     A signal that has an answer already, or tables in ``towpath.snapshot``, is left as
     it is. ``changed`` are tables that are stopped, paused or queued again with it, in
-    their new state.
+    their new state. ``is_ours`` is false for a signal that belongs to no relay.
     """
 
     signal_id: str
@@ -132,6 +144,7 @@ class StoreSignal:
     detail: Mapping[str, Any]
     tables: tuple[StoredTable, ...] = ()
     changed: tuple[StoredTable, ...] = ()
+    is_ours: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +263,7 @@ WorkerEffect = (
     ProbeVisibility
     | InspectTables
     | ReadEnded
+    | ClaimSignal
     | StoreSignal
     | StoreKeys
     | AnswerSignal

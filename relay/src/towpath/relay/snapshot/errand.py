@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from towpath.relay.snapshot.effects import ReadPlan
 from towpath.relay.snapshot.facts import WatermarkSeen
 from towpath.relay.snapshot.shape import Key, KeyRange, Plan, TableShape
 from towpath.relay.snapshot.stored import StoredTable
@@ -55,14 +56,6 @@ class Errand(NamedTuple):
     notes: Notes
     tokens: Tokens
     freeze: Freeze | None = None
-
-
-class Settled(NamedTuple):
-    """What Kafka has acknowledged since the last time: chunks, and rows in them."""
-
-    chunks: int
-    rows: int
-    dropped: int
 
 
 class Freezes:
@@ -123,3 +116,20 @@ def reached(ranges: Iterable[KeyRange]) -> Key | None:
             return one.after_key
         last_key = one.last_key
     return last_key
+
+
+def read_plan(
+    table: StoredTable, request_id: int, parts: int, view: str | None
+) -> ReadPlan:
+    """Return what asks for the plan of a table."""
+    return ReadPlan(
+        request_id,
+        table.collection,
+        table.table_oid,
+        condition=table.filter,
+        select=table.select,
+        keys_of=None if table.asked_keys is None else table.snapshot_id,
+        order_by=table.order_by,
+        parts=parts,
+        frozen_by=view,
+    )

@@ -20,7 +20,8 @@ class SignalSeen:
     """
     A row was inserted into the signal table by transaction ``xid`` (32 bits).
 
-    ``position`` is the change's, as text: for people.
+    ``position`` is the change's, as text: for people. ``relay`` is the one that its row
+    names.
     """
 
     signal_id: str
@@ -28,6 +29,7 @@ class SignalSeen:
     data: str | None
     xid: int
     position: str = ""
+    relay: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,14 @@ class Delivered:
     """Kafka has acknowledged every row of an ``EmitRows``."""
 
     chunk_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowsRefused:
+    """Rows of a chunk went to the dead letters; ``keys`` are the table's own."""
+
+    chunk_id: int
+    keys: tuple[Key, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +139,20 @@ class EndedRead:
 
 
 @dataclass(frozen=True, slots=True)
+class SignalClaimed:
+    """A signal is this relay's, or, with a ``refusal``, nobody's."""
+
+    signal_id: str
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SignalStored:
     """
     A signal's answer is durable: its transaction may be confirmed.
 
-    ``is_new`` is false for a signal that was answered before: it is not run again.
+    ``is_new`` is false for a signal that was answered before, or is another relay's: it
+    is not run.
     """
 
     signal_id: str
@@ -202,12 +221,13 @@ class LoadRead:
     active_sessions: int
 
 
-LoopFact = SignalSeen | WatermarkSeen | Delivered | Tick | Turn
+LoopFact = SignalSeen | WatermarkSeen | Delivered | RowsRefused | Tick | Turn
 WorkerFact = (
     Resumed
     | VisibilityRead
     | TablesInspected
     | EndedRead
+    | SignalClaimed
     | SignalStored
     | KeysStored
     | WatermarkWritten

@@ -3,8 +3,9 @@ Signals between being seen in the stream and being answered, one after another.
 
 ::
 
-    seen -> its transaction visible -> tables inspected, or read -> answer stored
+    seen -> its transaction visible -> claimed -> tables inspected, or read -> answer
 
+A signal that names this relay is claimed without a question; another is looked up.
 The answer goes into the signal's own row, which is why the row must be visible first.
 Every signal gets one, so that its transaction can be confirmed. What it changes is
 stored with its answer, and only then carried out.
@@ -15,9 +16,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from towpath.relay.addressing import address_of
 from towpath.relay.snapshot import notifications
 from towpath.relay.snapshot.accepted import Accepted, queued, refused
 from towpath.relay.snapshot.effects import (
+    ClaimSignal,
     Effect,
     InspectTables,
     ReadEnded,
@@ -25,6 +28,7 @@ from towpath.relay.snapshot.effects import (
 )
 from towpath.relay.snapshot.facts import (
     EndedRead,
+    SignalClaimed,
     SignalSeen,
     SignalStored,
     TablesInspected,
@@ -60,7 +64,10 @@ class Intake:
     """The signals that have no stored answer yet; the first is being answered."""
 
     def __init__(
-        self, captured: Collection[str], sinks: Callable[[], Collection[str]]
+        self,
+        captured: Collection[str],
+        sinks: Callable[[], Collection[str]],
+        relay: str | None = None,
     ) -> None:
         """
         Begin without a signal.
@@ -68,11 +75,14 @@ class Intake:
         Args:
             captured: The collections that can be read, as of each look at it.
             sinks: Names the sinks as of now: what a signal's target may be.
+            relay: This relay's name.
         """
+        self._relay = relay
         self._captured = captured
         self._sinks = sinks
         self._signals: deque[SignalSeen] = deque()
         self._is_asked = False
+        self._is_claiming = False
         self._request: Request | None = None
         self._refusals: Mapping[str, str] = {}
         self._answer: StoreSignal | None = None
@@ -108,10 +118,28 @@ class Intake:
         if not snapshot.sees_streamed(signal.xid):
             return []
         self._is_asked = True
+        address = address_of(signal.data, signal.relay)
+        if address != self._relay:
+            self._is_claiming = True
+            return [ClaimSignal(signal.signal_id, address)]
+        return [self._answer_now(signal, open_tables)]
+
+    def claimed(
+        self, fact: SignalClaimed, open_tables: Collection[StoredTable]
+    ) -> list[Effect]:
+        """Answer a signal, now that it is known whose it is."""
+        self._is_claiming = False
+        if fact.refusal is not None:
+            return [self._store("rejected", {"reason": fact.refusal}, is_ours=False)]
+        return [self._answer_now(self._signals[0], open_tables)]
+
+    def _answer_now(
+        self, signal: SignalSeen, open_tables: Collection[StoredTable]
+    ) -> Effect:
         try:
-            return [self._begin(signal, open_tables)]
+            return self._begin(signal, open_tables)
         except SignalRejectedError as rejection:
-            return [self._store("rejected", {"reason": str(rejection)})]
+            return self._store("rejected", {"reason": str(rejection)})
 
     def inspected(self, fact: TablesInspected) -> list[Effect]:
         """Store the answer to an execute-snapshot, now that its tables are known."""
@@ -144,10 +172,11 @@ class Intake:
         return [self._resume(picked, siblings)]
 
     def stored(self, fact: SignalStored) -> Accepted | None:
-        """End a signal whose answer is durable; None: it was known before."""
+        """End a signal whose answer is durable; None: it is not carried out here."""
         accepted = self._accepted
-        if self._answer is None:
+        if self._answer is None and not self._is_claiming:
             return None
+        self._is_claiming = False
         self._signals.popleft()
         self._is_asked = False
         self._request = None
@@ -220,7 +249,7 @@ class Intake:
     def _resume(
         self, picked: Picked, siblings: tuple[StoredTable, ...] = ()
     ) -> StoreSignal:
-        changed = _changed(picked, "queued")
+        changed = tuple(table.queued_again() for table in picked.tables)
         accepted = Accepted(resumes=changed, siblings=siblings if changed else ())
         return self._change("resumed", picked, changed, accepted)
 
@@ -242,10 +271,14 @@ class Intake:
         detail: Mapping[str, Any],
         accepted: Accepted | None = None,
         changed: tuple[StoredTable, ...] = (),
+        *,
+        is_ours: bool = True,
     ) -> StoreSignal:
         accepted = accepted or Accepted()
         signal_id = self._signals[0].signal_id
-        self._answer = StoreSignal(signal_id, status, detail, accepted.tables, changed)
+        self._answer = StoreSignal(
+            signal_id, status, detail, accepted.tables, changed, is_ours
+        )
         notice = notifications.answered(signal_id, status, detail)
         self._accepted = replace(accepted, notices=(notice,))
         return self._answer

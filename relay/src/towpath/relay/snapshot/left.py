@@ -32,12 +32,14 @@ class LeftSignal(NamedTuple):
         type: What is asked for.
         data: A JSON object, as text; None: nothing further.
         source: Where it was left, for people.
+        relay: Whose channel it was left in, if it names no relay; None: everybody's.
     """
 
     signal_id: str
     type: str
     data: str | None
     source: str
+    relay: str | None = None
 
 
 class Refusal(NamedTuple):

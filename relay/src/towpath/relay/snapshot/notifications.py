@@ -2,13 +2,14 @@
 Notifications: of a snapshot in Debezium's types and fields, of a signal in ours.
 
 STARTED, then per chunk IN_PROGRESS, per table TABLE_SCAN_COMPLETED, at the end
-COMPLETED, or ABORTED when a table failed or was stopped; in between PAUSED and RESUMED.
+COMPLETED, or ABORTED when a table failed, was stopped or is incomplete; in between
+PAUSED and RESUMED.
 The aggregate type is ``Incremental Snapshot``, or ``Initial Snapshot`` for what is read
 in one view of the database. The id is the signal's.
 
 What becomes of a signal is told too, since one that comes from a bare table or from
 Kafka has no row to be answered in: aggregate type ``Signal``, types ACCEPTED, REJECTED,
-COMPLETED, FAILED.
+COMPLETED, INCOMPLETE, FAILED.
 """
 
 import json
@@ -27,7 +28,12 @@ SIGNAL: Final = "Signal"
 _MAX_DETAIL: Final = 100_000
 
 _SCAN_STATUS: Final = MappingProxyType(
-    {"completed": "SUCCEEDED", "failed": "SQL_EXCEPTION", "stopped": "STOPPED"}
+    {
+        "completed": "SUCCEEDED",
+        "incomplete": "INCOMPLETE",
+        "failed": "SQL_EXCEPTION",
+        "stopped": "STOPPED",
+    }
 )
 
 

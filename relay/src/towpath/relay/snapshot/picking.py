@@ -7,7 +7,7 @@ signal tables in                               become
 stop   queued, running, paused                 stopped
 pause  queued, running                         paused
 resume paused; of a named snapshot also        queued
-       failed, stopped
+       failed, stopped, incomplete
 ====== ======================================= ================
 
 A named collection that is in no such state is told of; without names the others are let
@@ -25,7 +25,7 @@ from towpath.relay.snapshot.stored import StoredTable
 OPEN: Final = frozenset({"queued", "running", "paused"})
 ACTIVE: Final = frozenset({"queued", "running"})
 PAUSED: Final = frozenset({"paused"})
-RESUMABLE: Final = frozenset({"paused", "failed", "stopped"})
+RESUMABLE: Final = frozenset({"paused", "failed", "stopped", "incomplete"})
 
 _NOT_OPEN: Final = "no snapshot of it is open"
 

@@ -9,12 +9,12 @@ from itertools import chain
 from typing import NamedTuple
 
 from towpath.relay.snapshot.effects import EmitRows, ReadChunk
-from towpath.relay.snapshot.errand import Errand, Settled, reached
+from towpath.relay.snapshot.errand import Errand, reached
 from towpath.relay.snapshot.facts import ChunkRead, Fact, WatermarkSeen
 from towpath.relay.snapshot.pace import Pace
 from towpath.relay.snapshot.reading import Reading
 from towpath.relay.snapshot.shape import Key, KeyRange
-from towpath.relay.snapshot.stored import StoredTable
+from towpath.relay.snapshot.stored import Settled, StoredTable
 
 
 class Asking(NamedTuple):
@@ -102,6 +102,11 @@ class Readers:
         for reading in self._readings:
             reading.acknowledge(chunk_id)
 
+    def refuse(self, chunk_id: int, keys: tuple[Key, ...]) -> None:
+        """Take in that rows of a chunk are dead letters."""
+        for reading in self._readings:
+            reading.refuse(chunk_id, keys)
+
     def cut(self) -> list[EmitRows]:
         """End the chunks that are judged in part where they are."""
         return list(chain.from_iterable([r.cut() for r in self._readings]))
@@ -132,6 +137,7 @@ class Readers:
             chunks=sum(one.chunks for one in settled),
             rows=sum(one.rows for one in settled),
             dropped=sum(one.dropped for one in settled),
+            undelivered=tuple(chain.from_iterable(s.undelivered for s in settled)),
         )
 
     def ask(self, asking: Asking) -> list[ReadChunk]:

@@ -21,41 +21,20 @@ a window, or emitted and not acknowledged. All of them are stored with the progr
 import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from towpath.relay.snapshot.chunk_delivery import ChunkDelivery
 from towpath.relay.snapshot.effects import EmitRows, ReadChunk
-from towpath.relay.snapshot.errand import Errand, Settled
+from towpath.relay.snapshot.errand import Errand
 from towpath.relay.snapshot.facts import WatermarkSeen
 from towpath.relay.snapshot.shape import Chunk, Key, KeyRange, Row
-from towpath.relay.snapshot.window import Verdict, Window
-from towpath.relay.wal.relation import Relation
+from towpath.relay.snapshot.stored import Settled
+from towpath.relay.snapshot.window import Window
 
 # One chunk is read, one waits for the stream, one for Kafka: more adds only memory.
 MAX_CHUNKS_IN_FLIGHT: Final = 3
 # Each listed key is one index probe, and its text stands in the statement.
 MAX_KEYS_PER_CHUNK: Final = 500
-
-
-@dataclass(slots=True)
-class _Delivery:
-    """A chunk on its way to Kafka: what was judged of it so far."""
-
-    chunk_id: int
-    relation: Relation
-    log_lsn: int
-    last_key: Key | None = None
-    row_count: int = 0
-    dropped: int = 0
-    keys: tuple[Key, ...] = ()
-    has_emitted: bool = False
-    is_acknowledged: bool = False
-
-    def add(self, verdict: Verdict) -> None:
-        """Take in a part."""
-        self.last_key = verdict.last_key or self.last_key
-        self.row_count += len(verdict.rows) + len(verdict.absent)
-        self.dropped += verdict.dropped
 
 
 class Part(NamedTuple):
@@ -88,8 +67,8 @@ class Reading:
         self._asked_key = self._judged_key = key_range.after_key if key_range else None
         self._has_reached_end = key_range is None or key_range.is_done
         self._windows: deque[Window] = deque()
-        self._deliveries: deque[_Delivery] = deque()
-        self._judging: _Delivery | None = None
+        self._deliveries: deque[ChunkDelivery] = deque()
+        self._judging: ChunkDelivery | None = None
         self._last_mark: str | None = None
         self._seen_mark: WatermarkSeen | None = None
 
@@ -257,7 +236,7 @@ class Reading:
         verdict = window.judge(self._errand.notes, max_rows)
         self._read_again(verdict.incomplete)
         self._judged_key = verdict.last_key or self._judged_key
-        delivery = self._judging or _Delivery(
+        delivery = self._judging or ChunkDelivery(
             window.chunk_id, verdict.relation, verdict.log_lsn, keys=window.keys
         )
         self._judging = delivery
@@ -277,7 +256,7 @@ class Reading:
         )
         return Part(emission, verdict.judged)
 
-    def _pass_window(self, delivery: _Delivery) -> None:
+    def _pass_window(self, delivery: ChunkDelivery) -> None:
         """Go on to the next window: what mattered to this one alone is forgotten."""
         window = self._windows.popleft()
         number, low, chunk = self._number, window.low, window.chunk
@@ -286,7 +265,7 @@ class Reading:
         self._leave_if_idle()
         self._close(delivery)
 
-    def _close(self, delivery: _Delivery) -> None:
+    def _close(self, delivery: ChunkDelivery) -> None:
         """Let the chunk that was judged wait for Kafka."""
         self._judging = None
         delivery.is_acknowledged = not delivery.has_emitted
@@ -294,7 +273,7 @@ class Reading:
 
     def _emission(
         self,
-        delivery: _Delivery,
+        delivery: ChunkDelivery,
         rows: Sequence[Row] = (),
         absent: tuple[Key, ...] = (),
         *,
@@ -320,19 +299,27 @@ class Reading:
             if delivery.chunk_id == chunk_id:
                 delivery.is_acknowledged = True
 
+    def refuse(self, chunk_id: int, keys: tuple[Key, ...]) -> None:
+        """Take in that rows of a chunk are dead letters."""
+        for delivery in (*self._deliveries, self._judging):
+            if delivery is not None:
+                delivery.refuse(chunk_id, keys)
+
     def settle(self) -> Settled:
         """Move the stored place over the acknowledged prefix; say how far that was."""
         chunks = rows = dropped = 0
+        undelivered: list[Key] = []
         while self._deliveries and self._deliveries[0].is_acknowledged:
             delivery = self._deliveries.popleft()
             if self.range is not None and delivery.last_key is not None:
                 self.range = self.range._replace(after_key=delivery.last_key)
             chunks += 1
-            rows += delivery.row_count
+            rows += delivery.row_count - len(delivery.undelivered)
+            undelivered += delivery.undelivered
             dropped += delivery.dropped
         if self.range is not None and self.is_done:
             self.range = self.range._replace(is_done=True)
-        return Settled(chunks, rows, dropped)
+        return Settled(chunks, rows, dropped, tuple(undelivered))
 
     def _leave_if_idle(self) -> None:
         """

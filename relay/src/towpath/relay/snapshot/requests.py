@@ -81,8 +81,16 @@ class _Batch:
 class KeyRequests:
     """The keys that the relay asks for, on their way to being stored, and after."""
 
-    def __init__(self, max_batch_keys: int = MAX_BATCH_KEYS) -> None:
+    def __init__(self, max_batch_keys: int = MAX_BATCH_KEYS, suffix: str = "") -> None:
+        """
+        Begin without a request.
+
+        Args:
+            max_batch_keys: How many keys are stored together.
+            suffix: Keeps the ids of batches apart from another relay's.
+        """
         self._max_batch_keys = max_batch_keys
+        self._suffix = suffix
         self._until = Position(0, 0)
         self._batches: deque[_Batch] = deque()
         self._begun = 0
@@ -105,7 +113,8 @@ class KeyRequests:
         is_new = position.log_lsn != self._until.log_lsn
         if not self._batches or self._is_full(self._batches[-1]):
             place = f"{position.log_lsn:016x}" if is_new else str(position)
-            self._batches.append(_Batch(SNAPSHOT_PREFIX + place, position))
+            batch_id = f"{SNAPSHOT_PREFIX}{place}{self._suffix}"
+            self._batches.append(_Batch(batch_id, position))
             self._begun += 1
             is_new = True
         batch = self._batches[-1]

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from towpath.relay.snapshot.effects import AnswerSignal
-from towpath.relay.snapshot.stored import StoredTable
+from towpath.relay.snapshot.stored import INCOMPLETE, StoredTable
 
 # A refused table is failed from the first and tells nothing.
-_BEGUN: Final = frozenset({"running", "paused", "completed", "stopped"})
+_BEGUN: Final = frozenset({"running", "paused", "completed", "incomplete", "stopped"})
 
 
 class Run:
@@ -55,8 +55,10 @@ class Run:
 
     def status(self) -> str:
         """Return the signal's final status: one table that failed fails it."""
-        is_whole = all(table.state == "completed" for table in self.tables)
-        return "completed" if is_whole else "failed"
+        states = {table.state for table in self.tables}
+        if states == {"completed"}:
+            return "completed"
+        return INCOMPLETE if states <= {"completed", INCOMPLETE} else "failed"
 
     def answer(self, status: str, detail: Mapping[str, Any]) -> list[AnswerSignal]:
         """Return what tells the signal; nothing if the relay itself asked."""
@@ -70,6 +72,7 @@ class Run:
             "rows": sum(table.rows for table in self.tables),
             "dropped": sum(table.dropped for table in self.tables),
             "chunks": sum(table.chunks for table in self.tables),
+            "undelivered": sum(table.undelivered for table in self.tables),
             "tables": {table.collection: _account(table) for table in self.tables},
         }
 
@@ -81,6 +84,8 @@ def _account(table: StoredTable) -> Mapping[str, Any]:
         "dropped": table.dropped,
         "chunks": table.chunks,
     }
+    if table.undelivered:
+        account["undelivered"] = table.undelivered
     if table.last_key is not None:
         account["last_key"] = [part.decode(errors="replace") for part in table.last_key]
     if table.error is not None:

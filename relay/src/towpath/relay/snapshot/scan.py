@@ -32,13 +32,14 @@ from towpath.relay.snapshot.effects import (
     SaveProgress,
     WriteWatermark,
 )
-from towpath.relay.snapshot.errand import Errand, ranges_of
+from towpath.relay.snapshot.errand import Errand, ranges_of, read_plan
 from towpath.relay.snapshot.facts import (
     ChunkRead,
     Delivered,
     Fact,
     PlanRead,
     ReadFailed,
+    RowsRefused,
     Tick,
     Turn,
     VisibilityRead,
@@ -48,7 +49,7 @@ from towpath.relay.snapshot.pace import Speed
 from towpath.relay.snapshot.readers import Readers
 from towpath.relay.snapshot.shape import Plan
 from towpath.relay.snapshot.stage import HOLDING, Stage
-from towpath.relay.snapshot.stored import StoredTable
+from towpath.relay.snapshot.stored import StoredTable, outcome
 
 _MOVES_LOST = "rows whose key was changed meanwhile could not be read by their new key"
 _TOO_MANY_CHANGES = "too much changed while the one view of the tables was made"
@@ -118,8 +119,8 @@ class Scan:
                 self._pace.now_s = fact.now_s
             case VisibilityRead():
                 self._see_visible()
-            case Delivered():
-                self._acknowledge(fact.chunk_id)
+            case RowsRefused() | Delivered():
+                self._take_delivery(fact)
             case PlanRead() if fact.request_id == self._request_id:
                 effects += self._begin_reading(fact.plan)
             case ChunkRead():
@@ -172,9 +173,12 @@ class Scan:
         if self.stage is Stage.WAITING and is_visible:
             self.stage = Stage.PLANNING if self._plan is None else Stage.READING
 
-    def _acknowledge(self, chunk_id: int) -> None:
-        self._has_swept |= chunk_id == self._sweep_id
-        self._readers.acknowledge(chunk_id)
+    def _take_delivery(self, fact: RowsRefused | Delivered) -> None:
+        if isinstance(fact, RowsRefused):
+            self._readers.refuse(fact.chunk_id, fact.keys)
+            return
+        self._has_swept |= fact.chunk_id == self._sweep_id
+        self._readers.acknowledge(fact.chunk_id)
 
     def _begin_reading(self, plan: Plan) -> list[Effect]:
         self._request_id = None
@@ -289,7 +293,7 @@ class Scan:
             return []
         stored = self._stored
         self._speed.told(settled.rows + settled.dropped, self._pace.now_s)
-        self._stored = stored.after(settled.chunks, settled.rows, settled.dropped)
+        self._stored = stored.after(settled)
         return self._save()
 
     def _sweep(self) -> list[Effect]:
@@ -316,7 +320,7 @@ class Scan:
         span = (self._ended_before, self._awaited)
         if self._requests.has_failed(self._stored.table_oid, *span):
             return self.end("failed", _MOVES_LOST)
-        return self.end("completed", None)
+        return self.end(*outcome(self._stored))
 
     def _request(self) -> list[Effect]:
         if self.stage is Stage.READING:
@@ -333,18 +337,8 @@ class Scan:
 
     def _ask_for_plan(self) -> ReadPlan:
         self._request_id = self._tokens.next_id()
-        table = self._stored
-        return ReadPlan(
-            self._request_id,
-            table.collection,
-            table.table_oid,
-            condition=table.filter,
-            select=table.select,
-            keys_of=None if table.asked_keys is None else table.snapshot_id,
-            order_by=table.order_by,
-            parts=self._means.parts,
-            frozen_by=None if self._freeze is None else self._freeze.name,
-        )
+        view = None if self._freeze is None else self._freeze.name
+        return read_plan(self._stored, self._request_id, self._means.parts, view)
 
     def _save(self) -> list[Effect]:
         return [SaveProgress(self._tokens.next_id(), self.table)]

@@ -11,7 +11,8 @@ and ``keys``: just these primary keys of the one table, each a list of values in
 order, at most 10,000.
 
 ``stop-snapshot``, ``pause-snapshot`` and ``resume-snapshot`` take ``data-collections``
-and ``snapshot-id``, and mean all without them. A signal that cannot be carried out is
+and ``snapshot-id``, and mean all without them. Each may name the ``relay`` that it is
+for (``addressing``). A signal that cannot be carried out is
 rejected with the reason; the stream goes on.
 """
 
@@ -37,6 +38,7 @@ _EXECUTE_FIELDS: Final = frozenset(
         "max-rows-per-second",
         "keys",
         "sweep",
+        "relay",
     }
 )
 # What some of the rows is no sign for: with these a sweep would delete the others.
@@ -46,7 +48,12 @@ _NOT_WITH_KEYS: Final = (
     "surrogate-key",
     "sweep",
 )
-_PICK_FIELDS: Final = frozenset({"data-collections", "snapshot-id", "type"})
+_PICK_FIELDS: Final = frozenset({"data-collections", "snapshot-id", "type", "relay"})
+_MEANINGS: Final = {
+    "target": "the name of a sink",
+    "snapshot-id": "a snapshot's id",
+    "relay": "the name of a relay, which is its slot's",
+}
 _SELECTS: Final = ("select", "with", "table", "values", "(")
 # They are stored in one row, and written again with each chunk's progress: more would
 # be felt in the source. Whoever has more sends several signals.
@@ -145,6 +152,7 @@ def parse_signal(signal_type: str, data: str | None) -> Request:
         known = ", ".join(["execute-snapshot", *_PICKS, "log"])
         _reject(f"unknown signal type {signal_type!r}; there are {known}")
     fields = _object(data)
+    _text(fields, "relay")
     if signal_type == "execute-snapshot":
         return _execute(fields)
     if signal_type == "log":
@@ -284,8 +292,7 @@ def _names(fields: Mapping[str, Any], *, required: bool) -> tuple[str, ...]:
 def _text(fields: Mapping[str, Any], name: str) -> str | None:
     text = fields.get(name)
     if text is not None and not (_is_text(text) and text):
-        what = "the name of a sink" if name == "target" else "a snapshot's id"
-        _reject(f"{name} must be {what}")
+        _reject(f"{name} must be {_MEANINGS[name]}")
     return text
 
 

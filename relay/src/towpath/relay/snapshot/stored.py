@@ -1,5 +1,6 @@
 """How far a table of a snapshot is, as the source's own table keeps it."""
 
+import json
 from typing import Final, NamedTuple
 
 from towpath.relay.snapshot.shape import Key, KeyRange
@@ -7,6 +8,26 @@ from towpath.relay.snapshot.shape import Key, KeyRange
 INCREMENTAL: Final = "incremental"
 BLOCKING: Final = "blocking"
 INITIAL: Final = "initial"
+
+# The state of a table of which rows are dead letters.
+INCOMPLETE: Final = "incomplete"
+
+# They are stored in one row, and written again with each chunk's progress.
+MAX_UNDELIVERED_KEYS: Final = 1_000
+_SHOWN_KEYS: Final = 10
+
+
+class Settled(NamedTuple):
+    """
+    What Kafka has acknowledged since the last time: chunks, and rows in them.
+
+    ``undelivered`` are the keys of rows that are dead letters.
+    """
+
+    chunks: int
+    rows: int
+    dropped: int
+    undelivered: tuple[Key, ...] = ()
 
 
 class StoredTable(NamedTuple):
@@ -22,7 +43,8 @@ class StoredTable(NamedTuple):
     chosen key. ``ranges`` are what several readers have each done. ``floor`` is the log
     LSN of the first mark: with ``sweeps``, whatever stands below it in the end is gone.
     ``key_columns`` are the columns of its keys when it was first planned: places in
-    another key mean other rows. ``rows_per_second`` is its speed of late.
+    another key mean other rows. ``undelivered`` counts the rows that are dead letters,
+    of which the first keys are kept. ``rows_per_second`` is its speed of late.
     """
 
     snapshot_id: str
@@ -49,6 +71,8 @@ class StoredTable(NamedTuple):
     floor: int | None = None
     sweeps: bool = False
     key_columns: tuple[str, ...] = ()
+    undelivered: int = 0
+    undelivered_keys: tuple[Key, ...] = ()
     rows_per_second: float | None = None
 
     @property
@@ -74,14 +98,32 @@ class StoredTable(NamedTuple):
         """Whether it is read in the one view of the database that its snapshot has."""
         return self.kind != INCREMENTAL
 
-    def after(self, chunks: int, rows: int, dropped: int) -> "StoredTable":
+    def after(self, settled: Settled) -> "StoredTable":
         """Return it with so much more delivered."""
+        keys = (*self.undelivered_keys, *settled.undelivered)
         return self._replace(
-            rows=self.rows + rows,
-            dropped=self.dropped + dropped,
-            chunks=self.chunks + chunks,
+            rows=self.rows + settled.rows,
+            dropped=self.dropped + settled.dropped,
+            chunks=self.chunks + settled.chunks,
+            undelivered=self.undelivered + len(settled.undelivered),
+            undelivered_keys=keys[:MAX_UNDELIVERED_KEYS],
             error=None,
         )
+
+    def queued_again(self) -> "StoredTable":
+        """
+        Return where it goes on.
+
+        An incomplete table reads the rows again that were not delivered; if they are
+        too many to be listed, all of its rows.
+        """
+        queued = self._replace(state="queued", error=None)
+        if self.state != INCOMPLETE:
+            return queued
+        again = queued._replace(undelivered=0, undelivered_keys=())
+        if self.undelivered > len(self.undelivered_keys):
+            return again._replace(last_key=None, maximum_key=None, ranges=())
+        return again._replace(pending_keys=self.undelivered_keys)
 
     @property
     def filter(self) -> str | None:
@@ -96,4 +138,30 @@ class StoredTable(NamedTuple):
     @property
     def has_ended(self) -> bool:
         """Whether nothing of it is left to do."""
-        return self.state in {"completed", "failed", "stopped"}
+        return self.state in {"completed", INCOMPLETE, "failed", "stopped"}
+
+
+def outcome(table: StoredTable) -> tuple[str, str | None]:
+    """Return the state in which a table that is read ends, and why."""
+    if table.undelivered:
+        return INCOMPLETE, _incomplete_reason(table)
+    return "completed", None
+
+
+def _incomplete_reason(table: StoredTable) -> str:
+    """Say which rows of a table are dead letters, and how to read these again."""
+    keys = table.undelivered_keys
+    first = json.dumps(
+        [[part.decode(errors="replace") for part in key] for key in keys[:_SHOWN_KEYS]],
+        ensure_ascii=False,
+    )
+    if table.asked_until is not None:
+        listed = json.dumps([part.decode(errors="replace") for part in keys[0]])
+        again = f"towpath snapshot start {table.collection} --key '{listed}'"
+    else:
+        again = f"towpath snapshot resume {table.snapshot_id}"
+    what = "just these" if table.undelivered == len(keys) else "the table"
+    return (
+        f"{table.undelivered} rows are dead letters, the first keys {first}: "
+        f"once they can be delivered, {again} reads {what} again"
+    )

@@ -28,6 +28,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from towpath.schemas import headers
 from towpath.schemas.clock import Clock
 from towpath.sinks import unfilled
 from towpath.sinks.change import Change, Floor, Record
@@ -197,6 +198,7 @@ class Owed:
         lacking = self.lacking()
         if not (lacking or absent or self._is.rows):
             return due
+        records = list(records)
         told = [c for c in written if self._matters(c, lacking)]
         if told or absent:
             keys = {record.origin: record.key or b"" for record in records}
@@ -206,7 +208,20 @@ class Owed:
                 record_key = ParkedKey(topic, keys[change.origin])
                 is_doubtful = change.route in lacking or id(change) in lost
                 self._judge(change, record_key, due, is_doubtful=is_doubtful)
+        self._end_undelivered(records, due)
         return due
+
+    def _end_undelivered(self, records: Iterable[Record], due: Due) -> None:
+        """End the refetches of rows that the relay cannot deliver: they are parked."""
+        keys = {
+            ParkedKey(shared_topic(record.origin.topic), record.key or b"")
+            for record in records
+            if headers.UNDELIVERED in record.headers
+        }
+        for row, owing in {**self._is.rows, **due.rows}.items() if keys else ():
+            if owing is not None and owing.record_key in keys:
+                due.rows[row] = None
+                due.ask.pop(row, None)
 
     def take(self, due: Due, floors: Iterable[Floor] = ()) -> None:
         """Keep what a batch has made of it, durably; what was to be asked for, is."""

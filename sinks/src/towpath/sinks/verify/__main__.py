@@ -224,7 +224,7 @@ class Judge:
     @contextmanager
     def _passing(self) -> Iterator[Passing]:
         settings = self._settings
-        log = SourceLog(settings.database.dsn)
+        log = SourceLog(settings.database.dsn, settings.database.slot)
         try:
             cluster = Topics(settings.kafka)
             yield Passing(settings, self._sink, log, cluster, self._clock)

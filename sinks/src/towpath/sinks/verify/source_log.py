@@ -23,15 +23,19 @@ _UNREAD: Final[LiteralString] = """
                or target is null and state <> 'paused'),
            count(*) filter (where target = %(sink)s and state = 'paused'),
            coalesce(sum(rows + dropped + chunks), 0)::bigint
-    from towpath.snapshot where state in ('queued', 'running', 'paused')
+    from towpath.snapshot s where state in ('queued', 'running', 'paused')
+        and coalesce(to_jsonb(s) ->> 'relay', %(relay)s) = %(relay)s
 """
 _ANSWERED: Final[LiteralString] = (
     "select count(*) from towpath.signal where id = any(%s)"
-    " and status in ('completed', 'failed', 'rejected')"
+    " and status in ('completed', 'incomplete', 'failed', 'rejected')"
 )
 _REFUSALS: Final[LiteralString] = (
-    "select distinct coalesce(detail->>'reason', status) from towpath.signal"
-    " where id = any(%s) and status in ('failed', 'rejected') order by 1"
+    "select distinct coalesce(detail->>'reason', (select string_agg(key || ': '"
+    " || (value->>'reason'), '; ') from jsonb_each(detail->'tables')), status)"
+    " from towpath.signal"
+    " where id = any(%s) and status in ('incomplete', 'failed', 'rejected')"
+    " order by 1"
 )
 _OLDEST: Final[LiteralString] = (
     "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
@@ -44,13 +48,18 @@ _NEXT: Final[LiteralString] = (
 class SourceLog:
     """How far the database's log is read; sees what happens as it happens."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, relay: str) -> None:
         """
         Connect.
+
+        Args:
+            dsn: The database.
+            relay: The relay that reads for the sinks, by its slot's name.
 
         Raises:
             SourceUnavailableError: The database cannot be reached.
         """
+        self._relay = relay
         with translated():
             self._connection = psycopg.connect(
                 dsn, connect_timeout=CONNECT_TIMEOUT_S, autocommit=True
@@ -81,7 +90,8 @@ class SourceLog:
         with translated():
             if self._connection.execute(_HAS_SNAPSHOTS).fetchone() == (None,):
                 return Unread(0)
-            row = self._connection.execute(_UNREAD, {"sink": sink}).fetchone()
+            names = {"sink": sink, "relay": self._relay}
+            row = self._connection.execute(_UNREAD, names).fetchone()
         return Unread(0) if row is None else Unread(*row)
 
     def answered(self, signals: Sequence[str]) -> int:

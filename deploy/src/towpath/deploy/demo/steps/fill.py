@@ -13,7 +13,7 @@ from towpath.deploy.demo.stage import Stage
 from towpath.deploy.demo.steps.settle import wait_for_sinks
 
 _SNAPSHOT_WITHIN_S: Final = 240.0
-_NO_MORE: Final = frozenset({"failed", "rejected"})
+_NO_MORE: Final = frozenset({"failed", "incomplete", "rejected"})
 
 FIRST: Final = "demo-first-fill"
 
@@ -22,7 +22,7 @@ def fill_sinks(stage: Stage) -> None:
     """Fill the three sinks of everything, while their drivers still start."""
     collections = stage.settings().collections
     with stage.doing(f"snapshot {', '.join(collections)}"):
-        signals.ask(stage.shop_dsn, collections, signal_id=FIRST)
+        signals.ask(stage.source(), collections, signal_id=FIRST)
         wait_for_snapshot(stage, FIRST)
     with stage.doing("wait until the three sinks hold what was there before"):
         wait_for_sinks(stage)
@@ -43,7 +43,7 @@ def wait_for_snapshot(stage: Stage, signal_id: str) -> None:
 
 
 def _is_complete(stage: Stage, signal_id: str) -> bool:
-    status, detail = signals.state(stage.shop_dsn, signal_id) or (None, None)
+    status, detail = signals.state(stage.source(), signal_id) or (None, None)
     if status in _NO_MORE:
         message = f"the snapshot {signal_id} is {status}: {detail}"
         raise StepError(message)

@@ -177,7 +177,7 @@ def _timed(finding: SinkResult, report: Mapping[str, Any] | None) -> SinkResult:
 
 
 def _snapshot(stage: Stage) -> SnapshotResult:
-    rows = signals.progress(stage.shop_dsn, SIGNAL)
+    rows = signals.progress(stage.source(), SIGNAL)
     delivered = sum(row.rows for row in rows)
     changed = measure.count_changed(stage.shop_dsn, SIGNAL, COLLECTION)
     took_s = sum(row.elapsed_s or 0.0 for row in rows)

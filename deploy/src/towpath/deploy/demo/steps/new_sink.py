@@ -58,7 +58,7 @@ def fill_sink(stage: Stage) -> None:
     with stage.doing(f"fill {SINK} while checkouts go on"):
         stage.patiently(
             lambda: signals.ask(
-                stage.shop_dsn,
+                stage.source(),
                 [COLLECTION],
                 target=SINK,
                 max_rows_per_second=stage.plan.max_rows_per_second,

@@ -24,7 +24,7 @@ from towpath.loadtests.bench.snapshot.plan import (
 from towpath.loadtests.bench.snapshot.source import PUBLICATION, SIGNALS, ItemSource
 
 _RELAY_SIGNALS: Final = "towpath.signal"
-_ENDED_BADLY: Final = ("failed", "rejected", "stopped")
+_ENDED_BADLY: Final = ("incomplete", "failed", "rejected", "stopped")
 _CONVERTERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "key.converter": "org.apache.kafka.connect.json.JsonConverter",

@@ -1,0 +1,144 @@
+"""
+The relays of a database: ``towpath.relay``, which ``relay init`` writes.
+
+What signals ask for, snapshots and heartbeats belong to one relay each. Rows that were
+stored before they had a relay are assigned by ``relay init`` to the relay that wrote
+them: the one that is registered first and whose slot was there already, or, without
+another slot, the only one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from towpath.relay.addressing import Registration
+from towpath.relay.errors import NotPreparedError
+from towpath.relay.postgres.connect import Connection, translated
+from towpath.relay.postgres.queries import query
+
+RELAY_TABLE: Final = "towpath.relay"
+_FIRST: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RelayFacts:
+    """
+    Which relays are known.
+
+    Attributes:
+        numbers: The registered relays' numbers, by their names.
+        beaten: The numbers of the relays that have beaten.
+        has_unassigned: Whether rows were stored before rows had a relay.
+        other_slots: How many slots of our plugin other processes have here.
+    """
+
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    beaten: frozenset[int] = frozenset()
+    has_unassigned: bool = False
+    other_slots: int = 0
+
+    def takes_over(self, name: str, *, has_slot: bool) -> bool:
+        """Tell whether rows without a relay are this one's."""
+        if name in self.numbers:
+            return self.numbers[name] == _FIRST or not self.other_slots
+        return has_slot or not self.other_slots
+
+    def number_of(self, name: str, *, has_slot: bool) -> int:
+        """Return a relay's number, or the one that it is to get."""
+        known = self.numbers.get(name)
+        if known is not None:
+            return known
+        taken = {*self.numbers.values()}
+        was_used = self.has_unassigned or _FIRST in self.beaten
+        is_heir = not was_used or self.takes_over(name, has_slot=has_slot)
+        if _FIRST not in taken and is_heir:
+            return _FIRST
+        # A number is used once: ids and heartbeats of a relay that is gone remain.
+        return max({_FIRST, *taken, *self.beaten}) + 1
+
+    def has_run(self, name: str, *, has_slot: bool) -> bool:
+        """Tell whether this relay has followed the database before."""
+        return self.number_of(name, has_slot=has_slot) in self.beaten
+
+
+def read_relays(connection: Connection, slot: str) -> RelayFacts:
+    """
+    Read which relays are known, also from the tables of before.
+
+    Raises:
+        psycopg.Error: The connection is gone.
+    """
+    execute = connection.execute
+    numbers: dict[str, int] = {}
+    beaten: frozenset[int] = frozenset()
+    if _is_there(connection, RELAY_TABLE):
+        numbers = _numbers(connection)
+    if _is_there(connection, "towpath.heartbeat"):
+        beaten = frozenset(id_ for (id_,) in execute(query("read_beaten_numbers")))
+    others = execute(query("count_other_slots"), {"slot": slot}).fetchone()
+    return RelayFacts(
+        numbers, beaten, _has_unassigned(connection), int(others[0]) if others else 0
+    )
+
+
+def read_registration(connection: Connection, name: str) -> Registration:
+    """
+    Return how this relay is registered.
+
+    Raises:
+        NotPreparedError: It is not.
+        SourceUnavailableError: The connection is gone.
+    """
+    with translated("reading the registered relays"):
+        is_there = _is_there(connection, RELAY_TABLE)
+        numbers = _numbers(connection) if is_there else {}
+    number = numbers.get(name)
+    if number is None:
+        reason = f"the relay {name} is not registered in {RELAY_TABLE}"
+        raise NotPreparedError(reason)
+    return Registration(name, number)
+
+
+def registration_statement(name: str, number: int, prefix: str) -> str:
+    """Return the statement that registers a relay; names are checked identifiers."""
+    return (
+        "insert into towpath.relay (name, number, prefix) "  # noqa: S608 - see above
+        f"values ('{name}', {number}, '{prefix}') on conflict (name) do nothing"
+    )
+
+
+def assignment_statement(name: str) -> str:
+    """Return the statement that gives rows of before to a relay."""
+    return (
+        f"update towpath.snapshot set relay = '{name}' "  # noqa: S608 - as above
+        "where relay is null;\n"
+        f"update towpath.signal set relay = '{name}' "
+        "where relay is null and status is not null and status <> 'rejected'"
+    )
+
+
+def _has_unassigned(connection: Connection) -> bool:
+    """Tell whether rows have no relay; of tables of before, whether there are any."""
+    names = ("towpath.snapshot", "towpath.signal")
+    if not all(_is_there(connection, name) for name in names):
+        return False
+    wanted = {
+        "schemas": ["towpath"] * len(names),
+        "tables": [name.removeprefix("towpath.") for name in names],
+    }
+    known = connection.execute(query("read_existing_tables"), wanted)
+    is_migrated = len(known.fetchall()) == len(names)
+    statement = (
+        "read_whether_rows_are_unassigned" if is_migrated else "read_whether_rows_exist"
+    )
+    row = connection.execute(query(statement)).fetchone()
+    return bool(row and row[0])
+
+
+def _numbers(connection: Connection) -> dict[str, int]:
+    return dict(connection.execute(query("list_relays")).fetchall())
+
+
+def _is_there(connection: Connection, name: str) -> bool:
+    row = connection.execute(query("read_whether_table_exists"), {"name": name})
+    return bool((row.fetchone() or (False,))[0])

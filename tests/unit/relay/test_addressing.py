@@ -1,0 +1,95 @@
+"""Whose a signal is, and which number a relay gets."""
+
+import pytest
+
+from towpath.relay.addressing import Claim, Registration, address_of, claim
+from towpath.relay.postgres.relays import RelayFacts
+
+OURS = Claim(is_ours=True)
+THEIRS = Claim(is_ours=False)
+
+
+@pytest.mark.parametrize(
+    ("data", "row", "address"),
+    [
+        (None, None, None),
+        ("{}", "a", "a"),
+        ('{"relay": "b"}', "a", "b"),
+        ('{"relay": "b"}', None, "b"),
+        ('{"relay": ""}', "a", "a"),
+        ('{"relay": 7}', None, None),
+        ("[]", "a", "a"),
+        ("no JSON", "a", "a"),
+    ],
+)
+def test_a_signal_names_its_relay_in_its_data_or_in_its_row(
+    data: str | None, row: str | None, address: str | None
+):
+    """
+    The data win, since whoever sends a signal writes these.
+    """
+    assert address == address_of(data, row)
+
+
+@pytest.mark.parametrize(
+    ("address", "registered", "found"),
+    [
+        ("a", ["a", "b"], OURS),
+        ("a", [], OURS),
+        (None, ["a"], OURS),
+        ("b", ["a", "b"], THEIRS),
+    ],
+)
+def test_a_signal_is_claimed_by_one_relay(
+    address: str | None, registered: list[str], found: Claim
+):
+    """
+    The relay that is named, or the only one that is registered, carries it out.
+    """
+    assert found == claim(address, "a", registered)
+
+
+@pytest.mark.parametrize("address", [None, "c"])
+def test_a_signal_for_no_relay_is_refused_alike_by_all(address: str | None):
+    """
+    Every relay gives the same reason, which names all of them.
+    """
+    first, second = (claim(address, own, ["a", "b"]) for own in ("a", "b"))
+
+    assert first == second
+    assert not first.is_ours
+    assert "a, b" in (first.refusal or "")
+
+
+@pytest.mark.parametrize(
+    ("facts", "has_slot", "number", "takes_over"),
+    [
+        (RelayFacts(), False, 1, True),
+        (RelayFacts({"a": 1}, other_slots=1), False, 2, False),
+        (RelayFacts({"x": 3}, other_slots=1), True, 3, False),
+        (RelayFacts({"x": 1}, other_slots=1), True, 1, True),
+        (RelayFacts(beaten=frozenset({1})), True, 1, True),
+        (RelayFacts(beaten=frozenset({1})), False, 1, True),
+        (RelayFacts(beaten=frozenset({1}), other_slots=1), False, 2, False),
+        (RelayFacts(has_unassigned=True, other_slots=1), False, 2, False),
+        (RelayFacts({"a": 1}, frozenset({1, 4}), other_slots=1), False, 5, False),
+        (RelayFacts({"b": 2}, has_unassigned=True, other_slots=1), True, 1, True),
+    ],
+)
+def test_rows_of_before_go_to_the_relay_that_wrote_them(
+    facts: RelayFacts, *, has_slot: bool, number: int, takes_over: bool
+):
+    """
+    Number 1 keeps the heartbeat and the ids of before; a new relay does not get it.
+    """
+    assert (number, takes_over) == (
+        facts.number_of("x", has_slot=has_slot),
+        facts.takes_over("x", has_slot=has_slot),
+    )
+
+
+def test_only_the_first_relays_ids_are_plain():
+    """
+    Its ids are those of before; every other relay's end with its number.
+    """
+    assert ["", "~2"] == [Registration("x", number).suffix for number in (1, 2)]

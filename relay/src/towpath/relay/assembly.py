@@ -60,6 +60,7 @@ class Attempt:
         self._is_stopping = is_stopping
         database = world.settings.database
         self._state = StateTopic(world.settings.kafka, database.prefix)
+        self._relay = Registration(database.slot, 1)
         self._opening = Opening(world, is_stopping)
         self._why_anew: str | None = None
         self._topic_watch: TopicWatch | None = None
@@ -90,14 +91,14 @@ class Attempt:
         settings, world = self._world.settings, self._world
         source = settings.database
         connection = closing.enter_context(connect(source.dsn))
-        relay = read_registration(connection, source.slot)
+        self._relay = relay = read_registration(connection, source.slot)
         self._open_topics(connection)
         ownership = self._claim(closing)
         producer = self._make_producer(closing)
         past = look_back(self._world, self._state, producer)
         stream = SlotStream(source.dsn, world.clock, world.wakeup)
         closing.callback(stream.close)
-        decision = self._decide(closing, past, connection, stream, relay)
+        decision = self._decide(closing, past, connection, stream)
         if decision is None:
             return
         catalog = PostgresCatalog(connection)
@@ -112,7 +113,7 @@ class Attempt:
             worker,
             lambda stored: self._is_ending() or 0 < until_log_lsn < stored,
         )
-        self._watch(closing, ownership, decision, relay)
+        self._watch(closing, ownership, decision)
         self._topic_watch = self._watch_topics(closing, past.marks)
         if not self._start(stream, settings, catalog):
             return
@@ -141,14 +142,13 @@ class Attempt:
         past: Past,
         connection: Connection,
         stream: SlotStream,
-        relay: Registration,
     ) -> Decision | None:
         """Return which lineage is followed; None if the stream is not needed."""
         settings, memory = self._world.settings, self._memory(past)
-        clock, opening = self._world.clock, self._opening
+        clock, relay = self._world.clock, self._relay
         history = History(settings, memory, clock, connection, stream, relay)
-        found = history.found(0)
-        if not opening.begin(closing, connection, relay, memory.read(), found):
+        found, known = history.found(0), memory.read()
+        if not self._opening.begin(closing, connection, relay, known, found):
             return None
         return history.follow()
 
@@ -195,15 +195,12 @@ class Attempt:
         return attempts == 1
 
     def _watch(
-        self,
-        closing: ExitStack,
-        ownership: Ownership,
-        decision: Decision,
-        relay: Registration,
+        self, closing: ExitStack, ownership: Ownership, decision: Decision
     ) -> None:
-        world = self._world
+        world, relay = self._world, self._relay
         known = KnownTables(world.settings, decision.lineage.number)
         tables = NewTables(world.settings, world.captured, world.tally, known, relay)
+        checks = SourceChecks(world.settings, world.tally)
         guardian = Guardian(
             world.settings,
             world.tally,
@@ -211,11 +208,7 @@ class Attempt:
             ownership,
             self._begin_anew,
             relay=relay,
-            chores=(
-                self._opening,
-                tables,
-                SourceChecks(world.settings, world.tally),
-            ),
+            chores=(self._opening, tables, checks),
         )
         closing.callback(guardian.close)
         guardian.start()

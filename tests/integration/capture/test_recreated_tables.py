@@ -24,6 +24,18 @@ def fill(followed, table: str) -> None:
     followed.execute(f"insert into {table} values (1, 1), (2, 2)")  # noqa: S608
 
 
+def truncated(followed, table: str) -> set[int]:
+    """Return the keys that a reader has who knows truncates and no sweeps."""
+    held: dict[int, set[int]] = {}
+    for partition, row, _ in followed.told(table):
+        keys = held.setdefault(partition, set())
+        if row["op"] == "t":
+            keys.clear()
+        elif row["op"] in "cur":
+            keys.add(row["after"]["id"])
+    return set().union(*held.values())
+
+
 def events(followed) -> dict[str, tuple[str, str]]:
     """Return what the notifications say of tables: event and policy, by table."""
     told = [json.loads(record.value()) for record in followed.records("notifications")]
@@ -62,6 +74,8 @@ def test_a_table_made_again_keeps_no_old_row(captured):
     captured.wait_for(lambda: set(captured.fold("t.shifted")) == {1, 2})
     captured.confirm()
 
+    assert {3} == truncated(captured, "s.again")
+    assert {4} == truncated(captured, "s.swapped")
     assert {
         "s.again": ("RECREATED", "keep"),
         "s.dropped": ("DROPPED", "keep"),
@@ -127,3 +141,28 @@ def test_a_dropped_table_is_emptied_where_that_is_wanted(captured):
     assert 0 == captured.one(
         "select count(*) from towpath.captured where gone_at is not null"
     )
+
+
+def test_a_schema_renamed_in_mid_snapshot_fails_with_the_true_counts(followed):
+    """The answer has the rows that the topic has, the last key and the reason."""
+    followed.tables = ["s.big"]
+    followed.snapshot = {"chunk_rows": 50}
+    followed.execute("create table s.big (id int primary key, v int)")
+    followed.execute("insert into s.big select g, g from generate_series(1, 5000) g")
+    followed.prepare()
+    followed.start()
+    followed.execute(
+        "insert into towpath.signal (id, type, data) values ('all', 'execute-snapshot',"
+        """ '{"data-collections": ["s.big"], "max-rows-per-second": 500}')"""
+    )
+    progress = "select coalesce(max(chunks), 0) from towpath.snapshot"
+    followed.wait_for(lambda: followed.one(progress) > 0)
+    followed.execute("alter schema s rename to s2")
+    answer = "select detail from towpath.signal where id = 'all' and status = 'failed'"
+    followed.wait_for(lambda: followed.one(answer) is not None)
+    account = followed.one(answer)["tables"]["s.big"]
+    ids = [row["after"]["id"] for _, row, _ in followed.told("s.big")]
+
+    assert len(ids) == account["rows"] > 0
+    assert [str(max(ids))] == account["last_key"]
+    assert "does not exist" in account["reason"]

@@ -17,7 +17,9 @@ from towpath.settings.relay import Relay
 from towpath.settings.rows import RecordFormat, Rows
 
 TRANSACTION = Transaction(7, 160, 160, 1_700_000_000_000_000, b"%016x." % 160)
-EVENT = TableEvent("one", "DROPPED", "s", "a.b", 42, None, "truncate", empties=True)
+EVENT = TableEvent(
+    *("one", "DROPPED", "s", "a.b", 42, None, "truncate"), empties=True, is_swept=False
+)
 
 
 def spoken(content: bytes) -> Spoken:
@@ -88,3 +90,20 @@ def test_each_partition_is_emptied_at_the_events_own_position(
         assert (b"2", b"42") == (headers["sweep_partitions"], headers["dropped"])
         assert (is_compacted, has_value) == (each.key is not None, bool(each.value))
         assert not each.value or json.loads(each.value)["op"] == "t"
+
+
+def test_before_a_sweep_only_readers_that_know_none_empty_their_table():
+    """The record is Debezium's truncate, without the header that sinks go by."""
+    swept = EVENT._replace(empties=False, is_swept=True)
+    made = {
+        each: emptying_records(swept, router(each), TRANSACTION, 3, (2, False), 1)
+        for each in (RecordFormat.JSON, RecordFormat.AVRO)
+    }
+
+    assert ["t", "t"] == [
+        json.loads(each.value)["op"] for each in made[RecordFormat.JSON]
+    ]
+    assert {("position", "dropped")} == {
+        tuple(name for name, _ in each.headers) for each in made[RecordFormat.JSON]
+    }
+    assert [] == made[RecordFormat.AVRO]

@@ -233,6 +233,13 @@ def test_a_dropped_table_is_truncated_as_the_route_says(*, is_kept: bool):
     assert [] == decoded.poison
 
 
+def test_a_table_made_again_is_not_emptied_before_its_sweep():
+    """The truncate before the fill is for readers that know no sweeps."""
+    record = row_change({"op": "t"}, key=None, dropped="42")
+
+    assert ([], [], [], 1, []) == decode([record], ROUTES)
+
+
 @pytest.mark.parametrize("key", [None, b'{"sweep": 1}'])
 def test_a_sweep_is_a_floor_below_its_own_position(key: bytes | None):
     """Its value says nothing to a sink; every partition must tell it."""

@@ -137,7 +137,8 @@ def _row_change(
     envelope = None if record.value is None else object_in(record.value, "value")
     operation = _operation(envelope)
     if operation is Operation.TRUNCATE:
-        if route.on_truncate == "keep":
+        # Before the fill of a table that was made again: its sweep ends the old rows.
+        if route.on_truncate == "keep" or names.DROPPED in record.headers:
             return None
         floor = position_in(record.headers)
         return Floor(route.name, floor, needs_all=False, origin=record.origin)

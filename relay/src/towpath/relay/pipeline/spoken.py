@@ -127,7 +127,7 @@ class Listener:
         router = core.router
         notice = table_notification(router.place.prefix, event, now_us // 1000)
         core.outlet.tell(notice)
-        if not event.empties:
+        if not (event.empties or event.is_swept):
             return ()
         name = topics.table_topic(router.place.prefix, event.full_name)
         topic = core.outlet.facts(name)

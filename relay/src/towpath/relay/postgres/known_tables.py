@@ -173,12 +173,12 @@ class KnownTables:
         """
         known, empties = change.known, self._on_drop is OnDrop.TRUNCATE
         if empties:
-            self._write(connection, change, empties=True, remedy=_EMPTIED)
+            self._write(connection, change, remedy=_EMPTIED)
             self.forget(connection, known)
         elif not known.is_gone:
             is_swept = change.now is not None and is_filled
             remedy = _SWEPT if is_swept else _KEPT
-            self._write(connection, change, empties=False, remedy=remedy)
+            self._write(connection, change, remedy=remedy)
             connection.execute(query("mark_table_gone"), self._names(known))
 
     def empty(
@@ -187,11 +187,9 @@ class KnownTables:
         """Publish that all former rows of a name are gone: no snapshot sweeps them."""
         change = Change(known, Event.RECREATED, now)
         if self._on_drop is OnDrop.KEEP:
-            self._write(connection, change, empties=True, remedy=_EMPTIED)
+            self._write(connection, change, remedy=_EMPTIED)
 
-    def _write(
-        self, connection: Connection, change: Change, *, empties: bool, remedy: str
-    ) -> None:
+    def _write(self, connection: Connection, change: Change, *, remedy: str) -> None:
         """Write an event into the database's log, and a record of it into our own."""
         known = change.known
         content = {
@@ -202,7 +200,8 @@ class KnownTables:
             "oid": known.oid,
             "renamed_to": change.renamed_to,
             "on_drop": self._on_drop,
-            "empties": empties,
+            "empties": remedy == _EMPTIED,
+            "is_swept": remedy == _SWEPT,
         }
         message = {"prefix": TABLE_EVENT_PREFIX, "content": json.dumps(content)}
         connection.execute(query("write_table_event"), message)

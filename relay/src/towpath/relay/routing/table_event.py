@@ -5,7 +5,9 @@ The guardian writes a logical message when a captured table was dropped, renamed
 again. It stands in the log behind every change of that table. The relay publishes a
 notification (``aggregate_type`` ``Table``) and, if the message says so, records that
 empty the topic: Debezium's ``t`` in each partition, with the header ``sweep`` at its
-own position and the header ``dropped`` with the table's oid.
+own position and the header ``dropped`` with the table's oid. Before a fill that ends
+with a sweep the record lacks the header ``sweep``: readers that know no sweeps empty
+their table, ours keep serving until the sweep.
 
 Formats other than JSON have no schema for a table that is gone: there the record has no
 value, and its headers tell all. A compacted topic takes no record without a key, and
@@ -31,7 +33,11 @@ TABLE_EVENT_PREFIX: Final = "towpath.table"
 
 
 class TableEvent(NamedTuple):
-    """One event, as the log holds it; ``empties`` asks for an empty topic."""
+    """
+    One event, as the log holds it.
+
+    ``empties`` asks for an empty topic; ``is_swept``: a snapshot with a sweep follows.
+    """
 
     relay: str
     event: str
@@ -41,6 +47,7 @@ class TableEvent(NamedTuple):
     renamed_to: str | None
     on_drop: str
     empties: bool
+    is_swept: bool
 
     @property
     def full_name(self) -> TableName:
@@ -82,6 +89,8 @@ def emptying_records(
     """
     Return the records that say that all rows of a topic are gone, one per partition.
 
+    Before a sweep there are some only if readers that know no sweeps understand them.
+
     Args:
         event: Names the table.
         router: Knows prefix, database and the format of records.
@@ -92,6 +101,8 @@ def emptying_records(
     """
     partitions, is_compacted = topic
     place, relay = router.place, router.relay
+    if not event.empties and relay.rows.format is not RecordFormat.JSON:
+        return []
     name = topics.table_topic(place.prefix, event.full_name)
     position = transaction.place + b"%010d" % ordinal
     value = None
@@ -100,6 +111,10 @@ def emptying_records(
         value = json_maker(relay)(names, (), ()).value(
             None, None, _facts(transaction, now_us), is_full=False
         )
+    sweep = [
+        (headers.SWEEP, position),
+        (headers.SWEEP_PARTITIONS, b"%d" % partitions),
+    ]
     return [
         Record(
             topic=name,
@@ -107,8 +122,7 @@ def emptying_records(
             value=value,
             headers=[
                 (headers.POSITION, position),
-                (headers.SWEEP, position),
-                (headers.SWEEP_PARTITIONS, b"%d" % partitions),
+                *(sweep if event.empties else ()),
                 (headers.DROPPED, b"%d" % event.oid),
             ],
             position=position,

@@ -21,7 +21,7 @@ import orjson
 from towpath.relay.routing.codec import Facts, Names
 from towpath.relay.routing.json_codec import json_maker
 from towpath.relay.routing.notification import notification
-from towpath.relay.routing.record import FIXED_BYTES, Record
+from towpath.relay.routing.record import FIXED_BYTES, Header, Record
 from towpath.relay.routing.router import Router
 from towpath.relay.wal.sequencer import Spoken, Transaction
 from towpath.schemas import headers, topics
@@ -111,20 +111,12 @@ def emptying_records(
         value = json_maker(relay)(names, (), ()).value(
             None, None, _facts(transaction, now_us), is_full=False
         )
-    sweep = [
-        (headers.SWEEP, position),
-        (headers.SWEEP_PARTITIONS, b"%d" % partitions),
-    ]
     return [
         Record(
             topic=name,
             key=orjson.dumps({"sweep": partition}) if is_compacted else None,
             value=value,
-            headers=[
-                (headers.POSITION, position),
-                *(sweep if event.empties else ()),
-                (headers.DROPPED, b"%d" % event.oid),
-            ],
+            headers=_headers(event, position, partitions),
             position=position,
             timestamp_ms=transaction.committed_us // 1000,
             size=FIXED_BYTES + len(value or b""),
@@ -132,6 +124,20 @@ def emptying_records(
         )
         for partition in range(partitions)
     ]
+
+
+def _headers(event: TableEvent, position: bytes, partitions: int) -> list[Header]:
+    """Return position and oid; the floor for sinks, unless a sweep follows."""
+    made: list[Header] = [
+        (headers.POSITION, position),
+        (headers.DROPPED, b"%d" % event.oid),
+    ]
+    if event.empties:
+        made += [
+            (headers.SWEEP, position),
+            (headers.SWEEP_PARTITIONS, b"%d" % partitions),
+        ]
+    return made
 
 
 def _facts(transaction: Transaction, now_us: int) -> Facts:

@@ -2,6 +2,7 @@
 
 import uuid
 from contextlib import contextmanager
+from dataclasses import replace
 from decimal import Decimal
 
 import orjson
@@ -17,6 +18,7 @@ from towpath.sinks.errors import (
     ForeignIndexError,
     IndexBlockedError,
     KeylessTableError,
+    ShapeUnknownError,
     TargetUnavailableError,
 )
 from towpath.sinks.ports import Batch
@@ -40,14 +42,19 @@ class Relations:
     """One shape for every table."""
 
     def __init__(self, shape=SHAPE):
-        self._shape = shape
+        self._shape = self._announced = shape
 
     def shape(self, _topic):
         """Return the one shape."""
         return self._shape
 
     def refresh(self):
-        """Learn nothing."""
+        """Learn what was announced."""
+        self._shape = self._announced
+
+    def became(self, shape):
+        """Announce another shape."""
+        self._announced = shape
 
 
 @pytest.fixture
@@ -247,6 +254,42 @@ def test_a_column_of_another_type_is_named_and_the_rest_goes_on(stack, sink, rou
     assert [(f"{route.name}-1", ("at",))] == [
         (line["index"], line["fields"]) for line in told if "rebuild" in line["event"]
     ]
+
+
+def test_a_column_that_was_dropped_meanwhile_is_left_out(stack, client, route):
+    """
+    A sink that lags meets rows with a column that came and went: none is refused.
+
+    A column that is not announced yet is waited for once; then the index refuses it.
+    """
+    relations = Relations(SHAPE)
+    sink = SearchSink(stack.opensearch_url, (route,), relations, SystemClock())
+    sink.open()
+    relations.became(replace(SHAPE, position="0000000000000020.0000000000"))
+    rows = [{"id": 7, "gone": "x", "paid": True}, {"id": 8, "gone": "y"}]
+    changes = [change(route, row, key=row["id"], log_lsn=16) for row in rows]
+    partial = change(route, {"id": 8, "gone": "z"}, key=8, log_lsn=24)
+    sink.apply(Batch(0, tuple(changes)))
+    sink.apply(Batch(1, (partial._replace(unchanged=frozenset({"paid", "note"})),)))
+    early = Batch(2, (change(route, {"id": 9, "new": 1}, key=9, log_lsn=40),))
+    with pytest.raises(ShapeUnknownError):
+        sink.apply(early)
+    relations.became(
+        RelationShape(
+            *("shop", "orders", (*SHAPE.columns, Column("new", "int"))),
+            *(("id",), "0000000000000028.0000000000"),
+        )
+    )
+    sink.apply(early)
+    checkpoint = sink.flush()
+    sink.close()
+    client.indices.refresh(index=route.name)
+    found = client.search(index=route.name)["hits"]["hits"]
+
+    assert (4, ()) == (checkpoint.applied, checkpoint.refused)
+    assert {"7": {"id", "paid"}, "8": {"id"}, "9": {"id", "new"}} == {
+        hit["_id"]: hit["_source"].keys() - {"_position", "_deleted"} for hit in found
+    }
 
 
 def test_an_array_is_found_by_its_elements(stack, client, route):

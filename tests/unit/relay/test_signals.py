@@ -132,6 +132,15 @@ def test_small_signals_are_read(kind, data, request_):
                 ('"keys": [[1]], "sweep": true', "keys and sweep exclude"),
                 ('"keys": [[1]], "surrogate-key": "x"', "keys and surrogate-key excl"),
                 ('"sweep": 1', "sweep must be true or false"),
+                ('"columns": []', "columns must be a list of names"),
+                ('"columns": "a"', "columns must be a list of names"),
+                ('"columns": ["a"], "sweep": true', "columns and sweep exclude"),
+                ('"columns": ["a"], "keys": [[1]]', "keys and columns exclude"),
+                (
+                    '"columns": ["a"], "additional-condition": "x"',
+                    "columns and additional-condition exclude",
+                ),
+                ('"columns": ["a"], "type": "blocking"', "columns are read incremen"),
                 ('"sweep": true, "additional-condition": "x"', "sweep and conditions"),
                 ('"surrogate-key": [""]', "surrogate-key must be the name of a column"),
                 ('"surrogate-key": 7', "surrogate-key must be the name of a column"),
@@ -229,6 +238,14 @@ def test_a_filter_belongs_to_the_tables_that_it_names(conditions, condition):
             {"additional-condition": "id > 5 or v", "surrogate-key": "other"},
             ExecuteSnapshot(
                 ("shop.orders",), {".*": "id > 5 or v"}, order_by=("other",)
+            ),
+        ),
+        (
+            {"columns": ["a", 'b"c']},
+            ExecuteSnapshot(
+                ("shop.orders",),
+                {".*": '"a" is not null or "b""c" is not null'},
+                sweeps=True,
             ),
         ),
         (

@@ -247,7 +247,9 @@ def test_a_sweep_is_a_floor_below_its_own_position(key: bytes | None):
     message = {"prefix": "towpath.sweep", "content": "MDA="}
     value = {"op": "m", "before": None, "after": None, "message": message}
     record = row_change(value, key=key, sweep=floor, snapshot="s")
-    expected = Floor("orders", floor, needs_all=True, origin=record.origin)
+    expected = Floor(
+        *("orders", floor, True, record.origin), partitions=0, snapshot_id="s"
+    )
 
     assert ([], [], [], 0, [expected]) == decode([record], ROUTES)
 

@@ -179,6 +179,26 @@ def test_a_whole_route_is_asked_for_with_a_sweep(broker):
     ] == asked(broker)
 
 
+def test_altered_columns_are_asked_for_beside_what_lacks_already(broker):
+    """The snapshot reads some rows: it ends no note of another one."""
+    described = settings()
+    asks = KafkaRepairs(described, SINK)
+    asks.ask_all("orders", "the cache was emptied")
+    snapshot_id = asks.ask_columns("orders", ["a"], "why")
+    noted = unfilled.noted(described.state_folder, "it", ["orders"])
+
+    assert (None, 2, True) == (
+        asks.ask_columns("log", ["a"], "why"),
+        len(noted),
+        ("orders", snapshot_id) in noted,
+    )
+    assert {
+        "data-collections": ["shop.orders"],
+        "columns": ["a"],
+        "target": "it",
+    } == asked(broker)[1]
+
+
 def test_a_route_that_is_asked_for_lacks_rows_from_then_on(broker):
     """
     It is noted with the snapshot's id before the question is sent, and not of keys.

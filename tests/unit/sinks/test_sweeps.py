@@ -3,7 +3,7 @@
 import pytest
 
 from towpath.sinks import unfilled
-from towpath.sinks.change import Floor, Origin, Record
+from towpath.sinks.change import Floor, Origin
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.jobs.sweeps import Sweeps
 
@@ -67,14 +67,24 @@ def test_the_sweep_of_what_was_asked_for_says_that_nothing_lacks(open_sweeps, tm
         ("repair-1", ()),
         ("repair-1", names),
     ):
-        floors = [told(0, route=route) for route in complete]
-        record = Record(
-            Origin(TOPIC, 0, 0), None, None, {"snapshot": snapshot.encode()}
-        )
-        sweeps.carried_out(floors, [record])
+        floors = [told(0, route=r)._replace(snapshot_id=snapshot) for r in complete]
+        sweeps.carried_out(floors)
         seen.append(unfilled.routes(tmp_path, "cache"))
 
     assert [tuple(sorted(names))] * 3 + [()] == seen
+
+
+def test_ends_without_rows_below_are_of_their_own_snapshot(open_sweeps):
+    """All stand at the lowest floor, and one must not complete another."""
+    sweeps = open_sweeps()
+    one, other = (
+        [told(p, number=0)._replace(snapshot_id=name) for p in range(3)]
+        for name in ("fill-1", "fill-2")
+    )
+
+    assert ((), (one[2],)) == (sweeps.counting(one[:2]), sweeps.counting(one[2:]))
+    assert () == sweeps.counting([told(2), *other[:2]])
+    assert (other[2],) == open_sweeps().counting(other[2:])
 
 
 def test_partitions_that_came_after_a_sweep_are_not_waited_for(open_sweeps):

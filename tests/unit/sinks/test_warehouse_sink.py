@@ -200,16 +200,6 @@ def rig(tmp_path):
     return made
 
 
-def test_rows_are_asked_for_before_their_table_gains_a_column(rig):
-    """Who is interrupted in between finds the column missing, and asks again."""
-    rig.relations.columns = (*COLUMNS, Column("channel", "text"))
-    rig.write(1, note="x", channel="web")
-    told = rig.engine.told
-    added = "ALTER TABLE lake.`shop`.`orders` ADD COLUMN `channel` string"
-
-    assert told.index("ask shop.orders") < told.index(added)
-
-
 def test_a_route_that_is_held_back_writes_nothing(rig):
     """Each of its changes is refused; when the table fits, they are taken again."""
     rig.engine.columns["note"] = "int"

@@ -107,7 +107,7 @@ class WarehouseOptions(Section):
     ``credential``), told to the writer and to the reader alike.
 
     ``partition`` lists the partition fields of routes, by the route's name.
-    ``fill_added_columns`` has all rows of a table read when it gains a column: the
+    ``fill_added_columns`` has rows of a table read again when it gains a column: the
     stream does not tell what a default, or the old name, has put into old rows.
     ``unfit`` says what becomes of infinite times, years before the first or above 9999,
     and ``NaN`` in a numeric of so many digits; never of a key's.

@@ -132,6 +132,7 @@ SEARCH = Kind(
     read=_search_reader,
     erase=_erase_search,
     spread=_search_on_executor,
+    has_types=True,
     routes=frozenset({RouteKind.TABLE, RouteKind.AGGREGATE}),
 )
 # A MERGE needs room to sort and to hold the files that it rewrites.
@@ -141,6 +142,7 @@ WAREHOUSE = Kind(
     erase=_erase_warehouse,
     engine=_warehouse_engine,
     memory="2g",
+    has_types=True,
     routes=frozenset({RouteKind.TABLE, RouteKind.EVENT_LOG}),
 )
 WEBHOOK = Kind(make=_webhook, routes=frozenset(RouteKind))

@@ -69,6 +69,10 @@ class Change(NamedTuple):
         return bool(self.unchanged)
 
 
+# The lowest of all positions.
+_LOWEST: Final = "0000000000000000.-"
+
+
 class Floor(NamedTuple):
     """
     A position below which a route has no rows: what stands there is gone for good.
@@ -81,6 +85,7 @@ class Floor(NamedTuple):
             partition. A truncation counts at once.
         origin: The record that said so.
         partitions: Into how many a sweep was written; 0: into all there are.
+        snapshot_id: The snapshot whose end a sweep tells.
     """
 
     route: str
@@ -88,6 +93,12 @@ class Floor(NamedTuple):
     needs_all: bool
     origin: Origin
     partitions: int = 0
+    snapshot_id: str = ""
+
+    @property
+    def is_end_only(self) -> bool:
+        """Tell whether nothing lies below it: only some of the rows were read."""
+        return self.position == _LOWEST
 
 
 class EventRow(NamedTuple):

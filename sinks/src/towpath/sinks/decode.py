@@ -128,6 +128,7 @@ def _sweep(record: Record, route: str) -> Floor:
         needs_all=True,
         origin=record.origin,
         partitions=int(count) if count.isdigit() else 0,
+        snapshot_id=record.headers.get(names.SNAPSHOT, b"").decode(),
     )
 
 

@@ -257,6 +257,9 @@ class KafkaRelations:
         self._next_offsets: dict[int, int] = {}
         self._shapes: dict[str, RelationShape] = {}
 
+    def known(self, topic: str) -> RelationShape | None:
+        return self._shapes.get(topic)
+
     def shape(self, topic: str) -> RelationShape:
         if topic not in self._shapes:
             self.refresh()
@@ -266,11 +269,10 @@ class KafkaRelations:
         return self._shapes[topic]
 
     def refresh(self) -> None:
-        ends = self._cluster.end_offsets([self._topic]).get(self._topic, {})
         behind = {
-            int(partition)
-            for partition, end in ends.items()
-            if self._next_offsets.get(int(partition), 0) < end
+            partition
+            for partition, end in self._ends().items()
+            if self._next_offsets.get(partition, 0) < end
         }
         if not behind:
             return
@@ -293,6 +295,18 @@ class KafkaRelations:
         """Let go of the connection."""
         self._consumer.close()
 
+    def _ends(self) -> dict[int, int]:
+        """Return where each partition ends; known ones are asked directly."""
+        if not self._next_offsets:
+            ends = self._cluster.end_offsets([self._topic]).get(self._topic, {})
+            return {int(partition): end for partition, end in ends.items()}
+        ask = self._consumer.get_watermark_offsets
+        places = [TopicPartition(self._topic, p) for p in self._next_offsets]
+        try:
+            return {one.partition: ask(one, REQUEST_TIMEOUT_S)[1] for one in places}
+        except KafkaException as error:
+            raise unavailable(error) from error
+
     def _take(self, message: Message, behind: set[int]) -> None:
         partition, offset = message.partition() or 0, message.offset() or 0
         error, value = message.error(), message.value()
@@ -306,7 +320,10 @@ class KafkaRelations:
         if value is not None:
             shape = parse_relation(value)
             name = topics.table_topic(self._prefix, shape.full_name)
-            self._shapes[name] = shape
+            before = self._shapes.get(name)
+            # A relay that begins again announces older shapes again.
+            if before is None or shape.position >= before.position:
+                self._shapes[name] = shape
 
 
 def headers_of(message: Message) -> list[tuple[str, bytes]]:

@@ -91,6 +91,8 @@ class Kind:
         spread: Makes the sink on an executor, where it writes a part of a batch: each
             key there once, beside other executors, and perhaps once more after it was
             given up. ``None``: it is written from the driver only.
+        has_types: Whether the target's own columns have types, so that a column of
+            another type is not simply written again.
     """
 
     make: Callable[[SinkSettings, SinkParts], Sink]
@@ -102,6 +104,7 @@ class Kind:
     routes: frozenset[RouteKind] = frozenset({RouteKind.TABLE})
     rights: Callable[[SinkSettings, str], Iterable[str]] | None = None
     spread: Callable[[SinkSettings, ExecutorParts], Sink] | None = None
+    has_types: bool = False
 
 
 _BUILT_IN: Final = {

@@ -7,7 +7,7 @@ reordering, replay or split of batches leaves a sink equal to the fold of its ch
 position order: it refuses what is older than what it has, and remembers deletes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -319,6 +319,14 @@ class Repairs(Protocol):
 
         Returns:
             Whether they can be asked for; not so of an event log.
+
+        Raises:
+            UnavailableError: It is not known to be asked for.
+        """
+
+    def ask_columns(self, route: str, columns: Sequence[str], why: str) -> str | None:
+        """
+        Have rows read with a value in these columns of the source; return the id.
 
         Raises:
             UnavailableError: It is not known to be asked for.

@@ -35,6 +35,7 @@ class Column:
         nullable: Whether it may be null.
         is_object: Whether its values are objects, or lists of them: those of composite
             types.
+        source_name: Its name in the source, where it is published under another.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Column:
     typmod: int = -1
     nullable: bool = True
     is_object: bool = False
+    source_name: str = ""
 
     @property
     def precision_and_scale(self) -> tuple[int, int] | None:
@@ -110,6 +112,7 @@ def _column(entry: dict[str, Any]) -> Column:
         typmod=entry["typmod"],
         nullable=entry["nullable"],
         is_object=_is_object(entry),
+        source_name=entry.get("source_name", ""),
     )
 
 

@@ -10,7 +10,7 @@ again.
 """
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -81,6 +81,29 @@ class KafkaRepairs:
         count = sum(len(signal["data"]["keys"]) for signal in signals)
         _log.info("rows asked for", sink=self._sink.name, route=route, keys=count)
         return [str(signal["id"]) for signal in signals]
+
+    def ask_columns(self, route: str, columns: Sequence[str], why: str) -> str | None:
+        """
+        Have those rows of a route read in which one of these columns is not null.
+
+        Returns:
+            The id of the snapshot; ``None``: they cannot be asked for.
+
+        Raises:
+            BrokerUnavailableError: It is not known to be asked for.
+        """
+        collection = collection_of(self._settings, self._route(route))
+        if not self._can_ask(route, collection):
+            return None
+        data = {"data-collections": [collection], "columns": list(columns)}
+        signal = self._signal(data)
+        snapshot_id = str(signal["id"])
+        # Beside earlier notes: this snapshot does not read what they lack.
+        state_folder, sink = self._settings.state_folder, self._sink.name
+        unfilled.note(state_folder, sink, route, snapshot_id)
+        self._send([signal])
+        _log.warning("rows asked for", sink=sink, route=route, reason=why)
+        return snapshot_id
 
     def ask_all(self, route: str, why: str) -> bool:
         """

@@ -127,6 +127,8 @@ def _told(
         "typmod": -1 if is_text else column.typmod,
         "nullable": column.name not in facts.required_names,
     }
+    if name != column.name:
+        told["source_name"] = column.name
     return told if is_text else told | _inside(oid, facts.types)
 
 

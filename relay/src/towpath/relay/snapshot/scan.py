@@ -195,11 +195,15 @@ class Scan:
             maximum_key=maximum_key,
             key_columns=key_columns,
             estimated_rows=stored.asked_keys or plan.estimated_rows,
-            floor=self._mark_lsn if stored.floor is None else stored.floor,
+            floor=self._floor() if stored.floor is None else stored.floor,
         )
         self._readers.begin(self._errand(plan), ranges_of(self._stored, plan))
         self.stage = Stage.READING
         return self._save()
+
+    def _floor(self) -> int:
+        """Return below what nothing is left; rows that were left out are spared."""
+        return 0 if self._stored.condition else self._mark_lsn
 
     def _errand(self, plan: Plan) -> Errand:
         stored = self._stored

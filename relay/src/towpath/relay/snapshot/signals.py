@@ -6,9 +6,10 @@ Signals: what a row of the signal table asks for, in Debezium's names and JSON.
 ``additional-conditions`` (each a ``data-collection`` and a ``filter``; a blocking
 snapshot's is a whole SELECT), the older ``additional-condition`` for all of them, and
 ``surrogate-key``: the column, or columns, by which to read. Ours on top are ``target``,
-``max-rows-per-second``, ``sweep`` (what the source has no more is deleted in the sinks)
-and ``keys``: just these primary keys of the one table, each a list of values in key
-order, at most 10,000.
+``max-rows-per-second``, ``sweep`` (what the source lacks is deleted in the sinks),
+``keys``: just these primary keys of the one table, each a list of values in key order,
+at most 10,000; and ``columns``: just the rows in which one of these is not null, with a
+sweep at the end below which nothing lies.
 
 ``stop-snapshot``, ``pause-snapshot`` and ``resume-snapshot`` take ``data-collections``
 and ``snapshot-id``, and mean all without them. Each may name the ``relay`` that it is
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
+from towpath.relay.snapshot.chunks import quoted_name
 from towpath.relay.snapshot.naming import is_entry
 from towpath.relay.snapshot.shape import Key
 from towpath.relay.snapshot.stored import BLOCKING, INCREMENTAL
@@ -39,6 +41,7 @@ _EXECUTE_FIELDS: Final = frozenset(
         "keys",
         "sweep",
         "relay",
+        "columns",
     }
 )
 # What some of the rows is no sign for: with these a sweep would delete the others.
@@ -47,7 +50,9 @@ _NOT_WITH_KEYS: Final = (
     "additional-condition",
     "surrogate-key",
     "sweep",
+    "columns",
 )
+_NOT_WITH_COLUMNS: Final = ("additional-conditions", "additional-condition", "sweep")
 _PICK_FIELDS: Final = frozenset({"data-collections", "snapshot-id", "type", "relay"})
 _MEANINGS: Final = {
     "target": "the name of a sink",
@@ -171,13 +176,15 @@ def _execute(fields: Mapping[str, Any]) -> ExecuteSnapshot:
     _refuse_unknown(fields, _EXECUTE_FIELDS)
     kind = _kind(fields)
     collections = _names(fields, required=True)
-    conditions = _conditions(fields)
+    columns = _columns(fields, kind)
+    conditions = {".*": columns} if columns else _conditions(fields)
     keys = _keys(fields, kind)
     sweeps = fields.get("sweep", False)
     if not isinstance(sweeps, bool):
         _reject("sweep must be true or false")
     if sweeps and any(conditions.values()):
         _reject("sweep and conditions exclude each other: rows left out would go")
+    sweeps |= bool(columns)
     if kind == BLOCKING:
         _check_selects(conditions)
     return ExecuteSnapshot(
@@ -220,6 +227,22 @@ def _order_by(fields: Mapping[str, Any]) -> tuple[str, ...]:
     ):
         _reject("surrogate-key must be the name of a column, or a list of names")
     return tuple(dict.fromkeys(names))
+
+
+def _columns(fields: Mapping[str, Any], kind: str) -> str:
+    """Return the condition that one of the listed columns is not null, if any is."""
+    if "columns" not in fields:
+        return ""
+    names = fields["columns"]
+    if kind == BLOCKING:
+        _reject("columns are read incrementally: a blocking snapshot takes none")
+    for other in _NOT_WITH_COLUMNS:
+        if fields.get(other):
+            _reject(f"columns and {other} exclude each other")
+    is_list = isinstance(names, list) and all(_is_text(x) and x for x in names)
+    if not is_list or not names:
+        _reject("columns must be a list of names")
+    return " or ".join(f"{quoted_name(name)} is not null" for name in names)
 
 
 def _check_selects(conditions: Mapping[str, str]) -> None:

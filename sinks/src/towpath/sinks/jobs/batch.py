@@ -175,7 +175,7 @@ class BatchWriter:
         written = self._apply(records, parked, batch_id, is_last=is_last)
         made = letters_of(records, written.reasons, self._rule)
         count, stale = self._settle(made, written)
-        self._desk.sweeps.carried_out(written.floors, records)
+        self._desk.sweeps.carried_out(written.floors)
         delivered, changes = written.delivered, written.held.changes
         return BatchResult(
             records=len(records),
@@ -213,7 +213,8 @@ class BatchWriter:
         decode_ms = round((desk.clock.monotonic_s() - began_s) * 1000)
         # The parts before the last one leave it: a later one may hold what lies below.
         safe = desk.safe.take(desk.parked.lowest()) if is_last else None
-        batch = Batch(batch_id, folded.changes, events, floors, safe)
+        lowering = tuple(floor for floor in floors if not floor.is_end_only)
+        batch = Batch(batch_id, folded.changes, events, lowering, safe)
         delivered = self._delivery.deliver(batch, folded.after)
         changes = (*folded.changes, *folded.after)
         refused = (*folded.refused, *delivered.refused)

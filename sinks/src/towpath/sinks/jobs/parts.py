@@ -8,6 +8,7 @@ from towpath.settings import Sink as SinkSettings
 from towpath.sinks.batches import Batches
 from towpath.sinks.dead_letters.box import LetterBox
 from towpath.sinks.jobs.monitor import Monitor
+from towpath.sinks.jobs.reshaping import Announced, NothingAnnounced
 from towpath.sinks.jobs.safe import Heads
 from towpath.sinks.ports import Cluster, Repairs, Sink
 
@@ -18,6 +19,9 @@ class NoRepairs:
     def ask_keys(self, _route: str, _keys: object) -> bool:
         """Tell that they cannot be asked for."""
         return False
+
+    def ask_columns(self, _route: str, _columns: object, _why: str) -> None:
+        """Tell that they cannot be asked for."""
 
     def ask_all(self, _route: str, _why: str) -> bool:
         """Tell that they cannot be asked for."""
@@ -46,6 +50,8 @@ class Parts:
         check: Sees that a changed block fits its tables and its target.
         on_executor: Gives what makes a sink on an executor; it is sent there. Without
             it all is written from the driver.
+        make_announced: Makes what knows the announced shapes of tables; without it
+            altered columns are not noticed.
     """
 
     make_sink: Callable[[SinkSettings], Sink]
@@ -58,3 +64,4 @@ class Parts:
     monitor: Monitor | None = None
     check: Callable[[SinkSettings], None] = _accept
     on_executor: Callable[[SinkSettings], Callable[[], Sink]] | None = None
+    make_announced: Callable[[], Announced] = NothingAnnounced

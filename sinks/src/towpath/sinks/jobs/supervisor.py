@@ -54,6 +54,7 @@ from towpath.sinks.jobs.recovery import Recovery
 from towpath.sinks.jobs.replay import Orders
 from towpath.sinks.jobs.report import Report
 from towpath.sinks.jobs.rerouting import Rerouting
+from towpath.sinks.jobs.reshaping import AfterLook, Reshaping
 from towpath.sinks.jobs.safe import SafePosition
 from towpath.sinks.jobs.spread import FromDriver, FromExecutors
 from towpath.sinks.jobs.sweeps import Sweeps
@@ -72,7 +73,7 @@ _TOPIC_CAME_UP: Final = "specify all TopicPartitions"
 MAX_STARTS_AT_ONCE: Final = 10
 
 
-_Writing: TypeAlias = FromColumns | FromDriver | FromExecutors | InPortions
+_Writing: TypeAlias = FromColumns | FromDriver | FromExecutors | InPortions | AfterLook
 
 
 class _Bench(NamedTuple):
@@ -151,8 +152,13 @@ class Supervisor:
             sink.open()
             repairs = self._parts.make_repairs(self._plan.sink)
             Rerouting(self._plan, repairs, self._parts.clock).run()
+            announced = self._parts.make_announced()
+            reshaping = Reshaping(self._plan, announced, repairs, self._parts.clock)
+            # Before any order of the dead letters writes a row.
+            reshaping.look()
             letters = self._parts.make_dead_letters(self._plan.sink.name)
             bench = self._bench(sink, letters, repairs)
+            bench = bench._replace(writing=AfterLook(reshaping, bench.writing))
             self._query_until_stopped(bench)
         finally:
             if letters is not None:

@@ -16,9 +16,8 @@ from typing import Final, TypeAlias
 import orjson
 import structlog
 
-from towpath.schemas import headers
 from towpath.sinks import unfilled
-from towpath.sinks.change import Floor, Record
+from towpath.sinks.change import Floor
 from towpath.sinks.fold import highest_per_route
 from towpath.sinks.ports import Cluster
 from towpath.sinks.progress import replace_file, sink_folder
@@ -67,13 +66,12 @@ class Sweeps:
                 )
         return (*(floor for floor in given if not floor.needs_all), *complete)
 
-    def carried_out(self, floors: Iterable[Floor], records: Iterable[Record]) -> None:
+    def carried_out(self, floors: Iterable[Floor]) -> None:
         """Strike off the routes whose rows were read anew, now that it is durable."""
-        sweeps = [floor for floor in floors if floor.needs_all]
-        told = {record.origin: record for record in records} if sweeps else {}
-        for floor in sweeps:
-            snapshot_id = told[floor.origin].headers.get(headers.SNAPSHOT, b"").decode()
-            unfilled.end(self._state_folder, self._sink, floor.route, snapshot_id)
+        for floor in floors:
+            if floor.needs_all:
+                route, snapshot_id = floor.route, floor.snapshot_id
+                unfilled.end(self._state_folder, self._sink, route, snapshot_id)
 
     def _read(self) -> _Told:
         try:
@@ -83,14 +81,14 @@ class Sweeps:
         return told
 
     def _note(self, floor: Floor) -> None:
-        topics = self._told.setdefault(floor.route, {}).setdefault(floor.position, {})
+        topics = self._told.setdefault(floor.route, {}).setdefault(_name(floor), {})
         partitions = topics.setdefault(floor.origin.topic, [])
         if floor.origin.partition not in partitions:
             partitions.append(floor.origin.partition)
 
     def _is_complete(self, floor: Floor) -> bool:
         topic = floor.origin.topic
-        told = self._told[floor.route][floor.position][topic]
+        told = self._told[floor.route][_name(floor)][topic]
         # A sweep that an older relay has written does not say it.
         count = floor.partitions or self._count(topic)
         return set(range(count)) <= set(told)
@@ -103,3 +101,10 @@ class Sweeps:
         for route, floor in complete.items():
             kept = {p: t for p, t in self._told[route].items() if p >= floor}
             self._told[route] = kept
+
+
+def _name(floor: Floor) -> str:
+    """Return what tells a floor from others; ends without rows below are all one."""
+    if floor.is_end_only:
+        return f"{floor.position} {floor.snapshot_id}"
+    return floor.position

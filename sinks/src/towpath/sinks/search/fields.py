@@ -12,10 +12,18 @@ from towpath.sinks.search.mapping import Properties, field_of, with_own
 
 
 class Described(NamedTuple):
-    """What a route's documents are: whose they are, in words, and their fields."""
+    """
+    What a route's documents are.
+
+    Attributes:
+        name: Whose they are, in words.
+        fields: Their fields.
+        since: From which position on the fields hold; empty: nobody tells.
+    """
 
     name: str
     fields: Properties
+    since: str = ""
 
 
 class FieldSource(Protocol):
@@ -68,7 +76,7 @@ class RouteFields:
             column.name: UNSEARCHED if column.is_object else field_of(column.type)
             for column in shape.columns
         }
-        return Described(f"the table {shape.name}", with_own(columns))
+        return Described(f"the table {shape.name}", with_own(columns), shape.position)
 
     def refresh(self) -> None:
         """Read the relay's newest announcements; schemas change with a release."""

@@ -12,7 +12,8 @@ aliases are looked up, so each batch that begins after a rebuild's index was mad
 there too, and whatever earlier batches carried lies below the rebuild's snapshot.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -25,6 +26,7 @@ from towpath.sinks.errors import (
     ForeignIndexError,
     IndexGoneError,
     SearchRefusedError,
+    ShapeUnknownError,
 )
 from towpath.sinks.floors import Floors
 from towpath.sinks.search.aliases import Standing, indexes_of
@@ -65,6 +67,9 @@ class Indexes:
         self._options = options
         self._known = KnownIndexes(watch)
         self._fields: dict[str, frozenset[str]] = {}
+        self._described: dict[str, Described] = {}
+        self._left_out: dict[str, set[str]] = defaultdict(set)
+        self._awaited: dict[str, frozenset[str]] = defaultdict(frozenset)
         self._behind: Mapping[str, Standing] = {}
         self._outdated: dict[str, tuple[str, ...]] = {}
         self.floors = Floors()
@@ -113,29 +118,70 @@ class Indexes:
         """Return the routes whose indexes were looked at or made."""
         return tuple(self._fields)
 
-    def prepare(self, changes: Iterable[Change]) -> None:
+    def prepare(self, changes: Sequence[Change]) -> Sequence[Change]:
         """
         See that every route of the changes has its index, with their columns.
 
-        A field that nobody has announced is left to the index to refuse.
+        Returns:
+            The changes, without columns that their table has dropped since.
 
         Raises:
-            ShapeUnknownError: The relay has not announced the table yet.
+            ShapeUnknownError: The relay has not announced the table, or a column, yet.
         """
-        unknown: dict[str, set[str]] = {}
+        strange: dict[str, list[Change]] = defaultdict(list)
         for change in changes:
-            fields = self._fields.get(change.route)
-            if fields is None:
+            if change.route not in self._fields:
                 self.ensure(change.route)
-                fields = self._fields[change.route]
-            if change.row is not None and not change.row.keys() <= fields:
-                unknown.setdefault(change.route, set()).update(change.row.keys())
-        if unknown:
+            if self._unknown(change):
+                strange[change.route].append(change)
+        if strange:
             self._source.refresh()
-        for route, columns in unknown.items():
-            self.ensure(route)
-            # Asked once: rows that still do not fit are refused one by one.
-            self._fields[route] |= columns
+        for route, told in strange.items():
+            if self._source.described(self._routes[route]) != self._described[route]:
+                self.ensure(route)
+            self._await_announcement(route, told)
+        return [self._without_dropped(c) for c in changes] if strange else changes
+
+    def _unknown(self, change: Change) -> frozenset[str]:
+        """Return the columns of a change that its index has no field for."""
+        if change.row is None:
+            return frozenset()
+        return frozenset(change.row) - self._fields[change.route]
+
+    def _is_older(self, change: Change) -> bool:
+        """Tell whether a change was made before the announced shape held."""
+        return change.position < self._described[change.route].since
+
+    def _await_announcement(self, route: str, changes: Iterable[Change]) -> None:
+        """
+        Let a batch come again, once, that may have overtaken its announcement.
+
+        After that, columns that nobody has announced are left to the index to refuse.
+        """
+        since = self._described[route].since
+        newer = [self._unknown(c) for c in changes if not self._is_older(c)]
+        names = frozenset().union(*newer) - self._awaited[route]
+        if since and names:
+            self._awaited[route] |= names
+            message = f"columns of {route} are not announced yet: {', '.join(names)}"
+            raise ShapeUnknownError(message)
+
+    def _without_dropped(self, change: Change) -> Change:
+        """Leave out columns that the table has dropped after the change."""
+        unknown = self._unknown(change)
+        if not unknown or not self._is_older(change):
+            return change
+        for name in sorted(unknown - self._left_out[change.route]):
+            self._left_out[change.route].add(name)
+            _log.warning(
+                "column left out: the source no longer has it",
+                route=change.route,
+                column=name,
+            )
+        row = {n: v for n, v in (change.row or {}).items() if n not in unknown}
+        return change._replace(
+            row=row, unchanged=change.unchanged & self._fields[change.route]
+        )
 
     def ensure(self, route: str) -> None:
         """
@@ -152,11 +198,16 @@ class Indexes:
             if route not in self._behind:
                 self._create(route, described)
             mappings = [self._fitted(index, described) for index in self.behind(route)]
+            kept = [frozenset(mapping["properties"]) for mapping in mappings]
             for mapping in mappings:
                 self.floors.learn(route, mapping.get("_meta", {}).get(FLOOR_MEMO))
             self.remember_floor(route)
         self._known.learn(route, self._behind[route])
-        self._fields[route] = frozenset(described.fields)
+        # While a rebuild fills an index, it lacks what the table has dropped before.
+        self._fields[route] = frozenset(described.fields) | frozenset.intersection(
+            *kept
+        )
+        self._described[route] = described
 
     def remember_floor(self, route: str) -> None:
         """Have every index of a route remember its floor, if there is one."""

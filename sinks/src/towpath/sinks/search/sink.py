@@ -116,13 +116,13 @@ class SearchSink:
     def _apply(self, batch: Batch) -> Tally:
         tally = Tally()
         self._indexes.look()
-        self._indexes.prepare(batch.changes)
+        changes = self._indexes.prepare(batch.changes)
         if self._indexes.may_make:
             # One sink decides, though several may write.
-            self._refreshing.adapt(batch.changes)
+            self._refreshing.adapt(changes)
         for route, floor in self._indexes.floors.due(batch.floors):
             self._upkeep.sweep(route, floor)
-        above = self._indexes.floors.above(batch.changes, tally)
+        above = self._indexes.floors.above(changes, tally)
         whole, doubtful = _part(above, tally)
         for first in range(0, len(doubtful), READ_AT_ONCE):
             whole += self._resolve(doubtful[first : first + READ_AT_ONCE], tally)

@@ -5,7 +5,7 @@ Everything is safe to repeat, and to be interrupted at any statement.
 """
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -78,7 +78,6 @@ def ensure(
     session: SqlSession,
     table: LakeTable,
     options: WarehouseOptions,
-    before_gain: Callable[[Sequence[str]], None],
 ) -> tuple[LakeTable, Found]:
     """
     Create the table, or add to it what it lacks.
@@ -87,7 +86,6 @@ def ensure(
         session: The engine.
         table: What is wanted.
         options: Its partitions and properties.
-        before_gain: Called with the columns that the table is about to gain.
 
     Returns:
         The table with the columns that it has beside the wanted ones and the types that
@@ -116,9 +114,6 @@ def ensure(
         *repartition(whole, found.partition),
         *settled(table, options, found.properties),
     ]
-    gained = [c.name for c in table.columns if c.name not in found.columns]
-    if gained:
-        before_gain(gained)
     session.sql(identifier_fields(table))
     for statement in statements:
         session.sql(statement)

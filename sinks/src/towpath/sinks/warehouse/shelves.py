@@ -1,16 +1,15 @@
 """
 The tables of one warehouse, by route: made to exist and to fit, or held back.
 
-A table follows its source: it gains columns and width, keeps what the source drops, and
-before it gains a column all of its rows are asked for, because the stream does not tell
-what a default or a rename has put into old ones. Asking comes first: who is interrupted
-in between finds the column missing, and asks again.
+A table follows its source: it gains columns and width, and keeps what the source drops.
+What a default or a rename has put into old rows is read by the sink's driver
+(``jobs/reshaping.py``).
 
 A change that no table can follow holds back its own route, and no other: its changes
 are refused, with the cure, until the table fits; each batch of it looks again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -20,7 +19,7 @@ from towpath.schemas.failure import TowpathError
 from towpath.settings import PartitionField, Route, RouteKind, Sink
 from towpath.settings.warehouse import parse_partition
 from towpath.sinks.errors import KeylessTableError
-from towpath.sinks.ports import RelationSource, Repairs, SqlSession
+from towpath.sinks.ports import RelationSource, SqlSession
 from towpath.sinks.warehouse.ddl import live_view
 from towpath.sinks.warehouse.errors import (
     ForeignTableError,
@@ -45,7 +44,6 @@ class Shelves:
         sink: Sink,
         relations: RelationSource,
         session: SqlSession,
-        repairs: Repairs | None,
         losses: Losses,
         branch: str,
     ) -> None:
@@ -55,7 +53,6 @@ class Shelves:
         self._routes = {route.name: route for route in sink.route}
         self._relations = relations
         self._session = session
-        self._repairs = repairs
         self._tables: dict[str, LakeTable] = {}
         self._wishes: dict[str, LakeTable] = {}
         self._held: dict[str, str] = {}
@@ -119,10 +116,7 @@ class Shelves:
             return True
 
     def _ensure(self, route: Route, table: LakeTable) -> tuple[LakeTable, Found]:
-        def before_gain(columns: Sequence[str]) -> None:
-            self._ask(route, columns)
-
-        opened = ensure(self._session, table, self._options, before_gain)
+        opened = ensure(self._session, table, self._options)
         self._losses.look(route.name, opened[1].id)
         if route.kind is not RouteKind.EVENT_LOG:
             self._session.sql(live_view(table))
@@ -140,12 +134,3 @@ class Shelves:
     def _partition(self, name: str) -> tuple[PartitionField, ...]:
         texts = self._options.partition.get(name, ())
         return tuple(parse_partition(text) for text in texts)
-
-    def _ask(self, route: Route, columns: Sequence[str]) -> None:
-        """Have old rows read anew, because their new columns are not known."""
-        why = f"{route.name} gains {', '.join(columns)}"
-        repairs = self._repairs if self._options.fill_added_columns else None
-        if repairs is not None and repairs.ask_all(route.name, why):
-            _log.info("table gains columns, all rows asked for", reason=why)
-            return
-        _log.warning("table gains columns, null in old rows", reason=why)

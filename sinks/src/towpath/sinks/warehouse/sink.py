@@ -65,8 +65,7 @@ class WarehouseSink:
             relations: The shapes of the routes' tables.
             engines: What writes. The session belongs to the caller; it already knows
                 the warehouse's catalog (``catalog_conf``).
-            repairs: Has tables read anew that gain a column, or were lost; without it,
-                old rows keep null there, or stay away.
+            repairs: Has tables read anew that were lost; without it, they stay empty.
             clock: For upkeep by age; left out, the machine's.
             known: Where to keep what is known of the tables, in the sink's own folder.
         """
@@ -76,7 +75,7 @@ class WarehouseSink:
         branch = f"towpath_{uuid.uuid4().hex}"
         self._losses = Losses(known, repairs)
         self._shelves = Shelves(
-            *(sink, relations, session, repairs), losses=self._losses, branch=branch
+            *(sink, relations, session), losses=self._losses, branch=branch
         )
         self._upkeep = Upkeep(sink.warehouse, clock or SystemClock())
         self._writer = Writer(engines, sink.warehouse, self._upkeep, branch)

@@ -1,0 +1,180 @@
+"""Columns that a source gains, renames or retypes reach the old rows of every sink."""
+
+import json
+
+import pytest
+
+from support.sink_place import SinkPlace
+from support.topics import read_to_end
+from support.waiting import until
+from towpath.settings import load
+from towpath.sinks import unfilled
+from towpath.sinks.kinds import reader_of
+from towpath.sinks.progress import State
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
+
+SINKS = ("cache", "search", "warehouse")
+BLOCK = """
+[[sink]]
+name = "{kind}"
+kind = "{kind}"
+driver = "serving"
+url = "{url}"
+trigger_ms = 100
+{rest}
+[[sink.route]]
+topic = "{prefix}.shop.lines"
+name = "{route}"
+"""
+RULES = {"search": '[sink.route.rename]\nno = "line"\n'}
+
+
+class Place(SinkPlace):
+    """Three sinks of one table."""
+
+    def __init__(self, stack, dsn, prefix, folder):
+        super().__init__(stack, dsn, prefix, folder)
+        self.stack = stack
+
+    def prepare(self):
+        """Start the relay, let it stream some rows, and declare the sinks."""
+        self.execute("create schema shop")
+        self.execute(
+            "create table shop.lines (no int primary key, note text, price int)"
+        )
+        self.configure(tables=["shop.lines"])
+        urls = {
+            "cache": self.stack.redis_url,
+            "search": self.stack.opensearch_url,
+            "warehouse": self.stack.dsn("warehouse"),
+        }
+        blocks = [
+            BLOCK.format(
+                kind=kind,
+                url=url,
+                prefix=self.prefix,
+                route=self.route(kind),
+                rest='folder = "lake"' if kind == "warehouse" else "",
+            )
+            + RULES.get(kind, "")
+            for kind, url in urls.items()
+        ]
+        self.config.write_text(self.config.read_text() + "".join(blocks))
+        self.init()
+        self.start()
+        self.wait_for(lambda: bool(self.logged("relay started")))
+        self.execute(
+            "insert into shop.lines select no, 'n' || no, no"
+            " from generate_series(1, 30) no"
+        )
+
+    def route(self, kind):
+        """Name a sink's route."""
+        return f"shop.{self.prefix}" if kind == "warehouse" else self.prefix
+
+    def rows(self, kind):
+        """Read what a sink holds: of each key its columns as texts, without nulls."""
+        settings = load(self.config, {})
+        reader = reader_of(settings.sink_named(kind), settings)
+        found = {
+            row.key: told(row.fields)
+            for row in reader.rows(self.route(kind))
+            if not row.is_deleted
+        }
+        reader.close()
+        return found
+
+    def source(self, kind):
+        """Return what a sink should hold."""
+        named = {"no": "line"} if kind == "search" else {}
+        return {
+            str(row["no"]): told({named.get(k, k): v for k, v in row.items()})
+            for (row,) in self.execute("select to_jsonb(l) from shop.lines l")
+        }
+
+    def is_equal(self, kind):
+        """Tell whether a sink has all columns that the source has, in every row."""
+        held = self.rows(kind)
+        return not unfilled.routes(load(self.config, {}).state_folder, kind) and all(
+            row.items() <= held.get(key, {}).items()
+            for key, row in self.source(kind).items()
+        )
+
+    def fills(self):
+        """Return what was asked of the relay so far: sink and columns, in order."""
+        asked = [
+            json.loads(each.value())["data"]
+            for each in read_to_end(self.kafka, f"{self.prefix}-signal")
+        ]
+        return sorted((each["target"], each.get("columns")) for each in asked)
+
+    def read(self, sink):
+        """Return how many rows each snapshot has read for a sink, in order."""
+        told = self.execute(
+            "select rows from towpath.snapshot where target = %s order by updated_at",
+            sink,
+        )
+        return [rows for (rows,) in told]
+
+
+def told(fields):
+    """Write columns as texts; a null is as good as none."""
+    return {k: str(v) for k, v in fields.items() if v is not None}
+
+
+@pytest.fixture
+def place(stack, database, unique, tmp_path):
+    """Lend a source with its relay, and all targets."""
+    stack.up("kafka", "redis", "opensearch")
+    found = Place(stack, database, unique, tmp_path)
+    yield found
+    found.close()
+
+
+def test_altered_columns_reach_the_old_rows_of_every_sink(place):
+    """
+    Each sink asks once for each change, and only for rows that have a value there.
+
+    A default, a new name and a new type alter rows without a change in the stream. A
+    column without a default alters none: nothing is delivered. A sink whose fields have
+    types keeps the old values of a retyped column and names the cure.
+    """
+    place.prepare()
+    alter = place.execute
+
+    def filled(*kinds):
+        for kind in kinds or SINKS:
+            until(
+                lambda kind=kind: place.is_equal(kind), f"{kind} filled", timeout_s=90
+            )
+
+    with place.driver():
+        until(
+            lambda: all(place.progress(k).state is State.RUNNING for k in SINKS),
+            "they run",
+            timeout_s=240,
+        )
+        filled()
+        alter("alter table shop.lines add channel text default 'web', add spare int")
+        alter("update shop.lines set price = 0, spare = 7 where no = 1")
+        filled()
+        alter("alter table shop.lines rename note to remark")
+        alter("insert into shop.lines values (31, 'new', 5)")
+        filled()
+        alter("update shop.lines set remark = null where no = 2")
+        alter("alter table shop.lines alter price type text using '<' || price || '>'")
+        alter("update shop.lines set spare = 8 where no = 3")
+        filled("cache")
+        log = (place.folder / "driver.log").read_text()
+
+    changed = [["channel", "spare"], ["remark"]]
+    assert (
+        sorted(
+            [(kind, columns) for kind in SINKS for columns in changed]
+            + [("cache", ["price"])]
+        )
+        == place.fills()
+    )
+    assert [30, 31, 31] == place.read("cache")
+    assert "towpath sink rebuild search" in log

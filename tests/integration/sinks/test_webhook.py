@@ -120,6 +120,15 @@ def refusing(status: int, *keys: object, **headers: str):
     return otherwise
 
 
+def test_a_delete_of_a_row_that_the_receiver_lacks_is_applied(receiver, sink):
+    """428 says that there is no row: nothing is left to be deleted."""
+    receiver.otherwise = refusing(428)
+    sink.apply(Batch(0, (row(1, row=None),)))
+    checkpoint = sink.flush()
+
+    assert (1, ()) == (checkpoint.applied, checkpoint.refused)
+
+
 def test_each_request_is_signed_with_each_secret(receiver):
     """
     A receiver that has either of two secrets takes what is sent, and no other does.

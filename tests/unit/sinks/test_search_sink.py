@@ -192,6 +192,23 @@ def test_only_what_was_rejected_is_sent_again():
     )
 
 
+def test_a_delete_is_applied_whatever_its_key_is():
+    """One too long for a document, and one whose columns the index does not take."""
+    client = Answers([INVALID, WRITTEN, INVALID], [WRITTEN])
+    made = sink(client)
+    row, gone, other = batch(1, 2, 3).changes
+    long = gone._replace(key=("k" * 600,), row=None)
+    told = (row, gone._replace(row=None), other._replace(row=None), long)
+    made.apply(Batch(0, told))
+    checkpoint = made.flush()
+
+    assert (3, [(1,)]) == (
+        checkpoint.applied,
+        [refusal.change.key for refusal in checkpoint.refused],
+    )
+    assert b"order_id" not in client.bodies[1]
+
+
 def test_an_index_that_stays_full_asks_for_a_pause():
     """After its attempts the sink gives the batch back, and counts nothing of it."""
     made = sink(Answers(*[[WRITTEN, FULL]], *[[FULL]] * ATTEMPTS))

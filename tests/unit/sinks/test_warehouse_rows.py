@@ -102,6 +102,18 @@ def test_a_value_that_does_not_fit_is_refused(name, value):
     assert f"the value of {name} does not fit" in reason
 
 
+def test_a_delete_of_a_key_that_does_not_fit_needs_nothing():
+    """No row of the table can have the key: it is neither laid out nor refused."""
+    gone = [change(None, key=key) for key in (6, "NaN")]
+    laid = lay_out(TABLE, gone)
+
+    assert ([(6,)], (), 1) == (
+        [c.key for c in laid.changes],
+        laid.refused,
+        len(laid.rows),
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -14,6 +14,10 @@ Row: TypeAlias = Mapping[str, Value]
 ALL_PRESENT: Final[frozenset[str]] = frozenset()
 
 
+# How a position ends whose change was read, not streamed.
+READ_ENDING: Final = ".-"
+
+
 class Origin(NamedTuple):
     """Where a record stands in Kafka, so that it can be found again."""
 

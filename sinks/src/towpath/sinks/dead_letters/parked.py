@@ -143,6 +143,11 @@ class ParkedKeys:
         place = (origin.topic, origin.partition)
         return origin.offset <= waiting.last_offsets.get(place, -1)
 
+    def is_new(self, parked: ParkedKey, position: str) -> bool:
+        """Tell whether nothing of a key was set aside at a position or above it."""
+        waiting = self._waiting.get(parked)
+        return waiting is None or position > waiting.highest
+
     def is_over(self, parked: ParkedKey, position: str) -> bool:
         """Tell whether a position stands below an ending of its key."""
         return position <= self._ended.get(parked, "")

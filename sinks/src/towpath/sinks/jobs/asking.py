@@ -35,12 +35,14 @@ class Told(NamedTuple):
     Attributes:
         changes: Those that were given to the sink.
         refused: Those that were not applied.
+        behind: Those of rows that wait behind a dead letter of their key.
     """
 
     records: Sequence[Record]
     changes: Sequence[Change]
     refused: Sequence[Refusal]
     floors: Sequence[Floor]
+    behind: Sequence[Change] = ()
 
 
 class Asked(NamedTuple):
@@ -69,7 +71,11 @@ def ask(told: Told, owed: Owed, repairs: Repairs) -> Asked:
     asks = [refusal for refusal in told.refused if refusal.asks]
     left = [refusal for refusal in told.refused if not refusal.asks]
     absent = [refusal.change for refusal in asks]
-    due = owed.due(_written(told), absent, told.records)
+    due = owed.due(_written(told), absent, told.records, told.behind)
+    for refusal in left:
+        if not refusal.change.unchanged:
+            # It is among the dead letters as it is now: nobody waits for it.
+            owed.settle(refusal.change, due)
     asked, silent = _ask(due, owed, repairs)
     owed.take(due, told.floors)
     left += [refusal for refusal in asks if refusal.change.route in silent]

@@ -218,7 +218,7 @@ class BatchWriter:
         delivered = self._delivery.deliver(batch, folded.after)
         changes = (*folded.changes, *folded.after)
         refused = (*folded.refused, *delivered.refused)
-        told = Told(records, changes, refused, floors)
+        told = Told(records, changes, refused, floors, held.mending)
         asked = ask(told, desk.owed, desk.repairs)
         reasons = reasons_of(decoded, asked.left, held) | delivered.refused_events
         return Written(

@@ -11,19 +11,23 @@ Nothing supersedes events: a row that is read anew says nothing of what happened
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from towpath.settings import RouteKind
-from towpath.sinks.change import Change, EventRow, Floor, Origin, Record
+from towpath.sinks.change import (
+    READ_ENDING,
+    Change,
+    EventRow,
+    Floor,
+    Origin,
+    Record,
+)
 from towpath.sinks.dead_letters.letter import ParkedKey, position_of, shared_topic
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.decode import Decoded
 from towpath.sinks.routes import Routes
-
-# How a position ends whose change was read, not streamed.
-_READ_ORDINAL: Final = ".-"
 
 
 class KeyRule(NamedTuple):
@@ -65,6 +69,8 @@ class Held(NamedTuple):
         behind: Records of what waits behind its key.
         superseding: Keys whose rows are in the batch as they are now, at a position
             above all that waited.
+        mending: Changes behind that were not set aside before: their rows as they are
+            now may let their keys go. And such rows, if they were read too early.
     """
 
     changes: Sequence[Change]
@@ -72,6 +78,7 @@ class Held(NamedTuple):
     unread: frozenset[Origin]
     behind: frozenset[Origin]
     superseding: Mapping[ParkedKey, str]
+    mending: Sequence[Change] = ()
 
 
 class _Step(NamedTuple):
@@ -122,7 +129,8 @@ def hold(
     ]
     behind: set[Origin] = set()
     superseding = {}
-    steps = _steps(decoded, _waiting(records, barring, parked), rule)
+    waiting = _waiting(records, barring, parked)
+    steps = _steps(decoded, waiting, rule)
     for key, record in barring:
         position = position_of(record) or ""
         if not parked.is_over(key, position):
@@ -139,7 +147,24 @@ def hold(
         events=[e for e in decoded.events if e.origin not in behind],
         behind=frozenset(behind),
         superseding=superseding,
+        mending=[*_mending(decoded.changes, behind, waiting, parked, rule)],
     )
+
+
+def _mending(
+    changes: Iterable[Change],
+    behind: Collection[Origin],
+    waiting: Mapping[Origin, ParkedKey],
+    parked: ParkedKeys,
+    rule: KeyRule,
+) -> Iterator[Change]:
+    """List the changes behind whose rows, as they are now, may let their keys go."""
+    for change in changes:
+        if change.origin in behind:
+            key = waiting[change.origin]
+            is_new = _is_row_as_it_is(change) or parked.is_new(key, change.position)
+            if is_new and rule.is_superseded(key.topic):
+                yield change
 
 
 def _course(steps: Iterable[_Step], parked: ParkedKeys, key: ParkedKey) -> _Course:
@@ -212,5 +237,5 @@ def _place(record: Record) -> ParkedKey | None:
 
 def _is_row_as_it_is(change: Change) -> bool:
     """Tell whether a snapshot says all there is of a row: its columns, or its end."""
-    is_read = change.is_read or change.position.endswith(_READ_ORDINAL)
+    is_read = change.is_read or change.position.endswith(READ_ENDING)
     return is_read and not change.unchanged

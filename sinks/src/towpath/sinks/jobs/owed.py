@@ -23,7 +23,7 @@ What is owed is kept in a file, written before the batch counts as done.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 from towpath.schemas import headers
 from towpath.schemas.clock import Clock
 from towpath.sinks import unfilled
-from towpath.sinks.change import Change, Floor, Record
+from towpath.sinks.change import READ_ENDING, Change, Floor, Record
 from towpath.sinks.dead_letters.letter import ParkedKey, shared_topic
 from towpath.sinks.fold import highest_per_route
 from towpath.sinks.jobs.owed_file import (
@@ -185,6 +185,7 @@ class Owed:
         written: Iterable[Change],
         absent: Collection[Change],
         records: Iterable[Record],
+        behind: Sequence[Change] = (),
     ) -> Due:
         """
         Hold a batch against what is owed.
@@ -193,19 +194,25 @@ class Owed:
             written: Its changes that are applied, or stale.
             absent: Its partial changes that found no row.
             records: All of it.
+            behind: Its changes that wait behind a dead letter. They may have mended
+                the row, which as it is now lets the key go.
         """
         due = Due({}, {}, set())
         lacking = self.lacking()
-        if not (lacking or absent or self._is.rows):
+        if not (lacking or absent or behind or self._is.rows):
             return due
         records = list(records)
         told = [c for c in written if self._matters(c, lacking)]
-        if told or absent:
+        if told or absent or behind:
             keys = {record.origin: record.key or b"" for record in records}
             lost = {id(change) for change in absent}
-            for change in sorted((*told, *absent), key=attrgetter("position")):
+            waiting = {id(change) for change in behind}
+            for change in sorted((*told, *absent, *behind), key=attrgetter("position")):
                 topic = shared_topic(change.origin.topic)
                 record_key = ParkedKey(topic, keys[change.origin])
+                if id(change) in waiting:
+                    self._judge_waiting(change, record_key, due)
+                    continue
                 is_doubtful = change.route in lacking or id(change) in lost
                 self._judge(change, record_key, due, is_doubtful=is_doubtful)
         self._end_undelivered(records, due)
@@ -222,6 +229,13 @@ class Owed:
             if owing is not None and owing.record_key in keys:
                 due.rows[row] = None
                 due.ask.pop(row, None)
+
+    def settle(self, change: Change, due: Due) -> None:
+        """Let a batch owe a change's row no more."""
+        row = change.route, change.key
+        if row in self._is.rows or row in due.rows:
+            due.rows[row] = None
+            due.ask.pop(row, None)
 
     def take(self, due: Due, floors: Iterable[Floor] = ()) -> None:
         """Keep what a batch has made of it, durably; what was to be asked for, is."""
@@ -240,6 +254,32 @@ class Owed:
     def _matters(self, change: Change, lacking: Collection[str]) -> bool:
         is_open = bool(change.unchanged) and change.route in lacking
         return is_open or (change.route, change.key) in self._is.rows
+
+    def _judge_waiting(self, change: Change, record_key: ParkedKey, due: Due) -> None:
+        """Say what a change makes of its row that waits behind a dead letter."""
+        row = change.route, change.key
+        owing = due.rows.get(row, self._is.rows.get(row))
+        is_read = change.is_read or change.position.endswith(READ_ENDING)
+        if is_read and not change.unchanged:
+            # It was read too early, unless nobody has asked for it.
+            if owing is not None and change.position > owing.asked_at:
+                self._ask_again(row, owing, due)
+            return
+        now_s = self._clock.monotonic_s()
+        if owing is None:
+            owing = Owing(record_key, *(change.position,) * 3, now_s)
+            due.rows[row], due.ask[row] = owing, None
+            return
+        owing = owing._replace(highest=max(owing.highest, change.position))
+        due.rows[row] = owing
+        if now_s - owing.asked_s > ASKED_AGAIN_AFTER_S:
+            self._ask_again(row, owing, due)
+
+    def _ask_again(self, row: Row, owing: Owing, due: Due) -> None:
+        """Have a row asked for once more, as of the newest change of it."""
+        asked_s = self._clock.monotonic_s()
+        due.rows[row] = owing._replace(asked_at=owing.highest, asked_s=asked_s)
+        due.ask[row] = None
 
     def _judge(
         self, change: Change, record_key: ParkedKey, due: Due, *, is_doubtful: bool

@@ -37,7 +37,7 @@ from towpath.sinks.search.request import (
     opening,
 )
 from towpath.sinks.search.upkeep import Upkeep
-from towpath.sinks.search.writer import Writer
+from towpath.sinks.search.writer import Writer, Written
 from towpath.sinks.tally import Tally
 
 READ_AT_ONCE: Final = 1000
@@ -137,12 +137,13 @@ class SearchSink:
             r.name: [opening(alias) for alias in self._indexes.aliases(r.name)]
             for r in self._routes
         }
-        written = self._writer.write(
-            calls(
-                (d for c in changes for d in documents(c, openings[c.route])),
-                self._options,
-            )
-        )
+        written = self._put(changes, openings)
+        # Of the key's own columns, which the index may not take, none is needed.
+        deletes = [r.change for r in written.refused if r.change.row is None]
+        if deletes:
+            written.refused = [r for r in written.refused if r.change.row is not None]
+            bare = [change._replace(key_columns=()) for change in deletes]
+            written.add(self._put(bare, openings))
         tally.applied += written.applied
         tally.stale += written.stale
         tally.refused += written.refused
@@ -151,6 +152,13 @@ class SearchSink:
                 "documents that only the index being filled takes",
                 documents=written.only_new,
             )
+
+    def _put(
+        self, changes: Iterable[Change], openings: Mapping[str, list[bytes]]
+    ) -> Written:
+        """Write the documents of changes, in calls."""
+        found = (d for c in changes for d in documents(c, openings[c.route]))
+        return self._writer.write(calls(found, self._options))
 
     def _resolve(self, changes: list[Change], tally: Tally) -> list[Change]:
         """Look at the stored documents; return what is left to write, as whole rows."""
@@ -196,7 +204,11 @@ def _part(changes: Iterable[Change], tally: Tally) -> tuple[list[Change], list[C
     doubtful: list[Change] = []
     for change in changes:
         if len(document_id(change).encode()) > LONGEST_ID_BYTES:
-            tally.refused.append(Refusal(change, _TOO_LONG))
+            if change.row is None:
+                # No document can have the id.
+                tally.applied += 1
+            else:
+                tally.refused.append(Refusal(change, _TOO_LONG))
         elif change.unchanged or has_shared_version(change):
             doubtful.append(change)
         else:

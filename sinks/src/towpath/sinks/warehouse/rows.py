@@ -171,13 +171,17 @@ def _whole(
 def _fitting(
     table: LakeTable, changes: Sequence[Change], retained: frozenset[str]
 ) -> Laid:
-    """Lay out what fits, and refuse the rest."""
+    """
+    Lay out what fits, and refuse the rest.
+
+    A delete whose key does not fit needs nothing: no row can have the key.
+    """
     fitting, refused = [], []
     for change in changes:
         reason = _misfit(table, change)
         if reason is None:
             fitting.append(change)
-        else:
+        elif change.row is not None:
             refused.append(Refusal(change, reason))
     rows = _whole(table, fitting, retained)
     return Laid(rows, tuple(fitting), tuple(refused))

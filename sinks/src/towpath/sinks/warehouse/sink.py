@@ -168,6 +168,7 @@ class WarehouseSink:
             return
         table, retained = self._with_retained(name, table, changes)
         laid = rows.lay_out(table, changes, retained, nulls_unfit=self._nulls_unfit)
+        tally.applied += len(changes) - len(laid.changes) - len(laid.refused)
         laid = without_absent(self._session, table, laid)
         tally.refused += laid.refused
         self._tell_nulled(name, laid.nulled, tally)

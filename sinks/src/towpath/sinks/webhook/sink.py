@@ -279,7 +279,8 @@ def _count(
     for change in changes:
         verdict = answered[id_of(change)]
         is_absent = verdict.outcome is Outcome.ABSENT and change.is_partial
-        if verdict.outcome is Outcome.TAKEN:
+        is_gone = verdict.outcome is Outcome.ABSENT and change.row is None
+        if verdict.outcome is Outcome.TAKEN or is_gone:
             tally.applied += 1
         elif verdict.outcome is Outcome.KNOWN:
             tally.stale += 1

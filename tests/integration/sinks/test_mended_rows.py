@@ -1,0 +1,205 @@
+"""A row that is mended in the source lets its parked key go, in every kind of sink."""
+
+import uuid
+
+import pytest
+
+from support.lake import engines, session_of
+from support.letters import Letters, Still
+from support.snapshots import SnapshotRig
+from support.webhook_receiver import SECRET, Answer, Receiver
+from towpath.schemas.clock import SystemClock
+from towpath.settings import load
+from towpath.settings.webhook import WebhookOptions
+from towpath.sinks.change import Origin, Record
+from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.jobs.batch import BatchWriter, Desk
+from towpath.sinks.jobs.owed import Owed
+from towpath.sinks.jobs.replay import Orders
+from towpath.sinks.jobs.safe import SafePosition
+from towpath.sinks.jobs.session import SparkSql
+from towpath.sinks.jobs.sweeps import Sweeps
+from towpath.sinks.kafka import KafkaRelations, Topics
+from towpath.sinks.kinds import reader_of
+from towpath.sinks.repairs import KafkaRepairs
+from towpath.sinks.routed import RoutedRelations
+from towpath.sinks.routes import Routes
+from towpath.sinks.search.sink import SearchSink
+from towpath.sinks.warehouse.sink import WarehouseSink
+from towpath.sinks.webhook.sink import WebhookSink
+
+pytestmark = [pytest.mark.integration]
+
+KINDS = [
+    pytest.param("search", marks=pytest.mark.timeout(90)),
+    pytest.param("webhook", marks=pytest.mark.timeout(90)),
+    pytest.param("warehouse", marks=[pytest.mark.spark, pytest.mark.timeout(180)]),
+]
+# What each target refuses, and how the row is mended: all but the large value.
+BAD = {
+    "search": "update s.t set n = 'abc' where id = '7'",
+    "webhook": "update s.t set n = 'abc' where id = '7'",
+    "warehouse": "update s.t set at = 'infinity' where id = '7'",
+}
+MENDED = "update s.t set n = '8', at = '2026-02-28' where id = '7'"
+LARGE = 9_000
+
+
+class Rig(SnapshotRig):
+    """A relay, and a sink of one kind that is written as a driver does."""
+
+    def prepare(self, kind, url, extra=""):
+        """Make the table, start the relay, and describe the sink."""
+        self.route = f"s.{uuid.uuid4().hex[:8]}" if kind == "warehouse" else self.prefix
+        self.execute("create schema s")
+        self.execute(
+            "create table s.t (id text primary key, n int, at timestamptz, big text)"
+        )
+        self.execute("alter table s.t alter big set storage external")
+        self.configure(tables=["s.t"])
+        text = self.config.read_text().replace(
+            "version = 1", f'version = 1\nstate_folder = "{self.folder}"'
+        )
+        self.config.write_text(
+            f'{text}\n[[sink]]\nname = "it"\nkind = "{kind}"\nurl = "{url}"\n{extra}'
+            f'[[sink.route]]\ntopic = "{self.prefix}.s.t"\nname = "{self.route}"\n'
+        )
+        self.init()
+        self.start()
+        self.execute(
+            "insert into s.t values ('7', 7, '2026-01-01', repeat('x', %s))", LARGE
+        )
+        self.read("s.t", at_least=1)
+
+    def begin(self, make):
+        """Make what writes the sink, as a driver does."""
+        self.settings = settings = load(self.config, {})
+        (sink,) = settings.sink
+        relations = KafkaRelations(self.kafka, self.prefix)
+        self.target = make(sink, RoutedRelations(relations, sink.route))
+        self.target.open()
+        self.letters, self.parked = Letters(), ParkedKeys()
+        state, cluster = settings.state_folder, Topics(self.kafka)
+        self.owed = Owed(state, "it", [self.route], Still())
+        repairs = KafkaRepairs(settings, sink)
+        desk = Desk(
+            *(self.letters, self.parked, Sweeps(state, "it", cluster), repairs),
+            *(self.owed, SafePosition(None, Still()), Still()),
+        )
+        self.writer = BatchWriter(Routes(sink), self.target, desk)
+        self.orders = Orders(self.writer, self.letters, self.parked, repairs)
+        self.seen = {}
+
+    def deliver(self):
+        """Hand the sink what is new; tell how many keys are parked then."""
+        for name in ("s.t", "s.t.backfill.it"):
+            found = self.records(name)[self.seen.get(name, 0) :]
+            self.seen[name] = self.seen.get(name, 0) + len(found)
+            for each in found:
+                self.writer.write_records([_record(each)], self.seen[name])
+        self.orders.attend()
+        return len(self.parked)
+
+    def rows(self):
+        """Read what the target holds."""
+        reader = reader_of(self.settings.sink[0], self.settings)
+        found = {
+            row.key: row.fields for row in reader.rows(self.route) if not row.is_deleted
+        }
+        reader.close()
+        return found
+
+
+def _record(message):
+    place = message.topic(), message.partition(), message.offset()
+    headers = dict(message.headers() or ())
+    return Record(Origin(*place), message.key(), message.value(), headers)
+
+
+@pytest.fixture
+def rig(stack, database, unique, tmp_path):
+    """Lend a source and its relay."""
+    stack.up("postgres", "kafka")
+    made = Rig(database, stack.kafka, unique, tmp_path)
+    yield made
+    if hasattr(made, "target"):
+        made.target.close()
+    made.close()
+
+
+@pytest.fixture
+def receiver():
+    """Lend a receiver that refuses a row which says ``abc``."""
+    lent = Receiver()
+    lent.otherwise = lambda taken: (
+        Answer(422)
+        if any((c.get("row") or {}).get("n") == "abc" for c in taken.changes)
+        else None
+    )
+    yield lent
+    lent.close()
+
+
+@pytest.fixture
+def begun(request, rig, receiver, stack):
+    """Lend a rig whose sink has the first row."""
+    kind = request.param
+    if kind == "search":
+        stack.up("opensearch")
+        rig.prepare(kind, stack.opensearch_url)
+        rig.begin(
+            lambda sink, relations: SearchSink(
+                sink.url, sink.route, relations, SystemClock()
+            )
+        )
+    elif kind == "webhook":
+        rig.prepare(kind, receiver.url, f'webhook.secrets = ["{SECRET}"]\n')
+        options = WebhookOptions(secrets=(SECRET,))
+        rig.begin(lambda sink, _: WebhookSink(sink.url, options, SystemClock()))
+        rig.rows = lambda: {
+            row.key: row.fields
+            for row in receiver.rows(rig.route)
+            if not row.is_deleted
+        }
+    else:
+        request.getfixturevalue("lake")
+        folder = rig.folder / "lake"
+        rig.prepare(kind, stack.dsn("warehouse"), f'folder = "{folder}"\n')
+        rig.begin(
+            lambda sink, relations: WarehouseSink(
+                sink, relations, engines(sink, SparkSql(session_of(sink)))
+            )
+        )
+    assert 0 == rig.deliver()
+    if kind != "warehouse":
+        # A warehouse holds a route back whose columns take no values any more.
+        rig.execute("alter table s.t alter n type text")
+    rig.kind = kind
+    return rig
+
+
+@pytest.mark.parametrize("begun", KINDS, indirect=True)
+def test_a_partial_change_that_mends_a_row_lets_its_key_go(begun):
+    """The row is asked for as it is, once; nothing waits for it when it has come."""
+    begun.execute(BAD[begun.kind])
+    begun.wait_for(lambda: begun.deliver() == 1)
+    begun.execute(MENDED)
+    begun.wait_for(lambda: begun.deliver() == 0)
+    (row,) = begun.rows().values()
+
+    assert ("8", "x" * LARGE, 0) == (str(row["n"]), row["big"], len(begun.owed))
+    assert 1 == len(begun.records("s.t.backfill.it"))
+
+
+@pytest.mark.parametrize("begun", ["search"], indirect=True)
+@pytest.mark.timeout(90)
+def test_a_delete_of_what_the_index_cannot_hold_is_applied(begun):
+    """The key that was too long goes with its row, and gives no further letter."""
+    begun.execute("insert into s.t values (repeat('k', 600))")
+    begun.wait_for(lambda: begun.deliver() == 1)
+    begun.execute("delete from s.t where id <> '7'")
+    begun.wait_for(lambda: begun.deliver() == 0)
+    reasons = [reason for _, reason in begun.letters.told()]
+
+    assert (["7"], 0) == ([*begun.rows()], len(begun.owed))
+    assert ["the key is longer than 512 bytes"] == [r for r in reasons if "key is" in r]

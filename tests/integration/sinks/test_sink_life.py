@@ -3,12 +3,13 @@
 import pytest
 
 from support.sink_place import KEYS, ROUTE, SinkPlace, Writers
+from support.valkey import Valkey
 from support.waiting import until
 from towpath.deploy.cli import sink_life
-from towpath.settings import Kafka
+from towpath.settings import Kafka, load
 from towpath.sinks.cache.client import connect
 from towpath.sinks.kafka import Topics
-from towpath.sinks.progress import State
+from towpath.sinks.progress import State, sink_folder
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -32,6 +33,21 @@ def spoil(place):
     client.close()
 
 
+def takes_a_target_once_it_serves(place):
+    """Name a target that is down: its block is refused, and taken when it is up."""
+    server = Valkey(place.folder / "other")
+    before, url, after = place.config.read_text().rpartition(place.url)
+    assert url
+    place.config.write_text(before + server.url + after)
+    log = place.folder / "driver.log"
+    until(lambda: "changed block refused" in log.read_text(), "told", timeout_s=30)
+    try:
+        server.start()
+        until(lambda: server.client.dbsize() > KEYS, "taken", timeout_s=90)
+    finally:
+        server.kill()
+
+
 def sinks_with_topics(place):
     """Name the sinks that have topics of their own."""
     names = {
@@ -51,7 +67,8 @@ def test_a_sink_comes_is_filled_again_goes_and_comes_back(place, monkeypatch, ca
 
     What goes leaves no topic behind. The first attempt to add it finds no driver: the
     second goes on with it. What was lost and what was planted is put right by a refill.
-    Its data is dropped while the source is written to.
+    Its data is dropped while the source is written to. A target that was down when the
+    file named it is taken once it serves, with nobody touching the file.
     """
     place.prepare()
     monkeypatch.setattr(sink_life, "_RUNNING_WITHIN_S", 0.1)
@@ -76,6 +93,7 @@ def test_a_sink_comes_is_filled_again_goes_and_comes_back(place, monkeypatch, ca
             until(lambda: place.progress("extra").state is State.READY, "ready")
         place.catch_up("extra")
         place.catch_up("plain")
+        takes_a_target_once_it_serves(place)
 
     assert "sink failed" not in (place.folder / "driver.log").read_text()
     assert place.source() == place.held("extra")
@@ -100,6 +118,52 @@ def test_routes_that_do_not_fit_are_told_before_anything_is_added(place, capsys)
     assert (3, 3) == (code, sum(text in told for text in _MISTAKES)), told
 
 
+UNVIEWED = """
+[[sink]]
+name = "bad"
+kind = "search"
+driver = "serving"
+url = "{url}"
+[[sink.route]]
+topic = "outbox.event.order"
+name = "bad"
+kind = "aggregate"
+state_types = ["OrderPlaced"]
+"""
+
+
+def test_a_sink_that_nobody_can_fill_is_not_declared(place, monkeypatch, capsys):
+    """
+    A table that is not captured, an aggregate without a view, and no relay at all.
+
+    The file stays as it was, and nothing of the sink is left behind.
+    """
+    monkeypatch.setattr(sink_life, "_RUNNING_WITHIN_S", 0.1)
+    place.prepare()
+    place.execute("create table shop.other (id int primary key)")
+    before, path = place.config.read_text(), place.folder / "bad.toml"
+    blocks = [
+        (place.block("bad").replace("shop.lines", "shop.other"), "shop.other"),
+        (UNVIEWED.format(url="http://127.0.0.1:9"), "outbox.event.order"),
+    ]
+    told = []
+    for block, name in blocks:
+        path.write_text(block)
+        code = place.towpath("add", str(path))
+        told.append((code != 0, name in capsys.readouterr().err))
+    place.kill()
+    path.write_text(place.block("bad", ROUTE))
+    until(lambda: not place.one(_ACTIVE, place.prefix), "the slot is free")
+    told.append(
+        (place.towpath("add", str(path)), "no relay" in capsys.readouterr().err)
+    )
+
+    assert [(True, True), (True, True), (3, True)] == told
+    assert before == place.config.read_text()
+    assert not sink_folder(load(place.config, {}).state_folder, "bad").exists()
+
+
+_ACTIVE = "select active from pg_replication_slots where slot_name = %s"
 _MISTAKES = (
     "exclude: no column secert; did you mean 'secret'?",
     "the column order_id of the key is left out",

@@ -44,11 +44,17 @@ name = "{name}"
 
 
 class Clock:
-    """A clock that stands still."""
+    """A clock that the test sets."""
+
+    now_s = 0.0
 
     def now(self):
         """Tell a fixed time."""
         return datetime(2026, 1, 1, tzinfo=UTC)
+
+    def monotonic_s(self):
+        """Tell the test's time."""
+        return self.now_s
 
 
 class Supervisor:
@@ -84,7 +90,8 @@ class Place:
         self.path = folder / "towpath.toml"
         self.checked = []
         self.answers = []
-        parts = Parts(None, None, None, None, Clock(), check=self._check)
+        self.clock = Clock()
+        parts = Parts(None, None, None, None, self.clock, check=self._check)
         stop = threading.Event()
         self.driver = Driver(None, Choice((), "serving"), self, parts, stop)
         self._is_new = False
@@ -183,6 +190,24 @@ def test_a_block_that_does_not_fit_leaves_the_sink_as_it_was(place):
 
     assert [["no column x", "no column y"]] == told
     assert [] == place.look(("a", {"trigger_ms": 10}))
+
+
+def test_a_block_that_was_refused_is_checked_again_after_a_while(place):
+    """Its target may be mended while the file stays as it is; it is told once."""
+    place.look("a")
+    place.answers = [SinkUnfitError("no cache"), SinkUnfitError("no cache")]
+    seen = []
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            seen.append(place.look(("a", {"trigger_ms": 9})))
+            seen.append(place.look())
+            place.clock.now_s += 11
+
+    assert [[("a", 1)]] * 4 + [[], []] == seen
+    assert (["a"] * 3, 1) == (
+        place.checked,
+        sum(log["log_level"] == "error" for log in logs),
+    )
 
 
 def test_a_block_that_is_refused_can_be_read_of_until_one_fits(place):

@@ -43,7 +43,8 @@ def add(
     Its driver must be running. The sink begins at the present end of the stream; a
     snapshot with the sink as its target brings what was there before. If it is
     interrupted, run it again: it goes on. Exit 1 if the snapshot fails, or if keys
-    are parked behind dead letters.
+    are parked behind dead letters. Nothing is declared that does not fit its tables
+    and its target, or that no running relay could fill.
 
     Args:
         block: A file with one [[sink]] block and its routes.
@@ -72,6 +73,11 @@ def add(
         )
         raise
     if collections and not _fill(settings, sink, collections, max_rows_per_second):
+        print(
+            f"{sink.name} stays declared, without the rows of before: add the same "
+            f"again, or towpath sink drop {sink.name}",
+            file=sys.stderr,
+        )
         return 1
     declare.mark_ready(settings, sink.name)
     print(f"{sink.name} is ready")
@@ -150,8 +156,11 @@ def drop(
 
 
 def _check(settings: Settings, sink: Sink) -> None:
+    from towpath.deploy import fillable  # noqa: PLC0415 - keeps --help fast
+
     with closing(Shapes(settings)) as shapes:
         check_block(settings, sink, shapes)
+    fillable.check(settings, sink)
 
 
 def _fill(

@@ -4,15 +4,16 @@ One process, one engine, several sinks that do not know of each other.
 The sinks of a driver are those that the configuration gives to it. The file is looked
 at every second: a sink that was added starts beside the others, one that is gone is let
 go of, and one whose block has changed is checked, stopped and started anew; the rest is
-not touched. A sink that runs well goes on as it was if its new block does not fit. A
-sink's folder is held while it runs: no two drivers run it, and nobody takes it away
-meanwhile.
+not touched. A sink that runs well goes on as it was if its new block does not fit; the
+block is checked again every few seconds, because its tables or its target may come to
+fit it. A sink's folder is held while it runs: no two drivers run it, and nobody takes
+it away meanwhile.
 """
 
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 from pyspark.sql import SparkSession
@@ -30,6 +31,9 @@ from towpath.sinks.jobs.supervisor import Supervisor
 from towpath.sinks.progress import State
 
 LOOK_EVERY_S: Final = 1.0
+
+# A check opens connections of its own to the broker and the target.
+CHECK_AGAIN_EVERY_S: Final = 10.0
 
 # The engine lets a running batch finish for 30 s; the sum of all stops is bounded.
 STOP_WITHIN_S: Final = 40.0
@@ -49,6 +53,14 @@ class Choice:
         if self.names:
             return tuple(s for s in settings.sink if s.name in self.names)
         return tuple(s for s in settings.sink if s.driver == self.driver)
+
+
+class _Refused(NamedTuple):
+    """A block that did not fit, why, and when it is checked again."""
+
+    sink: Sink
+    why: str
+    next: Deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +94,7 @@ class Driver:
         self._running: dict[str, _Running] = {}
         self._awaited: set[str] = set()
         self._unstarted: set[str] = set()
-        self._refused: dict[str, Sink] = {}
+        self._refused: dict[str, _Refused] = {}
         self._mistakes: tuple[str, ...] = ()
 
     def run(self) -> None:
@@ -129,11 +141,16 @@ class Driver:
                 self._start_again(running, settings)
             elif wanted[name] == running.sink:
                 self._forgive(running)
-            elif wanted[name] != self._refused.get(name):
+            elif self._is_to_be_checked(wanted[name]):
                 self._change(running, wanted[name])
         for name, sink in wanted.items():
             if name not in self._running:
                 self._try_to_start(sink, settings)
+
+    def _is_to_be_checked(self, sink: Sink) -> bool:
+        """Tell whether a changed block was not checked yet, or long ago."""
+        refused = self._refused.get(sink.name)
+        return refused is None or refused.sink != sink or refused.next.passed()
 
     def _change(self, running: _Running, sink: Sink) -> None:
         """Have a sink stop, to start anew as it is declared now, if that will do."""
@@ -146,19 +163,27 @@ class Driver:
             _log.warning("changed block not checked", sink=sink.name, why=str(error))
             return
         except TowpathError as error:
-            self._refused[sink.name] = sink
-            mistakes = str(error).split("\n")
+            self._refuse(running, sink, error)
+            return
+        _log.info("block changed: the sink starts anew", sink=sink.name)
+        self._forgive(running)
+        running.stop.set()
+
+    def _refuse(self, running: _Running, sink: Sink, error: TowpathError) -> None:
+        """Say once why a block does not fit, and check it again later."""
+        mistakes = str(error).split("\n")
+        why = f"{'; '.join(mistakes)}. {error.remedy}"
+        before = self._refused.get(sink.name)
+        if before is None or (before.sink, before.why) != (sink, why):
             _log.error(
                 "changed block refused: the sink goes on as it was",
                 sink=sink.name,
                 mistakes=mistakes,
                 remedy=error.remedy,
             )
-            running.report.refused(f"{'; '.join(mistakes)}. {error.remedy}")
-            return
-        _log.info("block changed: the sink starts anew", sink=sink.name)
-        self._forgive(running)
-        running.stop.set()
+        again = Deadline(self._parts.clock, CHECK_AGAIN_EVERY_S)
+        self._refused[sink.name] = _Refused(sink, why, again)
+        running.report.refused(why)
 
     def _forgive(self, running: _Running) -> None:
         """Forget a block that was refused, and say no more of it."""

@@ -87,7 +87,7 @@ class Rig(SnapshotRig):
             *(self.owed, SafePosition(None, Still()), Still()),
         )
         self.writer = BatchWriter(Routes(sink), self.target, desk)
-        self.orders = Orders(self.writer, self.letters, self.parked, repairs)
+        self.orders = Orders(self.writer, self.letters, self.parked, repairs, Still())
         self.seen = {}
 
     def deliver(self):

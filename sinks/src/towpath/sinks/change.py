@@ -15,7 +15,7 @@ ALL_PRESENT: Final[frozenset[str]] = frozenset()
 
 
 # How a position ends whose change was read, not streamed.
-READ_ENDING: Final = ".-"
+_READ_ENDING: Final = ".-"
 
 
 class Origin(NamedTuple):
@@ -71,6 +71,12 @@ class Change(NamedTuple):
     def is_partial(self) -> bool:
         """Tell whether the row lacks columns that only the sink may still have."""
         return bool(self.unchanged)
+
+    @property
+    def is_row_as_it_is(self) -> bool:
+        """Tell whether a snapshot read all of a row: its columns, or its end."""
+        is_read = self.is_read or self.position.endswith(_READ_ENDING)
+        return is_read and not self.unchanged
 
 
 # The lowest of all positions.

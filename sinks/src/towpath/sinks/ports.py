@@ -317,8 +317,7 @@ class Repairs(Protocol):
         """
         Have the rows of these keys read, and deletes told for those that are gone.
 
-        Returns:
-            Whether they can be asked for; not so of an event log.
+        Returns whether they can be asked for; not so of an event log.
 
         Raises:
             UnavailableError: It is not known to be asked for.
@@ -334,10 +333,7 @@ class Repairs(Protocol):
 
     def ask_all(self, route: str, why: str) -> bool:
         """
-        Have all rows of a route read; what is gone from the source is swept away.
-
-        Returns:
-            Whether they can be asked for.
+        Have all rows of a route read, with a sweep; tell whether that can be asked for.
 
         Raises:
             UnavailableError: It is not known to be asked for.

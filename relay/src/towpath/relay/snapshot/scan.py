@@ -195,15 +195,11 @@ class Scan:
             maximum_key=maximum_key,
             key_columns=key_columns,
             estimated_rows=stored.asked_keys or plan.estimated_rows,
-            floor=self._floor() if stored.floor is None else stored.floor,
+            floor=self._mark_lsn if stored.floor is None else stored.floor,
         )
         self._readers.begin(self._errand(plan), ranges_of(self._stored, plan))
         self.stage = Stage.READING
         return self._save()
-
-    def _floor(self) -> int:
-        """Return below what nothing is left; rows that were left out are spared."""
-        return 0 if self._stored.condition else self._mark_lsn
 
     def _errand(self, plan: Plan) -> Errand:
         stored = self._stored
@@ -310,7 +306,7 @@ class Scan:
                 chunk_id=self._sweep_id,
                 relation=self._plan.shape.relation,
                 log_lsn=self._mark_lsn,
-                floor=stored.floor or 0,
+                floor=0 if stored.condition else stored.floor or 0,
                 snapshot_id=stored.snapshot_id,
                 target=stored.target,
             )

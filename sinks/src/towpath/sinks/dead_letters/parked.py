@@ -143,6 +143,10 @@ class ParkedKeys:
         place = (origin.topic, origin.partition)
         return origin.offset <= waiting.last_offsets.get(place, -1)
 
+    def is_put_off(self, parked: ParkedKey) -> bool:
+        """Tell whether a key is tried again by itself."""
+        return parked in self._put_off
+
     def is_new(self, parked: ParkedKey, position: str) -> bool:
         """Tell whether nothing of a key was set aside at a position or above it."""
         waiting = self._waiting.get(parked)

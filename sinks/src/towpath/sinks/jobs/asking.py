@@ -73,7 +73,7 @@ def ask(told: Told, owed: Owed, repairs: Repairs) -> Asked:
     absent = [refusal.change for refusal in asks]
     due = owed.due(_written(told), absent, told.records, told.behind)
     for refusal in left:
-        if not refusal.change.unchanged:
+        if refusal.change.is_row_as_it_is:
             # It is among the dead letters as it is now: nobody waits for it.
             owed.settle(refusal.change, due)
     asked, silent = _ask(due, owed, repairs)

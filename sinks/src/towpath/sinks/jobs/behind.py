@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from towpath.settings import RouteKind
 from towpath.sinks.change import (
-    READ_ENDING,
     Change,
     EventRow,
     Floor,
@@ -162,8 +161,9 @@ def _mending(
     for change in changes:
         if change.origin in behind:
             key = waiting[change.origin]
-            is_new = _is_row_as_it_is(change) or parked.is_new(key, change.position)
-            if is_new and rule.is_superseded(key.topic):
+            is_new = change.is_row_as_it_is or parked.is_new(key, change.position)
+            # What is tried again by itself needs no other row.
+            if is_new and rule.is_superseded(key.topic) and not parked.is_put_off(key):
                 yield change
 
 
@@ -198,7 +198,7 @@ def _steps(
     for said in chain[Change | EventRow](decoded.changes, events):
         key = waiting.get(said.origin)
         if key is not None:
-            is_now = isinstance(said, Change) and _is_row_as_it_is(said)
+            is_now = isinstance(said, Change) and said.is_row_as_it_is
             supersedes = is_now and rule.is_superseded(key.topic)
             step = _Step(said.position, said.origin, supersedes=supersedes)
             steps[key].append(step)
@@ -233,9 +233,3 @@ def _place(record: Record) -> ParkedKey | None:
     if record.key is None:
         return None
     return ParkedKey(shared_topic(record.origin.topic), record.key)
-
-
-def _is_row_as_it_is(change: Change) -> bool:
-    """Tell whether a snapshot says all there is of a row: its columns, or its end."""
-    is_read = change.is_read or change.position.endswith(READ_ENDING)
-    return is_read and not change.unchanged

@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 from towpath.schemas import headers
 from towpath.schemas.clock import Clock
 from towpath.sinks import unfilled
-from towpath.sinks.change import READ_ENDING, Change, Floor, Record
+from towpath.sinks.change import Change, Floor, Record
 from towpath.sinks.dead_letters.letter import ParkedKey, shared_topic
 from towpath.sinks.fold import highest_per_route
 from towpath.sinks.jobs.owed_file import (
@@ -259,8 +259,7 @@ class Owed:
         """Say what a change makes of its row that waits behind a dead letter."""
         row = change.route, change.key
         owing = due.rows.get(row, self._is.rows.get(row))
-        is_read = change.is_read or change.position.endswith(READ_ENDING)
-        if is_read and not change.unchanged:
+        if change.is_row_as_it_is:
             # It was read too early, unless nobody has asked for it.
             if owing is not None and change.position > owing.asked_at:
                 self._ask_again(row, owing, due)

@@ -75,11 +75,11 @@ class Rig(SnapshotRig):
         """Make what writes the sink, as a driver does."""
         self.settings = settings = load(self.config, {})
         (sink,) = settings.sink
-        relations = KafkaRelations(self.kafka, self.prefix)
+        relations = KafkaRelations(settings.kafka, self.prefix)
         self.target = make(sink, RoutedRelations(relations, sink.route))
         self.target.open()
         self.letters, self.parked = Letters(), ParkedKeys()
-        state, cluster = settings.state_folder, Topics(self.kafka)
+        state, cluster = settings.state_folder, Topics(settings.kafka)
         self.owed = Owed(state, "it", [self.route], Still())
         repairs = KafkaRepairs(settings, sink)
         desk = Desk(

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
-from towpath.settings import Sink
+from towpath.settings import Kafka, Sink
 from towpath.sinks import unfilled
 from towpath.sinks.errors import BrokerUnavailableError
 from towpath.sinks.jobs.query import QueryPlan
@@ -69,7 +69,11 @@ class Place:
     def begin(self):
         """Start as a driver does."""
         told = {"name": "s", **self.block, "route": [self.route]}
-        plan = QueryPlan(Sink.model_validate(told), "kafka:9092", self.folder)
+        plan = QueryPlan(
+            Sink.model_validate(told),
+            Kafka(bootstrap_servers="kafka:9092"),
+            self.folder,
+        )
         clock = SimpleNamespace(now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
         self.made = Reshaping(plan, self.announced, self.repairs, clock)
 

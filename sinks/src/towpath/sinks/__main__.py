@@ -236,7 +236,7 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Parts:
         monitor=monitor,
         check=check,
         on_executor=lambda sink: told_of(settings, sink).make,
-        make_announced=lambda: KafkaRelations(settings.kafka.bootstrap_servers, prefix),
+        make_announced=lambda: KafkaRelations(settings.kafka, prefix),
     )
 
 

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
-from towpath.relay.snapshot.chunks import quoted_name
 from towpath.relay.snapshot.naming import is_entry
 from towpath.relay.snapshot.shape import Key
 from towpath.relay.snapshot.stored import BLOCKING, INCREMENTAL
 from towpath.schemas.failure import DataError
+from towpath.schemas.table_name import quoted
 
 _EXECUTE_FIELDS: Final = frozenset(
     {
@@ -242,7 +242,7 @@ def _columns(fields: Mapping[str, Any], kind: str) -> str:
     is_list = isinstance(names, list) and all(_is_text(x) and x for x in names)
     if not is_list or not names:
         _reject("columns must be a list of names")
-    return " or ".join(f"{quoted_name(name)} is not null" for name in names)
+    return " or ".join(f"{quoted(name)} is not null" for name in names)
 
 
 def _check_selects(conditions: Mapping[str, str]) -> None:

@@ -13,15 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from towpath.sinks.change import (
-    Change,
-    EventRow,
-    Floor,
-    Origin,
-    Refusal,
-    Row,
-    Value,
-)
+from towpath.sinks.change import Change, EventRow, Floor, Origin, Refusal, Row, Value
 from towpath.sinks.columns import Columns, LaidRows
 from towpath.sinks.relations import RelationShape
 

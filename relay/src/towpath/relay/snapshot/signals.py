@@ -45,14 +45,8 @@ _EXECUTE_FIELDS: Final = frozenset(
     }
 )
 # What some of the rows is no sign for: with these a sweep would delete the others.
-_NOT_WITH_KEYS: Final = (
-    "additional-conditions",
-    "additional-condition",
-    "surrogate-key",
-    "sweep",
-    "columns",
-)
 _NOT_WITH_COLUMNS: Final = ("additional-conditions", "additional-condition", "sweep")
+_NOT_WITH_KEYS: Final = (*_NOT_WITH_COLUMNS, "surrogate-key", "columns")
 _PICK_FIELDS: Final = frozenset({"data-collections", "snapshot-id", "type", "relay"})
 _MEANINGS: Final = {
     "target": "the name of a sink",

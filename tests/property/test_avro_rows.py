@@ -20,7 +20,7 @@ from towpath.settings.relay import Relay
 from towpath.settings.rows import RecordFormat
 
 NAMES = Names("towpath", "db", "shop", "line", "towpath.shop.line")
-FACTS = Facts(b"c", 5, 7, b"false", 9, 120, 160, None, None)
+FACTS = Facts(b"c", 5, 7, b"false", 9, 120, 160, None, None, None)
 TYPES = {
     1007: TypeFacts("_int4", "integer[]", category="A", element_oid=23),
     1009: TypeFacts("_text", "text[]", category="A", element_oid=25),

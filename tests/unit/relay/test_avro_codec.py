@@ -44,6 +44,7 @@ FACTS = Facts(
     lsn=120,
     commit_lsn=160,
     origin=None,
+    origin_lsn=None,
     transaction=None,
 )
 
@@ -84,7 +85,9 @@ def test_an_envelope_reads_back_as_it_was_told():
     """
     registry = Registry()
     made = codec(registry, AVRO)
-    facts = FACTS._replace(origin="far", transaction=Place("9:160", 2, 1))
+    facts = FACTS._replace(
+        origin="far", origin_lsn=88, transaction=Place("9:160", 2, 1)
+    )
     value = made.value(ROW, ROW, facts, is_full=True)
     row = {
         "no": 7,
@@ -113,6 +116,7 @@ def test_an_envelope_reads_back_as_it_was_told():
             "commit_lsn": 160,
             "xmin": None,
             "origin": "far",
+            "origin_lsn": 88,
             "sequence": None,
         },
         "op": "u",
@@ -311,7 +315,8 @@ def test_debezium_s_preset_tells_finer_times_and_the_sequence():
     told = json.loads(json_schema.value(None, ROW, FACTS, is_full=False))
 
     assert (
-        told["payload"]["source"] | {"origin": None, "sequence": '["160","120"]'}
+        told["payload"]["source"]
+        | {"origin": None, "origin_lsn": None, "sequence": '["160","120"]'}
         == (registry.read("towpath.shop.line-value", value)["source"])
     )
 
@@ -330,3 +335,33 @@ def test_two_tables_that_become_one_name_are_an_error():
     assert "'a-b.line' and 'a_b.line' are both named 'towpath.a_b.line'" in str(
         raised.value
     )
+
+
+def test_headers_have_keys_as_plain_json_in_every_format():
+    """
+    As Connect's header converter writes a struct; Debezium's JDBC sink reads only that.
+    """
+    registry = Registry()
+    formats = [
+        codec(registry, Relay.model_validate({"rows": {"format": name}}))
+        for name in ("json", "json-schema", "avro")
+    ]
+    plain = formats[0].key(ROW)
+
+    assert [plain] * 3 == [written.key_header(ROW) for written in formats]
+
+
+def test_json_tells_where_a_replicated_change_was_committed():
+    """
+    The origin's name and its LSN; neither stands there for what was written here.
+    """
+    written = codec(Registry(), Relay.model_validate({"rows": {"format": "json"}}))
+    far = FACTS._replace(origin="far", origin_lsn=88)
+    sources = [
+        json.loads(written.value(None, ROW, facts, is_full=False))["source"]
+        for facts in (far, FACTS)
+    ]
+
+    assert [("far", 88), (None, None)] == [
+        (source.get("origin"), source.get("origin_lsn")) for source in sources
+    ]

@@ -26,7 +26,7 @@ TYPES = {
     1007: TypeFacts("_int4", "integer[]", element_oid=23),
     1009: TypeFacts("_text", "text[]", element_oid=25),
 }
-FACTS = Facts(b"u", 5_000_001, 7_000_002, b"false", 9, 120, 160, None, None)
+FACTS = Facts(b"u", 5_000_001, 7_000_002, b"false", 9, 120, 160, None, None, None)
 TOASTED = (b"1", *(UNCHANGED,) * 4)
 
 
@@ -134,7 +134,7 @@ def test_a_chunks_source_has_no_transaction():
     """
     Its commit LSN is the low watermark.
     """
-    read = Facts(b"r", 5, 5, b"incremental", None, None, 160, None, None)
+    read = Facts(b"r", 5, 5, b"incremental", None, None, 160, None, None, None)
     found = source(read)
 
     assert ("incremental", None, None, 160) == (

@@ -284,3 +284,12 @@ def test_a_type_that_is_gone_is_its_text():
     Whatever unknown types become, a dropped type's values are not lost with it.
     """
     assert "x" == written(form(123_456, unknown_types="omit"), "x")
+
+
+def test_a_composite_is_bytes_where_unknown_types_are():
+    """
+    Debezium knows no composite types: its readers expect the text's bytes.
+    """
+    found = form(PAIR, unknown_types="bytes")
+
+    assert ("bytes", "KDEsYSwp") == (found.schema.kind, written(found, "(1,a,)"))

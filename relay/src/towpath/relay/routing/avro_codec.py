@@ -25,6 +25,7 @@ from towpath.relay.routing.avro_binary import (
 from towpath.relay.routing.codec import Facts, Names, Place, Values
 from towpath.relay.routing.connect_schema import SOURCE, Field, row_schema
 from towpath.relay.routing.forms.form import Schema
+from towpath.relay.routing.json_codec import JsonCodec
 from towpath.relay.wal.messages import UNCHANGED, Row
 from towpath.schemas import envelope
 
@@ -77,6 +78,7 @@ class AvroCodec:
         ids: Ids,
         style: Style,
     ) -> None:
+        self.key_header = JsonCodec(names, key, columns).key
         schemas = dict(row_schema(names, key, columns).fields)
         self._columns = [
             _column(field, schemas[field.name], style.placeholder) for field in columns
@@ -172,8 +174,10 @@ class _Source:
 
     def write(self, facts: Facts) -> bytes:
         """Return the source of one record."""
-        _, committed_us, _, snapshot, xid, lsn, commit_lsn, origin, _ = facts
-        shared = (commit_lsn, xid, committed_us, snapshot, origin)
+        (_, committed_us, _, snapshot, xid, lsn, commit_lsn, origin, origin_lsn, _) = (
+            facts
+        )
+        shared = (commit_lsn, xid, committed_us, snapshot, origin, origin_lsn)
         if shared != self._shared:
             self._share(facts)
             self._shared = shared
@@ -202,6 +206,7 @@ class _Source:
                 put["commit_lsn"](facts.commit_lsn),
                 put["xmin"](None),
                 put["origin"](facts.origin),
+                put["origin_lsn"](facts.origin_lsn),
             )
         )
 

@@ -27,6 +27,7 @@ class Facts(NamedTuple):
         lsn: Where the row was written; None for a chunk's row.
         commit_lsn: The commit's LSN, or the chunk's low watermark.
         origin: The replication origin; None without.
+        origin_lsn: The LSN of the commit at the origin; None without.
         transaction: The place in its transaction; None without enrichment.
     """
 
@@ -38,6 +39,7 @@ class Facts(NamedTuple):
     lsn: int | None
     commit_lsn: int
     origin: str | None
+    origin_lsn: int | None
     transaction: "Place | None"
 
 
@@ -58,6 +60,14 @@ class Codec(Protocol):
 
         Raises:
             MalformedMessageError: The row lacks a column of its key.
+        """
+
+    def key_header(self, row: Row) -> bytes | None:
+        """
+        Return the key of a row as headers have it, whatever the records' format.
+
+        That is a struct as Kafka Connect's own header converter writes it: the plain
+        JSON of its fields. Debezium's JDBC sink fails on anything else.
         """
 
     def value(

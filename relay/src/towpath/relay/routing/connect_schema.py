@@ -65,6 +65,7 @@ SOURCE: Final = Schema(
         ("commit_lsn", MAYBE_INT64),
         ("xmin", MAYBE_INT64),
         ("origin", MAYBE_STRING),
+        ("origin_lsn", MAYBE_INT64),
         ("sequence", MAYBE_STRING),
     ),
 )

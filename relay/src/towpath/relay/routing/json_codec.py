@@ -90,13 +90,15 @@ class JsonCodec:
                 parts.append(head + encode(key_text(value)))
         return b"{" + b"".join(parts)[1:] + b"}" if parts else None
 
+    def key_header(self, row: Row) -> bytes | None:
+        """Return the key of a row as headers have it: as records do."""
+        return self.key(row)
+
     def value(
         self, before: Row | None, after: Row | None, facts: Facts, *, is_full: bool
     ) -> bytes:
         """Return the envelope."""
-        operation, committed_us, now_us, snapshot, xid, lsn, commit_lsn, origin, at = (
-            facts
-        )
+        operation, committed_us, now_us, snapshot, xid, lsn, commit_lsn, *_, at = facts
         if now_us != self._now_us:
             self._now_us = now_us
             self._times = _times(now_us)
@@ -111,7 +113,7 @@ class JsonCodec:
             NULL if xid is None else b"%d" % xid,
             NULL if lsn is None else b"%d" % lsn,
             commit_lsn,
-            b"" if origin is None else b',"origin":' + orjson.dumps(origin),
+            b"" if facts.origin is None else _origin(facts),
             _finer(facts) if self._is_debezium else b"",
             operation,
             self._times,
@@ -187,6 +189,11 @@ def _envelope(names: Names) -> bytes:
 def _times(now_us: int) -> bytes:
     times = now_us // 1000, now_us, now_us * 1000
     return b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d' % times
+
+
+def _origin(facts: Facts) -> bytes:
+    told = orjson.dumps(facts.origin), facts.origin_lsn or 0
+    return b',"origin":%b,"origin_lsn":%d' % told
 
 
 def _finer(facts: Facts) -> bytes:

@@ -38,6 +38,10 @@ class JsonSchemaCodec:
         payload = self._key_of(row)
         return None if payload is None else self._key_head + payload + b"}"
 
+    def key_header(self, row: Row) -> bytes | None:
+        """Return the key of a row as headers have it: without its schema."""
+        return self._key_of(row)
+
     def value(
         self, before: Row | None, after: Row | None, facts: Facts, *, is_full: bool
     ) -> bytes:

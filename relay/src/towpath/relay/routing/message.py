@@ -184,6 +184,7 @@ class MessageRecords:
                 "lsn": spoken.lsn,
                 "commit_lsn": commit_lsn,
                 "origin": transaction and transaction.origin,
+                "origin_lsn": transaction and transaction.origin_lsn,
                 "xmin": None,
             },
             "message": {

@@ -85,5 +85,14 @@ def read_facts(operation: bytes, place: ReadPlace) -> Facts:
     """Return what the envelopes say beside the rows."""
     now_us = place.now_us
     return Facts(
-        operation, now_us, now_us, _INCREMENTAL, None, None, place.log_lsn, None, None
+        operation=operation,
+        committed_us=now_us,
+        now_us=now_us,
+        snapshot=_INCREMENTAL,
+        xid=None,
+        lsn=None,
+        commit_lsn=place.log_lsn,
+        origin=None,
+        origin_lsn=None,
+        transaction=None,
     )

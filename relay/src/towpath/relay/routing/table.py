@@ -189,7 +189,8 @@ class TableRoute:
         texts = dict(zip(self.relation.key, key, strict=True))
         row = tuple(texts.get(at) for at in range(len(self.relation.columns)))
         value = self._value_of(row, None, read_facts(b"d", place), is_full=False)
-        name = self._old_key(row, is_full=False)
+        self._note_untold_key(is_full=False)
+        name = self._key_of(row)
         if name is None or not self._has_tombstones:
             return read_records([name], [value], place)
         return read_records([name, name], [value, None], place)
@@ -226,15 +227,17 @@ class TableRoute:
     def _move(
         self, change: Change, old: Row, new: Row, now_us: int
     ) -> Sequence[Record]:
-        old_key, new_key = self._old_key(old, is_full=change.is_full), self._key_of(new)
+        in_headers = self._written.key_header
         records: list[Record] = []
         if "d" not in self._skipped:
             gone, *tombstone = self._delete(change, old, now_us)
-            records = [marked(gone, headers.NEW_KEY, new_key), *tombstone]
+            records = [marked(gone, headers.NEW_KEY, in_headers(new)), *tombstone]
+        else:
+            self._note_untold_key(is_full=change.is_full)
         if "c" not in self._skipped:
             number = len(records)
             came = self._upsert(change, b"c", new, None, now_us, number=number)
-            records.append(marked(came, headers.OLD_KEY, old_key))
+            records.append(marked(came, headers.OLD_KEY, in_headers(old)))
             if UNCHANGED in new:
                 position = Position(change.transaction.log_lsn, change.ordinal)
                 self._ears.on_incomplete(self.relation, self.key_bytes(new), position)
@@ -267,17 +270,17 @@ class TableRoute:
         transaction = change.transaction
         facts = self._facts(transaction, change.lsn, b"d", now_us)
         value = self._value_of(old, None, facts, is_full=change.is_full)
-        key = self._old_key(old, is_full=change.is_full)
+        self._note_untold_key(is_full=change.is_full)
+        key = self._key_of(old)
         gone = self._record(key, value, position_of(change, 0), transaction)
         if key is None or not self._has_tombstones:
             return (gone,)
         return gone, self._record(key, None, position_of(change, 1), transaction)
 
-    def _old_key(self, old: Row, *, is_full: bool) -> _Key:
-        """Return an old row's key; a configured one may not be told whole."""
+    def _note_untold_key(self, *, is_full: bool) -> None:
+        """Count an old row without the whole of its key: a configured one may lack."""
         if not is_full and not set(self._key_places) <= set(self.relation.key):
             self._ears.on_skipped(UNTOLD_KEY)
-        return self._key_of(old)
 
     def _same(self, old: Row, new: Row) -> bool:
         """Tell whether nothing that is published changed; both rows are whole."""
@@ -313,7 +316,7 @@ class TableRoute:
     def _facts(
         self, transaction: Transaction, lsn: int, operation: bytes, now_us: int
     ) -> Facts:
-        xid, commit_lsn, _, committed_us, _, origin = transaction
+        xid, commit_lsn, _, committed_us, _, origin, origin_lsn = transaction
         enrich = self._enrich
         place = None if enrich is None else enrich(self.relation.name)
         return _make(
@@ -327,6 +330,7 @@ class TableRoute:
                 lsn,
                 commit_lsn,
                 origin,
+                origin_lsn,
                 place,
             ),
         )

@@ -150,5 +150,6 @@ def _facts(transaction: Transaction, now_us: int) -> Facts:
         transaction.commit_lsn,
         transaction.commit_lsn,
         transaction.origin,
+        transaction.origin_lsn,
         None,
     )

@@ -35,7 +35,8 @@ def transaction_of(frame: bytes, offset: int) -> Transaction | None:
     lsn, committed_us, xid = _unpack_begin(frame, _BODY_AT)
     place = b"%016x." % (offset + lsn)
     return _make(
-        Transaction, (xid, lsn, offset + lsn, committed_us + EPOCH_US, place, None)
+        Transaction,
+        (xid, lsn, offset + lsn, committed_us + EPOCH_US, place, None, None),
     )
 
 

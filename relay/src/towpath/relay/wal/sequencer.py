@@ -38,8 +38,9 @@ class Transaction(NamedTuple):
     What all changes of one transaction share.
 
     ``place`` is the first half of their positions' text, up to and with the dot.
-    ``origin`` names the replication origin, if the transaction was replicated itself;
-    it is told after the begin, so that only what follows it knows it.
+    ``origin`` names the replication origin, if the transaction was replicated itself,
+    and ``origin_lsn`` is its commit there; both come after the begin, so that only what
+    follows them has them.
     """
 
     xid: int
@@ -48,6 +49,7 @@ class Transaction(NamedTuple):
     committed_us: int
     place: bytes
     origin: str | None = None
+    origin_lsn: int | None = None
 
 
 class Change(NamedTuple):
@@ -178,7 +180,7 @@ class Sequencer:
         log_lsn = self.offset + final_lsn
         transaction = _make(
             Transaction,
-            (xid, final_lsn, log_lsn, committed_us, b"%016x." % log_lsn, None),
+            (xid, final_lsn, log_lsn, committed_us, b"%016x." % log_lsn, None, None),
         )
         self.transaction = transaction
         self.ordinal = 0
@@ -197,7 +199,9 @@ class Sequencer:
         if self.transaction is None:
             reason = "an origin outside a transaction"
             raise MalformedMessageError(reason)
-        self.transaction = self.transaction._replace(origin=message.name)
+        self.transaction = self.transaction._replace(
+            origin=message.name, origin_lsn=message.origin_lsn
+        )
 
     def _insert(self, message: Insert, lsn: int) -> Change:
         oid, new = message

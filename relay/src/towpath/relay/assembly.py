@@ -25,7 +25,12 @@ from towpath.relay.kafka.tails import end_offsets
 from towpath.relay.kafka.topic_watch import TopicWatch
 from towpath.relay.line import Line, Past, World
 from towpath.relay.lineage import Decision, Lineage, Remembered
-from towpath.relay.look_back import look_back, look_before_making, transactional_id
+from towpath.relay.look_back import (
+    look_back,
+    look_before_making,
+    store_first_marks,
+    transactional_id,
+)
 from towpath.relay.marks import Marks
 from towpath.relay.opening import Opening
 from towpath.relay.postgres.catalog import PostgresCatalog
@@ -101,6 +106,7 @@ class Attempt:
         decision = self._decide(closing, past, connection, stream)
         if decision is None:
             return
+        store_first_marks(world, self._state, past.marks)
         catalog = PostgresCatalog(connection)
         settings, until_log_lsn = self._settle_settings(past, decision, catalog)
         require_outbox(connection, settings)

@@ -7,6 +7,7 @@ without them; and what one without them left with a leader alone is waited for, 
 replicated topics, before the ends of the topics are believed.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
@@ -18,7 +19,8 @@ from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.tails import read_tails, refuse_gone
 from towpath.relay.line import Past, World
 from towpath.relay.marks import Marks, Published
-from towpath.relay.state import CONFIRMED_KEY, DELIVERY_KEY, State
+from towpath.relay.state import CONFIRMED_KEY, DELIVERY_KEY, MARKS_KEY, State
+from towpath.schemas import topics as names
 from towpath.settings import DeliveryMode, Settings
 
 _TRANSACTIONAL: Final = DeliveryMode.TRANSACTIONAL
@@ -47,6 +49,34 @@ def look_before_making(world: World, topic: StateTopic) -> Mapping[str, int]:
     marks = topic.read().marks
     refuse_gone(kafka, marks)
     return {name: len(each) for name, each in marks.items()}
+
+
+def store_first_marks(world: World, topic: StateTopic, marks: Marks) -> None:
+    """
+    Store the first marks of all captured tables' topics, with one look at their ends.
+
+    Call order: the history is decided, since marks tell that there was one; before the
+    stream begins. Topics of other kinds get theirs with their first record.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    prefix, opened = world.settings.database.prefix, world.topics.opened
+    topics = [names.table_topic(prefix, *n.split(".", 1)) for n in world.captured]
+    new = {
+        name: opened[name]
+        for name in topics
+        if name in opened and not marks.knows(name)
+    }
+    places = [(name, at) for name in new for at in range(new[name].partition_count)]
+    if not places:
+        return
+    ends: dict[str, dict[int, int]] = defaultdict(dict)
+    for (name, at), end in world.topics.known_ends(places).items():
+        ends[name][at] = end
+    for name, of_topic in ends.items():
+        marks.begin(name, of_topic)
+    topic.write_all({f"{MARKS_KEY}{name}": marks.document(name) for name in ends})
 
 
 def look_back(world: World, topic: StateTopic, producer: KafkaProducer) -> Past:

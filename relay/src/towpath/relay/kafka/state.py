@@ -4,7 +4,7 @@ The state topic, read and written at start; the loop writes it too, by its produ
 What stands in it is told by ``towpath.relay.state``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import orjson
 from confluent_kafka import KafkaError, Message, Producer
@@ -57,15 +57,25 @@ class StateTopic:
         Raises:
             BrokerUnavailableError: Kafka does not answer in time.
         """
-        value = orjson.dumps(document)
-        name, size = key.encode(), len(value)
-        record = Record(self.topic, name, value, [], b"", 0, size, FIRST_PARTITION)
-        write_now(self._kafka, record)
+        self.write_all({key: document})
+
+    def write_all(self, documents: Mapping[str, Document]) -> None:
+        """
+        Write documents; they are durable when this returns.
+
+        Raises:
+            BrokerUnavailableError: Kafka does not answer in time.
+        """
+        write_now(self._kafka, *map(self._record, documents, documents.values()))
+
+    def _record(self, key: str, document: Document) -> Record:
+        name, value = key.encode(), orjson.dumps(document)
+        return Record(self.topic, name, value, [], b"", 0, len(value), FIRST_PARTITION)
 
 
-def write_now(kafka: Kafka, record: Record) -> None:
+def write_now(kafka: Kafka, *records: Record) -> None:
     """
-    Write one record, beside the loop's producer; it is durable when this returns.
+    Write records, beside the loop's producer; they are durable when this returns.
 
     Raises:
         BrokerUnavailableError: Kafka does not answer in time.
@@ -76,16 +86,18 @@ def write_now(kafka: Kafka, record: Record) -> None:
         if error is not None:
             refused.append(error)
 
-    # One record that replaces its like: no need to wait for a producer's id.
+    # Records that replace their like: no need to wait for a producer's id.
     producer = made(Producer, kafka, {"acks": "all", "linger.ms": 0})
-    producer.produce(
-        record.topic,
-        record.value,
-        record.key,
-        record.partition,
-        headers=record.headers,
-        on_delivery=on_delivery,
-    )
+    for record in records:
+        producer.produce(
+            record.topic,
+            record.value,
+            record.key,
+            record.partition,
+            headers=record.headers,
+            on_delivery=on_delivery,
+        )
     if producer.flush(REQUEST_TIMEOUT_S) or refused:
-        reason = f"{record.topic} did not take a record"
+        topics = ", ".join(sorted({record.topic for record in records}))
+        reason = f"{topics} did not take a record"
         raise BrokerUnavailableError(reason)

@@ -8,7 +8,7 @@ not asked about again by ``ensure``.
 newest record of each key for ever, and have one partition, so that they read in order.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from itertools import islice
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from towpath.relay.kafka.client import (
     translated,
 )
 from towpath.relay.kafka.producer import MAX_BATCH_BYTES
+from towpath.relay.kafka.reading import Place
 from towpath.relay.kafka.tails import end_offsets
 from towpath.relay.ports import TopicFacts
 from towpath.schemas import topics as names
@@ -46,8 +47,10 @@ _COMPACT: Final = "compact"
 _FOR_EVER: Final = -1
 # What a broker takes if it does not say: Kafka's own default.
 DEFAULT_LIMIT_BYTES: Final = 1_048_588
-# How many topics one request makes or describes: an answer of some hundred kilobytes.
+# How many topics one request describes: an answer of some hundred kilobytes. A broker
+# makes at most ten thousand partitions in one request.
 _AT_ONCE: Final = 500
+_PARTITIONS_AT_ONCE: Final = 5_000
 _Asked = TypeVar("_Asked")
 _NO_COUNTS: Final[Mapping[str, int]] = MappingProxyType({})
 # A new topic is known to every broker within tens of milliseconds.
@@ -91,6 +94,11 @@ class KafkaTopics:
         self._admin = made(AdminClient, kafka)
         self._opened: Mapping[str, TopicFacts] = {}
         self._counts: dict[str, int] = {}
+
+    @property
+    def opened(self) -> Mapping[str, TopicFacts]:
+        """The topics that ``open`` has looked at."""
+        return self._opened
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -174,6 +182,16 @@ class KafkaTopics:
             BrokerUnavailableError: Kafka does not answer.
         """
         places = [(topic, at) for at in range(partition_count)]
+        ends = self.known_ends(places)
+        return {partition: end for (_, partition), end in ends.items()}
+
+    def known_ends(self, places: Collection[Place]) -> Mapping[Place, int]:
+        """
+        Return the end offsets of partitions of any topics, asked for at once.
+
+        Raises:
+            BrokerUnavailableError: Kafka does not answer.
+        """
         deadline = Deadline(self._clock, REQUEST_TIMEOUT_S)
         while True:
             try:
@@ -182,10 +200,11 @@ class KafkaTopics:
                 if deadline.passed():
                     raise
             else:
-                if min(found.values()) >= 0:
-                    return {partition: end for (_, partition), end in found.items()}
+                absent = [topic for (topic, _), end in found.items() if end < 0]
+                if not absent:
+                    return found
                 if deadline.passed():
-                    reason = f"partitions of {topic} have no leader yet"
+                    reason = f"partitions of {absent[0]} have no leader yet"
                     raise BrokerUnavailableError(reason)
             self._clock.wait(_SPREADING_S)
 
@@ -238,7 +257,8 @@ class KafkaTopics:
     def _create(self, wanted: Iterable[NewTopic]) -> None:
         # The client ends the process when it is given a name twice.
         once = {topic.topic: topic for topic in wanted}
-        for new in _in_requests(once.values()):
+        at_once = max(1, _PARTITIONS_AT_ONCE // self._settings.partitions)
+        for new in _in_requests(once.values(), min(_AT_ONCE, at_once)):
             futures = self._admin.create_topics(new, request_timeout=REQUEST_TIMEOUT_S)
             for name, future in futures.items():
                 self._await(name, future)
@@ -301,8 +321,10 @@ class KafkaTopics:
         return facts
 
 
-def _in_requests(each: Iterable[_Asked]) -> Iterator[list[_Asked]]:
+def _in_requests(
+    each: Iterable[_Asked], at_once: int = _AT_ONCE
+) -> Iterator[list[_Asked]]:
     """Divide what is asked for into lists of what one request takes."""
     left = iter(each)
-    while some := list(islice(left, _AT_ONCE)):
+    while some := list(islice(left, at_once)):
         yield some

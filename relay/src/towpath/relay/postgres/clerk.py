@@ -1,6 +1,6 @@
 """What the worker's clerk does: it stores, looks up, and lets go."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import psycopg
 import structlog
@@ -112,9 +112,16 @@ class Clerk:
         others = _exact_names(connection, effect)
         if others:
             return TablesInspected(effect.signal_id, {}, others)
+        known = self._describe_all(connection, effect)
         for collection in effect.collections:
             try:
-                shape = self._readable.describe(connection, collection, effect.order_by)
+                shape = known.get(collection)
+                if isinstance(shape, TableRefusedError):
+                    raise shape
+                if shape is None:
+                    shape = self._readable.describe(
+                        connection, collection, effect.order_by
+                    )
                 if effect.keys:
                     keys = spell(connection, shape, effect.keys)
                 shapes[collection] = shape
@@ -127,6 +134,23 @@ class Clerk:
                     raise
                 refusals[collection] = str(error.diag.message_primary)
         return TablesInspected(effect.signal_id, shapes, refusals, keys)
+
+    def _describe_all(
+        self, connection: Connection, effect: InspectTables
+    ) -> Mapping[str, TableShape | TableRefusedError]:
+        """Describe many tables at once; none if one of them is in the way."""
+        if len(effect.collections) == 1:
+            return {}
+        try:
+            return self._readable.describe_all(
+                connection, effect.collections, effect.order_by
+            )
+        except psycopg.errors.OperationalError:
+            raise
+        except psycopg.Error as error:
+            # A table that changes while it is looked at fails by itself, and alone.
+            _LOG.debug("snapshot tables are described one by one", reason=str(error))
+            return {}
 
 
 def _exact_names(connection: Connection, effect: InspectTables) -> dict[str, str]:

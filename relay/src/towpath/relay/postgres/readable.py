@@ -39,6 +39,16 @@ class Readable(NamedTuple):
             raise tables.TableRefusedError(reason)
         return describe_view(connection, view)
 
+    def describe_all(
+        self,
+        connection: Connection,
+        collections: Sequence[str],
+        order_by: Sequence[str],
+    ) -> Mapping[str, TableShape | tables.TableRefusedError]:
+        """Return the shapes of tables, asked for together; views are left out."""
+        wanted = [each for each in collections if each not in self.views]
+        return tables.describe_all(connection, wanted, self.publication, order_by)
+
     def describe_again(self, connection: Connection, planned: TableShape) -> TableShape:
         """
         Return the shape of now of what was planned, under a lock.

@@ -105,13 +105,17 @@ class SnapshotStore:
         return tuple(_stored(row) for row in rows)
 
     def _insert(self, tables: Iterable[StoredTable], statement: str) -> None:
-        for table in tables:
-            fields = table._asdict() | {
+        fields = [
+            table._asdict()
+            | {
                 "pending_keys": _keys_json(table),
                 "order_by": Jsonb(list(table.order_by)) if table.order_by else None,
                 "relay": self._relay,
             }
-            self._connection.execute(query(statement), fields)
+            for table in tables
+        ]
+        # In one round trip, however many there are.
+        self._connection.cursor().executemany(query(statement), fields)
 
     def answer_signal(self, effect: AnswerSignal) -> None:
         """Write how a signal's run goes, beside what was written before."""

@@ -4,9 +4,9 @@ What the catalog says of a table that is to be read, and whether it can be.
 Asked again under each chunk's lock: the chunk brings the columns of its own moment.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import psycopg
 
@@ -42,6 +42,14 @@ WRONG_VALUE: Final = ("22", "23", "42")
 # What the server answers about an object that was dropped while the query ran.
 CATALOG_CHANGED: Final = "XX000"
 _ALTERED: Final = "it was dropped or altered while it was described: send a new signal"
+
+
+# What a catalog query is asked with, and what it answers.
+_Question = tuple[str, Mapping[str, object]]
+_Rows = list[tuple[Any, ...]]
+_Describing = Generator[list[_Question], list[_Rows], TableShape]
+# About how many tables one round trip asks: some megabytes of questions and answers.
+_TABLES_AT_ONCE: Final = 500
 
 
 class TableRefusedError(DataError):
@@ -90,32 +98,102 @@ def describe(
     Raises:
         TableRefusedError: There is none, it cannot be read, or it changed meanwhile.
     """
+    describing = _describing(collection, publication, order_by)
     try:
-        return _describe(connection, collection, publication, order_by)
+        return _describe(connection, describing)
     except psycopg.errors.InternalError_ as error:
         raise TableRefusedError(_ALTERED) from error
 
 
-def _describe(
-    connection: Connection,
-    collection: str,
-    publication: str,
-    order_by: Sequence[str],
-) -> TableShape:
+def _describe(connection: Connection, describing: _Describing) -> TableShape:
     """Ask the catalog; each question may find another state than the one before."""
-    execute = connection.execute
-    table = _find(connection, collection, publication)
+    questions = next(describing)
+    while True:
+        answers = [
+            connection.execute(query(name), fields).fetchall()
+            for name, fields in questions
+        ]
+        try:
+            questions = describing.send(answers)
+        except StopIteration as described:
+            shape: TableShape = described.value
+            return shape
+
+
+def describe_all(
+    connection: Connection,
+    collections: Sequence[str],
+    publication: str,
+    order_by: Sequence[str] = (),
+) -> Mapping[str, TableShape | TableRefusedError]:
+    """
+    Return the shape of each table, or why it cannot be read.
+
+    The catalog is asked about hundreds of tables in one round trip.
+
+    Raises:
+        psycopg.Error: The catalog changed, or the connection is gone: ask about each.
+    """
+    found: dict[str, TableShape | TableRefusedError] = {}
+    for place in range(0, len(collections), _TABLES_AT_ONCE):
+        some = collections[place : place + _TABLES_AT_ONCE]
+        found |= _describe_some(
+            connection,
+            {name: _describing(name, publication, order_by) for name in some},
+        )
+    return found
+
+
+def _describe_some(
+    connection: Connection, describing: Mapping[str, _Describing]
+) -> Mapping[str, TableShape | TableRefusedError]:
+    found: dict[str, TableShape | TableRefusedError] = {}
+    questions = {name: next(each) for name, each in describing.items()}
+    while questions:
+        with connection.pipeline():
+            cursors = {
+                name: [
+                    connection.execute(query(what), fields) for what, fields in asked
+                ]
+                for name, asked in questions.items()
+            }
+            answers = {
+                name: [cursor.fetchall() for cursor in of_table]
+                for name, of_table in cursors.items()
+            }
+        questions = {}
+        for name, rows in answers.items():
+            try:
+                questions[name] = describing[name].send(rows)
+            except StopIteration as described:
+                found[name] = described.value
+            except TableRefusedError as refusal:
+                found[name] = refusal
+    return found
+
+
+def _describing(
+    collection: str, publication: str, order_by: Sequence[str]
+) -> _Describing:
+    """Ask about one table, in steps; each takes the answers to its questions."""
+    (found,) = yield [_finding(collection, publication)]
+    table = _found(found, publication)
     oid = {"oid": table.oid, "publication": publication}
-    columns = tuple(Column(*row) for row in execute(query("describe_columns"), oid))
+    told = yield [
+        ("describe_columns", oid),
+        ("describe_indexes", oid),
+        ("describe_identities", oid),
+    ]
+    columns = tuple(Column(*row) for row in told[0])
     places = {column.name: place for place, column in enumerate(columns)}
-    indexes = [UniqueIndex(*row) for row in execute(query("describe_indexes"), oid)]
-    identities = [Identity(*row) for row in execute(query("describe_identities"), oid)]
+    indexes = [UniqueIndex(*row) for row in told[1]]
+    identities = [Identity(*row) for row in told[2]]
     if not identities:
         raise TableRefusedError(_ALTERED)
-    key = _key_columns(connection, identity_key(indexes, identities), places)
+    key = yield from _key_columns(identity_key(indexes, identities), places)
     order: list[_KeyColumn] = []
     if order_by:
-        order = _key_columns(connection, chosen_key(indexes, order_by), places)
+        order = yield from _key_columns(chosen_key(indexes, order_by), places)
     if order == key:
         order = []
     relation = Relation(
@@ -183,29 +261,31 @@ def check_width(shape: TableShape, keys: Sequence[Key]) -> None:
             raise TableRefusedError(reason)
 
 
-def _find(connection: Connection, collection: str, publication: str) -> _Table:
+def _finding(collection: str, publication: str) -> _Question:
     name = TableName.parse(collection)
-    names = {
+    return "describe_table", {
         "schema": name.schema,
         "table": name.table,
         "publication": publication,
     }
-    row = connection.execute(query("describe_table"), names).fetchone()
-    if row is None:
+
+
+def _found(rows: _Rows, publication: str) -> _Table:
+    if not rows:
         reason = "there is no such table"
         raise TableRefusedError(reason)
-    table = _Table(*row)
+    table = _Table(*rows[0])
     _refuse(_refusals(table, publication))
     return table
 
 
 def _key_columns(
-    connection: Connection, index: UniqueIndex | str, places: dict[str, int]
-) -> list[_KeyColumn]:
+    index: UniqueIndex | str, places: dict[str, int]
+) -> Generator[list[_Question], list[_Rows], list[_KeyColumn]]:
     """Return the columns of a key, if they can be compared and are published."""
     if isinstance(index, str):
         raise TableRefusedError(index)
-    told = connection.execute(query("describe_key"), {"index": index.oid})
+    (told,) = yield [("describe_key", {"index": index.oid})]
     columns = [_KeyColumn(*row) for row in told]
     if len(columns) != len(index.columns):
         raise TableRefusedError(_ALTERED)

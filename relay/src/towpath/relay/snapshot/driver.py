@@ -49,6 +49,10 @@ from towpath.relay.snapshot.visibility import InvisibleTransactions
 # While something waits for a transaction to become visible. A commit is rarely
 # invisible for longer than its flush, so more often gains little; ten times rarer is
 # felt at the start of every snapshot.
+# How many tiny tables are begun beside those that are read. Each waits for about ten
+# round trips: twice as many gained nothing, since readers and clerk are busy by then.
+TINY_AHEAD: Final = 8
+
 PROBE_INTERVAL_S: Final = 0.02
 
 # How often the source is asked how busy it is: sooner than its load changes for long.
@@ -122,7 +126,7 @@ class SnapshotDriver:
 
         self._own = track(Way(1, None, self._end_batch))
         self._listed = track(Way(1, None, _let_pass))
-        self._whole = track(Way(limits.readers, throttle, _let_pass))
+        self._whole = track(Way(limits.readers, throttle, _let_pass, TINY_AHEAD))
         # Whole tables come last: they may end once the relay's own requests have.
         self._tracks = (self._own, self._listed, self._whole)
         self._storing: dict[str, tuple[StoredTable, ...]] = {}

@@ -36,8 +36,11 @@ class Way(NamedTuple):
         readers: How many tables, and ranges of a table, are read at the same time.
         throttle: What makes it yield; None: it never does.
         on_ended: Told of each run when it has ended.
+        ahead: How many tables more are begun while tables turn out to be tiny, so that
+            they do not wait for each other's round trips.
     """
 
     readers: int
     throttle: Throttle | None
     on_ended: Callable[[Run], None]
+    ahead: int = 0

@@ -26,6 +26,8 @@ SIGNAL: Final = "Signal"
 # A signal of 10,000 regular expressions has as many reasons; a notification must fit
 # into a record. The signal's row has all of it.
 _MAX_DETAIL: Final = 100_000
+# Names of all tables in what is told of one of them: about a hundred tables.
+_MAX_NAMES: Final = 4_000
 
 _SCAN_STATUS: Final = MappingProxyType(
     {
@@ -64,7 +66,7 @@ def in_progress(table: StoredTable, collections: Iterable[str]) -> Notify:
         table.snapshot_id,
         "IN_PROGRESS",
         {
-            **_collections(collections),
+            **_collections(collections, table.collection),
             "current_collection_in_progress": table.collection,
             "maximum_key": key_text(table.maximum_key),
             "last_processed_key": key_text(table.last_key),
@@ -82,7 +84,7 @@ def table_ended(table: StoredTable, collections: Iterable[str]) -> Notify:
         table.snapshot_id,
         "TABLE_SCAN_COMPLETED",
         {
-            **_collections(collections),
+            **_collections(collections, table.collection),
             "scanned_collection": table.collection,
             "total_rows_scanned": str(table.rows + table.dropped),
             "status": status,
@@ -131,5 +133,20 @@ def _aggregate_type(kind: str) -> str:
     return "Incremental Snapshot" if kind == INCREMENTAL else "Initial Snapshot"
 
 
-def _collections(collections: Iterable[str]) -> dict[str, str]:
-    return {"data_collections": ", ".join(collections)}
+def _collections(collections: Iterable[str], current: str = "") -> dict[str, str]:
+    """
+    Name the snapshot's tables.
+
+    With thousands of them, what is told of one table names that one only: each notice
+    of each table would repeat all names.
+    """
+    text = ", ".join(collections)
+    if len(text) <= _MAX_NAMES:
+        return {"data_collections": text}
+    if current:
+        left_out = f"{len(text)} characters; the notification STARTED has them"
+        return {"data_collections": current, "data_collections_left_out": left_out}
+    if len(text) <= _MAX_DETAIL:
+        return {"data_collections": text}
+    left_out = f"{len(text)} characters; towpath.snapshot has them"
+    return {"data_collections": "", "data_collections_left_out": left_out}

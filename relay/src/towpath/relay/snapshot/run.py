@@ -1,6 +1,6 @@
 """One snapshot: its tables, in order, and what became of each."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from towpath.relay.snapshot.effects import AnswerSignal
@@ -16,6 +16,8 @@ class Run:
     def __init__(self, tables: Iterable[StoredTable]) -> None:
         ordered = sorted(tables, key=lambda table: table.ordinal)
         self._tables = {table.collection: table for table in ordered}
+        # In order; of thousands of tables only these are looked at for each fact.
+        self._open = {t.collection: t for t in ordered if not t.has_ended}
         self.snapshot_id = ordered[0].snapshot_id
         self.kind = ordered[0].kind
         self.is_announced = any(table.state in _BEGUN for table in ordered)
@@ -32,18 +34,19 @@ class Run:
         return tuple(self._tables.values())
 
     @property
-    def waiting(self) -> tuple[StoredTable, ...]:
+    def waiting(self) -> Iterator[StoredTable]:
         """The tables that have not ended and are not paused, in order."""
-        return tuple(
-            table
-            for table in self.tables
-            if not (table.has_ended or table.state == "paused")
-        )
+        return (table for table in self._open.values() if table.state != "paused")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is a table that has not ended and is not paused."""
+        return any(True for _ in self.waiting)
 
     @property
     def has_ended(self) -> bool:
         """Whether no table is left."""
-        return all(table.has_ended for table in self.tables)
+        return not self._open
 
     def find(self, collection: str) -> StoredTable | None:
         """Return one of the tables, as far as it is known here."""
@@ -52,6 +55,15 @@ class Run:
     def update(self, table: StoredTable) -> None:
         """Take in how far one of the tables is."""
         self._tables[table.collection] = table
+        if table.has_ended:
+            self._open.pop(table.collection, None)
+        elif table.collection in self._open:
+            self._open[table.collection] = table
+        else:
+            # It goes on after its end: at its place in the order.
+            self._open = {
+                t.collection: t for t in self._tables.values() if not t.has_ended
+            }
 
     def status(self) -> str:
         """Return the signal's final status: one table that failed fails it."""

@@ -160,6 +160,10 @@ class Notes:
         self._of_all = [touch for touch in self._of_all if is_needed(touch)]
         self._count = sum(map(len, self._by_key.values())) + len(self._of_all)
 
+    def allow(self, max_touches: int) -> None:
+        """Set how many touches may be kept from here on."""
+        self._max_touches = max_touches
+
     def _grow(self) -> None:
         self._count += 1
         if self._count > self._max_touches:

@@ -17,7 +17,7 @@ from towpath.relay.snapshot import notifications
 from towpath.relay.snapshot.desk import Desk, Means
 from towpath.relay.snapshot.effects import Effect, SaveProgress, Thaw
 from towpath.relay.snapshot.errand import Freeze, Freezes
-from towpath.relay.snapshot.facts import Fact, Tick
+from towpath.relay.snapshot.facts import ChunkRead, Fact, Tick
 from towpath.relay.snapshot.limits import Limits, Way
 from towpath.relay.snapshot.pace import Pace
 from towpath.relay.snapshot.readers import Asking
@@ -30,6 +30,12 @@ from towpath.relay.snapshot.touches import Notes
 
 # Beside the chunks that are read: one waits for the stream, one for Kafka.
 _CHUNKS_UNDER_WAY: Final = 2
+
+# A chunk of a tiny table. Tables are begun ahead only while chunks are no larger, so
+# that what is under way stays within the bound of the readers' chunks.
+_TINY_BYTES: Final = 64 * 1024
+# The tables that are begun ahead may note a quarter of what one table may.
+_PART_AHEAD: Final = 4
 
 # For how long the stream may stand still for a view of which nothing comes: a reader
 # that waits for a lock, or a source that is to be spared, may do so for hours.
@@ -71,13 +77,15 @@ class Track:
         self._frozen_by: dict[_Name, Freeze] = {}
         self._now_s = 0.0
         self._notified: dict[_Name, int] = {}
+        # How many tables more than readers may be open: as many as were tiny lately.
+        self._ahead = 0
         # Of each scan that holds the stream: its chunks, and since when so many.
         self._held: dict[_Name, tuple[int, float]] = {}
 
     @property
     def is_busy(self) -> bool:
         """Whether there is anything to run."""
-        return any(run.waiting for run in self._runs) or bool(self._scans)
+        return any(run.is_waiting for run in self._runs) or bool(self._scans)
 
     @property
     def is_waiting(self) -> bool:
@@ -112,6 +120,8 @@ class Track:
         """Take in a fact and say what is to be done."""
         if isinstance(fact, Tick):
             self._now_s = fact.now_s
+        if isinstance(fact, ChunkRead) and fact.chunk.size_bytes > _TINY_BYTES:
+            self._ahead = 0
         effects: list[Effect] = []
         for name, scan in self._scans.items():
             effects += self._announced(name, scan.on(fact))
@@ -217,7 +227,7 @@ class Track:
         busy = {scan.table.table_oid for scan in self._scans.values()}
         for table in run.waiting:
             if not table.is_of_one_view:
-                if len(self._scans) >= self._way.readers:
+                if len(self._scans) >= self._way.readers + self._ahead:
                     break
                 if table.table_oid in busy:
                     continue
@@ -233,7 +243,7 @@ class Track:
             effects += run.answer("running", {})
             told = notifications.started(run.snapshot_id, run.collections, run.kind)
             effects.append(told)
-        notes = Notes(max_touches=self._limits.max_touches)
+        notes = Notes(max_touches=self._max_touches(len(self._scans)))
         pace = Pace(self._limits.chunk, table.max_rows_per_second, self._way.throttle)
         freeze = self._freezes.of(run.snapshot_id) if table.is_of_one_view else None
         if freeze is not None:
@@ -263,7 +273,14 @@ class Track:
             for scan in self._scans.values()
             if scan.holds_stream or not holds_stream
         )
-        return under_way < self._way.readers + _CHUNKS_UNDER_WAY
+        return under_way < self._way.readers + _CHUNKS_UNDER_WAY + self._ahead
+
+    def _max_touches(self, place: int) -> int:
+        """Return what a scan may note: those that were begun ahead share a part."""
+        whole = self._limits.max_touches
+        if place < self._way.readers or not self._way.ahead:
+            return whole
+        return max(1, whole // _PART_AHEAD // self._way.ahead)
 
     def _end_scan(self, name: _Name, scan: Scan) -> list[Effect]:
         table = scan.table
@@ -271,6 +288,10 @@ class Track:
         self._notified.pop(name, None)
         self._held.pop(name, None)
         self._recorders.forget(table, scan.notes)
+        is_tiny = table.state == "completed" and table.chunks <= 1
+        self._ahead = min(self._way.ahead, self._ahead + 1) if is_tiny else 0
+        for place, other in enumerate(self._scans.values()):
+            other.notes.allow(self._max_touches(place))
         run = self._run_of(table)
         if run is None:
             return [*self._let_go(name)]

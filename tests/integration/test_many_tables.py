@@ -1,0 +1,129 @@
+"""Many tables under one expression: requests do not grow with them."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from support.rig import Rig
+from support.waiting import CLOCK, until
+from towpath.relay.kafka.state import StateTopic
+from towpath.relay.kafka.topics import KafkaTopics
+from towpath.relay.postgres.connect import connect
+from towpath.relay.postgres.tables import (
+    TableRefusedError,
+    describe,
+    describe_all,
+)
+from towpath.settings import Kafka, Topics, load
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+TABLES = 60
+MAKE = """
+create schema many;
+create table many.bare (note text);
+do $$ begin
+  for n in 1..60 loop
+    execute format('create table many.t%s (id int primary key, note text)', n);
+    execute format('insert into many.t%s values (1, ''a''), (2, ''b'')', n);
+  end loop;
+end $$
+"""
+SIGNAL = """
+insert into towpath.signal (id, type, data) values ('all', 'execute-snapshot',
+  '{"data-collections": ["many[.].*"]}')
+"""
+
+
+@pytest.fixture
+def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
+    """Lend a prepared database of many tables, whose relay does not run yet."""
+    made = Rig(database, stack.kafka, unique, tmp_path)
+    made.execute(MAKE)
+    made.configure(made.outbox, tables=("many[.]t.*",), partitions=2)
+    made.init()
+    yield made
+    made.close()
+
+
+def counted(monkeypatch, owner: type, *names: str) -> Counter[str]:
+    """Count the calls of methods, which go on to do what they do."""
+    calls: Counter[str] = Counter()
+
+    def count(name: str, method: Any) -> None:
+        def call(self: Any, *given: Any, **more: Any) -> Any:
+            calls[name] += 1
+            return method(self, *given, **more)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for name in names:
+        count(name, getattr(owner, name))
+    return calls
+
+
+def test_topics_are_made_and_looked_at_together(stack, unique: str, monkeypatch):
+    """
+    Sixty topics take as many requests as one, and none is asked about again.
+    """
+    kafka = Kafka(bootstrap_servers=stack.kafka)
+    asked = ("create_topics", "describe_configs", "list_topics", "list_offsets")
+    calls = counted(monkeypatch, AdminClient, *asked)
+    found = []
+    for count in (1, TABLES):
+        topics = KafkaTopics(kafka, Topics(partitions=2), CLOCK)
+        prefix = f"{unique}{count}"
+        calls.clear()
+        topics.open(prefix, [f"many.t{n}" for n in range(count)])
+        facts = [topics.ensure(f"{prefix}.many.t{n}") for n in range(count)]
+        topics.known_ends([(f"{prefix}.many.t{n}", 0) for n in range(count)])
+        assert len(facts) == count
+        found.append(dict(calls))
+
+    # A topic just made may take another look until each broker knows of it.
+    for each in found:
+        assert each["create_topics"] <= 2
+        assert each["describe_configs"] <= 2
+        assert each["list_offsets"] <= 4
+
+
+def test_tables_are_described_together(rig: Rig, monkeypatch):
+    """
+    Sixty tables are described in three round trips, as each is by itself.
+    """
+    names = [f"many.t{n}" for n in range(1, TABLES + 1)]
+    calls = counted(monkeypatch, psycopg.Connection, "pipeline")
+    with connect(rig.dsn) as connection:
+        together = describe_all(
+            connection, [*names, "many.bare", "many.none"], "towpath"
+        )
+        alone = {name: describe(connection, name, "towpath") for name in names}
+
+    assert calls["pipeline"] == 3
+    assert {name: together[name] for name in names} == alone
+    for name in ("many.bare", "many.none"):
+        assert isinstance(together[name], TableRefusedError)
+
+
+def test_a_start_stores_the_first_marks_of_all_tables(rig: Rig):
+    """
+    No change waits for a look at its topic, and every tiny table is read.
+    """
+    rig.start()
+    rig.wait_for(lambda: bool(rig.logged("streaming")))
+    settings = load(rig.config, {})
+    marks = StateTopic(settings.kafka, rig.prefix).read().marks
+    names = {rig.topic(f"many.t{n}") for n in range(1, TABLES + 1)}
+    assert names <= set(marks)
+
+    rig.execute(SIGNAL)
+    status = "select status from towpath.signal where id = 'all'"
+    until(lambda: rig.one(status) == "completed", "all tables are read")
+    read = "select count(*), sum(rows) from towpath.snapshot where snapshot_id = 'all'"
+
+    assert tuple(map(int, rig.execute(read)[0])) == (TABLES, 2 * TABLES)

@@ -21,6 +21,7 @@ from towpath.relay.line import Past, World
 from towpath.relay.marks import Marks, Published
 from towpath.relay.state import CONFIRMED_KEY, DELIVERY_KEY, MARKS_KEY, State
 from towpath.schemas import topics as names
+from towpath.schemas.table_name import TableName
 from towpath.settings import DeliveryMode, Settings
 
 _TRANSACTIONAL: Final = DeliveryMode.TRANSACTIONAL
@@ -62,7 +63,9 @@ def store_first_marks(world: World, topic: StateTopic, marks: Marks) -> None:
         BrokerUnavailableError: Kafka does not answer.
     """
     prefix, opened = world.settings.database.prefix, world.topics.opened
-    topics = [names.table_topic(prefix, *n.split(".", 1)) for n in world.captured]
+    topics = [
+        names.table_topic(prefix, TableName.parse(table)) for table in world.captured
+    ]
     new = {
         name: opened[name]
         for name in topics

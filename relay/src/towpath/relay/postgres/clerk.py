@@ -1,6 +1,6 @@
 """What the worker's clerk does: it stores, looks up, and lets go."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import psycopg
 import structlog
@@ -107,21 +107,18 @@ class Clerk:
         self, connection: Connection, effect: InspectTables
     ) -> TablesInspected:
         shapes: dict[str, TableShape] = {}
-        refusals: dict[str, str] = {}
         keys: tuple[Key, ...] = ()
         others = _exact_names(connection, effect)
         if others:
             return TablesInspected(effect.signal_id, {}, others)
-        known = self._describe_all(connection, effect)
+        known, refusals = self._describe_all(connection, effect)
         for collection in effect.collections:
+            if collection in refusals:
+                continue
             try:
-                shape = known.get(collection)
-                if isinstance(shape, TableRefusedError):
-                    raise shape
-                if shape is None:
-                    shape = self._readable.describe(
-                        connection, collection, effect.order_by
-                    )
+                shape = known.get(collection) or self._readable.describe(
+                    connection, collection, effect.order_by
+                )
                 if effect.keys:
                     keys = spell(connection, shape, effect.keys)
                 shapes[collection] = shape
@@ -137,12 +134,12 @@ class Clerk:
 
     def _describe_all(
         self, connection: Connection, effect: InspectTables
-    ) -> Mapping[str, TableShape | TableRefusedError]:
+    ) -> tuple[dict[str, TableShape], dict[str, str]]:
         """Describe many tables at once; none if one of them is in the way."""
         if len(effect.collections) == 1:
-            return {}
+            return {}, {}
         try:
-            return self._readable.describe_all(
+            found = self._readable.describe_all(
                 connection, effect.collections, effect.order_by
             )
         except psycopg.errors.OperationalError:
@@ -150,7 +147,10 @@ class Clerk:
         except psycopg.Error as error:
             # A table that changes while it is looked at fails by itself, and alone.
             _LOG.debug("snapshot tables are described one by one", reason=str(error))
-            return {}
+            return {}, {}
+        shapes = {n: one for n, one in found.items() if isinstance(one, TableShape)}
+        refused = {n: str(one) for n, one in found.items() if n not in shapes}
+        return shapes, refused
 
 
 def _exact_names(connection: Connection, effect: InspectTables) -> dict[str, str]:

@@ -21,11 +21,11 @@ from towpath.relay.errors import SourceUnavailableError
 from towpath.relay.kafka.announced import read_announced
 from towpath.relay.kafka.producer import KafkaProducer
 from towpath.relay.kafka.state import StateTopic, write_now
-from towpath.relay.kafka.tails import end_offsets
 from towpath.relay.kafka.topic_watch import TopicWatch
 from towpath.relay.line import Line, Past, World
 from towpath.relay.lineage import Decision, Lineage, Remembered
 from towpath.relay.look_back import (
+    has_records,
     look_back,
     look_before_making,
     store_first_marks,
@@ -280,22 +280,6 @@ class Attempt:
         self._opening.lend(worker)
         return worker
 
-    def _has_records(self, past: Past) -> bool:
-        """Tell whether topics of ours hold records that no state tells of."""
-        if not past.state.is_empty:
-            return False
-        world, database = self._world, self._world.settings.database
-        facts = world.topics.open(database.prefix, world.captured.names)
-        places = [
-            (name, partition)
-            for name, each in facts.items()
-            if name != self._state.topic
-            for partition in range(each.partition_count)
-        ]
-        return any(
-            end > 0 for end in end_offsets(world.settings.kafka, places).values()
-        )
-
     def _memory(self, past: Past) -> Memory:
         state, topic = past.state, self._state
         confirmed = state.confirmed
@@ -307,7 +291,8 @@ class Attempt:
                 confirmed_log_lsn=None if confirmed is None else confirmed.log_lsn,
                 published_log_lsn=past.published_log_lsn,
                 heartbeat=0 if confirmed is None else confirmed.heartbeat,
-                has_records=bool(past.published.horizon) or self._has_records(past),
+                has_records=bool(past.published.horizon)
+                or has_records(self._world, self._state, past),
             )
 
         def write(known: Sequence[Lineage]) -> None:

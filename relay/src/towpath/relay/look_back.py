@@ -16,7 +16,7 @@ from towpath.relay.kafka.parked import read_parked
 from towpath.relay.kafka.producer import KafkaProducer, fence
 from towpath.relay.kafka.reading import partition_counts
 from towpath.relay.kafka.state import StateTopic
-from towpath.relay.kafka.tails import read_tails, refuse_gone
+from towpath.relay.kafka.tails import end_offsets, read_tails, refuse_gone
 from towpath.relay.line import Past, World
 from towpath.relay.marks import Marks, Published
 from towpath.relay.state import CONFIRMED_KEY, DELIVERY_KEY, MARKS_KEY, State
@@ -134,3 +134,17 @@ def _cover(settings: Settings, topic: StateTopic, state: State) -> None:
         # From here on a stop is unclean until it is not.
         begun = confirmed._replace(is_clean=False)
         topic.write(CONFIRMED_KEY, begun._asdict())
+
+
+def has_records(world: World, topic: StateTopic, past: Past) -> bool:
+    """Tell whether topics of ours hold records that no state tells of."""
+    if not past.state.is_empty:
+        return False
+    facts = world.topics.open(world.settings.database.prefix, world.captured.names)
+    places = [
+        (name, partition)
+        for name, each in facts.items()
+        if name != topic.topic
+        for partition in range(each.partition_count)
+    ]
+    return any(end > 0 for end in end_offsets(world.settings.kafka, places).values())

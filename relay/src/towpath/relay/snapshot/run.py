@@ -103,3 +103,16 @@ def _account(table: StoredTable) -> Mapping[str, Any]:
     if table.error is not None:
         account["reason"] = table.error
     return account
+
+
+def as_resumed(table: StoredTable, known: StoredTable | None) -> StoredTable:
+    """
+    Return where a table goes on.
+
+    One that is read by another key than its own, and had ended, begins anew: nobody
+    asked meanwhile for rows that left the part which is still to be read.
+    """
+    has_ended = known is None or known.has_ended
+    if not (table.order_by and has_ended):
+        return table
+    return table._replace(last_key=None, maximum_key=None, ranges=())

@@ -22,7 +22,7 @@ from towpath.relay.snapshot.limits import Limits, Way
 from towpath.relay.snapshot.pace import Pace
 from towpath.relay.snapshot.readers import Asking
 from towpath.relay.snapshot.recorders import Recorders
-from towpath.relay.snapshot.run import Run
+from towpath.relay.snapshot.run import Run, as_resumed
 from towpath.relay.snapshot.scan import Scan
 from towpath.relay.snapshot.stage import Stage
 from towpath.relay.snapshot.stored import StoredTable
@@ -175,14 +175,14 @@ class Track:
             if run is None:
                 strange.append(table)
                 continue
-            run.update(_as_resumed(table, run.find(table.collection)))
+            run.update(as_resumed(table, run.find(table.collection)))
             # The stream may have gone on from the mark that the others have.
             self._freezes.forget(run.snapshot_id)
             collections = (table.collection,)
             told = notifications.resumed(run.snapshot_id, collections, run.kind)
             effects.append(told)
         if strange:
-            begun = [_as_resumed(table, None) for table in strange]
+            begun = [as_resumed(table, None) for table in strange]
             self.add((*begun, *siblings))
         self._note_reordered()
         return effects
@@ -344,16 +344,3 @@ class Track:
                 self._notified[name] = table.chunks
                 announced.append(notifications.in_progress(table, run.collections))
         return announced
-
-
-def _as_resumed(table: StoredTable, known: StoredTable | None) -> StoredTable:
-    """
-    Return where a table goes on.
-
-    One that is read by another key than its own, and had ended, begins anew: nobody
-    asked meanwhile for rows that left the part which is still to be read.
-    """
-    has_ended = known is None or known.has_ended
-    if not (table.order_by and has_ended):
-        return table
-    return table._replace(last_key=None, maximum_key=None, ranges=())

@@ -27,7 +27,7 @@ version = 1
 dsn = "{dsn}"
 prefix = "{prefix}"
 slot = "{prefix}"
-tables = {json.dumps(list(tables))}
+tables = {json.dumps(list(tables), ensure_ascii=False)}
 {lines.get("source", "")}
 [kafka]
 bootstrap_servers = "{kafka}"

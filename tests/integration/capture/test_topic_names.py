@@ -39,7 +39,7 @@ def test_init_and_start_name_every_collision_at_once(followed):
     prefix = followed.prefix
     expected = (
         f"the tables s.a$b and s.a_b have one topic: {prefix}.s.a_b",
-        f'the tables "s.c".d and s."c.d" have one topic: {prefix}.s.c.d',
+        f'the tables s."c.d" and "s.c".d have one topic: {prefix}.s.c.d',
         f"the tables t.u v and t.u_v have one topic: {prefix}.t.u_v",
         f"the topic of the table dead.relay, {prefix}.dead.relay, is that of dead",
     )

@@ -59,7 +59,10 @@ def test_filters_are_split_at_their_first_sign():
     assert [
         {"data-collection": "shop.orders", "filter": "amount = 5 or x"},
         {"data-collection": '"shop"."B"', "filter": "y"},
-    ] == conditions(["shop.orders=amount = 5 or x", '"shop"."B" = y'])
+        {"data-collection": '"a=b"."c""=d"', "filter": "x = 1"},
+    ] == conditions(
+        ["shop.orders=amount = 5 or x", '"shop"."B" = y', '"a=b"."c""=d"=x = 1']
+    )
 
 
 @pytest.mark.parametrize("word", ["amount > 5", "shop.orders=", "=x", ""])

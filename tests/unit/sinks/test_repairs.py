@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from towpath.schemas.table_name import TableName
 from towpath.settings import (
     AggregateView,
     Kafka,
@@ -20,7 +21,8 @@ from towpath.settings import (
     Source,
 )
 from towpath.sinks import repairs, unfilled
-from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
+from towpath.sinks.relations import RelationShape
 from towpath.sinks.repairs import KafkaRepairs, view_behind
 
 ROUTES = (
@@ -69,6 +71,7 @@ class FakeBroker:
         self.names_there = ["p-signal", "mine"]
         self.records = []
         self.is_silent = False
+        self.announced = {}
 
     def names(self):
         return self.names_there
@@ -82,6 +85,15 @@ class FakeBroker:
     def flush(self, _timeout_s):
         return len(self.records) if self.is_silent else 0
 
+    def shape(self, topic):
+        if topic not in self.announced:
+            raise ShapeUnknownError(topic)
+        name = self.announced[topic]
+        return RelationShape(name.schema, name.table, (), ("id",), "0")
+
+    def close(self):
+        """Nothing is open."""
+
 
 @pytest.fixture
 def broker(monkeypatch, tmp_path):
@@ -90,6 +102,7 @@ def broker(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(repairs.clients, "Producer", lambda _: fake)
     monkeypatch.setattr(repairs, "Topics", lambda _: fake)
+    monkeypatch.setattr(repairs, "KafkaRelations", lambda *_: fake)
     return fake
 
 
@@ -214,6 +227,14 @@ def test_a_route_that_is_asked_for_lacks_rows_from_then_on(broker):
     unfilled.end(described.state_folder, "it", "orders", broker.records[-1][2]["id"])
 
     assert (("orders",), ()) == (noted, unfilled.routes(described.state_folder, "it"))
+
+
+def test_a_table_is_asked_for_by_its_announced_name(broker):
+    """A topic's name does not tell what the table is called: the relay has said it."""
+    broker.announced["p.shop.lines"] = TableName("shop", "lin|es")
+    KafkaRepairs(settings(), SINK).ask_all("lines", "why")
+
+    assert ['"shop"."lin|es"'] == asked(broker)[0]["data-collections"]
 
 
 @pytest.mark.parametrize("route", ["none", "log"])

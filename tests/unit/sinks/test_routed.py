@@ -136,3 +136,18 @@ def test_one_topic_has_one_shape_or_none():
     assert SHAPE == RoutedRelations(Announced(), same).shape(TOPIC)
     with pytest.raises(RouteMistakesError, match="in two shapes"):
         RoutedRelations(Announced(), other).shape(TOPIC)
+
+
+def test_a_name_that_the_target_cannot_carry_is_renamed_or_left_out():
+    """The route's own names count; what it leaves out is never written."""
+
+    def unfit_name(name):
+        return "is too short" if name == "no" else ""
+
+    told = route_mistakes(route(), SHAPE, unfit_name)
+    renamed = route_mistakes(route(rename={"no": "line"}), SHAPE, unfit_name)
+
+    assert [
+        "lines (shop.lines): the column name 'no' is too short: rename or exclude it"
+    ] == told
+    assert [] == renamed

@@ -23,6 +23,7 @@ from towpath.sinks.search.mapping import (
     number_of,
     pieces,
     replication,
+    unfit_name,
 )
 
 ORDER_EVENTS = ("OrderPlaced", "OrderPaid", "OrderCancelled")
@@ -271,3 +272,20 @@ def test_indexes_count_up(index, number):
     """A rebuild's index is named after the number of the one before."""
     assert number == number_of(index)
     assert number == number_of(index_name("orders", number))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_fit"),
+    [
+        ("note", True),
+        ("with space", True),
+        ('qu"o\\te|%${}\n', True),
+        ("a.b", False),
+        (" \n", False),
+        ("_id", False),
+        ("_position", False),
+    ],
+)
+def test_an_index_carries_names_that_are_no_paths(name, is_fit):
+    """A dot would make two fields of one column; the index refuses meta fields."""
+    assert is_fit == (not unfit_name(name))

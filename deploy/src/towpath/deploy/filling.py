@@ -26,7 +26,7 @@ from towpath.settings import Route, RouteKind, Settings, Sink, Source
 from towpath.sinks import unfilled
 from towpath.sinks.declare import filled
 from towpath.sinks.progress import replace_file, sink_folder
-from towpath.sinks.repairs import collection_of
+from towpath.sinks.repairs import announced_name, collection_of
 
 FILLING_FILE: Final = "filling.json"
 
@@ -169,7 +169,7 @@ def collections_of(
 
 def _collection(settings: Settings, sink: Sink, route: Route) -> str:
     # Of an aggregate, a name that stands for all views of its type.
-    named = collection_of(settings, route)
+    named = collection_of(settings, route, announced_name(settings, route))
     if named is not None:
         return named
     if route.kind is RouteKind.TABLE:

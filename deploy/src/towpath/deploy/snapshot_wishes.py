@@ -6,6 +6,7 @@ A key is written as its text, or as a JSON list when it has several columns:
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from towpath.schemas.failure import UsageError
 
 # What one signal may list.
 MAX_KEYS: Final = 10_000
+_COLLECTION: Final = re.compile(r'(?:"(?:[^"]|"")*"|[^"=])*')
 
 _Words = Annotated[tuple[str, ...], Parameter(negative="")]
 
@@ -81,13 +83,21 @@ def conditions(words: Iterable[str]) -> list[dict[str, str]] | None:
     """
     found = []
     for word in words:
-        collection, sign, condition = word.partition("=")
+        collection, sign, condition = _cut(word)
         if not (sign and collection.strip() and condition.strip()):
             message = f'--where {word!r}: write "schema.table=filter"'
             raise UsageError(message)
         entry = {"data-collection": collection.strip(), "filter": condition.strip()}
         found.append(entry)
     return found or None
+
+
+def _cut(word: str) -> tuple[str, str, str]:
+    """Cut at the first equals sign that is not between quotes."""
+    end = len(word)
+    if found := _COLLECTION.match(word):
+        end = found.end()
+    return word[:end], word[end : end + 1], word[end + 1 :]
 
 
 def keys(words: Sequence[str], file: Path | None) -> list[list[Any]] | None:

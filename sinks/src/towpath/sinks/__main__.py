@@ -243,7 +243,7 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Parts:
 def _routed(settings: Settings, sink: SinkSettings) -> RoutedRelations:
     """Hold a sink's routes against its tables, which it sees through them."""
     announced = KafkaRelations(settings.kafka, settings.database.prefix)
-    routed = RoutedRelations(announced, sink.route)
+    routed = RoutedRelations(announced, sink.route, kind_of(sink).unfit_name)
     path = progress_path(settings.state_folder, sink.name)
     routed.check(has_run=read_progress(path, sink.name).batches > 0)
     return routed

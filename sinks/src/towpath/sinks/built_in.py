@@ -120,6 +120,12 @@ def _webhook(sink: SinkSettings, parts: SinkParts) -> Sink:
     return WebhookSink(sink.url, sink.webhook, parts.clock, proof)
 
 
+def _unfit_in_index(column: str) -> str:
+    from towpath.sinks.search.mapping import unfit_name  # noqa: PLC0415 - see above
+
+    return unfit_name(column)
+
+
 CACHE = Kind(
     make=_cache,
     read=_cache_reader,
@@ -133,6 +139,7 @@ SEARCH = Kind(
     erase=_erase_search,
     spread=_search_on_executor,
     has_types=True,
+    unfit_name=_unfit_in_index,
     routes=frozenset({RouteKind.TABLE, RouteKind.AGGREGATE}),
 )
 # A MERGE needs room to sort and to hold the files that it rewrites.

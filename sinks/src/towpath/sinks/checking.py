@@ -53,7 +53,8 @@ def check_sink(sink: Sink, relations: RelationSource) -> Iterator[Finding]:
         UnavailableError: The broker does not answer.
     """
     try:
-        unknown = RoutedRelations(relations, sink.route).check()
+        unfit_name = kind_of(sink).unfit_name
+        unknown = RoutedRelations(relations, sink.route, unfit_name).check()
     except RouteMistakesError as error:
         for line in str(error).split("\n"):
             yield Finding(f"{sink.name}: {line}")

@@ -42,7 +42,9 @@ class Told:
         parts = ExecutorParts(
             prefix=self.prefix,
             replay_window_s=self.replay_window_s,
-            relations=RoutedRelations(announced, self.sink.route),
+            relations=RoutedRelations(
+                announced, self.sink.route, kind_of(self.sink).unfit_name
+            ),
             clock=SystemClock(),
         )
         return spread(self.sink, parts)

@@ -19,6 +19,7 @@ from towpath.settings import Sink as SinkSettings
 from towpath.settings.kinds import KINDS_GROUP
 from towpath.sinks.errors import KindBrokenError
 from towpath.sinks.ports import RelationSource, Repairs, Sink, SinkReader, SqlSession
+from towpath.sinks.routed import UnfitName, any_name
 
 # Serving queries stay below 1 GB in all.
 _SERVING_MEMORY: Final = "1g"
@@ -88,6 +89,8 @@ class Kind:
         routes: The kinds of route that it can write.
         rights: Lists what the target refuses to the sink's user, all of it, given what
             all topics begin with; nothing is written. ``None``: nobody can ask.
+        unfit_name: Says why a column's name cannot be written, as the end of a sentence
+            that begins with the name; empty: it can.
         spread: Makes the sink on an executor, where it writes a part of a batch: each
             key there once, beside other executors, and perhaps once more after it was
             given up. ``None``: it is written from the driver only.
@@ -103,6 +106,7 @@ class Kind:
     memory: str = _SERVING_MEMORY
     routes: frozenset[RouteKind] = frozenset({RouteKind.TABLE})
     rights: Callable[[SinkSettings, str], Iterable[str]] | None = None
+    unfit_name: UnfitName = any_name
     spread: Callable[[SinkSettings, ExecutorParts], Sink] | None = None
     has_types: bool = False
 

@@ -11,6 +11,7 @@ again.
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from typing import Any, Final
 
@@ -23,8 +24,8 @@ from towpath.schemas.topics import table_of, table_topic
 from towpath.settings import AggregateView, Route, RouteKind, Settings, Sink
 from towpath.sinks import clients, unfilled
 from towpath.sinks.change import Value
-from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.kafka import REQUEST_TIMEOUT_S, Topics
+from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
+from towpath.sinks.kafka import REQUEST_TIMEOUT_S, KafkaRelations, Topics
 from towpath.sinks.routing import routing_of
 
 # A key of Postgres has at most 2,704 bytes, and a record of Kafka a million.
@@ -44,6 +45,7 @@ class KafkaRepairs:
         self._sink = sink
         self._topic = settings.signal_topic
         self._failures: list[KafkaError] = []
+        self._collections: dict[str, str | None] = {}
         self._opened: Producer | None = None
 
     def ask_keys(self, route: str, keys: Iterable[Key]) -> bool:
@@ -70,7 +72,7 @@ class KafkaRepairs:
         Raises:
             BrokerUnavailableError: It is not known to be asked for.
         """
-        collection = collection_of(self._settings, self._route(route))
+        collection = self._collection(self._route(route))
         if not self._can_ask(route, collection, is_by_key=True):
             return None
         signals = [
@@ -115,7 +117,7 @@ class KafkaRepairs:
         Raises:
             BrokerUnavailableError: It is not known to be asked for.
         """
-        collection = collection_of(self._settings, self._route(route))
+        collection = self._collection(self._route(route))
         if not self._can_ask(route, collection):
             return False
         signal = self._signal({"data-collections": [collection], "sweep": True})
@@ -128,6 +130,14 @@ class KafkaRepairs:
         )
         return True
 
+    def _collection(self, route: Route) -> str | None:
+        """Return what a signal calls what a route holds, from memory if it was met."""
+        if route.name not in self._collections:
+            announced = announced_name(self._settings, route)
+            found = collection_of(self._settings, route, announced)
+            self._collections[route.name] = found
+        return self._collections[route.name]
+
     def _route(self, name: str) -> Route:
         return next(route for route in self._sink.route if route.name == name)
 
@@ -139,12 +149,15 @@ class KafkaRepairs:
             reason = "no table and no view of the source gives its rows"
         elif not self._topic:
             reason = "relay.snapshot.signal_topic is empty"
-        elif is_by_key and collection in self._settings.relay.rows.key_columns:
+        elif is_by_key and self._has_key_columns(collection):
             # Read as a primary key, it would name other rows.
             reason = "relay.rows.key_columns gives its records a key of their own"
         if reason is not None:
             _log.warning("rows cannot be asked for", route=route, reason=reason)
         return reason is None
+
+    def _has_key_columns(self, collection: str) -> bool:
+        return TableName.parse(collection).text in self._settings.relay.rows.key_columns
 
     def _signal(self, data: dict[str, object]) -> dict[str, Any]:
         return {
@@ -185,11 +198,40 @@ class KafkaRepairs:
             self._failures.append(error)
 
 
-def collection_of(settings: Settings, route: Route) -> str | None:
-    """Return what a signal calls what a route holds; none: it cannot be read anew."""
+def announced_name(settings: Settings, route: Route) -> TableName | None:
+    """
+    Ask the relay's announcements for a route's table, if the file does not name it.
+
+    Raises:
+        BrokerUnavailableError: The broker does not answer.
+    """
+    is_named = table_behind(settings, route.topic) in settings.capture.names
+    is_of_table = route.kind is RouteKind.TABLE
+    if is_named or not is_of_table or not settings.capture.expressions:
+        return None
+    relations = KafkaRelations(settings.kafka, settings.database.prefix)
+    with closing(relations) as announced:
+        try:
+            return announced.shape(route.topic).full_name
+        except ShapeUnknownError:
+            return None
+
+
+def collection_of(
+    settings: Settings, route: Route, announced: TableName | None = None
+) -> str | None:
+    """
+    Return what a signal calls what a route holds; none: it cannot be read again.
+
+    Args:
+        settings: The configuration.
+        route: The route.
+        announced: The table of its topic, as the relay has announced it.
+    """
     match route.kind:
         case RouteKind.TABLE:
-            return table_behind(settings, route.topic)
+            table = table_behind(settings, route.topic, announced)
+            return None if table is None else TableName.parse(table).entry
         case RouteKind.AGGREGATE:
             view = view_behind(settings, route.topic)
             return None if view is None else view.collection
@@ -197,9 +239,18 @@ def collection_of(settings: Settings, route: Route) -> str | None:
             return None
 
 
-def table_behind(settings: Settings, topic: str) -> str | None:
-    """Name the captured table whose changes a topic carries."""
+def table_behind(
+    settings: Settings, topic: str, announced: TableName | None = None
+) -> str | None:
+    """
+    Name the captured table whose changes a topic carries.
+
+    A topic's name does not tell all characters of a table's, so what the relay has
+    announced counts for a table that the file does not name.
+    """
     prefix = settings.database.prefix
+    if announced is not None and settings.capture.takes(announced.text):
+        return announced.text
     taken = table_of(prefix, topic)
     is_taken = taken is not None and settings.capture.takes(taken)
     for name in (*settings.capture.names, *([taken] if taken and is_taken else [])):

@@ -8,7 +8,7 @@ shape, since a sink may hold just that route back.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from towpath.settings import Route, RouteKind
 from towpath.settings.key_template import columns_of
@@ -18,12 +18,33 @@ from towpath.sinks.ports import RelationSource
 from towpath.sinks.relations import RelationShape
 from towpath.sinks.routing import Routing, routing_of
 
+# Says why a target cannot carry a column's name; empty: it can.
+UnfitName = Callable[[str], str]
+
+
+def any_name(_: str) -> str:
+    """Carry any column's name."""
+    return ""
+
 
 class RoutedRelations:
     """The shapes of one sink's tables, as its routes leave them."""
 
-    def __init__(self, announced: RelationSource, routes: Iterable[Route]) -> None:
-        """Describe the source; nothing is asked yet."""
+    def __init__(
+        self,
+        announced: RelationSource,
+        routes: Iterable[Route],
+        unfit_name: UnfitName = any_name,
+    ) -> None:
+        """
+        Describe the source; nothing is asked yet.
+
+        Args:
+            announced: The shapes of tables.
+            routes: The sink's routes.
+            unfit_name: Says why the target cannot carry a column's name.
+        """
+        self._unfit_name = unfit_name
         self._announced = announced
         self._routes = [r for r in routes if r.kind is RouteKind.TABLE]
 
@@ -37,7 +58,11 @@ class RoutedRelations:
         """
         announced = self._announced.shape(topic)
         routes = [route for route in self._routes if route.topic == topic]
-        _refuse(m for route in routes for m in route_mistakes(route, announced))
+        _refuse(
+            mistake
+            for route in routes
+            for mistake in route_mistakes(route, announced, self._unfit_name)
+        )
         shapes = [_shape(route, announced) for route in routes] or [announced]
         if any(shape != shapes[0] for shape in shapes):
             _refuse([f"{topic} is read in two shapes: give each a sink of its own"])
@@ -72,12 +97,15 @@ class RoutedRelations:
                 unknown.append(route.topic)
             else:
                 keyless = () if has_run else _keyless(route, shape)
-                mistakes += [*keyless, *route_mistakes(route, shape)]
+                mistakes += keyless
+                mistakes += route_mistakes(route, shape, self._unfit_name)
         _refuse(mistakes)
         return unknown
 
 
-def route_mistakes(route: Route, shape: RelationShape) -> list[str]:
+def route_mistakes(
+    route: Route, shape: RelationShape, unfit_name: UnfitName = any_name
+) -> list[str]:
     """List what a route says that does not fit its table."""
     columns = [column.name for column in shape.columns]
     found = list(_unknown(route, columns))
@@ -85,6 +113,9 @@ def route_mistakes(route: Route, shape: RelationShape) -> list[str]:
     if routing is not None:
         found += _collisions(routing, columns)
         found += _of_the_key(route, routing, shape)
+    for column in _shape(route, shape).columns:
+        if why := unfit_name(column.name):
+            found.append(f"the column name {column.name!r} {why}: rename or exclude it")
     return [f"{_where(route, shape)}: {mistake}" for mistake in found]
 
 

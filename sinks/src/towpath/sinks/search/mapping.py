@@ -17,6 +17,13 @@ Properties: TypeAlias = Mapping[str, Any]
 
 POSITION_FIELD: Final = "_position"
 DELETED_FIELD: Final = "_deleted"
+_META_FIELDS: Final = frozenset(
+    {
+        *("_id", "_index", "_source", "_routing", "_field_names", "_ignored", "_type"),
+        *("_nested_path", "_seq_no", "_version", "_primary_term", "_doc_count"),
+        *(POSITION_FIELD, DELETED_FIELD),
+    }
+)
 
 # What an index remembers beside its fields: its floor, and the snapshot that fills it,
 # and the ids of the indexes before it, whose place it takes.
@@ -76,6 +83,17 @@ def field_of(type_name: str) -> Properties:
     Every field may hold a list, so an array is searched as its elements are.
     """
     return _FIELD_OF_TYPE.get(type_name.removesuffix("[]"), KEYWORD)
+
+
+def unfit_name(column: str) -> str:
+    """Say why no field of an index can have a column's name; empty: one can."""
+    if "." in column:
+        return "has a dot, which an index takes for a path"
+    if not column.strip():
+        return "is blank, which no field of an index may be"
+    if column in _META_FIELDS:
+        return "is that of a field that every index has"
+    return ""
 
 
 def with_own(fields: Properties) -> Properties:

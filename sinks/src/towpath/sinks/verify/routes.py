@@ -1,6 +1,7 @@
 """What each route should hold: the table, the events or the view of the source."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,7 +54,7 @@ class Tables:
 
     def _table(self, route: Route) -> SourceTable:
         """Describe a table as far as it is published."""
-        name = table_behind(self.settings, route.topic)
+        name = table_behind(self.settings, route.topic, self._announced(route.topic))
         if name is None:
             message = (
                 f"the route {route.name} reads {route.topic}, which no listed table has"
@@ -76,6 +77,11 @@ class Tables:
             )
             raise IncomparableError(message)
         return table
+
+    def _announced(self, topic: str) -> TableName | None:
+        with suppress(ShapeUnknownError):
+            return self.relations.shape(topic).full_name
+        return None
 
     def _view(self, route: Route) -> SourceTable:
         """Describe the aggregates whose state the route's topic carries."""
@@ -116,14 +122,19 @@ def chosen_routes(settings: Settings, sink: Sink, names: Sequence[str]) -> list[
         for route in sink.route
     }
     for name in names:
-        if not any(name in each for each in known.values()):
+        if not any(_names(name) & {*each} for each in known.values()):
             message = f"the sink {sink.name} has no route and no table named {name}"
             raise UsageError(message)
     return [
         route
         for route in sink.route
-        if not names or set(names) & set(known[route.name])
+        if not names or any(_names(name) & {*known[route.name]} for name in names)
     ]
+
+
+def _names(text: str) -> set[str]:
+    """Return a route's name, and a table's as it is written by itself."""
+    return {text, TableName.parse(text).text} if "." in text.strip(".") else {text}
 
 
 def _document(types: Mapping[str, str]) -> tuple[SourceColumn, ...]:

@@ -1,0 +1,91 @@
+"""A table of which rows are dead letters: how it ends, and where it goes on."""
+
+import pytest
+
+from towpath.relay.snapshot.run import Run
+from towpath.relay.snapshot.stored import (
+    INCOMPLETE,
+    MAX_UNDELIVERED_KEYS,
+    Settled,
+    StoredTable,
+    outcome,
+)
+
+TABLE = StoredTable("s1", "s.a", 0, "running", 7, last_key=(b"9",))
+
+
+def ended(count: int) -> StoredTable:
+    """Return the table, ended, with so many rows that are dead letters."""
+    keys = tuple((b"%d" % number,) for number in range(count))
+    table = TABLE.after(Settled(1, 5, 0, keys))
+    state, reason = outcome(table)
+    return table._replace(state=state, error=reason)
+
+
+def test_a_table_is_completed_only_without_dead_letters():
+    """
+    The reason counts them, names the first keys and the command that reads them again.
+    """
+    state, reason = outcome(TABLE)
+    incomplete = ended(2)
+
+    assert ("completed", None) == (state, reason)
+    assert (INCOMPLETE, 2, True) == (
+        incomplete.state,
+        incomplete.undelivered,
+        incomplete.has_ended,
+    )
+    assert '2 rows are dead letters, the first keys [["0"], ["1"]]' in incomplete.error
+    assert "towpath snapshot resume s1 reads just these again" in incomplete.error
+
+
+def test_an_own_request_of_the_relay_is_read_again_by_its_keys():
+    """
+    Nobody can resume it, so the command names the key.
+    """
+    _, reason = outcome(ended(1)._replace(asked_until="x"))
+
+    assert "towpath snapshot start s.a --key '[\"0\"]'" in (reason or "")
+
+
+@pytest.mark.parametrize(
+    ("count", "keys", "last_key"),
+    [(2, ((b"0",), (b"1",)), (b"9",)), (MAX_UNDELIVERED_KEYS + 1, (), None)],
+)
+def test_an_incomplete_table_goes_on_with_what_was_not_delivered(
+    count: int, keys: tuple[tuple[bytes, ...], ...], last_key: tuple[bytes, ...] | None
+):
+    """
+    With more rows than keys are kept of, all of it is read again.
+    """
+    queued = ended(count).queued_again()
+
+    assert ("queued", 0, (), keys, last_key, None) == (
+        queued.state,
+        queued.undelivered,
+        queued.undelivered_keys,
+        queued.pending_keys,
+        queued.last_key,
+        queued.error,
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "status"),
+    [
+        (("completed", INCOMPLETE), INCOMPLETE),
+        (("failed", INCOMPLETE), "failed"),
+        (("stopped", INCOMPLETE), "failed"),
+        (("completed", "completed"), "completed"),
+    ],
+)
+def test_a_snapshot_says_the_worst_of_its_tables(states: tuple[str, ...], status: str):
+    """
+    A failed table fails it; an incomplete one makes it incomplete.
+    """
+    tables = [
+        TABLE._replace(collection=f"s.{number}", ordinal=number, state=state)
+        for number, state in enumerate(states)
+    ]
+
+    assert status == Run(tables).status()

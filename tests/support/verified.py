@@ -130,6 +130,10 @@ class CacheHand:
         """Write another value of ``v``."""
         self._run("hset", key, "v", value)
 
+    def add_field(self, key: object) -> None:
+        """Write a field that no column has."""
+        self._run("hset", key, "stray", "x")
+
     def put(self, key: object, value: int, position: str) -> None:
         """Write a whole row, at any position."""
         self.lose(key)
@@ -167,6 +171,14 @@ class SearchHand:
     def alter(self, key: object, value: int) -> None:
         """Write another value of ``v``; the document's version stays behind."""
         self._run("update", key, body={"doc": {"v": value}})
+
+    def add_field(self, key: object) -> None:
+        """Write a field that no column has, which the mapping must know first."""
+        client = OpenSearch(self._url)
+        fields = {"properties": {"stray": {"type": "keyword"}}}
+        client.indices.put_mapping(index=self._index, body=fields)
+        client.close()
+        self._run("update", key, body={"doc": {"stray": "x"}})
 
     def put(self, key: object, value: int, position: str) -> None:
         """Write a whole document, at any position; above all with its version."""

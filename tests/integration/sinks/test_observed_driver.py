@@ -16,6 +16,7 @@ from towpath.settings import load
 from towpath.sinks import declare, unfilled
 from towpath.sinks.kafka import Topics
 from towpath.sinks.progress import State, sink_folder
+from towpath.sinks.verify import passing
 from towpath.sinks.wait import Waiter
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -237,6 +238,22 @@ def check_emptied_cache(place, capsys):
     assert [] == place.told(capsys)["unfilled"]
 
 
+def check_slow_batch(place, monkeypatch, capsys):
+    """
+    B7: a batch that takes longer than a sink may stand still is waited for.
+
+    Writes wait in the cache for longer than ``verify`` has patience, but not for as
+    long as the sink waits for an answer.
+    """
+    monkeypatch.setattr(passing, "STUCK_AFTER_S", 4.0)
+    place.cache.client.client_pause(9000, all=False)
+    place.execute(ADD.format(3001, 3003))
+    capsys.readouterr()
+    code = app.run(["verify", "plain", "--config", str(place.config)])
+
+    assert 0 == code, capsys.readouterr()
+
+
 def test_a_driver_tells_how_its_sink_is(place, capsys, monkeypatch):
     """
     D-11: the metrics port and the status agree on load, lag, alarm, letters and losses.
@@ -250,3 +267,4 @@ def test_a_driver_tells_how_its_sink_is(place, capsys, monkeypatch):
         check_names(page)
         check_dead_cache(place, capsys)
         check_emptied_cache(place, capsys)
+        check_slow_batch(place, monkeypatch, capsys)

@@ -190,6 +190,20 @@ def test_what_no_row_of_the_source_replaces_is_told(rig, verify):
     assert [{"reason": ABOVE, "keys": 1}] == route["left"]
 
 
+@pytest.mark.parametrize("rig", [CACHE, SEARCH], indirect=True)
+def test_a_field_that_no_column_has_is_found_and_repaired(rig, verify):
+    """B7: a row with a surplus field is not the source's row."""
+    rig.hand.add_field(7)
+    found = verify()
+    repaired = verify("--repair")
+    after = verify()
+
+    assert (1, [("surplus", "7")]) == found[:2]
+    assert "stray" == found[2]["first"][0]["column"]
+    assert (0, 1, []) == (repaired[0], repaired[2]["repaired"], repaired[2]["left"])
+    assert (0, []) == after[:2]
+
+
 @pytest.mark.parametrize("rig", [WAREHOUSE], indirect=True)
 def test_a_row_that_stands_twice_is_told_as_such(rig, verify):
     """A row read anew replaces both, so the report says what does help."""

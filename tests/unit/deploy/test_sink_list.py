@@ -8,7 +8,7 @@ from towpath.deploy import overview
 from towpath.deploy.cli.app import app
 from towpath.schemas.clock import SystemClock
 from towpath.sinks.progress import (
-    MetricsAddress,
+    DriverNote,
     Progress,
     State,
     progress_path,
@@ -16,7 +16,7 @@ from towpath.sinks.progress import (
     write_progress,
 )
 
-NOWHERE = MetricsAddress("127.0.0.1", None)
+NOWHERE = DriverNote("127.0.0.1", None)
 CONFIGURATION = """
     version = 1
     state_folder = "{folder}"

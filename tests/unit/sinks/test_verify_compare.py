@@ -96,6 +96,11 @@ def test_equal_is_equal_in_any_order():
             [held("1", "1", "5.00", None), gone("1")],
             Difference(Kind.TWICE, "1"),
         ),
+        (
+            # Behind the texts of the columns stand the names of other fields.
+            [held("1", "1", "5.00", None, "stray")],
+            Difference(Kind.SURPLUS, "1", "stray"),
+        ),
     ],
 )
 def test_each_defect_is_found(sink, expected):

@@ -5,7 +5,13 @@ from datetime import UTC, datetime
 import pytest
 
 from towpath.settings import Kafka, Registry, Route, Settings, Sink, SinkKind, Source
-from towpath.sinks.progress import Progress, progress_path, write_progress
+from towpath.sinks.progress import (
+    DriverNote,
+    Progress,
+    progress_path,
+    say_alive,
+    write_progress,
+)
 from towpath.sinks.verify.errors import NotAtRestError
 from towpath.sinks.verify.passing import Passing, Unread, records_to_go
 
@@ -238,3 +244,30 @@ def test_a_sink_that_never_ran_has_everything_to_go():
         records_to_go(ends, {}),
         records_to_go(ends, {"a": {"0": 5, "1": 3}}),
     )
+
+
+@pytest.mark.parametrize("is_writing", [True, False])
+def test_a_batch_that_takes_long_is_waited_for_while_it_is_written(
+    settings, sink, is_writing
+):
+    """
+    Its records count only once all are durable; one that nobody writes is not at rest.
+    """
+    clock = StepClock()
+    applied(settings, 9)
+
+    def then():
+        note = DriverNote("127.0.0.1", None, is_writing)
+        say_alive(settings.state_folder, "cache", note, clock.now())
+        if clock.monotonic_s() > 600:
+            applied(settings, 99)
+
+    clock.then = then
+    passing = Passing(settings, sink, FakeLog(), FakeCluster(), clock)
+    if is_writing:
+        passing.wait()
+    else:
+        with pytest.raises(NotAtRestError, match="records to go"):
+            passing.wait()
+
+    assert is_writing == (clock.monotonic_s() > 600)

@@ -62,7 +62,7 @@ class _Output(io.TextIOBase):
             sys.stderr.write(line)
             sys.stderr.flush()
             self._failures = 0
-        except OSError:
+        except (OSError, ValueError):
             self._failures += 1
 
     def _notice(self) -> str:

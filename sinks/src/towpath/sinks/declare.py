@@ -26,6 +26,7 @@ from towpath.sinks.progress import (
     Progress,
     State,
     is_alive,
+    is_writing,
     progress_path,
     read_progress,
     replace_file,
@@ -221,7 +222,8 @@ def wait_applied(
     """
     Wait until a sink has applied everything below the given offsets.
 
-    However much that is: the bound is on the time from one batch to the next.
+    However much that is: the bound is on the time from one batch to the next, and a
+    batch that is being written is waited for.
 
     Raises:
         SinkNotRunningError: It stands still; its own error is told.
@@ -229,6 +231,8 @@ def wait_applied(
     path = progress_path(settings.state_folder, name)
     patience = Patience(clock, stuck_after_s)
     while left := records_between(read_progress(path, name).applied, offsets):
+        if is_writing(settings.state_folder, name, clock.now()):
+            patience = Patience(clock, stuck_after_s)
         if patience.is_over(left):
             own = read_progress(path, name).error
             why = own or f"it has applied none for {stuck_after_s:g} s"

@@ -138,16 +138,22 @@ def _progress_of(document: Mapping[str, Any]) -> Progress:
     return Progress(**known)
 
 
-class MetricsAddress(NamedTuple):
-    """Where a driver serves its metrics; ``None``: nowhere yet."""
+class DriverNote(NamedTuple):
+    """
+    What a driver notes of a sink that it runs.
 
-    host: str
-    port: int | None
+    Attributes:
+        metrics_host: Where it serves its metrics.
+        metrics_port: Likewise; ``None``: nowhere yet.
+        is_writing: Whether a batch is being written that has not failed.
+    """
+
+    metrics_host: str
+    metrics_port: int | None
+    is_writing: bool = False
 
 
-def say_alive(
-    state_folder: Path, sink: str, metrics: MetricsAddress, now: datetime
-) -> None:
+def say_alive(state_folder: Path, sink: str, note: DriverNote, now: datetime) -> None:
     """
     Say that the driver of a sink lives; to be repeated while it does.
 
@@ -156,12 +162,7 @@ def say_alive(
     """
     if not sink_folder(state_folder, sink).exists():
         return
-    told = {
-        "at": now.isoformat(),
-        "pid": os.getpid(),
-        "metrics_port": metrics.port,
-        "metrics_host": metrics.host,
-    }
+    told = {"at": now.isoformat(), "pid": os.getpid(), **note._asdict()}
     replace_file(sink_folder(state_folder, sink) / _ALIVE_FILE, orjson.dumps(told))
 
 
@@ -201,14 +202,28 @@ def take_leave(state_folder: Path, sink: str) -> None:
 
 def is_alive(state_folder: Path, sink: str, now: datetime) -> bool:
     """Tell whether the driver of a sink has said lately that it lives."""
+    folder = sink_folder(state_folder, sink)
+    return bool(_said(folder, now)) or _ask_driver(folder, sink) is not None
+
+
+def is_writing(state_folder: Path, sink: str, now: datetime) -> bool:
+    """
+    Tell whether a batch is being written: it counts only once it is durable.
+
+    One that has failed and is tried again is not taken for one that gets on.
+    """
+    said = _said(sink_folder(state_folder, sink), now)
+    return bool(said.get("is_writing"))
+
+
+def _said(folder: Path, now: datetime) -> Mapping[str, Any]:
+    """Return what a driver has noted lately; nothing, if it has not."""
     try:
-        path = sink_folder(state_folder, sink) / _ALIVE_FILE
-        said_at = datetime.fromisoformat(orjson.loads(path.read_bytes())["at"])
+        said: dict[str, Any] = orjson.loads((folder / _ALIVE_FILE).read_bytes())
     except (FileNotFoundError, orjson.JSONDecodeError):
-        return False
-    if (now - said_at).total_seconds() < ALIVE_WITHIN_S:
-        return True
-    return _ask_driver(path.parent, sink) is not None
+        return {}
+    silent_s = (now - datetime.fromisoformat(said["at"])).total_seconds()
+    return said if silent_s < ALIVE_WITHIN_S else {}
 
 
 def write_progress(path: Path, progress: Progress, now: datetime) -> None:

@@ -29,7 +29,7 @@ from towpath.sinks.lag import Lag, OldestRecord, lag_of
 from towpath.sinks.metrics import SinkMetrics, Watched
 from towpath.sinks.metrics_port import MetricsPort
 from towpath.sinks.ports import Cluster
-from towpath.sinks.progress import MetricsAddress, say_alive, take_leave
+from towpath.sinks.progress import DriverNote, say_alive, take_leave
 from towpath.sinks.routes import Routes
 
 # A cache's budget is 10 s: its alarm is late by a tenth of that at most twice over.
@@ -142,10 +142,11 @@ class Monitor:
     def _keep_files(self, sink: str) -> None:
         """Say that the sink's driver lives; what cannot be written holds nobody up."""
         port = None if self._port is None else self._port.port
-        address = MetricsAddress(self._host, port)
-        self._reports[sink].store()
+        report = self._reports[sink]
+        note = DriverNote(self._host, port, report.is_writing)
+        report.store()
         try:
-            say_alive(self._folders[sink], sink, address, self._clock.now())
+            say_alive(self._folders[sink], sink, note, self._clock.now())
             self._unsaid.discard(sink)
         except StateNotWrittenError as error:
             if sink not in self._unsaid:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +51,7 @@ class Report:
         # The driver tells of the block, the sink's own thread of everything else.
         self._writing = threading.Lock()
         self._unwritten: str | None = None
+        self._attempts = 0
 
     @property
     def progress(self) -> Progress:
@@ -63,6 +65,20 @@ class Report:
         if why is None or progress.state is State.FAILED:
             return progress
         return dataclasses.replace(progress, state=State.FAILED, error=why)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a batch is being written that has not failed."""
+        return self._attempts > 0 and self._progress.state is not State.FAILED
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Count an attempt at a batch as under way."""
+        self._attempts += 1
+        try:
+            yield
+        finally:
+            self._attempts -= 1
 
     def store(self) -> None:
         """Try to write a file again that could not be written."""

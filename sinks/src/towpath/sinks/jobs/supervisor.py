@@ -287,7 +287,8 @@ class Supervisor:
     ) -> BatchResult:
         while not (self._stop.is_set() or over.is_set()):
             try:
-                return writing.write(rows, batch_id)
+                with self._report.attempt():
+                    return writing.write(rows, batch_id)
             except TowpathError as error:
                 if error.disposition is not Disposition.RETRY:
                     raise

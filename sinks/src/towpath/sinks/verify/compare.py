@@ -30,6 +30,7 @@ class Kind(enum.StrEnum):
     EXTRA = "extra"
     CHANGED = "changed"
     TWICE = "twice"
+    SURPLUS = "surplus"
 
 
 class Held(NamedTuple):
@@ -82,8 +83,9 @@ class Difference(NamedTuple):
     Attributes:
         kind: Missing or deleted: the source has the row. Extra: it has not, because it
             never had or because the row was deleted and came back. Changed: a column
-            has another value. Twice: the sink holds the key more than once.
-        column: The column that is changed.
+            has another value. Twice: the sink holds the key more than once. Surplus: it
+            holds a field that no column of the route has.
+        column: The column that is changed, or the field that no column has.
         source: Its text in the source; null has none.
         sink: Its text in the sink.
     """
@@ -190,10 +192,13 @@ def differences(columns: Sequence[str], suspect: Suspect) -> Iterator[Difference
     elif held.is_deleted:
         yield Difference(Kind.DELETED, suspect.key)
     else:
-        texts = orjson.loads(suspect.source), orjson.loads(held.packed)
-        for column, source, sink in zip(columns, *texts, strict=True):
+        told, texts = orjson.loads(suspect.source), orjson.loads(held.packed)
+        own, surplus = texts[: len(columns)], texts[len(columns) :]
+        for column, source, sink in zip(columns, told, own, strict=True):
             if source != sink:
                 yield Difference(Kind.CHANGED, suspect.key, column, source, sink)
+        for name in surplus:
+            yield Difference(Kind.SURPLUS, suspect.key, name)
 
 
 _LONGEST_SHOWN = 80
@@ -204,6 +209,7 @@ _SENTENCES = {
     Kind.EXTRA: "{key}: the sink has it, the source does not",
     Kind.CHANGED: "{key}: {column} is {source} in the source and {sink} in the sink",
     Kind.TWICE: "{key}: the sink has it more than once",
+    Kind.SURPLUS: "{key}: the sink has a field {column} that the source has not",
 }
 
 

@@ -54,7 +54,9 @@ class RowForm:
     Rows, column by column, as the route leaves them.
 
     A row that is named otherwise than by its key's columns has a name for its key. With
-    ``nulls_unfit`` what no warehouse has room for is null on both sides.
+    ``nulls_unfit`` what no warehouse has room for is null on both sides. With
+    ``sees_surplus`` a field that no column of the route has is a difference; a
+    warehouse keeps columns that the source has no more.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class RowForm:
         routing: Routing | None = None,
         *,
         nulls_unfit: bool = False,
+        sees_surplus: bool = False,
     ) -> None:
         self._names = KeyNames(table.key, routing)
         self._key = table.key_places
@@ -79,6 +82,8 @@ class RowForm:
         self._places = [place for place, _, _ in kept]
         self._constants = [_of(value)(value) for value in constants.values()]
         self.columns = tuple([name for _, name, _ in kept] + list(constants))
+        known = {name for _, name, _ in columns if name}.union(constants)
+        self._known = frozenset(known) if sees_surplus else None
         forms = [*(_form(c, nulls_unfit=nulls_unfit) for *_, c in kept)]
         forms += map(_of, constants.values())
         # Of the others a text is what it is: a whole table is gone through by this.
@@ -121,6 +126,9 @@ class RowForm:
             value if value is None or type(value) is str else text_of(value)
             for value in values
         ]
+        if self._known is not None and (surplus := fields.keys() - self._known):
+            # Behind all columns: the source's texts end before.
+            texts += sorted(surplus)
         packed = pack(texts)
         return Held(row.key, is_deleted=False, packed=packed, position=row.position)
 
@@ -176,7 +184,12 @@ def form_of(route: Route, table: SourceTable, sink: Sink) -> Form:
     """Return what is compared of a route's rows."""
     if route.kind is RouteKind.AGGREGATE:
         return DocumentForm(table.full_name.text)
-    return RowForm(table, routing_of(route), nulls_unfit=_nulls_unfit(route, sink))
+    return RowForm(
+        table,
+        routing_of(route),
+        nulls_unfit=_nulls_unfit(route, sink),
+        sees_surplus=sink.kind in {SinkKind.CACHE, SinkKind.SEARCH},
+    )
 
 
 def _nulls_unfit(route: Route, sink: Sink) -> bool:

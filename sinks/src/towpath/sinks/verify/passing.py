@@ -17,6 +17,7 @@ from towpath.sinks.ports import Cluster
 from towpath.sinks.progress import (
     Offsets,
     Progress,
+    is_writing,
     progress_path,
     read_progress,
 )
@@ -57,11 +58,13 @@ class Distance(NamedTuple):
         to_go: What is left to do.
         missing: The same in words.
         moved: Changes whenever it gets on, also if as much is left.
+        is_working: Whether it is known to get on, though nothing shows it.
     """
 
     to_go: int
     missing: str
     moved: int = 0
+    is_working: bool = False
 
 
 class Log(Protocol):
@@ -169,7 +172,7 @@ class Passing:
             left = distance()
             if left.to_go <= 0:
                 return
-            if left.moved != moved:
+            if left.moved != moved or left.is_working:
                 patience, moved = Patience(self._clock, STUCK_AFTER_S), left.moved
             if patience.is_over(left.to_go):
                 message = f"not at rest: {left.missing}"
@@ -208,7 +211,10 @@ class Passing:
         count = records_to_go(ends, progress.applied)
         why = f" ({progress.error})" if progress.error else ""
         missing = f"the sink {self._sink.name} has {count:,} records to go{why}"
-        return Distance(count, missing)
+        # What a batch has written counts only once all of it is durable.
+        folder, now = self._settings.state_folder, self._clock.now()
+        working = is_writing(folder, self._sink.name, now)
+        return Distance(count, missing, is_working=working)
 
     def _progress(self) -> Progress:
         name = self._sink.name

@@ -1,7 +1,6 @@
 """What docs/rights.md grants, as a test grants it: the text is what is tried."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 _PAGE = Path(__file__).parents[2] / "docs/rights.md"
@@ -21,17 +20,6 @@ def search_calls(who: str) -> set[tuple[str, str]]:
         re.MULTILINE,
     )
     return {(verb, path) for verb, path, whose in rows if who in whose.split(", ")}
-
-
-def kafka_rights(prefix: str) -> Iterator[tuple[str, tuple[str, str, str, str]]]:
-    """Go through the documented lines: a user, and one right as a broker takes it."""
-    [block] = documented("acl")
-    for line in block.splitlines():
-        user, kind, pattern, name, operations = line.split()
-        # "towpath-" begins the name of each transaction, whatever the prefix is.
-        ours = re.sub(r"(?<!^)\btowpath\b|^towpath\b(?!-towpath)", prefix, name)
-        for operation in operations.split(","):
-            yield user, (kind, pattern, ours, operation)
 
 
 def command_for(user: str) -> list[str]:

@@ -94,7 +94,7 @@ class KafkaRepairs:
         Raises:
             BrokerUnavailableError: It is not known to be asked for.
         """
-        collection = collection_of(self._settings, self._route(route))
+        collection = self._collection(self._route(route))
         if not self._can_ask(route, collection):
             return None
         data = {"data-collections": [collection], "columns": list(columns)}

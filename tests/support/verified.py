@@ -126,9 +126,9 @@ class CacheHand:
             found = client.scan_iter(f"{self._begins}*", count=1000)
             return sorted(name.removeprefix(self._begins) for name in found)
 
-    def alter(self, key: object, value: int) -> None:
-        """Write another value of ``v``."""
-        self._run("hset", key, "v", value)
+    def alter(self, key: object, value: int, column: str = "v") -> None:
+        """Write another value of a column."""
+        self._run("hset", key, column, value)
 
     def add_field(self, key: object) -> None:
         """Write a field that no column has."""

@@ -53,7 +53,11 @@ class Shapes:
     def _in_source(self, name: str | None) -> RelationShape | None:
         if name is None:
             return None
-        with suppress(TowpathError), Source(self._settings.database.dsn) as source:
+        database = self._settings.database
+        with (
+            suppress(TowpathError),
+            Source(database.dsn, database.publication) as source,
+        ):
             table = source.table(TableName.parse(name))
             columns = tuple(Column(one.name, one.type) for one in table.columns)
             return RelationShape(table.schema, table.name, columns, table.key, "")

@@ -35,6 +35,7 @@ from towpath.relay.marks import Marks
 from towpath.relay.opening import Opening
 from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.connect import Connection, connect
+from towpath.relay.postgres.generated import GeneratedColumns
 from towpath.relay.postgres.guardian import Guardian
 from towpath.relay.postgres.history import History, Memory
 from towpath.relay.postgres.known_tables import KnownTables
@@ -214,7 +215,7 @@ class Attempt:
             ownership,
             self._begin_anew,
             relay=relay,
-            chores=(self._opening, tables, checks),
+            chores=(self._opening, tables, checks, GeneratedColumns(world.settings)),
         )
         closing.callback(guardian.close)
         guardian.start()

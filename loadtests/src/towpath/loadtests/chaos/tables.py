@@ -100,11 +100,11 @@ select {make}, nr, %(note)s::text, %(n)s, 'tag',
 from generate_series(%(first)s::int, %(last)s::int, %(step)s::int) nr
 on conflict do nothing
 """
-# What the server computes by itself is not published.
+# Virtual columns are not published.
 _COLUMNS: Final = """
 select attname from pg_attribute
 where attrelid = %s::regclass and attnum > 0 and not attisdropped
-  and attgenerated = '' order by attnum
+  and attgenerated <> 'v' order by attnum
 """
 
 

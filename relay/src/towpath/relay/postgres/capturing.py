@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from towpath.relay.finding import Finding, Level, error, warning
+from towpath.relay.postgres import generated
 from towpath.relay.postgres.connect import quoted
 from towpath.relay.postgres.source_facts import (
     MemberFacts,
@@ -23,9 +24,6 @@ from towpath.settings import Settings
 
 _ORDINARY: Final = frozenset("rp")
 _PERMANENT: Final = "p"
-_ALL: Final = PublicationFacts(
-    is_for_all=False, operations=(True,) * 4, via_root=True, tables={}
-)
 
 
 def tables_to_capture(facts: SourceFacts, settings: Settings) -> tuple[str, ...]:
@@ -98,7 +96,9 @@ def table_findings(
             "remove it from [source] tables",
         )
         return
-    publication = facts.publications.get(settings.database.publication, _ALL)
+    publication = facts.publications.get(
+        settings.database.publication, generated.new_publication(facts.server.version)
+    )
     wanted = settings.relay.rows.key_columns.get(name, table.key)
     for member in table.members:
         yield from _member_findings(member, table, frozenset(wanted), publication)
@@ -109,6 +109,7 @@ def table_findings(
             f"ALTER TABLE {_sql(name)} ADD PRIMARY KEY (...)",
         )
     yield from _key_findings(name, table, frozenset(wanted), publication)
+    yield from generated.findings(name, facts, settings)
 
 
 def _member_findings(

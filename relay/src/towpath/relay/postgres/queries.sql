@@ -219,10 +219,11 @@ where database = pg_catalog.current_database() and plugin = 'pgoutput'
 
 -- name: read_tables
 -- Of tables by schema and name, a row per table, or per leaf partition: kind, whether
--- rows are guarded, key columns, those whose collation is not deterministic; then of
--- the leaf: name, persistence, replica identity and its columns.
+-- rows are guarded, key columns, those whose collation is not deterministic, stored and
+-- virtual generated columns; then of the leaf: name, persistence, replica identity and
+-- its columns.
 select n.nspname, t.relname, t.relkind::text, t.relrowsecurity,
-    k.names, k.unstable_names,
+    k.names, k.unstable_names, g.stored_names, g.virtual_names,
     (select s.nspname from pg_catalog.pg_namespace s where s.oid = m.relnamespace),
     m.relname, m.relpersistence::text,
     m.relreplident::text,
@@ -244,6 +245,13 @@ left join lateral (
     left join pg_catalog.pg_collation l on l.oid = a.attcollation
     where i.indrelid = t.oid and i.indisprimary and u.place <= i.indnkeyatts
 ) k on true
+left join lateral (
+    select array_agg(a.attname::text) filter (where a.attgenerated = 's') stored_names,
+        array_agg(a.attname::text) filter (where a.attgenerated = 'v') virtual_names
+    from pg_catalog.pg_attribute a
+    where a.attrelid = t.oid and a.attnum > 0 and not a.attisdropped
+        and a.attgenerated <> ''
+) g on true
 left join pg_catalog.pg_class m on t.relkind <> 'p' and m.oid = t.oid
     or t.relkind = 'p' and m.oid in (
         select relid from pg_catalog.pg_partition_tree(t.oid) where isleaf
@@ -253,9 +261,11 @@ where (n.nspname, t.relname)
 
 -- name: read_publication
 -- Whether it is for all tables, and what of insert, update, delete, truncate it sends,
--- and whether partitions go under their root's name.
-select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
-from pg_catalog.pg_publication
+-- whether partitions go under their root's name, and whether stored generated columns
+-- are sent.
+select puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot,
+    coalesce(pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's', false)
+from pg_catalog.pg_publication p
 where pubname = %(publication)s
 
 -- name: read_publication_age
@@ -296,6 +306,22 @@ join pg_catalog.pg_publication_namespace s on s.pnpubid = p.oid
 join pg_catalog.pg_namespace n on n.oid = s.pnnspid
 where p.pubname = %(publication)s
 order by 1
+
+-- name: list_generating
+-- The tables that a publication sends and that have generated columns.
+select n.nspname, c.relname
+from pg_catalog.pg_publication p
+join pg_catalog.pg_class c on c.relkind in ('r', 'p')
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where p.pubname = %(publication)s
+    and exists (select from pg_catalog.pg_attribute a
+        where a.attrelid = c.oid and a.attnum > 0 and a.attgenerated <> ''
+            and not a.attisdropped)
+    and (p.puballtables
+        or exists (select from pg_catalog.pg_publication_rel r
+            where r.prpubid = p.oid and r.prrelid = c.oid)
+        or exists (select from pg_catalog.pg_publication_namespace s
+            where s.pnpubid = p.oid and s.pnnspid = n.oid))
 
 -- name: read_existing_tables
 -- Which of the relay's own tables exist, with the columns that they have today.

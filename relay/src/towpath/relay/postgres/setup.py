@@ -21,6 +21,7 @@ from towpath.relay.finding import Finding, Level, errors
 from towpath.relay.postgres import preflight
 from towpath.relay.postgres.capturing import tables_to_capture
 from towpath.relay.postgres.connect import Connection, quoted, translated
+from towpath.relay.postgres.generated import SENDING_VERSION
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.relays import (
     assignment_statement,
@@ -224,7 +225,7 @@ def _publication_steps(
         yield Step(
             f"making publication {name}",
             f"create publication {quoted(name)} for table {_listed(tables)} "
-            f"with ({options})",
+            f"with ({options}{_generated(facts)})",
         )
         return
     if existing.is_for_all:
@@ -244,6 +245,12 @@ def _publication_steps(
         yield Step(
             purpose, f"alter publication {quoted(name)} drop table {_listed(foreign)}"
         )
+
+
+def _generated(facts: SourceFacts) -> str:
+    """Let stored generated columns be sent where the server can."""
+    can_send = facts.server.version >= SENDING_VERSION
+    return ", publish_generated_columns = stored" if can_send else ""
 
 
 def _sending_steps(facts: SourceFacts, name: str, sending: _Sending) -> Iterable[Step]:

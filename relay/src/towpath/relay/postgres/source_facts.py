@@ -40,13 +40,15 @@ class MemberFacts(NamedTuple):
 
 
 class TableFacts(NamedTuple):
-    """What decides whether a table can be captured."""
+    """What decides whether a table can be captured; the last two are generated."""
 
     kind: str
     has_row_security: bool
     key: tuple[str, ...]
     unstable_key: tuple[str, ...]
     members: tuple[MemberFacts, ...]
+    stored: frozenset[str] = frozenset()
+    virtual: frozenset[str] = frozenset()
 
 
 class PublishedTable(NamedTuple):
@@ -64,6 +66,7 @@ class PublicationFacts(NamedTuple):
     via_root: bool
     tables: Mapping[str, PublishedTable]
     schemas: frozenset[str] = frozenset()
+    sends_stored: bool = False
 
     @property
     def sends_old_rows(self) -> bool:
@@ -181,9 +184,16 @@ def is_own(table: str) -> bool:
     return TableName.parse(table).schema == _OWN_SCHEMA
 
 
-def read_facts(connection: Connection, settings: Settings) -> SourceFacts:
+def read_facts(
+    connection: Connection, settings: Settings, only: Sequence[str] | None = None
+) -> SourceFacts:
     """
     Read what there is.
+
+    Args:
+        connection: Where to ask.
+        settings: What is configured.
+        only: Of these captured tables only; of all, if left out.
 
     Raises:
         SourceUnavailableError: The connection is gone.
@@ -197,8 +207,10 @@ def read_facts(connection: Connection, settings: Settings) -> SourceFacts:
             TableName(*name).text
             for name in execute(query("read_existing_tables"), name_lists(names))
         }
-        listed = list_tables(connection, settings)
-        chosen = list(settings.capture.chosen(each.name for each in listed))
+        chosen = only
+        if chosen is None:
+            listed = list_tables(connection, settings)
+            chosen = settings.capture.chosen(each.name for each in listed)
         rows = execute(query("read_tables"), name_lists(chosen)).fetchall()
         old = execute(query("read_old_transactions")).fetchall()
         slot, relays = (
@@ -233,11 +245,19 @@ def name_lists(names: Iterable[str]) -> dict[str, list[str]]:
 def _tables(rows: Iterable[Sequence[Any]]) -> dict[str, TableFacts]:
     """Gather a table's rows, one for each of its leaves."""
     tables: dict[str, TableFacts] = {}
-    for schema, table, kind, is_guarded, key, unstable, *leaf in rows:
+    for schema, table, kind, is_guarded, key, unstable, stored, virtual, *leaf in rows:
         name = TableName(schema, table).text
         facts = tables.setdefault(
             name,
-            TableFacts(kind, is_guarded, tuple(key or ()), tuple(unstable or ()), ()),
+            TableFacts(
+                kind,
+                is_guarded,
+                tuple(key or ()),
+                tuple(unstable or ()),
+                (),
+                frozenset(stored or ()),
+                frozenset(virtual or ()),
+            ),
         )
         member_schema, member_table, persistence, identity, columns = leaf
         if member_table is not None:
@@ -258,7 +278,7 @@ def _read_publication(connection: Connection, name: str) -> PublicationFacts | N
         return None
     tables = execute(query("read_publication_tables"), parameters).fetchall()
     schemas = execute(query("read_publication_schemas"), parameters).fetchall()
-    is_for_all, insert, update, delete, truncate, via_root = row
+    is_for_all, insert, update, delete, truncate, via_root, stored = row
     return PublicationFacts(
         is_for_all=is_for_all,
         operations=(insert, update, delete, truncate),
@@ -270,4 +290,5 @@ def _read_publication(connection: Connection, name: str) -> PublicationFacts | N
             for schema, table, columns, row_filter in tables
         },
         schemas=frozenset(schema for (schema,) in schemas),
+        sends_stored=stored,
     )

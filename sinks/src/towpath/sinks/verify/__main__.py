@@ -216,7 +216,7 @@ class Judge:
         settings = self._settings
         kafka, prefix = settings.kafka, settings.database.prefix
         with (
-            Source(settings.database.dsn) as source,
+            Source(settings.database.dsn, settings.database.publication) as source,
             closing(KafkaRelations(kafka, prefix)) as relations,
         ):
             yield Tables(self._sink, settings, source, relations)

@@ -19,7 +19,12 @@ _COLUMNS: Final[LiteralString] = """
     select attname, atttypid::bigint, atttypmod, typtype = 'd'
     from pg_attribute join pg_type t on t.oid = atttypid
     where attrelid = %s::regclass and attnum > 0 and not attisdropped
-      and attgenerated = ''
+      and (attgenerated = '' or exists (
+          select from pg_publication p
+          left join pg_publication_rel r on prpubid = p.oid and prrelid = attrelid
+          where pubname = %s and current_setting('server_version_num')::int >= 180000
+            and (attnum = any (prattrs::smallint[]) or prattrs is null
+                 and attgenerated = 's' and to_jsonb(p) ->> 'pubgencols' = 's')))
     order by attnum
 """
 # Of an extension's type the operators are not found by their plain names, and those of
@@ -70,9 +75,11 @@ _IS_PARTITIONED: Final[LiteralString] = (
 _MOST_DIGITS: Final = 38
 
 
-def columns_of(connection: Connection, table: str) -> tuple[SourceColumn, ...]:
-    """Return the columns of a table or a view, those aside that it generates."""
-    found = connection.execute(_COLUMNS, [table]).fetchall()
+def columns_of(
+    connection: Connection, table: str, publication: str
+) -> tuple[SourceColumn, ...]:
+    """Return the columns, without generated ones that the publication leaves out."""
+    found = connection.execute(_COLUMNS, [table, publication]).fetchall()
     columns = []
     for name, oid, typmod, is_domain in found:
         kind = _type(connection, oid)

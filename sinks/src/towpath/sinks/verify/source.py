@@ -52,8 +52,9 @@ class Source:
     Call order: ``with``, then anything.
     """
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, publication: str = "") -> None:
         self._dsn = dsn
+        self._publication = publication
 
     def __enter__(self) -> Self:
         """
@@ -90,7 +91,7 @@ class Source:
             return SourceTable(
                 name.schema,
                 name.table,
-                catalog.columns_of(self._connection, name.sql),
+                catalog.columns_of(self._connection, name.sql, self._publication),
                 catalog.primary_key_of(self._connection, name.sql),
                 is_partitioned=catalog.is_partitioned(self._connection, name.sql),
             )

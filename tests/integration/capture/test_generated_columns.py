@@ -1,0 +1,202 @@
+"""Generated columns: captured where the server can, never at the price of writers."""
+
+import contextlib
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from towpath.relay.finding import Level
+from towpath.relay.postgres import setup
+from towpath.relay.postgres.capturing import refusal, table_findings
+from towpath.relay.postgres.connect import connect
+from towpath.settings import load
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+STORED = "int generated always as (v * 2) stored"
+VIRTUAL = "int generated always as (v * 2) virtual"
+UPDATE = "update {} set v = v + 1"
+FULL = "alter table {} replica identity full"
+NAMES = ("published_key", "full_stored", "full_virtual", "identity_stored", "virtual")
+
+
+def make(followed, suffix: str = "") -> None:
+    """Make a table of each kind with one row."""
+    columns = {
+        "published_key": f"v int not null, g {STORED} primary key",
+        "full_stored": f"id int primary key, v int, g {STORED}",
+        "full_virtual": f"id int primary key, v int, g {VIRTUAL}",
+        "identity_stored": f"id int, v int not null, g {STORED} not null unique",
+        "virtual": f"id int primary key, v int, g {STORED}, h {VIRTUAL}",
+    }
+    for name, of in columns.items():
+        followed.execute(f"create table s.{name}{suffix} ({of})")
+        values = "(v) values (1)" if "id int" not in of else "(id, v) values (1, 1)"
+        followed.execute(f"insert into s.{name}{suffix} {values}")
+    for name in ("full_stored", "full_virtual"):
+        followed.execute(FULL.format(f"s.{name}{suffix}"))
+    index = f"identity_stored{suffix}_g_key"
+    followed.execute(
+        f"alter table s.identity_stored{suffix} replica identity using index {index}"
+    )
+
+
+def write(followed, suffix: str = "") -> None:
+    """Write as the application does: each statement must be accepted."""
+    for name in NAMES:
+        followed.execute(UPDATE.format(f"s.{name}{suffix}"))
+
+
+def captured(followed) -> set[str]:
+    """Return the tables of the publication."""
+    rows = followed.execute(
+        "select tablename from pg_publication_tables"
+        " where pubname = 'towpath' and schemaname = 's'"
+    )
+    return {name for (name,) in rows}
+
+
+def check_rows(followed, tables: set[str]) -> None:
+    """Fail unless each record has the stored column, and only a fill was read."""
+    for name in sorted(tables):
+        envelopes = [each for _, each, _ in followed.told(f"s.{name}")]
+        after = [each["after"] for each in envelopes if each["after"] is not None]
+        assert after, name
+        assert all(row["g"] == row["v"] * 2 for row in after), (name, after)
+        assert all("h" not in row for row in after), name
+        operations = {each["op"] for each in envelopes}
+        assert ("r" in operations) == name.endswith("_late"), (name, operations)
+
+
+def facts_of(followed):
+    """Return settings, and what the catalog says."""
+    settings = load(followed.config, {})
+    with connect(followed.dsn) as connection:
+        return settings, setup.read_facts(connection, settings)
+
+
+def test_stored_columns_are_published_and_no_writer_is_refused(followed, capsys):
+    """
+    Stored columns are the same in stream and snapshot, also where they are the key.
+
+    A table that capturing would stop is left out with the reason, before and during a
+    run; a column that comes later is reported.
+    """
+    make(followed)
+    followed.tables = [r"s\..*"]
+    followed.prepare()
+    told = capsys.readouterr().err
+    followed.start()
+    followed.confirm()
+    write(followed)
+    make(followed, "_late")
+    followed.wait_for(lambda: "virtual_late" in captured(followed))
+    read = (
+        "select count(*) from towpath.signal"
+        " where id like 'towpath-new-%%' and status = 'completed'"
+    )
+    followed.wait_for(lambda: followed.one(read) == 3 + 1)
+    write(followed, "_late")
+    followed.confirm()
+    expected = {
+        *("published_key", "full_stored", "identity_stored", "virtual"),
+        *("published_key_late", "full_stored_late", "identity_stored_late"),
+        "virtual_late",
+    }
+
+    assert expected == captured(followed)
+    check_rows(followed, expected)
+    assert "s.full_virtual" in told
+    assert "left out: h" in told
+    [late] = [
+        each["reason"]
+        for each in followed.logged("a table is not captured")
+        if each["table"] == "s.full_virtual_late"
+    ]
+    assert "not sent: g" in late
+
+    followed.execute(f"alter table s.full_stored add column late {VIRTUAL}")
+    followed.wait_for(
+        lambda: any(
+            each["table"] == "s.full_stored" and "late" in each["reason"]
+            for each in followed.logged("table column not published")
+        )
+    )
+    with pytest.raises(psycopg.Error, match="cannot update"):
+        followed.execute(UPDATE.format("s.full_stored"))
+
+
+def test_a_publication_of_somebody_else_is_checked(followed, capsys):
+    """
+    Where it does not send generated columns, what is left out or refused is reported.
+    """
+    make(followed)
+    followed.execute("create publication towpath for table s.virtual")
+    followed.tables = [r"s\..*"]
+    followed.prepare()
+    told = capsys.readouterr().err
+    write(followed)
+
+    assert {"virtual"} == captured(followed)
+    assert "left out: g, h" in told
+    for name in set(NAMES) - {"virtual"}:
+        assert f"s.{name}: " in told, name
+
+    followed.execute("alter publication towpath set (publish_generated_columns=stored)")
+    followed.prepare()
+    write(followed)
+    assert set(NAMES) - {"full_virtual"} == captured(followed)
+
+
+def test_the_servers_own_refusals_are_foretold(followed):
+    """
+    Each table of each publication: an error is found where its UPDATE is refused.
+    """
+    make(followed)
+    followed.execute("create table s.listed (id int primary key, v int, w int)")
+    followed.execute(FULL.format("s.listed"))
+    followed.tables = [r"s\..*"]
+    followed.write()
+    names = (*NAMES, "listed")
+    found, refused = {}, {}
+    for option in ("none", "stored"):
+        tables = ", ".join(f"s.{name}" for name in NAMES)
+        followed.execute(
+            f"create publication towpath for table {tables}, s.listed (id, v)"
+            f" with (publish_generated_columns = {option})"
+        )
+        settings, facts = facts_of(followed)
+        for name in names:
+            reason = refusal(f"s.{name}", facts, settings)
+            found[option, name] = reason is not None
+            refused[option, name] = False
+            with contextlib.suppress(psycopg.errors.InvalidColumnReference):
+                refused[option, name] = True
+                followed.execute(UPDATE.format(f"s.{name}"))
+                refused[option, name] = False
+        followed.execute("drop publication towpath")
+
+    assert refused == found
+    assert {"listed", "full_virtual"} == {
+        name for (option, name), holds in found.items() if holds and option == "stored"
+    }
+
+
+def test_below_18_what_is_left_out_is_said(followed):
+    """
+    There nothing of it is sent: a key needs it, other columns are merely left out.
+    """
+    make(followed)
+    followed.tables = [r"s\..*"]
+    followed.write()
+    settings, facts = facts_of(followed)
+    server = facts.server._replace(version=170000)
+    facts = replace(facts, server=server)
+    found = {name: list(table_findings(f"s.{name}", facts, settings)) for name in NAMES}
+    levels = {name: {each.level for each in those} for name, those in found.items()}
+
+    assert {Level.ERROR} == levels["published_key"]
+    assert Level.ERROR in levels["identity_stored"]
+    assert {Level.WARNING} == levels["full_stored"]
+    assert any("left out: g, h" in each.what for each in found["virtual"])

@@ -1,6 +1,7 @@
 """What the relay asks the catalog: shapes, the slot, and who holds it."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from towpath.relay.postgres.connect import Connection, translated
@@ -93,8 +94,22 @@ class PostgresCatalog:
             ).fetchone()
         if row is None:
             return "nobody, by now"
-        pid, application, address = row
-        return f"process {pid} of the server, {application or 'unnamed'} at {address}"
+        return described(*row)
+
+
+def described(
+    pid: int,
+    application: str | None,
+    role: str | None,
+    address: str | None,
+    since: datetime | None,
+) -> str:
+    """Describe a session for people; another role's is hidden in part."""
+    who = f"process {pid} of the server, {application or 'unnamed'} of role {role}"
+    if since is None:
+        return f"{who} (the rest is hidden from this role: grant pg_read_all_stats)"
+    place = address or "the server itself"
+    return f"{who} at {place}, since {since:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _type(*row: Any) -> TypeFacts:  # noqa: ANN401 - a row of the driver's

@@ -14,6 +14,7 @@ import psycopg
 import structlog
 
 from towpath.relay.errors import SlotBusyError, SlotHeldError
+from towpath.relay.postgres.catalog import described
 from towpath.relay.postgres.connect import Connection, connect, translated
 from towpath.relay.postgres.queries import query
 from towpath.schemas.clock import Clock, Deadline
@@ -128,11 +129,7 @@ class Ownership:
             ).fetchone()
         if row is None:
             return "nobody, by now"
-        pid, application, address, since = row
-        return (
-            f"process {pid} of the server, {application or 'unnamed'} at {address}, "
-            f"since {since:%Y-%m-%d %H:%M:%S} UTC"
-        )
+        return described(*row)
 
     def check(self) -> None:
         """

@@ -236,14 +236,23 @@ def _bound_findings(facts: SourceFacts) -> Iterator[Finding]:
 def _old_findings(facts: SourceFacts) -> Iterable[Finding]:
     for who, application, age_s in facts.old_transactions:
         is_prepared = who.startswith("prepared ")
-        if age_s >= _OLD_S or (is_prepared and facts.slot is None):
+        # An age that may not be read is no ground for an alarm.
+        is_old = age_s is not None and age_s >= _OLD_S
+        if is_old or (is_prepared and facts.slot is None):
             yield warning(
-                f"transaction of {who} ({application}) is open for {age_s:.0f} s",
+                f"transaction of {who} ({application}) is open for {age_text(age_s)}",
                 "making a slot waits for it, and it keeps log and dead rows",
                 f"ROLLBACK PREPARED '{who.removeprefix('prepared ')}'"
                 if is_prepared
                 else f"SELECT pg_terminate_backend({who})",
             )
+
+
+def age_text(age_s: float | None) -> str:
+    """Write an age; that of another role's session may not be read."""
+    if age_s is None:
+        return "a time that is hidden from this role (grant pg_read_all_stats)"
+    return f"{age_s:.0f} s"
 
 
 def _sql(name: str) -> str:

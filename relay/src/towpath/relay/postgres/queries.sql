@@ -79,8 +79,9 @@ where slot_name = %(slot)s and database = pg_catalog.current_database()
 select (pg_catalog.pg_current_wal_lsn() - '0/0'::pg_lsn)::bigint
 
 -- name: read_slot_holder
--- Process id, application and address of whoever holds the slot.
-select a.pid, a.application_name, coalesce(host(a.client_addr), 'the server itself')
+-- Process id, application, role, address and start of whoever holds the slot; the last
+-- two are null where the session is another role's and may not be read.
+select a.pid, a.application_name, a.usename, host(a.client_addr), a.backend_start
 from pg_catalog.pg_replication_slots s
 join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
 where s.slot_name = %(slot)s
@@ -152,8 +153,7 @@ select current_setting('server_version_num')::int, current_setting('wal_level'),
     current_setting('max_replication_slots')::int,
     (select count(*) from pg_catalog.pg_replication_slots),
     current_setting('max_wal_senders')::int,
-    (select count(*) from pg_catalog.pg_stat_activity
-        where backend_type = 'walsender'),
+    (select count(*) from pg_catalog.pg_stat_replication),
     (select setting::bigint from pg_catalog.pg_settings
         where name = 'max_slot_wal_keep_size'),
     (select setting::bigint from pg_catalog.pg_settings
@@ -993,9 +993,8 @@ select pg_catalog.pg_logical_emit_message(true, 'towpath.heartbeat', %(content)s
 select pg_catalog.pg_try_advisory_lock(%(key)s)
 
 -- name: read_claim
--- Who has the lock: process id, application, address, and since when.
-select a.pid, a.application_name, coalesce(host(a.client_addr), 'the server itself'),
-    a.backend_start
+-- Who has the lock, as read_slot_holder.
+select a.pid, a.application_name, a.usename, host(a.client_addr), a.backend_start
 from pg_catalog.pg_locks l
 join pg_catalog.pg_stat_activity a on a.pid = l.pid
 where l.locktype = 'advisory' and l.granted and l.objsubid = 1
@@ -1119,8 +1118,10 @@ select pg_catalog.pg_logical_emit_message(true, %(prefix)s::text, %(content)s::t
 
 -- name: read_old_transactions
 -- What making a slot waits for: transactions that are running or prepared, the oldest
--- first: process id or name, application, and for how many seconds.
-select a.pid::text, coalesce(nullif(a.application_name, ''), a.backend_type),
+-- first: process id or name, application, and for how many seconds; null where the
+-- session is another role's and may not be read.
+select a.pid::text,
+    coalesce(nullif(a.application_name, ''), a.backend_type, 'role ' || a.usename),
     extract(epoch from pg_catalog.clock_timestamp() - a.xact_start)::float8
 from pg_catalog.pg_stat_activity a
 where a.backend_xid is not null and a.pid <> pg_catalog.pg_backend_pid()

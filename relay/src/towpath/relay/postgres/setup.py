@@ -154,7 +154,8 @@ def _held_up(connection: Connection, step: Step) -> NotPreparedError:
     """Name whoever a statement had to wait for."""
     old = connection.execute(query("read_old_transactions")).fetchall()
     names = ", ".join(
-        f"{who} ({application}, {age:.0f} s)" for who, application, age in old
+        f"{who} ({application}, {preflight.age_text(age)})"
+        for who, application, age in old
     )
     return NotPreparedError(
         f"{step.purpose} waits for older transactions: {names or 'they are gone now'}: "

@@ -108,11 +108,11 @@ class ServerFacts(NamedTuple):
 
 
 class OldTransaction(NamedTuple):
-    """A transaction that making a slot would wait for."""
+    """A transaction that making a slot would wait for; another role's hides its age."""
 
     who: str
     application: str
-    age_s: float
+    age_s: float | None
 
 
 @dataclass(frozen=True, slots=True)

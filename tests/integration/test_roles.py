@@ -1,0 +1,86 @@
+"""A relay whose role may not read other roles' sessions."""
+
+import json
+import threading
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from support.rig import Rig
+from support.waiting import CLOCK
+from towpath.deploy.cli.app import run
+from towpath.relay.errors import SlotHeldError
+from towpath.relay.postgres.ownership import Ownership
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+
+@pytest.fixture
+def rig(stack, database: str, unique: str, tmp_path):
+    """Lend a prepared source, and make a role that has just a relay's rights."""
+    stack.up("postgres", "kafka")
+    made = Rig(database, stack.kafka, unique, tmp_path)
+    made.configure(made.outbox)
+    made.init()
+    for statement in (
+        f"create role {unique} login replication",
+        f"grant usage on schema towpath to {unique}",
+        f"grant all on all tables in schema towpath to {unique}",
+    ):
+        made.execute(statement)
+    yield made
+    made.close()
+    made.connection = psycopg.connect(database, autocommit=True)
+    made.execute(f"drop owned by {unique}")
+    made.execute(f"drop role {unique}")
+    made.connection.close()
+
+
+def dsn_of(rig: Rig) -> str:
+    """Return the address of the database for the role."""
+    return psycopg.conninfo.make_conninfo(rig.dsn, user=rig.prefix)
+
+
+def test_a_claim_of_another_role_is_described(rig: Rig):
+    """
+    The holder's role is named, and what is hidden of its session is said to be.
+    """
+    user = rig.one("select current_user")
+    with (
+        closing(Ownership(rig.dsn, rig.prefix)) as first,
+        closing(Ownership(dsn_of(rig), rig.prefix)) as second,
+    ):
+        first.acquire(CLOCK, threading.Event(), 5, lambda: False)
+        named = f"towpath-relay of role {user}.*pg_read_all_stats"
+        with pytest.raises(SlotHeldError, match=named):
+            second.acquire(CLOCK, threading.Event(), 0.6, lambda: False)
+
+
+def test_a_standby_under_its_own_role_waits_and_takes_over(rig: Rig, capsys):
+    """
+    It waits for another role's relay, then follows the slot with its own rights.
+
+    The doctor asks as this role too, while another role's transaction is open.
+    """
+    first = rig.start()
+    rig.wait_for(lambda: bool(rig.logged("streaming")))
+    text = rig.config.read_text().replace(rig.dsn, dsn_of(rig))
+    rig.config.write_text(text)
+    with psycopg.connect(rig.dsn) as writer:
+        writer.execute("select pg_current_xact_id()")
+        code = run(["doctor", "--json", "--config", str(rig.config)])
+        found = json.loads(capsys.readouterr().out)
+    rig.start()
+    rig.wait_for(lambda: bool(rig.logged("waiting for the slot")))
+    rig.stop(first)
+    rig.wait_for(lambda: len(rig.logged("streaming")) == 2)
+    rig.execute(
+        "insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload)"
+        " values (gen_random_uuid(), 'order', '1', 'placed', '{}')"
+    )
+
+    assert code in {0, 1}
+    assert not [row for row in found if row["level"] != "warning"]
+    assert 1 == len(rig.read("event.order", at_least=1))
+    assert [] == rig.logged("trying again")

@@ -28,6 +28,7 @@ _LOG = structlog.get_logger("towpath.relay.guardian")
 
 SENDING_VERSION: Final = 180000
 _LOOK_INTERVAL_S: Final = 5.0
+_UNKEYED: Final = "a delete would not tell the record's key"
 _REFUSED: Final = (
     "Postgres refuses the application's updates and deletes of published rows"
 )
@@ -55,39 +56,33 @@ def findings(name: str, facts: SourceFacts, settings: Settings) -> Iterator[Find
     left_out = _left_out(table, listed, publication)
     cure = _cure(left_out <= table.stored, settings.database.publication, version)
     wanted = frozenset(settings.relay.rows.key_columns.get(name, table.key))
-    found = False
+    found: list[Finding] = []
     if lacking := wanted & left_out:
-        found = True
-        yield error(
-            f"{name}: generated columns of its key are not sent: {_listed(lacking)}",
-            "records would have no key",
-            cure,
+        found.append(
+            error(
+                f"{name}: its key has generated columns not sent: {_listed(lacking)}",
+                "records would have no key",
+                cure,
+            )
         )
-    for member in table.members if publication.sends_old_rows else ():
-        if has_list := member.identity == "f" and listed is not None:
-            yield error(
-                f"{member.name}: replica identity FULL and a column list",
-                _REFUSED,
-                f"run ALTER TABLE {_sql(member.name)} REPLICA IDENTITY DEFAULT, or"
-                " take the list out of the publication",
+    if publication.sends_old_rows:
+        for member in table.members:
+            found += _of_member(
+                member,
+                left_out & _identity(member, left_out, version),
+                listed,
+                cure,
+                version,
             )
-        lacking = _identity(member, left_out, version) & left_out
-        if lacking and not has_list:
-            yield error(
-                f"{member.name}: its replica identity has generated columns that are"
-                f" not sent: {_listed(lacking)}",
-                _REFUSED
-                if version >= SENDING_VERSION
-                else "a delete would not tell the record's key",
-                _cure_of_identity(member, lacking <= table.stored, cure),
-            )
-        found = found or has_list or bool(lacking)
     if left_out and listed is None and not found:
-        yield warning(
-            f"{name}: generated columns are left out: {_listed(left_out)}",
-            "topics, snapshots and sinks are without them",
-            cure,
+        found.append(
+            warning(
+                f"{name}: generated columns are left out: {_listed(left_out)}",
+                "topics, snapshots and sinks are without them",
+                cure,
+            )
         )
+    yield from found
 
 
 class GeneratedColumns:
@@ -131,6 +126,30 @@ class GeneratedColumns:
         self._reported = found
 
 
+def _of_member(
+    member: MemberFacts,
+    lacking: frozenset[str],
+    listed: frozenset[str] | None,
+    cure: str,
+    version: int,
+) -> Iterator[Finding]:
+    """Return why the server would refuse a table's writers, if it would."""
+    if member.identity == "f" and listed is not None:
+        yield error(
+            f"{member.name}: replica identity FULL and a column list",
+            _REFUSED,
+            f"run ALTER TABLE {_sql(member.name)} REPLICA IDENTITY DEFAULT, or"
+            " take the list out of the publication",
+        )
+    elif lacking:
+        yield error(
+            f"{member.name}: its replica identity has generated columns that are not"
+            f" sent: {_listed(lacking)}",
+            _REFUSED if version >= SENDING_VERSION else _UNKEYED,
+            cure,
+        )
+
+
 def _left_out(
     table: TableFacts, listed: frozenset[str] | None, publication: PublicationFacts
 ) -> frozenset[str]:
@@ -157,14 +176,6 @@ def _cure(is_stored: bool, publication: str, version: int) -> str:  # noqa: FBT0
             " (publish_generated_columns = stored), then ask for a snapshot"
         )
     return "make virtual columns STORED: the server sends no others"
-
-
-def _cure_of_identity(member: MemberFacts, is_stored: bool, cure: str) -> str:  # noqa: FBT001 - one caller
-    if member.identity == "f" and not is_stored:
-        return (
-            f"{cure}; or run ALTER TABLE {_sql(member.name)} REPLICA IDENTITY DEFAULT"
-        )
-    return cure
 
 
 def _listed(names: frozenset[str]) -> str:

@@ -61,7 +61,7 @@ def test_what_init_makes_is_missed_before_and_not_after(config: Path, capsys):
     _, after = examined(config, capsys)
     errors = [row for row in after if row["level"] != "warning"]
 
-    assert (1, 9, []) == (code, len(missing), errors)
+    assert (1, 10, []) == (code, len(missing), errors)
 
 
 def test_a_server_without_bound_is_warned_of_on_the_screen(config: Path, capsys):

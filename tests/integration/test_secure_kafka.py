@@ -103,6 +103,8 @@ def test_every_client_goes_in_by_tls_and_login(place, capsys):
     The login's password is in no log, no file of the state folder and no event log.
     """
     place.prepare()
+    # A sink is declared only if a relay follows the slot.
+    place.confirm()
     with place.driver():
         assert 0 == place.add("extra"), capsys.readouterr()
         assert 0 == place.towpath("refill", "plain")

@@ -34,17 +34,22 @@ def problems(rig: Rig, capsys) -> str:
     return " ".join(json.loads(capsys.readouterr().out)["source_problems"])
 
 
+def records(rig: Rig, event: str, word: str) -> list[dict]:
+    """Return the log records of this kind that name something."""
+    return [each for each in rig.logged(event) if word in each["what"]]
+
+
 def logged(rig: Rig, event: str, word: str) -> bool:
-    """Tell whether a record of this kind names something."""
-    return any(word in each["what"] for each in rig.logged(event))
+    """Tell whether there is such a record."""
+    return bool(records(rig, event, word))
 
 
 def test_a_change_of_publications_or_outbox_is_reported(rig: Rig, capsys):
     """
     Signal table, outbox column, age of the slot: each at the next look, with its cure.
 
-    The relay goes on with what it still can; a start without an outbox column that
-    events need halts, and names it. Status and doctor show the same.
+    The relay goes on with what it still can, after a start too, which reports an outbox
+    column that events need. Status and doctor show the same.
     """
     signal = "alter publication towpath {} table towpath.signal"
     rig.execute(signal.format("drop"))
@@ -56,8 +61,8 @@ def test_a_change_of_publications_or_outbox_is_reported(rig: Rig, capsys):
     rig.wait_for(lambda: logged(rig, "source problem", "payload"))
     rig.stop()
     rig.start()
-    code = rig.ended()
-    (halted,) = rig.logged("halted")
+    rig.wait_for(lambda: len(records(rig, "source problem", "payload")) > 1)
+    rig.stop()
     rig.execute("alter table towpath.outbox rename column body to payload")
     definition = "for table public.note, towpath.signal"
     rig.execute("drop publication towpath")
@@ -68,7 +73,6 @@ def test_a_change_of_publications_or_outbox_is_reported(rig: Rig, capsys):
 
     assert "does not name towpath.signal" in unsent
     assert "run towpath relay init" in unsent
-    assert (3, True) == (code, "lacks the columns payload" in halted["reason"])
     assert "is older than publication towpath" in older
 
 

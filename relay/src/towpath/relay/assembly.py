@@ -44,7 +44,7 @@ from towpath.relay.postgres.ownership import Ownership, Patience, wait_for_slot
 from towpath.relay.postgres.relays import read_registration
 from towpath.relay.postgres.replication import SlotStream
 from towpath.relay.postgres.snapshots import SnapshotWorker
-from towpath.relay.postgres.source_checks import SourceChecks, require_outbox
+from towpath.relay.postgres.source_checks import SourceChecks
 from towpath.relay.postgres.source_facts import read_captured, read_streamed
 from towpath.relay.routing.record import Record
 from towpath.relay.state import CONFIRMED_KEY, LINEAGE_KEY, SETTINGS_KEY
@@ -110,7 +110,6 @@ class Attempt:
         store_first_marks(world, self._state, past.marks)
         catalog = PostgresCatalog(connection)
         settings, until_log_lsn = self._settle_settings(past, decision, catalog)
-        require_outbox(connection, settings)
         worker = self._make_worker(closing, settings)
         line = Line(world, settings, past, decision, relay, self._opening.lent)
         pipeline = line.assemble(

@@ -1,8 +1,8 @@
 """
 ``python -m towpath.deploy.jars``: bring the Java archives up to their lock.
 
-Further locks that nobody needs for running are named by their words: ``objectstore``,
-``postgres15``.
+Further locks that nobody needs for running are named by their words: ``jdbcsink``,
+``objectstore``, ``postgres15``.
 """
 
 import os

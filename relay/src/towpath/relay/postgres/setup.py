@@ -35,7 +35,7 @@ from towpath.relay.postgres.source_facts import (
     read_facts,
 )
 from towpath.schemas.table_name import TableName
-from towpath.settings import OnUpdate, Settings
+from towpath.settings import OnUpdate, Outbox, OutboxColumns, Settings
 
 __all__ = ["Step", "carry_out", "check", "notes", "plan", "read_facts", "warnings"]
 
@@ -92,7 +92,7 @@ def plan(facts: SourceFacts, settings: Settings) -> list[Step]:
     outbox_sending = _UPDATES if is_told else _INSERTS
     tables = _published_tables(facts, settings)
     return [
-        *_table_steps(facts, outbox.table),
+        *_table_steps(facts, outbox),
         *_relay_steps(facts, settings),
         *_publication_steps(facts, source.publication, tables, _ALL),
         *_publication_steps(
@@ -187,17 +187,35 @@ def _left_to_the_relay(facts: SourceFacts, settings: Settings) -> list[str]:
     ]
 
 
-def _table_steps(facts: SourceFacts, outbox_table: str) -> Iterable[Step]:
+def _table_steps(facts: SourceFacts, outbox: Outbox) -> Iterable[Step]:
     """Make what is missing; an outbox of another name is the services' own."""
     missing = [
         name
         for name in OWN_TABLES
-        if name not in facts.own_tables and name in {outbox_table, *_ALWAYS_OURS}
+        if name not in facts.own_tables and name in {outbox.table, *_ALWAYS_OURS}
     ]
     if missing:
         yield Step("making schema towpath", query("create_schema").decode())
     for name in missing:
-        yield Step(f"making table {name}", query(OWN_TABLES[name]).decode())
+        statement = query(OWN_TABLES[name]).decode()
+        if name == outbox.table:
+            statement = outbox_statement(statement, outbox.columns)
+        yield Step(f"making table {name}", statement)
+
+
+def outbox_statement(statement: str, columns: OutboxColumns) -> str:
+    """
+    Return the statement that makes an outbox with the configured columns.
+
+    Args:
+        statement: The one with the default names, a column a line.
+        columns: What they are called here; one without a name is left out.
+    """
+    head, *lines, tail = statement.strip().splitlines()
+    defined = [line.strip().rstrip(",").split(" ", 1) for line in lines]
+    named = [(getattr(columns, role), kind) for role, kind in defined]
+    body = ",\n    ".join(f"{quoted(name)} {kind}" for name, kind in named if name)
+    return f"{head}\n    {body}\n{tail}"
 
 
 def _relay_steps(facts: SourceFacts, settings: Settings) -> Iterable[Step]:

@@ -4,8 +4,8 @@ What the source's owner can change under a running relay, looked at while it run
 Every few seconds, and at the start: publications, the signal tables in them, the
 columns of the outbox, and whether the slot is older than a publication. A problem is
 logged once when it appears, and once when it is solved; it is a metric, and a line of
-``status`` and ``doctor``. An outbox without a column that events need stops the start:
-the relay would halt at the first event.
+``status`` and ``doctor``. A relay whose outbox lacks a column goes on with everything
+else, and halts at the next event: whoever has no events is not stopped.
 """
 
 from collections.abc import Iterator
@@ -43,20 +43,6 @@ def source_problems(connection: Connection, settings: Settings) -> list[Finding]
             *_publication_problems(connection, settings),
             *_outbox_problems(connection, settings),
         ]
-
-
-def require_outbox(connection: Connection, settings: Settings) -> None:
-    """
-    Make sure that the outbox has every column that events need.
-
-    Raises:
-        NotPreparedError: It lacks one.
-        SourceUnavailableError: The connection is gone.
-    """
-    with translated("checking the outbox"):
-        problems = [*_outbox_problems(connection, settings)]
-    if problems:
-        raise NotPreparedError("\n".join(map(str, problems)))
 
 
 class SourceChecks:

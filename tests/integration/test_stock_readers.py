@@ -1,0 +1,102 @@
+"""
+Unmodified readers of ``preset = "debezium"``: what they write equals the source.
+
+The JDBC sink is Debezium's own, in Kafka Connect, whose converters read our topics.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from support.connect import connected
+from support.rig import Rig
+from support.waiting import until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+# Connect looks through all of its archives first.
+STARTED_WITHIN_S = 180.0
+COLUMNS = ("id", "name", "price", "made_at", "is_live", "data")
+
+
+@pytest.fixture
+def rig(stack, database, unique, tmp_path) -> Iterator[Rig]:
+    """Lend a relay in Debezium's forms, and a table of what a shop has."""
+    rig = Rig(database, stack.kafka, unique, tmp_path)
+    rig.execute("create schema s")
+    rig.execute(
+        "create table s.items (id int primary key, name text not null,"
+        " price numeric(10, 2), made_at timestamptz, is_live boolean, data bytea)"
+    )
+    rig.configure('preset = "debezium"\n', tables=["s.items"], partitions=1)
+    rig.init()
+    rig.start()
+    yield rig
+    rig.close()
+
+
+def jdbc_sink(rig: Rig, name: str, **more: str) -> dict[str, str]:
+    """Describe a stock JDBC sink that writes a table of its own name."""
+    parts = conninfo_to_dict(rig.dsn)
+    return {
+        "name": name,
+        "connector.class": "io.debezium.connector.jdbc.JdbcSinkConnector",
+        "topics": rig.topic("s.items"),
+        "connection.url": (
+            f"jdbc:postgresql://{parts['host']}:{parts['port']}/{parts['dbname']}"
+        ),
+        "connection.username": str(parts["user"]),
+        "connection.password": "none",
+        "insert.mode": "upsert",
+        "delete.enabled": "true",
+        "primary.key.mode": "record_key",
+        "schema.evolution": "basic",
+        "collection.name.format": name,
+        **more,
+    }
+
+
+def rows(rig: Rig, table: sql.Identifier) -> list[tuple[Any, ...]]:
+    """Read a table in the order of its keys; one that is not there yet is empty."""
+    if rig.one("select to_regclass(%s)", table.as_string()) is None:
+        return []
+    names = sql.SQL(", ").join(map(sql.Identifier, COLUMNS))
+    query = sql.SQL("select {} from {} order by id").format(names, table)
+    return rig.connection.execute(query).fetchall()
+
+
+def test_debeziums_jdbc_sink_keeps_a_table_equal(rig):
+    """
+    With and without ``ExtractNewRecordState``: inserts, updates, changed keys, deletes.
+    """
+    rig.execute(
+        "insert into s.items select n, 'item ' || n, n * 1.25, now(), n % 2 = 0,"
+        " decode('00ff', 'hex') from generate_series(1, 20) n"
+    )
+    rig.execute("update s.items set name = 'ä ''\"', price = null where id = 3")
+    rig.execute("update s.items set id = 104 where id = 4")
+    rig.execute("delete from s.items where id in (5, 6)")
+    rig.execute("update s.items set id = 5, made_at = 'epoch' where id = 7")
+    rig.confirm()
+    unwrapped = {
+        "transforms": "unwrap",
+        "transforms.unwrap.type": "io.debezium.transforms.ExtractNewRecordState",
+        "transforms.unwrap.delete.tombstone.handling.mode": "tombstone",
+    }
+    sinks = [jdbc_sink(rig, "whole"), jdbc_sink(rig, "unwrapped", **unwrapped)]
+    with connected(rig.kafka, rig.folder, sinks) as log:
+        for sink in sinks:
+            copy = sql.Identifier(sink["name"])
+            until(
+                lambda copy=copy: (
+                    rows(rig, copy) == rows(rig, sql.Identifier("s", "items"))
+                    or "unrecoverable exception" in log.read_text()
+                ),
+                f"{sink['name']} equals the source",
+                timeout_s=STARTED_WITHIN_S,
+            )
+        assert "unrecoverable exception" not in log.read_text()
+    assert len(rows(rig, sql.Identifier("whole"))) == 18

@@ -1,0 +1,72 @@
+"""Kafka Connect with stock connectors, as a process: an unmodified reader of topics."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from towpath.deploy import java
+from towpath.deploy.bench.debezium import command
+from towpath.deploy.jars import lock, store
+from towpath.deploy.local import ports
+
+JSON_WITH_SCHEMAS = {
+    f"{side}.converter{option}": value
+    for side in ("key", "value")
+    for option, value in (
+        ("", "org.apache.kafka.connect.json.JsonConverter"),
+        (".schemas.enable", "true"),
+    )
+}
+
+
+@contextlib.contextmanager
+def connected(
+    kafka: str, folder: Path, connectors: Sequence[Mapping[str, str]]
+) -> Iterator[Path]:
+    """
+    Run Connect standalone with connectors for the block.
+
+    Args:
+        kafka: Its bootstrap servers.
+        folder: For its files.
+        connectors: Their settings, names included.
+
+    Yields:
+        The file that it prints into.
+    """
+    worker = {
+        **JSON_WITH_SCHEMAS,
+        "plugin.discovery": "hybrid_warn",
+        "bootstrap.servers": kafka,
+        "consumer.auto.offset.reset": "earliest",
+        "consumer.metadata.max.age.ms": "1000",
+        "listeners": f"http://127.0.0.1:{ports.any_free()}",
+        "offset.storage.file.filename": str(folder / "connect.offsets"),
+    }
+    files = [_written(folder / "worker.properties", worker)]
+    files += [_written(folder / f"{one['name']}.properties", one) for one in connectors]
+    log = folder / "connect.log"
+    words = [*command(java.home(), _archives()), *map(str, files)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            yield log
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _archives() -> list[Path]:
+    place = store.folder(os.environ)  # noqa: TID251 - a root
+    jars = lock.read(lock.LOCK.with_name("jdbcsink.lock"))
+    missing = [jar.file for jar in jars if not store.is_whole(jar, place)]
+    assert [] == missing, "make test fetches these archives"
+    return [place / jar.use / jar.file for jar in jars]
+
+
+def _written(path: Path, settings: Mapping[str, str]) -> Path:
+    lines = (f"{name}={value}\n" for name, value in settings.items())
+    path.write_text("".join(lines), encoding="utf-8")
+    return path

@@ -1,6 +1,7 @@
 """A sink that follows its topics in a thread, as a driver does, without its engine."""
 
 import threading
+from contextlib import suppress
 from typing import Any, Self
 
 from confluent_kafka import Consumer, Message
@@ -26,6 +27,7 @@ class Follower:
 
     Attributes:
         tamper: Gets each batch's changes before the sink does; gives what it gets.
+        attend: Called between batches, as a driver attends to orders.
     """
 
     def __init__(self, settings: Settings, sink: Sink, target: Any) -> None:
@@ -47,6 +49,7 @@ class Follower:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.tamper = lambda changes: changes
+        self.attend = lambda: None
         self.failure: Exception | None = None
 
     @property
@@ -76,6 +79,8 @@ class Follower:
             while not self._stop.is_set():
                 found = self._consumer.consume(_BATCH_RECORDS, 0.1)
                 self._until_applied([each for each in found if each.error() is None])
+                with suppress(UnavailableError):
+                    self.attend()
         except Exception as failure:  # noqa: BLE001 - told where the test waits
             self.failure = failure
 

@@ -9,14 +9,20 @@ from opensearchpy import OpenSearch
 
 from support.follower import Follower
 from support.lake import engines
+from support.letters import desk_of
 from support.snapshots import SnapshotRig
 from support.waiting import until
 from towpath.deploy.cli.app import run
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Kafka, Settings, load
 from towpath.sinks.cache.sink import CacheSink
+from towpath.sinks.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.jobs.batch import BatchWriter
+from towpath.sinks.jobs.replay import Orders
 from towpath.sinks.kafka import KafkaRelations, Topics
 from towpath.sinks.progress import progress_path, read_progress
+from towpath.sinks.repairs import KafkaRepairs
 from towpath.sinks.routes import Routes
 from towpath.sinks.search.sink import SearchSink
 from towpath.sinks.verify.passing import records_to_go
@@ -66,7 +72,7 @@ class VerifiedRig(SnapshotRig):
         """Start the relay, let the sink be filled by a snapshot, and follow on."""
         settings = load(self.config, {})
         relations = KafkaRelations(settings.kafka, self.prefix)
-        target = _sink(settings, relations, session)
+        target = self._target = _sink(settings, relations, session)
         rows = sum(self.one(f"select count(*) from s.{name}") for name in self.tables)  # noqa: S608 - the test's own
         self.start()
         self.signal("fill", data_collections=[f"s.{name}" for name in self.tables])
@@ -83,6 +89,21 @@ class VerifiedRig(SnapshotRig):
                 yield self
         finally:
             relations.close()
+
+    @contextmanager
+    def attending(self) -> Any:
+        """Have the sink carry out orders, as a driver does between batches."""
+        settings = load(self.config, {})
+        letters, parked = DeadLetterTopic(settings, "it"), ParkedKeys()
+        parked.recall(letters.entries())
+        repairs = KafkaRepairs(settings, settings.sink[0])
+        desk = desk_of(letters, parked=parked, repairs=repairs)
+        writer = BatchWriter(Routes(settings.sink[0]), self._target, desk)
+        orders = Orders(writer, letters, parked, desk.repairs, SystemClock())
+        self.follower.attend = orders.attend
+        yield
+        self.follower.attend = lambda: None
+        letters.close()
 
     def is_behind(self) -> bool:
         """Tell whether the sink has records to go."""

@@ -5,6 +5,8 @@ Source, broker, relay and targets are real, and so is the command; a thread carr
 records into the sink, while sessions go on writing.
 """
 
+from operator import itemgetter
+
 import pytest
 
 from support.verified import (
@@ -16,6 +18,7 @@ from support.verified import (
     WarehouseHand,
 )
 from support.writers import RandomWriters
+from towpath.deploy.cli.app import run
 from towpath.sinks.verify.repair import ABOVE, NO_KEY, TWICE
 
 CACHE = pytest.param("cache", marks=pytest.mark.timeout(90))
@@ -214,6 +217,45 @@ def test_a_row_that_stands_twice_is_told_as_such(rig, verify):
 
     assert (1, [("twice", "7")], 1) == (code, found, route["repaired"])
     assert [{"reason": TWICE, "keys": 1}] == route["left"]
+
+
+@on_each
+def test_keys_that_no_row_replaces_are_erased_and_read_again(rig, verify):
+    """
+    B7: a row above all positions, with and without one in the source, or one twice.
+
+    Nothing is erased unless that is asked for; then only these keys are, and a later
+    change of theirs counts again. A refill brings none of the planted rows back.
+    """
+    planted = [7, 500]
+    for key in planted:
+        rig.hand.put(key, -1, ABOVE_ALL)
+    if isinstance(rig.hand, WarehouseHand):
+        planted.append(9)
+        rig.hand.copy(9)
+    with rig.attending():
+        assert 2 == run(["verify", "it", "--erase", "--config", str(rig.config)])
+        repaired = verify("--repair")
+        erased = verify("--repair", "--erase")
+        rig.execute("update s.a set v = v + 1 where id = any(%s)", planted)
+        rig.execute("insert into s.a values (500, 5)")
+        after = verify()
+        rig.execute("delete from s.a where id = 500")
+        rig.signal("refill", data_collections=["s.a"], sweep=True, target="it")
+        rig.wait_for_answer("refill")
+        refilled = verify()
+
+    assert (1, sorted(map(str, planted))) == (
+        repaired[0],
+        [key for _, key in sorted(repaired[1], key=itemgetter(1))],
+    )
+    assert (0, len(planted), []) == (
+        erased[0],
+        erased[2]["repaired"],
+        erased[2]["left"],
+    )
+    assert (0, []) == after[:2]
+    assert (0, []) == refilled[:2]
 
 
 @pytest.mark.parametrize("rig", [CACHE], indirect=True)

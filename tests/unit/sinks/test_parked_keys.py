@@ -26,7 +26,7 @@ from towpath.sinks.errors import (
     TooManyParkedError,
 )
 from towpath.sinks.jobs.batch import BatchWriter
-from towpath.sinks.jobs.replay import NOTHING_OPEN
+from towpath.sinks.jobs.replay import CANNOT_ASK, CANNOT_ERASE, NO_ROUTE, NOTHING_OPEN
 from towpath.sinks.ports import Batch
 
 
@@ -229,6 +229,62 @@ def test_an_order_outlives_a_broker_that_is_away(shop: Shop):
     shop.orders.attend()
 
     assert 0 == len(shop.parked)
+
+
+@pytest.mark.parametrize(
+    ("can_ask", "is_read_again", "asked", "erased", "said"),
+    [
+        (True, True, [("orders", ("7",))], [("orders", ("7",))], "erased"),
+        (False, True, [], [], CANNOT_ASK),
+        (False, False, [], [("orders", ("7",))], "erased"),
+    ],
+)
+def test_keys_are_erased_only_after_their_rows_were_asked_for(
+    can_ask, is_read_again, asked, erased, said
+):
+    """An end of the sink in between leaves no row missing; parked letters stay."""
+    shop = Shop(can_ask=can_ask)
+    seen = []
+
+    def erase(route, keys):
+        assert asked == shop.repairs.keys
+        seen.append((route, keys))
+
+    shop.sink.erase = erase
+    shop.write(change(3, note="bad"))
+    order = Order("e", Verb.ERASE, Matter(TOPIC, None), "orders", ("7",), is_read_again)
+    answer = shop.carry_out(order)
+    text = answer.how if isinstance(answer, Ending) else answer.text
+
+    assert (asked, erased, said, 1) == (
+        shop.repairs.keys,
+        seen,
+        text,
+        len(shop.parked),
+    )
+
+
+def test_a_withdrawn_order_erases_nothing(shop: Shop):
+    """A sink that starts later finds the order answered by whoever gave it."""
+    shop.sink.erase = lambda _route, _keys: pytest.fail("erased")
+    matter = Matter(TOPIC, None)
+    shop.letters.ask(Order("e", Verb.ERASE, matter, "orders", ("7",)))
+    shop.letters.answer(Answer("e", "withdrawn", matter))
+    shop.begin()
+    shop.orders.attend()
+
+    assert [Answer("e", "withdrawn", matter)] == [
+        entry for entry in shop.letters.entries() if isinstance(entry, Answer)
+    ]
+
+
+def test_a_sink_that_cannot_erase_says_so(shop: Shop):
+    """Nor does it for a route that it does not have."""
+    order = Order("e", Verb.ERASE, Matter(TOPIC, None), "orders", ("7",))
+    said = shop.carry_out(order)
+    stray = shop.carry_out(order._replace(id="f", route="gone"))
+
+    assert (CANNOT_ERASE, NO_ROUTE) == (said.text, stray.text)
 
 
 def test_an_order_about_nothing_is_answered(shop: Shop):

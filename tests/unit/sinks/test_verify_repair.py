@@ -5,7 +5,15 @@ import pytest
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.verify.compare import Suspect, pack
 from towpath.sinks.verify.forms import RowForm
-from towpath.sinks.verify.repair import ABOVE, STILL_WRONG, TWICE, Left, repair
+from towpath.sinks.verify.repair import (
+    ABOVE,
+    NOT_ASKED,
+    NOT_ERASED,
+    STILL_WRONG,
+    TWICE,
+    Left,
+    repair,
+)
 from towpath.sinks.verify.settle import Bench
 from towpath.sinks.verify.suspects import Suspects
 from towpath.sinks.verify.table import SourceColumn, SourceTable
@@ -22,12 +30,16 @@ class World:
     def __init__(self, *held):
         self._held = held
         self._time_s = 0.0
+        self.erased = []
+        self.refusal = ""
+        self.unread = ()
+        self.is_possible = True
 
     def listed(self, _table, keys):
         return [(*key, "right") for key in keys]
 
     def possible(self, _table, keys):
-        return keys
+        return keys if self.is_possible else []
 
     def at(self, _route, _keys):
         return self._held
@@ -45,7 +57,7 @@ class World:
         """Nobody writes."""
 
     def wait_for_answers(self, _signals):
-        return ()
+        return self.unread
 
     def highest(self):
         return HIGH
@@ -53,6 +65,13 @@ class World:
     def monotonic_s(self):
         self._time_s += 0.1
         return self._time_s
+
+    def erase(self, _route, keys, *, is_read_again):
+        """Take keys away, unless that is refused; what is read anew comes then."""
+        self.erased.append((list(keys), is_read_again))
+        if not self.refusal:
+            self._held = [row("right")]
+        return self.refusal
 
     def ask_source_keys(self, _route, keys):
         return [f"repair-{key}" for key in keys]
@@ -93,3 +112,68 @@ def test_a_copy_that_went_is_repaired():
         found.convict(["7"])
 
         assert (1, ()) == repair(bench, found, world)
+
+
+ABOVE_HIGH = "f" + HIGH[1:]
+
+
+@pytest.mark.parametrize(
+    ("held", "refusal", "erased", "expected"),
+    [
+        ([row("wrong", ABOVE_HIGH)], "", [(["7"], True)], (1, ())),
+        ([row("right"), row("right")], "", [(["7"], True)], (1, ())),
+        ([row("wrong")], "", [], (0, (Left(STILL_WRONG, 1),))),
+        (
+            [row("wrong", ABOVE_HIGH)],
+            "no",
+            [(["7"], True)],
+            (0, (Left(f"{NOT_ERASED}: no", 1),)),
+        ),
+    ],
+)
+def test_only_what_no_row_replaces_is_erased(held, refusal, erased, expected):
+    """What the sink cannot erase is told with its answer."""
+    world = World(*held)
+    world.refusal = refusal
+    bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
+    with Suspects() as found:
+        found.add([Suspect("7", pack(("7", "right")), None)])
+        found.convict(["7"])
+        repaired = repair(bench, found, world, world)
+
+    assert (erased, expected) == (world.erased, repaired)
+
+
+@pytest.mark.parametrize(
+    ("unread", "is_possible", "erased"),
+    [
+        (("no right to read it",), True, []),
+        ((), False, [(["7"], False)]),
+    ],
+)
+def test_a_row_that_cannot_be_read_again_is_not_erased(unread, is_possible, erased):
+    """Only a key that the source's table cannot have is erased without a reading."""
+    world = World(row("wrong", ABOVE_HIGH))
+    world.unread, world.is_possible, world.refusal = unread, is_possible, "no"
+    bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
+    with Suspects() as found:
+        found.add([Suspect("7", pack(("7", "right")), None)])
+        found.convict(["7"])
+        (left,) = repair(bench, found, world, world).left
+
+    assert erased == world.erased
+    assert f"{NOT_ERASED}: {unread[0] if unread else 'no'}" == left.reason
+
+
+def test_nothing_of_a_route_is_erased_whose_rows_cannot_be_asked_for():
+    """Keys of ``relay.rows.key_columns`` may look like none of the source's."""
+    world = World(row("wrong"))
+    world.is_possible = False
+    world.ask_source_keys = lambda _route, _keys: None
+    bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
+    with Suspects() as found:
+        found.add([Suspect("7", pack(("7", "right")), None)])
+        found.convict(["7"])
+        repaired = repair(bench, found, world, world)
+
+    assert ([], (0, (Left(NOT_ASKED, 1),))) == (world.erased, repaired)

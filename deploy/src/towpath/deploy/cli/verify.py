@@ -5,6 +5,7 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from towpath.deploy.cli.places import ConfigOption, config_file
+from towpath.schemas.failure import UsageError
 from towpath.settings.logs import configure_logs
 
 _EVERY_S: Final = 60.0
@@ -20,6 +21,7 @@ def verify(  # noqa: PLR0913 - a command's options
     route: Annotated[tuple[str, ...], Names] = (),
     sample: str = "",
     repair: Annotated[bool, Flag] = False,
+    erase: Annotated[bool, Flag] = False,
     continuous: Annotated[bool, Flag] = False,
     every: float = _EVERY_S,
     json: Annotated[bool, Flag] = False,
@@ -39,6 +41,9 @@ def verify(  # noqa: PLR0913 - a command's options
             than these rows, and nothing if there are none.
         repair: Have what differs read anew for this sink, and compare those keys again;
             what differs even then is told with the reason, and exits by 1.
+        erase: With --repair, have the sink erase just those keys that no row read anew
+            replaces, and read them again: a row above all positions that the sink ever
+            applied, one that stands there more than once, a key the table cannot have.
         continuous: Begin anew, until interrupted; then exit by the worst of all. A pass
             in which source, broker or sink do not answer could not be verified.
         every: How many seconds from one beginning to the next.
@@ -48,5 +53,9 @@ def verify(  # noqa: PLR0913 - a command's options
     import towpath.sinks.verify.__main__ as judge  # noqa: PLC0415 - keeps --help fast
 
     configure_logs()
-    wishes = judge.Wishes(json, route, sample, repair, every if continuous else None)
+    if erase and not repair:
+        message = "--erase goes with --repair"
+        raise UsageError(message)
+    every_s = every if continuous else None
+    wishes = judge.Wishes(json, route, sample, repair, every_s, erase)
     return judge.verify(config_file(config), sink, wishes)

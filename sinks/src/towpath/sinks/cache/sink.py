@@ -132,6 +132,19 @@ class CacheSink:
         self._swept.clear()
         return self._tally.take()
 
+    def erase(self, route: str, keys: Sequence[str]) -> None:
+        """
+        Take rows away, tombstones too, at whatever position they stand.
+
+        Raises:
+            UnavailableError: The cache cannot be reached; it is safe to repeat.
+        """
+        begins = route_place(self._prefix, route)
+        with self._acting():
+            self._arrive()
+            for place in (begins + key for key in keys):
+                self._servers.of(place).delete(place)
+
     def attend(self) -> None:
         """Notice a loss while there is nothing to write."""
         self._settle()

@@ -48,12 +48,25 @@ def ask(
         UnavailableError: The broker does not answer.
     """
     orders = [Order(uuid.uuid4().hex, verb, matter) for matter in matters]
+    said = ask_orders(topic, orders, clock, timeout_s)
+    return {order.matter: said[order.id] for order in orders}
+
+
+def ask_orders(
+    topic: Asks, orders: Sequence[Order], clock: Clock, timeout_s: float
+) -> dict[str, Ending | Answer | None]:
+    """
+    Ask as orders say, and return what became of each, by its id; as ``ask`` does.
+
+    Raises:
+        UnavailableError: The broker does not answer.
+    """
     topic.ask(orders)
     book = Book(frozenset())
     deadline = Deadline(clock, timeout_s)
     while True:
         book.read(topic.since())
-        said = {order.matter: book.answers.get(order.id) for order in orders}
+        said = {order.id: book.answers.get(order.id) for order in orders}
         if None not in said.values() or deadline.passed():
             return said
         clock.wait(_LOOK_EVERY_S)

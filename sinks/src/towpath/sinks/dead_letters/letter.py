@@ -86,6 +86,7 @@ class Verb(enum.StrEnum):
 
     REPLAY = "replay"
     DISCARD = "discard"
+    ERASE = "erase"
 
 
 class Matter(NamedTuple):
@@ -113,11 +114,22 @@ class Ending(NamedTuple):
 
 
 class Order(NamedTuple):
-    """Somebody asks for something, under an id of their own."""
+    """
+    Somebody asks for something, under an id of their own.
+
+    Attributes:
+        route: Of what is to be erased, the route.
+        keys: Likewise, the keys as the target has them.
+        is_read_again: Likewise, whether the sink asks the source for their rows; not
+            for keys that the source's table cannot have.
+    """
 
     id: str
     verb: Verb
     matter: Matter
+    route: str = ""
+    keys: tuple[str, ...] = ()
+    is_read_again: bool = False
 
 
 class Answer(NamedTuple):
@@ -204,7 +216,12 @@ def _other(kind: bytes, said: Mapping[str, Any], matter: Matter) -> Entry | None
         case b"ending":
             return Ending(matter, said["position"], said["how"], said["order"])
         case b"order":
-            return Order(said["id"], Verb(said["verb"]), matter)
+            order = Order(said["id"], Verb(said["verb"]), matter)
+            return order._replace(
+                route=said.get("route", ""),
+                keys=tuple(said.get("keys", ())),
+                is_read_again=said.get("is_read_again", False),
+            )
         case b"answer":
             return Answer(said["order"], said["text"], matter)
         case _:

@@ -20,6 +20,7 @@ from towpath.sinks.dead_letters.box import LetterBox
 from towpath.sinks.dead_letters.letter import Letter, ParkedKey
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.decode import Decoded, decode
+from towpath.sinks.erasing import Erasing
 from towpath.sinks.fold import first_per_event, newest_per_key
 from towpath.sinks.jobs.aside import Over, letters_of, reasons_of
 from towpath.sinks.jobs.asking import Told, ask, ask_overdue
@@ -90,6 +91,7 @@ class BatchWriter:
 
     def __init__(self, routes: Routes, sink: Sink, desk: Desk) -> None:
         self.routes = routes
+        self._sink = sink
         self._rule = KeyRule(routes, isinstance(sink, InOrder))
         self._desk = desk
         self._delivery = Delivery(sink, desk.clock, desk.in_a_row)
@@ -154,6 +156,22 @@ class BatchWriter:
     def owe(self, row: Row, record_key: ParkedKey, position: str) -> None:
         """Take note that a row was asked for which lacks a change at a position."""
         self._desk.owed.owe(row, record_key, position)
+
+    @property
+    def can_erase(self) -> bool:
+        """Tell whether the sink can take single keys out of its target."""
+        return isinstance(self._sink, Erasing)
+
+    def erase(self, route: str, keys: Sequence[str]) -> None:
+        """
+        Take keys out of the target, if the sink can.
+
+        Raises:
+            UnavailableError: The target does not answer.
+        """
+        if isinstance(self._sink, Erasing):
+            with self.alone:
+                self._sink.erase(route, keys)
 
     def is_owed(self, key: ParkedKey) -> bool:
         """Tell whether the row of a record's key is owed."""

@@ -1,6 +1,9 @@
 """
 Carries out what was asked for of the dead letters: replay them, or give them up.
 
+Keys of the target can be erased by an order, too: the rows that the source has of them
+are asked for first, so that no end in between leaves one of them missing.
+
 Letters of a key are replayed together, in position order, through the same guard as any
 batch: what is older than what the target has changes nothing. They are over once all of
 them are written; if one is refused again, all of them stay. Letters that are given up
@@ -8,6 +11,7 @@ leave the row as the sink has it, so the row is asked for as it is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -33,8 +37,12 @@ from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.decode import decode
 from towpath.sinks.jobs.batch import BatchWriter, Written
 from towpath.sinks.jobs.retries import Retries
+from towpath.sinks.key_text import key_parts
 from towpath.sinks.ports import Repairs
 
+CANNOT_ERASE: Final = "the sink cannot take single keys out of its target"
+CANNOT_ASK: Final = "the rows of these keys cannot be read again"
+NO_ROUTE: Final = "the sink has no such route any more"
 NOTHING_OPEN: Final = "there is no open letter of it"
 ASKED_FOR: Final = "its row was asked for as it is, and will let the key go"
 
@@ -156,13 +164,11 @@ class Orders:
 
     def _carry_out(self, order: Order, book: Book) -> None:
         found = book.of(order.matter)
-        carry_out: Callable[[Order, list[Letter]], Ending | Answer] = (
-            self._replayed if order.verb is Verb.REPLAY else self._discarded
-        )
+        carry_out = _VERBS[order.verb]
         try:
             said = (
-                carry_out(order, found)
-                if found
+                carry_out(self, order, found)
+                if found or order.verb is Verb.ERASE
                 else Answer(order.id, NOTHING_OPEN, order.matter)
             )
         except TowpathError as error:
@@ -198,6 +204,26 @@ class Orders:
             how = "discarded; its row was asked for as it is"
         return Ending(order.matter, found[-1].position, how, order.id)
 
+    def _erased(self, order: Order, _: list[Letter]) -> Ending | Answer:
+        reading = self._writer.routes.reading(order.matter.topic)
+        if order.route not in {route.name for route, _ in reading}:
+            return Answer(order.id, NO_ROUTE, order.matter)
+        if not self._writer.can_erase:
+            return Answer(order.id, CANNOT_ERASE, order.matter)
+        keys = map(key_parts, order.keys)
+        # What is read is applied after this: no batch is written meanwhile.
+        if order.is_read_again and not self._repairs.ask_keys(order.route, keys):
+            return Answer(order.id, CANNOT_ASK, order.matter)
+        self._writer.erase(order.route, order.keys)
+        _log.warning(
+            "sink rows erased",
+            order=order.id,
+            route=order.route,
+            keys=len(order.keys),
+            is_read_again=order.is_read_again,
+        )
+        return Ending(order.matter, "", "erased", order.id)
+
     def _ask(self, found: list[Letter]) -> bool:
         last = found[-1]
         topic = shared_topic(last.record.origin.topic)
@@ -209,6 +235,17 @@ class Orders:
         for row in asked:
             self._writer.owe(row, record_key, last.position)
         return bool(asked)
+
+
+_VERBS: Final[
+    Mapping[Verb, Callable[[Orders, Order, list[Letter]], Ending | Answer]]
+] = MappingProxyType(
+    {
+        Verb.REPLAY: Orders._replayed,  # noqa: SLF001 - of this module
+        Verb.DISCARD: Orders._discarded,  # noqa: SLF001
+        Verb.ERASE: Orders._erased,  # noqa: SLF001
+    }
+)
 
 
 def _bare(record: Record) -> Record:

@@ -9,7 +9,7 @@ decides. One sink is the only writer of its indexes, so nothing comes in between
 While a rebuild fills a second index of a route, each of its documents goes to both.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from towpath.sinks.errors import IndexGoneError, ShapeUnknownError
 from towpath.sinks.fold import ABSENT_ROW
 from towpath.sinks.ports import Batch, Checkpoint, RelationSource
 from towpath.sinks.search.client import connect, translated
+from towpath.sinks.search.erasing import erase_documents
 from towpath.sinks.search.fields import RouteFields
 from towpath.sinks.search.indexes import Indexes
 from towpath.sinks.search.known import Watch
@@ -71,6 +72,7 @@ class SearchSink:
             watch: Notices an index that is not the one that was written; left out, it
                 is noticed only while this sink is open, and nobody is asked for rows.
         """
+        self._clock = clock
         self._client = connect(url, at_once=options.calls_in_flight)
         self._routes = routes
         self._options = options
@@ -108,6 +110,10 @@ class SearchSink:
     def flush(self) -> Checkpoint:
         # The index syncs its log before it answers a bulk call.
         return self._tally.take()
+
+    def erase(self, route: str, keys: Sequence[str]) -> None:
+        self._indexes.look()
+        erase_documents(self._client, self._indexes.behind(route), keys, self._clock)
 
     def close(self) -> None:
         self._writer.close()

@@ -26,6 +26,7 @@ from towpath.sinks.ports import SinkReader
 from towpath.sinks.repairs import KafkaRepairs
 from towpath.sinks.verify import report
 from towpath.sinks.verify.bars import Bars
+from towpath.sinks.verify.erasing import OrderedEraser
 from towpath.sinks.verify.errors import UnroutedTableError
 from towpath.sinks.verify.forms import form_of
 from towpath.sinks.verify.passing import Passing
@@ -55,6 +56,7 @@ class Wishes:
         sample: How many rows of each, or a percentage; empty: all.
         repairs: Whether to ask for what differs, and to look again.
         every_s: Begin anew so often, until interrupted; none: verify once.
+        erases: Whether a repair erases keys that no row read anew replaces.
     """
 
     as_json: bool = False
@@ -62,6 +64,7 @@ class Wishes:
     sample: str = ""
     repairs: bool = False
     every_s: float | None = None
+    erases: bool = False
 
 
 def verify(config: Path, sink: str, wishes: Wishes) -> int:
@@ -202,14 +205,16 @@ class Judge:
             bench = self._bench(route, tables, reader, passing)
         except (UnavailableError, UnroutedTableError) as failure:
             return RouteReport(route.name, route.topic, error=str(failure))
-        repairs = None
+        repairs, eraser = None, None
         if self._wishes.repairs:
             repairs = KafkaRepairs(self._settings, self._sink)
+        if self._wishes.erases:
+            eraser = OrderedEraser(self._settings, self._sink, self._clock)
 
         def tell(what: str, rows: int, estimate: int) -> None:
             bars.advance(f"{bench.route}: {what}", rows, estimate)
 
-        return verify_route(bench, self._sample, repairs, tell)
+        return verify_route(bench, self._sample, repairs, tell, eraser)
 
     @contextmanager
     def _tables(self) -> Iterator[Tables]:

@@ -8,7 +8,7 @@ asking would change it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from towpath.sinks.verify.compare import Suspect
@@ -23,22 +23,27 @@ NOT_ASKED: Final = (
     "relay.snapshot.signal_topic may be empty"
 )
 NO_KEY: Final = (
-    "the source's table can have no such key, so nothing can be read for it: take the "
-    "row out of the sink by hand"
+    "the source's table can have no such key, so nothing can be read for it: have it "
+    "erased by towpath verify SINK --repair --erase"
 )
+NOT_ERASED: Final = "it was to be erased, and is not"
 ABOVE: Final = (
     "the sink holds it at a position above all that it ever applied, so no row that is "
-    "read anew replaces it: fill the sink from nothing by towpath sink drop --data and "
-    "towpath sink add"
+    "read anew replaces it: have just its key erased and read anew by towpath verify "
+    "SINK --repair --erase"
 )
 TWICE: Final = (
     "the sink holds it more than once, and a row that is read anew replaces every copy "
-    "and takes none away: fill the sink from nothing by towpath sink drop --data and "
-    "towpath sink add"
+    "and takes none away: have just its key erased and read anew by towpath verify "
+    "SINK --repair --erase"
 )
 STILL_WRONG: Final = (
     "it was read anew and differs all the same: see the sink's log and its dead letters"
 )
+
+
+# What is erased if that is asked for; nothing else ever is.
+_ERASED: Final = frozenset({ABOVE, TWICE, NO_KEY})
 
 
 class SourceRepairs(Protocol):
@@ -50,6 +55,20 @@ class SourceRepairs(Protocol):
 
         Returns:
             The ids of the signals; ``None``: the keys cannot be asked for.
+
+        Raises:
+            UnavailableError: It is not known to be asked for.
+        """
+
+
+class Eraser(Protocol):
+    """Has single keys taken out of the sink's target, by the sink itself."""
+
+    def erase(self, route: str, keys: Sequence[str], *, is_read_again: bool) -> str:
+        """
+        Have keys erased; return why that was not done, or nothing.
+
+        Rows of the source that are to be read again are asked for before that.
 
         Raises:
             UnavailableError: It is not known to be asked for.
@@ -73,9 +92,21 @@ class Repaired(NamedTuple):
 NOTHING_ASKED: Final = Repaired(0)
 
 
-def repair(bench: Bench, suspects: Suspects, repairs: SourceRepairs) -> Repaired:
+def repair(
+    bench: Bench,
+    suspects: Suspects,
+    repairs: SourceRepairs,
+    eraser: Eraser | None = None,
+) -> Repaired:
     """
     Ask for what is wrong, and compare it again when it has come.
+
+    Args:
+        bench: Both sides.
+        suspects: What is wrong.
+        repairs: Where to ask for rows.
+        eraser: Erases what no row that is read anew replaces; then these are asked for
+            once more. Without it they are left as they are.
 
     Raises:
         UnavailableError: A part does not answer, or the sink does not get on.
@@ -83,17 +114,58 @@ def repair(bench: Bench, suspects: Suspects, repairs: SourceRepairs) -> Repaired
     wrong_before = suspects.wrong_count
     if not wrong_before:
         return NOTHING_ASKED
-    signals = _ask(bench, suspects, repairs)
-    if signals is None:
+    refusals = _read_again(bench, suspects, repairs)
+    if refusals is None:
         return Repaired(0, (Left(NOT_ASKED, wrong_before),))
-    refusals = bench.waits.wait_for_answers(signals)
-    suspects.reopen()
-    settle_further(bench, suspects)
+    kept = ""
+    if eraser is not None:
+        # What the relay refuses to read would be missing once it is erased.
+        kept = "; ".join(refusals) or _erase(bench, eraser, suspects)
+        refusals = _read_again(bench, suspects, repairs) or ()
+    reasons = (why for _, why in _reasons(bench, suspects, refusals))
     left = Counter(
-        _reason(bench, one, refusals) for some in suspects.wrong() for one in some
+        f"{NOT_ERASED}: {kept}" if kept and why in _ERASED else why for why in reasons
     )
     equal = wrong_before - suspects.wrong_count - suspects.open_count
     return Repaired(equal, tuple(Left(*each) for each in sorted(left.items())))
+
+
+def _read_again(
+    bench: Bench, suspects: Suspects, repairs: SourceRepairs
+) -> tuple[str, ...] | None:
+    """Have what is wrong read, and compare it; return why some was not read."""
+    if not suspects.wrong_count:
+        return ()
+    signals = _ask(bench, suspects, repairs)
+    if signals is None:
+        return None
+    refusals = bench.waits.wait_for_answers(signals)
+    suspects.reopen()
+    settle_further(bench, suspects)
+    return refusals
+
+
+def _reasons(
+    bench: Bench, suspects: Suspects, refusals: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Return of each key that is wrong all the same why it is."""
+    for some in suspects.wrong():
+        for one in some:
+            yield one.key, _reason(bench, one, refusals)
+
+
+def _erase(bench: Bench, eraser: Eraser, suspects: Suspects) -> str:
+    """Have erased what can be cured by nothing else; return why it was not."""
+    found: dict[bool, list[str]] = {True: [], False: []}
+    for key, why in _reasons(bench, suspects, ()):
+        if why in _ERASED:
+            found[why != NO_KEY].append(key)
+    said = [
+        eraser.erase(bench.route, keys, is_read_again=can_be)
+        for can_be, keys in found.items()
+        if keys
+    ]
+    return "; ".join(filter(None, said))
 
 
 def _ask(bench: Bench, suspects: Suspects, repairs: SourceRepairs) -> list[str] | None:
@@ -101,7 +173,8 @@ def _ask(bench: Bench, suspects: Suspects, repairs: SourceRepairs) -> list[str] 
     signals: list[str] = []
     for some in suspects.wrong():
         keys = _possible(bench, [one.key for one in some])
-        asked = repairs.ask_source_keys(bench.route, keys) if keys else []
+        # Without a key to ask for it tells all the same whether any can be.
+        asked = repairs.ask_source_keys(bench.route, keys)
         if asked is None:
             return None
         signals += asked

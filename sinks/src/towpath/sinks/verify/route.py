@@ -18,6 +18,7 @@ from towpath.sinks.verify.compare import (
 from towpath.sinks.verify.readers import SampleReader
 from towpath.sinks.verify.repair import (
     NOTHING_ASKED,
+    Eraser,
     Repaired,
     SourceRepairs,
     repair,
@@ -49,7 +50,11 @@ class _Counts:
 
 
 def verify_route(
-    bench: Bench, sample: float | None, repairs: SourceRepairs | None, told: Told
+    bench: Bench,
+    sample: float | None,
+    repairs: SourceRepairs | None,
+    told: Told,
+    eraser: Eraser | None = None,
 ) -> RouteReport:
     """
     Compare a route; what cannot be read is told in the report, not raised.
@@ -59,6 +64,7 @@ def verify_route(
         sample: Of how many rows, or of how large a part; none: of all.
         repairs: Where to ask for what is wrong; none: it is left as it is.
         told: Hears of progress.
+        eraser: Erases keys that no row replaces; none: they are left as they are.
     """
     counts = _Counts()
     began_s = bench.clock.monotonic_s()
@@ -70,7 +76,7 @@ def verify_route(
                 _read_some(bench, sample, open_ones, counts)
             settle(bench, open_ones)
             if repairs is not None:
-                counts.repaired = repair(bench, open_ones, repairs)
+                counts.repaired = repair(bench, open_ones, repairs, eraser)
         except UnavailableError as failure:
             counts.error = str(failure)
         count, first = _sum(bench, open_ones)

@@ -9,7 +9,7 @@ also with ``_kept``: the columns whose stored value stays. A batch has each key 
 or the engine refuses it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from towpath.sinks.warehouse.catalog import CATALOG
 from towpath.sinks.warehouse.tables import (
@@ -87,6 +87,26 @@ def sweep(name: LakeName, floor: str) -> str:
     """Take away the rows below a floor, tombstones too."""
     where = f"{quoted(POSITION)} < {literal(floor)}"
     return f"DELETE FROM {name.sql} WHERE {where}"  # noqa: S608 - quoted
+
+
+def erase(table: LakeTable, keys: Iterable[Sequence[str]]) -> str:
+    """Take all rows of some keys away, each key as the texts of its values."""
+    types = {column.name: column.type for column in table.columns}
+    each = (
+        " AND ".join(
+            f"{quoted(name)} = {_typed(types[name].ddl, text)}"
+            for name, text in zip(table.key, key, strict=True)
+        )
+        for key in keys
+    )
+    where = " OR ".join(f"({one})" for one in each)
+    return f"DELETE FROM {table.name.sql} WHERE {where}"  # noqa: S608 - quoted
+
+
+def _typed(ddl: str, text: str) -> str:
+    if ddl == "binary":
+        return f"unbase64({literal(text)})"
+    return f"CAST({literal(text)} AS {ddl})"
 
 
 def purge(name: LakeName, safe: str) -> str:

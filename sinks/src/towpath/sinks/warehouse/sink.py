@@ -8,7 +8,7 @@ how rows are written is in ``writing``.
 
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,10 @@ from towpath.sinks.errors import (
     BatchRefusedError,
     ShapeUnknownError,
     StatementRefusedError,
+    TargetUnavailableError,
 )
 from towpath.sinks.floors import Floors
+from towpath.sinks.key_text import key_parts
 from towpath.sinks.ports import Batch, Checkpoint, RelationSource, Repairs
 from towpath.sinks.tally import Tally
 from towpath.sinks.warehouse import bulk, merge, rows
@@ -133,6 +135,16 @@ class WarehouseSink:
         applied = self._writer.write(Rows(table, newest, guarded))
         self._tally.applied += applied
         self._tally.stale += len(rows) - applied
+
+    def erase(self, route: str, keys: Sequence[str]) -> None:
+        table = self._fitting_table(route)
+        if table is None:
+            raise TargetUnavailableError(self._shelves.reason(route))
+        parts = [key_parts(key) for key in keys]
+        fit = [key for key in parts if len(key) == len(table.key)]
+        self._writer.forget(table.name)
+        if fit:
+            self._session.sql(merge.erase(table, fit))
 
     def flush(self) -> Checkpoint:
         self._followed.clear()

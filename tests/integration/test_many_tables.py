@@ -1,7 +1,7 @@
 """Many tables under one expression: requests do not grow with them."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,13 @@ def test_topics_are_made_and_looked_at_together(stack, unique: str, monkeypatch)
     Sixty topics take as many requests as one, and none is asked about again.
     """
     kafka = Kafka(bootstrap_servers=stack.kafka)
-    asked = ("create_topics", "describe_configs", "list_topics", "list_offsets")
+    asked = (
+        "create_topics",
+        "describe_configs",
+        "describe_topics",
+        "list_topics",
+        "list_offsets",
+    )
     calls = counted(monkeypatch, AdminClient, *asked)
     found = []
     for count in (1, TABLES):
@@ -92,6 +98,47 @@ def test_topics_are_made_and_looked_at_together(stack, unique: str, monkeypatch)
         calls.clear()
 
     assert found[0] == found[1]
+
+
+class Waiting:
+    """A clock whose first wait makes a topic; it keeps how long it was asked for."""
+
+    def __init__(self, make: Callable[[], None]) -> None:
+        self.waits: list[float] = []
+        self._make = make
+        self.now, self.monotonic_s = CLOCK.now, CLOCK.monotonic_s
+
+    def wait(self, delay_s: float) -> None:
+        """Make the topic on the first call; then let time pass."""
+        self.waits.append(delay_s)
+        if len(self.waits) == 1:
+            self._make()
+        CLOCK.wait(delay_s)
+
+
+def test_only_what_is_unknown_is_asked_about_again(stack, unique: str, monkeypatch):
+    """
+    Ends wait for a topic that is not there yet, and ask about no other again.
+    """
+    kafka, settings = Kafka(bootstrap_servers=stack.kafka), Topics(partitions=1)
+    made = KafkaTopics(kafka, settings, CLOCK)
+    made.ensure(f"{unique}.first")
+    clock = Waiting(lambda: made.make_again(unique, {f"{unique}.second": 1}))
+    asked: list[set[str]] = []
+    list_offsets = AdminClient.list_offsets
+
+    def listing(self: Any, places: Any, **more: Any) -> Any:
+        asked.append({place.topic for place in places})
+        return list_offsets(self, places, **more)
+
+    monkeypatch.setattr(AdminClient, "list_offsets", listing)
+    places = [(f"{unique}.first", 0), (f"{unique}.second", 0)]
+    ends = KafkaTopics(kafka, settings, clock).known_ends(places)
+
+    assert ends == dict.fromkeys(places, 0)
+    assert asked[0] == {f"{unique}.first", f"{unique}.second"}
+    assert all(each == {f"{unique}.second"} for each in asked[1:])
+    assert len(asked) == 1 + len(clock.waits)
 
 
 def test_tables_are_described_together(rig: Rig, monkeypatch):

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
     AdminClient,
     ConfigResource,
@@ -34,7 +34,8 @@ from towpath.relay.kafka.reading import Place
 from towpath.relay.kafka.tails import end_offsets
 from towpath.relay.ports import TopicFacts
 from towpath.schemas import topics as names
-from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.backoff import Backoff
+from towpath.schemas.clock import Clock, Patience
 from towpath.schemas.table_name import TableName
 from towpath.settings import Kafka, Settings, Topics
 
@@ -55,6 +56,8 @@ _Asked = TypeVar("_Asked")
 _NO_COUNTS: Final[Mapping[str, int]] = MappingProxyType({})
 # A new topic is known to every broker within tens of milliseconds.
 _SPREADING_S: Final = 0.02
+# Of thousands of topics it takes seconds: asking more often only adds to the load.
+_MAX_SPREADING_S: Final = 0.5
 
 
 def compacted_topics(prefix: str) -> tuple[str, ...]:
@@ -192,21 +195,23 @@ class KafkaTopics:
         Raises:
             BrokerUnavailableError: Kafka does not answer.
         """
-        deadline = Deadline(self._clock, REQUEST_TIMEOUT_S)
+        found: dict[Place, int] = {}
+        left, spreading = list(places), _Spreading(self._clock)
         while True:
             try:
-                found = end_offsets(self._kafka, places)
+                ends = end_offsets(self._kafka, left)
             except BrokerUnavailableError:
-                if deadline.passed():
+                if spreading.is_over(len(left)):
                     raise
             else:
-                absent = [topic for (topic, _), end in found.items() if end < 0]
-                if not absent:
+                found |= {place: end for place, end in ends.items() if end >= 0}
+                left = [place for place in left if place not in found]
+                if not left:
                     return found
-                if deadline.passed():
-                    reason = f"partitions of {absent[0]} have no leader yet"
+                if spreading.is_over(len(left)):
+                    reason = f"partitions of {left[0][0]} have no leader yet"
                     raise BrokerUnavailableError(reason)
-            self._clock.wait(_SPREADING_S)
+            spreading.wait()
 
     def _heed(self, topic: str, limit_bytes: int) -> None:
         if self._batch_bytes <= limit_bytes <= self._record_bytes:
@@ -288,37 +293,89 @@ class KafkaTopics:
         }
 
     def _facts_of(self, wanted: list[str]) -> dict[str, TopicFacts]:
-        """Look at topics; one just made may take a moment to be known everywhere."""
-        deadline = Deadline(self._clock, REQUEST_TIMEOUT_S)
+        """Look at topics; those just made may take a while to be known everywhere."""
+        facts: dict[str, TopicFacts] = {}
+        left, spreading = wanted, _Spreading(self._clock)
         while True:
-            try:
-                return self._describe(wanted)
-            except KafkaException as error:
-                is_new = error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
-                if not is_new or deadline.passed():
-                    raise translated(error, "reading topic settings") from error
-            self._clock.wait(_SPREADING_S)
+            facts |= self._described(left)
+            left = [name for name in wanted if name not in facts]
+            if not left:
+                self._counts |= {n: each.partition_count for n, each in facts.items()}
+                return facts
+            if spreading.is_over(len(left)):
+                reason = f"reading topic settings: {left[0]} is not known yet"
+                raise BrokerUnavailableError(reason)
+            spreading.wait()
 
-    def _describe(self, wanted: list[str]) -> dict[str, TopicFacts]:
-        counts = self._partition_counts(wanted[0] if len(wanted) == 1 else None)
-        if not all(name in counts for name in wanted):
-            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+    def _described(self, wanted: list[str]) -> dict[str, TopicFacts]:
+        """Return the facts of those topics that the brokers know."""
         facts = {}
         for some in _in_requests(wanted):
-            resources = [ConfigResource(ResourceType.TOPIC, name) for name in some]
+            counts = self._counts_of(some)
+            if not counts:
+                continue
+            resources = [ConfigResource(ResourceType.TOPIC, name) for name in counts]
             futures = self._admin.describe_configs(
                 resources, request_timeout=REQUEST_TIMEOUT_S
             )
             for resource, future in futures.items():
-                told = future.result()
+                told = _known(future)
+                if told is None:
+                    continue
                 limit, policy = told.get(_LIMIT), told.get(_POLICY)
                 facts[resource.name] = TopicFacts(
                     int(limit.value) if limit else DEFAULT_LIMIT_BYTES,
                     counts[resource.name],
                     policy is not None and _COMPACT in policy.value,
                 )
-        self._counts |= {name: each.partition_count for name, each in facts.items()}
         return facts
+
+    def _counts_of(self, wanted: list[str]) -> dict[str, int]:
+        """Return the partition counts of those topics that the brokers know."""
+        futures = self._admin.describe_topics(
+            TopicCollection(wanted), request_timeout=REQUEST_TIMEOUT_S
+        )
+        described = {name: _known(future) for name, future in futures.items()}
+        return {
+            name: len(each.partitions)
+            for name, each in described.items()
+            if each is not None and each.partitions
+        }
+
+
+class _Spreading:
+    """Waits, ever longer, until brokers know topics; for ever while more are known."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._patience = Patience(clock, REQUEST_TIMEOUT_S)
+        self._backoff = Backoff(first_s=_SPREADING_S, ceiling_s=_MAX_SPREADING_S)
+        self._attempt = 0
+
+    def is_over(self, left: int) -> bool:
+        """Take how much is not known; tell whether it has been no less for too long."""
+        return self._patience.is_over(left)
+
+    def wait(self) -> None:
+        """Let time pass before the next look."""
+        self._clock.wait(self._backoff.delay_s(self._attempt))
+        self._attempt += 1
+
+
+def _known(future: "Future[_Asked]") -> _Asked | None:
+    """
+    Return what is told of a topic; None: it is not known yet.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+        BrokerRefusedError: Kafka refuses to tell.
+    """
+    try:
+        return future.result()
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise translated(error, "reading topic settings") from error
+        return None
 
 
 def _in_requests(

@@ -8,19 +8,16 @@ not asked about again by ``ensure``.
 newest record of each key for ever, and have one partition, so that they read in order.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
-from itertools import islice
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
     AdminClient,
-    ConfigResource,
     NewTopic,
-    ResourceType,
 )
 
 from towpath.relay.errors import BrokerUnavailableError, TopicRefusedError
@@ -32,32 +29,26 @@ from towpath.relay.kafka.client import (
 from towpath.relay.kafka.producer import MAX_BATCH_BYTES
 from towpath.relay.kafka.reading import Place
 from towpath.relay.kafka.tails import end_offsets
+from towpath.relay.kafka.topic_facts import (
+    DEFAULT_LIMIT_BYTES,
+    TOPICS_AT_ONCE,
+    Spreading,
+    facts_of,
+    in_requests,
+)
 from towpath.relay.ports import TopicFacts
 from towpath.schemas import topics as names
-from towpath.schemas.backoff import Backoff
-from towpath.schemas.clock import Clock, Patience
+from towpath.schemas.clock import Clock
 from towpath.schemas.table_name import TableName
 from towpath.settings import Kafka, Settings, Topics
 
 _LOG = structlog.get_logger(__name__)
 
-_LIMIT: Final = "max.message.bytes"
-_POLICY: Final = "cleanup.policy"
-_COMPACT: Final = "compact"
 # The relay's dead letters tell which aggregates are parked: they are let go by people.
 _FOR_EVER: Final = -1
-# What a broker takes if it does not say: Kafka's own default.
-DEFAULT_LIMIT_BYTES: Final = 1_048_588
-# How many topics one request describes: an answer of some hundred kilobytes. A broker
-# makes at most ten thousand partitions in one request.
-_AT_ONCE: Final = 500
+# A broker makes at most ten thousand partitions in one request.
 _PARTITIONS_AT_ONCE: Final = 5_000
-_Asked = TypeVar("_Asked")
 _NO_COUNTS: Final[Mapping[str, int]] = MappingProxyType({})
-# A new topic is known to every broker within tens of milliseconds.
-_SPREADING_S: Final = 0.02
-# Of thousands of topics it takes seconds: asking more often only adds to the load.
-_MAX_SPREADING_S: Final = 0.5
 
 
 def compacted_topics(prefix: str) -> tuple[str, ...]:
@@ -196,7 +187,7 @@ class KafkaTopics:
             BrokerUnavailableError: Kafka does not answer.
         """
         found: dict[Place, int] = {}
-        left, spreading = list(places), _Spreading(self._clock)
+        left, spreading = list(places), Spreading(self._clock)
         while True:
             try:
                 ends = end_offsets(self._kafka, left)
@@ -263,7 +254,7 @@ class KafkaTopics:
         # The client ends the process when it is given a name twice.
         once = {topic.topic: topic for topic in wanted}
         at_once = max(1, _PARTITIONS_AT_ONCE // self._settings.partitions)
-        for new in _in_requests(once.values(), min(_AT_ONCE, at_once)):
+        for new in in_requests(once.values(), min(TOPICS_AT_ONCE, at_once)):
             futures = self._admin.create_topics(new, request_timeout=REQUEST_TIMEOUT_S)
             for name, future in futures.items():
                 self._await(name, future)
@@ -293,95 +284,6 @@ class KafkaTopics:
         }
 
     def _facts_of(self, wanted: list[str]) -> dict[str, TopicFacts]:
-        """Look at topics; those just made may take a while to be known everywhere."""
-        facts: dict[str, TopicFacts] = {}
-        left, spreading = wanted, _Spreading(self._clock)
-        while True:
-            facts |= self._described(left)
-            left = [name for name in wanted if name not in facts]
-            if not left:
-                self._counts |= {n: each.partition_count for n, each in facts.items()}
-                return facts
-            if spreading.is_over(len(left)):
-                reason = f"reading topic settings: {left[0]} is not known yet"
-                raise BrokerUnavailableError(reason)
-            spreading.wait()
-
-    def _described(self, wanted: list[str]) -> dict[str, TopicFacts]:
-        """Return the facts of those topics that the brokers know."""
-        facts = {}
-        for some in _in_requests(wanted):
-            counts = self._counts_of(some)
-            if not counts:
-                continue
-            resources = [ConfigResource(ResourceType.TOPIC, name) for name in counts]
-            futures = self._admin.describe_configs(
-                resources, request_timeout=REQUEST_TIMEOUT_S
-            )
-            for resource, future in futures.items():
-                told = _known(future)
-                if told is None:
-                    continue
-                limit, policy = told.get(_LIMIT), told.get(_POLICY)
-                facts[resource.name] = TopicFacts(
-                    int(limit.value) if limit else DEFAULT_LIMIT_BYTES,
-                    counts[resource.name],
-                    policy is not None and _COMPACT in policy.value,
-                )
+        facts = facts_of(self._admin, self._clock, wanted)
+        self._counts |= {name: each.partition_count for name, each in facts.items()}
         return facts
-
-    def _counts_of(self, wanted: list[str]) -> dict[str, int]:
-        """Return the partition counts of those topics that the brokers know."""
-        futures = self._admin.describe_topics(
-            TopicCollection(wanted), request_timeout=REQUEST_TIMEOUT_S
-        )
-        described = {name: _known(future) for name, future in futures.items()}
-        return {
-            name: len(each.partitions)
-            for name, each in described.items()
-            if each is not None and each.partitions
-        }
-
-
-class _Spreading:
-    """Waits, ever longer, until brokers know topics; for ever while more are known."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._patience = Patience(clock, REQUEST_TIMEOUT_S)
-        self._backoff = Backoff(first_s=_SPREADING_S, ceiling_s=_MAX_SPREADING_S)
-        self._attempt = 0
-
-    def is_over(self, left: int) -> bool:
-        """Take how much is not known; tell whether it has been no less for too long."""
-        return self._patience.is_over(left)
-
-    def wait(self) -> None:
-        """Let time pass before the next look."""
-        self._clock.wait(self._backoff.delay_s(self._attempt))
-        self._attempt += 1
-
-
-def _known(future: "Future[_Asked]") -> _Asked | None:
-    """
-    Return what is told of a topic; None: it is not known yet.
-
-    Raises:
-        BrokerUnavailableError: Kafka does not answer.
-        BrokerRefusedError: Kafka refuses to tell.
-    """
-    try:
-        return future.result()
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise translated(error, "reading topic settings") from error
-        return None
-
-
-def _in_requests(
-    each: Iterable[_Asked], at_once: int = _AT_ONCE
-) -> Iterator[list[_Asked]]:
-    """Divide what is asked for into lists of what one request takes."""
-    left = iter(each)
-    while some := list(islice(left, at_once)):
-        yield some

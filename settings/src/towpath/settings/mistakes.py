@@ -18,6 +18,9 @@ from towpath.settings.shape import Place, keys, section_at
 
 # Below this likeness a name is no guess at what was meant.
 _ALIKE: Final = 0.6
+# Of a name of two letters one may be wrong.
+_ALIKE_IN_SHORT: Final = 0.5
+_SHORT_LETTERS: Final = 3
 _KEY_STEP: Final = "[key]"
 
 _EXPECTED: Final[Mapping[str, str]] = {
@@ -55,7 +58,8 @@ def tell_all(
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Name the known word that is like it; nothing if none is."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=_ALIKE)
+    cutoff = _ALIKE_IN_SHORT if len(word) <= _SHORT_LETTERS else _ALIKE
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

@@ -105,6 +105,7 @@ def _tables(settings: Settings) -> Document:
     return {
         "problems": [str(each) for each in problems],
         "dropped_tables": list(tables.dropped),
+        "changed_keys": dict(tables.changed_keys),
         "tables_without_snapshot": dict(tables.unreadable),
         "notices": [f"{each.what}; {each.cure}" for each in tables.findings()],
     }

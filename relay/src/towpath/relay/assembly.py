@@ -38,6 +38,7 @@ from towpath.relay.postgres.connect import Connection, connect
 from towpath.relay.postgres.generated import GeneratedColumns
 from towpath.relay.postgres.guardian import Guardian
 from towpath.relay.postgres.history import History, Memory
+from towpath.relay.postgres.key_changes import KeyChanges, require_same_keys
 from towpath.relay.postgres.known_tables import KnownTables
 from towpath.relay.postgres.new_tables import NewTables
 from towpath.relay.postgres.ownership import Ownership, Patience, wait_for_slot
@@ -107,6 +108,8 @@ class Attempt:
         decision = self._decide(closing, past, connection, stream)
         if decision is None:
             return
+        known = KnownTables(settings, decision.lineage.number)
+        require_same_keys(connection, settings, known)
         store_first_marks(world, self._state, past.marks)
         catalog = PostgresCatalog(connection)
         settings, until_log_lsn = self._settle_settings(past, decision, catalog)
@@ -205,6 +208,7 @@ class Attempt:
     ) -> None:
         world, relay = self._world, self._relay
         known = KnownTables(world.settings, decision.lineage.number)
+        keys = KeyChanges(world.settings, known, relay, self._begin_anew)
         tables = NewTables(world.settings, world.captured, world.tally, known, relay)
         checks = SourceChecks(world.settings, world.tally)
         guardian = Guardian(
@@ -214,7 +218,13 @@ class Attempt:
             ownership,
             self._begin_anew,
             relay=relay,
-            chores=(self._opening, tables, checks, GeneratedColumns(world.settings)),
+            chores=(
+                self._opening,
+                tables,
+                keys,
+                checks,
+                GeneratedColumns(world.settings),
+            ),
         )
         closing.callback(guardian.close)
         guardian.start()

@@ -33,7 +33,8 @@ What can go wrong in the relay, and what its loop does about it.
         ├── PartitionCountChangedError  keys would stand elsewhere than before
         ├── FirstSnapshotFailedError  a table of the first snapshot failed
         ├── StateLostError           state and slot do not belong together
-        └── HistoryChangedError      the source's history is not the one we followed
+        ├── HistoryChangedError      the source's history is not the one we followed
+        └── KeyChangedError          a captured table's key changed, and that halts
 """
 
 from towpath.schemas.failure import (
@@ -233,4 +234,13 @@ class HistoryChangedError(HaltError):
     remedy = (
         'Point [source] dsn at the database of before, or set relay.on_gap to "plan" '
         'or "snapshot" to go on and close the gap by snapshots.'
+    )
+
+
+class KeyChangedError(HaltError):
+    """The key of a captured table changed: rows stand under the former key."""
+
+    remedy = (
+        'Set relay.on_gap to "plan" or "snapshot": a snapshot of the table with a '
+        "sweep removes the rows under the former key."
     )

@@ -38,6 +38,7 @@ def how_it_is(settings: Settings, clock: Clock | None = None) -> dict[str, Any]:
         told["lag_bytes"] = max(0, int(row[0] if row else 0) - facts.confirmed_lsn)
     told["source_problems"] = [str(each) for each in problems]
     told["dropped_tables"] = list(tables.dropped)
+    told["changed_keys"] = dict(tables.changed_keys)
     told["tables_without_snapshot"] = dict(tables.unreadable)
     process = read_process_state(settings.state_folder, source.slot)
     if process is not None and not told.get("active"):

@@ -13,6 +13,8 @@ restart, so that a table that was made again while the relay was down is recogni
 
 In a new lineage the oids may all be others, as in a restored dump. Then they are stored
 again and no table counts as made again: the plan of the gap reads all tables.
+
+The columns of each table's key are stored too (``key_changes``).
 """
 
 import enum
@@ -25,6 +27,7 @@ import structlog
 from towpath.relay.postgres.connect import Connection
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.source_facts import ListedTable
+from towpath.relay.postgres.stored_keys import read_table_keys
 from towpath.relay.routing.table_event import TABLE_EVENT_PREFIX
 from towpath.schemas.table_name import TableName
 from towpath.settings import OnDrop, Settings
@@ -49,13 +52,18 @@ class Event(enum.StrEnum):
 
 
 class KnownTable(NamedTuple):
-    """A captured name, the table that had it last, and whether that is gone."""
+    """
+    A captured name, the table that had it last, and whether that is gone.
+
+    ``key``: the columns of the keys of its rows; None: an older release stored it.
+    """
 
     schema: str
     table: str
     oid: int
     lineage: int
     is_gone: bool
+    key: Sequence[str] | None = None
 
     @property
     def name(self) -> str:
@@ -120,13 +128,13 @@ class KnownTables:
 
     def read(self, connection: Connection) -> dict[str, KnownTable]:
         """
-        Return what is stored, by name; the table is made if an older release ran.
+        Return what is stored, by name; what an older release lacks is added.
 
         Raises:
             psycopg.Error: The connection is gone, or the role may not create it.
         """
         if not self._is_made:
-            missing = connection.execute(query("read_whether_captured_is_missing"))
+            missing = connection.execute(query("read_whether_captured_is_outdated"))
             if missing.fetchone() == (True,):
                 connection.execute(query("create_captured_table"))
             self._is_made = True
@@ -136,14 +144,37 @@ class KnownTables:
 
     def store(self, connection: Connection, oids: Iterable[int]) -> None:
         """Store tables under the names that they have now."""
+        keys = read_table_keys(connection, list(oids))
+        if not keys:
+            return
         wanted = {
             "relay": self._relay,
-            "oids": list(oids),
+            "oids": [each.oid for each in keys],
+            "keys": [json.dumps(each.key) for each in keys],
             "lineage": self.lineage,
         }
-        if not wanted["oids"]:
-            return
         connection.execute(query("store_known_tables"), wanted)
+
+    def store_first_keys(self, connection: Connection) -> None:
+        """Store the keys of tables that an older release has captured."""
+        known = self.read(connection).values()
+        unknown = [each.oid for each in known if each.key is None]
+        keys = read_table_keys(connection, unknown)
+        if keys:
+            wanted = {
+                "relay": self._relay,
+                "oids": [each.oid for each in keys],
+                "keys": [json.dumps(each.key) for each in keys],
+            }
+            connection.execute(query("store_first_keys"), wanted)
+
+    def store_changed_key(
+        self, connection: Connection, known: KnownTable, key: Sequence[str]
+    ) -> None:
+        """Store another key of a table, and which one it had."""
+        names = self._names(known)
+        changed = {**names, "oid": known.oid, "key": json.dumps(key)}
+        connection.execute(query("store_changed_key"), changed)
 
     def forget(self, connection: Connection, known: KnownTable) -> None:
         """Forget a name: it is not captured any more, or its rows are gone."""

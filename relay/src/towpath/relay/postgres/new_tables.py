@@ -304,7 +304,7 @@ def _ask(
     A table that was filled before is swept in any case: changes were missed.
     """
     times = 1
-    while _is_used(connection, fill_id(table, times, relay.suffix)):
+    while is_used(connection, fill_id(table, times, relay.suffix)):
         times += 1
     signal_id = fill_id(table, times, relay.suffix)
     sweeps = sweeps or times > 1
@@ -312,7 +312,8 @@ def _ask(
     return signal_id
 
 
-def _is_used(connection: Connection, signal_id: str) -> bool:
+def is_used(connection: Connection, signal_id: str) -> bool:
+    """Tell whether a signal or a snapshot has an id."""
     known = {"id": signal_id}
     asked = connection.execute(query("read_whether_signal_exists"), known).fetchone()
     stored = connection.execute(query("read_whether_snapshot_exists"), known).fetchone()

@@ -139,8 +139,15 @@ create table if not exists towpath.captured (
     lineage int not null,
     captured_at timestamptz not null default now(),
     gone_at timestamptz,
+    key_columns jsonb,
+    former_key jsonb,
+    key_changed_at timestamptz,
     primary key (relay, schema_name, table_name)
-)
+);
+alter table towpath.captured
+    add column if not exists key_columns jsonb,
+    add column if not exists former_key jsonb,
+    add column if not exists key_changed_at timestamptz
 
 -- name: read_server_facts
 -- Version as a number, wal_level, the database's encoding; whether the server only
@@ -333,7 +340,9 @@ where (n.nspname, c.relname)
     and (select count(*) from pg_catalog.pg_attribute a
         where a.attrelid = c.oid and not a.attisdropped
             and a.attname in ('relay', 'key_columns', 'undelivered_keys')
-    ) >= case c.relname when 'signal' then 1 when 'snapshot' then 3 else 0 end
+    ) >= case c.relname
+        when 'signal' then 1 when 'snapshot' then 3 when 'captured' then 2 else 0
+    end
 
 
 -- snapshots -------------------------------------------------------------------------
@@ -1044,9 +1053,18 @@ where l.locktype = 'relation' and l.granted
 -- name: read_whether_captured_is_missing
 select pg_catalog.to_regclass('towpath.captured') is null
 
+-- name: read_whether_captured_is_outdated
+-- Whether the table is missing, or has not the columns that it has today.
+select not exists (
+    select from pg_catalog.pg_attribute
+    where attrelid = pg_catalog.to_regclass('towpath.captured')
+        and attname = 'key_changed_at' and not attisdropped
+)
+
 -- name: read_known_tables
--- Schema, table, oid, lineage, and whether the name has no table of its own any more.
-select schema_name, table_name, table_oid, lineage, gone_at is not null
+-- Schema, table, oid, lineage, whether the name has no table of its own any more, and
+-- the columns of its key.
+select schema_name, table_name, table_oid, lineage, gone_at is not null, key_columns
 from towpath.captured
 where relay = %(relay)s
 order by schema_name, table_name
@@ -1055,6 +1073,69 @@ order by schema_name, table_name
 select schema_name, table_name
 from towpath.captured
 where relay = %(relay)s and gone_at is not null
+order by 1, 2
+
+-- name: read_table_keys
+-- Of tables: oid, schema, name, the columns that the replica identity tells (null for
+-- FULL and NOTHING), and of each index that tells rows apart its columns in key order,
+-- as read_keys has them.
+select c.oid::bigint, n.nspname, c.relname, identity.names, keys.names
+from pg_catalog.pg_class c
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+cross join lateral (
+    select jsonb_agg(a.attname order by a.attnum) as names
+    from pg_catalog.pg_index i
+    cross join lateral unnest(i.indkey::smallint[]) with ordinality as k (attnum, place)
+    join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+    where i.indrelid = c.oid and k.place <= i.indnkeyatts
+        and (c.relreplident = 'd' and i.indisprimary and i.indimmediate
+            or c.relreplident = 'i' and i.indisreplident)
+) as identity
+cross join lateral (
+    select jsonb_agg(
+        one.names order by one.indisprimary desc, one.indisreplident desc,
+            one.indexrelid
+    ) as names
+    from (
+        select i.indexrelid, i.indisprimary, i.indisreplident,
+            jsonb_agg(a.attname order by k.place) as names
+        from pg_catalog.pg_index i
+        cross join lateral unnest(i.indkey::smallint[]) with ordinality
+            as k (attnum, place)
+        left join pg_catalog.pg_attribute a
+            on a.attrelid = i.indrelid and a.attnum = k.attnum
+        where i.indrelid = c.oid and i.indisunique and i.indimmediate and i.indisvalid
+            and i.indpred is null and k.place <= i.indnkeyatts
+        group by i.indexrelid, i.indisprimary, i.indisreplident
+        having bool_and(a.attnotnull is true and k.attnum > 0)
+    ) as one
+) as keys
+where c.oid = any (%(oids)s::oid[])
+
+-- name: store_changed_key
+update towpath.captured
+set former_key = key_columns, key_columns = %(key)s::jsonb, key_changed_at = now()
+where relay = %(relay)s and table_oid = %(oid)s and schema_name = %(schema_name)s
+    and table_name = %(table_name)s
+
+-- name: store_first_keys
+-- The keys of tables that were captured before their keys were stored.
+update towpath.captured c set key_columns = t.key::jsonb
+from unnest(%(oids)s::bigint[], %(keys)s::text[]) as t (oid, key)
+where c.relay = %(relay)s and c.table_oid = t.oid and c.key_columns is null
+
+-- name: read_changed_keys
+-- Schema, table, former key and key of each table whose key changed, and which no
+-- snapshot of all its rows with a sweep has read since.
+select c.schema_name, c.table_name, c.former_key, c.key_columns,
+    array(
+        select s.collection from towpath.snapshot s
+        where s.relay = c.relay and s.state = 'completed' and s.sweeps
+            and s.condition is null and s.target is null and s.asked_keys is null
+            and s.queued_at >= c.key_changed_at
+    )
+from towpath.captured c
+where c.relay = %(relay)s and c.key_changed_at is not null and c.gone_at is null
 order by 1, 2
 
 -- name: read_unclear_tables
@@ -1094,14 +1175,17 @@ where (n.nspname, c.relname)
 order by 1
 
 -- name: store_known_tables
-insert into towpath.captured (relay, schema_name, table_name, table_oid, lineage)
-select %(relay)s, n.nspname, c.relname, c.oid::bigint, %(lineage)s
-from pg_catalog.pg_class c
+insert into towpath.captured (
+    relay, schema_name, table_name, table_oid, lineage, key_columns
+)
+select %(relay)s, n.nspname, c.relname, c.oid::bigint, %(lineage)s, t.key::jsonb
+from unnest(%(oids)s::oid[], %(keys)s::text[]) as t (oid, key)
+join pg_catalog.pg_class c on c.oid = t.oid
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-where c.oid = any (%(oids)s::oid[])
 on conflict (relay, schema_name, table_name) do update
 set table_oid = excluded.table_oid, lineage = excluded.lineage, gone_at = null,
-    captured_at = now()
+    captured_at = now(), key_columns = excluded.key_columns, former_key = null,
+    key_changed_at = null
 
 -- name: mark_table_gone
 update towpath.captured set gone_at = coalesce(gone_at, now())

@@ -7,12 +7,14 @@ query, so that the others alone are described.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from towpath.relay.finding import Finding, warning
 from towpath.relay.postgres.connect import Connection, translated
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.source_facts import list_tables, name_lists
+from towpath.relay.postgres.stored_keys import key_text
 from towpath.relay.postgres.tables import TableRefusedError, describe
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
@@ -24,11 +26,13 @@ class TableReport(NamedTuple):
 
     Attributes:
         dropped: Names without a table, whose rows are kept in topic and sinks.
+        changed_keys: What is to be known of tables whose key changed, by name.
         unreadable: Why snapshots cannot read each of the others.
     """
 
     dropped: tuple[str, ...]
     unreadable: Mapping[str, str]
+    changed_keys: Mapping[str, str] = MappingProxyType({})
 
     def findings(self) -> Iterator[Finding]:
         """Return a warning for each table."""
@@ -38,6 +42,13 @@ class TableReport(NamedTuple):
                 "topic and sinks keep the rows that were captured under this name",
                 'set on_drop = "truncate" in [[source]] and start the relay again, or '
                 "take the name out of [source] tables",
+            )
+        for name, change in self.changed_keys.items():
+            yield warning(
+                f"{name}: the key changed {change}",
+                "topic and sinks keep rows under the former key",
+                "ask for a snapshot of the table with a sweep, or wait for the one "
+                "that runs: towpath snapshot start --sweep",
             )
         for name, reason in self.unreadable.items():
             yield warning(
@@ -61,6 +72,7 @@ def report(connection: Connection, settings: Settings) -> TableReport:
         return TableReport(
             dropped=_dropped(connection, settings),
             unreadable=unreadable(connection, captured, settings.database.publication),
+            changed_keys=_changed_keys(connection, settings),
         )
 
 
@@ -81,6 +93,21 @@ def unreadable(
             describe(connection, name, publication)
         except TableRefusedError as refused:
             found[name] = str(refused)
+    return found
+
+
+def _changed_keys(connection: Connection, settings: Settings) -> dict[str, str]:
+    """Return the former key and the key of tables that no sweep has read since."""
+    outdated = connection.execute(query("read_whether_captured_is_outdated")).fetchone()
+    if outdated == (True,):
+        return {}
+    parameters = {"relay": settings.database.slot}
+    rows = connection.execute(query("read_changed_keys"), parameters).fetchall()
+    found = {}
+    for schema, table, former, key, swept in rows:
+        name = TableName(schema, table).text
+        if name not in swept:
+            found[name] = f"from {key_text(former)} to {key_text(key)}"
     return found
 
 

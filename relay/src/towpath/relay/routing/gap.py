@@ -5,6 +5,8 @@ The notification has Debezium's shape; its data carries the very statement that 
 for the snapshots of the plan.
 """
 
+from collections.abc import Sequence
+
 import orjson
 
 from towpath.relay.addressing import Registration
@@ -21,8 +23,13 @@ def signal_id(lineage: Lineage, relay: Registration) -> str:
 
 def signal_data(gap: Gap, relay: Registration) -> str:
     """Return the data of that signal: with a sweep, for rows deleted in the gap."""
+    return sweep_data(gap.plan, relay)
+
+
+def sweep_data(collections: Sequence[str], relay: Registration) -> str:
+    """Return the data of a signal that reads tables with a sweep."""
     wishes = {
-        "data-collections": list(gap.plan),
+        "data-collections": list(collections),
         "type": "incremental",
         "sweep": True,
         "relay": relay.name,
@@ -34,11 +41,16 @@ def fill_statement(lineage: Lineage, gap: Gap, relay: Registration) -> str:
     """Return the statement that fills a gap; empty if there is nothing to snapshot."""
     if not gap.plan:
         return ""
-    data = signal_data(gap, relay).replace("'", "''")
-    # Printed for people; the relay itself passes the data as a parameter.
+    return signal_statement(signal_id(lineage, relay), signal_data(gap, relay))
+
+
+def signal_statement(name: str, data: str) -> str:
+    """Return the statement that leaves a signal; it is printed for people."""
+    data = data.replace("'", "''")
+    # The relay itself passes the data as a parameter.
     return (
         "insert into towpath.signal (id, type, data) values "  # noqa: S608 - see above
-        f"('{signal_id(lineage, relay)}', 'execute-snapshot', '{data}');"
+        f"('{name}', 'execute-snapshot', '{data}');"
     )
 
 

@@ -2,18 +2,20 @@
 What became of a captured table, from the log to notifications and the table's topic.
 
 The guardian writes a logical message when a captured table was dropped, renamed or made
-again. It stands in the log behind every change of that table. The relay publishes a
-notification (``aggregate_type`` ``Table``) and, if the message says so, records that
-empty the topic: Debezium's ``t`` in each partition, with the header ``sweep`` at its
-own position and the header ``dropped`` with the table's oid. Before a fill that ends
-with a sweep the record lacks the header ``sweep``: readers that know no sweeps empty
-their table, ours keep serving until the sweep.
+again, or when its key changed. It stands in the log behind every change of that table.
+The relay publishes a notification (``aggregate_type`` ``Table``) and, if the message
+says so, records that empty the topic: Debezium's ``t`` in each partition, with the
+header ``sweep`` at its own position and the header ``dropped`` with the table's oid.
+Before a fill that ends with a sweep the record lacks the header ``sweep``: readers that
+know no sweeps empty their table, ours keep serving until the sweep.
 
 Formats other than JSON have no schema for a table that is gone: there the record has no
 value, and its headers tell all. A compacted topic takes no record without a key, and
 would forget one without a value: there it has both.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -37,6 +39,7 @@ class TableEvent(NamedTuple):
     One event, as the log holds it.
 
     ``empties`` asks for an empty topic; ``is_swept``: a snapshot with a sweep follows.
+    ``more``: what else the notification says.
     """
 
     relay: str
@@ -48,6 +51,7 @@ class TableEvent(NamedTuple):
     on_drop: str
     empties: bool
     is_swept: bool
+    more: Mapping[str, str] = MappingProxyType({})
 
     @property
     def full_name(self) -> TableName:
@@ -58,7 +62,8 @@ class TableEvent(NamedTuple):
 def parse_table_event(spoken: Spoken) -> TableEvent | None:
     """Return the event of a message; None if another program wrote it."""
     try:
-        told: dict[str, Any] = orjson.loads(spoken.content)
+        # Older releases write no ``more``.
+        told: dict[str, Any] = {"more": {}} | orjson.loads(spoken.content)
         event = TableEvent(**{name: told[name] for name in TableEvent._fields})
     except (ValueError, KeyError, TypeError):
         return None
@@ -71,6 +76,7 @@ def table_notification(prefix: str, event: TableEvent, now_ms: int) -> Record:
         "oid": str(event.oid),
         "on_drop": event.on_drop,
         "rows": "removed" if event.empties else "kept",
+        **event.more,
     }
     if event.renamed_to is not None:
         more["renamed_to"] = event.renamed_to

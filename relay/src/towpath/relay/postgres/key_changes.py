@@ -1,0 +1,205 @@
+"""
+A captured table whose key changes: its rows stand under the former key as well.
+
+The stream does not tell the key under REPLICA IDENTITY FULL: it is read from the
+catalog, so that changes from before come under the new key, and nothing of what was
+published under the former one is updated or deleted any more. Under the other
+identities the former key's rows stay too. So a changed key is a gap of its table, which
+a snapshot with a sweep closes.
+
+The key of each captured table is stored in ``towpath.captured``, and compared with the
+catalog at each look, also at the first one after a restart. ``on_gap`` decides:
+``halt`` refuses the start, ``plan`` writes the statement that closes the gap, and
+``snapshot`` asks for it, in the transaction that stores the new key. A table that
+``key_columns`` gives a key is left out, and so is what another lineage has stored: the
+plan of that gap sweeps all tables.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+import structlog
+
+from towpath.relay.addressing import Registration
+from towpath.relay.errors import KeyChangedError
+from towpath.relay.postgres.asking import ask, entry_of
+from towpath.relay.postgres.connect import Connection, translated
+from towpath.relay.postgres.known_tables import KnownTable, KnownTables
+from towpath.relay.postgres.new_tables import LOOK_INTERVAL_S, is_used
+from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.stored_keys import TableKey, key_text, read_table_keys
+from towpath.relay.postgres.table_report import unreadable
+from towpath.relay.routing.gap import signal_statement, sweep_data
+from towpath.relay.routing.table_event import TABLE_EVENT_PREFIX
+from towpath.settings import FirstStart, OnGap, Settings
+
+_LOG = structlog.get_logger("towpath.relay.guardian")
+
+KEY_CHANGED: Final = "KEY_CHANGED"
+_ASKED: Final = "none is needed: a snapshot with a sweep was asked for"
+
+
+class KeyChange(NamedTuple):
+    """A captured table with the key that is stored, and the one that it has."""
+
+    known: KnownTable
+    now: TableKey
+
+    def __str__(self) -> str:
+        """Return the change for people."""
+        former, key = key_text(self.known.key), key_text(self.now.key)
+        return f"{self.known.name} from {former} to {key}"
+
+
+def require_same_keys(
+    connection: Connection, settings: Settings, store: KnownTables
+) -> None:
+    """
+    Refuse a start with changed keys, if ``on_gap`` is halt.
+
+    Raises:
+        KeyChangedError: The key of a captured table changed.
+        SourceUnavailableError: The connection is gone.
+    """
+    if settings.relay.on_gap is not OnGap.HALT:
+        return
+    with translated("comparing the keys of captured tables"):
+        found = [str(each) for each in _changes(connection, settings, store)]
+    if found:
+        reason = f"the key of captured tables changed: {'; '.join(found)}"
+        raise KeyChangedError(reason)
+
+
+class KeyChanges:
+    """Compares the keys of captured tables with those of before; one per attempt."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: KnownTables,
+        relay: Registration,
+        on_halt: Callable[[str], None],
+    ) -> None:
+        """
+        Prepare; nothing is asked yet.
+
+        Args:
+            settings: Say what is captured, and what a gap does.
+            store: What is known of captured tables.
+            relay: Whose tables they are.
+            on_halt: Begins a new attempt, which the changed key refuses.
+        """
+        self.interval_s = min(LOOK_INTERVAL_S, settings.relay.heartbeat_interval_s)
+        self._settings = settings
+        self._store = store
+        self._relay = relay
+        self._on_halt = on_halt
+
+    def turn(self, connection: Connection) -> None:
+        """
+        Look once, and act on each key that changed.
+
+        Raises:
+            psycopg.Error: The connection is gone.
+        """
+        self._store.store_first_keys(connection)
+        for change in _changes(connection, self._settings, self._store):
+            if self._settings.relay.on_gap is OnGap.HALT:
+                self._on_halt(f"the key of a captured table changed: {change}")
+                return
+            self._act(connection, change)
+
+    def _act(self, connection: Connection, change: KeyChange) -> None:
+        """Publish a change, ask for the snapshot if that is wanted, store the key."""
+        relay, name = self._settings.relay, change.known.name
+        is_needed = relay.snapshot.mode is FirstStart.WHEN_NEEDED
+        publication = self._settings.database.publication
+        with connection.transaction():
+            reason = unreadable(connection, [name], publication).get(name)
+            is_wanted = is_needed or relay.on_gap is OnGap.SNAPSHOT
+            is_asked = is_wanted and reason is None
+            signal_id = self._unused_id(connection, change.now.oid)
+            if is_asked:
+                ask(
+                    connection,
+                    signal_id,
+                    [name],
+                    {},
+                    relay=self._relay.name,
+                    sweeps=True,
+                )
+            fill = signal_statement(
+                signal_id, sweep_data([entry_of(name)], self._relay)
+            )
+            more = {
+                "former_key": ", ".join(change.known.key or ()),
+                "key": ", ".join(change.now.key),
+                "fill": "" if reason is not None else fill,
+            }
+            if reason is not None:
+                more["reason"] = reason
+            self._write(connection, change, more, is_swept=is_asked)
+            self._store.store_changed_key(connection, change.known, change.now.key)
+        remedy = _ASKED if is_asked else fill
+        if reason is not None:
+            remedy = f"snapshots cannot read it: {reason}; change that, then: {fill}"
+        _LOG.error(
+            "table key changed",
+            table=name,
+            former_key=list(change.known.key or ()),
+            key=list(change.now.key),
+            signal_id=signal_id,
+            remedy=remedy,
+        )
+
+    def _unused_id(self, connection: Connection, oid: int) -> str:
+        times = 1
+        while is_used(connection, f"key-{oid}-{times}{self._relay.suffix}"):
+            times += 1
+        return f"key-{oid}-{times}{self._relay.suffix}"
+
+    def _write(
+        self,
+        connection: Connection,
+        change: KeyChange,
+        more: Mapping[str, str],
+        *,
+        is_swept: bool,
+    ) -> None:
+        """Write the event into the database's log: it stands before the snapshot."""
+        content = {
+            "relay": self._settings.database.slot,
+            "event": KEY_CHANGED,
+            "schema": change.known.schema,
+            "table": change.known.table,
+            "oid": change.now.oid,
+            "renamed_to": None,
+            "on_drop": self._settings.database.on_drop,
+            "empties": False,
+            "is_swept": is_swept,
+            "more": more,
+        }
+        message = {"prefix": TABLE_EVENT_PREFIX, "content": json.dumps(content)}
+        connection.execute(query("write_table_event"), message)
+
+
+def _changes(
+    connection: Connection, settings: Settings, store: KnownTables
+) -> Iterator[KeyChange]:
+    """Return the tables whose stored key is another than the catalog's."""
+    fixed = settings.relay.rows.key_columns
+    known = {
+        each.oid: each
+        for each in store.read(connection).values()
+        if each.lineage == store.lineage
+        and not each.is_gone
+        and each.key is not None
+        and each.name not in fixed
+        and settings.capture.takes(each.name)
+    }
+    for now in read_table_keys(connection, list(known)):
+        each = known[now.oid]
+        # A table of another name by now is read by that name.
+        if now.name == each.name and tuple(now.key) != tuple(each.key or ()):
+            yield KeyChange(each, now)

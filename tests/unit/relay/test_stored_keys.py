@@ -1,0 +1,25 @@
+"""The key of a table's records, from what the catalog tells."""
+
+import pytest
+
+from towpath.relay.postgres.stored_keys import key_text, record_key
+
+
+@pytest.mark.parametrize(
+    ("identity", "keys", "expected"),
+    [
+        pytest.param(None, [["b", "a"], ["c"]], ["b", "a"], id="full: the first"),
+        pytest.param(["a", "b"], [["b", "a"], ["c"]], ["b", "a"], id="in key order"),
+        pytest.param(["c"], [["a"], ["c"]], ["c"], id="another index"),
+        pytest.param(["c"], None, ["c"], id="no index tells rows apart"),
+        pytest.param(None, None, (), id="no key"),
+    ],
+)
+def test_the_identity_chooses_the_key(identity, keys, expected):
+    """Where the identity tells no columns, the first key does; its order is kept."""
+    assert expected == record_key(identity, keys)
+
+
+def test_a_table_without_a_key_has_a_text():
+    """People read the columns, or that there are none."""
+    assert ("(a, b)", "none") == (key_text(["a", "b"]), key_text([]))

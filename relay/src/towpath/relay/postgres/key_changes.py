@@ -112,46 +112,33 @@ class KeyChanges:
 
     def _act(self, connection: Connection, change: KeyChange) -> None:
         """Publish a change, ask for the snapshot if that is wanted, store the key."""
-        relay, name = self._settings.relay, change.known.name
-        is_needed = relay.snapshot.mode is FirstStart.WHEN_NEEDED
-        publication = self._settings.database.publication
+        name, publication = change.known.name, self._settings.database.publication
         with connection.transaction():
             reason = unreadable(connection, [name], publication).get(name)
-            is_wanted = is_needed or relay.on_gap is OnGap.SNAPSHOT
-            is_asked = is_wanted and reason is None
             signal_id = self._unused_id(connection, change.now.oid)
+            data = sweep_data([entry_of(name)], self._relay)
+            fill = signal_statement(signal_id, data)
+            is_asked = reason is None and self._asks
             if is_asked:
-                ask(
-                    connection,
-                    signal_id,
-                    [name],
-                    {},
-                    relay=self._relay.name,
-                    sweeps=True,
-                )
-            fill = signal_statement(
-                signal_id, sweep_data([entry_of(name)], self._relay)
-            )
+                whose = self._relay.name
+                ask(connection, signal_id, [name], {}, relay=whose, sweeps=True)
             more = {
                 "former_key": ", ".join(change.known.key or ()),
                 "key": ", ".join(change.now.key),
-                "fill": "" if reason is not None else fill,
+                **({"fill": fill} if reason is None else {"reason": reason}),
             }
-            if reason is not None:
-                more["reason"] = reason
             self._write(connection, change, more, is_swept=is_asked)
             self._store.store_changed_key(connection, change.known, change.now.key)
         remedy = _ASKED if is_asked else fill
         if reason is not None:
             remedy = f"snapshots cannot read it: {reason}; change that, then: {fill}"
-        _LOG.error(
-            "table key changed",
-            table=name,
-            former_key=list(change.known.key or ()),
-            key=list(change.now.key),
-            signal_id=signal_id,
-            remedy=remedy,
-        )
+        _LOG.error("table key changed", table=name, **more, remedy=remedy)
+
+    @property
+    def _asks(self) -> bool:
+        relay = self._settings.relay
+        is_needed = relay.snapshot.mode is FirstStart.WHEN_NEEDED
+        return is_needed or relay.on_gap is OnGap.SNAPSHOT
 
     def _unused_id(self, connection: Connection, oid: int) -> str:
         times = 1

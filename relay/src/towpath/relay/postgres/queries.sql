@@ -1111,6 +1111,7 @@ cross join lateral (
     ) as one
 ) as keys
 where c.oid = any (%(oids)s::oid[])
+order by 2, 3
 
 -- name: store_changed_key
 update towpath.captured

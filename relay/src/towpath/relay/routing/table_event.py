@@ -15,7 +15,6 @@ would forget one without a value: there it has both.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -51,7 +50,7 @@ class TableEvent(NamedTuple):
     on_drop: str
     empties: bool
     is_swept: bool
-    more: Mapping[str, str] = MappingProxyType({})
+    more: Mapping[str, str] | None = None
 
     @property
     def full_name(self) -> TableName:
@@ -63,7 +62,7 @@ def parse_table_event(spoken: Spoken) -> TableEvent | None:
     """Return the event of a message; None if another program wrote it."""
     try:
         # Older releases write no ``more``.
-        told: dict[str, Any] = {"more": {}} | orjson.loads(spoken.content)
+        told: dict[str, Any] = {"more": None} | orjson.loads(spoken.content)
         event = TableEvent(**{name: told[name] for name in TableEvent._fields})
     except (ValueError, KeyError, TypeError):
         return None
@@ -76,7 +75,7 @@ def table_notification(prefix: str, event: TableEvent, now_ms: int) -> Record:
         "oid": str(event.oid),
         "on_drop": event.on_drop,
         "rows": "removed" if event.empties else "kept",
-        **event.more,
+        **(event.more or {}),
     }
     if event.renamed_to is not None:
         more["renamed_to"] = event.renamed_to

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 
-from support.connect import connected
+from support.connect import UNWRAPPED, connected, jdbc_sink
 from support.rig import Rig
 from support.waiting import until
 
@@ -38,27 +37,6 @@ def rig(stack, database, unique, tmp_path) -> Iterator[Rig]:
     rig.close()
 
 
-def jdbc_sink(rig: Rig, name: str, **more: str) -> dict[str, str]:
-    """Describe a stock JDBC sink that writes a table of its own name."""
-    parts = conninfo_to_dict(rig.dsn)
-    return {
-        "name": name,
-        "connector.class": "io.debezium.connector.jdbc.JdbcSinkConnector",
-        "topics": rig.topic("s.items"),
-        "connection.url": (
-            f"jdbc:postgresql://{parts['host']}:{parts['port']}/{parts['dbname']}"
-        ),
-        "connection.username": str(parts["user"]),
-        "connection.password": "none",
-        "insert.mode": "upsert",
-        "delete.enabled": "true",
-        "primary.key.mode": "record_key",
-        "schema.evolution": "basic",
-        "collection.name.format": name,
-        **more,
-    }
-
-
 def rows(rig: Rig, table: sql.Identifier) -> list[tuple[Any, ...]]:
     """Read a table in the order of its keys; one that is not there yet is empty."""
     if rig.one("select to_regclass(%s)", table.as_string()) is None:
@@ -81,12 +59,10 @@ def test_debeziums_jdbc_sink_keeps_a_table_equal(rig):
     rig.execute("delete from s.items where id in (5, 6)")
     rig.execute("update s.items set id = 5, made_at = 'epoch' where id = 7")
     rig.confirm()
-    unwrapped = {
-        "transforms": "unwrap",
-        "transforms.unwrap.type": "io.debezium.transforms.ExtractNewRecordState",
-        "transforms.unwrap.delete.tombstone.handling.mode": "tombstone",
-    }
-    sinks = [jdbc_sink(rig, "whole"), jdbc_sink(rig, "unwrapped", **unwrapped)]
+    sinks = [
+        jdbc_sink(rig, "s.items", "whole"),
+        jdbc_sink(rig, "s.items", "unwrapped", **UNWRAPPED),
+    ]
     with connected(rig.kafka, rig.folder, sinks) as log:
         for sink in sinks:
             copy = sql.Identifier(sink["name"])

@@ -6,6 +6,9 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from psycopg.conninfo import conninfo_to_dict
+
+from support.rig import Rig
 from towpath.deploy import java
 from towpath.deploy.bench.debezium import command
 from towpath.deploy.jars import lock, store
@@ -19,6 +22,34 @@ JSON_WITH_SCHEMAS = {
         (".schemas.enable", "true"),
     )
 }
+
+# The transformation that leaves the new row of an envelope, and a delete's tombstone.
+UNWRAPPED = {
+    "transforms": "unwrap",
+    "transforms.unwrap.type": "io.debezium.transforms.ExtractNewRecordState",
+    "transforms.unwrap.delete.tombstone.handling.mode": "tombstone",
+}
+
+
+def jdbc_sink(rig: Rig, table: str, name: str, **more: str) -> dict[str, str]:
+    """Describe a stock JDBC sink that writes a table of its own name."""
+    parts = conninfo_to_dict(rig.dsn)
+    return {
+        "name": name,
+        "connector.class": "io.debezium.connector.jdbc.JdbcSinkConnector",
+        "topics": rig.topic(table),
+        "connection.url": (
+            f"jdbc:postgresql://{parts['host']}:{parts['port']}/{parts['dbname']}"
+        ),
+        "connection.username": str(parts["user"]),
+        "connection.password": "none",
+        "insert.mode": "upsert",
+        "delete.enabled": "true",
+        "primary.key.mode": "record_key",
+        "schema.evolution": "basic",
+        "collection.name.format": name,
+        **more,
+    }
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from support.http_recorder import recorded
-from support.rights import command_for, documented, search_calls
+from support.rights import command_for, documented, search_calls, search_rights
 from support.verified import CacheHand, VerifiedRig
 from towpath.deploy.cli import app
 from towpath.schemas.clock import SystemClock
@@ -22,8 +22,10 @@ from towpath.sinks.cache.sink import CacheSink
 from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
 from towpath.sinks.ports import Batch
 from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.search.client import connect
 from towpath.sinks.search.erasing import erase as erase_search
 from towpath.sinks.search.reader import SearchReader
+from towpath.sinks.search.rights import missing_rights
 from towpath.sinks.search.sink import SearchSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -110,6 +112,31 @@ def test_a_cache_is_written_and_verified_with_the_documented_rights(stack, tmp_p
     assert [] == left
 
 
+def checking(stack, folder, prefix, kind, url, route):
+    """Configure one sink; return the words that check it."""
+    path = folder / "towpath.toml"
+    path.write_text(
+        f"""
+version = 1
+[[source]]
+dsn = "{stack.dsn("postgres")}"
+prefix = "{prefix}"
+[kafka]
+bootstrap_servers = "{stack.kafka}"
+[registry]
+url = "http://unused"
+[[sink]]
+name = "it"
+kind = "{kind}"
+url = "{url}"
+[[sink.route]]
+topic = "{prefix}.{ROUTE}"
+name = "{route}"
+"""
+    )
+    return ["sink", "check", "--config", str(path)]
+
+
 @pytest.mark.parametrize("rights", [(), ("+info",), ("+info", "+scan", "+hgetall")])
 def test_sink_check_names_all_that_the_caches_user_lacks(
     stack, tmp_path, capsys, rights
@@ -124,27 +151,7 @@ def test_sink_check_names_all_that_the_caches_user_lacks(
     limited = ("on", ">secret", "resetkeys", f"~{prefix}:{ROUTE}:*", "-@all", *rights)
     wanted = set(command_for("towpath_sink")[8:]) - set(rights)
     with redis_user(stack, "towpath_sink", prefix, *limited) as url:
-        path = tmp_path / "towpath.toml"
-        path.write_text(
-            f"""
-version = 1
-[[source]]
-dsn = "{stack.dsn("postgres")}"
-prefix = "{prefix}"
-[kafka]
-bootstrap_servers = "{stack.kafka}"
-[registry]
-url = "http://unused"
-[[sink]]
-name = "cache"
-kind = "cache"
-url = "{url}"
-[[sink.route]]
-topic = "{prefix}.{ROUTE}"
-name = "{ROUTE}"
-"""
-        )
-        words = ["sink", "check", "--config", str(path)]
+        words = checking(stack, tmp_path, prefix, "cache", url, ROUTE)
         capsys.readouterr()
         code = app.run(words)
         told = "".join(capsys.readouterr())
@@ -294,6 +301,8 @@ def normal(calls):
             first = "{index}"
         elif first == "_alias":
             rest = ["{name}"]
+        if rest[:1] == ["_doc"]:
+            rest[1:] = ["{id}"]
         found.add((verb, "/" + "/".join((first, *rest))))
     return found
 
@@ -335,3 +344,97 @@ def test_an_index_is_asked_for_nothing_but_the_documented_calls(stack):
     assert normal(read) == search_calls("verifier")
     assert {("GET", "/{index}"), ("DELETE", "/{index}")} == normal(erased) & operator
     assert normal(erased) <= operator
+
+
+def one_call(verb, path):
+    """Name one call as the table does."""
+    [named] = normal({(verb, path)})
+    return named
+
+
+def said_of(action):
+    """Write what the security plugin says of an action that a role lacks."""
+    reason = f"no permissions for [{action}] and User [name=it]"
+    return {"type": "security_exception", "reason": reason}
+
+
+def state_of(client, index):
+    """Return all that tells whether an index was written."""
+    shards = client.indices.stats(index=index, params={"level": "shards"})["indices"]
+    numbers = shards[index]["shards"]["0"][0]["seq_no"]
+    return numbers, client.indices.get(index=index), sorted(client.indices.get("*"))
+
+
+@pytest.fixture
+def index(stack):
+    """Lend a route whose index is there, and a client."""
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    route = Route(topic="towpath.shop.orders", name=name)
+    sink = SearchSink(stack.opensearch_url, (route,), OneShape(), SystemClock())
+    sink.open()
+    sink.close()
+    client = connect(stack.opensearch_url)
+    yield route, client
+    client.indices.delete(index=f"{name}-1")
+    client.close()
+
+
+def test_each_right_that_a_role_lacks_on_an_index_is_found_without_a_write(
+    stack, index
+):
+    """
+    One documented call of the sink after the other is refused; then none is.
+
+    The server says no more than 403.
+    """
+    route, client = index
+    before = state_of(client, f"{route.name}-1")
+    found = {}
+    for refused in (*search_rights("sink"), None):
+
+        def answer(verb, path, refused=refused):
+            return (403, b"no") if one_call(verb, path) == refused else None
+
+        with recorded(stack.opensearch_url, answer) as (url, _):
+            sink = Sink(name="it", kind="search", url=url, route=(route,))
+            found[refused] = [*missing_rights(sink, "p")]
+
+    assert [] == found.pop(None)
+    who = "the search index's user may not call"
+    on = f"on the indexes {route.name}, {route.name}-*"
+    assert found == {
+        (verb, path): [f"{who} {verb} {path}: allow its role {', '.join(actions)} {on}"]
+        for (verb, path), actions in search_rights("sink").items()
+    }
+    assert before == state_of(client, f"{route.name}-1")
+
+
+def test_sink_check_names_all_that_a_role_lacks_on_an_index(
+    stack, index, tmp_path, capsys
+):
+    """Every action that a call, or a document of one, is refused for, at once."""
+    route, _ = index
+    stack.up("kafka")
+    of_items = said_of("indices:data/write/bulk[s]")
+    bulk = {"errors": True, "items": [{"index": {"status": 403, "error": of_items}}]}
+    create = {"error": said_of("indices:admin/create"), "status": 403}
+    refused = {
+        ("PUT", "/{index}"): (403, json.dumps(create).encode()),
+        ("POST", "/{index}/_refresh"): (403, b"no"),
+        ("POST", "/_bulk"): (200, json.dumps(bulk).encode()),
+    }
+
+    def answer(verb, path):
+        return refused.get(one_call(verb, path))
+
+    with recorded(stack.opensearch_url, answer) as (url, _):
+        words = checking(stack, tmp_path, "p", "search", url, route.name)
+        capsys.readouterr()
+        code = app.run(words)
+        told = capsys.readouterr().out
+        refused.clear()
+        after = app.run(words)
+
+    missing = "indices:admin/create, indices:data/write/bulk[s], indices:admin/refresh*"
+    assert f"allow its role {missing} on the indexes {route.name}," in told
+    assert (1, 0) == (code, after)

@@ -1,12 +1,15 @@
 """Kafka behind TLS and a login: every client, of Python's and of the engine's."""
 
 import json
+import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from confluent_kafka.admin import NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 from py4j.protocol import Py4JJavaError
 
+from support.rights import documented
 from support.secure_kafka import PASSWORD, SecureKafka, toml
 from support.sink_place import SinkPlace
 from towpath.deploy.cli import app
@@ -17,13 +20,28 @@ from towpath.sinks.cache.client import connect
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(240)]
 
 
+def kafka_rights(prefix: str) -> Iterator[tuple[str, tuple[str, str, str, str]]]:
+    """Go through the documented lines: a user, and one right as a broker takes it."""
+    [block] = documented("acl")
+    for line in block.splitlines():
+        user, kind, pattern, name, operations = line.split()
+        # "towpath-" alone, and before the prefix, is the same whatever the prefix is.
+        ours = re.sub(r"(?<!^)\btowpath\b|^towpath\b(?!-towpath|-$)", prefix, name)
+        for operation in operations.split(","):
+            yield user, (kind, pattern, ours, operation)
+
+
 class SecurePlace(SinkPlace):
     """A source, its relay and a driver whose broker wants a login."""
 
     def __init__(self, stack, broker, dsn, prefix, folder):
         super().__init__(stack, dsn, prefix, folder)
         self.kafka = broker.login
-        self.client = toml(broker.client())
+        self.client = toml(broker.client(f"{prefix}-relay"))
+        for user in ("relay", "sinks", "operator", "verifier", "new"):
+            broker.add_user(f"{prefix}-{user}")
+        for user, right in kafka_rights(prefix):
+            broker.allow(f"{prefix}-{user}", [right])
 
     def configure(self, sections="", **options):
         """Write the configuration, with an engine that logs all that it does."""
@@ -34,7 +52,8 @@ class SecurePlace(SinkPlace):
             '"spark.eventLog.enabled" = "true"',
             f'"spark.eventLog.dir" = "{events.as_uri()}"',
         )
-        super().configure("\n".join((sections, *logged)), **options)
+        kept = 'delivery = "transactional"'
+        super().configure("\n".join((kept, sections, *logged)), **options)
 
     def block(self, name, route=""):
         """Write the block of a sink that the executors write."""
@@ -70,21 +89,41 @@ def place(stack, broker, database, unique, tmp_path):
     found.close()
 
 
-# Each speaks to Kafka; none writes anything.
-ASKING = (
-    ("sink", "list"),
-    ("sink", "check"),
-    ("verify", "plain"),
-    ("dead-letters", "list", "--sink", "plain"),
-    ("relay", "status"),
-    ("relay", "state", "show"),
-    ("relay", "state", "export"),
-    ("relay", "state", "repair", "--dry-run"),
-    ("doctor",),
-    ("status",),
-)
-# These say by 1 that there is something to look at.
-FINDING = {("dead-letters", "list", "--sink", "plain"), ("doctor",), ("status",)}
+# Each speaks to Kafka, and writes nothing: the exit codes where all is well.
+# 1: there is something to look at; 2: there is nothing to repair.
+ASKING = {
+    ("sink", "list"): {0},
+    ("sink", "check"): {0},
+    ("verify", "plain"): {0},
+    ("dead-letters", "list", "--sink", "plain"): {0},
+    ("relay", "status"): {0},
+    ("relay", "state", "show"): {0},
+    ("relay", "state", "export"): {0},
+    ("relay", "state", "repair", "--dry-run"): {2},
+    ("doctor",): {0, 1},
+    ("status",): {0, 1},
+}
+SHOWING = {("status",), ("relay", "status")}
+
+
+# Whose rights a command needs; the others need the verifier's.
+USERS = {
+    ("relay",): "relay",
+    ("doctor",): "relay",
+    ("dead-letters",): "operator",
+    ("sink", "check"): "sinks",
+}
+
+
+@pytest.fixture
+def be(place, monkeypatch):
+    """Lend what makes whatever is started from then on log in as a user."""
+
+    def change(user):
+        name = f"{place.prefix}-{user}"
+        monkeypatch.setenv("TOWPATH_KAFKA__CLIENT__SASL_USERNAME", name)
+
+    return change
 
 
 def files_with(folder, text):
@@ -96,39 +135,90 @@ def files_with(folder, text):
     ]
 
 
-def test_every_client_goes_in_by_tls_and_login(place, capsys):
+def ask_all(place, be):
+    """Run each command as its user; return the exit codes."""
+    codes = {}
+    for words in ASKING:
+        be(USERS.get(words, USERS.get(words[:1], "verifier")))
+        codes[words] = place.run(*words)
+    return codes
+
+
+def test_every_client_goes_in_by_tls_and_login(place, be, capsys):
     """
     Relay, driver, engine, executors and every command work behind SASL_SSL.
 
+    Each logs in as a user who has just the rights that docs/rights.md gives it.
     The login's password is in no log, no file of the state folder and no event log.
     """
     place.prepare()
     # A sink is declared only if a relay follows the slot.
     place.confirm()
+    be("sinks")
     with place.driver():
+        be("operator")
         assert 0 == place.add("extra"), capsys.readouterr()
         assert 0 == place.towpath("refill", "plain")
         place.catch_up("plain")
         place.lose_a_row("plain")
+        be("verifier")
         assert 0 == place.run("verify", "plain", "--repair"), capsys.readouterr()
         lsn = place.one("select pg_current_wal_lsn()::text")
         assert 0 == place.run("wait", "--lsn", lsn, "--sink", "plain")
-        codes = {words: place.run(*words) for words in ASKING}
+        codes = ask_all(place, be)
         shown = capsys.readouterr()
+        be("verifier")
         place.run("status", "--json")
         sinks = json.loads(capsys.readouterr().out)["sinks"]
+        be("operator")
         assert 0 == place.towpath("drop", "extra", "--yes")
 
-    assert dict.fromkeys(ASKING, 0) == {
-        words: 0 if words in FINDING else code for words, code in codes.items()
-    }, shown
-    assert set(codes.values()) <= {0, 1}
+    unexpected = {words for words, code in codes.items() if code not in ASKING[words]}
+    assert set() == unexpected, "".join(shown)
     assert [None, None] == [sink["error"] for sink in sinks]
     log = (place.folder / "driver.log").read_text()
     assert "written by the executors" in log
     assert [] == [sink for sink in sinks if sink["lag_records"] is None]
     assert place.plain() == place.held("plain")
     assert [] == files_with(place.folder, PASSWORD[:8].encode())
+
+
+def test_sink_check_names_all_that_the_sinks_user_lacks(place, broker, be, capsys):
+    """
+    Every topic and group at once, by what is missing; what is there may be seen only.
+
+    With the documented rights nothing is missing, and no topic was made meanwhile.
+    """
+    place.configure(tables=["shop.lines"])
+    place.config.write_text(place.config.read_text() + place.block("plain"))
+    user, relations = f"{place.prefix}-new", f"{place.prefix}.relations"
+    admin = AdminClient({"bootstrap.servers": broker.plain})
+    admin.create_topics([NewTopic(relations, 1, 1)])[relations].result(10)
+    broker.allow(user, [("topic", "literal", relations, "describe")])
+    be("new")
+    capsys.readouterr()
+    codes = [place.run("sink", "check")]
+    told = capsys.readouterr().out
+    whose = kafka_rights(place.prefix)
+    broker.allow(user, [right for role, right in whose if role == "sinks"])
+    codes.append(place.run("sink", "check"))
+    topics = admin.list_topics(timeout=10).topics
+
+    dead, lines = f"{place.prefix}.dead.plain", f"{place.prefix}.shop.lines"
+    read = ", ".join(sorted((dead, relations, lines, f"{lines}.backfill.plain")))
+    missing = {
+        "create": dead,
+        "read": read,
+        "write": f"{place.prefix}-signal, {dead}",
+        "describe groups": f"{place.prefix}.sinks, towpath-plain, towpath-sinks",
+    }
+    start = "plain: the user of kafka.client may not"
+    assert {
+        f"{start} {operation} {names}: see docs/rights.md"
+        for operation, names in missing.items()
+    } == set(told.splitlines())
+    assert [1, 0] == codes, capsys.readouterr()
+    assert [relations] == [name for name in topics if name.startswith(place.prefix)]
 
 
 def test_no_client_goes_on_in_plaintext(place, broker, capsys):
@@ -152,8 +242,10 @@ def test_no_client_goes_on_in_plaintext(place, broker, capsys):
     place.run("status", "--json")
     [sink] = json.loads(capsys.readouterr().out)["sinks"]
 
-    # It shows what it knows of the other parts all the same.
-    assert dict.fromkeys(ASKING, 3) == codes | {("status",): 3}
+    # Some show what they know of the other parts all the same.
+    assert dict.fromkeys(ASKING, 3) == codes | {
+        words: 3 for words in SHOWING if codes[words] == 1
+    }
     assert "Kafka" in sink["error"]
 
 
@@ -189,8 +281,8 @@ def test_engine_and_python_read_by_each_kind_of_certificate(lake, broker, unique
             },
         ),
     )
-    asked = clients.admin(cases[0]).create_topics([NewTopic(unique, 1, 1)])
-    asked[unique].result(10)
+    admin = clients.admin(cases[0])
+    admin.create_topics([NewTopic(unique, 1, 1)])[unique].result(10)
 
     def count(kafka):
         source = session.read.format("kafka").options(**spark_options(kafka))

@@ -12,14 +12,23 @@ def documented(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def search_calls(who: str) -> set[tuple[str, str]]:
-    """Return the documented calls of the sink, the verifier or the operator."""
+def search_rights(who: str) -> dict[tuple[str, str], list[str]]:
+    """Return the actions of each documented call of sink, verifier or operator."""
     rows = re.findall(
-        r"^\| `(\w+) (/\S*)` \| .* \| ([a-z, ]+) \|$",
+        r"^\| `(\w+) (/\S*)` \| (.*) \| ([a-z, ]+) \|$",
         _PAGE.read_text(encoding="utf-8"),
         re.MULTILINE,
     )
-    return {(verb, path) for verb, path, whose in rows if who in whose.split(", ")}
+    return {
+        (verb, path): re.findall("`(.*?)`", actions)
+        for verb, path, actions, whose in rows
+        if who in whose.split(", ")
+    }
+
+
+def search_calls(who: str) -> set[tuple[str, str]]:
+    """Return the documented calls of the sink, the verifier or the operator."""
+    return set(search_rights(who))
 
 
 def command_for(user: str) -> list[str]:

@@ -74,6 +74,12 @@ def _erase_search(sink: SinkSettings, prefix: str) -> None:
     erase(sink, prefix)
 
 
+def _rights_in_search(sink: SinkSettings, prefix: str) -> Iterable[str]:
+    from towpath.sinks.search.rights import missing_rights  # noqa: PLC0415 - see above
+
+    return missing_rights(sink, prefix)
+
+
 def _search_reader(sink: SinkSettings, _: str) -> SinkReader:
     from towpath.sinks.search.reader import SearchReader  # noqa: PLC0415 - see above
 
@@ -137,6 +143,7 @@ SEARCH = Kind(
     make=_search,
     read=_search_reader,
     erase=_erase_search,
+    rights=_rights_in_search,
     spread=_search_on_executor,
     has_types=True,
     unfit_name=_unfit_in_index,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from towpath.schemas.failure import TowpathError
 from towpath.settings import Settings, Sink
+from towpath.sinks import broker_rights
 from towpath.sinks.errors import RouteMistakesError, SinkUnfitError
 from towpath.sinks.kinds import check_kinds, kind_of, reader_of
 from towpath.sinks.ports import RelationSource
@@ -62,6 +63,17 @@ def check_sink(sink: Sink, relations: RelationSource) -> Iterator[Finding]:
     for topic in unknown:
         text = f"{sink.name}: the table of {topic} is not announced yet"
         yield Finding(text, is_mistake=False)
+
+
+def check_topics(sink: Sink, settings: Settings) -> Iterator[Finding]:
+    """
+    List what the user of ``[kafka.client]`` may not do, if he is to run the sink.
+
+    Raises:
+        UnavailableError: The broker does not answer.
+    """
+    for text in broker_rights.missing_rights(settings, sink):
+        yield Finding(f"{sink.name}: {text}: see docs/rights.md")
 
 
 def check_target(sink: Sink, settings: Settings) -> Iterator[Finding]:

@@ -55,6 +55,11 @@ class Routes:
         ]
         return f"^(?:{'|'.join([*exact, *open_ended])})$"
 
+    @property
+    def exact(self) -> tuple[str, ...]:
+        """The topics that routes name, not those that begin with a name."""
+        return tuple(self._by_topic)
+
     def reading(self, topic: str) -> tuple[Reading, ...]:
         """Find the routes that read a topic; none if no route does."""
         try:

@@ -21,7 +21,7 @@ from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load
 from towpath.settings.logs import configure_logs
 from towpath.settings.mistakes import did_you_mean
-from towpath.sinks.checking import check_sink, check_target
+from towpath.sinks.checking import check_sink, check_target, check_topics
 from towpath.sinks.declare import sink_named
 from towpath.sinks.kinds import check_kinds
 
@@ -99,7 +99,8 @@ def check(*names: str, config: ConfigOption = None) -> int:
     Hold sinks against the tables that they read and the targets that they write.
 
     What the configuration alone tells is told first (exit 2); then every route that
-    does not fit its table, and every target that does not answer (exit 1). A table that
+    does not fit its table, every right on its topics and its target that is missing,
+    and every target that does not answer (exit 1). A table that
     neither the relay has announced yet nor the source tells is named, and no mistake.
 
     Args:
@@ -110,8 +111,11 @@ def check(*names: str, config: ConfigOption = None) -> int:
     settings = _settings(config_file(config))
     chosen = [sink_named(settings, name) for name in names] or list(settings.sink)
     check_kinds(chosen)
-    with closing(Shapes(settings)) as shapes:
-        found = [finding for sink in chosen for finding in check_sink(sink, shapes)]
+    found = [finding for sink in chosen for finding in check_topics(sink, settings)]
+    if not found:
+        # What the relay announces can be read.
+        with closing(Shapes(settings)) as shapes:
+            found = [finding for sink in chosen for finding in check_sink(sink, shapes)]
     found += [finding for sink in chosen for finding in check_target(sink, settings)]
     for finding in found:
         print(finding.text)

@@ -362,7 +362,8 @@ def state_of(client, index):
     """Return all that tells whether an index was written."""
     shards = client.indices.stats(index=index, params={"level": "shards"})["indices"]
     numbers = shards[index]["shards"]["0"][0]["seq_no"]
-    return numbers, client.indices.get(index=index), sorted(client.indices.get("*"))
+    beside = sorted(client.indices.get(index=f"{index.removesuffix('-1')}*"))
+    return numbers, client.indices.get(index=index), beside
 
 
 @pytest.fixture

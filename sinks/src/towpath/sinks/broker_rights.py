@@ -36,6 +36,10 @@ _NO_REFUSAL: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.TOPIC_ALREADY_EXISTS,
         KafkaError.GROUP_ID_NOT_FOUND,
+        # A group's coordinator, not known yet, looks at rights first.
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.INVALID_REPLICATION_FACTOR,
         KafkaError.POLICY_VIOLATION,
     }

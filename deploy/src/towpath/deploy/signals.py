@@ -15,6 +15,7 @@ import psycopg
 
 from towpath.deploy.errors import SignalRefusedError, SourceUnreachableError
 from towpath.settings import Source
+from towpath.sinks.source_session import connected
 
 _INSERT: Final = "insert into towpath.signal (id, type, data) values (%s, %s, %s)"
 # Short enough to be read in a table, and to be typed again.
@@ -175,7 +176,7 @@ def _progress(
 @contextmanager
 def _connect(dsn: str) -> Iterator[psycopg.Connection[Any]]:
     try:
-        with psycopg.connect(dsn, connect_timeout=5) as connection:
+        with connected(dsn) as connection:
             yield connection
     except psycopg.OperationalError as error:
         message = f"the source does not answer: {str(error).strip()}"

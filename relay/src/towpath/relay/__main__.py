@@ -12,6 +12,8 @@ import signal
 import sys
 import uuid
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -39,7 +41,12 @@ from towpath.relay.snapshot.left import Refusal
 from towpath.relay.status import how_it_is
 from towpath.relay.tally import Tally
 from towpath.schemas.clock import SystemClock
-from towpath.schemas.failure import TowpathError, UnavailableError
+from towpath.schemas.failure import (
+    TooManyFilesError,
+    TowpathError,
+    UnavailableError,
+    has_no_descriptor,
+)
 from towpath.schemas.position import format_lsn
 from towpath.settings import Settings, load
 from towpath.settings.logs import configure_logs
@@ -100,21 +107,33 @@ def run(config: Path) -> int:
     environ = dict(os.environ)  # noqa: TID251 - a root
     settings = load(config, environ)
     configure_logs()
-    relay = Relay(settings, DeclaredSinks(config, environ, settings))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, relay.stop)
     report = partial(write_process_state, settings.state_folder, settings.database.slot)
     clock = SystemClock()
-    report(RunState.RUNNING, clock.now())
     try:
+        relay = Relay(settings, DeclaredSinks(config, environ, settings))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, relay.stop)
+        report(RunState.RUNNING, clock.now())
         relay.run()
+    except OSError as error:
+        if not has_no_descriptor(error):
+            raise
+        return _halted(TooManyFilesError("running the relay"), report, clock)
     except TowpathError as failure:
-        why = {"reason": str(failure), "remedy": failure.remedy}
-        _LOG.critical("halted", **why)
-        report(RunState.HALTED, clock.now(), **why)
-        return failure.exit_code
+        return _halted(failure, report, clock)
     report(RunState.STOPPED, clock.now())
     return relay.exit_code
+
+
+def _halted(
+    failure: TowpathError, report: Callable[..., None], clock: SystemClock
+) -> int:
+    """Log why the relay ends, keep it for its status, and return the exit code."""
+    why = {"reason": str(failure), "remedy": failure.remedy}
+    _LOG.critical("halted", **why)
+    with suppress(OSError):
+        report(RunState.HALTED, clock.now(), **why)
+    return failure.exit_code
 
 
 class Relay:

@@ -16,8 +16,12 @@ The class says what to do, and the loop reads it: ``RETRY``, ``DEAD_LETTER`` or
 """
 
 import enum
+import errno
+import os
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
+
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 
 class Disposition(enum.Enum):
@@ -76,6 +80,23 @@ class DataError(TowpathError):
     disposition = Disposition.DEAD_LETTER
     remedy = "Find it in the dead letters with its reason, mend it and replay it."
     exit_code = 1
+
+
+class TooManyFilesError(UnavailableError):
+    """The process may open no further file or connection."""
+
+    remedy = "Raise the limit of open files: ulimit -n, or LimitNOFILE of its service."
+
+    def __init__(self, doing: str) -> None:
+        super().__init__(f"{doing}: this process may open no further file")
+
+
+def has_no_descriptor(error: BaseException) -> bool:
+    """Tell whether a driver or the system failed for lack of a file descriptor."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _NO_DESCRIPTOR
+    text = str(error)
+    return any(os.strerror(number) in text for number in _NO_DESCRIPTOR)
 
 
 class HaltError(TowpathError):

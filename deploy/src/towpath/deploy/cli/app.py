@@ -126,8 +126,14 @@ def _run(words: list[str]) -> int:
 
 def _tell(error: Exception) -> int:
     """Tell a failure of ours in its own words; any other is a mistake of ours."""
-    from towpath.schemas.failure import TowpathError  # noqa: PLC0415 - keeps --help fast
+    from towpath.schemas.failure import (  # noqa: PLC0415 - keeps --help fast
+        TooManyFilesError,
+        TowpathError,
+        has_no_descriptor,
+    )
 
+    if isinstance(error, OSError) and has_no_descriptor(error):
+        error = TooManyFilesError("running the command")
     if not isinstance(error, TowpathError):
         raise error
     print(f"error: {error}\nremedy: {error.remedy}", file=sys.stderr)

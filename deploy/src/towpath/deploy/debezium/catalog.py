@@ -7,6 +7,7 @@ import psycopg
 
 from towpath.deploy.errors import SourceUnreachableError
 from towpath.schemas.table_name import TableName
+from towpath.sinks.source_session import connected
 
 _TABLES: Final = """\
 select n.nspname, c.relname, array_agg(a.attname::text order by a.attnum)
@@ -30,7 +31,7 @@ def read_catalog(dsn: str) -> Mapping[str, tuple[str, ...]]:
         SourceUnreachableError: The database does not answer.
     """
     try:
-        with psycopg.connect(dsn, connect_timeout=5) as connection:
+        with connected(dsn) as connection:
             rows = connection.execute(_TABLES).fetchall()
     except psycopg.Error as error:
         message = f"the source does not answer: {str(error).strip()}"

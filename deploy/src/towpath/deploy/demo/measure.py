@@ -5,12 +5,14 @@ from typing import Any, Final
 import psycopg
 
 from towpath.deploy.errors import SourceUnreachableError
+from towpath.sinks.source_session import connected
 
 # Orders inside the snapshot's key range whose row changed while it ran: by the clocks
 # of the service and the relay, which are one machine's.
 _CHANGED: Final = """
 select count(*)
 from towpath.snapshot s
+from towpath.sinks.source_session import connected
 join shop.orders o
   on o.id <= (s.maximum_key ->> 0)::bigint
  and o.updated_at between s.started_at and coalesce(s.completed_at, now())
@@ -40,7 +42,7 @@ def has_confirmed(dsn: str, slot: str, lsn: str) -> bool:
 
 def _value(dsn: str, query: str, *arguments: object) -> Any:  # noqa: ANN401 - any column
     try:
-        with psycopg.connect(dsn, connect_timeout=5) as connection:
+        with connected(dsn) as connection:
             row = connection.execute(query, arguments).fetchone()
     except psycopg.OperationalError as error:
         message = f"the source does not answer: {str(error).strip()}"

@@ -12,8 +12,8 @@ no SQLSTATE          the connection broke, or was never made: try again
 everything else      the server refuses a statement of ours: halt
 ===================  ==============================================================
 
-Every connection asks for the same text forms, so that a value reads the same in the
-stream, in a chunk and in the catalog.
+Every connection has the settings of ``schemas.session``, also that of the stream, so
+that a value reads the same in the stream, in a chunk and in the catalog.
 """
 
 import re
@@ -32,7 +32,8 @@ from towpath.relay.errors import (
     SourceRefusedError,
     SourceUnavailableError,
 )
-from towpath.schemas.failure import TowpathError
+from towpath.schemas import session
+from towpath.schemas.failure import TooManyFilesError, TowpathError, has_no_descriptor
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -46,19 +47,6 @@ _KEEPALIVES: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-
-SETTINGS: Final = MappingProxyType(
-    {
-        "TimeZone": "UTC",
-        "DateStyle": "ISO",
-        "IntervalStyle": "postgres",
-        "extra_float_digits": "3",
-        "bytea_output": "hex",
-        "lc_monetary": "C",
-        "client_min_messages": "warning",
-        "search_path": "pg_catalog",
-    }
-)
 
 _BY_STATE: Final = MappingProxyType(
     {
@@ -89,18 +77,22 @@ def connect(dsn: str, *, replication: bool = False) -> Connection:
     """
     wanted = _parts(dsn)
     with translated("connecting"):
-        options = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
-        wanted["options"] = f"{wanted.get('options') or ''} {options}".strip()
-        wanted["client_encoding"] = "UTF8"
         wanted.setdefault("application_name", APPLICATION)
         wanted.setdefault("connect_timeout", _CONNECT_TIMEOUT_S)
         for name, value in _KEEPALIVES.items():
             wanted.setdefault(name, value)
         if replication:
             wanted["replication"] = "database"
-        return psycopg.Connection.connect(
+        connection = psycopg.Connection.connect(
             conninfo.make_conninfo("", **wanted), autocommit=True
         )
+        try:
+            version = connection.info.server_version
+            connection.execute(session.statement(version).encode())
+        except psycopg.Error:
+            connection.close()
+            raise
+        return connection
 
 
 def _parts(dsn: str) -> dict[str, Any]:
@@ -138,6 +130,8 @@ def translated(doing: str) -> Iterator[None]:
 
 def failure(error: psycopg.Error, doing: str) -> TowpathError:
     """Return our error for the driver's, by its SQLSTATE."""
+    if has_no_descriptor(error):
+        return TooManyFilesError(doing)
     told = error.diag.message_primary or str(error).strip().partition("\n")[0]
     return failure_of(error.sqlstate, f"{doing}: {told}", was_login=_was_login(error))
 

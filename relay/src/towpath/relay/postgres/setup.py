@@ -147,7 +147,7 @@ def carry_out(connection: Connection, steps: Iterable[Step]) -> None:
                     raise _held_up(connection, step) from error
     finally:
         if not connection.closed:
-            connection.execute(b"reset statement_timeout")
+            connection.execute(b"set statement_timeout = 0")
 
 
 def _held_up(connection: Connection, step: Step) -> NotPreparedError:

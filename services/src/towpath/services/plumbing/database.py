@@ -14,6 +14,7 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from towpath.schemas import session
 from towpath.schemas.failure import BusyError, UnavailableError
 
 CONNECT_TIMEOUT_S: Final = 3
@@ -57,20 +58,21 @@ def make_engine(dsn: str, *, pool_size: int) -> Engine:
         dsn: Where the database is, as libpq takes it.
         pool_size: Connections kept; one for each thread that serves requests.
     """
-    options = (
-        f"-c lock_timeout={LOCK_TIMEOUT_MS}"
-        f" -c statement_timeout={STATEMENT_TIMEOUT_MS}"
-        f" -c idle_in_transaction_session_timeout={IDLE_TIMEOUT_MS}"
-        " -c timezone=UTC"
-    )
 
     def connect() -> psycopg2.extensions.connection:
-        return psycopg2.connect(
-            dsn,
-            options=options,
-            connect_timeout=CONNECT_TIMEOUT_S,
-            application_name="towpath-shop",
+        connection = psycopg2.connect(
+            dsn, connect_timeout=CONNECT_TIMEOUT_S, application_name="towpath-shop"
         )
+        settings = session.statement(
+            connection.server_version,
+            lock_timeout=str(LOCK_TIMEOUT_MS),
+            statement_timeout=str(STATEMENT_TIMEOUT_MS),
+            idle_in_transaction_session_timeout=str(IDLE_TIMEOUT_MS),
+            row_security="on",
+        )
+        with connection, connection.cursor() as cursor:
+            cursor.execute(settings)
+        return connection
 
     return create_engine(
         "postgresql+psycopg2://",

@@ -15,6 +15,7 @@ import psycopg
 from psycopg import sql
 
 from towpath.schemas.table_name import TableName
+from towpath.sinks.source_session import connected
 from towpath.sinks.verify import catalog, statements
 from towpath.sinks.verify.errors import SourceUnavailableError
 from towpath.sinks.verify.statements import Statement
@@ -24,20 +25,7 @@ Texts = tuple[str | None, ...]
 
 # Some hundred kilobytes a round trip; larger gains nothing, smaller costs round trips.
 ROWS_AT_ONCE: Final = 5000
-CONNECT_TIMEOUT_S: Final = 10
 
-# What decides a value's text; the same choices as whoever reads the log makes.
-_SESSION: Final[LiteralString] = """
-    set time zone 'UTC';
-    set datestyle = 'ISO';
-    set intervalstyle = 'postgres';
-    set extra_float_digits = 3;
-    set bytea_output = 'hex';
-    set lc_monetary = 'C';
-    set search_path = pg_catalog;
-    set row_security = off;
-    set default_transaction_read_only = on;
-"""
 _ESTIMATE: Final[LiteralString] = """
     select sum(greatest(reltuples, 0))::bigint
     from pg_partition_tree(%s::regclass) join pg_class on oid = relid where isleaf
@@ -64,10 +52,7 @@ class Source:
             SourceUnavailableError: The database cannot be reached.
         """
         with translated():
-            self._connection = psycopg.connect(
-                self._dsn, connect_timeout=CONNECT_TIMEOUT_S, autocommit=True
-            )
-            self._connection.execute(_SESSION)
+            self._connection = connected(self._dsn, default_transaction_read_only="on")
         return self
 
     def __exit__(

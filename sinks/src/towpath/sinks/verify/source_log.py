@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Final, LiteralString
 
-import psycopg
 from psycopg import errors as sqlstate
 
 from towpath.schemas.position import parse_lsn
+from towpath.sinks.source_session import connected
 from towpath.sinks.verify.passing import Unread
-from towpath.sinks.verify.source import CONNECT_TIMEOUT_S, translated
+from towpath.sinks.verify.source import translated
 
 _MARK: Final[LiteralString] = (
     "select pg_logical_emit_message(true, 'towpath.verify', '')::text"
@@ -61,9 +61,7 @@ class SourceLog:
         """
         self._relay = relay
         with translated():
-            self._connection = psycopg.connect(
-                dsn, connect_timeout=CONNECT_TIMEOUT_S, autocommit=True
-            )
+            self._connection = connected(dsn)
 
     def mark(self) -> int:
         """

@@ -8,9 +8,8 @@ from typing import Final, LiteralString, NamedTuple
 
 import psycopg
 
+from towpath.sinks.source_session import connected
 from towpath.sinks.wait.errors import SourceUnavailableError
-
-_CONNECT_TIMEOUT_S: Final = 10
 
 _SLOT: Final[LiteralString] = """
     select (confirmed_flush_lsn - '0/0'::pg_lsn)::bigint, active,
@@ -51,9 +50,7 @@ class PostgresSlot:
         """
         self._slot = slot
         try:
-            self._connection = psycopg.connect(
-                dsn, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S
-            )
+            self._connection = connected(dsn)
         except psycopg.Error as error:
             raise _unavailable(error) from error
 

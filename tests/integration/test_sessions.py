@@ -1,0 +1,222 @@
+"""No environment, service file, role or database changes what the platform reads."""
+
+import json
+import resource
+import subprocess
+import sys
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from support.rig import Rig
+from support.waiting import CLOCK
+from towpath.deploy import signals
+from towpath.relay.postgres.connect import connect
+from towpath.relay.postgres.replication import SlotStream, Wakeup
+from towpath.schemas import session
+from towpath.services.plumbing.database import make_engine
+from towpath.settings import load
+from towpath.sinks.source_session import connected
+from towpath.sinks.verify.source import Source
+from towpath.sinks.verify.source_log import SourceLog
+from towpath.sinks.wait.source import PostgresSlot
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+ENVIRONMENT = {
+    "PGTZ": "Asia/Kathmandu",
+    "PGDATESTYLE": "SQL, DMY",
+    "PGGEQO": "off",
+    "PGOPTIONS": "-c bytea_output=escape -c extra_float_digits=-5",
+    "PGCLIENTENCODING": "LATIN1",
+    "PGAPPNAME": "somebody",
+    "PGSERVICE": "hostile",
+}
+SERVICE = "[hostile]\napplication_name=service\noptions=-c intervalstyle=sql_standard\n"
+HOSTILE = {
+    "statement_timeout": "500",
+    "lock_timeout": "1",
+    "idle_in_transaction_session_timeout": "300",
+    "idle_session_timeout": "300",
+    "transaction_timeout": "500",
+    "intervalstyle": "sql_standard",
+    "bytea_output": "escape",
+    "extra_float_digits": "-5",
+    "search_path": "nowhere",
+    "quote_all_identifiers": "on",
+    "xmloption": "document",
+    "default_transaction_isolation": "serializable",
+    "default_transaction_read_only": "on",
+    "default_transaction_deferrable": "on",
+    "synchronous_commit": "off",
+    "standard_conforming_strings": "off",
+    "row_security": "on",
+    "timezone": "Asia/Kathmandu",
+    "datestyle": "German, DMY",
+    "client_min_messages": "error",
+    "exit_on_error": "on",
+}
+
+ROW = """
+    insert into s.t values (1, '2026-03-01 12:00:00+00', '2026-02-03', '1 day 2:03:04',
+        '\\x00ff', 0.1, 1234.5::money)
+"""
+COMMAND = "from towpath.deploy.cli.app import main; main()"
+
+
+@pytest.fixture
+def hostile(stack, database: str, unique: str, tmp_path, monkeypatch):
+    """Lend a source whose environment, service, role and database differ in all."""
+    stack.up("postgres", "kafka")
+    made = Rig(database, stack.kafka, unique, tmp_path)
+    made.execute(f"create role {unique} login superuser")
+    for name, value in HOSTILE.items():
+        made.execute(f"alter role {unique} set {name} = '{value}'")
+    made.execute(f"alter database {made.connection.info.dbname} set xmlbinary = 'hex'")
+    service = tmp_path / "service.conf"
+    service.write_text(SERVICE)
+    monkeypatch.setenv("PGSERVICEFILE", str(service))
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    admin = made.dsn
+    made.dsn = psycopg.conninfo.make_conninfo(admin, user=unique)
+    yield made
+    made.dsn = admin
+    made.connection.execute("set default_transaction_read_only = off")
+    made.close()
+    with connected(admin) as connection:
+        connection.execute(f"reassign owned by {unique} to current_user".encode())
+        connection.execute(f"drop role {unique}".encode())
+
+
+def test_every_session_has_the_platforms_settings(hostile: Rig):
+    """
+    Relay, stream, verifier, wait, command line and services set them after connecting.
+    """
+    dsn = hostile.dsn
+    stream = SlotStream(dsn, CLOCK, Wakeup())
+    log, slot, engine = (
+        SourceLog(dsn),
+        PostgresSlot(dsn, "x"),
+        make_engine(dsn, pool_size=1),
+    )
+    with (
+        connect(dsn) as relay,
+        connected(dsn) as plain,
+        Source(dsn) as verifier,
+        closing(log),
+        closing(slot),
+        closing(stream),
+        signals._connect(dsn) as signal,
+        engine.connect() as service,
+    ):
+        sessions = {
+            "relay": relay,
+            "stream": stream._connection,
+            "verifier": verifier._connection,
+            "log": log._connection,
+            "wait": slot._connection,
+            "signals": signal,
+            "plain": plain,
+        }
+        found = {
+            who: settings_of(lambda text, own=own: own.execute(text).fetchone()[0])
+            for who, own in sessions.items()
+        }
+        found["services"] = settings_of(
+            lambda text: service.exec_driver_sql(text).scalar()
+        )
+    engine.dispose()
+    bounds = (
+        "statement_timeout",
+        "lock_timeout",
+        "idle_in_transaction_session_timeout",
+    )
+    expected = {who: dict(session.SETTINGS) for who in found}
+    expected["verifier"]["default_transaction_read_only"] = "on"
+    expected["services"] |= {"row_security": "on", "extra_float_digits": "3"}
+    for name in bounds:
+        assert found["services"].pop(name) != HOSTILE[name]
+        del expected["services"][name]
+
+    assert expected == found
+
+
+def settings_of(ask) -> dict[str, str]:
+    """Read the settings of one session."""
+    return {name: ask(f"show {name}") for name in session.SETTINGS}
+
+
+def test_values_are_the_same_in_stream_and_snapshot(hostile: Rig):
+    """
+    A relay is prepared, streams and reads with all of that set, in the usual forms.
+    """
+    hostile.connection.execute("create schema s")
+    hostile.execute(
+        "create table s.t (id int primary key, at timestamptz, day date, span interval,"
+        " raw bytea, ratio float8, cost money)"
+    )
+    hostile.execute(ROW)
+    hostile.configure(hostile.outbox, tables=["s.t"])
+    hostile.init()
+    hostile.start()
+    hostile.wait_for(lambda: bool(hostile.logged("streaming")))
+    hostile.execute(
+        "insert into s.t select 2, at, day, span, raw, ratio, cost from s.t"
+    )
+    signal_id = signals.ask(hostile.dsn, ["s.t"])
+    hostile.wait_for(
+        lambda: (signals.state(hostile.dsn, signal_id) or ("",))[0] == "completed"
+    )
+    hostile.confirm()
+    rows = [value_of(each) for each in hostile.read("s.t", at_least=3)]
+    with Source(hostile.dsn) as source:
+        table = source.table("s", "t")
+        [compared] = source.rows(table)
+
+    assert load(hostile.config, {}).database.dsn == hostile.dsn
+    assert rows[0] == rows[1]
+    assert rows[0] == rows[2]
+    assert "2026-03-01T12:00:00" in str(rows[0]["at"])
+    assert compared[0][1:] == compared[1][1:]
+
+
+def value_of(record) -> dict:
+    """Return a record's new row without its key."""
+    row = json.loads(record.value())["after"]
+    return {name: value for name, value in row.items() if name != "id"}
+
+
+@pytest.mark.parametrize("command", [("relay", "run"), ("relay", "init"), ("doctor",)])
+def test_too_few_file_descriptors_are_named(hostile: Rig, command):
+    """
+    The reason is the limit, whatever it is that could not be opened; no traceback.
+    """
+    hostile.configure(hostile.outbox)
+    if command == ("relay", "run"):
+        hostile.init()
+    ended = {}
+    for limit in (14, 18, 22, 26, 30):
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                COMMAND,
+                *command,
+                "--config",
+                hostile.config,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            preexec_fn=lambda limit=limit: resource.setrlimit(
+                resource.RLIMIT_NOFILE, (limit, limit)
+            ),
+        )
+        ended[limit] = done.stdout + done.stderr
+    for limit, told in ended.items():
+        assert "Traceback" not in told, (limit, told[-2000:])
+    assert any("open no further file" in told for told in ended.values()), ended
+    assert any("LimitNOFILE" in told for told in ended.values()), ended

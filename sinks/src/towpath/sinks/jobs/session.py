@@ -35,6 +35,7 @@ from pyspark.sql import SparkSession
 from towpath.sinks import disk
 from towpath.sinks.errors import (
     BatchRefusedError,
+    EngineDiedError,
     StatementRefusedError,
     TargetUnavailableError,
 )
@@ -109,7 +110,12 @@ class Engine:
 
 
 def start_session(engine: Engine) -> SparkSession:
-    """Start the engine; it dies with this process."""
+    """
+    Start the engine; it dies with this process.
+
+    Raises:
+        EngineDiedError: It ended before it served, or could not begin.
+    """
     # Failures inside a batch are raised and told by us; py4j would print them too.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     with disk.writing(engine.folder):
@@ -118,7 +124,12 @@ def start_session(engine: Engine) -> SparkSession:
     builder = SparkSession.builder.appName(engine.name)
     for name, value in settings_of(engine, submitted).items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, Py4JError, OSError) as error:
+        told = str(error).strip().partition("\n")[0]
+        reason = f"the engine's Java process did not start: {told}"
+        raise EngineDiedError(reason) from error
 
 
 def settings_of(engine: Engine, submitted: Mapping[str, str]) -> dict[str, str]:

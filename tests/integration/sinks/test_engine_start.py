@@ -1,0 +1,53 @@
+"""A driver whose Java process ends while it starts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.configuration import configuration
+from towpath.deploy import java
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(90)]
+
+COMMAND = "from towpath.deploy.cli.app import main; main()"
+# It starts the real one, as Spark asked, and kills it.
+KILLED = """#!/bin/sh
+"{java}" "$@" &
+kill -9 $!
+wait $!
+"""
+
+
+def test_a_java_process_that_is_killed_while_starting_is_reported(tmp_path: Path):
+    """
+    One clear error with its remedy, and no traceback.
+    """
+    program = tmp_path / "java" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(KILLED.format(java=java.home() / "bin" / "java"))
+    program.chmod(0o755)
+    config = tmp_path / "towpath.toml"
+    text = configuration("postgresql://x/y", "127.0.0.1:9", "p", ("s.t",))
+    sink = (
+        '[[sink]]\nname = "it"\nkind = "cache"\nurl = "redis://127.0.0.1:9"\n'
+        '[[sink.route]]\ntopic = "p.s.t"\nname = "t"\n'
+    )
+    config.write_text(f"{text}\n{sink}")
+    words = ("sink", "run", "it", "--config", str(config))
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, *words, "--java-home", program.parents[1]],
+        capture_output=True,
+        text=True,
+        timeout=80,
+        check=False,
+        env=dict(os.environ),
+    )
+    told = done.stdout + done.stderr
+
+    assert "did not start" in told, told[-3000:]
+    assert "remedy" in told
+    assert "Traceback" not in told
+    assert done.returncode == 3

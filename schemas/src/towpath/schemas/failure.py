@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
+# What one connection takes.
+_HEADROOM: Final = 3
 
 
 class Disposition(enum.Enum):
@@ -92,11 +94,24 @@ class TooManyFilesError(UnavailableError):
 
 
 def has_no_descriptor(error: BaseException) -> bool:
-    """Tell whether a driver or the system failed for lack of a file descriptor."""
+    """
+    Tell whether a driver or the system failed for lack of a file descriptor.
+
+    Drivers do not always say so: then it is tried whether some can be opened.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _NO_DESCRIPTOR
-    text = str(error)
-    return any(os.strerror(number) in text for number in _NO_DESCRIPTOR)
+    if any(os.strerror(number) in str(error) for number in _NO_DESCRIPTOR):
+        return True
+    opened: list[int] = []
+    try:
+        opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(_HEADROOM))
+    except OSError as lacking:
+        return lacking.errno in _NO_DESCRIPTOR
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return False
 
 
 class HaltError(TowpathError):

@@ -130,7 +130,7 @@ def translated(doing: str) -> Iterator[None]:
 
 def failure(error: psycopg.Error, doing: str) -> TowpathError:
     """Return our error for the driver's, by its SQLSTATE."""
-    if has_no_descriptor(error):
+    if error.sqlstate is None and has_no_descriptor(error):
         return TooManyFilesError(doing)
     told = error.diag.message_primary or str(error).strip().partition("\n")[0]
     return failure_of(error.sqlstate, f"{doing}: {told}", was_login=_was_login(error))

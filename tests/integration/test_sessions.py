@@ -1,9 +1,6 @@
 """No environment, service file, role or database changes what the platform reads."""
 
 import json
-import resource
-import subprocess
-import sys
 from contextlib import closing
 
 import psycopg
@@ -15,6 +12,7 @@ from towpath.deploy import signals
 from towpath.relay.postgres.connect import connect
 from towpath.relay.postgres.replication import SlotStream, Wakeup
 from towpath.schemas import session
+from towpath.schemas.table_name import TableName
 from towpath.services.plumbing.database import make_engine
 from towpath.settings import load
 from towpath.sinks.source_session import connected
@@ -62,7 +60,26 @@ ROW = """
     insert into s.t values (1, '2026-03-01 12:00:00+00', '2026-02-03', '1 day 2:03:04',
         '\\x00ff', 0.1, 1234.5::money)
 """
-COMMAND = "from towpath.deploy.cli.app import main; main()"
+# A command, and how many descriptors it may open: its first file, its session with the
+# source, its threads and sockets are refused in turn.
+LACKING = (
+    ("relay init", 1),
+    ("doctor", 1),
+    ("snapshot list", 1),
+    ("relay run", 1),
+    ("relay run", 2),
+    ("relay run", 8),
+    ("relay run", 12),
+)
+NAMED = "may open no further file"
+LIMITED = """
+import os, resource, sys
+from towpath.deploy.cli.app import main
+open_now = len(os.listdir("/proc/self/fd")) - 1
+limit = open_now + int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+main()
+"""
 
 
 @pytest.fixture
@@ -97,7 +114,7 @@ def test_every_session_has_the_platforms_settings(hostile: Rig):
     dsn = hostile.dsn
     stream = SlotStream(dsn, CLOCK, Wakeup())
     log, slot, engine = (
-        SourceLog(dsn),
+        SourceLog(dsn, "x"),
         PostgresSlot(dsn, "x"),
         make_engine(dsn, pool_size=1),
     )
@@ -165,17 +182,17 @@ def test_values_are_the_same_in_stream_and_snapshot(hostile: Rig):
     hostile.execute(
         "insert into s.t select 2, at, day, span, raw, ratio, cost from s.t"
     )
-    signal_id = signals.ask(hostile.dsn, ["s.t"])
+    source = load(hostile.config, {}).database
+    signal_id = signals.ask(source, ["s.t"])
     hostile.wait_for(
-        lambda: (signals.state(hostile.dsn, signal_id) or ("",))[0] == "completed"
+        lambda: (signals.state(source, signal_id) or ("",))[0] == "completed"
     )
     hostile.confirm()
     rows = [value_of(each) for each in hostile.read("s.t", at_least=3)]
-    with Source(hostile.dsn) as source:
-        table = source.table("s", "t")
-        [compared] = source.rows(table)
+    with Source(hostile.dsn) as verified:
+        [compared] = verified.rows(verified.table(TableName("s", "t")))
 
-    assert load(hostile.config, {}).database.dsn == hostile.dsn
+    assert source.dsn == hostile.dsn
     assert rows[0] == rows[1]
     assert rows[0] == rows[2]
     assert "2026-03-01T12:00:00" in str(rows[0]["at"])
@@ -188,33 +205,25 @@ def value_of(record) -> dict:
     return {name: value for name, value in row.items() if name != "id"}
 
 
-@pytest.mark.parametrize("command", [("relay", "init"), ("doctor",)])
-def test_too_few_file_descriptors_are_named(hostile: Rig, command):
+def test_too_few_file_descriptors_are_named(hostile: Rig):
     """
     The reason is the limit, whatever it is that could not be opened; no traceback.
     """
     hostile.configure(hostile.outbox)
-    ended = {}
-    for limit in (6, 7, 8, 10, 14):
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                COMMAND,
-                *command,
-                "--config",
-                hostile.config,
-            ],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            preexec_fn=lambda limit=limit: resource.setrlimit(
-                resource.RLIMIT_NOFILE, (limit, limit)
-            ),
+    hostile.init()
+    for command, free in LACKING:
+        hostile.log_file.write_text("")
+        words = (*command.split(), "--config", str(hostile.config))
+        process = hostile.start("-c", LIMITED, str(free), *words)
+        hostile.wait_for(
+            lambda process=process: (
+                NAMED in hostile.printed() or process.poll() is not None
+            )
         )
-        ended[limit] = done.stdout + done.stderr
-    for limit, told in ended.items():
-        assert "Traceback" not in told, (limit, told[-2000:])
-    assert any("open no further file" in told for told in ended.values()), ended
-    assert any("LimitNOFILE" in told for told in ended.values()), ended
+        hostile.kill()
+        printed = hostile.printed()
+
+        assert NAMED in printed, (command, free, printed[-3000:])
+        assert "LimitNOFILE" in printed, (command, free)
+        assert "Traceback" not in printed, (command, free, printed[-3000:])
+        assert "Check that Postgres runs" not in printed, (command, free)

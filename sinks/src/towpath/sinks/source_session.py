@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 import psycopg
 
 from towpath.schemas import session
+from towpath.schemas.failure import TooManyFilesError, has_no_descriptor
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
@@ -21,10 +22,17 @@ def connected(dsn: str, **settings: str) -> Connection:
 
     Raises:
         psycopg.Error: The database cannot be reached.
+        TooManyFilesError: This process may open no connection.
     """
-    connection = psycopg.connect(
-        dsn, connect_timeout=_CONNECT_TIMEOUT_S, autocommit=True
-    )
+    try:
+        connection = psycopg.connect(
+            dsn, connect_timeout=_CONNECT_TIMEOUT_S, autocommit=True
+        )
+    except psycopg.Error as error:
+        if error.sqlstate is None and has_no_descriptor(error):
+            doing = "connecting to the source"
+            raise TooManyFilesError(doing) from error
+        raise
     try:
         version = connection.info.server_version
         connection.execute(session.statement(version, **settings).encode())

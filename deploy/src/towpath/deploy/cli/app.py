@@ -132,9 +132,9 @@ def _tell(error: Exception) -> int:
         has_no_descriptor,
     )
 
-    if isinstance(error, OSError) and has_no_descriptor(error):
-        error = TooManyFilesError("running the command")
     if not isinstance(error, TowpathError):
-        raise error
+        if not has_no_descriptor(error):
+            raise error
+        error = TooManyFilesError("running the command")
     print(f"error: {error}\nremedy: {error.remedy}", file=sys.stderr)
     return error.exit_code

@@ -12,7 +12,6 @@ from towpath.sinks.source_session import connected
 _CHANGED: Final = """
 select count(*)
 from towpath.snapshot s
-from towpath.sinks.source_session import connected
 join shop.orders o
   on o.id <= (s.maximum_key ->> 0)::bigint
  and o.updated_at between s.started_at and coalesce(s.completed_at, now())

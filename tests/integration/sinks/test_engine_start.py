@@ -1,5 +1,6 @@
 """A driver whose Java process ends while it starts."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,8 @@ def test_a_java_process_that_is_killed_while_starting_is_reported(tmp_path: Path
     program.parent.mkdir(parents=True)
     program.write_text(KILLED.format(java=java.home() / "bin" / "java"))
     program.chmod(0o755)
+    release = program.parents[1] / "release"
+    release.write_text(f'JAVA_VERSION="{java.RELEASE}"\n')
     config = tmp_path / "towpath.toml"
     text = configuration("postgresql://x/y", "127.0.0.1:9", "p", ("s.t",))
     sink = (
@@ -37,11 +40,12 @@ def test_a_java_process_that_is_killed_while_starting_is_reported(tmp_path: Path
     config.write_text(f"{text}\n{sink}")
     words = ("sink", "run", "it", "--config", str(config))
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, *words, "--java-home", program.parents[1]],
+        [sys.executable, "-c", COMMAND, *words],
         capture_output=True,
         text=True,
         timeout=80,
         check=False,
+        env={**os.environ, "JAVA_HOME": str(program.parents[1])},
     )
     told = done.stdout + done.stderr
 

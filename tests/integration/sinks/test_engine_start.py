@@ -1,6 +1,5 @@
 """A driver whose Java process ends while it starts."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,9 @@ wait $!
 """
 
 
-def test_a_java_process_that_is_killed_while_starting_is_reported(tmp_path: Path):
+def test_a_java_process_that_is_killed_while_starting_is_reported(
+    tmp_path: Path, monkeypatch
+):
     """
     One clear error with its remedy, and no traceback.
     """
@@ -38,6 +39,7 @@ def test_a_java_process_that_is_killed_while_starting_is_reported(tmp_path: Path
         '[[sink.route]]\ntopic = "p.s.t"\nname = "t"\n'
     )
     config.write_text(f"{text}\n{sink}")
+    monkeypatch.setenv("JAVA_HOME", str(program.parents[1]))
     words = ("sink", "run", "it", "--config", str(config))
     done = subprocess.run(
         [sys.executable, "-c", COMMAND, *words],
@@ -45,7 +47,6 @@ def test_a_java_process_that_is_killed_while_starting_is_reported(tmp_path: Path
         text=True,
         timeout=80,
         check=False,
-        env={**os.environ, "JAVA_HOME": str(program.parents[1])},
     )
     told = done.stdout + done.stderr
 

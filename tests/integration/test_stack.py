@@ -6,6 +6,7 @@ import signal
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from towpath.deploy.errors import JarsError
 from towpath.deploy.jars import lock, store
-from towpath.deploy.local import process
+from towpath.deploy.local import lifecycle, process
 from towpath.deploy.local.addresses import Addresses
 from towpath.deploy.local.lifecycle import State
 from towpath.deploy.local.stack import NAMES, Stack
@@ -156,6 +157,27 @@ def test_a_part_that_hangs_is_started_anew(state_folder: Path) -> None:
     assert found.pid != states["redis"].pid
 
     assert State.READY == states["redis"].state
+
+
+def test_up_waits_for_a_broker_that_recovers(state_folder: Path) -> None:
+    """
+    A killed broker may take longer than its time for a start: it makes progress.
+    """
+    stack = Stack(state_folder)
+    admin = AdminClient({"bootstrap.servers": stack.up(["kafka"]).kafka})
+    for future in admin.create_topics([NewTopic("kept", 100, 1)]).values():
+        future.result(20)
+    _kill(stack, "kafka")
+    log = stack.state.log("kafka")
+    before = log.stat().st_size
+    [part] = [part for part in stack.parts() if part.name == "kafka"]
+
+    started = lifecycle.bring_up(replace(part, ready_within_s=0.2), stack.state)
+
+    printed = log.read_bytes()[before:]
+    assert started
+    assert b"Recovering 100 logs" in printed or b"unclean" in printed, printed[-3000:]
+    assert len(admin.list_topics("kept", timeout=20).topics["kept"].partitions) == 100
 
 
 def test_down_leaves_no_process_and_keeps_the_data(state_folder: Path) -> None:

@@ -3,6 +3,7 @@
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -222,6 +223,35 @@ def test_a_part_that_ends_while_starting_is_told_at_once(state: StateFolder) -> 
     )
 
     with pytest.raises(PartError, match="broken"):
+        lifecycle.bring_up(part, state)
+
+    assert process.find(state.process_file("worker")) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "recovers_within_s"),
+    [("", 600.0), ("while True: print(1)", 1.0)],
+    ids=["standing still", "for ever"],
+)
+def test_a_recovery_without_progress_or_end_is_given_up(
+    state: StateFolder, code: str, recovers_within_s: float
+) -> None:
+    """
+    A part has more than its time only while it makes progress, and not for ever.
+    """
+
+    def never() -> None:
+        message = "still recovering"
+        raise NotReadyError(message)
+
+    part = replace(
+        _part(state, f"{code}\n{_SLEEPER}"),
+        probe=never,
+        ready_within_s=0.1,
+        recovers_within_s=recovers_within_s,
+    )
+
+    with pytest.raises(PartError, match="still recovering"):
         lifecycle.bring_up(part, state)
 
     assert process.find(state.process_file("worker")) is None

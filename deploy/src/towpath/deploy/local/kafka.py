@@ -18,7 +18,7 @@ from towpath.deploy import java
 from towpath.deploy.errors import NotReadyError
 from towpath.deploy.jars import store
 from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.part import Part
+from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part
 from towpath.deploy.local.ports import LOOPBACK
 from towpath.deploy.local.probe import ANSWER_WITHIN_S, port_open
 
@@ -74,6 +74,7 @@ def part(state: StateFolder, port: int, controller_port: int) -> Part:
         port=port,
         prepare=lambda: _prepare(folder, port, controller_port),
         probe=lambda: ask(port),
+        recovers_within_s=RECOVERS_WITHIN_S,
     )
 
 

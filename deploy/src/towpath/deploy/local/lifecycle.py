@@ -2,7 +2,8 @@
 Bring one part up, tell how it is, take it down.
 
 A part that runs and answers is left alone; one that runs but does not answer in time is
-stopped and started anew; one that ended is started on its data.
+stopped and started anew; one that ended is started on its data. One that recovers its
+data has more time, as long as it makes progress.
 """
 
 import enum
@@ -16,6 +17,7 @@ from towpath.deploy.errors import NotReadyError, PartError
 from towpath.deploy.local import process
 from towpath.deploy.local.folders import StateFolder
 from towpath.deploy.local.part import Part
+from towpath.deploy.local.progress import Recovery
 from towpath.schemas.clock import Deadline, SystemClock
 
 _LOOK_AGAIN_S: Final = 0.05
@@ -137,9 +139,14 @@ def _answers(probe: Callable[[], None]) -> State:
 def _wait(
     part: Part, state: StateFolder, within_s: float, is_ending: Callable[[], bool]
 ) -> str | None:
-    """Wait until a part serves; return why not, if it ends or the time is over."""
+    """
+    Wait until a part serves; return why not, if it ends or the time is over.
+
+    The time is over only once a part that recovers its data makes no progress.
+    """
     clock = SystemClock()
     deadline = Deadline(clock, within_s)
+    recovery = Recovery(part, state)
     while True:
         try:
             part.probe()
@@ -151,6 +158,7 @@ def _wait(
             return "it ended"
         if is_ending():
             return "it is wanted no more"
-        if deadline.passed():
+        goes_on = recovery.goes_on()
+        if deadline.passed() and not goes_on:
             return f"not ready after {within_s:g} s: {reason}"
         clock.wait(_LOOK_AGAIN_S)

@@ -16,7 +16,7 @@ from towpath.deploy import java
 from towpath.deploy.errors import NotReadyError
 from towpath.deploy.jars import store
 from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.part import Part
+from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part
 from towpath.deploy.local.ports import LOOPBACK, free_within
 from towpath.deploy.local.probe import get_json
 
@@ -61,6 +61,7 @@ def part(state: StateFolder, port: int) -> Part:
         port=port,
         prepare=lambda: _prepare(folder),
         probe=lambda: ask(port, cluster),
+        recovers_within_s=RECOVERS_WITHIN_S,
     )
 
 

@@ -4,7 +4,10 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+# For parts with data: what a crash leaves is read within this, or it is not finite.
+RECOVERS_WITHIN_S: Final = 1800.0
 
 
 class User(NamedTuple):
@@ -32,6 +35,8 @@ class Part:
         prepare: Writes what it needs; runs before each start, safe to repeat.
         probe: Asks the part itself; raises ``NotReadyError`` until it serves.
         ready_within_s: How long it may take to serve.
+        recovers_within_s: How long it may take if it makes progress meanwhile: its log
+            grows, or it reads; for parts that recover their data after a crash.
         stop_signal: Asks for a clean stop.
         stop_within_s: How long that may take before it is killed.
         user: Who runs it, if not who starts it.
@@ -45,6 +50,7 @@ class Part:
     prepare: Callable[[], None] = _nothing
     probe: Callable[[], None] = _nothing
     ready_within_s: float = 90.0
+    recovers_within_s: float = 0.0
     stop_signal: signal.Signals = signal.SIGTERM
     stop_within_s: float = 20.0
     user: User | None = None

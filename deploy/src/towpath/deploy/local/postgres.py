@@ -16,7 +16,7 @@ from psycopg import sql
 from towpath.deploy.errors import NotReadyError, PartError
 from towpath.deploy.local import postgres_home, postgres_remains
 from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.part import Part
+from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part
 from towpath.deploy.local.ports import LOOPBACK
 from towpath.deploy.local.postgres_home import Home
 from towpath.deploy.local.probe import ANSWER_WITHIN_S
@@ -49,6 +49,7 @@ def part(state: StateFolder, port: int, programs: Path | None = None) -> Part:
         port=port,
         prepare=lambda: _prepare(home, state),
         probe=lambda: ask(port),
+        recovers_within_s=RECOVERS_WITHIN_S,
         # Fast: clients are told to go, then the server writes its last checkpoint.
         stop_signal=signal.SIGINT,
         user=home.user,

@@ -147,6 +147,15 @@ def memory_bytes(process: psutil.Process) -> int:
     return total
 
 
+def read_bytes(process: psutil.Process) -> int:
+    """Return what a process and its children have read so far, as far as is known."""
+    total = 0
+    for member in [process, *_children(process)]:
+        with contextlib.suppress(psutil.Error):
+            total += member.io_counters().read_chars
+    return total
+
+
 def _children(process: psutil.Process) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         return list(process.children(recursive=True))

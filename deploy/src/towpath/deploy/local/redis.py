@@ -12,7 +12,7 @@ from typing import Final
 
 from towpath.deploy.errors import NotReadyError, PrerequisiteError
 from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.part import Part
+from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part
 from towpath.deploy.local.ports import LOOPBACK
 from towpath.deploy.local.probe import ANSWER_WITHIN_S
 
@@ -53,6 +53,7 @@ def part(state: StateFolder, port: int) -> Part:
         port=port,
         prepare=lambda: data.mkdir(parents=True, exist_ok=True),
         probe=lambda: ping(port),
+        recovers_within_s=RECOVERS_WITHIN_S,
     )
 
 

@@ -19,6 +19,7 @@ from towpath.deploy.local import lifecycle, process
 from towpath.deploy.local.folders import StateFolder
 from towpath.deploy.local.lifecycle import PartStatus
 from towpath.deploy.local.part import Part
+from towpath.deploy.local.progress import Recovery
 from towpath.schemas.backoff import Backoff
 from towpath.schemas.clock import Clock, Deadline, SystemClock
 
@@ -94,12 +95,14 @@ class Supervisor:
         for name in names or list(self._parts):
             part = self._parts[name]
             deadline = Deadline(self._clock, part.ready_within_s)
+            recovery = Recovery(part, self._state)
             while not self._ending.is_set():
                 try:
                     part.probe()
                     break
                 except NotReadyError as error:
-                    if deadline.passed():
+                    goes_on = recovery.goes_on()
+                    if deadline.passed() and not goes_on:
                         why = lifecycle.tell(part, self._state, str(error))
                         raise PartError(why) from error
                 self._ending.wait(_LOOK_EVERY_S)

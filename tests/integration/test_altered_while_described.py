@@ -14,6 +14,7 @@ from towpath.relay.postgres.frozen import FrozenViews
 from towpath.relay.postgres.readable import Readable
 from towpath.relay.snapshot.effects import InspectTables
 from towpath.schemas.failure import TowpathError
+from towpath.schemas.table_name import TableName
 from towpath.settings.outbox import AggregateView
 from towpath.sinks.verify.source import Source
 
@@ -91,7 +92,7 @@ def test_a_signal_describes_the_other_tables(sessions, change):
     """The changed table is refused with a reason, or described; the other always is."""
     view = AggregateView(aggregate_type="a", view="s.state")
     readable = Readable("described", {view.collection: view})
-    clerk = Clerk(readable, FrozenViews(lambda: sessions[0]), list)
+    clerk = Clerk(readable, FrozenViews(lambda: sessions[0]), list, "towpath")
     collections = ("s.a", view.collection, "s.b")
     places = 0
     for connection in racing(sessions, change):
@@ -115,7 +116,7 @@ def test_the_verifier_says_that_the_table_is_gone(sessions, change, database):
         for connection in racing(sessions, change):
             source._connection = connection
             try:
-                table = source.table("s", "a")
+                table = source.table(TableName("s", "a"))
             except TowpathError:
                 continue
             finally:

@@ -186,3 +186,21 @@ kind = "event_log"
         code,
         {(r["part"], r["level"]) for r in others if r["level"] != "warning"},
     )
+
+
+def test_a_mistyped_topic_under_an_expression_is_found(config: Path, capsys):
+    """
+    The expression takes the name, and the source has no such table.
+    """
+    init(config, dry_run=False)
+    plain = config.read_text(encoding="utf-8")
+    prefix = plain.partition('prefix = "')[2].split('"')[0]
+    route = '[[sink.route]]\ntopic = "{}.public.{}"\nname = "{}"\n'
+    sink = '[[sink]]\nname = "cache"\nkind = "cache"\nurl = "redis://127.0.0.1:1"\n'
+    routes = route.format(prefix, "note", "note") + route.format(prefix, "nota", "nota")
+    text = plain.replace('"public.note"', "'public\\.no.*'") + sink + routes
+    config.write_text(text, encoding="utf-8")
+    _, rows = examined(config, capsys)
+    found = [row["what"] for row in rows if "the source has no table" in row["what"]]
+
+    assert (1, True) == (len(found), "public.nota" in found[0])

@@ -18,6 +18,8 @@ dsn = "postgresql://u:hunter2@127.0.0.1/shop"
 bootstrap_servers = "127.0.0.1:9092"
 [kafka.client]
 "security.protocol" = "SASL_SSL"
+"sasl.mechanism" = "PLAIN"
+"sasl.username" = "u"
 "sasl.password" = "hunter2"
 [registry]
 url = "http://127.0.0.1:8081"
@@ -175,3 +177,40 @@ def test_a_missing_connector_exits_2(
     code = root.run(["config", "from-debezium", str(tmp_path / "absent.json")])
 
     assert (code, "absent.json: No such file" in capsys.readouterr().err) == (2, True)
+
+
+def test_an_option_that_the_client_library_does_not_know_is_a_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    Librdkafka reads the section; no broker is asked.
+    """
+    text = GOOD.replace(
+        '"sasl.password" = "hunter2"', '"socket.keepalive.enabel" = "true"'
+    )
+
+    assert root.run(["config", "check", "--config", written(tmp_path, text)]) == 2
+    assert "socket.keepalive.enabel" in capsys.readouterr().err
+
+
+def test_a_topic_that_only_an_expression_takes_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    The file cannot tell whether it is mistyped, and says which command can.
+    """
+    text = (
+        'version = 1\n[[source]]\ndsn = "postgresql:///x"\n'
+        "tables = ['shop.customers', 'shop\\.o.*']\n"
+        '[kafka]\nbootstrap_servers = "localhost:9092"\n'
+        '[[sink]]\nname = "cache"\nkind = "cache"\nurl = "redis://x"\n'
+        '[[sink.route]]\ntopic = "towpath.shop.customers"\nname = "customers"\n'
+        '[[sink.route]]\ntopic = "towpath.shop.oders"\nname = "oders"\n'
+    )
+    path = written(tmp_path, text)
+
+    assert root.run(["config", "check", "--config", path]) == 0
+    assert capsys.readouterr().out == (
+        f"{path}: no mistakes; whether towpath.shop.oders have tables, "
+        "towpath sink check tells\n"
+    )

@@ -42,6 +42,19 @@ class Shapes:
                 raise
             return shape
 
+    def knows(self, topic: str) -> bool:
+        """
+        Tell whether a topic's table was announced, or is in the source.
+
+        Raises:
+            UnavailableError: The broker does not answer.
+        """
+        try:
+            self.shape(topic)
+        except ShapeUnknownError:
+            return False
+        return True
+
     def refresh(self) -> None:
         """Read what was announced since."""
         self._announced.refresh()

@@ -15,7 +15,7 @@ from towpath.deploy.debezium.conversion import Conversion, convert
 from towpath.deploy.debezium.outcome import Verdict
 from towpath.deploy.debezium.toml_text import written
 from towpath.schemas.failure import UsageError
-from towpath.settings import load
+from towpath.settings import Settings, load
 from towpath.settings.kinds import is_built_in
 from towpath.settings.secrets import masked
 
@@ -39,7 +39,14 @@ def check(*, config: ConfigOption = None) -> int:
     """
     path = config_file(config)
     _check_foreign_kinds(path)
-    print(f"{path}: no mistakes")
+    from towpath.deploy.unnamed import unnamed  # noqa: PLC0415 - keeps --help fast
+
+    settings = load(path, os.environ)  # noqa: TID251 - a root
+    _check_client(settings)
+    unsure = [topic for sink in settings.sink for topic in unnamed(settings, sink)]
+    more = ", ".join(unsure)
+    told = f"; whether {more} have tables, towpath sink check tells" if more else ""
+    print(f"{path}: no mistakes{told}")
     return 0
 
 
@@ -126,6 +133,19 @@ def _effective(path: Path) -> dict[str, Any]:
     settings = load(path, os.environ)  # noqa: TID251 - a root
     shown = masked(settings.model_dump(mode="json", exclude_none=True))
     return shown if isinstance(shown, dict) else {}
+
+
+def _check_client(settings: Settings) -> None:
+    """
+    Have the client library read [kafka.client]; no broker is asked.
+
+    Raises:
+        ConfigurationError: It knows an option not, or not such a value.
+    """
+    if settings.kafka.client:
+        from towpath.sinks import clients  # noqa: PLC0415 - seldom needed
+
+        clients.admin(settings.kafka)
 
 
 def _check_foreign_kinds(path: Path) -> None:

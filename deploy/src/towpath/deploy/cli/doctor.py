@@ -154,12 +154,14 @@ def _registry(settings: Settings) -> list[Row]:
 def _sink(settings: Settings, sink: Sink) -> list[Row]:
     """Hold a sink against its tables and its target, as towpath sink check does."""
     from towpath.deploy.shapes import Shapes  # noqa: PLC0415 - keeps --help fast
+    from towpath.deploy.unnamed import without_table  # noqa: PLC0415
     from towpath.sinks.checking import check_sink, check_target  # noqa: PLC0415
     from towpath.sinks.kinds import check_kinds  # noqa: PLC0415
 
     check_kinds([sink])
     with closing(Shapes(settings)) as shapes:
-        found = [*check_sink(sink, shapes), *check_target(sink, settings)]
+        found = [*check_sink(sink, shapes), *without_table(settings, sink, shapes)]
+    found += check_target(sink, settings)
     name = f"sink {sink.name}"
     return [
         Row(

@@ -16,6 +16,7 @@ from towpath.deploy.cli.sink_life import add, drop, refill
 from towpath.deploy.jars import store
 from towpath.deploy.overview import overview
 from towpath.deploy.shapes import Shapes
+from towpath.deploy.unnamed import without_table
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load
@@ -100,8 +101,9 @@ def check(*names: str, config: ConfigOption = None) -> int:
 
     What the configuration alone tells is told first (exit 2); then every route that
     does not fit its table, every right on its topics and its target that is missing,
-    and every target that does not answer (exit 1). A table that
-    neither the relay has announced yet nor the source tells is named, and no mistake.
+    and every target that does not answer (exit 1). A table of source.tables that
+    neither the relay has announced yet nor the source tells is named, and no mistake;
+    one that only an expression takes is one.
 
     Args:
         names: The sinks; left out, all.
@@ -115,7 +117,9 @@ def check(*names: str, config: ConfigOption = None) -> int:
     if not found:
         # What the relay announces can be read.
         with closing(Shapes(settings)) as shapes:
-            found = [finding for sink in chosen for finding in check_sink(sink, shapes)]
+            for sink in chosen:
+                found += check_sink(sink, shapes)
+                found += without_table(settings, sink, shapes)
     found += [finding for sink in chosen for finding in check_target(sink, settings)]
     for finding in found:
         print(finding.text)

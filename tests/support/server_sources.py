@@ -1,0 +1,128 @@
+"""
+The regression SQL of Postgres, as its source package has it.
+
+``TOWPATH_PG_SOURCES`` names an unpacked source tree. Without it Debian's source package
+is fetched by apt into a folder of its own, with lists of its own: no root is needed,
+and nothing of the system changes.
+"""
+
+import os
+import re
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+PACKAGE: Final = "postgresql-15"
+REGRESS: Final = "src/test/regress"
+_APT: Final = Path("/etc/apt")
+_FETCH_WITHIN_S: Final = 300
+
+
+class SourcesUnavailableError(Exception):
+    """The sources are not to be had here; the text says why."""
+
+
+def regression_folder(scratch: Path) -> Path:
+    """
+    Return a folder with ``sql``, ``data`` and ``parallel_schedule``.
+
+    Args:
+        scratch: An empty folder, for what is fetched.
+
+    Raises:
+        SourcesUnavailableError: They are neither named nor to be fetched.
+    """
+    named = os.environ.get("TOWPATH_PG_SOURCES")  # noqa: TID251 - a root
+    if named:
+        folder = Path(named) / REGRESS
+        if not (folder / "parallel_schedule").exists():
+            message = f"TOWPATH_PG_SOURCES: there is no {folder}/parallel_schedule"
+            raise SourcesUnavailableError(message)
+        return folder
+    return _unpacked(_fetched(scratch), scratch)
+
+
+def schedule(folder: Path) -> list[str]:
+    """List the tests in the order of the server's own schedule."""
+    lines = (folder / "parallel_schedule").read_text(encoding="utf-8").splitlines()
+    named = [line.removeprefix("test:") for line in lines if line.startswith("test:")]
+    return [name for line in named for name in line.split()]
+
+
+def _fetched(scratch: Path) -> Path:
+    lists, cache = scratch / "lists", scratch / "cache"
+    for folder in (lists / "partial", cache / "archives" / "partial"):
+        folder.mkdir(parents=True)
+    sources = scratch / "sources.list"
+    sources.write_text("\n".join(_source_lines()) + "\n", encoding="utf-8")
+    own = (
+        *("-o", f"Dir::Etc::SourceList={sources}", "-o", "Dir::Etc::SourceParts=-"),
+        *("-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={cache}"),
+    )
+    _apt(scratch, *own, "update")
+    # The newest may be gone from a mirror that lists it: the next older one is asked.
+    shown = _run(scratch, "apt-cache", *own, "showsrc", PACKAGE)
+    versions = re.findall(r"(?m)^Version: (\S+)$", shown)
+    for version in sorted(versions, reverse=True):
+        wanted = f"{PACKAGE}={version}"
+        try:
+            _apt(scratch, *own, "source", "--download-only", wanted)
+        except SourcesUnavailableError:
+            continue
+        return next(scratch.glob(f"{PACKAGE}_*.orig.tar.*"))
+    message = f"apt has no source package {PACKAGE} that can be fetched"
+    raise SourcesUnavailableError(message)
+
+
+def _source_lines() -> Sequence[str]:
+    """Return the system's own package sources, as sources of source packages."""
+    found = []
+    for path in sorted((_APT / "sources.list.d").glob("*.sources")):
+        for stanza in path.read_text(encoding="utf-8").split("\n\n"):
+            fields = dict(re.findall(r"(?m)^(\w[\w-]*): *(.+)$", stanza))
+            signed = fields.get("Signed-By")
+            option = f"[signed-by={signed}] " if signed else ""
+            found += [
+                f"deb-src {option}{uri} {suite} {fields.get('Components', 'main')}"
+                for uri in fields.get("URIs", "").split()
+                for suite in fields.get("Suites", "").split()
+            ]
+    classic = _APT / "sources.list"
+    if classic.exists():
+        text = classic.read_text(encoding="utf-8")
+        found += [f"deb-src {line}" for line in re.findall(r"(?m)^deb (.+)$", text)]
+    if not found:
+        message = "this system has no package sources of apt's"
+        raise SourcesUnavailableError(message)
+    return found
+
+
+def _apt(folder: Path, *words: str) -> str:
+    return _run(folder, "apt-get", "-qq", *words)
+
+
+def _run(folder: Path, *words: str) -> str:
+    try:
+        done = subprocess.run(
+            words,
+            cwd=folder,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=_FETCH_WITHIN_S,
+        )
+    except subprocess.CalledProcessError as error:
+        message = f"{words[0]} could not fetch the server's sources"
+        raise SourcesUnavailableError(message) from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SourcesUnavailableError(str(error)) from error
+    return done.stdout
+
+
+def _unpacked(archive: Path, folder: Path) -> Path:
+    with tarfile.open(archive) as tar:
+        wanted = [m for m in tar.getmembers() if f"/{REGRESS}/" in m.name]
+        tar.extractall(folder, wanted, filter="data")
+    return next(folder.glob(f"*/{REGRESS}"))

@@ -152,7 +152,7 @@ def test_every_session_has_the_platforms_settings(hostile: Rig):
     )
     expected = {who: dict(session.SETTINGS) for who in found}
     expected["verifier"]["default_transaction_read_only"] = "on"
-    expected["services"] |= {"row_security": "on", "extra_float_digits": "3"}
+    expected["services"] |= {"row_security": "on", "synchronous_commit": "on"}
     for name in bounds:
         assert found["services"].pop(name) != HOSTILE[name]
         del expected["services"][name]

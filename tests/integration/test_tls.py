@@ -91,7 +91,7 @@ def test_no_connection_to_postgres_ignores_sslmode(database):
         lambda: connect_source(dsn),
         lambda: connect_source(dsn, replication=True),
         lambda: PostgresSlot(dsn, "none"),
-        lambda: SourceLog(dsn),
+        lambda: SourceLog(dsn, "towpath"),
         lambda: Source(dsn).__enter__(),
         lambda: list(signals.progress(dsn)),
     )

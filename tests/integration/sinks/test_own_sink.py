@@ -200,6 +200,7 @@ def test_the_guides_sink_is_added_to_a_running_system(place, capfd):
     block = place.folder / "sink.toml"
     block.write_text(block.read_text().replace("towpath.shop", f"{place.prefix}.shop"))
     (*run, behind), *others = commands_of_step_seven()
+    place.confirm()
     program = "import sys; from towpath.deploy.cli.app import main; main()"
     driver = subprocess.Popen([sys.executable, "-c", program, *run])
     try:

@@ -38,7 +38,9 @@ SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "default_transaction_isolation": "read committed",
         "default_transaction_read_only": "off",
         "default_transaction_deferrable": "off",
-        "synchronous_commit": "on",
+        # Flushed here, so that nothing durable is claimed too early; a standby that is
+        # away holds up nobody's bookkeeping.
+        "synchronous_commit": "local",
         "exit_on_error": "off",
         "client_min_messages": "warning",
         # Rows that a policy hides are an error, not a gap.

@@ -69,6 +69,8 @@ def make_engine(dsn: str, *, pool_size: int) -> Engine:
             statement_timeout=str(STATEMENT_TIMEOUT_MS),
             idle_in_transaction_session_timeout=str(IDLE_TIMEOUT_MS),
             row_security="on",
+            # An order that was confirmed is on the standby, too.
+            synchronous_commit="on",
         )
         with connection, connection.cursor() as cursor:
             cursor.execute(settings)

@@ -83,6 +83,7 @@ class RowForm:
         self._constants = [_of(value)(value) for value in constants.values()]
         self.columns = tuple([name for _, name, _ in kept] + list(constants))
         known = {name for _, name, _ in columns if name}.union(constants)
+        known |= {name for each in table.unread if (name := _routed(routing, each))}
         self._known = frozenset(known) if sees_surplus else None
         forms = [*(_form(c, nulls_unfit=nulls_unfit) for *_, c in kept)]
         forms += map(_of, constants.values())

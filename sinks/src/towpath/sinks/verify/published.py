@@ -61,8 +61,13 @@ def published(table: SourceTable, shape: RelationShape, rows: Rows) -> SourceTab
             (name for name in told if name not in own),
         ),
     )
+    read = {column.name for column in columns}
     part = replace(
-        table, columns=columns, key=shape.key, notes=tuple(filter(None, notes))
+        table,
+        columns=columns,
+        key=shape.key,
+        unread=tuple(name for name in told if name not in read),
+        notes=tuple(filter(None, notes)),
     )
     return comparable(as_written(part, rows))
 

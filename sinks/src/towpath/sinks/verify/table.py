@@ -72,6 +72,7 @@ class SourceTable:
         key_type: The type of a view's key, which it may give in another form.
         is_pruned: Whether it loses rows that the sink keeps, so that what only the sink
             has tells nothing.
+        unread: Columns that records have and nothing is compared with.
         notes: What is not compared, and why, in sentences.
     """
 
@@ -84,6 +85,7 @@ class SourceTable:
     only: Limit | None = None
     key_type: str = ""
     is_pruned: bool = False
+    unread: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -211,8 +211,7 @@ def test_an_alteration_that_takes_long_is_waited_for_in_turns(table, database, w
 
 def test_a_chunk_that_is_cancelled_for_its_time_says_so(table, database, begin):
     """
-    Whoever cancels it may let a smaller one be read; the database's own time-out is not
-    the session's (A32).
+    A smaller one may still be read (A32). The database's time-out is not the session's.
     """
     name = table.info.dbname
     table.execute(f"alter database {name} set statement_timeout = '300ms'")

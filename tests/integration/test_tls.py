@@ -6,6 +6,7 @@ import pytest
 
 from support.secure_kafka import write_certificates
 from support.tls_proxy import tls_before
+from towpath import settings
 from towpath.deploy import signals
 from towpath.relay.postgres.connect import connect as connect_source
 from towpath.relay.registry.client import SchemaIds
@@ -93,7 +94,7 @@ def test_no_connection_to_postgres_ignores_sslmode(database):
         lambda: PostgresSlot(dsn, "none"),
         lambda: SourceLog(dsn, "towpath"),
         lambda: Source(dsn).__enter__(),
-        lambda: list(signals.progress(dsn)),
+        lambda: list(signals.progress(settings.Source(dsn=dsn))),
     )
     for connect in connecting:
         with pytest.raises(TowpathError, match="SSL"):

@@ -1,5 +1,6 @@
 """A value of every type, in SQL, and the forms that it takes in records."""
 
+import base64
 from typing import Final, NamedTuple
 
 UUID = "6f1c1a3e-0000-4000-8000-0123456789ab"
@@ -30,6 +31,13 @@ class Literal(NamedTuple):
 
 
 SAME: Final = object()
+
+
+def _bytes(text: str) -> str:
+    """Write a text as bytes stand in JSON."""
+    return base64.b64encode(text.encode()).decode()
+
+
 LITERALS = [
     Literal("boolean", "true", True, SAME),
     Literal("smallint", "-32768", -32768, SAME),
@@ -222,17 +230,15 @@ LITERALS = [
             "mood": "ok",
             "costs": ["1.500"],
         },
-        {
-            "a": {"x": 1, "note": 'say "hi", (x)\\', "tags": ["a", "b c"]},
-            "mood": "ok",
-            "costs": ["Bdw="],
-        },
+        _bytes(
+            r'''("(1,""say """"hi"""", (x)\\\\"",""{a,""""b c""""}"")",ok,{1.500})'''
+        ),
     ),
     Literal(
         "s.point3[]",
         "array[row(1, '', null)::s.point3, null]",
         [{"x": 1, "note": "", "tags": None}, None],
-        SAME,
+        [_bytes('(1,"",)'), None],
     ),
     Literal("text", "null", None, SAME),
     Literal("integer[]", "null", None, SAME),

@@ -18,6 +18,7 @@ import pytest
 from confluent_kafka import Message
 
 from support import server_sources
+from support.folding import folded
 from support.server_sources import SourcesUnavailableError
 from support.snapshots import SnapshotRig
 from support.topics import headers_of
@@ -90,15 +91,15 @@ def test_the_servers_regression_sql_folds_equal(rig, sources):
     until(lambda: _is_settled(rig), "all tables are filled", timeout_s=SETTLED_WITHIN_S)
     rig.confirm()
     tables = [name for (name,) in rig.execute(KEYED)]
-    folded = {name: _folded(rig.records(_topic(name))) for name in tables}
+    held = {name: folded(rig.records(_topic(name))) for name in tables}
     rig.signal(AFTERWARDS, data_collections=tables)
     ended = ("completed", "failed", "incomplete")
     until(lambda: rig.answer(AFTERWARDS)[0] in ended, "all is read again")
     read = {name: _read(rig.records(_topic(name))) for name in tables}
     counted = {name: _count(rig, name) for name in tables}
     assert len(tables) > 30
-    assert counted == {name: len(rows) for name, rows in folded.items()}
-    assert {} == {n: (folded[n], read[n]) for n in tables if folded[n] != read[n]}
+    assert counted == {name: len(rows) for name, rows in held.items()}
+    assert {} == {n: (held[n], read[n]) for n in tables if held[n] != read[n]}
 
 
 def _run(rig: SnapshotRig, sources: Path, name: str) -> None:
@@ -140,40 +141,6 @@ def _count(rig: SnapshotRig, name: str) -> int:
 
 def _topic(name: str) -> str:
     return name.replace('"', "")
-
-
-def _folded(records: list[Message]) -> dict[bytes, dict[str, Any]]:
-    """Return what a reader of a topic with one partition has: newest per key wins."""
-    held: dict[bytes, tuple[str, dict[str, Any] | None]] = {}
-    floor = ""
-    for record in records:
-        if record.value() is None:
-            continue
-        headers, envelope = headers_of(record), json.loads(record.value())
-        place = headers["position"][:27]
-        if envelope["op"] == "t" or "sweep" in headers:
-            floor = max(floor, headers.get("sweep") or place)
-            held = {k: v for k, v in held.items() if v[0] >= floor}
-        elif record.key() is not None and place >= floor:
-            _lay(held, record.key(), place, envelope["after"], headers)
-    return {key: row for key, (_, row) in held.items() if row is not None}
-
-
-def _lay(
-    held: dict[bytes, tuple[str, dict[str, Any] | None]],
-    key: bytes,
-    place: str,
-    after: dict[str, Any] | None,
-    headers: dict[str, Any],
-) -> None:
-    """Lay a change over what is held of its key; unchanged columns stay."""
-    before, row = held.get(key, ("", None))
-    if place < before:
-        return
-    if after is not None and "unchanged" in headers and row is not None:
-        kept = {n: row[n] for n in json.loads(headers["unchanged"]) if n in row}
-        after = {**after, **kept}
-    held[key] = (place, after)
 
 
 def _read(records: list[Message]) -> dict[bytes, dict[str, Any]]:

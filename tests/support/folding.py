@@ -1,0 +1,42 @@
+"""What a reader of a topic with one partition has: the newest record of each key."""
+
+import json
+from typing import Any
+
+from confluent_kafka import Message
+
+from support.topics import headers_of
+
+
+def folded(records: list[Message]) -> dict[bytes, dict[str, Any]]:
+    """Return what a reader of a topic with one partition has: newest per key wins."""
+    held: dict[bytes, tuple[str, dict[str, Any] | None]] = {}
+    floor = ""
+    for record in records:
+        if record.value() is None:
+            continue
+        headers, envelope = headers_of(record), json.loads(record.value())
+        place = headers["position"][:27]
+        if envelope["op"] == "t" or "sweep" in headers:
+            floor = max(floor, headers.get("sweep") or place)
+            held = {k: v for k, v in held.items() if v[0] >= floor}
+        elif record.key() is not None and place >= floor:
+            _lay(held, record.key(), place, envelope["after"], headers)
+    return {key: row for key, (_, row) in held.items() if row is not None}
+
+
+def _lay(
+    held: dict[bytes, tuple[str, dict[str, Any] | None]],
+    key: bytes,
+    place: str,
+    after: dict[str, Any] | None,
+    headers: dict[str, Any],
+) -> None:
+    """Lay a change over what is held of its key; unchanged columns stay."""
+    before, row = held.get(key, ("", None))
+    if place < before:
+        return
+    if after is not None and "unchanged" in headers and row is not None:
+        kept = {n: row[n] for n in json.loads(headers["unchanged"]) if n in row}
+        after = {**after, **kept}
+    held[key] = (place, after)

@@ -165,8 +165,11 @@ def _copied(bench: Bench, run: Run, base: Run) -> Iterator[None]:
 
 @contextmanager
 def _cleared(bench: Bench, run: Run) -> Iterator[None]:
-    """Leave no process, no slot and no topic of the run behind."""
+    """Leave no process, no slot and no topic of the run behind; register its relay."""
     try:
+        if run.system == RELAY:
+            # Not while it is measured: the slot is there, only its relay is unknown.
+            publishers.prepare_source(bench, run)
         yield
     finally:
         bench.place.launcher.stop(run.name)

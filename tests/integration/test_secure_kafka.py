@@ -103,7 +103,7 @@ ASKING = {
     ("doctor",): {0, 1},
     ("status",): {0, 1},
 }
-SHOWING = {("status",), ("relay", "status")}
+SHOWING = {("status",), ("relay", "status"), ("sink", "list")}
 
 
 # Whose rights a command needs; the others need the verifier's.

@@ -89,6 +89,8 @@ class Marks:
     ) -> None:
         self._marks = {topic: dict(marks) for topic, marks in known.items()}
         self._former = dict(former)
+        # By partition, and whether it is of a READ row: the last acknowledged offset.
+        self._last_offsets: dict[tuple[Partition, bool], int] = {}
 
     def knows(self, topic: str) -> bool:
         """Tell whether the topic has its first mark."""
@@ -138,9 +140,7 @@ class Marks:
         for at, (position, place) in reached.items():
             moved.update(self._raise(at, place.offset(), position))
         for at, place in passed.items():
-            # Both kinds go into one partition; the streamed ones may be the later ones.
-            is_last = at not in reached
-            moved.update(self._raise(at, place.offset(), None, is_last=is_last))
+            moved.update(self._raise(at, place.offset(), None))
         return frozenset(moved)
 
     def _raise(
@@ -148,8 +148,6 @@ class Marks:
         at: Partition,
         offset: int | None,
         position: bytes | None,
-        *,
-        is_last: bool = True,
     ) -> Iterable[str]:
         topic, partition = at
         marks = self._marks.get(topic or "")
@@ -160,12 +158,17 @@ class Marks:
             # Partitions were added while we ran: keys begin to stand elsewhere.
             reason = f"topic {topic} had {len(marks)} partitions and has more now"
             raise PartitionCountChangedError(reason)
-        if is_last and offset < before.next_offset:
+        # Streamed records are confirmed in the order of transactions, READ rows as they
+        # are acknowledged: only among its own kind does an offset never go back.
+        kind = at, position is None
+        last = self._last_offsets.get(kind, offset)
+        if offset < last:
             reason = (
                 f"partition {partition} of {topic} took a record at {offset}, but "
-                f"reached {before.next_offset} before: the topic was made again"
+                f"reached {last + 1} before: the topic was made again"
             )
             raise TopicTruncatedError(reason)
+        self._last_offsets[kind] = offset
         marks[partition] = Mark(
             max(before.next_offset, offset + 1), position or before.position
         )

@@ -137,7 +137,7 @@ class Place:
         report = Report(self.plan.state_folder, "cache", clock)
         parts = Parts(
             lambda _: self.sink,
-            partial(KafkaBatches, self.plan.bootstrap_servers),
+            partial(KafkaBatches, self.plan.kafka),
             lambda _: self.letters,
             self.cluster,
             clock,

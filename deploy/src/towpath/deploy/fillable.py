@@ -10,38 +10,35 @@ from collections.abc import Iterator, Sequence
 
 import psycopg
 
-from towpath.deploy import filling
 from towpath.deploy.errors import RelaySilentError
 from towpath.relay.postgres.connect import Connection, connect, translated
 from towpath.relay.postgres.readable import Readable
 from towpath.relay.postgres.tables import TableRefusedError
 from towpath.relay.state_reading import slot_facts
-from towpath.settings import Settings, Sink
+from towpath.settings import Settings
 from towpath.sinks.errors import SinkUnfitError
 
 
-def check(settings: Settings, sink: Sink) -> None:
+def check(settings: Settings, sink: str, collections: Sequence[str]) -> None:
     """
-    See that the relay can read every row that a sink is to be filled with.
+    See that the relay can read every collection that a sink is to be filled with.
 
     Raises:
-        UsageError: No table and no view gives the rows of a route.
         SinkUnfitError: The relay would refuse to read some; everything is listed.
         RelaySilentError: No relay follows the slot.
         SourceUnavailableError: The source does not answer.
     """
-    collections = filling.collections_of(settings, sink)
     if not collections:
         return
     with connect(settings.database.dsn) as connection:
         found = list(_refusals(connection, settings, collections))
     if found:
-        raise SinkUnfitError("\n".join(f"{sink.name}: {reason}" for reason in found))
+        raise SinkUnfitError("\n".join(f"{sink}: {reason}" for reason in found))
     facts, _ = slot_facts(settings)
     if facts is None or not facts.is_active:
         message = (
             f"no relay follows the slot {settings.database.slot}: nobody would fill "
-            f"{sink.name}, which is not declared"
+            f"{sink}, which is not declared"
         )
         raise RelaySilentError(message)
 

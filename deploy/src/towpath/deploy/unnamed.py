@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from towpath.deploy.shapes import Shapes
-from towpath.schemas.table_name import TableName
-from towpath.schemas.topics import table_topic
 from towpath.settings import RouteKind, Settings, Sink
 from towpath.sinks.checking import Finding
 from towpath.sinks.repairs import table_behind
@@ -17,14 +15,12 @@ from towpath.sinks.verify.errors import SourceUnavailableError
 from towpath.sinks.verify.source import Source
 
 
-def unnamed(settings: Settings, sink: Sink) -> list[str]:
-    """Return the topics of a sink's routes whose table no entry names."""
-    prefix = settings.database.prefix
-    named = {
-        table_topic(prefix, TableName.parse(name)) for name in settings.capture.names
-    }
+def unnamed(settings: Settings, sink: Sink) -> dict[str, str]:
+    """Return the tables that only an expression takes, by their routes' topics."""
     topics = (route.topic for route in sink.route if route.kind is RouteKind.TABLE)
-    return [topic for topic in dict.fromkeys(topics) if topic not in named]
+    tables = ((topic, table_behind(settings, topic)) for topic in topics)
+    named = settings.capture.names
+    return {topic: table for topic, table in tables if table and table not in named}
 
 
 def without_table(settings: Settings, sink: Sink, shapes: Shapes) -> Iterator[Finding]:
@@ -33,7 +29,11 @@ def without_table(settings: Settings, sink: Sink, shapes: Shapes) -> Iterator[Fi
 
     A source that does not answer tells nothing.
     """
-    unknown = [topic for topic in unnamed(settings, sink) if not shapes.knows(topic)]
+    unknown = {
+        topic: table
+        for topic, table in unnamed(settings, sink).items()
+        if not shapes.knows(topic)
+    }
     if not unknown:
         return
     database = settings.database
@@ -41,9 +41,8 @@ def without_table(settings: Settings, sink: Sink, shapes: Shapes) -> Iterator[Fi
         suppress(SourceUnavailableError),
         Source(database.dsn, database.publication),
     ):
-        for topic in unknown:
+        for table in unknown.values():
             yield Finding(
-                f"{sink.name}: {topic}: the source has no table "
-                f"{table_behind(settings, topic)}, although an expression of "
-                "source.tables takes it"
+                f"{sink.name}: the source has no table {table}, although an "
+                "expression of source.tables takes it"
             )

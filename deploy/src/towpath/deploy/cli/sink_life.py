@@ -158,9 +158,11 @@ def drop(
 def _check(settings: Settings, sink: Sink) -> None:
     from towpath.deploy import fillable  # noqa: PLC0415 - keeps --help fast
 
+    # A route that nothing can fill is in the file: no server is needed to say so.
+    collections = filling.collections_of(settings, sink)
     with closing(Shapes(settings)) as shapes:
         check_block(settings, sink, shapes)
-    fillable.check(settings, sink)
+    fillable.check(settings, sink.name, collections)
 
 
 def _fill(

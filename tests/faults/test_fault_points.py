@@ -112,7 +112,8 @@ def test_killed_while_a_signal_is_answered_the_snapshot_is_made(faults):
     )
     faults.source.execute(
         "insert into towpath.signal (id, type, data) values ('one', 'execute-snapshot',"
-        """ '{"data-collections": ["shop.line"], "type": "incremental"}')"""
+        """ '{"data-collections": ["shop.line"], "type": "incremental","""
+        f' "relay": "{faults.relay.prefix}"}}\')'
     )
     for point in ("signal held", "signal answered"):
         faults.relay.die(point)

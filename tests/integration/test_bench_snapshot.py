@@ -15,19 +15,19 @@ WORDS = (sys.executable, "-m", "towpath.deploy.cli", "bench", "snapshot", "--jso
 SMALL = ("--rows", "20000", "--duration", "2", "--warm-up", "1")
 
 # Found by every Python of the benchmark: a client that gives one row's place in the
-# topic to the row that came before it.
+# topic to the row that came before it, in that one's partition.
 DEFECT = """
 import confluent_kafka
 
 class Losing(confluent_kafka.Producer):
-    last = None, None
+    last = None, None, None
 
-    def produce(self, topic, value=None, key=None, *rest, **named):
+    def produce(self, topic, value=None, key=None, partition=-1, *rest, **named):
         if topic.endswith("bench.item") and key is not None:
             if b'"id":77}' in key and b'"op":"r"' in value:
-                value, key = self.last
-            self.last = value, key
-        return super().produce(topic, value, key, *rest, **named)
+                value, key, partition = self.last
+            self.last = value, key, partition
+        return super().produce(topic, value, key, partition, *rest, **named)
 
 confluent_kafka.Producer = Losing
 """

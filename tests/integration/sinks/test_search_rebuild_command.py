@@ -95,7 +95,7 @@ class Place(Rig):
     def __init__(self, stack, dsn, prefix, folder):
         super().__init__(dsn, stack.kafka, prefix, folder)
         self.url = stack.opensearch_url
-        self.client = OpenSearch(hosts=[self.url])
+        self.search = OpenSearch(hosts=[self.url])
 
     @property
     def route(self):
@@ -172,13 +172,13 @@ name = "{self.route}"
             stderr=subprocess.DEVNULL,
         )
         following = f"{self.route}-next"
-        until(lambda: self.client.indices.exists_alias(name=following), "begun")
+        until(lambda: self.search.indices.exists_alias(name=following), "begun")
         process.kill()
         process.wait()
 
     def indexes(self):
         """Return the indexes behind the route's alias."""
-        return list(self.client.indices.get_alias(name=self.route))
+        return list(self.search.indices.get_alias(name=self.route))
 
     def held(self):
         """Read what the index holds, by key."""
@@ -193,7 +193,7 @@ name = "{self.route}"
 
     def close(self):
         """Leave nothing behind."""
-        self.client.close()
+        self.search.close()
         super().close()
 
 
@@ -216,7 +216,7 @@ def test_an_index_is_rebuilt_while_it_is_written_and_searched(place, capsys):
     place.prepare()
     with place.driver():
         place.catch_up()
-        place.client.indices.refresh(index=place.route)
+        place.search.indices.refresh(index=place.route)
         with (
             Writers(place.dsn, KEYS, count=2),
             Reader(place.url, place.route) as reader,

@@ -130,10 +130,13 @@ class ChunkReader:
             TableRefusedError: It cannot be read, or is not the table it was.
             ViewLostError: The snapshot's one view does not hold it.
         """
-        # Asked twice: a lock wants a name, and the shape that counts stands below it.
-        planned = self._describe(ask)
-        with self._snapshot(planned, ask):
-            shape = self._describe(ask)
+        # A lock wants a name, and the shape that counts stands below it.
+        asked = (self._connection, ask.collection, ask.order_by)
+        located = self._terms.readable.locate(*asked)
+        _check_oid(located, ask)
+        with self._snapshot(located, ask):
+            shape = self._terms.readable.describe(*asked)
+            _check_oid(shape, ask)
             if ask.keys_of is not None:
                 return self._listed_plan(ask, ask.keys_of, shape)
             copied = self._copy(chunks.maximum_key_query(shape, ask.select))
@@ -143,15 +146,6 @@ class ChunkReader:
         return PlanRead(
             ask.request_id, Plan(shape, maximum_key, rows, boundaries=boundaries)
         )
-
-    def _describe(self, ask: ReadPlan) -> TableShape:
-        shape = self._terms.readable.describe(
-            self._connection, ask.collection, ask.order_by
-        )
-        if shape.relation.oid != ask.table_oid:
-            reason = "it was dropped and made anew, or renamed, since the signal"
-            raise tables.TableRefusedError(reason)
-        return shape
 
     def _listed_plan(
         self, ask: ReadPlan, snapshot_id: str, shape: TableShape
@@ -261,6 +255,13 @@ class ChunkReader:
                 raise
         copied.elapsed_s = clock.monotonic_s() - began_s
         return copied
+
+
+def _check_oid(shape: TableShape, ask: ReadPlan) -> None:
+    """Refuse a table that has only the name of the one that was signalled."""
+    if shape.relation.oid != ask.table_oid:
+        reason = "it was dropped and made anew, or renamed, since the signal"
+        raise tables.TableRefusedError(reason)
 
 
 def _maximum(rows: list[Row]) -> Key | None:

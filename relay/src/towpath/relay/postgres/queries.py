@@ -21,6 +21,21 @@ def query(name: str) -> bytes:
 
 
 @functools.cache
+def together(*names: str) -> bytes:
+    """
+    Return one statement whose only row has the rows of each of these, as JSON.
+
+    Raises:
+        KeyError: There is no such statement.
+    """
+    parts = (
+        b"(select coalesce(json_agg(part), '[]') from (\n%s\n) part)" % query(name)
+        for name in names
+    )
+    return b"select " + b", ".join(parts)
+
+
+@functools.cache
 def _queries() -> Mapping[str, bytes]:
     text = resources.files(__package__).joinpath("queries.sql").read_text("utf-8")
     pieces = _NAME.split(text)[1:]

@@ -706,13 +706,13 @@ where c.oid in (select oid from family)
 -- name: describe_identities
 -- Of the table, and then of its partitions that hold rows: name, replica identity, and
 -- the columns that are told of it in the stream.
-select m.oid::regclass::text, m.relreplident::text,
+select m.oid::regclass::text as name, m.relreplident::text,
     (select array_agg(a.attname::text) from pg_catalog.pg_index i
         join pg_catalog.pg_attribute a on a.attrelid = i.indrelid
             and a.attnum = any ((i.indkey::smallint[])[0:i.indnkeyatts - 1])
         where i.indrelid = m.oid and i.indisvalid and i.indimmediate
             and case m.relreplident when 'd' then i.indisprimary
-                when 'i' then i.indisreplident else false end)
+                when 'i' then i.indisreplident else false end) as columns
 from pg_catalog.pg_class m
 where m.oid = %(oid)s::oid or m.oid in (
         select relid from pg_catalog.pg_partition_tree(%(oid)s::oid) where isleaf
@@ -725,11 +725,12 @@ order by m.oid <> %(oid)s::oid, 1
 -- columns that may be null. The primary key's first, then the replica identity's, then
 -- the oldest.
 select i.indexrelid::bigint, c.relname::text,
-    array_agg(a.attname::text order by k.place), i.indisprimary, i.indisreplident,
-    i.indimmediate, i.indisvalid, i.indpred is not null,
+    array_agg(a.attname::text order by k.place) as columns,
+    i.indisprimary, i.indisreplident, i.indimmediate, i.indisvalid,
+    i.indpred is not null as is_partial,
     coalesce(
         array_agg(a.attname::text order by k.place) filter (where not a.attnotnull), '{}'
-    )
+    ) as nullable
 from pg_catalog.pg_index i
 join pg_catalog.pg_class c on c.oid = i.indexrelid
 cross join lateral unnest(i.indkey::smallint[]) with ordinality as k (attnum, place)
@@ -757,12 +758,14 @@ where a.attrelid = %(oid)s::oid and a.attnum > 0 and not a.attisdropped
             or a.attgenerated = 's' and pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's'))
 order by a.attnum
 
--- name: describe_key
--- Of an index's columns, in key order: name, type with modifiers, whether its collation
--- is deterministic, whether its order is what plain operators mean here, its collation.
-select a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod),
-    coalesce(l.collisdeterministic, true),
-    coalesce(bool_or(pg_catalog.pg_operator_is_visible(o.amopopr)), false),
+-- name: describe_keys
+-- Of the columns of each unique index, in key order: index, name, type with modifiers,
+-- whether its collation is deterministic, whether its order is what plain operators mean
+-- here, its collation.
+select i.indexrelid::bigint, a.attname,
+    pg_catalog.format_type(a.atttypid, a.atttypmod) as type_name,
+    coalesce(l.collisdeterministic, true) as is_deterministic,
+    coalesce(bool_or(pg_catalog.pg_operator_is_visible(o.amopopr)), false) as is_plain,
     a.attcollation::bigint
 from pg_catalog.pg_index i
 cross join lateral unnest(i.indkey::smallint[]) with ordinality as k (attnum, place)
@@ -771,10 +774,10 @@ left join pg_catalog.pg_collation l on l.oid = a.attcollation
 join pg_catalog.pg_opclass c on c.oid = i.indclass[k.place - 1]
 left join pg_catalog.pg_amop o on o.amopfamily = c.opcfamily and o.amopstrategy = 5
     and o.amoplefttype = c.opcintype and o.amoprighttype = c.opcintype
-where i.indexrelid = %(index)s::oid and k.place <= i.indnkeyatts
-group by k.place, a.attname, a.atttypid, a.atttypmod, a.attcollation,
+where i.indrelid = %(oid)s::oid and i.indisunique and k.place <= i.indnkeyatts
+group by i.indexrelid, k.place, a.attname, a.atttypid, a.atttypmod, a.attcollation,
     l.collisdeterministic
-order by k.place
+order by i.indexrelid, k.place
 
 -- first start -----------------------------------------------------------------------
 

@@ -39,6 +39,19 @@ class Readable(NamedTuple):
             raise tables.TableRefusedError(reason)
         return describe_view(connection, view)
 
+    def locate(
+        self, connection: Connection, collection: str, order_by: Sequence[str]
+    ) -> TableShape:
+        """
+        Return what a lock takes: of a table, its shape without columns and key.
+
+        Raises:
+            TableRefusedError: There is none, or it cannot be read.
+        """
+        if collection in self.views:
+            return self.describe(connection, collection, order_by)
+        return tables.locate(connection, collection, self.publication)
+
     def describe_all(
         self,
         connection: Connection,

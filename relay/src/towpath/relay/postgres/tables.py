@@ -4,24 +4,25 @@ What the catalog says of a table that is to be read, and whether it can be.
 Asked again under each chunk's lock: the chunk brings the columns of its own moment.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import psycopg
 
 from towpath.relay.postgres.connect import Connection
-from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.queries import query, together
 from towpath.relay.postgres.table_keys import (
-    Identity,
     UniqueIndex,
     chosen_key,
     identity_key,
 )
+from towpath.relay.postgres.table_parts import PARTS, KeyColumn, parts_of
 from towpath.relay.snapshot import chunks
 from towpath.relay.snapshot.copytext import decode_lines
 from towpath.relay.snapshot.shape import Key, TableShape, key_of
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.relation import Relation
 from towpath.schemas.failure import DataError
 from towpath.schemas.table_name import TableName
 
@@ -44,10 +45,11 @@ CATALOG_CHANGED: Final = "XX000"
 _ALTERED: Final = "it was dropped or altered while it was described: send a new signal"
 
 
-# What a catalog query is asked with, and what it answers.
-_Question = tuple[str, Mapping[str, object]]
+# The names of catalog queries that are asked together, what they are asked with, and
+# what the statement answers.
+_Question = tuple[tuple[str, ...], Mapping[str, object]]
 _Rows = list[tuple[Any, ...]]
-_Describing = Generator[list[_Question], list[_Rows], TableShape]
+_Describing = Generator[_Question, _Rows, TableShape]
 # About how many tables one round trip asks: some megabytes of questions and answers.
 _TABLES_AT_ONCE: Final = 500
 
@@ -72,14 +74,6 @@ class _Table(NamedTuple):
     row_filter: str | None
 
 
-class _KeyColumn(NamedTuple):
-    name: str
-    type_name: str
-    is_deterministic: bool
-    has_plain_order: bool
-    collation: int
-
-
 def describe(
     connection: Connection,
     collection: str,
@@ -98,23 +92,48 @@ def describe(
     Raises:
         TableRefusedError: There is none, it cannot be read, or it changed meanwhile.
     """
-    describing = _describing(collection, publication, order_by)
+    with _unaltered():
+        return _describe(connection, _describing(collection, publication, order_by))
+
+
+def locate(connection: Connection, collection: str, publication: str) -> TableShape:
+    """
+    Return a table's shape without columns and key: what a lock takes.
+
+    Raises:
+        TableRefusedError: There is none, it cannot be read, or it changed meanwhile.
+    """
+    with _unaltered():
+        statement, fields = _asking(_finding(collection, publication))
+        table = _found(connection.execute(statement, fields).fetchall(), publication)
+    return TableShape(
+        Relation(table.oid, table.schema, table.name, (), (), ""),
+        (),
+        partitioned=table.kind == _PARTITIONED,
+    )
+
+
+@contextmanager
+def _unaltered() -> Iterator[None]:
+    """Refuse a table that was dropped while it was looked at."""
     try:
-        return _describe(connection, describing)
+        yield
     except psycopg.errors.InternalError_ as error:
         raise TableRefusedError(_ALTERED) from error
 
 
+def _asking(question: _Question) -> tuple[bytes, Mapping[str, object]]:
+    names, fields = question
+    return (query(*names) if len(names) == 1 else together(*names)), fields
+
+
 def _describe(connection: Connection, describing: _Describing) -> TableShape:
     """Ask the catalog; each question may find another state than the one before."""
-    questions = next(describing)
+    question = next(describing)
     while True:
-        answers = [
-            connection.execute(query(name), fields).fetchall()
-            for name, fields in questions
-        ]
+        answer = connection.execute(*_asking(question)).fetchall()
         try:
-            questions = describing.send(answers)
+            question = describing.send(answer)
         except StopIteration as described:
             shape: TableShape = described.value
             return shape
@@ -152,15 +171,10 @@ def _describe_some(
     while questions:
         with connection.pipeline():
             cursors = {
-                name: [
-                    connection.execute(query(what), fields) for what, fields in asked
-                ]
+                name: connection.execute(*_asking(asked))
                 for name, asked in questions.items()
             }
-            answers = {
-                name: [cursor.fetchall() for cursor in of_table]
-                for name, of_table in cursors.items()
-            }
+            answers = {name: cursor.fetchall() for name, cursor in cursors.items()}
         questions = {}
         for name, rows in answers.items():
             try:
@@ -176,24 +190,16 @@ def _describing(
     collection: str, publication: str, order_by: Sequence[str]
 ) -> _Describing:
     """Ask about one table, in steps; each takes the answers to its questions."""
-    (found,) = yield [_finding(collection, publication)]
-    table = _found(found, publication)
-    oid = {"oid": table.oid, "publication": publication}
-    told = yield [
-        ("describe_columns", oid),
-        ("describe_indexes", oid),
-        ("describe_identities", oid),
-    ]
-    columns = tuple(Column(*row) for row in told[0])
+    table = _found((yield _finding(collection, publication)), publication)
+    told = yield PARTS, {"oid": table.oid, "publication": publication}
+    columns, indexes, identities, keys = parts_of(told[0])
     places = {column.name: place for place, column in enumerate(columns)}
-    indexes = [UniqueIndex(*row) for row in told[1]]
-    identities = [Identity(*row) for row in told[2]]
     if not identities:
         raise TableRefusedError(_ALTERED)
-    key = yield from _key_columns(identity_key(indexes, identities), places)
-    order: list[_KeyColumn] = []
+    key = _key_columns(identity_key(indexes, identities), keys, places)
+    order: list[KeyColumn] = []
     if order_by:
-        order = yield from _key_columns(chosen_key(indexes, order_by), places)
+        order = _key_columns(chosen_key(indexes, order_by), keys, places)
     if order == key:
         order = []
     relation = Relation(
@@ -263,7 +269,7 @@ def check_width(shape: TableShape, keys: Sequence[Key]) -> None:
 
 def _finding(collection: str, publication: str) -> _Question:
     name = TableName.parse(collection)
-    return "describe_table", {
+    return ("describe_table",), {
         "schema": name.schema,
         "table": name.table,
         "publication": publication,
@@ -280,13 +286,14 @@ def _found(rows: _Rows, publication: str) -> _Table:
 
 
 def _key_columns(
-    index: UniqueIndex | str, places: dict[str, int]
-) -> Generator[list[_Question], list[_Rows], list[_KeyColumn]]:
+    index: UniqueIndex | str,
+    keys: Mapping[int, list[KeyColumn]],
+    places: dict[str, int],
+) -> list[KeyColumn]:
     """Return the columns of a key, if they can be compared and are published."""
     if isinstance(index, str):
         raise TableRefusedError(index)
-    (told,) = yield [("describe_key", {"index": index.oid})]
-    columns = [_KeyColumn(*row) for row in told]
+    columns = keys.get(index.oid, [])
     if len(columns) != len(index.columns):
         raise TableRefusedError(_ALTERED)
     for column in columns:

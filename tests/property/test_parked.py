@@ -81,7 +81,7 @@ def changes(rows: list[tuple]) -> list[Change]:
 def route(stream: list[Change], parked: Parked) -> list[Record]:
     """Route a stream as the relay does: what is too large is set aside at the end."""
     dead = DeadLetters("towpath", lambda _: None, parked)
-    route = OutboxRoute(OUTBOX, Outbox(), dead, parked, lambda _: None)
+    route = OutboxRoute(OUTBOX, Outbox(), dead, parked, frozenset(), lambda _: None)
     made = []
     for change in stream:
         for record in route.records(change, 0):

@@ -58,7 +58,9 @@ def test_the_relay_makes_the_event_of_the_message():
     dead = DeadLetters("p", print, parked)
     transaction = Transaction(9, 160, 160, 1_700_000_000_123_456, b"P.")
     spoken = Spoken("towpath.outbox", spy.content(), 160, 0, transaction, 160)
-    (record,) = TablelessEvents(Outbox(), dead, parked, print).records(spoken, 0)
+    (record,) = TablelessEvents(Outbox(), dead, parked, frozenset(), print).records(
+        spoken, 0
+    )
     marks = dict(record.headers)
 
     assert (

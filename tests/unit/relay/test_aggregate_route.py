@@ -159,7 +159,9 @@ def test_options_make_of_a_read_what_they_make_of_a_streamed_event(options, payl
     columns = tuple(Column(name, JSON if name == "payload" else TEXT) for name in names)
     columns += tuple(Column(name, TEXT) for name in more)
     table = Relation(5, "towpath", "outbox", columns, ())
-    streamed = OutboxRoute(table, desk.outbox, desk.dead, desk.parked, print)
+    streamed = OutboxRoute(
+        table, desk.outbox, desk.dead, desk.parked, frozenset(), print
+    )
     row = (b"i", b"order", b"42", b"OrderState", payload, None, None, None, b"k")
     transaction = Transaction(9, 160, 160, PLACE.now_us, b"P.")
     change = Change(Operation.CREATE, table, row, None, False, transaction, 0, 160)

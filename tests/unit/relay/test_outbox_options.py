@@ -71,7 +71,7 @@ def routed(outbox: Outbox, relation: Relation, row: tuple[bytes | None, ...]) ->
     """Route one row."""
     parked = Parked(10)
     dead = DeadLetters("towpath", lambda _: None, parked)
-    made = OutboxRoute(relation, outbox, dead, parked, lambda _: None)
+    made = OutboxRoute(relation, outbox, dead, parked, frozenset(), lambda _: None)
     change = Change(Operation.CREATE, relation, row, None, False, TRANSACTION, 3, 0)
     (record,) = made.records(change, 0)
     return record

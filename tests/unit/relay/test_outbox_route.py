@@ -16,7 +16,11 @@ from towpath.relay.routing.outbox_event import (
 )
 from towpath.relay.routing.parked import Parked
 from towpath.relay.routing.record import Record
-from towpath.relay.routing.topic_rule import ILLEGAL_TOPIC, RESERVED_TOPIC
+from towpath.relay.routing.topic_rule import (
+    ILLEGAL_TOPIC,
+    RESERVED_TOPIC,
+    topics_of_relay,
+)
 from towpath.relay.wal.relation import Column, Relation
 from towpath.relay.wal.sequencer import Change, Transaction
 from towpath.schemas.envelope import Operation
@@ -69,6 +73,7 @@ class Desk:
             outbox or Outbox(),
             dead,
             self.parked,
+            topics_of_relay("towpath") | {"towpath.shop.line"},
             lambda reason: self.skipped.update([reason]),
         )
 
@@ -186,6 +191,7 @@ def test_a_row_without_a_place_is_a_dead_letter(columns: dict, reason: str):
     "topic",
     [
         "towpath.relay-state",
+        "towpath.shop.line",
         "towpath.relations",
         "towpath.dead.relay",
         "towpath-signal",
@@ -321,7 +327,9 @@ def test_a_table_without_its_columns_is_refused():
     bare = Relation(oid=5, schema="s", table="t", columns=(Column("id", 25),), key=())
     parked = Parked(1)
     with pytest.raises(NotPreparedError, match="payload"):
-        OutboxRoute(bare, Outbox(), DeadLetters("p", print, parked), parked, print)
+        OutboxRoute(
+            bare, Outbox(), DeadLetters("p", print, parked), parked, frozenset(), print
+        )
 
 
 def test_the_size_is_an_upper_bound():

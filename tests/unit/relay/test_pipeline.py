@@ -237,6 +237,7 @@ class Bench:
             relay,
             dead,
             parked,
+            frozenset(),
             rules,
             CodecFactory(relay, lambda _subject, _schema: 1).make,
             Ears(self.tally.skip),
@@ -267,7 +268,9 @@ class Bench:
             invisible,
             self.clock,
         )
-        events = TablelessEvents(relay.outbox, dead, parked, self.tally.skip)
+        events = TablelessEvents(
+            relay.outbox, dead, parked, frozenset(), self.tally.skip
+        )
         routes = MessageRoutes("towpath.outbox", events, None)
         listener = Listener(self.core, snapshots, marking, routes, "towpath")
         aside = SetAside(self.core, skips, dead.of_skipped, records)

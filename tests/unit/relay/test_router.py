@@ -28,6 +28,7 @@ def router(make_codec: MakeCodec | None = None, **relay: object) -> Router:
         relay=settings,
         dead=DeadLetters("p", lambda _: None, parked),
         parked=parked,
+        reserved=frozenset(),
         rules=ColumnRules(settings),
         make_codec=make_codec or json_maker(settings),
         ears=Ears(),

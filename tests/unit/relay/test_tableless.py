@@ -49,7 +49,7 @@ class Desk:
         self.parked = Parked(10)
         dead = DeadLetters("towpath", lambda r: self.buried.update([r]), self.parked)
         self.route = TablelessEvents(
-            outbox or Outbox(), dead, self.parked, lambda _: None
+            outbox or Outbox(), dead, self.parked, frozenset(), lambda _: None
         )
 
     def say(
@@ -80,9 +80,9 @@ def test_a_message_gives_the_record_that_a_row_gives():
     parked = Parked(1)
     dead = DeadLetters("towpath", print, parked)
     change = Change(Operation.CREATE, relation, row, None, False, TRANSACTION, 3, 0)
-    (expected,) = OutboxRoute(relation, Outbox(), dead, parked, print).records(
-        change, NOW_US
-    )
+    (expected,) = OutboxRoute(
+        relation, Outbox(), dead, parked, frozenset(), print
+    ).records(change, NOW_US)
     made = Desk().say(EVENT)
 
     assert expected[:6] == made[:6]

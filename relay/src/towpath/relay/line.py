@@ -48,6 +48,7 @@ from towpath.relay.routing.parked import Parked
 from towpath.relay.routing.router import Router
 from towpath.relay.routing.table import Ears, Place
 from towpath.relay.routing.tableless import TablelessEvents
+from towpath.relay.routing.topic_rule import topics_of_relay
 from towpath.relay.routing.transactions import TransactionMetadata
 from towpath.relay.snapshot.driver import Scope, SnapshotDriver
 from towpath.relay.snapshot.left import Refusal
@@ -203,6 +204,8 @@ class Line:
             relay=relay,
             dead=dead,
             parked=parked,
+            # An event among a table's rows would be taken for one of them.
+            reserved=topics_of_relay(database.prefix).union(owners),
             rules=rules,
             make_codec=CodecFactory(relay, self._world.schema_ids, owners).make,
             ears=Ears(
@@ -279,7 +282,11 @@ class Line:
         relay, place, skip = self._settings.relay, core.router.place, core.tally.skip
         enrich = None if metadata is None else metadata.place
         events: EventRoute = TablelessEvents(
-            relay.outbox, core.router.dead, self._past.parked, skip
+            relay.outbox,
+            core.router.dead,
+            self._past.parked,
+            core.router.reserved,
+            skip,
         )
         if enrich is not None:
             events = CountedEvents(events, relay.outbox.message_prefix, enrich)

@@ -16,7 +16,6 @@ from towpath.relay.routing.dead import DeadLetters
 from towpath.relay.routing.outbox_event import EventWriter
 from towpath.relay.routing.parked import Parked
 from towpath.relay.routing.record import Record
-from towpath.relay.routing.topic_rule import topics_of_relay
 from towpath.relay.wal.messages import Row
 from towpath.relay.wal.relation import Relation
 from towpath.relay.wal.sequencer import Change, Transaction
@@ -43,6 +42,7 @@ class OutboxRoute:
         outbox: Outbox,
         dead: DeadLetters,
         parked: Parked,
+        reserved: frozenset[str],
         on_skipped: Callable[[str], None],
     ) -> None:
         """
@@ -53,12 +53,12 @@ class OutboxRoute:
             outbox: ``[relay.outbox]``.
             dead: Where unroutable rows go.
             parked: Which aggregates wait; ``dead`` parks in the same one.
+            reserved: Topics that no event may go to.
             on_skipped: Told why a change gives no record.
 
         Raises:
             NotPreparedError: The table lacks a column that the options name.
         """
-        reserved = topics_of_relay(dead.prefix)
         self._writer = EventWriter(relation, outbox, reserved, on_skipped)
         self._event = self._writer.event
         self._relation = relation

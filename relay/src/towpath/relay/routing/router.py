@@ -50,6 +50,7 @@ class Router:
         relay: ``[relay]``: what the routes go by.
         dead: Where unroutable rows go.
         parked: Which aggregates wait behind one that was set aside.
+        reserved: Topics that no event may go to.
         rules: Which columns are published, and how.
         make_codec: Makes the codec of a shape of a table.
         ears: Who is told what the routes see.
@@ -59,6 +60,7 @@ class Router:
     relay: Relay
     dead: DeadLetters
     parked: Parked
+    reserved: frozenset[str]
     rules: ColumnRules
     make_codec: MakeCodec
     ears: Ears
@@ -79,6 +81,7 @@ class Router:
                 self.relay.outbox,
                 self.dead,
                 self.parked,
+                self.reserved,
                 self.ears.on_skipped,
             )
             if self.ears.enrich is None:

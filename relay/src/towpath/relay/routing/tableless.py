@@ -29,7 +29,6 @@ from towpath.relay.routing.outbox_event import EventWriter
 from towpath.relay.routing.parked import Parked
 from towpath.relay.routing.record import Record
 from towpath.relay.routing.told import Told
-from towpath.relay.routing.topic_rule import topics_of_relay
 from towpath.relay.wal.messages import Row
 from towpath.relay.wal.relation import Column, Relation
 from towpath.relay.wal.sequencer import Spoken
@@ -58,6 +57,7 @@ class TablelessEvents:
         outbox: Outbox,
         dead: DeadLetters,
         parked: Parked,
+        reserved: frozenset[str],
         on_skipped: Callable[[str], None],
     ) -> None:
         """
@@ -67,13 +67,13 @@ class TablelessEvents:
             outbox: ``[relay.outbox]``.
             dead: Where messages go that make no event.
             parked: Which aggregates wait; ``dead`` parks in the same one.
+            reserved: Topics that no event may go to.
             on_skipped: Told of a header that is left out.
         """
         self._outbox = outbox
         self._names = _names(outbox)
         self._dead = dead
         self._spans = parked.spans
-        reserved = topics_of_relay(dead.prefix)
         whole = outbox.model_copy(update={"columns": _columns(outbox.columns)})
         self._writers = {
             oid: EventWriter(_relation(self._names, oid), whole, reserved, on_skipped)

@@ -8,7 +8,9 @@ from towpath.settings.outbox import Outbox
 from towpath.settings.rewriting import rewriting
 
 ILLEGAL_TOPIC: Final = "the aggregate type makes no topic name that Kafka takes"
-RESERVED_TOPIC: Final = "the aggregate type makes a topic of Kafka's or of the relay's"
+RESERVED_TOPIC: Final = (
+    "the aggregate type makes a topic of Kafka's, of the relay's or of a table's"
+)
 
 _OF_KAFKA: Final = frozenset(
     {

@@ -89,6 +89,8 @@ def place(stack, broker, database, unique, tmp_path):
     found.close()
 
 
+# The topics of a relay with one table, below its prefix.
+OF_RELAY = ("relations", "relay-state", "dead.relay", "notifications", "shop.lines")
 # Each speaks to Kafka, and writes nothing: the exit codes where all is well.
 # 1: there is something to look at; 2: there is nothing to repair.
 ASKING = {
@@ -219,6 +221,44 @@ def test_sink_check_names_all_that_the_sinks_user_lacks(place, broker, be, capsy
     } == set(told.splitlines())
     assert [1, 0] == codes, capsys.readouterr()
     assert [relations] == [name for name in topics if name.startswith(place.prefix)]
+
+
+def test_doctor_names_all_that_the_relays_user_lacks(place, broker, be, capsys):
+    """
+    Every topic and group at once; with the documented rights nothing, and none is made.
+    """
+    place.configure(tables=["shop.lines"])
+    user, signals = f"{place.prefix}-bare", f"{place.prefix}-signal"
+    admin = AdminClient({"bootstrap.servers": broker.plain})
+    admin.create_topics([NewTopic(signals, 1, 1)])[signals].result(10)
+    broker.allow(user, [("topic", "literal", signals, "describe")])
+    be("bare")
+
+    def found():
+        capsys.readouterr()
+        place.run("doctor", "--json")
+        rows = json.loads(capsys.readouterr().out)
+        return {row["what"] for row in rows if "may not" in row["what"]}
+
+    before = found()
+    whose = kafka_rights(place.prefix)
+    broker.allow(user, [right for role, right in whose if role == "relay"])
+    after = found()
+    topics = admin.list_topics(timeout=10).topics
+
+    prefix = place.prefix
+    made = [f"{prefix}.{name}" for name in OF_RELAY]
+    made.append(f"__debezium-heartbeat.{prefix}")
+    start = "the user of kafka.client may not"
+    assert {
+        f"{start} create {', '.join(sorted(made))}",
+        f"{start} read {', '.join(sorted((*made, signals)))}",
+        f"{start} write {', '.join(sorted(made))}",
+        f"{start} describe_configs {', '.join(sorted((*made, signals)))}",
+        f"{start} describe groups {prefix}-signals",
+    } == before
+    assert set() == after
+    assert [signals] == [name for name in topics if name.startswith(prefix)]
 
 
 def test_no_client_goes_on_in_plaintext(place, broker, capsys):

@@ -4,6 +4,7 @@ import pytest
 
 from towpath.relay.__main__ import init
 from towpath.relay.errors import NotPreparedError
+from towpath.relay.routing.topic_rule import RESERVED_TOPIC
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -82,3 +83,28 @@ def test_a_table_that_would_take_a_topic_is_not_captured(followed):
     assert "the tables s.a$b and s.a_b have one topic" in refused["reason"]
     assert "has the rows of s.a_b" in told
     assert 3 == code
+
+
+def test_an_event_whose_topic_is_a_tables_is_a_dead_letter(followed):
+    """
+    Its readers would take it for a row; the events behind it and the rows go on.
+    """
+    followed.tables = ["s.line"]
+    followed.more = f'[relay.outbox]\ntopic = "{followed.prefix}.{{aggregate_type}}"\n'
+    create(followed, "s.line")
+    followed.prepare()
+    followed.start()
+    followed.execute("insert into s.line values (1, 1)")
+    for kind in ("s.line", "event.order"):
+        followed.execute(
+            "insert into towpath.outbox (aggregate_type, aggregate_id, type, payload)"
+            " values (%s, '7', 'Made', '{}')",
+            kind,
+        )
+    followed.confirm()
+    letters = followed.records("dead.relay")
+    reasons = [dict(letter.headers())["reason"].decode() for letter in letters]
+
+    assert {1: {"id": 1, "v": 1}} == followed.fold("s.line")
+    assert [b"{}"] == [record.value() for record in followed.records("event.order")]
+    assert [RESERVED_TOPIC] == reasons

@@ -65,6 +65,7 @@ def test_only_an_index_keeps_aggregates(tmp_path: Path, kind: str):
     ("change", "told"),
     [
         (('"outbox.event.order"', '"outbox.event.*"'), "name one topic"),
+        (('"outbox.event.order"', f'"{"x" * 238}"'), "backfill.it, of 250 characters"),
         (('kind = "aggregate"', 'kind = "table"'), "are of a route of the kind aggreg"),
         (('state_types = ["OrderPlaced"]', ""), "or list fields"),
         (

@@ -11,7 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from towpath.schemas.table_name import TableName
-from towpath.schemas.topics import table_of, table_topic
+from towpath.schemas.topics import (
+    MAX_TOPIC_LENGTH,
+    backfill_topic,
+    table_of,
+    table_topic,
+)
 from towpath.settings.kinds import SinkKind
 from towpath.settings.mistakes import did_you_mean
 from towpath.settings.model import Settings
@@ -34,6 +39,7 @@ def routes_agree(settings: Settings) -> Iterator[str]:
     for sink in settings.sink:
         for route in sink.route:
             where = f"sink.{sink.name}.route.{route.name}"
+            yield from _too_long(route, sink, where)
             if route.kind is RouteKind.TABLE:
                 yield from _columns_agree(route, where)
                 yield from _fit_the_sink(route, sink, where)
@@ -46,6 +52,17 @@ def routes_agree(settings: Settings) -> Iterator[str]:
             if misnamed:
                 yield f"sink.{sink.name}.route.{name}.name: {misnamed}"
     yield from _written_twice(settings.sink)
+
+
+def _too_long(route: Route, sink: Sink, where: str) -> Iterator[str]:
+    """List a topic beside which there is no room for the sink's own rows."""
+    topic = backfill_topic(route.topic, sink.name)
+    if len(topic) > MAX_TOPIC_LENGTH:
+        yield (
+            f"{where}.topic: rows that are read for {sink.name} alone have the topic "
+            f"{topic}, of {len(topic)} characters; Kafka takes {MAX_TOPIC_LENGTH}: "
+            "give the sink a shorter name"
+        )
 
 
 def _index_name(name: str) -> str:

@@ -1,14 +1,15 @@
 """
-What the user of ``[kafka.client]`` may not do for a sink, all of it at once.
+What the user of ``[kafka.client]`` lacks for a process, all of it at once.
 
 Nothing is written: the broker says itself what a user may do with a topic, and whether
-he might make one.
+it might be made.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ there
@@ -18,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ 
 )
 
 from towpath.schemas import topics
-from towpath.settings import Settings, Sink
+from towpath.settings import Kafka, Settings, Sink
 from towpath.sinks import clients
 from towpath.sinks.kafka import REQUEST_TIMEOUT_S, unavailable
 from towpath.sinks.routes import Routes
@@ -46,13 +47,23 @@ _NO_REFUSAL: Final = frozenset(
 )
 
 
-def missing_rights(settings: Settings, sink: Sink) -> Iterator[str]:
+class Rights(NamedTuple):
     """
-    List what the user may not do with the topics and the groups of a sink.
+    What a user must be allowed.
 
-    Raises:
-        BrokerUnavailableError: The broker does not answer.
+    Attributes:
+        operations: By topic, what is done with it.
+        made: Topics that the user makes, unless they are there.
+        groups: Consumer groups that the user looks at.
     """
+
+    operations: Mapping[str, AbstractSet[AclOperation]]
+    made: Sequence[str]
+    groups: Sequence[str]
+
+
+def rights_of(settings: Settings, sink: Sink) -> Rights:
+    """Return what a sink does with topics and groups."""
     prefix = settings.database.prefix
     dead = topics.dead_letter_topic(prefix, sink.name)
     reads = {*Routes(sink).exact, dead, topics.relations_topic(prefix)}
@@ -61,25 +72,35 @@ def missing_rights(settings: Settings, sink: Sink) -> Iterator[str]:
     if settings.signal_topic:
         wanted[settings.signal_topic] = {AclOperation.WRITE}
     groups = (f"{prefix}.sinks", "towpath-sinks", f"towpath-{sink.name}")
-    admin = clients.admin(settings.kafka)
+    return Rights(wanted, [dead], groups)
+
+
+def missing_rights(kafka: Kafka, wanted: Rights) -> Iterator[str]:
+    """
+    List what the user may not do, a sentence for each operation.
+
+    Raises:
+        BrokerUnavailableError: The broker does not answer.
+    """
+    admin = clients.admin(kafka)
     try:
-        lacking = _lacking(admin, wanted)
-        if _refused(_asked_to_make(admin, dead)):
-            lacking["create"].append(dead)
+        lacking = _lacking(admin, wanted.operations)
+        lacking["create"] += _not_to_be_made(admin, wanted.made)
         asked = admin.describe_consumer_groups(
-            list(groups), request_timeout=REQUEST_TIMEOUT_S
+            list(wanted.groups), request_timeout=REQUEST_TIMEOUT_S
         )
         unseen = [name for name, answer in asked.items() if _refused(answer)]
     except KafkaException as error:
         raise unavailable(error) from error
     for operation, names in sorted(lacking.items()):
-        yield f"the user of kafka.client may not {operation} {_listed(names)}"
+        if names:
+            yield f"the user of kafka.client may not {operation} {_listed(names)}"
     if unseen:
         yield f"the user of kafka.client may not describe groups {_listed(unseen)}"
 
 
 def _lacking(
-    admin: AdminClient, wanted: dict[str, set[AclOperation]]
+    admin: AdminClient, wanted: Mapping[str, AbstractSet[AclOperation]]
 ) -> dict[str, list[str]]:
     """Return the topics by the operation that is missing; unknown ones are left out."""
     asked = admin.describe_topics(
@@ -94,7 +115,9 @@ def _lacking(
     return lacking
 
 
-def _missing(answer: Future[Any], wanted: set[AclOperation]) -> Iterable[AclOperation]:
+def _missing(
+    answer: Future[Any], wanted: AbstractSet[AclOperation]
+) -> Iterable[AclOperation]:
     if _refused(answer):
         return wanted
     if answer.exception() is not None:
@@ -104,12 +127,13 @@ def _missing(answer: Future[Any], wanted: set[AclOperation]) -> Iterable[AclOper
     return () if granted is None else wanted - set(granted)
 
 
-def _asked_to_make(admin: AdminClient, name: str) -> Future[Any]:
-    """Ask whether a topic might be made, without making it."""
-    asked: dict[str, Future[Any]] = admin.create_topics(
-        [NewTopic(name, 1)], validate_only=True, request_timeout=REQUEST_TIMEOUT_S
+def _not_to_be_made(admin: AdminClient, names: Sequence[str]) -> list[str]:
+    """Return the topics that the user may not make; none is made."""
+    wanted = [NewTopic(name, 1) for name in names]
+    asked = admin.create_topics(
+        wanted, validate_only=True, request_timeout=REQUEST_TIMEOUT_S
     )
-    return asked[name]
+    return [name for name, answer in asked.items() if _refused(answer)]
 
 
 def _refused(answer: Future[Any]) -> bool:

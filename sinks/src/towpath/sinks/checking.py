@@ -72,7 +72,8 @@ def check_topics(sink: Sink, settings: Settings) -> Iterator[Finding]:
     Raises:
         UnavailableError: The broker does not answer.
     """
-    for text in broker_rights.missing_rights(settings, sink):
+    wanted = broker_rights.rights_of(settings, sink)
+    for text in broker_rights.missing_rights(settings.kafka, wanted):
         yield Finding(f"{sink.name}: {text}: see docs/rights.md")
 
 

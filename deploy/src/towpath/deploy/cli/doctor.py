@@ -25,6 +25,8 @@ from towpath.settings.logs import configure_logs
 
 # More than this between two clocks shows in latencies and time stamps.
 _CLOCK_BOUND_S: Final = 1.0
+_REFUSED: Final = "the relay halts when the broker refuses it"
+_RIGHTS: Final = "grant the relay's user the rights that docs/rights.md lists"
 
 
 class Row(NamedTuple):
@@ -133,11 +135,21 @@ def _clock_row(difference_s: float) -> Row:
 
 
 def _broker(settings: Settings) -> list[Row]:
-    from towpath.relay.kafka import preflight  # noqa: PLC0415 - keeps --help fast
+    from towpath.deploy.relay_rights import rights_of_relay  # noqa: PLC0415 - keeps --help fast
+    from towpath.relay.errors import BrokerRefusedError  # noqa: PLC0415
+    from towpath.relay.kafka import preflight  # noqa: PLC0415
+    from towpath.sinks.broker_rights import missing_rights  # noqa: PLC0415
 
-    facts = preflight.read_facts(settings)
+    lacking = list(missing_rights(settings.kafka, rights_of_relay(settings)))
+    rows = [Row("broker", "error", text, _REFUSED, _RIGHTS) for text in lacking]
+    try:
+        facts = preflight.read_facts(settings)
+    except BrokerRefusedError:
+        if not rows:
+            raise
+        return rows
     found = preflight.findings(facts, settings)
-    return [Row("broker", *map(str, finding)) for finding in found]
+    return [*rows, *(Row("broker", *map(str, finding)) for finding in found)]
 
 
 def _registry(settings: Settings) -> list[Row]:

@@ -5,12 +5,11 @@ The JDBC sink is Debezium's own, in Kafka Connect, whose converters read our top
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from psycopg import sql
 
-from support.connect import UNWRAPPED, connected, jdbc_sink
+from support.connect import UNWRAPPED, connected, jdbc_sink, rows_of
 from support.rig import Rig
 from support.waiting import until
 
@@ -37,15 +36,6 @@ def rig(stack, database, unique, tmp_path) -> Iterator[Rig]:
     rig.close()
 
 
-def rows(rig: Rig, table: sql.Identifier) -> list[tuple[Any, ...]]:
-    """Read a table in the order of its keys; one that is not there yet is empty."""
-    if rig.one("select to_regclass(%s)", table.as_string()) is None:
-        return []
-    names = sql.SQL(", ").join(map(sql.Identifier, COLUMNS))
-    query = sql.SQL("select {} from {} order by id").format(names, table)
-    return rig.connection.execute(query).fetchall()
-
-
 def test_debeziums_jdbc_sink_keeps_a_table_equal(rig):
     """
     With and without ``ExtractNewRecordState``: inserts, updates, changed keys, deletes.
@@ -68,11 +58,12 @@ def test_debeziums_jdbc_sink_keeps_a_table_equal(rig):
             copy = sql.Identifier(sink["name"])
             until(
                 lambda copy=copy: (
-                    rows(rig, copy) == rows(rig, sql.Identifier("s", "items"))
+                    rows_of(rig, copy, COLUMNS)
+                    == rows_of(rig, sql.Identifier("s", "items"), COLUMNS)
                     or "unrecoverable exception" in log.read_text()
                 ),
                 f"{sink['name']} equals the source",
                 timeout_s=STARTED_WITHIN_S,
             )
         assert "unrecoverable exception" not in log.read_text()
-    assert len(rows(rig, sql.Identifier("whole"))) == 18
+    assert len(rows_of(rig, sql.Identifier("whole"), COLUMNS)) == 18

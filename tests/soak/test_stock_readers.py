@@ -14,7 +14,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from support.connect import UNWRAPPED, connected, jdbc_sink
+from support.connect import UNWRAPPED, connected, jdbc_sink, rows_of
 from support.flink import FAILED, flink
 from support.rig import Rig
 from support.waiting import until
@@ -140,23 +140,15 @@ def change(rig: Rig, chance: random.Random, times: int) -> None:
         rig.execute(statement, *values)
 
 
-def rows(rig: Rig, table: sql.Identifier) -> list[tuple[Any, ...]]:
-    """Read a table in the order of its keys; one that is not there yet is empty."""
-    if rig.one("select to_regclass(%s)", table.as_string()) is None:
-        return []
-    names = sql.SQL(", ").join(map(sql.Identifier, COLUMNS))
-    query = sql.SQL("select {} from {} order by id").format(names, table)
-    return rig.connection.execute(query).fetchall()
-
-
 def wait_for_copies(rig: Rig, names: list[str], log: Path, failed: str) -> None:
     """Wait until copies equal the source; a reader that failed ends the wait."""
-    source = rows(rig, sql.Identifier("s", "items"))
+    source = rows_of(rig, sql.Identifier("s", "items"), COLUMNS)
     assert len(source) > ROWS / 2
     for name in names:
         until(
             lambda name=name: (
-                rows(rig, sql.Identifier(name)) == source or failed in log.read_text()
+                rows_of(rig, sql.Identifier(name), COLUMNS) == source
+                or failed in log.read_text()
             ),
             f"{name} equals the source",
             timeout_s=WITHIN_S,

@@ -5,7 +5,9 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from support.rig import Rig
@@ -101,3 +103,14 @@ def _written(path: Path, settings: Mapping[str, str]) -> Path:
     lines = (f"{name}={value}\n" for name, value in settings.items())
     path.write_text("".join(lines), encoding="utf-8")
     return path
+
+
+def rows_of(
+    rig: Rig, table: sql.Identifier, columns: Sequence[str]
+) -> list[tuple[Any, ...]]:
+    """Read a table in the order of its keys; one that is not there yet is empty."""
+    if rig.one("select to_regclass(%s)", table.as_string()) is None:
+        return []
+    names = sql.SQL(", ").join(map(sql.Identifier, columns))
+    query = sql.SQL("select {} from {} order by id").format(names, table)
+    return rig.connection.execute(query).fetchall()

@@ -18,6 +18,7 @@ from confluent_kafka import (
 
 from support.waiting import CLOCK, TIMEOUT_S, until
 from towpath.schemas.clock import Deadline
+from towpath.sinks.change import Origin, Record
 
 
 def read_to_end(
@@ -104,3 +105,10 @@ def _ended(batch: Sequence[Message]) -> set[tuple[str, int]]:
         if message.error() is not None
         and message.error().code() == KafkaError._PARTITION_EOF
     }
+
+
+def sink_record(message):
+    """Return a record as a sink reads it."""
+    place = message.topic(), message.partition(), message.offset()
+    headers = dict(message.headers() or ())
+    return Record(Origin(*place), message.key(), message.value(), headers)

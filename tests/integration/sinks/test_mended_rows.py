@@ -7,11 +7,11 @@ import pytest
 from support.lake import engines, session_of
 from support.letters import Letters, Still
 from support.snapshots import SnapshotRig
+from support.topics import sink_record
 from support.webhook_receiver import SECRET, Answer, Receiver
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
 from towpath.settings.webhook import WebhookOptions
-from towpath.sinks.change import Origin, Record
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.jobs.batch import BatchWriter, Desk
 from towpath.sinks.jobs.owed import Owed
@@ -96,7 +96,7 @@ class Rig(SnapshotRig):
             found = self.records(name)[self.seen.get(name, 0) :]
             self.seen[name] = self.seen.get(name, 0) + len(found)
             for each in found:
-                self.writer.write_records([_record(each)], self.seen[name])
+                self.writer.write_records([sink_record(each)], self.seen[name])
         self.orders.attend()
         return len(self.parked)
 
@@ -108,12 +108,6 @@ class Rig(SnapshotRig):
         }
         reader.close()
         return found
-
-
-def _record(message):
-    place = message.topic(), message.partition(), message.offset()
-    headers = dict(message.headers() or ())
-    return Record(Origin(*place), message.key(), message.value(), headers)
 
 
 @pytest.fixture

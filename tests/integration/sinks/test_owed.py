@@ -6,12 +6,11 @@ import pytest
 
 from support.letters import Letters, Still
 from support.snapshots import SnapshotRig
-from support.topics import headers_of, read_to_end
+from support.topics import headers_of, read_to_end, sink_record
 from towpath.deploy.filling import Filling, carry_out
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
 from towpath.sinks import unfilled
-from towpath.sinks.change import Origin, Record
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.jobs.batch import BatchWriter, Desk
 from towpath.sinks.jobs.owed import Owed
@@ -107,14 +106,8 @@ class Rig(SnapshotRig):
         """Hand the sink what is new in a topic."""
         found = self.records(name)[self.seen.get(name, 0) :]
         self.seen[name] = self.seen.get(name, 0) + len(found)
-        self.writer.write_records([_record(each) for each in found], 0)
+        self.writer.write_records([sink_record(each) for each in found], 0)
         self.writer.attend()
-
-
-def _record(message):
-    place = message.topic(), message.partition(), message.offset()
-    headers = dict(message.headers() or ())
-    return Record(Origin(*place), message.key(), message.value(), headers)
 
 
 @pytest.fixture

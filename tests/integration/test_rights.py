@@ -280,6 +280,39 @@ def test_each_process_works_with_its_documented_role(
     assert dict.fromkeys(("service", "verifier", "operator", "relay"), False) == denied
 
 
+@pytest.mark.timeout(120)
+def test_doctor_names_all_that_the_relays_role_lacks(rig, roles, capsys):
+    """
+    Each of the relay's own tables and their schema, with the statement that grants it.
+    """
+    sink = 'kind = "cache"\nurl = "redis://127.0.0.1:1"'
+    rig.prepare(sink, {"t": "id int primary key, v text"})
+    text = rig.config.read_text()
+    rig.config.write_text(text.replace(roles.of("owner"), roles.of("relay")))
+
+    def lacking():
+        capsys.readouterr()
+        app.run(["doctor", "--json", "--config", str(rig.config)])
+        rows = json.loads(capsys.readouterr().out)
+        return [row for row in rows if " lacks " in row["what"]]
+
+    before = lacking()
+    with psycopg.connect(roles.of("owner"), autocommit=True) as owner:
+        for row in before:
+            owner.execute(row["cure"].removeprefix("run as the owner: "))
+    after = lacking()
+
+    role = f"{rig.prefix}_relay"
+    tables = ("captured", "heartbeat", "signal", "snapshot")
+    rights = {
+        'usage on schema "towpath"',
+        'select on "towpath"."relay"',
+        *(f'delete, insert, select, update on "towpath"."{t}"' for t in tables),
+    }
+    found = {row["what"].removeprefix(f"the role {role} lacks ") for row in before}
+    assert (rights, []) == (found, after)
+
+
 class OneShape:
     """The shape of the one table."""
 

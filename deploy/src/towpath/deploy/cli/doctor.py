@@ -91,6 +91,19 @@ def _asked(part: str, ask: Callable[[], list[Row]]) -> list[Row]:
 
 
 def _source(settings: Settings, clock: Clock) -> list[Row]:
+    from towpath.relay.postgres import rights  # noqa: PLC0415 - keeps --help fast
+    from towpath.relay.postgres.connect import connect, translated  # noqa: PLC0415
+
+    with (
+        connect(settings.database.dsn) as connection,
+        translated("looking rights up"),
+    ):
+        found = list(rights.rights_findings(connection))
+    rows = [Row("source", *map(str, finding)) for finding in found]
+    return _behind_rights(rows, lambda: _examined(settings, clock))
+
+
+def _examined(settings: Settings, clock: Clock) -> list[Row]:
     from towpath.relay.postgres import (  # noqa: PLC0415 - keeps --help fast
         preflight,
         source_checks,
@@ -136,20 +149,31 @@ def _clock_row(difference_s: float) -> Row:
 
 def _broker(settings: Settings) -> list[Row]:
     from towpath.deploy.relay_rights import rights_of_relay  # noqa: PLC0415 - keeps --help fast
-    from towpath.relay.errors import BrokerRefusedError  # noqa: PLC0415
     from towpath.relay.kafka import preflight  # noqa: PLC0415
     from towpath.sinks.broker_rights import missing_rights  # noqa: PLC0415
 
-    lacking = list(missing_rights(settings.kafka, rights_of_relay(settings)))
+    def examined() -> list[Row]:
+        found = preflight.findings(preflight.read_facts(settings), settings)
+        return [Row("broker", *map(str, finding)) for finding in found]
+
+    lacking = missing_rights(settings.kafka, rights_of_relay(settings))
     rows = [Row("broker", "error", text, _REFUSED, _RIGHTS) for text in lacking]
+    return _behind_rights(rows, examined)
+
+
+def _behind_rights(rows: list[Row], examined: Callable[[], list[Row]]) -> list[Row]:
+    """Add what is found; of a refusal the missing rights tell more."""
+    from towpath.relay.errors import (  # noqa: PLC0415 - keeps --help fast
+        BrokerRefusedError,
+        SourceRefusedError,
+    )
+
     try:
-        facts = preflight.read_facts(settings)
-    except BrokerRefusedError:
+        return [*rows, *examined()]
+    except (BrokerRefusedError, SourceRefusedError):
         if not rows:
             raise
         return rows
-    found = preflight.findings(facts, settings)
-    return [*rows, *(Row("broker", *map(str, finding)) for finding in found)]
 
 
 def _registry(settings: Settings) -> list[Row]:

@@ -345,6 +345,27 @@ where (n.nspname, c.relname)
     end
 
 
+-- name: missing_rights
+-- Of the wanted rights on tables, as three lists: those that this role lacks, and for
+-- each schema that it may not use, that. A table that is not there needs none.
+with wanted as (
+    select c.oid, n.oid as space, w.*
+    from unnest(%(schemas)s::text[], %(tables)s::text[], %(rights)s::text[])
+        as w (schema_name, table_name, "right")
+    join pg_catalog.pg_namespace n on n.nspname = w.schema_name
+    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.table_name
+)
+select 'usage', schema_name, null
+from wanted
+where not pg_catalog.has_schema_privilege(space, 'usage')
+group by schema_name
+union all
+select string_agg("right", ', ' order by "right"), schema_name, table_name
+from wanted
+where not pg_catalog.has_table_privilege(oid, "right")
+group by schema_name, table_name
+order by 3 nulls first, 2
+
 -- snapshots -------------------------------------------------------------------------
 
 -- name: create_snapshot_table

@@ -97,8 +97,9 @@ def test_an_event_whose_topic_is_a_tables_is_a_dead_letter(followed):
     followed.execute("insert into s.line values (1, 1)")
     for kind in ("s.line", "event.order"):
         followed.execute(
-            "insert into towpath.outbox (aggregate_type, aggregate_id, type, payload)"
-            " values (%s, '7', 'Made', '{}')",
+            "insert into towpath.outbox"
+            " (id, aggregate_type, aggregate_id, type, payload)"
+            " values (gen_random_uuid(), %s, '7', 'Made', '{}')",
             kind,
         )
     followed.confirm()

@@ -208,11 +208,7 @@ class Line:
             reserved=topics_of_relay(database.prefix).union(owners),
             rules=rules,
             make_codec=CodecFactory(relay, self._world.schema_ids, owners).make,
-            ears=Ears(
-                on_skipped=self._skip,
-                on_incomplete=self._complete,
-                enrich=None if metadata is None else metadata.place,
-            ),
+            ears=self._ears(metadata),
         )
         return Core(
             ledger=ledger,
@@ -222,6 +218,13 @@ class Line:
             shapes=Shapes(database.prefix, catalog, outlet, router.is_captured, rules),
             tally=tally,
             clock=self._world.clock,
+        )
+
+    def _ears(self, metadata: TransactionMetadata | None) -> Ears:
+        return Ears(
+            on_skipped=self._skip,
+            on_incomplete=self._complete,
+            enrich=None if metadata is None else metadata.place,
         )
 
     def _driver(self, core: Core) -> SnapshotDriver:

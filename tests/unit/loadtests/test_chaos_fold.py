@@ -28,6 +28,11 @@ class Topic:
         value = json.dumps({"op": op, "after": after}).encode()
         self.fold.take(0, None if op == "t" else KEY, value, headers)
 
+    def say_dropped(self, lsn: int, *more: tuple[str, bytes]) -> None:
+        """Append what the relay writes where a table was dropped or made again."""
+        headers = [("position", at(lsn)), ("dropped", b"16384"), *more]
+        self.fold.take(0, None, b'{"op": "t", "after": null}', headers)
+
     def read(self, lsn: int, after: dict | None) -> None:
         """Append a row of a snapshot, or its absence."""
         headers = [("position", at(lsn, None)), ("snapshot", b"s1")]
@@ -43,6 +48,23 @@ class Topic:
 def row(version: int, **more: object) -> dict:
     """Make a row."""
     return {"id": 1, "v": version, **more}
+
+
+def test_a_table_that_was_made_again_brings_its_rows_back():
+    """
+    Where a sweep follows, its rows may be read again; without one they are all gone.
+    """
+    swapped, emptied = Topic(), Topic()
+    for topic in (swapped, emptied):
+        topic.say(10, "c", row(1))
+    swapped.say_dropped(20)
+    emptied.say_dropped(20, ("sweep", at(20)), ("sweep_partitions", b"1"))
+    kept = swapped.rows(), emptied.rows()
+    for topic in (swapped, emptied):
+        topic.read(30, row(1))
+
+    assert ([row(1)], []) == kept
+    assert ({}, {"resurrected": 1}) == (swapped.fold.wrong, emptied.fold.wrong)
 
 
 def test_the_newest_position_wins():

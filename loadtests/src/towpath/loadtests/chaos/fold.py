@@ -32,6 +32,7 @@ POSITION: Final = "position"
 SNAPSHOT: Final = "snapshot"
 UNCHANGED: Final = "unchanged"
 SWEEP: Final = "sweep"
+DROPPED: Final = "dropped"
 
 # What a position is without the number of a further record of the same change.
 _PLAIN: Final = 27
@@ -131,7 +132,10 @@ class Fold:
         envelope = json.loads(value)
         self.counts[envelope["op"]] += 1
         if key is None:
-            self._take_of_all(part, place, told.get(SWEEP), envelope["op"])
+            # A table was made again and a sweep follows: only readers that know no
+            # sweeps empty their copy here.
+            if DROPPED not in told or SWEEP in told:
+                self._take_of_all(part, place, told.get(SWEEP), envelope["op"])
         elif SNAPSHOT in told:
             self._read(part, key, place, envelope["after"])
         else:

@@ -114,6 +114,20 @@ def test_a_copy_that_went_is_repaired():
         assert (1, ()) == repair(bench, found, world)
 
 
+def test_a_key_that_was_open_and_turns_out_wrong_takes_no_repair_away():
+    """
+    On a busy machine a key may be open yet when another is asked for.
+    """
+    mended = StoredRow("8", {"id": 8, "v": "right"}, LOW, False)
+    world = World(row("wrong", ABOVE_HIGH), mended)
+    bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
+    with Suspects() as found:
+        found.add(Suspect(key, pack((key, "right")), None) for key in ("7", "8"))
+        found.convict(["8"])
+
+        assert (1, (Left(ABOVE, 1),)) == repair(bench, found, world)
+
+
 ABOVE_HIGH = "f" + HIGH[1:]
 
 

@@ -114,6 +114,8 @@ def repair(
     wrong_before = suspects.wrong_count
     if not wrong_before:
         return NOTHING_ASKED
+    # Keys that did not stand still are compared again too, and may turn out wrong.
+    differed = wrong_before + suspects.open_count
     refusals = _read_again(bench, suspects, repairs)
     if refusals is None:
         return Repaired(0, (Left(NOT_ASKED, wrong_before),))
@@ -126,7 +128,7 @@ def repair(
     left = Counter(
         f"{NOT_ERASED}: {kept}" if kept and why in _ERASED else why for why in reasons
     )
-    equal = wrong_before - suspects.wrong_count - suspects.open_count
+    equal = differed - suspects.wrong_count - suspects.open_count
     return Repaired(equal, tuple(Left(*each) for each in sorted(left.items())))
 
 

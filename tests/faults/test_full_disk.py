@@ -108,7 +108,9 @@ def test_a_full_disk_fails_a_sink_until_there_is_space_again(shop, capsys):
             limit(limited, resource.RLIM_INFINITY)
             until(shop.is_well, "the sinks go on", timeout_s=PATIENCE_S)
             _, text = shop.list_sinks(capsys)
+            _, _, _, *found = text.splitlines()
             assert (2, 0) == (text.count("running"), text.count("disk full")), text
+            assert all(line.startswith("the relay: ") for line in found), text
 
     for sink in SINKS:
         assert shop.feed.rows == shop.cached(sink)

@@ -23,6 +23,14 @@ def place(stack, database, unique, tmp_path):
     found.close()
 
 
+@pytest.fixture
+def other(place):
+    """Lend a cache that is down; once started, it outlives the driver."""
+    server = Valkey(place.folder / "other")
+    yield server
+    server.kill()
+
+
 def spoil(place):
     """Lose a row of the added sink, and plant one that the source does not have."""
     client = connect(place.url)
@@ -33,19 +41,15 @@ def spoil(place):
     client.close()
 
 
-def takes_a_target_once_it_serves(place):
+def takes_a_target_once_it_serves(place, server):
     """Name a target that is down: its block is refused, and taken when it is up."""
-    server = Valkey(place.folder / "other")
     before, url, after = place.config.read_text().rpartition(place.url)
     assert url
     place.config.write_text(before + server.url + after)
     log = place.folder / "driver.log"
     until(lambda: "changed block refused" in log.read_text(), "told", timeout_s=30)
-    try:
-        server.start()
-        until(lambda: server.client.dbsize() > KEYS, "taken", timeout_s=90)
-    finally:
-        server.kill()
+    server.start()
+    until(lambda: server.client.dbsize() > KEYS, "taken", timeout_s=90)
 
 
 def sinks_with_topics(place):
@@ -61,7 +65,9 @@ def sinks_with_topics(place):
     } - {"relay"}
 
 
-def test_a_sink_comes_is_filled_again_goes_and_comes_back(place, monkeypatch, capsys):
+def test_a_sink_comes_is_filled_again_goes_and_comes_back(
+    place, other, monkeypatch, capsys
+):
     """
     It ends equal each time, as its route says; the other sink never notices.
 
@@ -93,7 +99,7 @@ def test_a_sink_comes_is_filled_again_goes_and_comes_back(place, monkeypatch, ca
             until(lambda: place.progress("extra").state is State.READY, "ready")
         place.catch_up("extra")
         place.catch_up("plain")
-        takes_a_target_once_it_serves(place)
+        takes_a_target_once_it_serves(place, other)
 
     assert "sink failed" not in (place.folder / "driver.log").read_text()
     assert place.source() == place.held("extra")

@@ -16,7 +16,7 @@ POSITION, LATER = b"0000000000000008.-", b"0000000000000010.-"
 
 @dataclass
 class Acknowledged:
-    """What a client tells of one record of the partition."""
+    """An acknowledgement of one record of the partition."""
 
     at: int
 

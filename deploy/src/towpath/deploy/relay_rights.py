@@ -1,4 +1,4 @@
-"""What the relay's user must be allowed by the broker: docs/rights.md has the list."""
+"""The Kafka rights that the relay's user needs, as docs/rights.md lists them."""
 
 from typing import Final
 

@@ -29,11 +29,11 @@ def without_table(settings: Settings, sink: Sink, shapes: Shapes) -> Iterator[Fi
 
     A source that does not answer tells nothing.
     """
-    unknown = {
-        topic: table
+    unknown = [
+        table
         for topic, table in unnamed(settings, sink).items()
         if not shapes.knows(topic)
-    }
+    ]
     if not unknown:
         return
     database = settings.database
@@ -41,7 +41,7 @@ def without_table(settings: Settings, sink: Sink, shapes: Shapes) -> Iterator[Fi
         suppress(SourceUnavailableError),
         Source(database.dsn, database.publication),
     ):
-        for table in unknown.values():
+        for table in unknown:
             yield Finding(
                 f"{sink.name}: the source has no table {table}, although an "
                 "expression of source.tables takes it"

@@ -1,5 +1,5 @@
 """
-What the user of ``[kafka.client]`` lacks for a process, all of it at once.
+The Kafka rights that the user of ``[kafka.client]`` lacks, all of them at once.
 
 Nothing is written: the broker says itself what a user may do with a topic, and whether
 it might be made.

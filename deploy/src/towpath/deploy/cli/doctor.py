@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from typing import Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -22,6 +22,9 @@ from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import TowpathError
 from towpath.settings import RecordFormat, Settings, Sink, load
 from towpath.settings.logs import configure_logs
+
+if TYPE_CHECKING:
+    from towpath.relay.postgres.connect import Connection
 
 # More than this between two clocks shows in latencies and time stamps.
 _CLOCK_BOUND_S: Final = 1.0
@@ -94,16 +97,14 @@ def _source(settings: Settings, clock: Clock) -> list[Row]:
     from towpath.relay.postgres import rights  # noqa: PLC0415 - keeps --help fast
     from towpath.relay.postgres.connect import connect, translated  # noqa: PLC0415
 
-    with (
-        connect(settings.database.dsn) as connection,
-        translated("looking rights up"),
-    ):
-        found = list(rights.rights_findings(connection))
-    rows = [Row("source", *map(str, finding)) for finding in found]
-    return _behind_rights(rows, lambda: _examined(settings, clock))
+    with connect(settings.database.dsn) as connection:
+        with translated("looking rights up"):
+            lacking = list(rights.rights_findings(connection))
+        rows = [Row("source", *map(str, finding)) for finding in lacking]
+        return _unless_refused(rows, lambda: _examined(connection, settings, clock))
 
 
-def _examined(settings: Settings, clock: Clock) -> list[Row]:
+def _examined(connection: "Connection", settings: Settings, clock: Clock) -> list[Row]:
     from towpath.relay.postgres import (  # noqa: PLC0415 - keeps --help fast
         preflight,
         source_checks,
@@ -111,19 +112,16 @@ def _examined(settings: Settings, clock: Clock) -> list[Row]:
         table_report,
         views,
     )
-    from towpath.relay.postgres.connect import connect  # noqa: PLC0415
 
-    dsn = settings.database.dsn
-    with connect(dsn) as connection:
-        facts = source_facts.read_facts(connection, settings)
-        ours = clock.now()
-        of_views = views.findings(connection, settings.relay.outbox.view)
-        of_tables = table_report.report(connection, settings).findings()
-        problems = source_checks.source_problems(connection, settings)
+    facts = source_facts.read_facts(connection, settings)
+    ours = clock.now()
+    of_views = views.findings(connection, settings.relay.outbox.view)
+    of_tables = table_report.report(connection, settings).findings()
+    problems = source_checks.source_problems(connection, settings)
     found = [
         *preflight.capture_findings(facts, settings),
         *preflight.running_findings(facts, settings),
-        *preflight.replication_findings(dsn),
+        *preflight.replication_findings(settings.database.dsn),
         *of_views,
         *of_tables,
     ]
@@ -158,22 +156,28 @@ def _broker(settings: Settings) -> list[Row]:
 
     lacking = missing_rights(settings.kafka, rights_of_relay(settings))
     rows = [Row("broker", "error", text, _REFUSED, _RIGHTS) for text in lacking]
-    return _behind_rights(rows, examined)
+    return _unless_refused(rows, examined)
 
 
-def _behind_rights(rows: list[Row], examined: Callable[[], list[Row]]) -> list[Row]:
-    """Add what is found; of a refusal the missing rights tell more."""
+def _unless_refused(
+    missing_rights: list[Row], examined: Callable[[], list[Row]]
+) -> list[Row]:
+    """
+    Return the missing rights and the findings of an examination.
+
+    A refused examination adds nothing to the rights that explain the refusal.
+    """
     from towpath.relay.errors import (  # noqa: PLC0415 - keeps --help fast
         BrokerRefusedError,
         SourceRefusedError,
     )
 
     try:
-        return [*rows, *examined()]
+        return [*missing_rights, *examined()]
     except (BrokerRefusedError, SourceRefusedError):
-        if not rows:
+        if not missing_rights:
             raise
-        return rows
+        return missing_rights
 
 
 def _registry(settings: Settings) -> list[Row]:

@@ -126,6 +126,7 @@ def _steady_case(bench: Bench, book: Book, case: str) -> None:
                 source.settle()
                 source.make_slot(run.name)
                 source.make_slot(truth)
+                _register(bench, run)
                 with _cleared(bench, run):
                     rate = STEADIES[case]
                     figures, verdict = steady.follow(bench, run, rate, truth)
@@ -158,18 +159,22 @@ def _backlog(
 def _copied(bench: Bench, run: Run, base: Run) -> Iterator[None]:
     """Give the run a slot that begins before the backlog."""
     run.source.copy_slot(base.name, run.name)
+    _register(bench, run)
     run.source.settle()
     with _cleared(bench, run):
         yield
 
 
+def _register(bench: Bench, run: Run) -> None:
+    """Register the run's relay before it is measured: its slot is there already."""
+    if run.system == RELAY:
+        publishers.prepare_source(bench, run)
+
+
 @contextmanager
 def _cleared(bench: Bench, run: Run) -> Iterator[None]:
-    """Leave no process, no slot and no topic of the run behind; register its relay."""
+    """Leave no process, no slot and no topic of the run behind."""
     try:
-        if run.system == RELAY:
-            # Not while it is measured: the slot is there, only its relay is unknown.
-            publishers.prepare_source(bench, run)
         yield
     finally:
         bench.place.launcher.stop(run.name)

@@ -260,7 +260,7 @@ class ChunkReader:
 def _check_oid(shape: TableShape, ask: ReadPlan) -> None:
     """Refuse a table that has only the name of the one that was signalled."""
     if shape.relation.oid != ask.table_oid:
-        reason = "it was dropped and made anew, or renamed, since the signal"
+        reason = "it was dropped and made again, or renamed, since the signal"
         raise tables.TableRefusedError(reason)
 
 

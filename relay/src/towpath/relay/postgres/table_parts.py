@@ -1,4 +1,4 @@
-"""What the catalog says of a table's parts, asked for in one statement."""
+"""A table's columns, indexes, identities and keys, read in one statement."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,90 +1,31 @@
 """The orders service as a process: started, asked over HTTP, and stopped."""
 
-import json
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 import requests
 from confluent_kafka.schema_registry import SchemaRegistryClient
-from sqlalchemy import create_engine, text
 
-from towpath.deploy.local import ports
-from towpath.outbox import outbox_table
-from towpath.schemas.clock import Deadline, SystemClock
+from support.orders_service import STOP_TIMEOUT_S, Service, orders_service
 from towpath.schemas.events import event_schemas
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 15.0
 PRODUCT = "0af76519-16cd-43dd-8448-eb211c80319c"
-
-
-@dataclass
-class Service:
-    """A running service: its address, its process and its log."""
-
-    url: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def wait_until_live(self) -> None:
-        """Wait until the service answers."""
-        clock = SystemClock()
-        deadline = Deadline(clock, START_TIMEOUT_S)
-        while not self._answers():
-            assert self.process.poll() is None, self.log.read_text()
-            assert not deadline.passed(), self.log.read_text()
-            clock.wait(0.05)
-
-    def post(self, path: str, body: object) -> requests.Response:
-        """Send a document."""
-        return requests.post(self.url + path, json=body, timeout=10)
-
-    def records(self) -> list[dict[str, object]]:
-        """Read the log."""
-        lines = self.log.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
-
-    def _answers(self) -> bool:
-        try:
-            return requests.get(self.url + "/health/live", timeout=3).ok
-        except requests.ConnectionError:
-            return False
 
 
 @pytest.fixture
 def service(stack, database: str, tmp_path: Path) -> Iterator[Service]:
     """Lend a service over a database whose outbox is there."""
-    engine = create_engine(database.replace("postgresql:", "postgresql+psycopg2:", 1))
-    with engine.begin() as connection:
-        connection.execute(text("create schema towpath"))
-        outbox_table.metadata.create_all(connection)
-    engine.dispose()
-    port = ports.any_free()
-    log = tmp_path / "log"
-    command = [sys.executable, "-m", "towpath.services.orders"]
-    options = {"--dsn": database, "--registry": stack.registry_url, "--port": str(port)}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command + [word for option in options.items() for word in option],
-            stdout=output,
-            stderr=output,
-        )
-    service = Service(f"http://127.0.0.1:{port}", process, log)
-    service.wait_until_live()
-    yield service
-    if process.poll() is None:
-        process.terminate()
-        process.wait(STOP_TIMEOUT_S)
+    with orders_service(database, tmp_path, stack.registry_url) as running:
+        yield running
 
 
 def test_a_started_service_takes_orders_and_has_told_the_registry(

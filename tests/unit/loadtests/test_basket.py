@@ -1,26 +1,13 @@
-"""What shoppers do."""
+"""A customer's choices."""
 
-from collections import Counter
 from random import Random
 
-from towpath.loadtests.basket import Fate, basket, fate
+from towpath.loadtests.basket import basket
 
 
 def seeded(seed):
     """Make a source of chance that repeats itself."""
     return Random(seed)  # noqa: S311 - chance for a test, no secret
-
-
-def test_fates_come_in_their_shares():
-    """
-    Of many orders six in ten are paid, three in twenty cancelled, the others stay open.
-    """
-    random = seeded(1)
-    seen = Counter(fate(random) for _ in range(10_000))
-    expected = {Fate.PAID: 60, Fate.CANCELLED: 15, Fate.OPEN: 25}
-    actual = {kind: round(count / 100) for kind, count in seen.items()}
-
-    assert expected == actual
 
 
 def test_a_basket_has_one_to_four_lines_of_known_products():

@@ -23,11 +23,14 @@ def test_only_the_first_sight_counts():
     """
     samples = Samples()
     samples.await_order(1, 10.0)
-    samples.seen({1}, 10.1)
-    samples.seen({1, 2}, 99.0)
-    expected = (1, 100.0)
+    told = [samples.seen({1}, 10.1), samples.seen({1, 2}, 99.0)]
+    expected = ([1, 0], 1, 100.0)
     report = samples.report()
-    actual = (report.latency.count, report.latency.p99_ms)
+    actual = (
+        [len(took_ms) for took_ms in told],
+        report.latency.count,
+        report.latency.p99_ms,
+    )
 
     assert expected == actual
 
@@ -39,8 +42,8 @@ def test_a_sample_that_never_shows_is_lost():
     samples = Samples()
     samples.await_order(1, 0.0)
     samples.await_order(2, 60.0)
-    samples.expire(LOST_AFTER_S + 1)
-    expected = SinkReport(Latency(0, None, None, None), awaited=1, lost=1)
-    actual = samples.report()
+    lost = samples.expire(LOST_AFTER_S + 1, LOST_AFTER_S)
+    expected = (1, SinkReport(Latency(0, None, None, None), awaited=1, lost=1))
+    actual = (lost, samples.report())
 
     assert expected == actual

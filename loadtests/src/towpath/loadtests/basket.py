@@ -1,18 +1,14 @@
 """
-What shoppers do, as values: what lies in a basket, and what becomes of an order.
+A customer's choices, as values: what lies in a basket, and who registers.
 
 Pure, and repeatable with a seeded ``Random``.
 """
 
-import enum
 from collections.abc import Sequence
 from random import Random
 from typing import Final
 from uuid import UUID
 
-# Of a hundred orders, sixty are paid and fifteen cancelled; the others stay open.
-PAID_SHARE: Final = 0.60
-CANCELLED_SHARE: Final = 0.15
 MAX_LINES: Final = 4
 MAX_QUANTITY: Final = 5
 MAX_PRICE_CENTS: Final = 25_000
@@ -21,28 +17,18 @@ MAX_PRICE_CENTS: Final = 25_000
 _PRODUCTS: Final = tuple(UUID(int=(0xA11CE << 96) + number) for number in range(500))
 
 
-class Fate(enum.Enum):
-    """What becomes of an order after it was placed."""
-
-    PAID = "pay"
-    CANCELLED = "cancel"
-    OPEN = "open"
-
-
-def fate(random: Random) -> Fate:
-    """Choose what becomes of an order."""
-    chance = random.random()
-    if chance < PAID_SHARE:
-        return Fate.PAID
-    return Fate.CANCELLED if chance < PAID_SHARE + CANCELLED_SHARE else Fate.OPEN
-
-
 def basket(random: Random, customers: Sequence[str]) -> dict[str, object]:
     """Fill a basket of one to four lines for one of the customers."""
     return {
         "customer_id": random.choice(customers),
         "lines": [_line(random) for _ in range(random.randint(1, MAX_LINES))],
     }
+
+
+def registration(random: Random) -> dict[str, object]:
+    """Describe a new customer."""
+    number = random.randrange(10**9)
+    return {"name": f"Customer {number}", "email": f"load{number}@example.org"}
 
 
 def _line(random: Random) -> dict[str, object]:

@@ -15,6 +15,8 @@ from opensearchpy.exceptions import NotFoundError
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 
+from towpath.loadtests.errors import TargetUnavailableError
+
 _TIMEOUT_S: Final = 10.0
 
 
@@ -22,6 +24,15 @@ class Probe(Protocol):
     """One target, and how often it is asked."""
 
     interval_s: float
+
+    def check(self) -> None:
+        """
+        Ask once whether orders could be read there.
+
+        Raises:
+            TargetUnavailableError: The target answers, and has no place for orders.
+            Exception: The driver's own, if the target does not answer.
+        """
 
     def find(self, order_ids: Sequence[int]) -> set[int]:
         """Return those of the orders that a reader finds now."""
@@ -38,6 +49,10 @@ class CacheProbe:
             url, socket_timeout=_TIMEOUT_S, decode_responses=True
         )
         self._key = key
+
+    def check(self) -> None:
+        # What a user may read is not known; this is what will be asked.
+        self.find((0,))
 
     def find(self, order_ids: Sequence[int]) -> set[int]:
         pipeline = self._client.pipeline(transaction=False)
@@ -60,6 +75,13 @@ class SearchProbe:
     def __init__(self, url: str, index: str) -> None:
         self._client = OpenSearch(url, timeout=_TIMEOUT_S, max_retries=0)
         self._index = index
+
+    def check(self) -> None:
+        try:
+            self._client.search(index=self._index, body={"size": 0})
+        except NotFoundError as error:
+            message = f"the search has no index {self._index!r}"
+            raise TargetUnavailableError(message) from error
 
     def find(self, order_ids: Sequence[int]) -> set[int]:
         wanted = [str(order_id) for order_id in order_ids]
@@ -86,6 +108,13 @@ class WarehouseProbe:
         self._properties: dict[str, str | None] = dict(catalog)
         self._name = table
         self._table: Any = None
+
+    def check(self) -> None:
+        try:
+            self._fresh()
+        except NoSuchTableError as error:
+            message = f"the warehouse has no table {self._name!r}"
+            raise TargetUnavailableError(message) from error
 
     def find(self, order_ids: Sequence[int]) -> set[int]:
         try:

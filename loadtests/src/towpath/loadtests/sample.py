@@ -15,6 +15,14 @@ from towpath.loadtests.percentile import Latency
 # Beyond the slowest target's worst case; what takes longer is reported as lost.
 LOST_AFTER_S: Final = 120.0
 
+# The warehouse commits every few seconds; twice that and a scan are well below this.
+LAST_SAMPLES_TIMEOUT_S: Final = 60.0
+
+# What the sampler is told, and how its orders are named.
+START: Final = "start"
+STOP: Final = "stop"
+CHECKOUT: Final = "checkout (sample)"
+
 
 @dataclass(frozen=True, slots=True)
 class SinkReport:
@@ -59,19 +67,24 @@ class Samples:
         """Return the orders that the target has not shown yet, oldest first."""
         return tuple(self._awaited)
 
-    def seen(self, order_ids: Iterable[int], at_s: float) -> None:
-        """End the samples of these orders; others are not looked at."""
-        for order_id in order_ids:
-            committed_at_s = self._awaited.pop(order_id, None)
-            if committed_at_s is not None:
-                self._seen_ms.append((at_s - committed_at_s) * 1000)
+    def seen(self, order_ids: Iterable[int], at_s: float) -> list[float]:
+        """End the samples of these orders, no others; return how long they took."""
+        began = [self._awaited.pop(order_id, None) for order_id in order_ids]
+        took_ms = [(at_s - one_s) * 1000 for one_s in began if one_s is not None]
+        self._seen_ms += took_ms
+        return took_ms
 
-    def expire(self, now_s: float) -> None:
-        """Count samples as lost that are too old to wait for."""
-        for order_id in self.awaited():
-            if now_s - self._awaited[order_id] > LOST_AFTER_S:
-                del self._awaited[order_id]
-                self._lost += 1
+    def expire(self, now_s: float, after_s: float) -> int:
+        """Count samples as lost that are too old to wait for; return how many."""
+        too_old = [
+            order_id
+            for order_id, committed_at_s in self._awaited.items()
+            if now_s - committed_at_s > after_s
+        ]
+        for order_id in too_old:
+            del self._awaited[order_id]
+        self._lost += len(too_old)
+        return len(too_old)
 
     def report(self) -> SinkReport:
         """Summarise."""

@@ -82,6 +82,8 @@ def _staged(stack: Stack, wishes: Wishes, screen: Screen) -> Iterator[Stage]:
                 max_rows_per_second=0,
                 wanted_changes=0,
                 load_s=wishes.duration_s,
+                sample_after_s=wishes.warm_up_s,
+                sample_for_s=wishes.duration_s,
             ),
             stack=stack,
             supervisor=supervisor,
@@ -95,9 +97,8 @@ def _staged(stack: Stack, wishes: Wishes, screen: Screen) -> Iterator[Stage]:
 def _rate(stage: Stage, wishes: Wishes, rate_per_s: float) -> Rate:
     stage.options = replace(stage.options, rate=rate_per_s)
     restarts = stage.supervisor.restarts()
-    shop.start_load(stage)
+    shop.open_shop(stage)
     stage.pause(wishes.warm_up_s)
-    shop.start_sampling(stage)
     began_s, cpu_s, load = stage.elapsed_s(), used_s(stage.state), _load(stage)
     stage.pause(wishes.duration_s)
     elapsed_s = stage.elapsed_s() - began_s
@@ -105,7 +106,7 @@ def _rate(stage: Stage, wishes: Wishes, rate_per_s: float) -> Rate:
     sold = per_s(load, _load(stage))
     # On a busy machine it may have told nothing yet.
     placed = int(shop.sampler_report(stage).get("placed", 0))
-    shop.end_sampling(stage)
+    shop.wait_for_samples(stage)
     shop.close_shop(stage)
     settle.settle(stage)
     return Rate(

@@ -98,8 +98,9 @@ class Monitor:
         if self._topics is None:
             self._topics = Topics(settings.kafka)
         ends = offsets.read_ends(self._topics)
+        load = read_report(parts.progress_of(stage)).get("load", {})
         counts = (
-            int(read_report(parts.report_of(stage, parts.LOAD)).get("checkouts", 0)),
+            int(load.get("checkouts", 0)),
             offsets.table_records(settings, ends),
             offsets.event_records(settings, ends),
         )
@@ -152,7 +153,7 @@ def tried(look: Callable[[], Value], otherwise: Value) -> Value:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Read the report of load or sampler; one that is not written yet is empty."""
+    """Read what the load has written; a file that is not there yet is empty."""
     with contextlib.suppress(OSError, ValueError):
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return document

@@ -1,19 +1,18 @@
 """
-The demo's processes beside the stack: service, relay, two Spark drivers, load, sampler.
+The demo's processes beside the stack: service, relay, two Spark drivers, load.
 
 All are described as parts; the supervisor watches the first four, as it does those of
-the stack, and starts them again when they die. Load and sampler run once: they end when
-they are told to.
+the stack, and starts them again when they die. The load runs once: it ends when it is
+told to.
 """
 
-import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import requests
 
+from towpath import loadtests
 from towpath.deploy import java
 from towpath.deploy.demo.command import python_module
 from towpath.deploy.demo.stage import Stage
@@ -22,19 +21,22 @@ from towpath.deploy.jars import store
 from towpath.deploy.local.part import Part
 from towpath.deploy.local.probe import ANSWER_WITHIN_S
 from towpath.settings import Settings
-from towpath.sinks.warehouse.catalog import CATALOG, catalog_properties
+from towpath.sinks.warehouse.catalog import CATALOG
 
 ORDERS: Final = "orders"
 RELAY: Final = "relay"
 SERVING: Final = "serving"
 WAREHOUSE: Final = "warehouse"
 LOAD: Final = "load"
-SAMPLER: Final = "sampler"
 CLI: Final = "towpath.deploy.cli"
 
 # A Spark session takes six seconds of a free core; here two start beside everything.
 _SPARK_READY_WITHIN_S: Final = 120.0
+# The same file that anybody gives to locust, beside the member's code.
+LOCUSTFILE: Final = Path(loadtests.__file__).parents[3] / "locustfile.py"
 _SAMPLES_EVERY_S: Final = 0.25
+# Longer than any answer under load, shorter than anybody's patience at the end.
+_ERRAND_WITHIN_S: Final = 15
 # A warehouse's readers wait for seconds as it is: where cores are few, others go first.
 _SECOND: Final = ("nice", "-n", "10")
 
@@ -63,7 +65,7 @@ def spark_environment(folder: Path) -> dict[str, str]:
 
 
 def _is_ours(name: str) -> bool:
-    return name.startswith("TOWPATH_")
+    return name.startswith(("TOWPATH_", "LOCUST_"))
 
 
 def orders(stage: Stage) -> Part:
@@ -114,52 +116,47 @@ def driver(stage: Stage, name: str) -> Part:
 
 
 def load(stage: Stage) -> Part:
-    """Describe the load program."""
+    """Describe the load: locust without its page, with the file that everybody uses."""
+    options, plan = stage.options, stage.plan
+    arrivals = options.rate + plan.settle_rate
     command = python_module(
-        "towpath.loadtests.run",
-        *("--host", stage.shop_url, "--dsn", stage.shop_dsn),
-        *("--rate", str(stage.options.rate)),
-        *("--settle-rate", str(stage.plan.settle_rate)),
-        *("--report", str(report_of(stage, LOAD))),
+        "locust",
+        *("--locustfile", str(LOCUSTFILE), "--host", stage.shop_url),
+        *("--headless", "--only-summary", "--loglevel", "WARNING"),
+        *("--stop-timeout", str(_ERRAND_WITHIN_S)),
+        *("--load-rate", str(arrivals)),
+        *("--load-return-share", str(plan.settle_rate / arrivals)),
+        *("--load-return-to", "any"),
+        *("--load-lag-interval", str(_SAMPLES_EVERY_S)),
+        *("--load-lag-after", str(plan.sample_after_s)),
+        *("--load-lag-for", str(plan.sample_for_s)),
+        *("--load-progress", str(progress_of(stage)), "--load-report", "none"),
     )
-    return Part(
-        name=LOAD, command=command, folder=stage.state.root, env=environment(stage)
-    )
+    env = {**environment(stage), **targets(stage.settings())}
+    return Part(name=LOAD, command=command, folder=stage.state.root, env=env)
 
 
-def sampler(stage: Stage) -> Part:
-    """Describe the latency sampler."""
-    command = python_module(
-        "towpath.loadtests.latency",
-        *("--host", stage.shop_url, "--dsn", stage.shop_dsn),
-        *("--interval", str(_SAMPLES_EVERY_S)),
-        *("--targets", json.dumps(targets(stage.settings()))),
-        *("--report", str(report_of(stage, SAMPLER))),
-    )
-    return Part(
-        name=SAMPLER, command=command, folder=stage.state.root, env=environment(stage)
-    )
+def progress_of(stage: Stage) -> Path:
+    """Name the file to which the load writes its counts and what it saw in sinks."""
+    return stage.state.root / f"{LOAD}.json"
 
 
-def report_of(stage: Stage, name: str) -> Path:
-    """Name the file to which the load or the sampler reports."""
-    return stage.state.root / f"{name}.json"
-
-
-def targets(settings: Settings) -> dict[str, Mapping[str, object]]:
-    """Say where a reader finds an order in each of the first three sinks."""
-    found: dict[str, Mapping[str, object]] = {}
+def targets(settings: Settings) -> dict[str, str]:
+    """Tell the load by its environment where readers of the first three sinks look."""
+    found: dict[str, str] = {}
     for sink in settings.sink:
         route = next(r for r in sink.route if r.name in {"orders", "shop.orders"})
         if sink.kind == "cache":
-            key = f"{settings.database.prefix}:{route.name}:{{}}"
-            found[sink.name] = {"url": sink.url, "key": key}
+            found["CACHE_URL"] = sink.url
+            found["CACHE_KEY"] = f"{settings.database.prefix}:{route.name}:{{}}"
         elif sink.kind == "search":
-            found[sink.name] = {"url": sink.url, "index": route.name}
+            found["SEARCH_URL"] = sink.url
+            found["SEARCH_INDEX"] = route.name
         else:
-            catalog = {"name": CATALOG, "type": "sql", **catalog_properties(sink)}
-            found[sink.name] = {"catalog": catalog, "table": route.name}
-    return found
+            found["WAREHOUSE_URL"] = sink.url
+            found["WAREHOUSE_CATALOG"] = CATALOG
+            found["WAREHOUSE_TABLE"] = route.name
+    return {f"TOWPATH_LOAD_{name}": value for name, value in found.items()}
 
 
 def _answers(url: str) -> None:

@@ -55,6 +55,8 @@ class Plan:
         max_rows_per_second: The pace that the signal asks for.
         wanted_changes: Rows of the key range that must change during the snapshot.
         load_s: Least time that checkouts go on.
+        sample_after_s: Load time before the first order whose way is timed.
+        sample_for_s: How long such orders are placed; 0: as long as the load goes on.
     """
 
     settle_rate: float
@@ -62,6 +64,8 @@ class Plan:
     max_rows_per_second: int
     wanted_changes: int
     load_s: float
+    sample_after_s: float = 0.0
+    sample_for_s: float = 0.0
 
 
 def plan(options: Options) -> Plan:

@@ -97,7 +97,6 @@ def _busy_hour(stage: Stage) -> table.Traffic:
     stage.step = "checkouts go on"
     stage.pause(max(0.0, opened_at_s + stage.plan.load_s - stage.elapsed_s()))
     shop.close_shop(stage)
-    shop.end_sampling(stage)
     settle.settle(stage)
     return judge.traffic(stage, before)
 

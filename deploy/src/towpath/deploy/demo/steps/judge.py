@@ -52,7 +52,7 @@ def traffic(stage: Stage, before: Published) -> Traffic:
     """
     Sum up what went through since ``before``.
 
-    Load and sampler must have ended; the sampler's orders are checkouts like others.
+    The load must have ended; the orders whose way it timed are checkouts like others.
     """
     now = published(stage)
     report = shop.load_report(stage)

@@ -1,0 +1,30 @@
+"""What keeps a load from being started."""
+
+from towpath.schemas.failure import UnavailableError, UsageError
+
+
+class LoadOptionError(UsageError):
+    """An option of the load is wrong."""
+
+    remedy = "Correct the option; docs/load.md lists all of them."
+
+
+class ShopUnavailableError(UnavailableError):
+    """The orders service cannot be used at the address that was given."""
+
+    remedy = "Check --host, and that the orders service runs there."
+
+
+class CustomersError(UsageError):
+    """There is no customer in whose name an order can be placed."""
+
+    remedy = (
+        "Let the load register its own (leave --load-customers-file out), or list ids "
+        "of customers of this shop, one a line."
+    )
+
+
+class TargetUnavailableError(UnavailableError):
+    """A sink's target cannot be sampled at the address that was given."""
+
+    remedy = "Correct the option that gives its address, or leave it out."

@@ -1,0 +1,214 @@
+"""
+The process that leads a run: it prepares it, samples lag, counts, and reports.
+
+That is locust's only process, or its master.
+"""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Final
+
+import gevent
+from flask import Response, jsonify, request
+from locust import stats as locust_stats
+from locust.env import Environment
+from locust.runners import STATE_RUNNING, STATE_SPAWNING, MasterRunner, Runner
+from locust.web import WebUI
+
+from towpath.loadtests import choice, facts, progress, report
+from towpath.loadtests.options import NO_REPORT, OPTIONS, checked
+from towpath.loadtests.people import STREAMS, People, options_of
+from towpath.loadtests.preparation import Prepared, prepare
+from towpath.loadtests.series import Series, Totals
+from towpath.loadtests.users import Customer
+from towpath.loadtests.workers import Workers
+from towpath.schemas.clock import Clock
+from towpath.schemas.failure import TowpathError
+
+_LOOK_INTERVAL_S: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Lead:
+    """Listens to locust's events from one run to the next."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        runner: Runner,
+        web_ui: WebUI | None,
+        clock: Clock,
+    ) -> None:
+        self._environment = environment
+        self._runner = runner
+        self._clock = clock
+        self._prepared: Prepared | None = None
+        self._run: LedRun | None = None
+        self._workers: Workers | None = None
+        if isinstance(runner, MasterRunner):
+            self._workers = Workers(environment, runner)
+        environment.events.test_start.add_listener(self._start)
+        environment.events.test_stop.add_listener(self._stop)
+        if web_ui is not None and web_ui.app is not None:
+            web_ui.app.before_request(self._before_request)
+        options = options_of(environment)
+        if options.headless or options.autostart:
+            self._prepare_or_exit()
+
+    def _prepare(self, host: str | None) -> None:
+        if self._prepared is not None and self._prepared.sampling is not None:
+            self._prepared.sampling.close()
+        self._prepared = None
+        choice.choose_users(self._environment)
+        options = options_of(self._environment)
+        self._prepared = prepare(options, host, self._fire, self._clock)
+
+    def _prepare_or_exit(self) -> None:
+        try:
+            self._prepare(self._environment.host)
+        except TowpathError as error:
+            sys.stderr.write(f"locust: error: {_told(error)}\n")
+            sys.exit(error.exit_code)
+
+    def _prepare_or_quit(self) -> None:
+        try:
+            self._prepare(self._environment.host)
+        except TowpathError as error:
+            log.error(_told(error))  # noqa: TRY400 - one sentence, with its cure
+            gevent.spawn(self._runner.quit)
+
+    def _before_request(self) -> Response | None:
+        """Check what locust's page asks for; an answer from here starts nothing."""
+        if request.method != "POST" or not request.path.endswith("/swarm"):
+            return None
+        options = options_of(self._environment)
+        try:
+            for option in OPTIONS:
+                text = request.form.get(option.dest)
+                if text is not None:
+                    setattr(options, option.dest, checked(option, text))
+            if self._runner.state not in {STATE_RUNNING, STATE_SPAWNING}:
+                self._prepare(request.form.get("host") or self._environment.host)
+            elif self._workers is not None:
+                setattr(options, STREAMS, int(request.form.get("user_count", 0)))
+        except (TowpathError, ValueError) as error:
+            reason = _told(error) if isinstance(error, TowpathError) else str(error)
+            return jsonify({"success": False, "message": reason})
+        return None
+
+    def _start(self, environment: Environment, **_: object) -> None:
+        if self._prepared is None:
+            # Started by a key, not by the page.
+            self._prepare_or_quit()
+        prepared, self._prepared = self._prepared, None
+        Customer.people = People(environment, prepared.customers if prepared else ())
+        if prepared is None:
+            return
+        environment.host = prepared.host
+        if self._workers is not None:
+            self._workers.start(prepared.customers)
+        self._run = LedRun(environment, prepared, self._clock)
+
+    def _stop(self, **_: object) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+        if self._workers is not None:
+            self._workers.finish()
+        run.end()
+
+    def _fire(
+        self, kind: str, name: str, time_ms: float | None, failure: Exception | None
+    ) -> None:
+        self._environment.events.request.fire(
+            request_type=kind,
+            name=name,
+            response_time=time_ms,
+            response_length=0,
+            exception=failure,
+            context={},
+        )
+
+
+class LedRun:
+    """One run, from the first user to the report."""
+
+    def __init__(
+        self, environment: Environment, prepared: Prepared, clock: Clock
+    ) -> None:
+        self._environment = environment
+        self._options = options_of(environment)
+        self._sampling = prepared.sampling
+        self._clock = clock
+        self._series = Series()
+        self._began_at = clock.now()
+        self._began_at_s = clock.monotonic_s()
+        self._ended_at_s: float | None = None
+        if self._sampling is not None:
+            self._sampling.start()
+        self._looks = gevent.spawn(self._look_again)
+
+    def end(self) -> None:
+        """Wait for the last samples, and write what is to be written."""
+        self._ended_at_s = self._clock.monotonic_s()
+        if self._sampling is not None:
+            self._sampling.finish()
+        self._looks.kill()
+        self._look()
+        folder = self._report_folder()
+        if folder is not None:
+            path = report.write(self._as_run(), folder)
+            log.info("load report: %s", path)
+        if self._options.csv_prefix:
+            # Locust writes its CSV files once in this while, and not at the end.
+            gevent.sleep(2 * locust_stats.CSV_STATS_INTERVAL_SEC)
+
+    @property
+    def _elapsed_s(self) -> float:
+        until_s = self._ended_at_s or self._clock.monotonic_s()
+        return until_s - self._began_at_s
+
+    def _look_again(self) -> None:
+        while True:
+            gevent.sleep(_LOOK_INTERVAL_S)
+            self._look()
+
+    def _look(self) -> None:
+        stats = self._environment.stats
+        rows = {
+            key: Totals(one.num_requests, one.num_failures, one.response_times)
+            for key, one in stats.entries.items()
+        }
+        self._series.look(self._clock.monotonic_s() - self._began_at_s, rows)
+        if self._options.load_progress:
+            load = progress.load_report(
+                stats,
+                elapsed_s=round(self._elapsed_s, 3),
+                finished=self._ended_at_s is not None,
+            )
+            lag = self._sampling.report if self._sampling is not None else {}
+            progress.write(load, lag, Path(self._options.load_progress))
+
+    def _report_folder(self) -> Path | None:
+        told = self._options.load_report
+        if told == NO_REPORT or not (told or self._options.headless):
+            return None
+        return Path(told or f"load-report-{self._began_at:%Y%m%dT%H%M%SZ}")
+
+    def _as_run(self) -> report.Run:
+        return report.Run(
+            facts=facts.facts_of(self._environment, self._began_at, self._elapsed_s),
+            elapsed_s=self._elapsed_s,
+            stats=self._environment.stats,
+            series=self._series,
+            began_at_s=self._began_at_s,
+            samples=self._sampling.samples if self._sampling is not None else (),
+            lag=self._sampling.report if self._sampling is not None else {},
+            is_open=self._options.load_rate > 0,
+        )
+
+
+def _told(error: TowpathError) -> str:
+    return f"{error}. {error.remedy}"

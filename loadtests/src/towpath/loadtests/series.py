@@ -1,0 +1,114 @@
+"""
+A run over time: what locust's statistics grew by from one look to the next. Pure.
+
+Locust keeps sums; a report needs the rate and the latencies of each moment. A look once
+a second is kept as the difference to the one before, and summed up over wider steps
+when the run has ended.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+# A plot has about this many steps, however long the run was.
+_STEPS: Final = 40
+
+Row = tuple[str, str]
+
+
+class Totals(NamedTuple):
+    """What a row of the statistics has come to: requests, and times with counts."""
+
+    requests: int
+    failures: int
+    times_ms: Mapping[int, int]
+
+
+class Growth(NamedTuple):
+    """What a row grew by until a moment."""
+
+    at_s: float
+    row: Row
+    requests: int
+    failures: int
+    times_ms: Mapping[int, int]
+
+
+class Step(NamedTuple):
+    """One step of a plot: a row's rate and percentiles."""
+
+    at_s: float
+    row: Row
+    per_s: float
+    failed_per_s: float
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+
+@dataclass(slots=True)
+class Series:
+    """The looks of one run."""
+
+    _growths: list[Growth] = field(default_factory=list)
+    _before: dict[Row, Totals] = field(default_factory=dict)
+
+    def look(self, at_s: float, rows: Mapping[Row, Totals]) -> None:
+        """Take the sums of a moment; statistics that were reset begin again at 0."""
+        for row, now in rows.items():
+            before = self._before.get(row, Totals(0, 0, {}))
+            if now.requests < before.requests:
+                before = Totals(0, 0, {})
+            if now.requests > before.requests:
+                self._growths.append(
+                    Growth(
+                        at_s=at_s,
+                        row=row,
+                        requests=now.requests - before.requests,
+                        failures=max(0, now.failures - before.failures),
+                        times_ms=Counter(now.times_ms) - Counter(before.times_ms),
+                    )
+                )
+            self._before[row] = Totals(now.requests, now.failures, dict(now.times_ms))
+
+    def steps(self) -> list[Step]:
+        """Sum the looks up over steps of the run."""
+        end_s = max((one.at_s for one in self._growths), default=0.0)
+        width_s = step_width_s(end_s)
+        parts: dict[tuple[Row, int], list[Growth]] = defaultdict(list)
+        for one in self._growths:
+            # A look at the end of a step tells of the time before it.
+            parts[one.row, max(0, math.ceil(one.at_s / width_s) - 1)].append(one)
+        return [
+            _step(row, (number + 1) * width_s, width_s, growths)
+            for (row, number), growths in sorted(parts.items())
+        ]
+
+
+def step_width_s(duration_s: float) -> float:
+    """Choose the width of a plot's steps: whole seconds."""
+    return max(1.0, math.ceil(duration_s / _STEPS))
+
+
+def percentile(times_ms: Mapping[int, int], share: float) -> float | None:
+    """Return the least time that at least a share of all do not exceed."""
+    wanted = math.ceil(share * sum(times_ms.values()))
+    seen = 0
+    for time_ms, count in sorted(times_ms.items()):
+        seen += count
+        if seen >= wanted:
+            return float(time_ms)
+    return None
+
+
+def _step(row: Row, at_s: float, width_s: float, growths: Iterable[Growth]) -> Step:
+    requests = failures = 0
+    times_ms: Counter[int] = Counter()
+    for one in growths:
+        requests += one.requests
+        failures += one.failures
+        times_ms.update(one.times_ms)
+    p50, p95, p99 = (percentile(times_ms, share) for share in (0.50, 0.95, 0.99))
+    return Step(at_s, row, requests / width_s, failures / width_s, p50, p95, p99)

@@ -1,0 +1,380 @@
+"""
+The locustfile as people run it: a real orders service, a real Redis, real processes.
+
+The sink is a thread that copies orders from Postgres into Redis, or does not.
+"""
+
+import itertools
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+import redis
+import requests
+
+from support.locust_run import Locust
+from support.orders_service import Service, orders_service
+from support.waiting import until
+from towpath.deploy.local import databases, ports
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+COUNTS = "select count(*), count(*) filter (where status = 'paid') from shop.orders"
+Begin = Callable[..., Locust]
+
+
+@dataclass
+class Shop:
+    """A service over a database, and a cache that shows its orders."""
+
+    service: Service
+    dsn: str
+    redis_url: str
+    key: str
+
+    def orders(self) -> tuple[int, int]:
+        """Count the orders, and those that are paid."""
+        with psycopg.connect(self.dsn) as connection:
+            row = connection.execute(COUNTS).fetchone()
+        assert row is not None
+        return int(row[0]), int(row[1])
+
+    def lag(self, **changed: str) -> dict[str, str]:
+        """Return what tells the load where the cache is."""
+        told = {"CACHE_URL": self.redis_url, "CACHE_KEY": self.key} | changed
+        return {f"TOWPATH_LOAD_{name}": value for name, value in told.items()}
+
+
+@pytest.fixture(scope="module")
+def shop(stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """Lend one shop to all tests of the file; its cache follows its orders."""
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    databases.create(stack.dsn("postgres"), name)
+    dsn, folder = stack.dsn(name), tmp_path_factory.mktemp("shop")
+    closed = threading.Event()
+    with orders_service(dsn, folder) as service:
+        found = Shop(service, dsn, stack.redis_url, f"{name}:orders:{{}}")
+        thread = threading.Thread(target=_follow, args=(found, closed))
+        thread.start()
+        yield found
+        closed.set()
+        thread.join()
+    databases.drop(stack.dsn("postgres"), name)
+
+
+def _follow(shop: Shop, closed: threading.Event) -> None:
+    last = 0
+    with (
+        redis.Redis.from_url(shop.redis_url) as cache,
+        psycopg.connect(shop.dsn, autocommit=True) as connection,
+    ):
+        while not closed.wait(0.05):
+            query = "select id from shop.orders where id > %s order by id"
+            for (order_id,) in connection.execute(query, (last,)).fetchall():
+                cache.hset(shop.key.format(order_id), "id", order_id)
+                last = order_id
+
+
+@pytest.fixture
+def begin(shop: Shop, tmp_path: Path) -> Iterator[Begin]:
+    """Give a function that starts locust against the shop; none outlives the test."""
+    runs: list[Locust] = []
+    numbers = itertools.count()
+
+    def start(*words: str, host: str | None = shop.service.url, **env: str) -> Locust:
+        address = () if host is None else ("--host", host)
+        run = Locust(tmp_path / str(next(numbers)), *address, *words, **env)
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        run.kill()
+
+
+HEADLESS = ("--headless", "--only-summary", "--load-progress", "progress.json")
+FILES = ("--csv", "run", "--html", "run.html", "--load-report", "report")
+NO_REPORT = ("--load-report", "none")
+
+
+def test_a_master_and_two_workers_count_everything_once(begin: Begin, shop: Shop):
+    """
+    All orders of the database, and all samples, stand in CSV, HTML and the report.
+    """
+    before, _ = shop.orders()
+    port = str(ports.any_free())
+    master = begin(
+        *("--master", "--master-bind-port", port, "--expect-workers", "2"),
+        *(*HEADLESS, *FILES, "-u", "4", "-r", "4", "-t", "6"),
+        *("--load-rate", "20", "--load-return-share", "0", "--load-customers", "3"),
+        **shop.lag(),
+    )
+    workers = [
+        begin("--worker", "--master-port", port, host=None),
+        begin("--worker", "--master-port", port, host=None),
+    ]
+    assert [0, 0, 0] == [one.end() for one in (master, *workers)], master.text
+    rows = master.rows()
+    counts = {
+        name: int(row["Request Count"])
+        for (kind, name), row in rows.items()
+        if kind in {"POST", "LAG"}
+    }
+    progress = master.progress()
+    text = (master.folder / "report" / "report.md").read_text(encoding="utf-8")
+    html = (master.folder / "run.html").read_text(encoding="utf-8")
+    seconds = progress["load"]["elapsed_s"]
+
+    assert shop.orders()[0] - before == counts["checkout"] + counts["checkout (sample)"]
+    assert (6, True) == (counts["register"], counts["cache"] > 0)
+    assert counts["cache"] == counts["checkout (sample)"]
+    assert 0 < counts["checkout"] <= 20 * seconds + 4
+    assert (counts["checkout"], counts["cache"], 0, True, True) == (
+        progress["load"]["checkouts"],
+        progress["lag"]["sinks"]["cache"]["latency"]["count"],
+        progress["lag"]["sinks"]["cache"]["lost"],
+        progress["load"]["finished"],
+        progress["lag"]["finished"],
+    )
+    assert "open loop, 20 arrivals a second, 4 users, master and 2 workers" in text
+    assert f"| POST checkout | {counts['checkout']:,} | 0 |" in text
+    assert f"| cache | {counts['cache']:,} | 0 |" in text
+    assert '"method": "LAG", "name": "cache"' in html
+    assert ["lag.svg", "latency.svg", "rate.svg"] == sorted(
+        path.name
+        for path in (master.folder / "report").glob("*.svg")
+        if path.read_text(encoding="utf-8").startswith("<svg")
+    )
+
+
+def test_arrivals_do_not_wait_for_a_shop_that_does_not_answer(begin: Begin, shop: Shop):
+    """
+    With five under way all others are counted as not started, at the same rate.
+    """
+    run = begin(
+        *(*HEADLESS, *NO_REPORT, "--csv", "run", "--load-rate", "50"),
+        *("--load-max-outstanding", "5", "--load-customers", "1"),
+    )
+    run.wait_for("checkouts", 5)
+    service = psutil.Process(shop.service.process.pid)
+    family = [service, *service.children(recursive=True)]
+    for one in family:
+        one.suspend()
+    try:
+        run.wait_for("failures", 30)
+        checkouts = run.progress()["load"]["checkouts"]
+        run.wait_for("failures", 80)
+        later = run.progress()["load"]["checkouts"]
+    finally:
+        for one in family:
+            one.resume()
+    run.wait_for("checkouts", checkouts + 10)
+    code = run.stop()
+    rows = run.rows()
+    not_started = rows["ARRIVAL", "not started"]
+
+    assert (1, checkouts) == (code, later)
+    assert not_started["Request Count"] == not_started["Failure Count"]
+    assert int(not_started["Failure Count"]) >= 80
+    assert rows["POST", "checkout"]["Failure Count"] == "0"
+
+
+def test_an_order_that_no_reader_finds_is_a_failure(begin: Begin, shop: Shop):
+    """
+    It is lost, in locust's row as in the report, and the run ends with 1.
+    """
+    env = shop.lag(CACHE_KEY="nobody:writes:{}", LAG_LOST_AFTER="1")
+    run = begin(*HEADLESS, *FILES, "-u", "1", **env)
+    until(
+        lambda: _lost(run) > 2,
+        "samples are lost",
+    )
+    code = run.stop()
+    row = run.rows()["LAG", "cache"]
+    text = (run.folder / "report" / "report.md").read_text(encoding="utf-8")
+    lost = _lost(run)
+
+    assert (1, str(lost), str(lost)) == (
+        code,
+        row["Request Count"],
+        row["Failure Count"],
+    )
+    assert run.progress()["lag"]["placed"] == lost
+    assert f"| cache | 0 | {lost} | - | - | - |" in text
+    assert f"LAG cache: not readable in time | {lost} |" in text
+
+
+def _lost(run: Locust) -> int:
+    sinks = run.progress().get("lag", {}).get("sinks", {})
+    return int(sinks.get("cache", {}).get("lost", 0))
+
+
+@pytest.mark.parametrize(
+    ("tag", "counted", "names"),
+    [
+        ("pay", "payments", {"register", "checkout", "pay"}),
+        ("return", "payments", {"checkout", "return: pay", "return: cancel"}),
+    ],
+)
+def test_tags_choose_what_users_do(begin: Begin, shop: Shop, tag, counted, names):
+    """
+    Those who pay leave no order open; those who come back settle what was left.
+    """
+    before = shop.orders()
+    mode = ("-u", "2") if tag == "pay" else ("--load-rate", "20")
+    run = begin(
+        *(*HEADLESS, *NO_REPORT, "--csv", "run", "--tags", tag, *mode),
+        *("--load-think", "0.1", "--load-customers", "1"),
+    )
+    run.wait_for(counted, 10)
+    assert run.stop() == 0, run.text
+    orders, paid = (now - old for now, old in zip(shop.orders(), before, strict=True))
+    load = run.progress()["load"]
+
+    assert (orders, paid) == (load["checkouts"], load["payments"])
+    assert orders == load["payments"] + load["cancellations"]
+    assert names <= {name for kind, name in run.rows() if kind == "POST"} | {"register"}
+
+
+def test_customers_come_back_to_any_order_of_the_shop(begin: Begin):
+    """
+    Each looks first; an order that was settled before is left as it is.
+    """
+    place = begin(*HEADLESS, *NO_REPORT, "--exclude-tags", "pay", "-u", "3")
+    place.wait_for("checkouts", 5)
+    assert place.stop() == 0
+    run = begin(
+        *(*HEADLESS, *NO_REPORT, "--csv", "run", "--tags", "return"),
+        *("--load-return-to", "any", "--load-think", "0.1", "-u", "2"),
+    )
+    run.wait_for("payments", 5)
+
+    assert run.stop() == 0, run.text
+    assert ("GET", "return: look") in run.rows()
+
+
+def test_of_a_hundred_shoppers_sixty_pay_and_fifteen_cancel(begin: Begin):
+    """
+    Of all users one in five comes back to an order.
+    """
+    run = begin("--show-task-ratio-json")
+    run.end()
+    shopper = run.text[run.text.index('"Shopper"') :]
+
+    assert '"check_out": {' in shopper
+    assert (
+        0.25,
+        0.60,
+        0.15,
+    ) == tuple(
+        float(shopper.split(f'"{task}"')[1].split('"ratio":')[1].split("\n")[0])
+        for task in ("check_out", "check_out_and_pay", "check_out_and_cancel")
+    )
+
+
+NOWHERE = "127.0.0.1:1"
+MISTAKES = [
+    ((), None, 2, "--host is missing"),
+    ((), "ftp://shop", 2, "is no address such as http://"),
+    ((), f"http://{NOWHERE}", 3, "the orders service does not answer at http://"),
+    (("--load-cache-url", f"redis://{NOWHERE}/0"), "", 3, "the cache cannot be read"),
+    (("--load-search-url", f"http://{NOWHERE}"), "", 3, "the search cannot be read"),
+    (("--load-rate", "fast"), "", 2, "argument --load-rate: 'fast' is no number"),
+    (("--tags", "buy"), "", 2, "there are cancel, checkout, pay, return"),
+    (("OpenLoop",), "", 2, "OpenLoop needs a rate: give --load-rate"),
+    (("--load-customers-file", "empty"), "", 2, "empty holds no customer"),
+    (("--load-customers-file", "strangers"), "", 2, "knows no customer"),
+]
+
+
+def test_a_mistake_is_one_sentence_with_its_cure(begin: Begin, tmp_path: Path, shop):
+    """
+    Nothing is placed, and nobody reads a stack trace.
+    """
+    before = shop.orders()
+    (tmp_path / "empty").touch()
+    (tmp_path / "strangers").write_text(f"{uuid.uuid4()}\n", encoding="utf-8")
+
+    def try_out(number: int) -> tuple[int, bool, bool]:
+        words, host, _, reason = MISTAKES[number]
+        words = [
+            str(tmp_path / word) if word in {"empty", "strangers"} else word
+            for word in words
+        ]
+        address = shop.service.url if host == "" else host
+        run = begin("--headless", *words, host=address)
+        code = run.end()
+        return code, reason in run.text, "Traceback" in run.text
+
+    with ThreadPoolExecutor(2) as threads:
+        told = list(threads.map(try_out, range(len(MISTAKES))))
+
+    assert [(code, True, False) for _, _, code, _ in MISTAKES] == told
+    assert before == shop.orders()
+
+
+def test_the_page_starts_what_is_right_and_says_what_is_wrong(begin: Begin, shop: Shop):
+    """
+    Lag stands among the requests on the page; a wrong field starts nothing.
+    """
+    port = ports.any_free()
+    run = begin("--web-port", str(port), *NO_REPORT, host=None, **shop.lag())
+    page = f"http://127.0.0.1:{port}"
+    until(lambda: _answers(f"{page}/"), "the page is there")
+    form = {"user_count": "2", "spawn_rate": "2", "host": shop.service.url}
+    wrong = [
+        _swarm(page, form | changed)
+        for changed in (
+            {"host": f"http://{NOWHERE}"},
+            {"load_rate": "-1"},
+            {"load_cache_url": f"redis://{NOWHERE}/0"},
+        )
+    ]
+    before = shop.orders()
+    right = _swarm(page, form | {"load_rate": "20", "load_cache_url": shop.redis_url})
+    until(lambda: _requests(page, "LAG", "cache") > 3, "the page shows lag")
+    requests.post(f"{page}/stop", timeout=30)
+
+    assert [False, False, False, True] == [
+        answer["success"] for answer in (*wrong, right)
+    ]
+    assert all(
+        reason in answer["message"]
+        for answer, reason in zip(
+            wrong,
+            ("does not answer", "must be 0 or more", "the cache cannot be read"),
+            strict=True,
+        )
+    )
+    assert shop.orders() > before
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end() == 0, run.text
+
+
+def _answers(url: str) -> bool:
+    try:
+        return requests.get(url, timeout=5).ok
+    except requests.ConnectionError:
+        return False
+
+
+def _swarm(page: str, form: dict[str, str]) -> dict[str, object]:
+    answer = requests.post(f"{page}/swarm", data=form, timeout=30)
+    found: dict[str, object] = answer.json()
+    return found
+
+
+def _requests(page: str, kind: str, name: str) -> int:
+    stats = requests.get(f"{page}/stats/requests", timeout=10).json()["stats"]
+    return sum(
+        one["num_requests"]
+        for one in stats
+        if (one["method"], one["name"]) == (kind, name)
+    )

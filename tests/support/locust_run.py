@@ -1,0 +1,86 @@
+"""Locust as a process, with the project's own file."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.waiting import until
+
+LOCUSTFILE = Path(__file__).parents[2] / "loadtests" / "locustfile.py"
+END_TIMEOUT_S = 60.0
+
+Rows = dict[tuple[str, str], dict[str, str]]
+
+
+class Locust:
+    """A run in a folder: its words, its output, and what it leaves there."""
+
+    def __init__(self, folder: Path, *words: str, **env: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.log = folder / "log"
+        inherited = {
+            name: value
+            for name, value in os.environ.items()  # noqa: TID251 - a root
+            if not name.startswith(("LOCUST_", "TOWPATH_LOAD_"))
+        }
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *words],
+                cwd=folder,
+                env=inherited | env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    @property
+    def text(self) -> str:
+        """Everything that it has printed until now."""
+        return self.log.read_text(encoding="utf-8")
+
+    def end(self) -> int:
+        """Wait until it has ended by itself; return its exit code."""
+        return self.process.wait(END_TIMEOUT_S)
+
+    def stop(self) -> int:
+        """Ask it to end, and wait until it has."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.end()
+
+    def kill(self) -> None:
+        """Leave no process behind."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def progress(self) -> dict[str, Any]:
+        """Read its counts; nothing before the first are written."""
+        path = self.folder / "progress.json"
+        found: dict[str, Any] = {}
+        if path.exists():
+            found = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    def wait_for(self, name: str, count: int) -> None:
+        """Wait until one of its counts has come to so many."""
+        until(
+            lambda: (
+                self._lives() and self.progress().get("load", {}).get(name, 0) >= count
+            ),
+            f"{count} {name}",
+        )
+
+    def rows(self) -> Rows:
+        """Read the statistics that it wrote as CSV, by type and name."""
+        with (self.folder / "run_stats.csv").open(encoding="utf-8") as file:
+            return {(row["Type"], row["Name"]): row for row in csv.DictReader(file)}
+
+    def _lives(self) -> bool:
+        assert self.process.poll() is None, self.text
+        return True

@@ -168,9 +168,9 @@ def test_arrivals_do_not_wait_for_a_shop_that_does_not_answer(begin: Begin, shop
     for one in family:
         one.suspend()
     try:
-        run.wait_for("failures", 30)
+        run.wait_for("not_started", 30)
         checkouts = run.progress()["load"]["checkouts"]
-        run.wait_for("failures", 80)
+        run.wait_for("not_started", 80)
         later = run.progress()["load"]["checkouts"]
     finally:
         for one in family:

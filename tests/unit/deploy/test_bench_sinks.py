@@ -38,9 +38,11 @@ def test_failed_requests_and_failed_looks_are_counted():
     """
     Both sides' failures are failures of the rate.
     """
-    assert (5, 0) == (
-        checkout.failures({"failures": 2}, {"errors": {"cache: X": 1, "Y": 2}}),
-        checkout.failures({"failures": 0}, {"errors": {}}),
+    looks = {"errors": {"cache: X": 1, "Y": 2}}
+
+    assert (9, 0) == (
+        checkout.failures({"failures": 2, "not_started": 4}, looks),
+        checkout.failures({"failures": 0, "not_started": 0}, {"errors": {}}),
     )
 
 

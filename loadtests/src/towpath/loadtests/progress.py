@@ -15,6 +15,7 @@ from towpath.loadtests.percentile import Latency
 from towpath.loadtests.sample import CHECKOUT as SAMPLED_CHECKOUT
 
 _POST: Final = "POST"
+METHODS: Final = ("GET", _POST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +28,8 @@ class LoadReport:
         payments: Orders paid, old ones included.
         cancellations: Orders cancelled, old ones included.
         conflicts: Requests that came too late for the order's state (409): no failure.
-        failures: Requests without an answer, or with another status than 2xx and 409,
-            and arrivals that were not started.
+        failures: Requests without an answer, or with another status than 2xx and 409.
+        not_started: Arrivals that found too many others under way.
         reasons: The failures by request and reason, with their count.
         checkout: How long placing an order took.
         elapsed_s: Since the first user began.
@@ -40,6 +41,7 @@ class LoadReport:
     cancellations: int
     conflicts: int
     failures: int
+    not_started: int
     reasons: dict[str, int]
     checkout: Latency
     elapsed_s: float
@@ -70,7 +72,12 @@ def load_report(stats: RequestStats, *, elapsed_s: float, finished: bool) -> Loa
         failures=sum(
             entry.num_failures
             for (name, kind), entry in stats.entries.items()
-            if _is_request(name, kind)
+            if kind in METHODS and name != SAMPLED_CHECKOUT
+        ),
+        not_started=sum(
+            entry.num_failures
+            for (_, kind), entry in stats.entries.items()
+            if kind == users.ARRIVAL
         ),
         reasons={
             f"{failure.name}: {failure.error}": failure.occurrences
@@ -94,7 +101,3 @@ def _done(stats: RequestStats, name: str) -> int:
     # Looked up with get, it would become a row of the tables.
     entry = stats.entries.get((name, _POST))
     return entry.num_requests - entry.num_failures if entry else 0
-
-
-def _is_request(name: str, kind: str) -> bool:
-    return kind in {_POST, "GET", users.ARRIVAL} and name != SAMPLED_CHECKOUT

@@ -17,10 +17,10 @@ from locust.stats import RequestStats, StatsEntry
 from towpath.loadtests import charts, users
 from towpath.loadtests.lag import LagSample
 from towpath.loadtests.percentile import Latency, at
+from towpath.loadtests.progress import METHODS
 from towpath.loadtests.series import Series, Step, step_width_s
 
 _NAME: Final = "report.md"
-_METHODS: Final = ("GET", "POST")
 _SHARES: Final = {"p50": 0.50, "p99": 0.99}
 
 
@@ -54,7 +54,7 @@ def write(run: Run, folder: Path) -> Path:
     """Write the report into a folder, which is made; return its first file."""
     folder.mkdir(parents=True, exist_ok=True)
     steps = run.series.steps()
-    requests = [step for step in steps if step.row[1] in _METHODS]
+    requests = [step for step in steps if step.row[1] in METHODS]
     plots = {"rate": charts.rate(requests)}
     plots["latency"] = charts.latency(requests, users.CHECKOUT)
     if run.samples:
@@ -109,7 +109,7 @@ def _requests(run: Run) -> Iterator[str]:
     yield "| request | count | failed | per second | p50 | p95 | p99 | longest |"
     yield "|---|---|---|---|---|---|---|---|"
     for (name, kind), entry in sorted(run.stats.entries.items()):
-        if kind in _METHODS:
+        if kind in METHODS:
             times = " | ".join(_ms(_at(entry, p)) for p in (0.5, 0.95, 0.99))
             per_s = entry.num_requests / max(run.elapsed_s, 1.0)
             yield (

@@ -130,8 +130,9 @@ def per_s(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
 
 
 def failures(load: Mapping[str, Any], sampler: Mapping[str, Any]) -> int:
-    """Count requests without an answer, and looks of the sampler that failed."""
-    return int(load["failures"] + sum(sampler["errors"].values()))
+    """Count requests without an answer or not sent, and the sampler's failed looks."""
+    unserved = load["failures"] + load["not_started"]
+    return int(unserved + sum(sampler["errors"].values()))
 
 
 def readings(sampler: Mapping[str, Any]) -> dict[str, Reading]:

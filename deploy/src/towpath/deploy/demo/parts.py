@@ -35,6 +35,8 @@ _SPARK_READY_WITHIN_S: Final = 120.0
 # The same file that anybody gives to locust, beside the member's code.
 LOCUSTFILE: Final = Path(loadtests.__file__).parents[3] / "locustfile.py"
 _SAMPLES_EVERY_S: Final = 0.25
+# On a busy machine further customers would make all of them wait for seconds.
+_UNDER_WAY: Final = 100
 # Longer than any answer under load, shorter than anybody's patience at the end.
 _ERRAND_WITHIN_S: Final = 15
 # A warehouse's readers wait for seconds as it is: where cores are few, others go first.
@@ -126,7 +128,7 @@ def load(stage: Stage) -> Part:
         *("--stop-timeout", str(_ERRAND_WITHIN_S)),
         *("--load-rate", str(arrivals)),
         *("--load-return-share", str(plan.settle_rate / arrivals)),
-        *("--load-return-to", "any"),
+        *("--load-return-to", "any", "--load-max-outstanding", str(_UNDER_WAY)),
         *("--load-lag-interval", str(_SAMPLES_EVERY_S)),
         *("--load-lag-after", str(plan.sample_after_s)),
         *("--load-lag-for", str(plan.sample_for_s)),

@@ -23,6 +23,7 @@ class Traffic:
     """
     What went through, from the first checkout to the last.
 
+    ``not_started`` are customers who found too many others under way.
     ``row_changes`` and ``events`` are the records that the relay published for them;
     ``dead_letters`` are all that relay and sinks have set aside.
     """
@@ -31,6 +32,7 @@ class Traffic:
     payments: int
     cancellations: int
     conflicts: int
+    not_started: int
     failed_requests: int
     row_changes: int
     events: int
@@ -135,6 +137,8 @@ def _lines(result: Result) -> list[tuple[str, str, str]]:
     orders = f"{traffic.payments:,} paid, {traffic.cancellations:,} cancelled"
     if traffic.conflicts:
         orders += f", {traffic.conflicts:,} too late"
+    if traffic.not_started:
+        orders += f", {traffic.not_started:,} not started"
     failed = f"of {traffic.requests:,}"
     few = snapshot.changed_meanwhile < snapshot.wanted_changes
     short = f"fewer than the {snapshot.wanted_changes:,} wanted" if few else ""

@@ -61,6 +61,7 @@ def traffic(stage: Stage, before: Published) -> Traffic:
         payments=report["payments"],
         cancellations=report["cancellations"],
         conflicts=report["conflicts"],
+        not_started=report["not_started"],
         failed_requests=report["failures"],
         row_changes=now.row_changes - before.row_changes,
         events=now.events - before.events,

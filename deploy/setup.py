@@ -27,8 +27,8 @@ STATE = CLONE / ".towpath"
 LOCKS = CLONE / "requirements"
 # dev holds everything that run holds, at the same versions.
 COVERED_BY = {"run": ("run", "dev"), "dev": ("dev",)}
-# The tests need a stock reader, an object store, and a second Postgres.
-FURTHER_JARS = {"run": (), "dev": ("jdbcsink", "objectstore", "postgres15")}
+# The tests need a stock reader, an object store with its client, a second Postgres.
+FURTHER_JARS = {"run": (), "dev": ("jdbcsink", "objectstore", "postgres15", "s3")}
 PYTHONS = ((3, 11), (3, 13))
 USAGE = 2
 

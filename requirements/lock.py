@@ -1,5 +1,5 @@
 """
-Make the locks: ``build.lock``, ``run.lock``, ``dev.lock`` and ``lock.lock``.
+Make the locks: ``build.lock``, ``run.lock``, ``dev.lock``, ``lock.lock``, ``images/``.
 
 Dependencies are read from the members' own files. What is locked stays locked unless
 ``--upgrade`` is said. The locks hold for every Python that the members allow, and name
@@ -14,10 +14,20 @@ import sys
 import tempfile
 import tomllib
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CLONE = HERE.parent
 OLDEST_PYTHON = "3.11"
+# What each image installs: members with what they depend on, and their extras.
+IMAGES = {
+    "relay": ["relay"],
+    "services": ["services"],
+    "sinks": ["sinks[java]"],
+    "tools": ["deploy"],
+}
+# The tools start no engine: sinks run in an image of their own.
+LEFT_OUT = {"tools": ("pyspark",)}
 
 
 def main() -> int:
@@ -25,7 +35,7 @@ def main() -> int:
     uv = find_uv()
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run.in")
-        run.write_text("\n".join(member_dependencies()) + "\n", encoding="utf-8")
+        write_wanted(run, dependencies())
         compile_lock(uv, "lock.lock", [HERE / "lock.in"])
         compile_lock(uv, "build.lock", [HERE / "build.in"], "--allow-unsafe")
         compile_lock(uv, "run.lock", [run])
@@ -33,16 +43,52 @@ def main() -> int:
             *(uv, "dev.lock", [run, HERE / "dev.in"]),
             *("--constraints", str(HERE / "run.lock")),
         )
+        for image, members in IMAGES.items():
+            wanted = Path(folder, f"{image}.in")
+            left_out = LEFT_OUT.get(image, ())
+            needed = dependencies_of(members)
+            write_wanted(wanted, {n for n in needed if not n.startswith(left_out)})
+            compile_lock(
+                *(uv, f"images/{image}.lock", [wanted]),
+                *("--constraints", str(HERE / "run.lock")),
+            )
     return 0
 
 
-def member_dependencies() -> list[str]:
-    """Return what the members depend on, each other left out."""
-    found = set()
+def dependencies() -> set[str]:
+    """Return what all members depend on, with every extra; each other left out."""
+    found: set[str] = set()
     for path in sorted(CLONE.glob("*/pyproject.toml")):
-        project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
-        found.update(d for d in project["dependencies"] if not d.startswith("towpath-"))
-    return sorted(found)
+        project = project_of(path.parent.name)
+        extras = project.get("optional-dependencies", {}).values()
+        found.update(project["dependencies"], *extras)
+    return {text for text in found if not text.startswith("towpath-")}
+
+
+def dependencies_of(members: list[str]) -> set[str]:
+    """Return what members (``sinks``, ``sinks[java]``) need, and theirs in turn."""
+    found: set[str] = set()
+    for member in members:
+        name, _, extra = member.rstrip("]").partition("[")
+        project = project_of(name)
+        wanted = list(project["dependencies"])
+        wanted += project["optional-dependencies"][extra] if extra else []
+        others = [text for text in wanted if text.startswith("towpath-")]
+        found.update(text for text in wanted if text not in others)
+        found |= dependencies_of([text.removeprefix("towpath-") for text in others])
+    return found
+
+
+def project_of(member: str) -> dict[str, Any]:
+    """Return what a member's own file says of it."""
+    text = (CLONE / member / "pyproject.toml").read_text(encoding="utf-8")
+    project: dict[str, Any] = tomllib.loads(text)["project"]
+    return project
+
+
+def write_wanted(path: Path, wanted: set[str]) -> None:
+    """Write requirements, one on a line."""
+    path.write_text("\n".join(sorted(wanted)) + "\n", encoding="utf-8")
 
 
 def compile_lock(uv: str, name: str, sources: list[Path], *options: str) -> None:

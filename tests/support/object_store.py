@@ -18,7 +18,7 @@ BUCKET = "lake"
 
 def connector() -> Path:
     """Return the archive with which the engine reaches an object store."""
-    return _archive("iceberg-aws-bundle")
+    return _archive("s3", "iceberg-aws-bundle")
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def serving(folder: Path) -> Iterator[str]:
         "logging.level.root": "WARN",
     }
     command = [str(java.home() / "bin" / "java"), "-Xmx256m", "-jar"]
-    command += [str(_archive("s3mock"))]
+    command += [str(_archive("objectstore", "s3mock"))]
     command += [f"--{name}={value}" for name, value in options.items()]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
@@ -46,9 +46,9 @@ def serving(folder: Path) -> Iterator[str]:
         server.wait()
 
 
-def _archive(name: str) -> Path:
+def _archive(use: str, name: str) -> Path:
     place = store.folder()
-    jars = lock.read(lock.LOCK.with_name("objectstore.lock"))
+    jars = lock.read(lock.LOCK.with_name(f"{use}.lock"))
     (jar,) = (jar for jar in jars if jar.parts[1] == name)
     assert store.is_whole(jar, place), f"{jar.file} is not there: make test fetches it"
     return place / jar.use / jar.file

@@ -33,6 +33,7 @@ FILLING_FILE: Final = "filling.json"
 # A relay that runs answers within a second; one that is starting takes a few.
 _ANSWERED_WITHIN_S: Final = 30.0
 _ID_CHARACTERS: Final = 12
+_LOOK_EVERY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,22 @@ class Filling:
 
 
 def begin(
-    settings: Settings, sink: Sink, collections: Sequence[str], *, has_sweep: bool
+    settings: Settings,
+    sink: Sink,
+    collections: Sequence[str],
+    *,
+    has_sweep: bool,
+    signal_id: str | None = None,
 ) -> tuple[Filling, bool]:
     """
     Return what is to be filled, durably, and whether it was begun before.
+
+    Args:
+        settings: The configuration.
+        sink: What is filled.
+        collections: What is read.
+        has_sweep: Whether rows that are gone from the source go from the sink.
+        signal_id: The signal's id; left out, one is made.
 
     Raises:
         UsageError: Something else is being filled.
@@ -65,7 +78,7 @@ def begin(
     path = _path(settings, sink.name)
     routes = _behind(settings, sink, collections) if has_sweep else []
     wanted = Filling(
-        f"{sink.name[:40]}-{uuid.uuid4().hex[:_ID_CHARACTERS]}",
+        signal_id or f"{sink.name[:40]}-{uuid.uuid4().hex[:_ID_CHARACTERS]}",
         tuple(collections),
         has_sweep,
         unfilled.noted(settings.state_folder, sink.name, routes),
@@ -93,11 +106,13 @@ def carry_out(
     clock: Clock,
     show: Callable[[Sequence[Progress]], None],
     max_rows_per_second: int | None = None,
+    show_statement: Callable[[str], None] | None = None,
 ) -> Answer:
     """
     Send the signal unless it was sent, and watch it to its end.
 
-    If rows of it were not delivered, just these are read again.
+    If rows of it were not delivered, just these are read again. With ``show_statement``
+    the signal is not sent: its SQL is shown, and somebody else's row is waited for.
 
     Raises:
         SourceUnreachableError: The source does not answer; run it again.
@@ -109,7 +124,12 @@ def carry_out(
             source, "resume-snapshot", {"snapshot-id": filling.signal_id}
         )
         wait_answer(source, again, clock, _ANSWERED_WITHIN_S)
-    if known is None:
+    if known is None and show_statement is not None:
+        wanted = (source, filling.collections, sink.name, filling.signal_id)
+        show_statement(signals.statement(*wanted, max_rows_per_second))
+        while signals.state(source, filling.signal_id) is None:
+            clock.wait(_LOOK_EVERY_S)
+    elif known is None:
         signals.ask(
             source,
             filling.collections,

@@ -99,6 +99,26 @@ def ask(
     return send(source, "execute-snapshot", fields, signal_id)
 
 
+def statement(
+    source: Source,
+    collections: Sequence[str],
+    target: str,
+    signal_id: str,
+    max_rows_per_second: int | None = None,
+) -> str:
+    """Return the SQL that asks for a snapshot for one sink, as a person writes it."""
+    fields = {
+        "data-collections": list(collections),
+        "target": target,
+        "max-rows-per-second": max_rows_per_second,
+        "relay": source.slot,
+    }
+    wanted = {name: wish for name, wish in fields.items() if wish is not None}
+    values = (signal_id, "execute-snapshot", json.dumps(wanted))
+    texts = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
+    return f"insert into towpath.signal (id, type, data) values ({texts});"
+
+
 def send(
     source: Source, kind: str, fields: Mapping[str, Any], signal_id: str | None = None
 ) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import pyspark
 import structlog
 from pyspark.sql import SparkSession
 
@@ -53,6 +54,9 @@ from towpath.sinks.repairs import KafkaRepairs
 from towpath.sinks.routed import RoutedRelations
 
 _log = structlog.get_logger("towpath.sinks")
+
+# Where the engine's own archives lie.
+_OWN_JARS: Final = Path(pyspark.__file__).resolve().parent / "jars"
 
 # Set by spark-submit in the process that it starts.
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
@@ -165,7 +169,11 @@ def _engine(
 
 
 def _connectors(environ: Mapping[str, str], jars: Path | None) -> tuple[Path, ...]:
-    """Find the connectors, and see that there is a Java to run them."""
+    """
+    Find the connectors, and see that there is a Java to run them.
+
+    The engine loads what stands in its own folder by itself, on every machine.
+    """
     folder = jars or Path(environ.get("TOWPATH_SPARK_JARS", ""))
     found = tuple(sorted(folder.glob("*.jar"))) if folder.name else ()
     if not found:
@@ -174,7 +182,7 @@ def _connectors(environ: Mapping[str, str], jars: Path | None) -> tuple[Path, ..
     if not (Path(environ.get("JAVA_HOME", "")) / "bin" / "java").exists():
         message = "JAVA_HOME names no Java"
         raise EngineMissingError(message)
-    return found
+    return () if folder.resolve() == _OWN_JARS else found
 
 
 class _Newest:

@@ -36,6 +36,9 @@ class KafkaOldest:
                 "auto.offset.reset": "earliest",
                 "fetch.message.max.bytes": _FETCH_BYTES,
                 "queued.min.messages": 1,
+                # One record is enough, so each fetch fills the queue: by default the
+                # next partition would wait for a second behind it.
+                "fetch.queue.backoff.ms": 0,
                 "fetch.wait.max.ms": 10,
             },
         )

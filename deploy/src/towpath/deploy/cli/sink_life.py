@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -35,6 +36,7 @@ def add(
     /,
     *,
     max_rows_per_second: int | None = None,
+    signal: str | None = None,
     config: ConfigOption = None,
 ) -> int:
     """
@@ -49,6 +51,8 @@ def add(
     Args:
         block: A file with one [[sink]] block and its routes.
         max_rows_per_second: Bound of the reading speed.
+        signal: Send no signal, but show the SQL row that asks for the rows, with this
+            id, and wait until somebody has inserted it.
         config: Configuration file.
     """
     path = config_file(config)
@@ -72,7 +76,8 @@ def add(
             file=sys.stderr,
         )
         raise
-    if collections and not _fill(settings, sink, collections, max_rows_per_second):
+    speed = max_rows_per_second
+    if collections and not _fill(settings, sink, collections, speed, signal_id=signal):
         print(
             f"{sink.name} stays declared, without the rows of before: add the same "
             f"again, or towpath sink drop {sink.name}",
@@ -172,15 +177,21 @@ def _fill(
     max_rows_per_second: int | None,
     *,
     has_sweep: bool = False,
+    signal_id: str | None = None,
 ) -> bool:
     """Fill a sink, or go on with it, until it has applied all of it."""
     source, clock = settings.database, SystemClock()
-    begun, is_old = filling.begin(settings, sink, collections, has_sweep=has_sweep)
+    begun, is_old = filling.begin(
+        settings, sink, collections, has_sweep=has_sweep, signal_id=signal_id
+    )
     verb = "goes on to fill" if is_old else "fills"
     print(f"snapshot {begun.signal_id} {verb} {sink.name}", flush=True)
+    show_statement = partial(print, flush=True) if signal_id else None
     with open_bars(Console(stderr=True)) as bars:
         answer = filling.carry_out(
-            source, sink, begun, clock, bars.show, max_rows_per_second
+            *(source, sink, begun, clock, bars.show),
+            max_rows_per_second=max_rows_per_second,
+            show_statement=show_statement,
         )
     if answer.status != "completed":
         if answer.status != INCOMPLETE:

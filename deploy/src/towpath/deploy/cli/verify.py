@@ -1,12 +1,19 @@
-"""``towpath verify SINK``."""
+"""``towpath verify [SINK...]``."""
 
-from typing import Annotated, Final
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
 from towpath.deploy.cli.places import ConfigOption, config_file
-from towpath.schemas.failure import UsageError
+from towpath.schemas.failure import UnavailableError, UsageError
+from towpath.settings import load
 from towpath.settings.logs import configure_logs
+
+if TYPE_CHECKING:
+    from towpath.sinks.verify.__main__ import Wishes
 
 _EVERY_S: Final = 60.0
 
@@ -15,9 +22,7 @@ Names = Parameter(name=("--route", "--table"), negative="", consume_multiple=Fal
 
 
 def verify(  # noqa: PLR0913 - a command's options
-    sink: str,
-    /,
-    *,
+    *sinks: str,
     route: Annotated[tuple[str, ...], Names] = (),
     sample: str = "",
     repair: Annotated[bool, Flag] = False,
@@ -28,14 +33,15 @@ def verify(  # noqa: PLR0913 - a command's options
     config: ConfigOption = None,
 ) -> int:
     """
-    Compare a sink with the source, every key and column; exit 1 if they differ.
+    Compare sinks with the source, every key and column; exit 1 if any differs.
 
     Both may change meanwhile: a difference counts only if it stays when the sink has
     passed what the source had. Exit 3 if it cannot be told.
 
     Args:
-        sink: Its name in the configuration.
-        route: Compare only this route, named as in the sink or by its table.
+        sinks: Their names in the configuration; left out, all that can be read back.
+        route: Compare only this route of one sink, named as in the sink or by its
+            table.
         sample: Compare rows that chance picks, so many of each route, or a percentage
             as 5%: of the source's, and about as many of the sink's. It proves no more
             than these rows, and nothing if there are none.
@@ -44,10 +50,11 @@ def verify(  # noqa: PLR0913 - a command's options
         erase: With --repair, have the sink erase just those keys that no row read anew
             replaces, and read them again: a row above all positions that the sink ever
             applied, one that stands there more than once, a key the table cannot have.
-        continuous: Begin anew, until interrupted; then exit by the worst of all. A pass
+        continuous: Of one sink: begin anew, until interrupted; then exit by the worst of all. A pass
             in which source, broker or sink do not answer could not be verified.
         every: How many seconds from one beginning to the next.
-        json: Print one JSON document; with --continuous, one on each line.
+        json: Print one JSON document for each sink; with --continuous, one on each
+            line.
         config: Configuration file.
     """
     import towpath.sinks.verify.__main__ as judge  # noqa: PLC0415 - keeps --help fast
@@ -56,6 +63,43 @@ def verify(  # noqa: PLR0913 - a command's options
     if erase and not repair:
         message = "--erase goes with --repair"
         raise UsageError(message)
+    path = config_file(config)
+    names = sinks or _readable(path)
+    if len(names) != 1 and (route or continuous):
+        message = "--route and --continuous are for one sink: name it"
+        raise UsageError(message)
     every_s = every if continuous else None
     wishes = judge.Wishes(json, route, sample, repair, every_s, erase)
-    return judge.verify(config_file(config), sink, wishes)
+    if len(names) == 1:
+        return judge.verify(path, names[0], wishes)
+    return worst([_verified(path, name, wishes) for name in names])
+
+
+def _readable(path: Path) -> tuple[str, ...]:
+    """Name the sinks whose targets can be read back."""
+    from towpath.sinks.kinds import kind_of  # noqa: PLC0415 - keeps --help fast
+
+    declared = load(path, os.environ).sink  # noqa: TID251 - a root
+    names = tuple(sink.name for sink in declared if kind_of(sink).read is not None)
+    if not names:
+        message = "the configuration has no sink that can be read back"
+        raise UsageError(message)
+    return names
+
+
+def _verified(path: Path, name: str, wishes: "Wishes") -> int:
+    """Verify one sink of several: one that cannot be verified keeps none of the rest."""
+    import towpath.sinks.verify.__main__ as judge  # noqa: PLC0415 - keeps --help fast
+
+    if not wishes.as_json:
+        print(f"{name}:", flush=True)
+    try:
+        return judge.verify(path, name, wishes)
+    except UnavailableError as failure:
+        print(f"error: {failure}\nremedy: {failure.remedy}", file=sys.stderr)
+        return failure.exit_code
+
+
+def worst(codes: list[int]) -> int:
+    """Return 1 if anything differs, else 3 if anything could not be told, else 0."""
+    return 1 if 1 in codes else max(codes)

@@ -1,10 +1,11 @@
 """
 ``python -m towpath.deploy.jars``: bring the Java archives up to their lock.
 
-Further locks that nobody needs for running are named by their words: ``jdbcsink``,
-``objectstore``, ``postgres15``.
+Further locks that the local stack does not need are named: ``s3`` for a warehouse in an
+object store; ``jdbcsink``, ``objectstore``, ``postgres15`` for the tests.
 """
 
+import argparse
 import os
 import sys
 
@@ -15,8 +16,14 @@ from towpath.deploy.jars import fetch, lock, store
 def main() -> int:
     """Fetch what is missing and return an exit code."""
     environ = os.environ  # noqa: TID251 - a root
-    further = [lock.LOCK.with_name(f"{word}.lock") for word in sys.argv[1:]]
+    parser = argparse.ArgumentParser(prog="towpath.deploy.jars", description=__doc__)
+    parser.add_argument("locks", nargs="*", help="further locks", metavar="LOCK")
+    parser.add_argument("--only", action="append", help="a use; left out, all")
+    wanted = parser.parse_args()
+    further = [lock.LOCK.with_name(f"{word}.lock") for word in wanted.locks]
     jars = [jar for path in (lock.LOCK, *further) for jar in lock.read(path)]
+    if wanted.only:
+        jars = [jar for jar in jars if jar.use in wanted.only]
     if not store.missing(jars, store.folder(environ)):
         return 0
     try:

@@ -21,7 +21,7 @@ from towpath.schemas.clock import Deadline, SystemClock
 from towpath.schemas.events import event_history
 from towpath.schemas.failure import TowpathError, UnavailableError
 from towpath.services.orders.app import DEFAULT_THREADS, create_app, migrate_shop
-from towpath.services.orders.seed import seed_shop
+from towpath.services.orders.seed import has_orders, seed_shop
 from towpath.services.plumbing.database import make_engine
 from towpath.services.plumbing.logs import configure_logs
 from towpath.services.plumbing.server import Listen, serve
@@ -59,6 +59,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--orders", type=int, default=50_000, help="how many orders seed places")
     add("--customers", type=int, default=5_000, help="how many customers seed makes")
     add("--seed", type=int, default=1, help="another one gives other orders")
+    add("--if-empty", action="store_true", help="seed a shop without orders only")
     return parser
 
 
@@ -98,6 +99,9 @@ def _migrate(options: argparse.Namespace) -> None:
 def _seed(options: argparse.Namespace) -> None:
     with closing_engine(options.dsn) as engine:
         migrate_shop(engine)
+        if options.if_empty and has_orders(engine):
+            log.info("the shop has orders: nothing is seeded")
+            return
         seed_shop(
             engine,
             orders=options.orders,

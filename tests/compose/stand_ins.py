@@ -10,7 +10,6 @@ that become settings) is rewritten as far as ``compose.yaml`` uses it.
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -119,8 +118,8 @@ def _catalog(folder: Path, _: str) -> None:
 
 def _package(name: str) -> Path:
     spec = find_spec(name)
-    assert spec is not None and spec.origin is not None, f"{name} is not installed"
-    return Path(spec.origin).parent
+    assert spec is not None, f"{name} is not installed"
+    return Path(spec.origin or "").parent
 
 
 def _succeeds(*command: str) -> bool:
@@ -128,10 +127,10 @@ def _succeeds(*command: str) -> bool:
 
 
 def _run(*command: str, **options: object) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, **options)
-    if done.returncode != 0:
-        sys.stderr.write(done.stdout + done.stderr)
-        raise SystemExit(f"{' '.join(command)} failed: {done.returncode}")
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
 
 
 _FILLED: dict[str, Callable[[Path, str], None]] = {
@@ -144,10 +143,10 @@ _FILLED: dict[str, Callable[[Path, str], None]] = {
     "versity/versitygw": _store,
     "apache/iceberg-rest-fixture": _catalog,
 }
-_BASES = {
-    name: "local/stand-in-python"
-    for name in ("python", "postgres", "valkey/valkey", "versity/versitygw")
-}
+_BASES = dict.fromkeys(
+    ("python", "postgres", "valkey/valkey", "versity/versitygw"),
+    "local/stand-in-python",
+)
 _FOLDERS = {
     "apicurio-registry": "registry",
     "iceberg-rest-fixture": "catalog",

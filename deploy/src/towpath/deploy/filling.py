@@ -99,6 +99,17 @@ def begin(
     return found, True
 
 
+def await_signal(source: Source, filling: Filling, clock: Clock) -> None:
+    """
+    Wait until somebody has inserted the signal's row.
+
+    Raises:
+        SourceUnreachableError: The source does not answer; run it again.
+    """
+    while signals.state(source, filling.signal_id) is None:
+        clock.wait(_LOOK_EVERY_S)
+
+
 def carry_out(
     source: Source,
     sink: Sink,
@@ -106,13 +117,11 @@ def carry_out(
     clock: Clock,
     show: Callable[[Sequence[Progress]], None],
     max_rows_per_second: int | None = None,
-    show_statement: Callable[[str], None] | None = None,
 ) -> Answer:
     """
     Send the signal unless it was sent, and watch it to its end.
 
-    If rows of it were not delivered, just these are read again. With ``show_statement``
-    the signal is not sent: its SQL is shown, and somebody else's row is waited for.
+    If rows of it were not delivered, just these are read again.
 
     Raises:
         SourceUnreachableError: The source does not answer; run it again.
@@ -124,12 +133,7 @@ def carry_out(
             source, "resume-snapshot", {"snapshot-id": filling.signal_id}
         )
         wait_answer(source, again, clock, _ANSWERED_WITHIN_S)
-    if known is None and show_statement is not None:
-        wanted = (source, filling.collections, sink.name, filling.signal_id)
-        show_statement(signals.statement(*wanted, max_rows_per_second))
-        while signals.state(source, filling.signal_id) is None:
-            clock.wait(_LOOK_EVERY_S)
-    elif known is None:
+    if known is None:
         signals.ask(
             source,
             filling.collections,

@@ -17,7 +17,7 @@ rootLogger.level=INFO
 rootLogger.appenderRef.console.ref=console
 """
 
-environ = os.environ
+environ = os.environ  # noqa: TID251 - a root
 lines = [
     f"{name.removeprefix('KAFKA_').lower().replace('_', '.')}={value}"
     for name, value in environ.items()
@@ -41,4 +41,4 @@ command = [
     "-Dlog4j2.configurationFile=/opt/settings/log4j2.properties",
     *("-cp", "/opt/kafka/*", "kafka.Kafka", str(_SETTINGS)),
 ]
-os.execvp(command[0], command)
+os.execvp(command[0], command)  # noqa: S606 - our own words

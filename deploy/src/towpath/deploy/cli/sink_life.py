@@ -4,14 +4,13 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from towpath.deploy import dropping, filling
+from towpath.deploy import dropping, filling, signals
 from towpath.deploy.cli.places import ConfigOption, config_file
 from towpath.deploy.shapes import Shapes
 from towpath.deploy.snapshot_view import open_bars
@@ -186,12 +185,13 @@ def _fill(
     )
     verb = "goes on to fill" if is_old else "fills"
     print(f"snapshot {begun.signal_id} {verb} {sink.name}", flush=True)
-    show_statement = partial(print, flush=True) if signal_id else None
+    if signal_id:
+        wanted = (begun.collections, sink.name, begun.signal_id)
+        print(signals.statement(source, *wanted, max_rows_per_second), flush=True)
+        filling.await_signal(source, begun, clock)
     with open_bars(Console(stderr=True)) as bars:
         answer = filling.carry_out(
-            *(source, sink, begun, clock, bars.show),
-            max_rows_per_second=max_rows_per_second,
-            show_statement=show_statement,
+            source, sink, begun, clock, bars.show, max_rows_per_second
         )
     if answer.status != "completed":
         if answer.status != INCOMPLETE:

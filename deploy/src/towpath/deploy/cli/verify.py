@@ -50,8 +50,9 @@ def verify(  # noqa: PLR0913 - a command's options
         erase: With --repair, have the sink erase just those keys that no row read anew
             replaces, and read them again: a row above all positions that the sink ever
             applied, one that stands there more than once, a key the table cannot have.
-        continuous: Of one sink: begin anew, until interrupted; then exit by the worst of all. A pass
-            in which source, broker or sink do not answer could not be verified.
+        continuous: Verify one sink again and again, until interrupted; then exit by
+            the worst of all passes. A pass in which source, broker or sink do not
+            answer could not be verified.
         every: How many seconds from one beginning to the next.
         json: Print one JSON document for each sink; with --continuous, one on each
             line.
@@ -88,7 +89,7 @@ def _readable(path: Path) -> tuple[str, ...]:
 
 
 def _verified(path: Path, name: str, wishes: "Wishes") -> int:
-    """Verify one sink of several: one that cannot be verified keeps none of the rest."""
+    """Verify one sink of several; a part that does not answer holds back no other."""
     import towpath.sinks.verify.__main__ as judge  # noqa: PLC0415 - keeps --help fast
 
     try:

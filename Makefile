@@ -10,11 +10,11 @@ MEMBERS := schemas settings outbox relay sinks services loadtests deploy
 WORKERS ?= 2
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup demo test check soak lock clean python setup-run setup-dev static
+.PHONY: help setup demo test check soak browser-test lock clean python setup-run setup-dev static
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: setup-run ## Fetch and install what running needs; the other targets do it too.
 
@@ -22,13 +22,16 @@ demo: setup-run ## Start everything, drive the shop, fill a new sink, prove it a
 	@$(BIN)/towpath demo $(ARGS)
 
 test: setup-dev static ## Run everything that CI runs: all tests but the soak.
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not soak" $(ARGS)
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not soak and not browser" $(ARGS)
 
 check: setup-dev static ## Format, lint, types, imports, unit and property tests: fast.
 	$(BIN)/pytest $(ARGS)
 
 soak: setup-dev ## Run the tests that take minutes to hours.
 	$(BIN)/pytest -m soak $(ARGS)
+
+browser-test: setup-dev ## Open locust's page in a browser (apt: chromium chromium-driver).
+	$(BIN)/pytest -m browser $(ARGS)
 
 lock: python ## Make the locks of the Python packages anew; ARGS=--upgrade for newer ones.
 	@$(PYTHON) requirements/lock.py $(ARGS)

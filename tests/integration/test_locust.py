@@ -6,80 +6,30 @@ The sink is a thread that copies orders from Postgres into Redis, or does not.
 
 import itertools
 import signal
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import psycopg
 import pytest
-import redis
 import requests
 
+from support.load_shop import Shop, load_shop
 from support.locust_run import Locust
-from support.orders_service import Service, orders_service
 from support.waiting import until
-from towpath.deploy.local import databases, ports
+from towpath.deploy.local import ports
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-COUNTS = "select count(*), count(*) filter (where status = 'paid') from shop.orders"
 Begin = Callable[..., Locust]
-
-
-@dataclass
-class Shop:
-    """A service over a database, and a cache that shows its orders."""
-
-    service: Service
-    dsn: str
-    redis_url: str
-    key: str
-
-    def orders(self) -> tuple[int, int]:
-        """Count the orders, and those that are paid."""
-        with psycopg.connect(self.dsn) as connection:
-            row = connection.execute(COUNTS).fetchone()
-        assert row is not None
-        return int(row[0]), int(row[1])
-
-    def lag(self, **changed: str) -> dict[str, str]:
-        """Return what tells the load where the cache is."""
-        told = {"CACHE_URL": self.redis_url, "CACHE_KEY": self.key} | changed
-        return {f"TOWPATH_LOAD_{name}": value for name, value in told.items()}
 
 
 @pytest.fixture(scope="module")
 def shop(stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     """Lend one shop to all tests of the file; its cache follows its orders."""
-    name = f"t_{uuid.uuid4().hex[:12]}"
-    databases.create(stack.dsn("postgres"), name)
-    dsn, folder = stack.dsn(name), tmp_path_factory.mktemp("shop")
-    closed = threading.Event()
-    with orders_service(dsn, folder) as service:
-        found = Shop(service, dsn, stack.redis_url, f"{name}:orders:{{}}")
-        thread = threading.Thread(target=_follow, args=(found, closed))
-        thread.start()
+    with load_shop(stack, tmp_path_factory.mktemp("shop")) as found:
         yield found
-        closed.set()
-        thread.join()
-    databases.drop(stack.dsn("postgres"), name)
-
-
-def _follow(shop: Shop, closed: threading.Event) -> None:
-    last = 0
-    with (
-        redis.Redis.from_url(shop.redis_url) as cache,
-        psycopg.connect(shop.dsn, autocommit=True) as connection,
-    ):
-        while not closed.wait(0.05):
-            query = "select id from shop.orders where id > %s order by id"
-            for (order_id,) in connection.execute(query, (last,)).fetchall():
-                cache.hset(shop.key.format(order_id), "id", order_id)
-                last = order_id
 
 
 @pytest.fixture

@@ -1,0 +1,113 @@
+"""
+A real browser without a window, driven by the WebDriver protocol.
+
+Debian has both programs: ``apt-get install chromium chromium-driver``.
+"""
+
+import base64
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from support.waiting import until
+from towpath.deploy.local import ports
+
+PROGRAM = "chromedriver"
+WIDTH, HEIGHT = 1280, 900
+_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+
+
+class Browser:
+    """One window."""
+
+    def __init__(self, session_url: str) -> None:
+        self._url = session_url
+
+    def open(self, address: str) -> None:
+        """Open a page."""
+        self._post("url", {"url": address})
+
+    def fill(self, name: str, text: str) -> None:
+        """Put a text into the field of a name, in place of what it holds."""
+        field = self._find(f"input[name='{name}']")
+        script = "arguments[0].focus(); arguments[0].select();"
+        self._post("execute/sync", {"script": script, "args": [{_ELEMENT: field}]})
+        self._post(f"element/{field}/value", {"text": text})
+
+    def press(self, selector: str) -> None:
+        """Press what a CSS selector finds."""
+        self._post(f"element/{self._find(selector)}/click", {})
+
+    def text(self) -> str:
+        """Return the text that the page shows."""
+        body = self._find("body")
+        return str(self._get(f"element/{body}/text"))
+
+    def picture(self) -> bytes:
+        """Return what the window shows, as PNG."""
+        return base64.b64decode(self._get("screenshot"))
+
+    def _find(self, selector: str) -> str:
+        how = {"using": "css selector", "value": selector}
+        return str(self._post("element", how)[_ELEMENT])
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        return _value(requests.post(f"{self._url}/{path}", json=body, timeout=60))
+
+    def _get(self, path: str) -> Any:
+        return _value(requests.get(f"{self._url}/{path}", timeout=60))
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Browser]:
+    """Lend a window; the browser's own files go below the folder."""
+    program = shutil.which(PROGRAM)
+    assert program, "install a browser: apt-get install chromium chromium-driver"
+    port = ports.any_free()
+    driver = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(
+        [program, f"--port={port}"], stdout=subprocess.DEVNULL
+    ) as one:
+        try:
+            until(lambda: _answers(f"{driver}/status"), "the browser's driver answers")
+            words = [
+                *("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"),
+                *(f"--window-size={WIDTH},{HEIGHT}", f"--user-data-dir={folder}"),
+            ]
+            wanted = {"browserName": "chrome", "goog:chromeOptions": {"args": words}}
+            body = {"capabilities": {"alwaysMatch": wanted}}
+            answer = requests.post(f"{driver}/session", json=body, timeout=60)
+            session = f"{driver}/session/{_value(answer)['sessionId']}"
+            yield Browser(session)
+            requests.delete(session, timeout=60)
+        finally:
+            one.terminate()
+
+
+def start_load(page: Browser, address: str, fields: dict[str, str]) -> None:
+    """Open locust's page, fill its fields, press Start; wait for its table."""
+    until(lambda: _answers(address), "locust's page answers")
+    page.open(address)
+    until(lambda: "Start new load test" in page.text(), "the page is drawn")
+    for name, text in fields.items():
+        page.fill(name, text)
+    page.press("button[type='submit']")
+    until(lambda: "checkout" in page.text(), "the page shows requests")
+
+
+def _answers(url: str) -> bool:
+    try:
+        return requests.get(url, timeout=5).ok
+    except requests.ConnectionError:
+        return False
+
+
+def _value(answer: requests.Response) -> Any:
+    value = answer.json()["value"]
+    assert answer.ok, value
+    return value

@@ -1,0 +1,71 @@
+"""A shop to load: a real service and a cache that shows its orders, by a thread."""
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import redis
+
+from support.orders_service import Service, orders_service
+from towpath.deploy.local import databases
+from towpath.deploy.local.lazy import LazyStack
+
+COUNTS = "select count(*), count(*) filter (where status = 'paid') from shop.orders"
+
+
+@dataclass
+class Shop:
+    """A service over a database, and a cache that shows its orders."""
+
+    service: Service
+    dsn: str
+    redis_url: str
+    key: str
+
+    def orders(self) -> tuple[int, int]:
+        """Count the orders, and those that are paid."""
+        with psycopg.connect(self.dsn) as connection:
+            row = connection.execute(COUNTS).fetchone()
+        assert row is not None
+        return int(row[0]), int(row[1])
+
+    def lag(self, **changed: str) -> dict[str, str]:
+        """Return what tells the load where the cache is."""
+        told = {"CACHE_URL": self.redis_url, "CACHE_KEY": self.key} | changed
+        return {f"TOWPATH_LOAD_{name}": value for name, value in told.items()}
+
+
+@contextmanager
+def load_shop(stack: LazyStack, folder: Path) -> Iterator[Shop]:
+    """Lend a shop over a database of its own."""
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    databases.create(stack.dsn("postgres"), name)
+    dsn = stack.dsn(name)
+    closed = threading.Event()
+    with orders_service(dsn, folder) as service:
+        found = Shop(service, dsn, stack.redis_url, f"{name}:orders:{{}}")
+        thread = threading.Thread(target=_follow, args=(found, closed))
+        thread.start()
+        try:
+            yield found
+        finally:
+            closed.set()
+            thread.join()
+    databases.drop(stack.dsn("postgres"), name)
+
+
+def _follow(shop: Shop, closed: threading.Event) -> None:
+    last = 0
+    with (
+        redis.Redis.from_url(shop.redis_url) as cache,
+        psycopg.connect(shop.dsn, autocommit=True) as connection,
+    ):
+        while not closed.wait(0.05):
+            query = "select id from shop.orders where id > %s order by id"
+            for (order_id,) in connection.execute(query, (last,)).fetchall():
+                cache.hset(shop.key.format(order_id), "id", order_id)
+                last = order_id

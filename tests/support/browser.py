@@ -18,7 +18,8 @@ from support.waiting import until
 from towpath.deploy.local import ports
 
 PROGRAM = "chromedriver"
-WIDTH, HEIGHT = 1280, 900
+# Tall enough for all rows of the statistics.
+WIDTH, HEIGHT = 1280, 1100
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
 
@@ -78,13 +79,16 @@ def browser(folder: Path) -> Iterator[Browser]:
             words = [
                 *("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"),
                 *(f"--window-size={WIDTH},{HEIGHT}", f"--user-data-dir={folder}"),
+                "--force-device-scale-factor=0.75",
             ]
             wanted = {"browserName": "chrome", "goog:chromeOptions": {"args": words}}
             body = {"capabilities": {"alwaysMatch": wanted}}
             answer = requests.post(f"{driver}/session", json=body, timeout=60)
             session = f"{driver}/session/{_value(answer)['sessionId']}"
-            yield Browser(session)
-            requests.delete(session, timeout=60)
+            try:
+                yield Browser(session)
+            finally:
+                requests.delete(session, timeout=60)
         finally:
             one.terminate()
 

@@ -1,8 +1,8 @@
 """
 Load and measurements from outside: over HTTP, SQL and the targets' own APIs.
 
-Nothing here knows how the platform works inside. Two programs: ``run`` drives the shop
-with locust's users until it is told to stop, ``latency`` samples how long a commit
-takes to become readable in each target. Both write what they saw to a file, once a
-second.
+Nothing here knows how the platform works inside. ``loadtests/locustfile.py`` is what
+locust loads: ``users`` are its customers, ``hooks`` registers the rest with locust's
+events. ``lead`` prepares a run and reports on it; ``sampler``, a process beside
+locust's, times how long a commit takes to become readable in each target.
 """

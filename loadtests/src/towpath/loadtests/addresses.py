@@ -1,10 +1,22 @@
-"""Addresses of the shop and of the sinks' targets, as the options give them. Pure."""
+"""Addresses of the shop and of the sinks' targets, as the options give them."""
 
 import argparse
+from typing import Final
 from urllib.parse import urlsplit
+
+import requests
 
 from towpath.loadtests.errors import LoadOptionError
 from towpath.loadtests.options import POSTGRES, WEB, properties, split_address
+
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+
+
+def session_with(address: str) -> requests.Session:
+    """Return a session that asks no proxy for an address of this machine."""
+    session = requests.Session()
+    session.trust_env = urlsplit(address).hostname not in _LOOPBACK
+    return session
 
 
 def shop_address(host: str | None) -> str:

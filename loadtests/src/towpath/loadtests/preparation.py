@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
-from urllib.parse import urlsplit
 
 import requests
 
-from towpath.loadtests.addresses import shop_address, targets_of
+from towpath.loadtests.addresses import session_with, shop_address, targets_of
 from towpath.loadtests.basket import registration
 from towpath.loadtests.errors import CustomersError, ShopUnavailableError
 from towpath.loadtests.lag import Fire, LagSampling
@@ -44,9 +43,7 @@ def prepare(
     """
     address = shop_address(host)
     given = given_customers(options)
-    with requests.Session() as session:
-        # An address of this machine is not asked by way of a proxy.
-        session.trust_env = urlsplit(address).hostname not in {"127.0.0.1", "localhost"}
+    with session_with(address) as session:
         if given:
             _find(session, address, given[0])
         buyers = given or (_register(session, address),)

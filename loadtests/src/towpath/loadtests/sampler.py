@@ -28,6 +28,7 @@ from uuid import uuid4
 
 import requests
 
+from towpath.loadtests.addresses import session_with
 from towpath.loadtests.basket import basket
 from towpath.loadtests.errors import TargetUnavailableError
 from towpath.loadtests.probe import CacheProbe, Probe, SearchProbe, WarehouseProbe
@@ -126,7 +127,7 @@ class Sampler:
         self.stop = Event()
         self.closed = Event()
         self.orders = orders
-        self._session = requests.Session()
+        self._session = session_with(orders.host)
         self._random = Random()
         self._errors: Counter[str] = Counter()
         self._placed = 0

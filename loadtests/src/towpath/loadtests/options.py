@@ -141,7 +141,7 @@ OPTIONS: Final = (
     ),
     Option(
         "customers",
-        100,
+        20,
         "Open loop: customers that each process registers before its first order.",
         _positive,
     ),

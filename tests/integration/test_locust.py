@@ -5,7 +5,6 @@ The sink is a thread that copies orders from Postgres into Redis, or does not.
 """
 
 import itertools
-import signal
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -270,27 +269,34 @@ def test_a_mistake_is_one_sentence_with_its_cure(begin: Begin, tmp_path: Path, s
     assert before == shop.orders()
 
 
-def test_the_page_starts_what_is_right_and_says_what_is_wrong(begin: Begin, shop: Shop):
+@pytest.fixture
+def page(begin: Begin, shop: Shop) -> tuple[Locust, str]:
+    """Lend locust's page, with the cache's address."""
+    port = ports.any_free()
+    run = begin("--web-port", str(port), *NO_REPORT, host=None, **shop.lag())
+    address = f"http://127.0.0.1:{port}"
+    until(lambda: _answers(f"{address}/"), "the page is there")
+    return run, address
+
+
+def test_the_page_starts_what_is_right_and_says_what_is_wrong(page, shop: Shop):
     """
     Lag stands among the requests on the page; a wrong field starts nothing.
     """
-    port = ports.any_free()
-    run = begin("--web-port", str(port), *NO_REPORT, host=None, **shop.lag())
-    page = f"http://127.0.0.1:{port}"
-    until(lambda: _answers(f"{page}/"), "the page is there")
-    form = {"user_count": "2", "spawn_rate": "2", "host": shop.service.url}
+    run, address = page
+    before = shop.orders()
     wrong = [
-        _swarm(page, form | changed)
+        _swarm(address, shop, **changed)
         for changed in (
             {"host": f"http://{NOWHERE}"},
             {"load_rate": "-1"},
             {"load_cache_url": f"redis://{NOWHERE}/0"},
         )
     ]
-    before = shop.orders()
-    right = _swarm(page, form | {"load_rate": "20", "load_cache_url": shop.redis_url})
-    until(lambda: _requests(page, "LAG", "cache") > 3, "the page shows lag")
-    requests.post(f"{page}/stop", timeout=30)
+    placed = shop.orders()
+    right = _swarm(address, shop, load_rate="20", load_cache_url=shop.redis_url)
+    until(lambda: _requests(address, "LAG", "cache") > 3, "the page shows lag")
+    requests.post(f"{address}/stop", timeout=30)
 
     assert [False, False, False, True] == [
         answer["success"] for answer in (*wrong, right)
@@ -303,9 +309,26 @@ def test_the_page_starts_what_is_right_and_says_what_is_wrong(begin: Begin, shop
             strict=True,
         )
     )
-    assert shop.orders() > before
-    run.process.send_signal(signal.SIGTERM)
-    assert run.end() == 0, run.text
+    assert before == placed < shop.orders()
+    assert run.stop() == 0, run.text
+
+
+def test_a_new_start_waits_for_no_sample_of_the_run_before(page, shop: Shop):
+    """
+    The page's Stop waits for the last samples; Start ends that, and counts from 0.
+    """
+    run, address = page
+    _swarm(address, shop, load_cache_key="nobody:writes:{}")
+    until(lambda: _requests(address, "POST", "checkout (sample)") > 3, "some samples")
+    with ThreadPoolExecutor(1) as threads:
+        stop = threads.submit(requests.post, f"{address}/stop", timeout=50)
+        until(lambda: _state(address) == "stopped", "the users have stopped")
+        again = _swarm(address, shop, load_cache_key=shop.key)
+        ended = stop.result().ok
+    until(lambda: _requests(address, "LAG", "cache") > 3, "the page shows lag")
+
+    assert (True, True) == (again["success"], ended)
+    assert run.stop() == 0, run.text
 
 
 def _answers(url: str) -> bool:
@@ -315,10 +338,15 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _swarm(page: str, form: dict[str, str]) -> dict[str, object]:
-    answer = requests.post(f"{page}/swarm", data=form, timeout=30)
+def _swarm(page: str, shop: Shop, **changed: str) -> dict[str, object]:
+    form = {"user_count": "2", "spawn_rate": "2", "host": shop.service.url}
+    answer = requests.post(f"{page}/swarm", data=form | changed, timeout=30)
     found: dict[str, object] = answer.json()
     return found
+
+
+def _state(page: str) -> object:
+    return requests.get(f"{page}/stats/requests", timeout=10).json()["state"]
 
 
 def _requests(page: str, kind: str, name: str) -> int:

@@ -60,6 +60,7 @@ class LagSampling:
         self._fire = fire
         self._clock = clock
         self._listener: gevent.Greenlet | None = None
+        self._is_abandoned = False
         self._process = cooperative.Popen(
             [sys.executable, "-m", _SAMPLER],
             stdin=subprocess.PIPE,
@@ -81,10 +82,15 @@ class LagSampling:
         self._say(sample.STOP)
         if self._listener is not None:
             self._listener.join(timeout=_END_WITHIN_S)
-        if not self.report.get("finished"):
+        if not self._is_abandoned and not self.report.get("finished"):
             failure = LostSampleError("the sampler ended before its last samples")
             self._fire(LAG, "sampler", None, failure)
         self.close()
+
+    def abandon(self) -> None:
+        """Take no more samples, while somebody waits for the last ones."""
+        self._is_abandoned = True
+        self._process.kill()
 
     def close(self) -> None:
         """End the process at once."""
@@ -119,6 +125,8 @@ class LagSampling:
 
     def _listen(self) -> None:
         for line in self._process.stdout:
+            if self._is_abandoned:
+                return
             for kind, facts in json.loads(line).items():
                 self._take(kind, facts)
             if self.report.get("finished"):

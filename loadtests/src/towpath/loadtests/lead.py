@@ -46,13 +46,16 @@ class Lead:
         self._clock = clock
         self._prepared: Prepared | None = None
         self._run: LedRun | None = None
+        self._ending: LedRun | None = None
         self._workers: Workers | None = None
         if isinstance(runner, MasterRunner):
             self._workers = Workers(environment, runner)
         environment.events.test_start.add_listener(self._start)
         environment.events.test_stop.add_listener(self._stop)
         if web_ui is not None and web_ui.app is not None:
-            web_ui.app.before_request(self._before_request)
+            # Whoever may not start a load may not change its options either.
+            check = web_ui.auth_required_if_enabled(self._check_start)
+            web_ui.app.before_request(lambda: check() if _is_start() else None)
         options = options_of(environment)
         if options.headless or options.autostart:
             self._prepare_or_exit()
@@ -61,6 +64,9 @@ class Lead:
         if self._prepared is not None and self._prepared.sampling is not None:
             self._prepared.sampling.close()
         self._prepared = None
+        if self._ending is not None:
+            # Its last samples would be rows of the next run.
+            self._ending.abandon()
         choice.choose_users(self._environment)
         options = options_of(self._environment)
         self._prepared = prepare(options, host, self._fire, self._clock)
@@ -79,10 +85,8 @@ class Lead:
             log.error(_told(error))  # noqa: TRY400 - one sentence, with its cure
             gevent.spawn(self._runner.quit)
 
-    def _before_request(self) -> Response | None:
+    def _check_start(self) -> Response | None:
         """Check what locust's page asks for; an answer from here starts nothing."""
-        if request.method != "POST" or not request.path.endswith("/swarm"):
-            return None
         options = options_of(self._environment)
         try:
             for option in OPTIONS:
@@ -117,7 +121,9 @@ class Lead:
             return
         if self._workers is not None:
             self._workers.finish()
+        self._ending = run
         run.end()
+        self._ending = None
 
     def _fire(
         self, kind: str, name: str, time_ms: float | None, failure: Exception | None
@@ -165,6 +171,11 @@ class LedRun:
             # Locust writes its CSV files once in this while, and not at the end.
             gevent.sleep(2 * locust_stats.CSV_STATS_INTERVAL_SEC)
 
+    def abandon(self) -> None:
+        """Wait for no more samples: another run begins."""
+        if self._sampling is not None:
+            self._sampling.abandon()
+
     @property
     def _elapsed_s(self) -> float:
         until_s = self._ended_at_s or self._clock.monotonic_s()
@@ -208,6 +219,10 @@ class LedRun:
             lag=self._sampling.report if self._sampling is not None else {},
             is_open=self._options.load_rate > 0,
         )
+
+
+def _is_start() -> bool:
+    return request.method == "POST" and request.path.endswith("/swarm")
 
 
 def _told(error: TowpathError) -> str:

@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,9 @@ LOCKS = CLONE / "requirements"
 COVERED_BY = {"run": ("run", "dev"), "dev": ("dev",)}
 # The tests need a stock reader, an object store with its client, a second Postgres.
 FURTHER_JARS = {"run": (), "dev": ("jdbcsink", "objectstore", "postgres15", "s3")}
+# The tests read compose.yaml by the loader that docker compose itself contains.
+LOADER = STATE / "compose" / "loader"
+LOADER_MODULE = CLONE / "tests" / "compose" / "config"
 PYTHONS = ((3, 11), (3, 13))
 USAGE = 2
 
@@ -47,6 +51,8 @@ def main(words: list[str]) -> int:
         check_machine()
         with locked():
             prepare(mode)
+            if mode == "dev":
+                build_compose_loader()
         return fetch_jars(mode)
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -168,7 +174,7 @@ def pip(*words: str) -> None:
     run([*PIP, *words], "a package")
 
 
-def run(command: list[str], what: str) -> None:
+def run(command: list[str], what: str, **variables: str) -> None:
     """Run a command quietly; show its last words if it fails."""
     done = subprocess.run(
         command,
@@ -176,7 +182,7 @@ def run(command: list[str], what: str) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        env=environment(),
+        env={**environment(), **variables},
     )
     if done.returncode != 0:
         raise SetupError(failure(what, done.stdout.splitlines()))
@@ -220,6 +226,31 @@ def environment() -> dict[str, str]:
     left_out = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_USER", "PIP_TARGET"}
     variables = os.environ  # noqa: TID251 - a root
     return {name: text for name, text in variables.items() if name not in left_out}
+
+
+def build_compose_loader() -> None:
+    """Build the loader of compose files by the locked Go, if it is not there."""
+    sources = [path.read_bytes() for path in sorted(LOADER_MODULE.iterdir())]
+    wanted = hashlib.sha256(b"\0".join(sources)).hexdigest()
+    mark = LOADER.with_name("made-from")
+    if LOADER.exists() and mark.exists() and mark.read_text("utf-8") == wanted:
+        return
+    tell("building the loader of compose files, for the tests")
+    LOADER.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=STATE) as scratch:
+        go = {
+            "GOPATH": scratch,
+            "GOCACHE": f"{scratch}/cache",
+            # Writable, so that the folder can be removed; go.mod stays as it is.
+            "GOFLAGS": "-modcacherw -mod=readonly -trimpath",
+            "GOTOOLCHAIN": "local",
+            "GOWORK": "off",
+            "CGO_ENABLED": "0",
+        }
+        build = [str(ENVIRONMENT / "bin" / "go"), "-C", str(LOADER_MODULE), "build"]
+        what = "a module of the loader of compose files"
+        run([*build, "-o", str(LOADER)], what, **go)
+    mark.write_text(wanted, "utf-8")
 
 
 def share_java_classes() -> None:

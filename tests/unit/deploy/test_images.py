@@ -1,0 +1,272 @@
+"""The images of Towpath: linted, labelled, without rights, made from the locks."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from support import dockerfile
+from towpath.deploy.jars import lock
+
+_PROGRAMS = Path(sys.executable).parent
+_STAND_INS = lock.CLONE / "tests" / "compose" / "stand_ins"
+_REQUIREMENTS = lock.CLONE / "requirements"
+_SHIPPED = ("relay", "sinks", "services", "tools")
+_STRICT = dockerfile.OURS.with_name(".hadolint.yaml")
+_PINNED = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)((?:.|\n)*?)(?=^\S|\Z)", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def stages() -> dict[str, dockerfile.Stage]:
+    """Read the Dockerfile."""
+    return dockerfile.ours()
+
+
+@pytest.fixture(scope="module")
+def locker() -> ModuleType:
+    """Load the script that makes the locks, which is in no package."""
+    spec = importlib.util.spec_from_file_location("lock", _REQUIREMENTS / "lock.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _linted(configuration: Path, *files: Path) -> list[str]:
+    """Return the codes of hadolint's findings."""
+    done = subprocess.run(
+        [
+            *(_PROGRAMS / "hadolint", "--no-fail", "--format", "json"),
+            *("--config", configuration, *files),
+        ],
+        capture_output=True,
+        check=True,
+    )
+    return [found["code"] for found in json.loads(done.stdout)]
+
+
+@pytest.mark.timeout(30)
+def test_hadolint_finds_nothing_in_our_dockerfile() -> None:
+    """
+    Every rule of hadolint holds for the images that people run.
+    """
+    assert _linted(_STRICT, dockerfile.OURS) == []
+
+
+@pytest.mark.timeout(30)
+def test_hadolint_finds_nothing_in_the_stand_ins() -> None:
+    """
+    Every rule holds for them but those that their own configuration gives a reason for.
+    """
+    files = sorted(_STAND_INS.glob("*/Dockerfile"))
+
+    assert len(files) > 5
+
+    assert _linted(_STAND_INS / ".hadolint.yaml", *files) == []
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("planted", "code"),
+    [
+        ("FROM debian:latest", "DL3007"),
+        ("FROM debian", "DL3006"),
+        ("USER root", "DL3002"),
+        ("RUN pip install --no-cache-dir requests", "DL3013"),
+        ("RUN apt-get install -y --no-install-recommends curl", "DL3008"),
+        ("RUN rm $HOME/*.txt", "SC2086"),
+    ],
+)
+def test_hadolint_finds_a_planted_defect(
+    tmp_path: Path, planted: str, code: str
+) -> None:
+    """
+    An unpinned base, package or distribution, root and a mistake in a script are found.
+    """
+    planted_file = tmp_path / "Dockerfile"
+    text = dockerfile.OURS.read_text(encoding="utf-8")
+    planted_file.write_text(f"{text}\n{planted}\n", encoding="utf-8")
+
+    assert code in _linted(_STRICT, planted_file)
+
+
+@pytest.mark.timeout(30)
+def test_shellcheck_finds_nothing_in_the_scripts(tmp_path: Path) -> None:
+    """
+    The scripts of images and stand-ins pass, and a planted mistake does not.
+    """
+    planted = tmp_path / "script"
+    planted.write_text('#!/bin/sh\nfor f in $(ls "$1"); do rm $f; done\n', "utf-8")
+    shell = [dockerfile.OURS.with_name("install.sh"), *_STAND_INS.glob("*/entrypoint")]
+    command = [_PROGRAMS / "shellcheck", "--norc"]
+
+    ours = subprocess.run([*command, *shell], capture_output=True, check=False)
+    wrong = subprocess.run([*command, planted], capture_output=True, check=False)
+
+    assert len(shell) > 2
+    assert ours.stdout == b""
+    assert b"SC2045" in wrong.stdout
+    assert b"SC2086" in wrong.stdout
+
+
+def test_every_base_has_a_version(stages: dict[str, dockerfile.Stage]) -> None:
+    """
+    The one image from elsewhere is named with its release, and no stage by ``latest``.
+    """
+    (python,) = stages[""].of("ARG")
+    bases = {stage.base for stage in stages.values()} - set(stages)
+
+    assert bases == {"${PYTHON_IMAGE}"}
+    assert re.fullmatch(r"PYTHON_IMAGE=python:3\.1[123]\.\d+-slim-\w+", python)
+    assert "latest" not in dockerfile.OURS.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", _SHIPPED)
+def test_a_shipped_stage_has_no_rights_and_says_what_it_is(
+    stages: dict[str, dockerfile.Stage], name: str
+) -> None:
+    """
+    A numeric user that is not root, a health check or its refusal, the OCI labels.
+    """
+    users = [u for s in dockerfile.chain(stages, name) for u in s.of("USER")]
+    found = dockerfile.labels(stages, name)
+    version = _project("deploy")["version"]
+    (python,) = stages[""].of("ARG")
+
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[-1])
+    assert len(stages[name].of("HEALTHCHECK")) == 1
+    assert stages[name].of("ENTRYPOINT")
+    assert found["org.opencontainers.image.title"] == f"towpath/{name}"
+    assert found["org.opencontainers.image.description"]
+    assert found["org.opencontainers.image.version"] == "${VERSION}"
+    assert found["org.opencontainers.image.licenses"] == _project("deploy")["license"]
+    assert f"VERSION={version}" in stages["base"].of("ARG")
+    assert python.endswith("=" + found["org.opencontainers.image.base.name"])
+
+
+@pytest.mark.parametrize("name", _SHIPPED)
+def test_a_shipped_stage_takes_only_what_was_built(
+    stages: dict[str, dockerfile.Stage], name: str
+) -> None:
+    """
+    It installs nothing; from the build it copies the environment and Java, no sources.
+    """
+    copies = [words.split() for words in stages[name].of("COPY")]
+
+    assert stages[name].of("RUN") == []
+    assert {words[-2] for words in copies if words[0] == f"--from={name}-build"} <= {
+        "/opt/towpath",
+        "/opt/java",
+    }
+    assert [words for words in copies if not words[0].startswith("--from=")] in (
+        [],
+        [["loadtests/locustfile.py", "/etc/towpath/locustfile.py"]],
+    )
+
+
+@pytest.mark.parametrize("name", _SHIPPED)
+def test_an_image_installs_its_members_and_theirs(
+    stages: dict[str, dockerfile.Stage], locker: ModuleType, name: str
+) -> None:
+    """
+    The members of an image are those of its lock with all that they depend on.
+    """
+    build = stages[f"{name}-build"]
+    copied = {words.split()[0] for words in build.of("COPY")}
+    (installed,) = (
+        re.findall(r"install\.sh members ([\w\s]+)", words)[0].split()
+        for words in build.of("RUN")
+        if "install.sh members" in words
+    )
+
+    assert set(installed) == _with_theirs(locker.IMAGES[name])
+    assert set(installed) <= copied
+    assert f"requirements/images/{name}.lock" in copied
+    assert f"deploy/images/install.sh packages {name}" in build.of("RUN")
+
+
+@pytest.mark.parametrize("name", _SHIPPED)
+def test_an_image_has_the_versions_of_the_local_stack(
+    locker: ModuleType, name: str
+) -> None:
+    """
+    Each image's lock names what its members need, as run.lock does: ``make lock``.
+    """
+    image = _pinned(_REQUIREMENTS / "images" / f"{name}.lock")
+    run = _pinned(_REQUIREMENTS / "run.lock")
+    left_out = locker.LEFT_OUT.get(name, ())
+    needed = {
+        re.split(r"[^\w.-]", text)[0].lower()
+        for text in locker.dependencies_of(locker.IMAGES[name])
+    }
+
+    assert image.items() <= run.items()
+    assert needed - set(left_out) <= set(image)
+    assert not set(left_out) & set(image)
+
+
+def test_a_drift_of_an_images_lock_is_found(tmp_path: Path) -> None:
+    """
+    A version or a hash that differs from run.lock makes the comparison fail.
+    """
+    text = (_REQUIREMENTS / "run.lock").read_text(encoding="utf-8")
+    run = _pinned(_REQUIREMENTS / "run.lock")
+    drifted = tmp_path / "image.lock"
+    for old, new in ((r"(confluent-kafka==)\S+", r"\g<1>0"), ("sha256:.", "sha256:x")):
+        drifted.write_text(re.sub(old, new, text, count=1), encoding="utf-8")
+
+        assert not _pinned(drifted).items() <= run.items()
+
+
+def test_nothing_secret_is_in_an_image() -> None:
+    """
+    No value of ``.env`` that protects something, and no variable for one, is built in.
+    """
+    environ = lock.CLONE / "deploy" / "compose" / ".env"
+    lines = environ.read_text(encoding="utf-8").splitlines()
+    values = [
+        line.partition("=")[2]
+        for line in lines
+        if re.match(r"\w*(PASSWORD|SECRET|KEY)\w*=", line)
+    ]
+    text = "".join(
+        path.read_text(encoding="utf-8")
+        for path in (dockerfile.OURS, dockerfile.OURS.with_name("install.sh"))
+    )
+
+    assert len(values) > 2
+    assert [value for value in values if value in text] == []
+    assert re.findall(r"(?i)password|secret|token|access_key", text) == []
+
+
+def _pinned(path: Path) -> dict[str, tuple[str, frozenset[str]]]:
+    """Return version and hashes of each locked package."""
+    found = _PINNED.findall(path.read_text(encoding="utf-8"))
+    return {
+        name: (version, frozenset(re.findall(r"sha256:\w+", rest)))
+        for name, version, rest in found
+    }
+
+
+def _project(member: str) -> dict[str, object]:
+    path = lock.CLONE / member / "pyproject.toml"
+    project: dict[str, object] = tomllib.loads(path.read_text("utf-8"))["project"]
+    return project
+
+
+def _with_theirs(members: list[str]) -> set[str]:
+    """Return members with those that they depend on."""
+    names = {member.partition("[")[0] for member in members}
+    for name in tuple(names):
+        needed = _project(name)["dependencies"]
+        assert isinstance(needed, list)
+        ours = [n.removeprefix("towpath-") for n in needed if n.startswith("towpath-")]
+        names |= _with_theirs(ours) if ours else set()
+    return names

@@ -23,6 +23,7 @@ from towpath.outbox import outbox_table
 from towpath.relay.postgres.views import findings
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.events import check_event
+from towpath.services.orders import __main__ as orders
 from towpath.services.orders import handlers
 from towpath.services.orders.api import EXTENSION
 from towpath.services.orders.app import create_app, migrate_shop
@@ -555,6 +556,20 @@ def test_a_seeded_shop_adds_up_and_says_nothing(shop: Shop):
     assert [(300, 300, 20, "placed", "placed")] == summary
     assert shop.events() == []
     assert shop.placed() == 301
+
+
+def test_a_shop_with_orders_is_not_seeded_again_where_empty_is_asked_for(shop: Shop):
+    """
+    ``seed --if-empty`` can be run at every start: it fills an empty shop, once.
+    """
+    command = ["seed", "--dsn", shop.dsn, "--orders", "30", "--customers", "5"]
+    codes = [orders.main([*command, "--if-empty"], {}) for _ in range(2)]
+    once = shop.rows("select count(*) from shop.orders")
+    codes.append(orders.main(command, {}))
+
+    assert [0, 0, 0] == codes
+    assert [(30,)] == once
+    assert [(60,)] == shop.rows("select count(*) from shop.orders")
 
 
 def test_the_same_seed_gives_the_same_shop_and_another_adds_to_it(shop: Shop):

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from contextlib import contextmanager
 
+from support.command import towpath
 from support.rig import Rig
 from support.waiting import CLOCK
 from support.writers import RandomWriters
@@ -41,6 +42,9 @@ note = "remark"
 [sink.route.constants]
 region = "eu"
 """
+
+
+_IS_SENT = "select exists (select from towpath.signal where id = %s)"
 
 
 class Writers(RandomWriters):
@@ -101,9 +105,26 @@ class SinkPlace(Rig):
 
     def add(self, name):
         """Add a sink by its block."""
+        return self.towpath("add", str(self.write_block(name)))
+
+    def add_by_hand(self, name, signal_id):
+        """Add a sink whose signal is sent as a person does it: by the SQL shown."""
+        block = str(self.write_block(name))
+        words = ("sink", "add", block, "--signal", signal_id, "--config", self.config)
+        with towpath(self.folder, *map(str, words)) as process:
+            lines = (line.decode() for line in process.stdout)
+            statement = next(line for line in lines if line.startswith("insert into"))
+            assert not self.one(_IS_SENT, signal_id)
+            self.execute(statement)
+            rest, errors = process.communicate(timeout=90)
+        assert process.returncode == 0, errors.decode()
+        return statement, rest.decode()
+
+    def write_block(self, name):
+        """Write a sink's block to a file of its own."""
         path = self.folder / f"{name}.toml"
         path.write_text(self.block(name, ROUTE))
-        return self.towpath("add", str(path))
+        return path
 
     def is_declared(self, name):
         """Tell whether the file has a sink."""

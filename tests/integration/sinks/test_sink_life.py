@@ -73,7 +73,8 @@ def test_a_sink_comes_is_filled_again_goes_and_comes_back(
 
     What goes leaves no topic behind. The first attempt to add it finds no driver: the
     second goes on with it. What was lost and what was planted is put right by a refill.
-    Its data is dropped while the source is written to. A target that was down when the
+    Its data is dropped while the source is written to. It comes back by a row of SQL
+    that a person inserts, as the command shows it. A target that was down when the
     file named it is taken once it serves, with nobody touching the file.
     """
     place.prepare()
@@ -95,7 +96,9 @@ def test_a_sink_comes_is_filled_again_goes_and_comes_back(
             assert ({}, 0) == (place.held("extra"), place.progress("extra").batches)
             assert {"plain"} == sinks_with_topics(place)
             until(lambda: place.progress("plain").batches > before, "others go on")
-            assert 0 == place.add("extra"), capsys.readouterr()
+            statement, said = place.add_by_hand("extra", "it's-mine")
+            assert "'it''s-mine'" in statement
+            assert "extra is ready" in said
             until(lambda: place.progress("extra").state is State.READY, "ready")
         place.catch_up("extra")
         place.catch_up("plain")

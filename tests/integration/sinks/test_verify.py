@@ -14,6 +14,7 @@ from opensearchpy import OpenSearch
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from support.lake import engines
+from towpath.deploy.cli import app
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import load
@@ -653,6 +654,60 @@ def test_a_sink_that_cannot_be_read_is_not_equal(place, verify, unused_port):
     code, report = verify()
 
     assert (3, "unverified") == (code, report["result"])
+
+
+BESIDE = """
+[[sink]]
+name = "beside"
+kind = "cache"
+url = "{url}"
+[[sink.route]]
+topic = "{prefix}.shop.orders"
+name = "beside"
+[[sink]]
+name = "hook"
+kind = "webhook"
+url = "http://127.0.0.1:1"
+webhook = {{ secrets = ["whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3"] }}
+[[sink.route]]
+topic = "{prefix}.shop.orders"
+name = "orders"
+"""
+
+
+@pytest.mark.parametrize("place", [CACHE], indirect=True)
+def test_all_sinks_that_can_be_read_are_verified_by_one_command(place, capsys):
+    """Without names: exit 1 with the key if any differs; a webhook is not read."""
+    command = ["verify", "--config", str(place.config)]
+    names = {"url": place.described.url, "prefix": place.settings.database.prefix}
+    place.config.write_text(place.config.read_text() + BESIDE.format(**names))
+    empty = app.run([*command, "--json"])
+    found = {r["sink"]: r["result"] for r in documents(capsys.readouterr().out)}
+    sink = place.sink()
+    sink.open()
+    sink.apply(Batch(0, tuple(change("beside", "orders", row) for row in ORDERS)))
+    sink.flush()
+    sink.close()
+    filled = app.run(command)
+    place.lose(2)
+    capsys.readouterr()
+    lost = app.run([*command, "--json"])
+    first = [differences(report) for report in documents(capsys.readouterr().out)]
+
+    assert (1, {"it": "equal", "beside": "different"}) == (empty, found)
+    assert (0, 1, [[("missing", "2", None)], []]) == (filled, lost, first)
+    assert 2 == app.run([*command, "--route", "orders"])
+    assert "--route and --continuous are for one sink" in capsys.readouterr().err
+
+
+def documents(text):
+    """Read JSON documents that follow one another."""
+    decoder, found = json.JSONDecoder(), []
+    while text := text.strip():
+        document, end = decoder.raw_decode(text)
+        found.append(document)
+        text = text[end:]
+    return found
 
 
 class Shut:

@@ -1,0 +1,80 @@
+"""Which sinks ``towpath verify`` compares, and what it exits by."""
+
+import pytest
+
+from towpath.deploy.cli import app
+from towpath.sinks.verify import __main__ as judge
+from towpath.sinks.verify.errors import SourceUnavailableError
+
+BLOCK = """
+[[sink]]
+name = "{name}"
+kind = "{kind}"
+url = "http://127.0.0.1:1"
+{more}
+[[sink.route]]
+topic = "towpath.shop.orders"
+name = "{name}"
+"""
+SIGNED = 'webhook = { secrets = ["whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3"] }'
+HEAD = """
+version = 1
+state_folder = "."
+[[source]]
+dsn = "postgresql://127.0.0.1:1/shop"
+tables = ["shop.orders"]
+[kafka]
+bootstrap_servers = "127.0.0.1:1"
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run the command over judgements by sink; None stands for a silent source."""
+    path = tmp_path / "towpath.toml"
+    hook = BLOCK.format(name="hook", kind="webhook", more=SIGNED)
+    sinks = [BLOCK.format(name=name, kind="search", more="") for name in "abc"]
+    path.write_text(HEAD + "".join(sinks) + hook)
+    asked = []
+
+    def run(codes, *words):
+        def verify(config, name, _wishes):
+            assert config == path
+            asked.append(name)
+            if codes[name] is None:
+                raise SourceUnavailableError("it does not answer")  # noqa: EM101, TRY003
+            return codes[name]
+
+        asked.clear()
+        monkeypatch.setattr(judge, "verify", verify)
+        return app.run(["verify", *words, "--config", str(path)]), "".join(asked)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "codes", "code", "asked"),
+    [
+        ((), (0, 0, 0), 0, "abc"),
+        ((), (0, 1, 3), 1, "abc"),
+        ((), (3, 1, 0), 1, "abc"),
+        ((), (0, 3, 0), 3, "abc"),
+        ((), (None, 0, 1), 1, "abc"),
+        ((), (0, None, 0), 3, "abc"),
+        (("c", "a"), (1, 1, 0), 1, "ca"),
+        (("b",), (1, 0, 1), 0, "b"),
+        (("b",), (0, None, 0), 3, "b"),
+    ],
+    ids=str,
+)
+def test_the_worst_of_all_sinks_counts(run, words, codes, code, asked):
+    """A difference beats what could not be told; a silent part holds back no other."""
+    assert (code, asked) == run(dict(zip("abc", codes, strict=True)), *words)
+
+
+@pytest.mark.parametrize("option", [("--route", "a"), ("--continuous",)])
+@pytest.mark.parametrize("names", [(), ("a", "b")], ids=["all", "two"])
+def test_what_is_for_one_sink_asks_for_its_name(run, capsys, names, option):
+    """Nothing is compared, and the message says what to add."""
+    assert (2, "") == run({}, *names, *option)
+    assert "are for one sink: name it" in capsys.readouterr().err

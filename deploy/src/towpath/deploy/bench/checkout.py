@@ -18,15 +18,14 @@ from towpath.deploy.demo import parts
 from towpath.deploy.demo.errors import StepError
 from towpath.deploy.demo.plan import Options, Plan
 from towpath.deploy.demo.screen import Screen
-from towpath.deploy.demo.stage import Stage
+from towpath.deploy.demo.stage import OwnStage
 from towpath.deploy.demo.steps import fill, judge, settle, shop, start
 from towpath.deploy.demo.table import SinkResult
-from towpath.deploy.local import ports, process
+from towpath.deploy.local import process
 from towpath.deploy.local.folders import StateFolder
 from towpath.deploy.local.stack import Stack
 from towpath.deploy.local.supervisor import Supervisor
 from towpath.loadtests.bench.sinks.result import Checkout, Rate, Reading
-from towpath.schemas.clock import SystemClock
 
 # The demo's; a smaller backlog asks for a smaller shop.
 _MOST_OLD_ORDERS: Final = 50_000
@@ -68,12 +67,13 @@ def findings(found: Sequence[SinkResult]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _staged(stack: Stack, wishes: Wishes, screen: Screen) -> Iterator[Stage]:
+def _staged(stack: Stack, wishes: Wishes, screen: Screen) -> Iterator[OwnStage]:
     """Give the demo's stage; whatever it started ends with the block."""
-    clock = SystemClock()
     orders = min(_MOST_OLD_ORDERS, wishes.rows)
     with Supervisor(stack.state) as supervisor:
-        yield Stage(
+        yield parts.own_stage(
+            (stack, supervisor),
+            screen,
             options=Options(orders=orders, duration_s=wishes.duration_s),
             # Nobody comes back to an old order, and no further sink is added.
             plan=Plan(
@@ -85,18 +85,12 @@ def _staged(stack: Stack, wishes: Wishes, screen: Screen) -> Iterator[Stage]:
                 sample_after_s=wishes.warm_up_s,
                 sample_for_s=wishes.duration_s,
             ),
-            stack=stack,
-            supervisor=supervisor,
-            screen=screen,
-            clock=clock,
-            ports=ports.one_each((parts.ORDERS, parts.RELAY)),
-            began_at_s=clock.monotonic_s(),
         )
 
 
-def _rate(stage: Stage, wishes: Wishes, rate_per_s: float) -> Rate:
+def _rate(stage: OwnStage, wishes: Wishes, rate_per_s: float) -> Rate:
     stage.options = replace(stage.options, rate=rate_per_s)
-    restarts = stage.supervisor.restarts()
+    restarts = stage.restarts()
     shop.open_shop(stage)
     stage.pause(wishes.warm_up_s)
     began_s, cpu_s, load = stage.elapsed_s(), used_s(stage.state), _load(stage)
@@ -113,13 +107,13 @@ def _rate(stage: Stage, wishes: Wishes, rate_per_s: float) -> Rate:
         rate_per_s=rate_per_s,
         reached_per_s=sold + placed / elapsed_s,
         failures=failures(shop.load_report(stage), shop.sampler_report(stage)),
-        restarts=stage.supervisor.restarts() - restarts,
+        restarts=stage.restarts() - restarts,
         readings=readings(shop.sampler_report(stage)),
         cpu=cpu,
     )
 
 
-def _load(stage: Stage) -> Mapping[str, Any]:
+def _load(stage: OwnStage) -> Mapping[str, Any]:
     return shop.load_report(stage)
 
 

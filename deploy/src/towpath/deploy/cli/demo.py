@@ -7,26 +7,24 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
-from towpath.deploy.cli.places import StateOption, state_folder
+from towpath.deploy.cli.places import (
+    ConfigOption,
+    StateOption,
+    config_file,
+    state_folder,
+)
 
 
 def demo(  # noqa: PLR0913 - each is an option of the command
     *,
-    rate: Annotated[
-        float, Parameter(validator=Number(gt=0, lte=1000), help="Checkouts a second.")
-    ] = 50.0,
-    orders: Annotated[
-        int, Parameter(validator=Number(gte=0), help="Orders there before the slot.")
-    ] = 50_000,
-    duration: Annotated[
-        float,
-        Parameter(validator=Number(gt=0), help="Seconds of checkouts, at least."),
-    ] = 40.0,
-    keep: Annotated[bool, Parameter(negative="", help="Leave all running.")] = False,
-    json: Annotated[Path | None, Parameter(help="Write the result there.")] = None,
-    before_verify: Annotated[
-        str | None, Parameter(help="Shell command to run when all is at rest.")
-    ] = None,
+    rate: Annotated[float, Parameter(validator=Number(gt=0, lte=1000))] = 50.0,
+    orders: Annotated[int, Parameter(validator=Number(gte=0))] = 50_000,
+    duration: Annotated[float, Parameter(validator=Number(gt=0))] = 40.0,
+    keep: Annotated[bool, Parameter(negative="")] = False,
+    json: Path | None = None,
+    before_verify: str | None = None,
+    join: str | None = None,
+    config: ConfigOption = None,
     state: StateOption = None,
 ) -> int:
     """
@@ -44,10 +42,14 @@ def demo(  # noqa: PLR0913 - each is an option of the command
         json: Write the result as JSON to this file too.
         before_verify: Shell command to run when everything is at rest, before the
             sinks are compared; TOWPATH_CONFIG names the configuration.
+        join: Start no platform, but join one that others run, as in containers: the
+            address of its orders service. It keeps the sink that is added.
+        config: With --join, the platform's configuration.
         state: State folder.
     """
+    from towpath.deploy.demo import play  # noqa: PLC0415 - keeps --help fast
     from towpath.deploy.demo.plan import Options  # noqa: PLC0415 - keeps --help fast
-    from towpath.deploy.demo.play import play  # noqa: PLC0415 - keeps --help fast
+    from towpath.deploy.demo.stage import Joined  # noqa: PLC0415
 
     options = Options(
         rate=rate,
@@ -57,4 +59,8 @@ def demo(  # noqa: PLR0913 - each is an option of the command
         json_file=json,
         before_verify=before_verify,
     )
-    return play(options, state or state_folder(None) / "demo", Console())
+    folder = state or state_folder(None) / "demo"
+    if join is not None:
+        at = Joined(config_file(config), join.rstrip("/"))
+        return play.join(options, at, folder, Console())
+    return play.play(options, folder, Console())

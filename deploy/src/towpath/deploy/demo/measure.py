@@ -29,6 +29,11 @@ def count_changed(dsn: str, snapshot_id: str, collection: str) -> int:
     return int(_value(dsn, _CHANGED, snapshot_id, collection))
 
 
+def count_orders(dsn: str) -> int:
+    """Count the orders of the shop."""
+    return int(_value(dsn, "select count(*) from shop.orders"))
+
+
 def end_of_log(dsn: str) -> str:
     """Return the LSN behind everything that is committed."""
     return str(_value(dsn, _END_OF_LOG))

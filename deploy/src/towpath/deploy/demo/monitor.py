@@ -75,7 +75,7 @@ class Monitor:
         self._view = replace(self._view, step=stage.step, elapsed_s=elapsed_s)
 
     def _look_at_parts(self) -> tuple[PartView, ...]:
-        state, supervisor = self._stage.state, self._stage.supervisor
+        state, restarts = self._stage.state, self._stage.restarts
         found = {name: process.find(state.process_file(name)) for name in state.parts()}
         pids = {name: one.pid for name, one in found.items() if one is not None}
         held = memory.memory_bytes(pids)
@@ -87,7 +87,7 @@ class Monitor:
                 state="running" if name in pids else "stopped",
                 pid=pids.get(name),
                 memory_bytes=held.get(name, 0),
-                restarts=supervisor.restarts(name),
+                restarts=restarts(name),
             )
             for name in [*found, memory.OURSELVES]
         )

@@ -15,11 +15,17 @@ import requests
 from towpath import loadtests
 from towpath.deploy import java
 from towpath.deploy.demo.command import python_module
-from towpath.deploy.demo.stage import Stage
+from towpath.deploy.demo.plan import Options, Plan
+from towpath.deploy.demo.screen import Screen
+from towpath.deploy.demo.stage import OwnStage, Stage
 from towpath.deploy.errors import NotReadyError
 from towpath.deploy.jars import store
+from towpath.deploy.local import ports
 from towpath.deploy.local.part import Part
 from towpath.deploy.local.probe import ANSWER_WITHIN_S
+from towpath.deploy.local.stack import Stack
+from towpath.deploy.local.supervisor import Supervisor
+from towpath.schemas.clock import SystemClock
 from towpath.settings import Settings
 from towpath.sinks.warehouse.catalog import CATALOG
 
@@ -32,8 +38,8 @@ CLI: Final = "towpath.deploy.cli"
 
 # A Spark session takes six seconds of a free core; here two start beside everything.
 _SPARK_READY_WITHIN_S: Final = 120.0
-# The same file that anybody gives to locust, beside the member's code.
-LOCUSTFILE: Final = Path(loadtests.__file__).parents[3] / "locustfile.py"
+# The same file that anybody gives to locust.
+_LOCUSTFILE: Final = "locustfile.py"
 _SAMPLES_EVERY_S: Final = 0.25
 # On a busy machine further customers would make all of them wait for seconds.
 _UNDER_WAY: Final = 100
@@ -43,15 +49,22 @@ _ERRAND_WITHIN_S: Final = 15
 _SECOND: Final = ("nice", "-n", "10")
 
 
-def environment(stage: Stage) -> dict[str, str]:
+def environment(folder: Path) -> dict[str, str]:
     """
     Return the environment of every process: the viewer's, without our own variables.
 
     They could point it at another configuration or overrule this one.
+
+    Args:
+        folder: The demo's state folder.
     """
+    return {**environment_of_viewer(), **spark_environment(folder)}
+
+
+def environment_of_viewer() -> dict[str, str]:
+    """Return this process's environment, without our own variables."""
     inherited = os.environ.items()  # noqa: TID251 - a root
-    kept = {name: value for name, value in inherited if not _is_ours(name)}
-    return {**kept, **spark_environment(stage.state.root)}
+    return {name: value for name, value in inherited if not _is_ours(name)}
 
 
 def spark_environment(folder: Path) -> dict[str, str]:
@@ -70,7 +83,30 @@ def _is_ours(name: str) -> bool:
     return name.startswith(("TOWPATH_", "LOCUST_"))
 
 
-def orders(stage: Stage) -> Part:
+def own_stage(
+    local: tuple[Stack, Supervisor], screen: Screen, options: Options, plan: Plan
+) -> OwnStage:
+    """Make the stage of a platform of the demo's own; nothing is started."""
+    stack, supervisor = local
+    clock, given = SystemClock(), ports.one_each((ORDERS, RELAY))
+    return OwnStage(
+        options=options,
+        plan=plan,
+        state=stack.state,
+        config=stack.state.root / "towpath.toml",
+        shop_url=f"http://127.0.0.1:{given[ORDERS]}",
+        environment=environment(stack.state.root),
+        restarts=supervisor.restarts,
+        screen=screen,
+        clock=clock,
+        began_at_s=clock.monotonic_s(),
+        stack=stack,
+        supervisor=supervisor,
+        ports=given,
+    )
+
+
+def orders(stage: OwnStage) -> Part:
     """Describe the orders service."""
     port = stage.ports[ORDERS]
     command = python_module(
@@ -84,20 +120,20 @@ def orders(stage: Stage) -> Part:
         name=ORDERS,
         command=command,
         folder=stage.state.root,
-        env=environment(stage),
+        env=dict(stage.environment),
         port=port,
         probe=lambda: _answers(f"http://127.0.0.1:{port}/health/ready"),
     )
 
 
-def relay(stage: Stage) -> Part:
+def relay(stage: OwnStage) -> Part:
     """Describe the relay."""
     port = stage.ports[RELAY]
     return Part(
         name=RELAY,
         command=python_module(CLI, "relay", "run", "--config", str(stage.config)),
         folder=stage.state.root,
-        env=environment(stage),
+        env=dict(stage.environment),
         port=port,
         probe=lambda: _answers(f"http://127.0.0.1:{port}/health/ready"),
     )
@@ -112,7 +148,7 @@ def driver(stage: Stage, name: str) -> Part:
         name=name,
         command=(*_SECOND, *command) if name == WAREHOUSE else command,
         folder=stage.state.root,
-        env=environment(stage),
+        env=dict(stage.environment),
         ready_within_s=_SPARK_READY_WITHIN_S,
     )
 
@@ -123,7 +159,7 @@ def load(stage: Stage) -> Part:
     arrivals = options.rate + plan.settle_rate
     command = python_module(
         "locust",
-        *("--locustfile", str(LOCUSTFILE), "--host", stage.shop_url),
+        *("--locustfile", str(locustfile()), "--host", stage.shop_url),
         *("--headless", "--only-summary", "--loglevel", "WARNING"),
         *("--stop-timeout", str(_ERRAND_WITHIN_S)),
         *("--load-rate", str(arrivals)),
@@ -134,8 +170,15 @@ def load(stage: Stage) -> Part:
         *("--load-lag-for", str(plan.sample_for_s)),
         *("--load-progress", str(progress_of(stage)), "--load-report", "none"),
     )
-    env = {**environment(stage), **targets(stage.settings())}
+    env = {**stage.environment, **targets(stage.settings())}
     return Part(name=LOAD, command=command, folder=stage.state.root, env=env)
+
+
+def locustfile() -> Path:
+    """Return the load's file: in a clone beside the member's code, else with it."""
+    package = Path(loadtests.__file__).parent
+    in_clone = package.parents[2] / _LOCUSTFILE
+    return in_clone if in_clone.exists() else package / _LOCUSTFILE
 
 
 def progress_of(stage: Stage) -> Path:
@@ -158,6 +201,9 @@ def targets(settings: Settings) -> dict[str, str]:
             found["WAREHOUSE_URL"] = sink.url
             found["WAREHOUSE_CATALOG"] = CATALOG
             found["WAREHOUSE_TABLE"] = route.name
+            properties = sink.warehouse.properties.items()
+            pairs = [f"{name}={value}" for name, value in properties]
+            found["WAREHOUSE_PROPERTIES"] = ",".join(pairs)
     return {f"TOWPATH_LOAD_{name}": value for name, value in found.items()}
 
 

@@ -7,24 +7,26 @@ started is stopped before this returns. Only then do signals mean again what the
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
-from towpath.deploy.demo import parts, table
+from towpath.deploy.demo import measure, parts, table
 from towpath.deploy.demo.folder import stop_all, taken
 from towpath.deploy.demo.interrupt import interrupted_once
 from towpath.deploy.demo.monitor import Monitor
 from towpath.deploy.demo.plan import Options, plan
 from towpath.deploy.demo.screen import open_screen
-from towpath.deploy.demo.stage import Stage
+from towpath.deploy.demo.stage import Joined, OwnStage, Stage
 from towpath.deploy.demo.steps import fill, judge, new_sink, settle, shop, start
-from towpath.deploy.local import ports
 from towpath.deploy.local.children import kill_children
+from towpath.deploy.local.folders import StateFolder
 from towpath.deploy.local.stack import Stack
 from towpath.deploy.local.supervisor import Supervisor
 from towpath.schemas.clock import SystemClock
+from towpath.settings import load
 
 EQUAL: Final = 0
 DIFFERENT: Final = 1
@@ -55,30 +57,73 @@ def play(options: Options, folder: Path, console: Console) -> int:
     return EQUAL if result.equal else DIFFERENT
 
 
-def _perform(
-    options: Options, stack: Stack, supervisor: Supervisor, console: Console
-) -> tuple[Stage, table.Result]:
+def join(options: Options, at: Joined, folder: Path, console: Console) -> int:
+    """
+    Carry the demo out on a platform that others run: its load, its sink, its proof.
+
+    Args:
+        options: What the viewer asked for; ``orders`` are counted.
+        at: Where the platform is.
+        folder: The demo's state folder, for its load.
+        console: Where it is shown.
+
+    Raises:
+        TowpathError: It could not be carried out to its end.
+        KeyboardInterrupt: It was interrupted.
+    """
+    with interrupted_once() as attention, taken(folder) as stack:
+        try:
+            dsn = load(at.config, {}).database.dsn
+            seen = replace(options, orders=measure.count_orders(dsn))
+            result = _join(seen, at, stack.state, console)
+            console.print(table.draw(result))
+            _write_json(result, options.json_file)
+        finally:
+            attention.turn_away()
+            stop_all(stack.state)
+            kill_children(_STOP_WITHIN_S)
+    return EQUAL if result.equal else DIFFERENT
+
+
+def _join(
+    options: Options, at: Joined, state: StateFolder, console: Console
+) -> table.Result:
     clock = SystemClock()
     with open_screen(console) as screen:
         stage = Stage(
             options=options,
             plan=plan(options),
-            stack=stack,
-            supervisor=supervisor,
+            state=state,
+            config=at.config,
+            shop_url=at.shop_url,
+            environment=parts.environment_of_viewer(),
+            restarts=lambda *_: 0,
             screen=screen,
             clock=clock,
-            ports=ports.one_each((parts.ORDERS, parts.RELAY)),
             began_at_s=clock.monotonic_s(),
         )
+        with Monitor(stage):
+            settle.wait_for_sinks(stage)
+            traffic = _busy_hour(stage)
+            findings = judge.compare(stage)
+        return judge.sum_up(stage, traffic, findings)
+
+
+def _perform(
+    options: Options, stack: Stack, supervisor: Supervisor, console: Console
+) -> tuple[OwnStage, table.Result]:
+    with open_screen(console) as screen:
+        stage = parts.own_stage((stack, supervisor), screen, options, plan(options))
         with Monitor(stage) as monitor:
             _prepare(stage)
             traffic = _busy_hour(stage)
             findings = judge.compare(stage)
-        result = judge.sum_up(stage, traffic, findings, monitor.peak_memory_bytes)
+        held_bytes, restarts = monitor.peak_memory_bytes, supervisor.restarts()
+        result = judge.sum_up(stage, traffic, findings, restarts, held_bytes)
     return stage, result
 
 
-def _prepare(stage: Stage) -> None:
+def _prepare(stage: OwnStage) -> None:
     start.start_stack(stage)
     start.start_drivers(stage)
     start.fill_shop(stage)
@@ -106,7 +151,7 @@ def _write_json(result: table.Result, path: Path | None) -> None:
         path.write_text(json.dumps(result.as_json(), indent=1), encoding="utf-8")
 
 
-def _keep(stage: Stage, console: Console) -> None:
+def _keep(stage: OwnStage, console: Console) -> None:
     """Leave everything running until Ctrl-C, and say where it is."""
     addresses = stage.addresses
     places = {

@@ -1,15 +1,15 @@
 """
-What the steps share: the plan, the stack, the supervisor, the screen, the clock.
+What the steps share: the plan, where the platform is, the screen, the clock.
 
 A step is announced, timed and, when it ends, told in one line. Every wait has a
 deadline and says what was waited for.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from towpath.deploy.demo.errors import StepError
 from towpath.deploy.demo.plan import Options, Plan
@@ -30,51 +30,43 @@ _PART_BACK_WITHIN_S: Final = 60.0
 Value = TypeVar("Value")
 
 
+class Joined(NamedTuple):
+    """Where a platform is that others run: its configuration and its orders service."""
+
+    config: Path
+    shop_url: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Stage:
     """
-    Everything a step needs.
+    Everything a step needs, whoever runs the platform.
 
     Attributes:
-        ports: Ports of the processes that are not part of the stack, by name.
+        state: The demo's own state folder.
+        config: The configuration that every process of the platform reads.
+        shop_url: The orders service.
+        environment: What processes of the demo are started with.
+        restarts: Tells how often a part, or all of them, was started again.
         step: What is being done now, for the screen.
     """
 
     options: Options
     plan: Plan
-    stack: Stack
-    supervisor: Supervisor
+    state: StateFolder
+    config: Path
+    shop_url: str
+    environment: Mapping[str, str]
+    restarts: Callable[..., int]
     screen: Screen
     clock: Clock
-    ports: dict[str, int]
     began_at_s: float
     step: str = "starting"
-    _titles: list[str] = field(default_factory=list)
-
-    @property
-    def state(self) -> StateFolder:
-        """The demo's state folder."""
-        return self.stack.state
-
-    @property
-    def addresses(self) -> Addresses:
-        """Where the stack's parts can be reached."""
-        return self.stack.addresses()
 
     @property
     def shop_dsn(self) -> str:
         """The source database."""
-        return self.addresses.dsn("shop")
-
-    @property
-    def shop_url(self) -> str:
-        """The orders service."""
-        return f"http://127.0.0.1:{self.ports['orders']}"
-
-    @property
-    def config(self) -> Path:
-        """The configuration that every process of the demo reads."""
-        return self.state.root / "towpath.toml"
+        return self.source().dsn
 
     def settings(self) -> Settings:
         """Read the configuration as it is now."""
@@ -138,3 +130,22 @@ class Stage:
     def pause(self, duration_s: float) -> None:
         """Let time pass, for the viewer and the load."""
         self.clock.wait(duration_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class OwnStage(Stage):
+    """
+    A stage whose platform is the demo's own: the local stack and what runs beside it.
+
+    Attributes:
+        ports: Ports of the processes that are not part of the stack, by name.
+    """
+
+    stack: Stack
+    supervisor: Supervisor
+    ports: dict[str, int]
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where the stack's parts can be reached."""
+        return self.stack.addresses()

@@ -6,6 +6,7 @@ the first read through the target's own API that returned the order.
 """
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -85,14 +86,18 @@ class SnapshotResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """All that the demo found."""
+    """
+    All that the demo found.
+
+    ``restarts`` and ``peak_memory_bytes`` are not known of parts that others run.
+    """
 
     orders_before: int
     traffic: Traffic
     sinks: tuple[SinkResult, ...]
     snapshot: SnapshotResult
-    restarts: int
-    peak_memory_bytes: int
+    restarts: int | None
+    peak_memory_bytes: int | None
     elapsed_s: float
     machine: str
 
@@ -160,10 +165,17 @@ def _lines(result: Result) -> list[tuple[str, str, str]]:
             f"{result.orders_before:,}",
             "only in the snapshots",
         ),
-        ("parts started again", f"{result.restarts:,}", ""),
-        ("peak memory", f"{result.peak_memory_bytes / _GIB:.1f} GiB", "of all parts"),
+        *_own_lines(result),
         ("time", f"{result.elapsed_s:.0f} s", result.machine),
     ]
+
+
+def _own_lines(result: Result) -> Iterator[tuple[str, str, str]]:
+    if result.restarts is not None:
+        yield "parts started again", f"{result.restarts:,}", ""
+    if result.peak_memory_bytes is not None:
+        held_gib = result.peak_memory_bytes / _GIB
+        yield "peak memory", f"{held_gib:.1f} GiB", "of all parts"
 
 
 def _sinks(result: Result) -> Table:

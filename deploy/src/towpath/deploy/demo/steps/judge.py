@@ -87,7 +87,8 @@ def sum_up(
     stage: Stage,
     traffic: Traffic,
     findings: list[SinkResult],
-    peak_memory_bytes: int,
+    restarts: int | None = None,
+    peak_memory_bytes: int | None = None,
 ) -> Result:
     """Put everything into the final table's words."""
     latencies = shop.sampler_report(stage).get("sinks", {})
@@ -96,7 +97,7 @@ def sum_up(
         traffic=traffic,
         sinks=tuple(_timed(one, latencies.get(one.name)) for one in findings),
         snapshot=_snapshot(stage),
-        restarts=stage.supervisor.restarts(),
+        restarts=restarts,
         peak_memory_bytes=peak_memory_bytes,
         elapsed_s=round(stage.elapsed_s(), 1),
         machine=machine(),
@@ -118,7 +119,7 @@ def _verify(stage: Stage, name: str) -> command.Words:
 
 
 def _around(stage: Stage) -> command.Surroundings:
-    env = {**parts.environment(stage), "TOWPATH_CONFIG": str(stage.config)}
+    env = {**stage.environment, "TOWPATH_CONFIG": str(stage.config)}
     return command.Surroundings(env, stage.state.root, _VERIFY_WITHIN_S)
 
 

@@ -41,7 +41,7 @@ url = "{url}"
 def declare_sink(stage: Stage) -> None:
     """Add the sink to the configuration, and wait until its query runs."""
     settings = stage.settings()
-    url = stage.addresses.opensearch_url
+    url = declare.sink_named(settings, "search").url
     head = _BLOCK.format(name=SINK, driver=SERVING, url=url)
     block = head + SEARCH_BATCH + order_documents(INDEX)
     with stage.doing(f"declare a new sink: {SINK}, the index {INDEX}"):

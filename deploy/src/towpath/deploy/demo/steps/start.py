@@ -10,7 +10,7 @@ from typing import Final
 
 from towpath.deploy.demo import parts
 from towpath.deploy.demo.command import Surroundings, must, python_module
-from towpath.deploy.demo.stage import Stage
+from towpath.deploy.demo.stage import OwnStage
 from towpath.deploy.local.configuration import for_shop
 
 _SEED_WITHIN_S: Final = 180.0
@@ -28,7 +28,7 @@ chunk_rows = 2000
 """
 
 
-def start_stack(stage: Stage) -> None:
+def start_stack(stage: OwnStage) -> None:
     """Bring up the five parts, all at once; watch them; write the configuration."""
     with stage.doing("start Postgres, Kafka, registry, OpenSearch and Redis"):
         addresses = stage.stack.up()
@@ -38,13 +38,13 @@ def start_stack(stage: Stage) -> None:
         stage.config.write_text(for_shop(addresses) + relay, encoding="utf-8")
 
 
-def start_drivers(stage: Stage) -> None:
+def start_drivers(stage: OwnStage) -> None:
     """Start the two Spark drivers; others go on while they do."""
     for name in (parts.SERVING, parts.WAREHOUSE):
         stage.supervisor.start(parts.driver(stage, name))
 
 
-def fill_shop(stage: Stage) -> None:
+def fill_shop(stage: OwnStage) -> None:
     """Make the shop's tables and the orders that nobody streams."""
     orders = stage.options.orders
     with stage.doing(f"place {orders:,} orders before the slot exists"):
@@ -56,7 +56,7 @@ def fill_shop(stage: Stage) -> None:
         must(command, _around(stage, _SEED_WITHIN_S))
 
 
-def start_relay(stage: Stage) -> None:
+def start_relay(stage: OwnStage) -> None:
     """Create publications and slot, then start the relay and the orders service."""
     with stage.doing("create publications and slot, start relay and orders service"):
         command = python_module(
@@ -68,5 +68,5 @@ def start_relay(stage: Stage) -> None:
         stage.supervisor.wait_ready((parts.RELAY, parts.ORDERS))
 
 
-def _around(stage: Stage, within_s: float) -> Surroundings:
-    return Surroundings(parts.environment(stage), stage.state.root, within_s)
+def _around(stage: OwnStage, within_s: float) -> Surroundings:
+    return Surroundings(stage.environment, stage.state.root, within_s)

@@ -71,16 +71,18 @@ def join(options: Options, at: Joined, folder: Path, console: Console) -> int:
         TowpathError: It could not be carried out to its end.
         KeyboardInterrupt: It was interrupted.
     """
-    with interrupted_once() as attention, taken(folder) as stack:
+    state = StateFolder(folder)
+    state.create()
+    with interrupted_once() as attention:
         try:
             dsn = load(at.config, {}).database.dsn
             seen = replace(options, orders=measure.count_orders(dsn))
-            result = _join(seen, at, stack.state, console)
+            result = _join(seen, at, state, console)
             console.print(table.draw(result))
             _write_json(result, options.json_file)
         finally:
             attention.turn_away()
-            stop_all(stack.state)
+            stop_all(state)
             kill_children(_STOP_WITHIN_S)
     return EQUAL if result.equal else DIFFERENT
 

@@ -8,9 +8,11 @@ BIN := .venv/bin
 MEMBERS := schemas settings outbox relay sinks services loadtests deploy
 # Processes that run tests side by side, each with a stack of its own; 0: all in one.
 WORKERS ?= 2
+DEMO := docker compose --project-directory deploy/compose --project-name towpath-demo
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup demo test check soak browser-test lock clean python setup-run setup-dev static
+.PHONY: help setup demo test check soak browser-test compose-demo compose-test lock \
+	clean python setup-run setup-dev static
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -22,7 +24,7 @@ demo: setup-run ## Start everything, drive the shop, fill a new sink, prove it a
 	@$(BIN)/towpath demo $(ARGS)
 
 test: setup-dev static ## Run everything that CI runs: all tests but the soak.
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not soak and not browser" $(ARGS)
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not soak and not browser and not compose" $(ARGS)
 
 check: setup-dev static ## Format, lint, types, imports, unit and property tests: fast.
 	$(BIN)/pytest $(ARGS)
@@ -32,6 +34,14 @@ soak: setup-dev ## Run the tests that take minutes to hours.
 
 browser-test: setup-dev ## Open locust's page in a browser (apt: chromium chromium-driver).
 	$(BIN)/pytest -m browser $(ARGS)
+
+compose-demo: ## The demo in containers: images, all of compose.yaml, load, a new sink, proof.
+	@$(DEMO) up --build --detach --wait
+	@$(DEMO) run --rm demo $(if $(ARGS),demo --join http://orders:8000 --state /tmp/demo $(ARGS)); \
+	code=$$?; $(DEMO) --profile "*" down --volumes; exit $$code
+
+compose-test: setup-dev ## Try images and compose.yaml on a Docker engine, kills included.
+	$(BIN)/pytest -m compose -x -s --verbose tests/compose $(ARGS)
 
 lock: python ## Make the locks of the Python packages anew; ARGS=--upgrade for newer ones.
 	@$(PYTHON) requirements/lock.py $(ARGS)

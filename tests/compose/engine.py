@@ -1,0 +1,106 @@
+"""
+A Docker engine with Compose v2: the one that is there, else one of this run's own.
+
+Its own needs root and the programs of Debian's packages ``docker.io``, ``iptables`` and
+``debootstrap``. Where the client has no Compose, it is built from its source by Go.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.waiting import until
+
+CLONE = Path(__file__).resolve().parents[2]
+FOLDER = CLONE / ".towpath" / "compose-test"
+_INSTALL = "apt-get install --no-install-recommends docker.io iptables debootstrap"
+# The module of each of the client's plugins, and its program.
+_PLUGINS = {
+    "compose": ("github.com/docker/compose/v2@v2.40.3", "./cmd"),
+    "buildx": ("github.com/docker/buildx@v0.38.2", "./cmd/buildx"),
+}
+
+
+@contextmanager
+def engine() -> Iterator[None]:
+    """Have ``docker`` and ``docker compose`` work in this block."""
+    if _answers():
+        _require_plugins()
+        yield
+        return
+    assert shutil.which("dockerd") is not None, f"there is no engine: {_INSTALL}"
+    assert os.geteuid() == 0, "an engine of this run's own must be started by root"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    socket = f"unix://{FOLDER}/docker.sock"
+    command = ["dockerd", "--data-root", f"{FOLDER}/data", "--host", socket]
+    command += ["--exec-root", f"{FOLDER}/exec", "--pidfile", f"{FOLDER}/docker.pid"]
+    with (FOLDER / "dockerd.log").open("wb") as log:
+        daemon = subprocess.Popen(command, stdout=log, stderr=log)
+    os.environ["DOCKER_HOST"] = socket  # noqa: TID251 - every command below
+    try:
+        until(_answers, "the engine answers")
+        _require_plugins()
+        yield
+    finally:
+        daemon.terminate()
+        daemon.wait(60)
+
+
+def docker(*words: str, within_s: float = 600.0) -> str:
+    """Run a command of the engine; return what it printed."""
+    done = attempt(*words, within_s=within_s)
+    assert done.returncode == 0, f"docker {words}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def attempt(*words: str, within_s: float = 600.0) -> subprocess.CompletedProcess[str]:
+    """Run a command of the engine, whatever becomes of it."""
+    return subprocess.run(
+        ["docker", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=within_s,
+        cwd=CLONE,
+    )
+
+
+def inspect(name: str) -> dict:
+    """Return what the engine says of a container or an image."""
+    return json.loads(docker("inspect", name))[0]
+
+
+def _answers() -> bool:
+    is_there = shutil.which("docker") is not None
+    return is_there and attempt("info", within_s=60).returncode == 0
+
+
+def _require_plugins() -> None:
+    folder = Path.home() / ".docker" / "cli-plugins"
+    for name, (module, program) in _PLUGINS.items():
+        if attempt(name, "version").returncode != 0:
+            assert shutil.which("go"), f"install docker {name}, or Go to build it with"
+            _build(folder / f"docker-{name}", module, program)
+        docker(name, "version")
+
+
+def _build(plugin: Path, module: str, program: str) -> None:
+    """Build a program of a module; as its own main module, for what it replaces."""
+    found = subprocess.run(
+        ["go", "mod", "download", "-json", module],
+        capture_output=True,
+        check=True,
+    )
+    source = FOLDER / plugin.name
+    shutil.rmtree(source, ignore_errors=True)
+    shutil.copytree(json.loads(found.stdout)["Dir"], source)
+    subprocess.run(["chmod", "-R", "u+w", str(source)], check=True)
+    plugin.parent.mkdir(parents=True, exist_ok=True)
+    environ = {**os.environ, "CGO_ENABLED": "0"}  # noqa: TID251 - Go's own
+    command = ["go", "build", "-trimpath", "-o", str(plugin), program]
+    subprocess.run(command, cwd=source, env=environ, check=True)
+    shutil.rmtree(source)

@@ -1,0 +1,280 @@
+"""
+The whole of ``compose.yaml`` on a real engine, from its images to its last volume.
+
+The tests are the chapters of one story and run in their order: what one leaves, the
+next begins with. ``make compose-test`` runs them; they need an engine (``engine.py``).
+"""
+
+import json
+import re
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+
+import pytest
+from compose import stand_ins
+from compose.engine import CLONE, attempt, docker, engine, inspect
+
+from support.waiting import until
+
+pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
+
+PROJECT = "towpath-test"
+OWN_PARTS = ("relay", "serving", "warehouse", "orders")
+THIRD_PARTIES = (
+    *("postgres", "kafka", "registry", "opensearch", "redis", "store", "catalog"),
+)
+SPARK = ("spark-master", "spark-worker")
+BASE = "python:3.11.14-slim-bookworm"
+PAGE = "http://127.0.0.1:8089"
+FILL = "fill-1"
+STATUS = "select status from towpath.signal where id = 'fill-1'"
+
+
+def compose(*words: str, within_s: float = 900.0) -> str:
+    """Run a command of Compose in the test's project."""
+    return docker(*_command(words), within_s=within_s)
+
+
+def try_compose(*words: str, within_s: float = 900.0):
+    """Run a command of Compose, whatever becomes of it."""
+    return attempt(*_command(words), within_s=within_s)
+
+
+def _command(words) -> tuple[str, ...]:
+    place = ("--project-directory", "deploy/compose", "--project-name", PROJECT)
+    return ("compose", "--progress", "quiet", *place, *words)
+
+
+def container(service: str) -> str:
+    """Return the id of a service's container, running or not."""
+    return compose("ps", "--all", "--quiet", service).split()[0]
+
+
+def page(path: str, **form) -> bytes:
+    """Ask locust's page, as a browser does."""
+    data = urllib.parse.urlencode(form).encode() if form else None
+    with urllib.request.urlopen(f"{PAGE}/{path}", data, timeout=30) as answer:  # noqa: S310 - our own
+        return answer.read()
+
+
+def load_stats() -> dict:
+    """Return locust's statistics, by the names of its rows."""
+    stats = json.loads(page("stats/requests"))
+    return {"state": stats["state"], **{row["name"]: row for row in stats["stats"]}}
+
+
+def sql(statement: str) -> str:
+    """Run SQL as a person does, by psql in the source's container."""
+    words = ("exec", "--no-TTY", "postgres", "psql", "--username", "towpath")
+    return compose(*words, "-tA", "--command", statement, "shop").strip()
+
+
+def verify(*words: str):
+    """Compare all sinks, or the named ones, with the source."""
+    return try_compose("run", "--rm", "--no-TTY", "verify", "verify", *words)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def platform():
+    """Lend an engine with every image, and take everything down at the end."""
+    with engine():
+        compose("--profile", "*", "down", "--volumes", "--remove-orphans")
+        wanted = set(compose("--profile", "*", "config", "--images").split())
+        others = {image for image in wanted if not image.startswith("towpath/")}
+        for image in (BASE, *sorted(others)):
+            tell(f"{image}: {stand_ins.ensure(image)}")
+        began_s = time.monotonic()
+        compose("--profile", "*", "build", within_s=1800)
+        tell(f"images built in {time.monotonic() - began_s:.0f} s")
+        yield
+        compose("--profile", "*", "down", "--volumes", "--remove-orphans")
+
+
+def tell(line: str) -> None:
+    """Say how it goes, on the terminal."""
+    print(f"\n  {line}", end="", flush=True)  # noqa: T201 - for who watches
+
+
+def test_everything_comes_up_healthy_and_filled():
+    """`up --wait` returns 0: all are healthy, the sinks hold what was there before."""
+    began_s = time.monotonic()
+    compose("up", "--detach", "--wait", within_s=900)
+    tell(f"up in {time.monotonic() - began_s:.0f} s")
+
+    for service in (*OWN_PARTS, *THIRD_PARTIES, *SPARK):
+        assert "healthy" == inspect(container(service))["State"]["Health"]["Status"]
+    for service in ("seed", "init", "fill"):
+        assert 0 == inspect(container(service))["State"]["ExitCode"]
+    assert "50000" == sql("select count(*) from shop.orders")
+
+
+@pytest.mark.parametrize("image", ["relay", "sinks", "services", "tools"])
+def test_an_image_has_no_rights_no_secrets_and_nothing_that_builds(image):
+    """One user, labels, an entry point that is no shell, no compiler and no pip."""
+    config = inspect(f"towpath/{image}:0.1.0")["Config"]
+    labels = config["Labels"]
+    script = "for p in gcc cc make pip pip3; do command -v $p; done; true"
+    words = ("--rm", "--read-only", "--entrypoint", "sh", f"towpath/{image}:0.1.0")
+    found = docker("run", *words, "-c", script).split()
+
+    assert "10001:10001" == config["User"]
+    assert f"towpath/{image}" == labels["org.opencontainers.image.title"]
+    assert "Apache-2.0" == labels["org.opencontainers.image.licenses"]
+    assert not [x for x in config["Env"] if re.search("PASSWORD|SECRET|TOKEN", x)]
+    assert "sh" not in config["Entrypoint"]
+    assert [] == found
+
+
+@pytest.mark.parametrize("service", OWN_PARTS)
+def test_a_container_of_ours_can_write_to_nothing_but_its_state(service):
+    """Read-only root, no capability, no way to more rights, a limit of memory."""
+    host = inspect(container(service))["HostConfig"]
+    written = try_compose("exec", "--no-TTY", service, "sh", "-c", "echo > /opt/x")
+
+    assert host["ReadonlyRootfs"]
+    assert ["ALL"] == host["CapDrop"]
+    assert ["no-new-privileges:true"] == host["SecurityOpt"]
+    assert host["Memory"] > 0
+    assert written.returncode != 0
+    assert "Read-only file system" in written.stderr
+
+
+def test_load_from_the_page_reaches_every_sink():
+    """Two workers join; the page starts checkouts; lag is a row beside the requests."""
+    compose("--profile", "load", "up", "--detach", "--wait", "--scale", "load-worker=2")
+    until(lambda: 2 == len(json.loads(page("stats/requests"))["workers"]), "workers")
+    page("swarm", user_count=2, spawn_rate=2, host="http://orders:8000", load_rate=8)
+
+    def has_all():
+        rows = load_stats()
+        names = ("checkout", "cache", "search", "warehouse")
+        return all(rows.get(name, {}).get("num_requests", 0) > 3 for name in names)
+
+    until(has_all, "every sink has shown orders of the load", timeout_s=240)
+
+
+def test_a_sql_row_fills_a_new_sink_while_the_load_goes_on():
+    """`sink add --signal` says the SQL; psql inserts it; the sink becomes ready."""
+    file = "/etc/towpath/search_orders.toml"
+    words = ("run", "--rm", "--no-TTY", "tools", "sink", "add", file, "--signal", FILL)
+    command = ["docker", *_command(words)]
+    with subprocess.Popen(command, cwd=CLONE, stdout=-1, text=True) as adding:
+        said = []
+        for line in adding.stdout:
+            said.append(line)
+            if line.startswith("insert into towpath.signal"):
+                sql(line)
+        code = adding.wait(600)
+
+    assert (0, True) == (code, any("is ready" in line for line in said)), said
+    assert "completed" == sql(STATUS)
+    assert "running" == load_stats()["state"]
+
+
+@pytest.mark.parametrize("service", [*THIRD_PARTIES, *SPARK, *OWN_PARTS])
+def test_a_killed_container_comes_back_under_load(service):
+    """`docker kill`, then `up`: it is healthy again, and so are all others."""
+    docker("kill", container(service))
+    began_s = time.monotonic()
+    compose("up", "--detach", "--wait", within_s=600)
+    tell(f"{service}: healthy after {time.monotonic() - began_s:.0f} s")
+
+    for other in (*OWN_PARTS, *THIRD_PARTIES, *SPARK):
+        assert "healthy" == inspect(container(other))["State"]["Health"]["Status"]
+
+
+def test_a_process_that_dies_is_started_again_by_the_engine():
+    """Killed from outside the engine, the relay's container is restarted by itself."""
+    name = container("relay")
+    before = inspect(name)["RestartCount"]
+    subprocess.run(["kill", "-9", str(inspect(name)["State"]["Pid"])], check=True)
+
+    until(lambda: inspect(name)["RestartCount"] > before, "restarted", timeout_s=60)
+    until(
+        lambda: inspect(name)["State"]["Health"]["Status"] == "healthy",
+        "healthy",
+        timeout_s=120,
+    )
+
+
+def test_all_sinks_equal_the_source_after_the_kills():
+    """The load ends by the page; four sinks equal the source, every key and column."""
+    page("stop")
+    until(lambda: load_stats()["state"] == "stopped", "stopped", timeout_s=120)
+    rows = load_stats()
+    found = verify()
+    tell(found.stdout)
+
+    assert rows["checkout"]["num_requests"] > 500
+    assert 0 == found.returncode, found.stdout + found.stderr
+    for sink in ("cache", "search", "warehouse", "search_orders"):
+        assert f"{sink} equals the source" in found.stdout
+
+
+def test_a_difference_is_named_and_exits_1_and_is_repaired():
+    """One field of one order is changed behind the sink's back."""
+    script = (
+        "import redis; r = redis.Redis(host='redis');"
+        " r.hset('towpath:orders:17', 'currency', 'XXX')"
+    )
+    words = ("run", "--rm", "--no-TTY", "--entrypoint", "python", "tools")
+    compose(*words, "-c", script)
+    found = verify("cache")
+    repaired = verify("cache", "--repair")
+
+    assert (1, True) == (found.returncode, "17" in found.stdout), found.stdout
+    assert (0, 0) == (repaired.returncode, verify("cache").returncode), repaired.stdout
+
+
+def test_stopped_parts_end_gracefully_and_a_second_up_goes_on():
+    """Exit codes are those outside; what was there before is there, nothing twice."""
+    before = sql("select count(*) from shop.orders")
+    compose("stop", within_s=300)
+    codes = {s: inspect(container(s))["State"]["ExitCode"] for s in OWN_PARTS}
+    compose("down")
+    compose("up", "--detach", "--wait", within_s=900)
+    skipped = compose("logs", "--no-log-prefix", "seed")
+
+    assert dict.fromkeys(OWN_PARTS, 0) == codes
+    assert before == sql("select count(*) from shop.orders")
+    assert "nothing is seeded" in skipped
+    assert 0 == verify().returncode
+
+
+def test_workers_are_scaled_while_it_runs():
+    """A second worker registers with the master."""
+    compose("up", "--detach", "--wait", "--scale", "spark-worker=2")
+
+    with urllib.request.urlopen("http://127.0.0.1:8080/json/", timeout=30) as answer:
+        alive = json.loads(answer.read())["aliveworkers"]
+    assert 2 == alive
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("relay", "/nowhere.toml"), 2, "No such file"),
+        (("serving", "--driver", "nobody", "--config", "/nowhere.toml"), 2, "No such"),
+        (("tools", "verify", "nobody"), 2, "no sink is named nobody"),
+    ],
+)
+def test_a_wrong_word_is_one_error_with_its_cure(words, code, told):
+    """The exit code is that of the same command outside."""
+    service, *rest = words
+    found = try_compose("run", "--rm", "--no-TTY", "--no-deps", service, *rest)
+
+    assert code == found.returncode, found.stderr
+    assert told in found.stderr
+    assert "remedy:" in found.stderr
+
+
+def test_down_with_volumes_leaves_nothing():
+    """No container, no network and no volume of the project."""
+    compose("--profile", "*", "down", "--volumes", "--remove-orphans")
+    of_project = ("--filter", f"label=com.docker.compose.project={PROJECT}", "--quiet")
+
+    assert "" == docker("ps", "--all", *of_project)
+    assert "" == docker("volume", "ls", *of_project)
+    assert "" == docker("network", "ls", *of_project)

@@ -41,7 +41,7 @@ compose-demo: ## The demo in containers: images, all of compose.yaml, load, a ne
 	code=$$?; $(DEMO) --profile "*" down --volumes; exit $$code
 
 compose-test: setup-dev ## Try images and compose.yaml on a Docker engine, kills included.
-	$(BIN)/pytest -m compose -x -s --verbose tests/compose $(ARGS)
+	$(BIN)/pytest -m compose -p no:randomly -x -s --verbose tests/compose $(ARGS)
 
 lock: python ## Make the locks of the Python packages anew; ARGS=--upgrade for newer ones.
 	@$(PYTHON) requirements/lock.py $(ARGS)

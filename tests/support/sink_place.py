@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from support.command import towpath
 from support.rig import Rig
-from support.waiting import CLOCK
+from support.waiting import CLOCK, until
 from support.writers import RandomWriters
 from towpath.deploy import java
 from towpath.deploy.cli import app
@@ -44,6 +44,10 @@ region = "eu"
 """
 
 
+_LOOKS = """
+    select seq_scan + idx_scan from pg_stat_user_tables
+    where relid = 'towpath.signal'::regclass
+"""
 _IS_SENT = "select exists (select from towpath.signal where id = %s)"
 
 
@@ -114,6 +118,8 @@ class SinkPlace(Rig):
         with towpath(self.folder, *map(str, words)) as process:
             lines = (line.decode() for line in process.stdout)
             statement = next(line for line in lines if line.startswith("insert into"))
+            before = self.one(_LOOKS)
+            until(lambda: self.one(_LOOKS) > before + 1, "the row is looked for")
             assert not self.one(_IS_SENT, signal_id)
             self.execute(statement)
             rest, errors = process.communicate(timeout=90)

@@ -127,7 +127,7 @@ def test_every_variable_is_set_and_used() -> None:
     """
     used = re.findall(r"(?<!\$)\$\{(\w+)\}", _FILE.read_text(encoding="utf-8"))
 
-    assert set(used) <= set(compose_file.variables())
+    assert set(used) == set(compose_file.variables())
 
 
 def test_our_images_have_the_projects_version(document: dict[str, Any]) -> None:

@@ -122,7 +122,7 @@ class SinkPlace(Rig):
             until(lambda: self.one(_LOOKS) > before + 1, "the row is looked for")
             assert not self.one(_IS_SENT, signal_id)
             self.execute(statement)
-            rest, errors = process.communicate(timeout=90)
+            rest, errors = process.communicate()
         assert process.returncode == 0, errors.decode()
         return statement, rest.decode()
 

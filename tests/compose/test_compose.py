@@ -27,6 +27,7 @@ THIRD_PARTIES = (
 )
 SPARK = ("spark-master", "spark-worker")
 BASE = "python:3.11.14-slim-bookworm"
+SHOP = "http://orders:8000"
 PAGE = "http://127.0.0.1:8089"
 FILL = "fill-1"
 STATUS = "select status from towpath.signal where id = 'fill-1'"
@@ -52,9 +53,9 @@ def container(service: str) -> str:
     return compose("ps", "--all", "--quiet", service).split()[0]
 
 
-def page(path: str, **form) -> bytes:
-    """Ask locust's page, as a browser does."""
-    data = urllib.parse.urlencode(form).encode() if form else None
+def page(path: str, form: dict | None = None) -> bytes:
+    """Ask locust's page, or send it a form, as a browser does."""
+    data = None if form is None else urllib.parse.urlencode(form).encode()
     with urllib.request.urlopen(f"{PAGE}/{path}", data, timeout=30) as answer:  # noqa: S310 - our own
         return answer.read()
 
@@ -145,7 +146,7 @@ def test_load_from_the_page_reaches_every_sink():
     """Two workers join; the page starts checkouts; lag is a row beside the requests."""
     compose("--profile", "load", "up", "--detach", "--wait", "--scale", "load-worker=2")
     until(lambda: 2 == len(json.loads(page("stats/requests"))["workers"]), "workers")
-    page("swarm", user_count=2, spawn_rate=2, host="http://orders:8000", load_rate=8)
+    page("swarm", {"user_count": 2, "spawn_rate": 2, "host": SHOP, "load_rate": 8})
 
     def has_all():
         rows = load_stats()
@@ -201,7 +202,7 @@ def test_a_process_that_dies_is_started_again_by_the_engine():
 
 def test_all_sinks_equal_the_source_after_the_kills():
     """The load ends by the page; four sinks equal the source, every key and column."""
-    page("stop")
+    page("stop", {})
     until(lambda: load_stats()["state"] == "stopped", "stopped", timeout_s=120)
     rows = load_stats()
     found = verify()

@@ -54,9 +54,13 @@ def container(service: str) -> str:
 
 
 def page(path: str, form: dict | None = None) -> bytes:
-    """Ask locust's page, or send it a form, as a browser does."""
+    """
+    Ask locust's page, or send it a form, as a browser does.
+
+    A run that is stopped answers when its users are done and its last samples seen.
+    """
     data = None if form is None else urllib.parse.urlencode(form).encode()
-    with urllib.request.urlopen(f"{PAGE}/{path}", data, timeout=30) as answer:  # noqa: S310 - our own
+    with urllib.request.urlopen(f"{PAGE}/{path}", data, timeout=180) as answer:  # noqa: S310 - our own
         return answer.read()
 
 

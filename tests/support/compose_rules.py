@@ -39,7 +39,7 @@ def findings(document: Mapping[str, Any], environ: Mapping[str, str]) -> list[st
         for name, service in services.items()
         if is_one_shot(service) and name not in ends and not service.get("profiles")
     ]
-    used = sum(memory_mib(s) for s in services.values() if runs_by_default(s))
+    used = sum(memory_mib(s) for s in services.values() if not is_one_shot(s))
     if used > MEMORY_MIB:
         found.append(f"all: {used} MiB are more than {MEMORY_MIB}")
     return found
@@ -48,11 +48,6 @@ def findings(document: Mapping[str, Any], environ: Mapping[str, str]) -> list[st
 def is_one_shot(service: Service) -> bool:
     """Tell whether a service is meant to end."""
     return service.get("restart") == "no"
-
-
-def runs_by_default(service: Service) -> bool:
-    """Tell whether ``up`` starts a service and keeps it running."""
-    return not is_one_shot(service) and not service.get("profiles")
 
 
 def memory_mib(service: Service) -> int:

@@ -27,8 +27,8 @@ def facts_of(
         "load": _load(environment),
         "machine": machine(),
     }
-    if told := _told_options(environment):
-        found["options"] = told
+    if options := _set_options(environment):
+        found["options"] = options
     return found
 
 
@@ -52,7 +52,7 @@ def _load(environment: Environment) -> str:
     return f"{kind}, {users} users{workers}"
 
 
-def _told_options(environment: Environment) -> str:
+def _set_options(environment: Environment) -> str:
     """List the options that are not as they are by themselves, without secrets."""
     shown = []
     for option in OPTIONS:

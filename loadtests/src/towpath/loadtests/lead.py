@@ -203,10 +203,10 @@ class LedRun:
             progress.write(load, lag, Path(self._options.load_progress))
 
     def _report_folder(self) -> Path | None:
-        told = self._options.load_report
-        if told == NO_REPORT or not (told or self._options.headless):
+        named = self._options.load_report
+        if named == NO_REPORT or not (named or self._options.headless):
             return None
-        return Path(told or f"load-report-{self._began_at:%Y%m%dT%H%M%SZ}")
+        return Path(named or f"load-report-{self._began_at:%Y%m%dT%H%M%SZ}")
 
     def _as_run(self) -> report.Run:
         return report.Run(

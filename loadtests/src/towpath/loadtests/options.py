@@ -122,7 +122,7 @@ OPTIONS: Final = (
     Option(
         "think",
         1.0,
-        "Closed loop: mean seconds that a user waits between two errands.",
+        "Closed loop: mean seconds that a user waits between two visits.",
         _not_negative,
     ),
     Option(
@@ -230,7 +230,7 @@ OPTIONS: Final = (
 
 
 def add_options(parser: argparse.ArgumentParser, **_: object) -> None:
-    """Add the options to locust's parser; users finish their errand by default."""
+    """Add the options to locust's parser; users finish their visit by default."""
     group = parser.add_argument_group(GROUP)
     for option in OPTIONS:
         facts: dict[str, Any] = {

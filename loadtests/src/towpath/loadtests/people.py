@@ -73,5 +73,5 @@ class People:
 
     def streams(self) -> int:
         """Count the users of all processes, among which a rate is divided."""
-        told: int = getattr(options_of(self._environment), STREAMS, 0)
-        return told or runner_of(self._environment).target_user_count
+        streams: int = getattr(options_of(self._environment), STREAMS, 0)
+        return streams or runner_of(self._environment).target_user_count

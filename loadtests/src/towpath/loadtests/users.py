@@ -2,7 +2,7 @@
 Locust's users: who checks out, pays, cancels and comes back, and at whose pace.
 
 ``Shopper`` and ``ReturningCustomer`` wait for their answers (closed loop);
-``OpenLoop`` begins each errand at its due moment, whether the last one was answered or
+``OpenLoop`` begins each visit at its due moment, whether the last one was answered or
 not. Requests are named by what they do. A 409 says that the order has moved on since:
 an answer, under a name of its own, not a failure.
 """
@@ -66,9 +66,9 @@ class Customer(FastHttpUser):
         self.random = Random()
         self.customers: tuple[str, ...] = ()
 
-    def begin(self, errand: Callable[[], object]) -> None:
-        """Do an errand now, and wait for it."""
-        errand()
+    def begin(self, visit: Callable[[], object]) -> None:
+        """Make a visit now, and wait for its end."""
+        visit()
 
     def register(self) -> str:
         """Register a customer, and again until the shop has done it."""
@@ -237,20 +237,20 @@ class OpenLoop(Shopping, Returning):
         """Return how long it is until the next arrival is due."""
         return self._schedule.next_in_s(_clock.monotonic_s(), self._interval_s())
 
-    def begin(self, errand: Callable[[], object]) -> None:
-        """Begin an errand, and wait for nothing."""
+    def begin(self, visit: Callable[[], object]) -> None:
+        """Begin a visit, and wait for nothing."""
         late_s = self._schedule.lateness_s(_clock.monotonic_s())
         if late_s:
             self._tell(LATE, late_s * 1000)
         if self.people.under_way.acquire(blocking=False):
-            self._under_way.spawn(self._carry_out, errand)
+            self._under_way.spawn(self._carry_out, visit)
         else:
             limit = options_of(self.environment).load_max_outstanding
             self._tell(NOT_STARTED, 0.0, RuntimeError(f"{limit} are under way"))
 
-    def _carry_out(self, errand: Callable[[], object]) -> None:
+    def _carry_out(self, visit: Callable[[], object]) -> None:
         try:
-            errand()
+            visit()
         except Exception as error:  # noqa: BLE001 - reported as locust does for tasks
             self.environment.events.user_error.fire(
                 user_instance=self, exception=error, tb=error.__traceback__

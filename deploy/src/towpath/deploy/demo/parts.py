@@ -44,7 +44,7 @@ _SAMPLES_EVERY_S: Final = 0.25
 # On a busy machine further customers would make all of them wait for seconds.
 _UNDER_WAY: Final = 100
 # Longer than any answer under load, shorter than anybody's patience at the end.
-_ERRAND_WITHIN_S: Final = 15
+_VISIT_WITHIN_S: Final = 15
 # A warehouse's readers wait for seconds as it is: where cores are few, others go first.
 _SECOND: Final = ("nice", "-n", "10")
 
@@ -161,7 +161,7 @@ def load(stage: Stage) -> Part:
         "locust",
         *("--locustfile", str(locustfile()), "--host", stage.shop_url),
         *("--headless", "--only-summary", "--loglevel", "WARNING"),
-        *("--stop-timeout", str(_ERRAND_WITHIN_S)),
+        *("--stop-timeout", str(_VISIT_WITHIN_S)),
         *("--load-rate", str(arrivals)),
         *("--load-return-share", str(plan.settle_rate / arrivals)),
         *("--load-return-to", "any", "--load-max-outstanding", str(_UNDER_WAY)),

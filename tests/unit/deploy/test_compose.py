@@ -81,7 +81,11 @@ def test_the_file_holds_what_is_promised(document: dict[str, Any]) -> None:
         ("orders", {"mem_limit": "0"}, "orders: has no limit"),
         ("redis", {"healthcheck": {}}, "redis: has no health"),
         ("orders", {"healthcheck": {"disable": True}}, "orders: has no health"),
-        ("fill", {"restart": "unless-stopped"}, "fill: has no health"),
+        (
+            "fill",
+            {"restart": "unless-stopped", "mem_limit": str(2**26)},
+            "fill: has no health",
+        ),
         ("relay", {"read_only": False}, "relay: may write"),
         ("relay", {"cap_drop": []}, "relay: keeps cap"),
         ("postgres", {"security_opt": []}, "postgres: may gain"),
@@ -219,7 +223,7 @@ def test_a_configured_address_is_a_service(document: dict[str, Any]) -> None:
     started = {
         name
         for name, service in document["services"].items()
-        if compose_rules.runs_by_default(service)
+        if not compose_rules.is_one_shot(service)
     }
 
     assert len(hosts) > 6

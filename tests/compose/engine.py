@@ -2,13 +2,15 @@
 A Docker engine with Compose v2: the one that is there, else one of this run's own.
 
 Its own needs root and the programs of Debian's packages ``docker.io``, ``iptables`` and
-``debootstrap``. Where the client has no Compose, it is built from its source by Go.
+``debootstrap``. Where the client has no Compose, it is built from its source by the Go
+that the set-up for development installs.
 """
 
 import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +18,10 @@ from pathlib import Path
 from support.waiting import until
 
 CLONE = Path(__file__).resolve().parents[2]
+GO = str(Path(sys.executable).with_name("go"))
 FOLDER = CLONE / ".towpath" / "compose-test"
 _INSTALL = "apt-get install --no-install-recommends docker.io iptables debootstrap"
+GO_SETTINGS = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
 # The module of each of the client's plugins, and its program.
 _PLUGINS = {
     "compose": ("github.com/docker/compose/v2@v2.40.3", "./cmd"),
@@ -83,7 +87,6 @@ def _require_plugins() -> None:
     folder = Path.home() / ".docker" / "cli-plugins"
     for name, (module, program) in _PLUGINS.items():
         if attempt(name, "version").returncode != 0:
-            assert shutil.which("go"), f"install docker {name}, or Go to build it with"
             _build(folder / f"docker-{name}", module, program)
         docker(name, "version")
 
@@ -91,7 +94,7 @@ def _require_plugins() -> None:
 def _build(plugin: Path, module: str, program: str) -> None:
     """Build a program of a module; as its own main module, for what it replaces."""
     found = subprocess.run(
-        ["go", "mod", "download", "-json", module],
+        [GO, "mod", "download", "-json", module],
         capture_output=True,
         check=True,
     )
@@ -100,7 +103,7 @@ def _build(plugin: Path, module: str, program: str) -> None:
     shutil.copytree(json.loads(found.stdout)["Dir"], source)
     subprocess.run(["chmod", "-R", "u+w", str(source)], check=True)
     plugin.parent.mkdir(parents=True, exist_ok=True)
-    environ = {**os.environ, "CGO_ENABLED": "0"}  # noqa: TID251 - Go's own
-    command = ["go", "build", "-trimpath", "-o", str(plugin), program]
+    environ = {**os.environ, **GO_SETTINGS}  # noqa: TID251 - Go's own
+    command = [GO, "build", "-trimpath", "-o", str(plugin), program]
     subprocess.run(command, cwd=source, env=environ, check=True)
     shutil.rmtree(source)

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+from compose.engine import GO, GO_SETTINGS
+
 from towpath.deploy.jars import store
 
 HERE = Path(__file__).with_name("stand_ins")
@@ -106,8 +108,8 @@ def _valkey(folder: Path, _: str) -> None:
 
 
 def _store(folder: Path, version: str) -> None:
-    environ = {**os.environ, "GOBIN": str(folder), "CGO_ENABLED": "0"}  # noqa: TID251
-    _run("go", "install", f"{_STORE_MODULE}@{version}", env=environ)
+    environ = {**os.environ, **GO_SETTINGS, "GOBIN": str(folder)}  # noqa: TID251
+    _run(GO, "install", f"{_STORE_MODULE}@{version}", env=environ)
 
 
 def _catalog(folder: Path, _: str) -> None:
@@ -127,6 +129,7 @@ def _succeeds(*command: str) -> bool:
 
 
 def _run(*command: str, **options: object) -> None:
+    assert shutil.which(command[0]), f"install {command[0]}: a stand-in needs it"
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, **options
     )

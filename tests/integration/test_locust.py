@@ -129,7 +129,9 @@ def test_arrivals_do_not_wait_for_a_shop_that_does_not_answer(begin: Begin, shop
     rows = run.rows()
     not_started = rows["ARRIVAL", "not started"]
 
-    assert (1, checkouts) == (code, later)
+    assert 1 == code
+    # What was under way may have been answered before the shop fell silent.
+    assert later - checkouts <= 5
     assert not_started["Request Count"] == not_started["Failure Count"]
     assert int(not_started["Failure Count"]) >= 80
     assert rows["POST", "checkout"]["Failure Count"] == "0"
@@ -296,7 +298,7 @@ def test_the_page_starts_what_is_right_and_says_what_is_wrong(page, shop: Shop):
     placed = shop.orders()
     right = _swarm(address, shop, load_rate="20", load_cache_url=shop.redis_url)
     until(lambda: _requests(address, "LAG", "cache") > 3, "the page shows lag")
-    requests.post(f"{address}/stop", timeout=30)
+    requests.post(f"{address}/stop", timeout=80)
 
     assert [False, False, False, True] == [
         answer["success"] for answer in (*wrong, right)

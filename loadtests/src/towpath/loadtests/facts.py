@@ -1,19 +1,16 @@
 """The circumstances of a run, as its report states them."""
 
-import os
-import platform
 from datetime import datetime
 
 import locust
-import psutil
 from locust.env import Environment
 from locust.runners import MasterRunner
 
 from towpath.loadtests.addresses import without_password
+from towpath.loadtests.bench.machine import summary
 from towpath.loadtests.options import OPTIONS
 from towpath.loadtests.people import options_of, runner_of
 
-_GIB = 1024**3
 _ADDRESSES = ("cache-url", "search-url", "warehouse-url")
 
 
@@ -25,21 +22,11 @@ def facts_of(
         "began": f"{began_at:%Y-%m-%d %H:%M:%S} UTC, and went on for {elapsed_s:.0f} s",
         "shop": without_password(environment.host or ""),
         "load": _load(environment),
-        "machine": machine(),
+        "machine": f"{summary()}, locust {locust.__version__}",
     }
     if options := _set_options(environment):
         found["options"] = options
     return found
-
-
-def machine() -> str:
-    """Describe this machine in a few words."""
-    memory_gib = psutil.virtual_memory().total / _GIB
-    return (
-        f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()} "
-        f"{platform.machine()}, Python {platform.python_version()}, "
-        f"locust {locust.__version__}"
-    )
 
 
 def _load(environment: Environment) -> str:

@@ -6,6 +6,7 @@ That is locust's only process, or its master.
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ from locust.web import WebUI
 
 from towpath.loadtests import choice, facts, progress, report
 from towpath.loadtests.options import NO_REPORT, OPTIONS, checked
-from towpath.loadtests.people import STREAMS, People, options_of
+from towpath.loadtests.people import STREAMS, People, add_entry, options_of
 from towpath.loadtests.preparation import Prepared, prepare
 from towpath.loadtests.series import Series, Totals
 from towpath.loadtests.users import Customer
@@ -69,20 +70,21 @@ class Lead:
             self._ending.abandon()
         choice.choose_users(self._environment)
         options = options_of(self._environment)
-        self._prepared = prepare(options, host, self._fire, self._clock)
+        fire = partial(add_entry, self._environment)
+        self._prepared = prepare(options, host, fire, self._clock)
 
     def _prepare_or_exit(self) -> None:
         try:
             self._prepare(self._environment.host)
         except TowpathError as error:
-            sys.stderr.write(f"locust: error: {_told(error)}\n")
+            sys.stderr.write(f"locust: error: {_sentence(error)}\n")
             sys.exit(error.exit_code)
 
     def _prepare_or_quit(self) -> None:
         try:
             self._prepare(self._environment.host)
         except TowpathError as error:
-            log.error(_told(error))  # noqa: TRY400 - one sentence, with its cure
+            log.error(_sentence(error))  # noqa: TRY400 - one sentence, with its cure
             gevent.spawn(self._runner.quit)
 
     def _check_start(self) -> Response | None:
@@ -98,7 +100,7 @@ class Lead:
             elif self._workers is not None:
                 setattr(options, STREAMS, int(request.form.get("user_count", 0)))
         except (TowpathError, ValueError) as error:
-            reason = _told(error) if isinstance(error, TowpathError) else str(error)
+            reason = _sentence(error) if isinstance(error, TowpathError) else str(error)
             return jsonify({"success": False, "message": reason})
         return None
 
@@ -124,18 +126,6 @@ class Lead:
         self._ending = run
         run.end()
         self._ending = None
-
-    def _fire(
-        self, kind: str, name: str, time_ms: float | None, failure: Exception | None
-    ) -> None:
-        self._environment.events.request.fire(
-            request_type=kind,
-            name=name,
-            response_time=time_ms,
-            response_length=0,
-            exception=failure,
-            context={},
-        )
 
 
 class LedRun:
@@ -225,5 +215,5 @@ def _is_start() -> bool:
     return request.method == "POST" and request.path.endswith("/swarm")
 
 
-def _told(error: TowpathError) -> str:
+def _sentence(error: TowpathError) -> str:
     return f"{error}. {error.remedy}"

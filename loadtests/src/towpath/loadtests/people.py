@@ -22,6 +22,24 @@ _REMEMBERED_ORDERS: Final = 20_000
 STREAMS: Final = "load_streams"
 
 
+def add_entry(
+    environment: Environment,
+    kind: str,
+    name: str,
+    time_ms: float | None,
+    failure: Exception | None = None,
+) -> None:
+    """Add an entry to locust's statistics, as one of its requests."""
+    environment.events.request.fire(
+        request_type=kind,
+        name=name,
+        response_time=time_ms,
+        response_length=0,
+        exception=failure,
+        context={},
+    )
+
+
 def options_of(environment: Environment) -> argparse.Namespace:
     """Return the options of a run."""
     options = environment.parsed_options

@@ -114,10 +114,12 @@ def _must(answer: requests.Response, status: int) -> None:
     is_json = "json" in answer.headers.get("Content-Type", "")
     if answer.status_code != status or not is_json:
         asked = f"{answer.request.method} {answer.request.path_url}"
-        message = f"{answer.url} is no orders service: {asked} gave {_told(answer)}"
+        message = (
+            f"{answer.url} is no orders service: {asked} gave {_described(answer)}"
+        )
         raise ShopUnavailableError(message)
 
 
-def _told(answer: requests.Response) -> str:
+def _described(answer: requests.Response) -> str:
     words: Sequence[str] = answer.text.split()
     return f"{answer.status_code} {' '.join(words)[:120]}".strip()

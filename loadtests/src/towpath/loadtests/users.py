@@ -21,7 +21,7 @@ from locust.exception import StopTest
 
 from towpath.loadtests.arrivals import Schedule
 from towpath.loadtests.basket import basket, registration
-from towpath.loadtests.people import People, options_of
+from towpath.loadtests.people import People, add_entry, options_of
 from towpath.schemas.clock import SystemClock
 
 CHECKOUT: Final = "checkout"
@@ -282,11 +282,4 @@ class OpenLoop(Shopping, Returning):
     def _tell(
         self, name: str, time_ms: float, failure: Exception | None = None
     ) -> None:
-        self.environment.events.request.fire(
-            request_type=ARRIVAL,
-            name=name,
-            response_time=time_ms,
-            response_length=0,
-            exception=failure,
-            context={},
-        )
+        add_entry(self.environment, ARRIVAL, name, time_ms, failure)

@@ -1,5 +1,6 @@
 """What the benchmark ran on: figures of another machine compare with nothing."""
 
+import os
 import platform
 from pathlib import Path
 from typing import Final
@@ -7,6 +8,15 @@ from typing import Final
 import psutil
 
 _GIBIBYTE: Final = 1024**3
+
+
+def summary() -> str:
+    """Describe this machine in a few words."""
+    memory_gib = psutil.virtual_memory().total / _GIBIBYTE
+    return (
+        f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()}"
+        f" {platform.machine()}, Python {platform.python_version()}"
+    )
 
 
 def machine() -> dict[str, object]:

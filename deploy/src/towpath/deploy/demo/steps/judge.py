@@ -5,13 +5,9 @@ Each comparison is ``towpath verify`` in a process of its own, two at a time.
 """
 
 import json
-import os
-import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
-
-import psutil
 
 from towpath.deploy import offsets, signals
 from towpath.deploy.demo import command, measure, parts
@@ -19,12 +15,12 @@ from towpath.deploy.demo.stage import Stage
 from towpath.deploy.demo.steps import shop
 from towpath.deploy.demo.steps.new_sink import COLLECTION, SIGNAL, SINK
 from towpath.deploy.demo.table import Result, SinkResult, SnapshotResult, Traffic
+from towpath.loadtests.bench.machine import summary
 from towpath.sinks.kafka import Topics
 from towpath.sinks.verify.compare import Difference
 
 _VERIFY_WITHIN_S: Final = 180.0
 _AT_ONCE: Final = 2
-_GIB: Final = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +96,7 @@ def sum_up(
         restarts=restarts,
         peak_memory_bytes=peak_memory_bytes,
         elapsed_s=round(stage.elapsed_s(), 1),
-        machine=machine(),
-    )
-
-
-def machine() -> str:
-    """Describe this machine in a few words."""
-    memory_gib = psutil.virtual_memory().total / _GIB
-    return (
-        f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()}"
-        f" {platform.machine()}, Python {platform.python_version()}"
+        machine=summary(),
     )
 
 

@@ -53,6 +53,7 @@ class Driver:
         self.holds_stream = False
         self.requests = KeyRequests()
         self.is_busy = False
+        self.is_active = True
         self.yields_because = ""
         self.rows = list(rows)
         self.heard: list[told.Fact] = []
@@ -61,6 +62,9 @@ class Driver:
     @property
     def has_ready(self) -> bool:
         return bool(self.rows)
+
+    def request_key(self, *request) -> str | None:
+        return self.requests.ask(*request)
 
     def on(self, fact: told.Fact) -> list[do.Effect]:
         self.heard.append(fact)
@@ -248,3 +252,33 @@ def test_the_stream_waits_while_too_much_is_to_be_stored(size_bytes, is_full):
     bench.turn()
 
     assert (is_full, False) == (before, bench.desk.is_full)
+
+
+def test_an_idle_driver_is_not_told_of_time():
+    """
+    Of a driver that is not active the loop asks nothing, except whether it is.
+    """
+    bench = Bench()
+    bench.driver.is_active = False
+    bench.driver.is_busy = True
+    bench.turn()
+    idle = list(bench.driver.heard)
+    bench.driver.is_active = True
+    bench.turn()
+
+    assert ([], [told.Tick]) == (idle, [type(fact) for fact in bench.driver.heard])
+
+
+def test_a_reason_to_yield_ends_with_the_last_snapshot():
+    """
+    Once the driver is idle nothing yields any more, and the metrics say so.
+    """
+    bench = Bench()
+    bench.driver.yields_because = "the stream is behind"
+    bench.turn()
+    yielding = bench.tally.yielding
+    bench.driver.is_active = False
+    bench.driver.yields_because = ""
+    bench.turn()
+
+    assert ("the stream is behind", "") == (yielding, bench.tally.yielding)

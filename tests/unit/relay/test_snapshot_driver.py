@@ -783,6 +783,33 @@ def test_what_the_relay_asks_for_is_read_once_it_is_stored(loop: Loop):
     assert ({}, False) == (loop.driver.recorders.tables, loop.driver.is_busy)
 
 
+def test_the_driver_is_active_from_a_request_until_its_row_is_delivered(loop: Loop):
+    """
+    Also while the request is being stored, when there is nothing to do but to wait.
+    """
+    idle = loop.driver.is_active
+    loop.driver.request_key(RELATION, KEYS[0], Position(8, 0))
+    requested = loop.driver.is_active
+    loop.tick(loop.driver._now_s)
+    store = loop.one(do.StoreKeys)
+    storing = (loop.driver.is_busy, loop.driver.is_active)
+    loop.tell(told.KeysStored(store.snapshot_id))
+    chunk = begin_keys(loop, KEYS[:1])
+    loop.read(chunk, 1)
+    loop.see(chunk.low_token)
+    loop.see(chunk.high_token)
+    reading = loop.driver.is_active
+    loop.tell(told.Delivered(chunk.chunk_id))
+
+    assert (False, True, (False, True), True, False) == (
+        idle,
+        requested,
+        storing,
+        reading,
+        loop.driver.is_active,
+    )
+
+
 def test_a_whole_table_ends_after_what_was_asked_for_until_then(loop: Loop):
     """
     A row that moved out of the unread part is delivered before completed is said.

@@ -119,10 +119,11 @@ class Pipeline:
 
     def _turn(self) -> None:
         core = self._core
-        if self._stands_still():
+        is_active = self._snapshots.is_active
+        if is_active and self._stands_still():
             core.outlet.poll(0.0 if self._snapshots.has_ready else POLL_INTERVAL_S)
-        elif self._has_room():
-            self._read()
+        elif self._has_room() and not (is_active and self._snapshots.is_full):
+            self._read(self._patience_s(is_active=is_active))
             core.outlet.poll(0)
         else:
             core.outlet.poll(WAIT_S)
@@ -138,7 +139,6 @@ class Pipeline:
         return (
             ledger.in_flight_bytes < self._max_in_flight_bytes
             and ledger.unsettled_count < MAX_UNSETTLED
-            and not self._snapshots.is_full
         )
 
     def _look_after(self) -> None:
@@ -159,8 +159,8 @@ class Pipeline:
                 )
             ledger.settled_count = 0
 
-    def _read(self) -> None:
-        frames = self._stream.read(self._patience_s())
+    def _read(self, timeout_s: float) -> None:
+        frames = self._stream.read(timeout_s)
         if not frames:
             return
         now_us = self._core.now_us()
@@ -194,14 +194,16 @@ class Pipeline:
                 self._has_left_out = True
                 return
 
-    def _patience_s(self) -> float:
-        if self._snapshots.has_ready:
+    def _patience_s(self, *, is_active: bool) -> float:
+        """Return how long to wait for the stream; ``is_active``: a snapshot is."""
+        if is_active and self._snapshots.has_ready:
             return self._snapshots.patience_s
         if self._core.ledger.in_flight_bytes:
             return POLL_INTERVAL_S
         if self._marking.confirmable() > self._marking.stored_lsn:
             return MARKS_INTERVAL_S
-        return TICK_INTERVAL_S if self._snapshots.is_busy else IDLE_INTERVAL_S
+        is_waiting = is_active or self._core.invisible.count
+        return TICK_INTERVAL_S if is_waiting else IDLE_INTERVAL_S
 
     def _keep_alive(self, frame: bytes) -> None:
         """Take the server's word of its progress only while nothing at all is open."""

@@ -112,9 +112,9 @@ class Snapshots:
         self._acknowledged: deque[tuple[int, int]] = deque()
 
     @property
-    def is_busy(self) -> bool:
-        """Whether the loop should come by often."""
-        return self._driver.is_busy or bool(self._core.invisible.count)
+    def is_active(self) -> bool:
+        """Whether any snapshot is queued or running: the loop's one question."""
+        return self._driver.is_active
 
     @property
     def has_ready(self) -> bool:
@@ -152,7 +152,7 @@ class Snapshots:
             key: The raw text of its new key, in key order.
             position: The change's own.
         """
-        request = self._driver.requests.ask(relation, key, position)
+        request = self._driver.request_key(relation, key, position)
         if request is not None:
             self._core.ledger.hold(request)
 
@@ -177,13 +177,19 @@ class Snapshots:
         for fact in self._reader.facts():
             self._note(fact)
             self.tell(fact)
+        # The turn after the last one says that nothing yields any more.
+        if self._driver.is_active or core.tally.yielding:
+            self._advance(now_s)
+        if core.invisible.count and now_s - self._probed_at_s >= PROBE_INTERVAL_S:
+            self.probe(now_s)
+
+    def _advance(self, now_s: float) -> None:
+        """Take the active snapshots a step further."""
         self._tell_delivered()
         if self._driver.is_busy and now_s - self._ticked_at_s >= TICK_INTERVAL_S:
             self._ticked_at_s = now_s
             self.tell(Tick(now_s, self._lag_s()))
-        core.tally.snapshots_yield(self._driver.yields_because)
-        if core.invisible.count and now_s - self._probed_at_s >= PROBE_INTERVAL_S:
-            self.probe(now_s)
+        self._core.tally.snapshots_yield(self._driver.yields_because)
         self._let_out()
 
     def _lag_s(self) -> float:

@@ -41,10 +41,13 @@ from towpath.relay.snapshot.pace import Throttle
 from towpath.relay.snapshot.recorders import Recorders
 from towpath.relay.snapshot.requests import KeyRequests
 from towpath.relay.snapshot.run import Run
+from towpath.relay.snapshot.shape import Key
 from towpath.relay.snapshot.stored import BLOCKING, INCREMENTAL, INITIAL, StoredTable
 from towpath.relay.snapshot.tokens import Tokens
 from towpath.relay.snapshot.track import Track
 from towpath.relay.snapshot.visibility import InvisibleTransactions
+from towpath.relay.wal.relation import Relation
+from towpath.schemas.position import Position
 
 # While something waits for a transaction to become visible. A commit is rarely
 # invisible for longer than its flush, so more often gains little; ten times rarer is
@@ -86,8 +89,11 @@ class SnapshotDriver:
     Every snapshot of one source.
 
     Attributes:
+        is_active: Whether anything is queued, read, asked for or being stored. False
+            means that ``has_ready`` and ``holds_stream`` are false too, and that no
+            ticks are wanted: the loop asks nothing else of an idle driver.
         recorders: Whom to tell of changes while tables are being read.
-        requests: Whom to ask for rows that the stream does not carry whole.
+        requests: Rows that the stream does not carry whole, until they are stored.
     """
 
     def __init__(
@@ -130,6 +136,7 @@ class SnapshotDriver:
         # Whole tables come last: they may end once the relay's own requests have.
         self._tracks = (self._own, self._listed, self._whole)
         self._storing: dict[str, tuple[StoredTable, ...]] = {}
+        self.is_active = False
         self._now_s = 0.0
         self._probed_at_s = float("-inf")
         self._is_probing = False
@@ -163,7 +170,22 @@ class SnapshotDriver:
             effects += track.on(fact)
         effects += self._store_requests()
         effects += self._look()
-        return effects + self._probe(effects)
+        effects += self._probe(effects)
+        self.is_active = self.is_busy or bool(self._storing)
+        return effects
+
+    def request_key(
+        self, relation: Relation, key: Key, position: Position
+    ) -> str | None:
+        """
+        Request a row that the stream does not carry whole.
+
+        Returns:
+            The batch that the open transaction must be held for until it is stored;
+            None if it is held for it already, or the request is stored.
+        """
+        self.is_active = True
+        return self.requests.ask(relation, key, position)
 
     def _take(self, fact: Fact) -> list[Effect]:
         match fact:

@@ -6,7 +6,6 @@ violation and expected to find it.
 """
 
 import ast
-import importlib
 import importlib.metadata
 import re
 import shutil
@@ -18,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from towpath.schemas.failure import Disposition, TowpathError
+from support.failures import failures
+from towpath.schemas.failure import Disposition
 
 ROOT = Path(__file__).parents[3]
 MEMBERS = (
@@ -124,28 +124,13 @@ def test_a_planted_violation_is_found(name: str, source: str, finding: str):
     assert any(finding in line for line in findings(name, source))
 
 
-def errors() -> list[type[TowpathError]]:
-    """Import every module that declares a failure and list what they raise."""
-    for path in modules():
-        if re.search(r"(?m)^class \w+Error\(", path.read_text(encoding="utf-8")):
-            parts = path.relative_to(ROOT).with_suffix("").parts[2:]
-            importlib.import_module(".".join(parts))
-
-    def below(cls: type[TowpathError]) -> Iterator[type[TowpathError]]:
-        for child in cls.__subclasses__():
-            yield child
-            yield from below(child)
-
-    return list(below(TowpathError))
-
-
 def test_every_error_says_what_to_do():
     """
     Every named failure has a disposition, a remedy of one sentence, and its name.
     """
     wrong = [
         error.__name__
-        for error in errors()
+        for error in failures()
         if not isinstance(error.disposition, Disposition)
         or not error.remedy.endswith(".")
         or not error.__name__.endswith("Error")
@@ -161,7 +146,7 @@ def test_every_failure_that_halts_is_in_the_runbook():
     runbook = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
     missing = [
         error.__name__
-        for error in errors()
+        for error in failures()
         if error.disposition is Disposition.HALT
         and (f"### {error.__name__}\n" not in runbook or error.remedy not in runbook)
     ]

@@ -11,7 +11,7 @@ WORKERS ?= 2
 DEMO := docker compose --project-directory deploy/compose --project-name towpath-demo
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup demo test check soak browser-test compose-demo compose-test lock \
+.PHONY: help setup demo test check docs soak browser-test compose-demo compose-test lock \
 	clean python setup-run setup-dev static
 .DEFAULT_GOAL := help
 
@@ -42,6 +42,9 @@ compose-demo: ## The demo in containers: images, all of compose.yaml, load, a ne
 
 compose-test: setup-dev ## Try images and compose.yaml on a Docker engine, kills included.
 	$(BIN)/pytest -m compose -p no:randomly -x -s --verbose tests/compose $(ARGS)
+
+docs: setup-dev ## Draw the pictures of docs/ from their sources.
+	@$(BIN)/python docs/pictures/draw.py
 
 lock: python ## Make the locks of the Python packages anew; ARGS=--upgrade for newer ones.
 	@$(PYTHON) requirements/lock.py $(ARGS)

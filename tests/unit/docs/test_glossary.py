@@ -1,0 +1,161 @@
+"""The glossary, held against the identifiers of the source."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from typing import Final
+
+import pytest
+
+from support.pages import DOCS, ROOT
+
+GLOSSARY = DOCS / "glossary.md"
+_ROW = re.compile(r"^\| (\*\*.+?) \| (.+?) \| (.*?) \| ?(.*?) ?\|$", re.MULTILINE)
+_CODE = re.compile(r"`([^`]+)`")
+_WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z]+")
+
+# Words that are still in use, each with the number of identifiers that have it. The
+# numbers only fall; a word that has left the source leaves this list too.
+STILL_IN_USE: Final[dict[str, int]] = {
+    "anew": 3,
+    "clerk": 3,
+    "desk": 4,
+    "ears": 3,
+    "errand": 3,
+    "guardian": 2,
+    "intake": 3,
+    "outlet": 3,
+    "owed": 6,
+    "poison": 2,
+    "portion": 2,
+    "shelf": 2,
+    "shelves": 3,
+    "sight": 4,
+    "spoken": 4,
+    "tally": 4,
+    "told": 17,
+    "touches": 6,
+    "wishes": 4,
+}
+
+
+def rows() -> list[tuple[str, ...]]:
+    """Read the glossary's rows: term, meaning, code, words not used."""
+    return _ROW.findall(GLOSSARY.read_text(encoding="utf-8"))
+
+
+def banned() -> set[str]:
+    """List the words that identifiers must not have."""
+    text = GLOSSARY.read_text(encoding="utf-8")
+    listed = {word.strip() for *_, words in rows() for word in words.split(",")}
+    single = {word for word in listed if word and " " not in word}
+    return single | set(_CODE.findall(text.partition("## Words that")[2]))
+
+
+def identifiers_of(source: str) -> Iterator[str]:
+    """Walk the names that a module defines, uses or imports."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
+                yield name
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield node.name
+            case ast.alias(name=name, asname=other):
+                yield from name.split(".")
+                yield other or name
+            case ast.keyword(arg=str(name)):
+                yield name
+
+
+@cache
+def identifiers() -> frozenset[str]:
+    """List the identifiers of all members, and the names of their modules."""
+    found: set[str] = set()
+    for path in ROOT.glob("*/src/**/*.py"):
+        found.update(identifiers_of(path.read_text(encoding="utf-8")))
+        found |= {path.stem, path.parent.name}
+    return frozenset(found)
+
+
+def words_of(identifier: str) -> set[str]:
+    """Split an identifier into its words, in lower case."""
+    return {word.lower() for word in _WORD.findall(identifier)}
+
+
+def used(words: set[str], names: frozenset[str]) -> dict[str, set[str]]:
+    """Return the words that names have, each with these names."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        for word in words & words_of(name):
+            found[word].add(name)
+    return dict(found)
+
+
+# They parse every module, which takes seconds on a busy machine.
+@pytest.mark.timeout(60)
+def test_every_identifier_that_the_glossary_names_exists():
+    """
+    The column "In code" of a term names what the source has.
+    """
+    words = {word for name in identifiers() for word in words_of(name)}
+    missing = [
+        (term, name)
+        for term, _, code, _ in rows()
+        for name in _CODE.findall(code)
+        if name not in identifiers() and name not in words
+    ]
+
+    assert missing == []
+
+
+@pytest.mark.timeout(60)
+def test_no_identifier_has_a_banned_word():
+    """
+    Only words of the shrinking list are found, and each in no more names than before.
+    """
+    found = used(banned(), identifiers())
+    more = {
+        word: sorted(names)
+        for word, names in found.items()
+        if len(names) > STILL_IN_USE.get(word, 0)
+    }
+
+    assert more == {}
+
+
+@pytest.mark.timeout(60)
+def test_a_banned_word_that_has_left_the_source_leaves_the_list():
+    """
+    Whoever takes the last use of a word away deletes its entry.
+    """
+    found = used(banned(), identifiers())
+
+    assert [] == [word for word in STILL_IN_USE if word not in found]
+
+
+def test_each_term_has_one_row_and_a_meaning():
+    """
+    No term is explained twice, and none is also a word that is not used.
+    """
+    terms = [term for row in rows() for term in re.findall(r"\*\*(.+?)\*\*", row[0])]
+
+    assert len(terms) > 40
+    assert len(terms) == len(set(terms))
+    assert set() == {term.lower() for term in terms} & banned()
+
+
+def test_a_planted_identifier_is_found():
+    """
+    Words count in every spelling of an identifier, and only as whole words.
+    """
+    source = "class ErrandDesk:\n    def told_of(self, ears): self.toldest = toll_d\n"
+    found = used({"errand", "desk", "told", "ears"}, frozenset(identifiers_of(source)))
+
+    assert found == {
+        "errand": {"ErrandDesk"},
+        "desk": {"ErrandDesk"},
+        "told": {"told_of"},
+        "ears": {"ears"},
+    }

@@ -1,0 +1,86 @@
+"""The pictures of the documentation, held against the text that they are drawn from."""
+
+import importlib.util
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from support.pages import DOCS, ROOT, pages
+
+FOLDER = DOCS / "pictures"
+SOURCES = sorted(FOLDER.glob("*.toml"))
+
+
+@pytest.fixture(scope="module")
+def draw():
+    """Import the program that draws them."""
+    spec = importlib.util.spec_from_file_location("draw", FOLDER / "draw.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_a_committed_picture_is_what_its_source_makes(draw, source):
+    """
+    Whoever changes a source draws the picture again: make docs.
+    """
+    committed = source.with_suffix(".svg").read_text(encoding="utf-8")
+
+    assert committed == draw.draw(source.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_a_picture_lies_within_its_page(draw, source):
+    """
+    Each picture is well-formed XML with a title, and no box leaves the page.
+    """
+    root = ET.fromstring(draw.draw(source.read_text(encoding="utf-8")))  # noqa: S314 - ours
+    spaces = {"svg": "http://www.w3.org/2000/svg"}
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    title = root.find("svg:title", spaces)
+
+    assert title is not None
+    assert title.text
+    for box in root.findall("svg:rect", spaces):
+        assert 0 <= float(box.attrib["x"]) <= width - float(box.attrib["width"])
+        assert 0 <= float(box.attrib["y"]) <= height - float(box.attrib["height"])
+
+
+def test_every_picture_is_shown_on_a_page_and_has_a_source():
+    """
+    No picture is left over, and none is drawn by hand.
+    """
+    text = "".join(page.read_text(encoding="utf-8") for page in pages())
+    drawn = {path.stem for path in FOLDER.glob("*.svg")}
+
+    assert drawn == {source.stem for source in SOURCES}
+    assert [] == [name for name in drawn if f"pictures/{name}.svg" not in text]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ('["a", "cloud", 0, 0, 90, 40, "a"]', "no kind cloud"),
+        ('["a", "step", 0, 0, 40, 40, "longer than its box"]', "too wide"),
+    ],
+)
+def test_a_source_that_cannot_be_drawn_is_refused(draw, row, reason):
+    """
+    A box of an unknown kind, or text wider than its box, is an error.
+    """
+    source = f'title = "t"\nsize = [100, 100]\nboxes = [{row}]\narrows = []\n'
+
+    with pytest.raises(draw.PictureError, match=reason):
+        draw.draw(source)
+
+
+def test_make_docs_draws_the_pictures():
+    """
+    The Makefile's target runs the program that the test runs.
+    """
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+    assert "docs/pictures/draw.py" in makefile

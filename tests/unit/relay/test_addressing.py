@@ -1,4 +1,4 @@
-"""Whose a signal is, and which number a relay gets."""
+"""Which relay a signal addresses, and which number a relay gets."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_a_signal_names_its_relay_in_its_data_or_in_its_row(
     data: str | None, row: str | None, address: str | None
 ):
     """
-    The data win, since whoever sends a signal writes these.
+    The signal's data take precedence over the row, since the sender writes the data.
     """
     assert address == address_of(data, row)
 
@@ -44,15 +44,15 @@ def test_a_signal_is_claimed_by_one_relay(
     address: str | None, registered: list[str], found: Claim
 ):
     """
-    The relay that is named, or the only one that is registered, carries it out.
+    The named relay, or the only registered one, carries the signal out.
     """
     assert found == claim(address, "a", registered)
 
 
 @pytest.mark.parametrize("address", [None, "c"])
-def test_a_signal_for_no_relay_is_refused_alike_by_all(address: str | None):
+def test_a_signal_for_an_unknown_relay_is_refused_alike_by_all(address: str | None):
     """
-    Every relay gives the same reason, which names all of them.
+    Every relay gives the same reason, which lists all registered relays.
     """
     first, second = (claim(address, own, ["a", "b"]) for own in ("a", "b"))
 
@@ -76,11 +76,13 @@ def test_a_signal_for_no_relay_is_refused_alike_by_all(address: str | None):
         (RelayFacts({"b": 2}, has_unassigned=True, other_slots=1), True, 1, True),
     ],
 )
-def test_rows_of_before_go_to_the_relay_that_wrote_them(
+def test_unnumbered_rows_go_to_the_relay_that_wrote_them(
     facts: RelayFacts, *, has_slot: bool, number: int, takes_over: bool
 ):
     """
-    Number 1 keeps the heartbeat and the ids of before; a new relay does not get it.
+    Relay 1 keeps the heartbeat and ids from before numbering.
+
+    A new relay does not get them.
     """
     assert (number, takes_over) == (
         facts.number_of("x", has_slot=has_slot),
@@ -90,6 +92,6 @@ def test_rows_of_before_go_to_the_relay_that_wrote_them(
 
 def test_only_the_first_relays_ids_are_plain():
     """
-    Its ids are those of before; every other relay's end with its number.
+    The first relay's ids have no suffix; every other relay's end with its number.
     """
     assert ["", "~2"] == [Registration("x", number).suffix for number in (1, 2)]

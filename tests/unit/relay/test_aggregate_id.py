@@ -1,4 +1,4 @@
-"""The canonical form of an aggregate's id: what the server would write."""
+"""The canonical form of an aggregate's id: the text that the server would write."""
 
 import uuid
 
@@ -34,17 +34,19 @@ ID = b"10711fa5-00aa-4000-8000-0000000000ff"
         (IdForm.UUID, b"order-1", None),
     ],
 )
-def test_an_id_is_spelt_as_the_server_writes_it(form, text, expected):
+def test_an_aggregate_id_is_spelt_as_the_server_writes_it(form, text, expected):
     """
-    What is no id of the form has no spelling.
+    An id that does not fit the form has no canonical spelling.
     """
     assert expected == canonical_of(form)(text)
 
 
 @given(st.integers(), st.uuids())
-def test_what_the_server_writes_stands_as_it_is(number: int, name: uuid.UUID):
+def test_an_aggregate_id_in_the_servers_spelling_is_unchanged(
+    number: int, name: uuid.UUID
+):
     """
-    Of any integer and any UUID.
+    Every integer and every UUID as the server writes it stays as it is.
     """
     assert str(number).encode() == canonical_of(IdForm.INTEGER)(str(number).encode())
     assert str(name).encode() == canonical_of(IdForm.UUID)(str(name).encode())

@@ -1,4 +1,4 @@
-"""The aggregate route: what a row of an aggregate view becomes."""
+"""The aggregate route: the record made of a row of an aggregate view."""
 
 import uuid
 from collections import Counter
@@ -31,8 +31,8 @@ PLACE = ReadPlace(
 ROW = (b"42", b"OrderState", b'{ "total":  1.10 }')
 
 
-class Desk:
-    """The routes of the declared views, and what they counted."""
+class RouteBench:
+    """The routes of the declared views, and the events that they counted."""
 
     def __init__(self, relay: Relay | None = None, **options: Any) -> None:
         views = [{"aggregate_type": "order", "view": "s.order_state"}]
@@ -63,13 +63,13 @@ class Desk:
         return record
 
 
-def test_a_row_is_an_event_that_a_snapshot_read():
+def test_a_view_row_is_a_read_event():
     """
-    It has what a streamed event has, and the snapshot's id.
+    It has all that a streamed event has, plus the snapshot's id.
 
-    What a view does not know is absent.
+    Fields that a view lacks are absent.
     """
-    record = Desk().read()
+    record = RouteBench().read()
 
     namespace = uuid.uuid5(uuid.NAMESPACE_URL, "towpath:snapshot:fill-1:order")
     assert ("outbox.event.order", b"42") == (record.topic, record.key)
@@ -85,11 +85,13 @@ def test_a_row_is_an_event_that_a_snapshot_read():
     } == dict(record.headers)
 
 
-def test_a_row_read_again_has_the_id_it_had_and_no_other_snapshot_has_it():
+def test_a_row_read_twice_keeps_its_id_unique_to_the_snapshot():
     """
-    A chunk that is read twice gives one event; so do two aggregates of one id not.
+    A chunk that is read twice gives one event.
+
+    Two aggregates or snapshots never share an id.
     """
-    desk = Desk()
+    desk = RouteBench()
     route = desk.route()
     places = [PLACE, PLACE._replace(log_lsn=0xDEF), PLACE._replace(snapshot_id="b")]
 
@@ -103,23 +105,23 @@ def test_a_row_read_again_has_the_id_it_had_and_no_other_snapshot_has_it():
 
 def test_a_target_has_a_topic_of_its_own():
     """
-    Where rows go is the place's affair, not the route's.
+    The target, not the route, chooses the topic of READ rows.
     """
     place = PLACE._replace(topic="outbox.event.order.backfill.search")
 
     read, absent = (
-        Desk().route().reads([ROW], place)[0],
-        Desk().route().absent((b"1",), place)[0],
+        RouteBench().route().reads([ROW], place)[0],
+        RouteBench().route().absent((b"1",), place)[0],
     )
 
     assert {"outbox.event.order.backfill.search"} == {read.topic, absent.topic}
 
 
-def test_an_aggregate_that_is_not_there_is_a_tombstone():
+def test_an_absent_aggregate_is_a_tombstone():
     """
-    It has no type: that tells it from a row whose payload is null.
+    The tombstone has no event type, unlike a row whose payload is null.
     """
-    (record,) = Desk().route().absent((b"42",), PLACE)
+    (record,) = RouteBench().route().absent((b"42",), PLACE)
 
     assert (b"42", None) == (record.key, record.value)
     assert {"id", "aggregate_type", "position", "snapshot"} == dict(
@@ -127,11 +129,11 @@ def test_an_aggregate_that_is_not_there_is_a_tombstone():
     ).keys()
 
 
-def test_bytes_are_the_bytes_that_they_stand_for():
+def test_a_bytea_payload_of_a_view_is_its_bytes():
     """
-    As in the stream: a framed payload is not touched.
+    A framed payload is not changed, as in the stream.
     """
-    record = Desk().read((b"42", b"OrderState", rb"\x00ff"), BYTEA)
+    record = RouteBench().read((b"42", b"OrderState", rb"\x00ff"), BYTEA)
 
     assert b"\x00\xff" == record.value
 
@@ -149,11 +151,11 @@ def test_bytes_are_the_bytes_that_they_stand_for():
         ({"route_regex": "ord(.*)", "route_replacement": "$1"}, b"1"),
     ],
 )
-def test_options_make_of_a_read_what_they_make_of_a_streamed_event(options, payload):
+def test_options_treat_a_read_row_like_a_streamed_event(options, payload):
     """
-    Topic, value and headers are the same, but for the id and what a view lacks.
+    Topic, value and headers are the same, except for the id and what a view lacks.
     """
-    desk = Desk(**options)
+    desk = RouteBench(**options)
     names = ("id", "aggregate_type", "aggregate_id", "type", "payload", "headers")
     more = ("traceparent", "occurred_at", "kind")
     columns = tuple(Column(name, JSON if name == "payload" else TEXT) for name in names)
@@ -179,23 +181,23 @@ def test_options_make_of_a_read_what_they_make_of_a_streamed_event(options, payl
     assert {k: v for k, v in expected.headers if k not in apart} == told
 
 
-def test_placements_stand_for_the_tables_own_names():
+def test_placements_map_to_the_tables_own_names():
     """
-    Debezium's names of columns and headers, over a view that has ours.
+    Debezium's names of columns and headers work over a view that has ours.
     """
     view = {"aggregate_type": "order", "view": "s.v"}
     relay = Relay.model_validate({"preset": "debezium", "outbox": {"view": [view]}})
 
-    record = Desk(relay).read()
+    record = RouteBench(relay).read()
 
     assert b"OrderState" == dict(record.headers)["eventType"]
 
 
-def test_a_row_that_is_no_cloudevent_is_a_dead_letter_that_parks_nothing():
+def test_an_invalid_cloudevent_is_a_dead_letter_that_parks_nothing():
     """
-    Its value and headers stand; later events of the aggregate go on.
+    Its value and headers are kept; later events of the aggregate are published.
     """
-    desk = Desk(cloudevents="/shop")
+    desk = RouteBench(cloudevents="/shop")
 
     record = desk.read((b"42", None, b"1"))
 
@@ -205,19 +207,19 @@ def test_a_row_that_is_no_cloudevent_is_a_dead_letter_that_parks_nothing():
     assert 0 == len(desk.parked)
 
 
-def test_a_row_of_another_width_is_no_row_of_the_view():
+def test_a_row_of_another_width_is_refused_by_the_view():
     """
-    It is not taken for a shorter one.
+    It is not taken for a shorter row.
     """
     with pytest.raises(MalformedMessageError, match="a row of 2 values"):
-        Desk().read((b"42", b"OrderState"))
+        RouteBench().read((b"42", b"OrderState"))
 
 
 def test_only_declared_collections_are_aggregates():
     """
-    A table is not, whatever its name.
+    A table is no aggregate, whatever its name.
     """
-    routes = Desk().routes
+    routes = RouteBench().routes
     columns = (Column("id", BIGINT),)
 
     found = [
@@ -228,21 +230,21 @@ def test_only_declared_collections_are_aggregates():
     assert [None, None] == found
 
 
-def test_a_type_that_makes_no_topic_is_a_mistake_in_the_configuration():
+def test_a_type_without_a_valid_topic_is_a_configuration_error():
     """
-    It is told at the start, not when the view is read.
+    The error is raised at the start, not when the view is read.
     """
     with pytest.raises(ConfigurationError, match="order: the aggregate type makes"):
-        Desk(route_regex="order", route_replacement="a b")
+        RouteBench(route_regex="order", route_replacement="a b")
 
 
-def test_further_views_of_a_type_give_other_events_of_its_aggregates():
+def test_further_views_of_a_type_give_further_events_of_its_aggregates():
     """
-    They go to the same topic under ids of their own, and say nothing of absence.
+    They go to the same topic under ids of their own, and write no tombstones.
     """
     view = {"aggregate_type": "order", "view": "s.state"}
     totals = view | {"name": "totals", "view": "s.totals"}
-    desk = Desk(view=[view, totals])
+    desk = RouteBench(view=[view, totals])
     columns = (Column("id", BIGINT), Column("type", TEXT), Column("payload", JSON))
     further = desk.routes.of(Relation(10, "outbox", "order.totals", columns, (0,), "d"))
     assert further is not None

@@ -1,4 +1,4 @@
-"""Attempt after attempt: what is tried again, and how long it is waited."""
+"""Consecutive sessions: which failures are retried, and after which delay."""
 
 from datetime import UTC, datetime
 
@@ -28,7 +28,7 @@ class Clock:
 
 
 class Script:
-    """Fails as often as it is told, then returns."""
+    """Fails as often as the test says, then returns."""
 
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
@@ -41,7 +41,7 @@ class Script:
 
 
 def run(script: Script, clock: Clock, stops_after: int = 100) -> None:
-    """Run a script's attempts with a back-off of one, two, four seconds."""
+    """Run a script's sessions with a back-off of one, two, four seconds."""
     attempts = Attempts(
         clock,
         clock,
@@ -51,7 +51,7 @@ def run(script: Script, clock: Clock, stops_after: int = 100) -> None:
     attempts.run(script)
 
 
-def test_what_may_pass_is_tried_again_with_growing_waits():
+def test_transient_failures_are_retried_with_growing_delays():
     """
     Each failure waits longer than the one before, up to the ceiling.
     """
@@ -66,7 +66,7 @@ def test_what_may_pass_is_tried_again_with_growing_waits():
     )
 
 
-def test_what_does_not_pass_ends_the_attempts():
+def test_a_halting_failure_ends_the_retries():
     """
     A failure that halts is raised at once.
     """
@@ -77,9 +77,9 @@ def test_what_does_not_pass_ends_the_attempts():
     assert 1 == script.calls
 
 
-def test_what_is_not_ours_is_not_hidden():
+def test_an_unexpected_exception_is_not_retried():
     """
-    An error without a name of ours is never tried again.
+    An exception outside our error tree is raised at once.
     """
     script = Script(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
@@ -88,9 +88,9 @@ def test_what_is_not_ours_is_not_hidden():
     assert 1 == script.calls
 
 
-def test_a_stop_ends_the_waiting():
+def test_a_stop_ends_the_back_off():
     """
-    Told to stop after a failure, no further attempt is made.
+    After a stop, no further session is tried.
     """
     clock = Clock()
     script = Script(*[SourceUnavailableError("away")] * 4)

@@ -1,4 +1,4 @@
-"""Keys and envelopes in Avro, judged by fastavro, and in JSON with schemas."""
+"""Keys and envelopes in Avro, checked by fastavro, and in JSON with schemas."""
 
 import io
 import json
@@ -79,9 +79,9 @@ AVRO = Relay(rows=Rows(format=RecordFormat.AVRO))
 ROW = (b"7", b"A", b"2.55", b"{a,b}", b"-3")
 
 
-def test_an_envelope_reads_back_as_it_was_told():
+def test_an_avro_envelope_reads_back_as_written():
     """
-    Rows, source, times and the place in the transaction survive the writing.
+    Rows, source, times and the place in the transaction survive the round trip.
     """
     registry = Registry()
     made = codec(registry, AVRO)
@@ -131,9 +131,9 @@ def test_an_envelope_reads_back_as_it_was_told():
     } == registry.read("towpath.shop.line-value", value)
 
 
-def test_each_envelope_tells_its_own_transaction():
+def test_each_envelope_has_its_own_transaction():
     """
-    What is remembered from row to row changes with the transaction and the time.
+    Values cached between rows change with the transaction and the time.
     """
     registry = Registry()
     made = codec(registry, AVRO)
@@ -159,7 +159,7 @@ def test_each_envelope_tells_its_own_transaction():
     ] == told
 
 
-def test_a_chunk_s_row_has_no_transaction():
+def test_a_read_row_has_no_transaction():
     """
     A READ row has no xid and no LSN of its own, and is marked as a snapshot's.
     """
@@ -204,7 +204,7 @@ def test_records_carry_confluent_s_framing():
 
 def test_a_table_without_a_key_has_no_key_schema():
     """
-    Its records have no key, and its key's subject is never made.
+    Its records have no key, and no key subject is registered.
     """
     registry = Registry()
     made = codec(registry, AVRO, key=())
@@ -223,9 +223,9 @@ def test_a_table_without_a_key_has_no_key_schema():
         ("hex:3f", {"no": 7, "id": "A", "price": None, "tags": ["?"], "small": None}),
     ],
 )
-def test_what_the_stream_left_out_is_null_or_the_placeholder(placeholder, expected):
+def test_an_unchanged_toast_value_is_null_or_the_placeholder(placeholder, expected):
     """
-    Null stands there, or the placeholder where the form has room; never a number.
+    The value is null, or the placeholder where the form has room; never a number.
     """
     registry = Registry()
     rows = Rows(format=RecordFormat.AVRO, placeholder=placeholder)
@@ -236,9 +236,9 @@ def test_what_the_stream_left_out_is_null_or_the_placeholder(placeholder, expect
     assert expected == registry.read("towpath.shop.line-value", value)["after"]
 
 
-def test_a_key_only_row_and_a_value_without_a_form_are_null():
+def test_a_key_only_old_row_and_a_nan_decimal_are_null():
     """
-    NULL, the rest of a key-only old row, and NaN as a Decimal: null, though NOT NULL.
+    NULL, the rest of a key-only old row and a NaN Decimal are null, even if NOT NULL.
     """
     registry = Registry()
     made = codec(registry, AVRO)
@@ -255,7 +255,7 @@ def test_a_key_only_row_and_a_value_without_a_form_are_null():
 @pytest.mark.parametrize("missing", [None, UNCHANGED])
 def test_a_row_without_its_key_is_malformed(missing):
     """
-    A key's column that is missing raises the one error, in keys and in values.
+    A missing key column raises the one error, in keys and in values.
     """
     made = codec(Registry(), AVRO)
     row = (b"7", missing, None, None, None)
@@ -269,7 +269,7 @@ def test_a_row_without_its_key_is_malformed(missing):
 
 def test_a_nullable_column_of_a_configured_key_may_be_null():
     """
-    A key that is not the primary key can hold NULL, and an old row may not tell it.
+    A key that is not the primary key can hold NULL, and an old row may lack it.
     """
     registry = Registry()
     key = (ID._replace(is_nullable=True),)
@@ -285,7 +285,7 @@ def test_a_nullable_column_of_a_configured_key_may_be_null():
 
 def test_json_with_schemas_wraps_what_json_writes():
     """
-    Key and value are ``schema`` and ``payload``; a key that is not there stays away.
+    Key and value are ``schema`` and ``payload``; a missing key stays missing.
     """
     relay = Relay(rows=Rows(format=RecordFormat.JSON_SCHEMA))
     made, keyless = codec(Registry(), relay), codec(Registry(), relay, key=())
@@ -303,9 +303,9 @@ def test_json_with_schemas_wraps_what_json_writes():
     )
 
 
-def test_debezium_s_preset_tells_finer_times_and_the_sequence():
+def test_debezium_s_preset_adds_finer_times_and_the_sequence():
     """
-    The preset's ``source`` has what Debezium's has, in Avro as in JSON.
+    The preset's ``source`` has the same fields as Debezium's, in Avro and in JSON.
     """
     registry = Registry()
     rows = {"format": "avro"}
@@ -321,9 +321,9 @@ def test_debezium_s_preset_tells_finer_times_and_the_sequence():
     )
 
 
-def test_two_tables_that_become_one_name_are_an_error():
+def test_two_tables_with_one_avro_name_are_an_error():
     """
-    The error names both (E-21); the next shape of the same table is no other table.
+    The error names both (E-21); a new shape of the same table is no conflict.
     """
     factory = CodecFactory(AVRO, Registry())
     other = NAMES._replace(schema="a-b", topic="towpath.a-b.line")
@@ -339,7 +339,7 @@ def test_two_tables_that_become_one_name_are_an_error():
 
 def test_headers_have_keys_as_plain_json_in_every_format():
     """
-    As Connect's header converter writes a struct; Debezium's JDBC sink reads only that.
+    Headers look as Connect's converter writes a struct, for Debezium's JDBC sink.
     """
     registry = Registry()
     formats = [
@@ -351,9 +351,9 @@ def test_headers_have_keys_as_plain_json_in_every_format():
     assert [plain] * 3 == [written.key_header(ROW) for written in formats]
 
 
-def test_json_tells_where_a_replicated_change_was_committed():
+def test_json_names_the_origin_of_a_replicated_change():
     """
-    The origin's name and its LSN; neither stands there for what was written here.
+    The origin's name and LSN are written; a local change has neither.
     """
     written = codec(Registry(), Relay.model_validate({"rows": {"format": "json"}}))
     far = FACTS._replace(origin="far", origin_lsn=88)

@@ -1,4 +1,4 @@
-"""What a start does before it believes the ends of the topics."""
+"""The recovery at a start, before the ends of the topics are trusted."""
 
 from types import SimpleNamespace
 
@@ -15,10 +15,10 @@ CLEAN = UNCLEAN._replace(is_clean=True)
 IDEMPOTENT, TRANSACTIONAL = DeliveryMode.IDEMPOTENT, DeliveryMode.TRANSACTIONAL
 
 
-def deeds(
+def recovery_steps(
     monkeypatch, state: State, delivery: DeliveryMode, replicas: int = 1
 ) -> list[str]:
-    """Look back over fakes, and return what was done, in order."""
+    """Run the recovery over fakes, and return its steps in order."""
     done: list[str] = []
     counts = {"t": 3} if replicas > 1 else {}
     monkeypatch.setattr(look_back, "replicated", lambda *_: counts)
@@ -64,11 +64,11 @@ def test_barriers_are_written_after_an_unclean_stop(
     monkeypatch, confirmed: Confirmed | None, replicas: int, expected: list[str]
 ):
     """
-    A clean stop is noted as used up instead, before anything can be left behind again.
+    A clean stop is marked as used before new records can be written.
     """
     state = State(confirmed=confirmed, delivery=IDEMPOTENT)
 
-    assert ["begin", *expected, "everything"] == deeds(
+    assert ["begin", *expected, "everything"] == recovery_steps(
         monkeypatch, state, IDEMPOTENT, replicas
     )
 
@@ -90,12 +90,12 @@ def test_barriers_are_written_after_an_unclean_stop(
         ),
     ],
 )
-def test_how_records_were_written_decides_how_they_are_looked_at(
+def test_transactional_records_are_recovered_as_committed_only(
     monkeypatch, before: str | None, now: DeliveryMode, expected: list[str]
 ):
     """
-    An open transaction of before is aborted, and never taken for what Kafka has.
+    An open transaction is aborted, and its records never count as published.
     """
     state = State(confirmed=UNCLEAN, delivery=before)
 
-    assert expected == deeds(monkeypatch, state, now, replicas=2)
+    assert expected == recovery_steps(monkeypatch, state, now, replicas=2)

@@ -1,4 +1,4 @@
-"""Expressions in ``[[source]] tables``: what init, doctor and relay make of them."""
+"""Expressions in ``[[source]] tables``: how init, doctor and relay resolve them."""
 
 from dataclasses import replace
 
@@ -87,11 +87,13 @@ def level_of(found: list[Finding], what: str) -> Level | None:
         (("s.loose", r"s\..*"), Level.ERROR, ("s.loose", "s.a")),
     ],
 )
-def test_what_an_expression_takes_may_be_unfit(
+def test_an_unfit_table_of_an_expression_is_a_warning(
     entries: tuple[str, ...], level: Level, captured: tuple[str, ...]
 ):
     """
-    A named table must be fit; one that is only taken is left out with a warning.
+    A table named exactly must be fit.
+
+    One that an expression matches is skipped with a warning.
     """
     settings = settings_of(*entries)
 
@@ -99,9 +101,9 @@ def test_what_an_expression_takes_may_be_unfit(
     assert captured == tables_to_capture(FACTS, settings)
 
 
-def test_what_is_sent_already_is_not_left_out():
+def test_a_captured_table_that_became_unfit_is_an_error():
     """
-    A captured table that became unfit is an error, not a stream that ends in silence.
+    A captured table that becomes unfit is an error, not a stream that ends silently.
     """
     publications = {**FACTS.publications, "towpath": publication("s.a", "s.loose")}
     facts = replace(FACTS, publications=publications)
@@ -111,9 +113,9 @@ def test_what_is_sent_already_is_not_left_out():
     assert [] == plan(facts, settings)
 
 
-def test_an_expression_that_takes_nothing_is_told():
+def test_an_expression_without_a_match_is_reported():
     """
-    A slip in an expression shows, though a table may be made later.
+    A typing mistake in an expression shows, though a table may be created later.
     """
     found = capture_findings(FACTS, settings_of("s.a", r"shop\..*"))
 
@@ -124,11 +126,11 @@ def test_an_expression_that_takes_nothing_is_told():
     ("has_run", "fill", "added", "said"),
     [(False, True, True, 0), (True, True, False, 1), (True, False, True, 0)],
 )
-def test_init_leaves_later_tables_to_a_relay_that_fills_them(
+def test_init_leaves_new_tables_to_a_relay_that_fills_them(
     *, has_run: bool, fill: bool, added: bool, said: int
 ):
     """
-    What init adds is not filled: so it adds nothing that the relay would fill.
+    A table added by init is not filled, so init adds none that the relay would fill.
     """
     facts = replace(
         FACTS, tables={**FACTS.tables, "s.new": table("s.new")}, has_run=has_run
@@ -150,11 +152,11 @@ def test_init_leaves_later_tables_to_a_relay_that_fills_them(
         (FirstStart.NEVER, False, False),
     ],
 )
-def test_the_slot_is_left_to_the_relay_that_reads_with_it(
+def test_init_leaves_the_slot_to_the_initial_snapshot(
     mode: FirstStart, *, has_run: bool, is_left: bool
 ):
     """
-    Init does everything but the slot, and says so; doctor does not miss it.
+    Init reports that the relay will create the slot; doctor does not miss it.
     """
     facts = replace(FACTS, slot=None, has_run=has_run)
     settings = settings_of("s.a", mode=mode)
@@ -170,7 +172,7 @@ def test_the_slot_is_left_to_the_relay_that_reads_with_it(
 
 def test_a_bare_signal_table_is_published_too():
     """
-    I-02: signals in a table of the user's come by the stream.
+    I-02: signals in a user's own table arrive by the stream.
     """
     settings = settings_of("s.a", signal_table="s.asks")
     [step] = plan(FACTS, settings)

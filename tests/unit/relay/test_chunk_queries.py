@@ -1,4 +1,4 @@
-"""The queries for chosen keys, filters, views, SELECTs and ranges."""
+"""The chunk queries for chosen keys, filters, views, SELECTs and ranges."""
 
 # ruff: noqa: S608 - what is expected, and never run
 
@@ -38,9 +38,9 @@ ASK = ReadChunk(
 )
 
 
-def test_a_chosen_key_bounds_and_orders_by_its_own_columns():
+def test_a_chosen_key_bounds_and_orders_the_chunk():
     """
-    Its places in the row are not those of the key that identifies the row.
+    The chosen key's column positions are not those of the identifying key.
     """
     ask = dataclasses.replace(ASK, after_key=None, maximum_key=(b"5", b"x"))
 
@@ -55,9 +55,9 @@ def test_a_chosen_key_bounds_and_orders_by_its_own_columns():
     ) == chunks.maximum_key_query(CHOSEN)
 
 
-def test_listed_keys_are_those_that_identify_rows():
+def test_listed_keys_are_looked_up_by_the_tables_own_key():
     """
-    They are looked up by the table's own key, whatever it is read by.
+    The identifying key is used, whichever key the chunks are read by.
     """
     ask = dataclasses.replace(ASK, keys=((b"3",), (b"4",)))
 
@@ -68,9 +68,9 @@ def test_listed_keys_are_those_that_identify_rows():
     ) == chunks.chunk_query(ask, CHOSEN)
 
 
-def test_the_publications_filter_stands_beside_the_signals():
+def test_the_publications_filter_is_combined_with_the_signals():
     """
-    Each in parentheses and on lines of its own; every query heeds the first.
+    Each stands in parentheses on lines of its own; every query applies the first.
     """
     shape = dataclasses.replace(ITEMS, row_filter="(a > 0)")
     ask = dataclasses.replace(ASK, condition="b = 'x' or c = 1 -- few")
@@ -91,9 +91,9 @@ def test_the_publications_filter_stands_beside_the_signals():
     )
 
 
-def test_a_view_is_read_with_one_row_to_spare():
+def test_a_view_chunk_reads_one_extra_row():
     """
-    The row behind the last one tells whether an aggregate has two.
+    The row after the last one shows whether an aggregate has two.
     """
     ask = dataclasses.replace(ASK, shape=VIEW, after_key=(b"it's",))
 
@@ -107,9 +107,9 @@ def test_a_view_is_read_with_one_row_to_spare():
 
 
 @pytest.mark.parametrize("select", ["select * from s.x -- all", "select * from s.x;\n"])
-def test_a_select_is_read_as_if_it_were_the_table(select):
+def test_a_select_is_read_as_a_subquery(select):
     """
-    What ends it, a semicolon or a comment, does not end the query around it.
+    A trailing semicolon or comment does not end the query around it.
     """
     ask = dataclasses.replace(ASK, select=select, maximum_key=None)
     source = select.strip().rstrip(";")
@@ -124,9 +124,9 @@ def test_a_select_is_read_as_if_it_were_the_table(select):
     ) == chunks.maximum_key_query(ITEMS, select)
 
 
-def test_boundaries_are_taken_from_a_sample_in_order():
+def test_range_boundaries_come_from_an_ordered_sample():
     """
-    The server sorts, counts and cuts; nothing is compared here.
+    The server sorts, counts and cuts; Python compares nothing.
     """
     assert (
         'copy (select k0, k1 from (select "c" as k0, "b" as k1,'

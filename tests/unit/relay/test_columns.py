@@ -1,4 +1,4 @@
-"""Which columns are published, under which names, in which forms; and the key."""
+"""Which columns are published, under which names and in which forms; and the key."""
 
 import json
 
@@ -35,7 +35,7 @@ def plan(relation: Relation = PEOPLE, **rows: object) -> Plan:
 
 
 def values(found: Plan, **texts: str) -> dict[str, object]:
-    """Write columns' texts as JSON and read them back."""
+    """Write columns' texts as JSON and parse them."""
     return {
         field.name: json.loads(field.form.json(texts[field.name].encode()))
         for field in found.columns
@@ -52,7 +52,7 @@ def values(found: Plan, **texts: str) -> dict[str, object]:
         ({"exclude_columns": [r"people\.age"]}, ["id", "name", "city", "age", "price"]),
     ],
 )
-def test_filters_choose_columns_of_the_value_and_never_of_the_key(
+def test_column_filters_apply_to_the_value_and_never_to_the_key(
     rows: dict[str, object], left: list[str]
 ):
     """
@@ -80,9 +80,9 @@ def test_a_hash_is_debeziums_and_no_longer_than_its_column():
     assert {"name": "8e68c68edbbac316dfe2"} == values(plan(mask=mask), name="test")
 
 
-def test_masks_and_cuts_are_as_long_as_configured():
+def test_masks_and_truncations_are_as_long_as_configured():
     """
-    Asterisks replace any value, also a number; only characters are cut.
+    Asterisks replace any value, also a number; only characters are truncated.
     """
     mask = [
         rule("city", "mask", length=3),
@@ -97,9 +97,9 @@ def test_masks_and_cuts_are_as_long_as_configured():
     )
 
 
-def test_a_masked_key_is_whole_in_the_key():
+def test_a_masked_column_is_unmasked_in_the_key():
     """
-    Two keys must not become one: the key has its columns as they are.
+    Two keys must not become one: the key keeps its columns as they are.
     """
     found = plan(mask=[rule("id", "mask", length=3)])
     (key,) = found.key
@@ -111,7 +111,7 @@ def test_a_masked_key_is_whole_in_the_key():
     )
 
 
-def test_the_first_rule_that_matches_holds():
+def test_the_first_matching_column_rule_applies():
     """
     A column has one rule.
     """
@@ -121,9 +121,9 @@ def test_the_first_rule_that_matches_holds():
 
 
 @pytest.mark.parametrize("algorithm", ["MD5", "SHA-1", "SHA-512", "SHA3-256", "sha256"])
-def test_hashes_differ_by_algorithm_and_salt(algorithm: str):
+def test_column_hashes_differ_by_algorithm_and_salt(algorithm: str):
     """
-    Each algorithm that the configuration takes works, and equal texts stay equal.
+    Each configurable algorithm works, and equal texts have equal hashes.
     """
     salted, other = (
         plan(mask=[rule("city", "hash", algorithm=algorithm, salt=salt)])
@@ -144,14 +144,14 @@ def test_hashes_differ_by_algorithm_and_salt(algorithm: str):
         ("😀", b"\xac\xed\x00\x05t\x00\x06\xed\xa0\xbd\xed\xb8\x80"),
     ],
 )
-def test_texts_are_serialised_as_java_does(text: str, expected: bytes):
+def test_hashed_texts_are_serialised_as_java_does(text: str, expected: bytes):
     """
     Characters beyond 16 bits are two surrogates of three bytes each.
     """
     assert expected == java_string(text)
 
 
-def test_a_long_text_counts_in_eight_bytes():
+def test_a_long_hashed_text_has_an_eight_byte_length():
     """
     Java's object stream has another mark for texts above 65,535 bytes.
     """
@@ -163,7 +163,7 @@ def test_a_long_text_counts_in_eight_bytes():
 
 def test_a_configured_key_has_its_own_order_and_may_hold_null():
     """
-    Of its columns only those of the table's key are never null.
+    Only columns of the table's own key are known to be non-null.
     """
     found = plan(key_columns={"s.people": ["city", "id"]})
 
@@ -180,7 +180,7 @@ def test_a_configured_key_without_its_column_is_refused():
         plan(key_columns={"s.people": ["nick"]})
 
 
-def test_schemas_carry_postgres_types_where_asked():
+def test_schemas_carry_postgres_types_if_configured():
     """
     Type, length and scale size a column at the other end (T-53).
     """
@@ -199,9 +199,9 @@ def test_schemas_carry_postgres_types_where_asked():
     )
 
 
-def test_names_are_written_as_avro_takes_them():
+def test_column_names_are_adjusted_to_avro_if_configured():
     """
-    Whether the format is Avro or it is only asked for.
+    Names are adjusted for Avro, and for JSON when the configuration asks for it.
     """
     odd = Relation(oid=8, schema="s", table="t", columns=(Column("é 1", 23),), key=(0,))
     sanitized, avro, plain = (
@@ -212,9 +212,9 @@ def test_names_are_written_as_avro_takes_them():
     assert ("__1", "__1", "é 1") == (sanitized, avro, plain)
 
 
-def test_names_that_become_one_are_refused():
+def test_column_names_that_become_equal_are_refused():
     """
-    Neither column could be told from the other.
+    The two columns could not be distinguished.
     """
     odd = Relation(
         oid=8,
@@ -228,9 +228,9 @@ def test_names_that_become_one_are_refused():
         plan(odd, sanitize_names=True)
 
 
-def test_a_column_of_an_unknown_type_that_is_left_out_is_told():
+def test_an_excluded_column_of_an_unknown_type_is_logged():
     """
-    Left out of value and key, and never silently (T-49).
+    It is left out of value and key, and always logged (T-49).
     """
     odd = Relation(
         oid=8,

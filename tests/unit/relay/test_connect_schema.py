@@ -1,4 +1,4 @@
-"""Connect schemas of keys and envelopes, and the JSON and Avro made of them."""
+"""Connect schemas of keys and envelopes, and their JSON and Avro."""
 
 import json
 
@@ -82,7 +82,7 @@ def test_a_key_has_the_form_that_connect_reads():
 
 def test_a_row_in_json_has_every_kind():
     """
-    Semantic names, versions and parameters are told; only the key is never null.
+    Semantic names, versions and parameters are written; only the key is never null.
     """
     row = schema_document(row_schema(NAMES, (ID,), COLUMNS[:6]))
 
@@ -127,7 +127,7 @@ def test_a_row_in_json_has_every_kind():
 
 def test_an_envelope_in_json_is_debezium_s():
     """
-    The envelope names its parts, its version, and where the rows came from.
+    The envelope names its members, its version, and the source of the rows.
     """
     envelope = schema_document(envelope_schema(NAMES, (ID,), (ID,)))
     fields = envelope["fields"]
@@ -249,7 +249,7 @@ def test_an_envelope_in_avro_defines_the_row_once():
 
 
 @pytest.mark.parametrize(("precision", "scale"), [(2, -3), (3, 5)])
-def test_a_scale_that_avro_forbids_is_told_without_its_logical_type(precision, scale):
+def test_a_scale_that_avro_forbids_has_no_logical_type(precision, scale):
     """
     numeric(2, -3) and numeric(3, 5) are no Avro decimals; scale and precision stay.
     """
@@ -263,7 +263,7 @@ def test_a_scale_that_avro_forbids_is_told_without_its_logical_type(precision, s
     )
 
 
-def test_every_name_is_one_that_avro_takes():
+def test_every_avro_name_is_valid():
     """
     What Avro forbids becomes an underscore, in records, namespaces and nested fields.
     """
@@ -286,7 +286,7 @@ def test_every_name_is_one_that_avro_takes():
     )
 
 
-def test_columns_whose_names_become_one_are_an_error():
+def test_columns_whose_names_become_equal_are_an_error():
     """
     The error names both columns, the table and the name that they share (E-21).
     """
@@ -324,9 +324,9 @@ def test_structs_that_share_a_name_must_be_equal():
     )
 
 
-def test_sanitised_names_tell_what_they_came_from():
+def test_sanitised_names_map_to_their_originals():
     """
-    Names that Avro takes stay; others map to theirs.
+    Valid names stay; others map to the names that they were made from.
     """
     names = ("a", "b c", "_9", "9")
 
@@ -339,9 +339,9 @@ def test_sanitised_names_tell_what_they_came_from():
 
 
 @pytest.mark.parametrize("write", [schema_document, avro_text, writer])
-def test_a_list_of_nothing_known_is_an_error(write):
+def test_an_array_of_an_unknown_type_is_an_error(write):
     """
-    An array whose schema does not say of what has no schema in any format.
+    An array without a schema of its elements has no schema in any format.
     """
     with pytest.raises(ValueError, match="does not say of what"):
         write(Schema("array"))

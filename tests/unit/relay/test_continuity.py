@@ -1,4 +1,4 @@
-"""Whether the history at hand is the one that was followed before."""
+"""Whether the source's WAL history is the one that was followed before."""
 
 from dataclasses import replace
 
@@ -38,17 +38,19 @@ SLOT = FoundSlot(confirmed_lsn=5_000, wal_status="reserved", has_streamed=True)
 FOUND = Found("7", 1, (), 9_000, SLOT, 31, "towpath")
 
 
-def judged(remembered: Remembered = REMEMBERED, found: Found = FOUND) -> Decision:
+def decide_lineage(
+    remembered: Remembered = REMEMBERED, found: Found = FOUND
+) -> Decision:
     """Decide on the tables of these tests."""
     return decide(remembered, found, TABLES, AT)
 
 
 def test_the_first_start_begins_a_lineage_without_a_gap():
     """
-    Without state and records, the history at hand is followed from offset zero.
+    Without state and records, the current history is followed from offset zero.
     """
     fresh = FOUND._replace(slot=FoundSlot(confirmed_lsn=700), heartbeat=0)
-    decision = judged(Remembered(), fresh)
+    decision = decide_lineage(Remembered(), fresh)
 
     assert (
         Lineage(1, "7", 1, 0, "towpath", start_lsn=700),
@@ -58,11 +60,11 @@ def test_the_first_start_begins_a_lineage_without_a_gap():
     ) == (decision.lineage, decision.gap, decision.is_new, decision.confirmed_lsn)
 
 
-def test_a_known_lineage_goes_on():
+def test_a_known_lineage_continues():
     """
-    What fits is followed as before, and nothing is written.
+    A matching history is followed as before, and nothing is written.
     """
-    decision = judged()
+    decision = decide_lineage()
 
     assert (FIRST, None, False, False, 5_000, 30) == (
         decision.lineage,
@@ -86,9 +88,9 @@ def test_a_known_lineage_goes_on():
 )
 def test_no_gap_is_announced_without_cause(found: Found):
     """
-    A server that crashed, a quiet one and a slot in danger are no gap.
+    A crashed server, an idle one and a slot in danger are no gap.
     """
-    assert None is judged(found=found).gap
+    assert None is decide_lineage(found=found).gap
 
 
 @pytest.mark.parametrize(
@@ -109,13 +111,13 @@ def test_no_gap_is_announced_without_cause(found: Found):
         (FOUND._replace(timeline=3, forks=(Fork(2, 9_000),)), "descend", False),
     ],
 )
-def test_every_gap_is_announced_and_lies_above_all(
+def test_every_gap_begins_a_lineage_above_all_positions(
     found: Found, part: str, *, needs_slot: bool
 ):
     """
     A92, B73, B74, B77: a new lineage begins above everything that was published.
     """
-    decision = judged(found=found)
+    decision = decide_lineage(found=found)
     gap, lineage = decision.gap, decision.lineage
 
     assert gap is not None
@@ -133,12 +135,12 @@ def test_every_gap_is_announced_and_lies_above_all(
 
 def test_a_promotion_above_what_was_published_is_no_gap():
     """
-    The lineage goes on, on the new timeline, and what was confirmed ends at the fork.
+    The lineage continues on the new timeline; the confirmed part ends at the fork.
     """
     promoted = FOUND._replace(
         timeline=2, forks=(Fork(1, 4_900),), slot=SLOT._replace(confirmed_lsn=4_900)
     )
-    decision = judged(found=promoted)
+    decision = decide_lineage(found=promoted)
 
     assert (None, 2, True, 4_900) == (
         decision.gap,
@@ -150,10 +152,10 @@ def test_a_promotion_above_what_was_published_is_no_gap():
 
 def test_a_slot_beyond_the_fork_is_a_gap():
     """
-    B73: what the new timeline wrote between the fork and its slot was never streamed.
+    B73: changes between the fork and the slot on the new timeline were never streamed.
     """
     promoted = FOUND._replace(timeline=2, forks=(Fork(1, 4_900),))
-    gap = judged(found=promoted).gap
+    gap = decide_lineage(found=promoted).gap
 
     assert gap is not None
     assert "somebody else" in gap.reason
@@ -161,22 +163,22 @@ def test_a_slot_beyond_the_fork_is_a_gap():
 
 def test_the_fork_of_our_own_timeline_counts():
     """
-    After two promotions the first fork is where our history was left.
+    After two promotions the first fork is where our history ended.
     """
     forks = (Fork(1, 4_900), Fork(2, 8_000))
     slot = SLOT._replace(confirmed_lsn=4_850)
-    decision = judged(found=FOUND._replace(timeline=3, forks=forks, slot=slot))
+    decision = decide_lineage(found=FOUND._replace(timeline=3, forks=forks, slot=slot))
 
     assert (None, 4_850) == (decision.gap, decision.confirmed_lsn)
 
 
-def test_a_pending_lineage_is_taken_up_and_not_begun_again():
+def test_a_pending_lineage_is_resumed_and_not_begun_again():
     """
     A crash between the announcement of a gap and its slot repeats nothing.
     """
-    begun = judged(found=FOUND._replace(slot=None))
+    begun = decide_lineage(found=FOUND._replace(slot=None))
     remembered = REMEMBERED._replace(lineages=begun.lineages)
-    decision = judged(remembered, FOUND._replace(slot=None))
+    decision = decide_lineage(remembered, FOUND._replace(slot=None))
 
     assert (None, False, True, begun.lineage) == (
         decision.gap,
@@ -186,19 +188,21 @@ def test_a_pending_lineage_is_taken_up_and_not_begun_again():
     )
 
 
-def test_what_was_confirmed_before_does_not_bind_a_new_lineage():
+def test_an_earlier_confirmed_lsn_does_not_bind_a_new_lineage():
     """
     Until the new lineage has confirmed something, its slot's beginning is the bound.
     """
-    taken_up = replace(judged(found=FOUND._replace(heartbeat=3)).lineage, start_lsn=200)
+    taken_up = replace(
+        decide_lineage(found=FOUND._replace(heartbeat=3)).lineage, start_lsn=200
+    )
     remembered = REMEMBERED._replace(lineages=(FIRST, taken_up))
     found = FOUND._replace(
         slot=SLOT._replace(confirmed_lsn=200), heartbeat=3, current_lsn=900
     )
     moved = found._replace(slot=SLOT._replace(confirmed_lsn=201))
 
-    assert judged(remembered, moved).gap is not None
-    decision = judged(remembered, found)
+    assert decide_lineage(remembered, moved).gap is not None
+    decision = decide_lineage(remembered, found)
 
     assert (None, 0) == (decision.gap, decision.heartbeat)
 
@@ -226,14 +230,14 @@ def test_what_was_confirmed_before_does_not_bind_a_new_lineage():
     ],
     ids=["no slot", "slot was read", "topics have records", "lost at once", "foreign"],
 )
-def test_what_does_not_belong_together_is_a_named_error(
+def test_state_that_contradicts_itself_is_a_named_error(
     remembered: Remembered, found: Found, error: type[Exception]
 ):
     """
-    Where nothing can be decided, the relay halts by the case's own name.
+    Where no decision is possible, the relay halts with the case's own error.
     """
     with pytest.raises(error):
-        judged(remembered, found)
+        decide_lineage(remembered, found)
 
 
 @pytest.mark.parametrize(
@@ -243,20 +247,18 @@ def test_what_does_not_belong_together_is_a_named_error(
         (FOUND._replace(heartbeat=1), HistoryChangedError),
     ],
 )
-def test_a_refused_gap_is_named_by_what_is_missing(
-    found: Found, error: type[Exception]
-):
+def test_a_refused_gap_is_named_by_its_cause(found: Found, error: type[Exception]):
     """
-    Without leave to go on, a lost slot and a changed history halt by different names.
+    If gaps are not allowed, a lost slot and a changed history are different errors.
     """
-    failure = refusal(judged(found=found), found)
+    failure = refusal(decide_lineage(found=found), found)
 
     assert error is type(failure)
 
 
-def test_lineages_are_stored_and_read_again():
+def test_lineages_survive_storing():
     """
-    The document of the state topic gives the same lineages back.
+    The document of the state topic restores the same lineages.
     """
     gap = Gap("restored", 5, AT, TABLES, started=True)
     lineages = (FIRST, Lineage(2, "7", 2, 4_808, "towpath", gap, 10))
@@ -264,7 +266,7 @@ def test_lineages_are_stored_and_read_again():
     assert lineages == parse_lineages(document(lineages))
 
 
-def test_nothing_stored_is_no_lineage():
+def test_an_empty_state_has_no_lineage():
     """
     Before the first start there is none.
     """
@@ -272,9 +274,9 @@ def test_nothing_stored_is_no_lineage():
 
 
 @pytest.mark.parametrize("stored", [{}, {"lineages": 3}, {"lineages": [{"gap": 1}]}])
-def test_what_is_no_lineage_is_named(stored: dict):
+def test_a_malformed_lineage_document_is_an_error(stored: dict):
     """
-    A document of another form halts instead of being guessed at.
+    A document of another form halts the relay.
     """
     with pytest.raises(StateLostError, match="cannot be read"):
         parse_lineages(stored)

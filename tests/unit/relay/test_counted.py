@@ -1,4 +1,4 @@
-"""Events whose values cannot tell their place are counted all the same."""
+"""Events whose values carry no place in the transaction are counted all the same."""
 
 import pytest
 
@@ -24,8 +24,8 @@ INSIDE = Spoken("towpath.outbox", b"{}", 8, 0, TRANSACTION, 8)
 OUTSIDE = Spoken("towpath.outbox", b"{}", 8, -1, None, 8)
 
 
-class Giving:
-    """A route that gives the same records for whatever comes."""
+class FixedRoute:
+    """A route that gives the same records for every change."""
 
     def __init__(self, *records: str) -> None:
         self._records = records
@@ -35,39 +35,43 @@ class Giving:
 
 
 @pytest.fixture
-def counted() -> list[str]:
-    """Lend the list of what was counted."""
+def counted_events() -> list[str]:
+    """Return the list of counted events."""
     return []
 
 
 @pytest.fixture
-def count_in(counted: list[str]):
-    """Lend what counts an event in."""
+def count_event(counted_events: list[str]):
+    """Return the callback that counts an event."""
 
     def count(collection: str) -> Place:
-        counted.append(collection)
-        return Place("1:8", len(counted), len(counted))
+        counted_events.append(collection)
+        return Place("1:8", len(counted_events), len(counted_events))
 
     return count
 
 
 @pytest.mark.parametrize("records", [(), ("event",), ("event", "another")])
-def test_each_record_of_a_change_is_an_event(records, counted, count_in):
+def test_each_record_of_a_change_is_counted_as_an_event(
+    records, counted_events, count_event
+):
     """
-    A82: as many are counted as the route gives, which come through untouched.
+    A82: the count is the number of the route's records, which are unchanged.
     """
-    route = CountedChanges(Giving(*records), "towpath.outbox", count_in)
+    route = CountedChanges(FixedRoute(*records), "towpath.outbox", count_event)
     given = route.records(CHANGE, 0)
 
-    assert (records, ["towpath.outbox"] * len(records)) == (given, counted)
+    assert (records, ["towpath.outbox"] * len(records)) == (given, counted_events)
 
 
 @pytest.mark.parametrize(("spoken", "count"), [(INSIDE, 1), (OUTSIDE, 0)])
-def test_only_messages_of_a_transaction_are_counted(spoken, count, counted, count_in):
+def test_only_messages_of_a_transaction_are_counted(
+    spoken, count, counted_events, count_event
+):
     """
-    A82: an event outside a transaction comes through, and belongs to none.
+    A82: an event outside a transaction is published, and belongs to none.
     """
-    route = CountedEvents(Giving("event"), "towpath.outbox", count_in)
+    route = CountedEvents(FixedRoute("event"), "towpath.outbox", count_event)
     given = route.records(spoken, 0)
 
-    assert (("event",), count) == (given, len(counted))
+    assert (("event",), count) == (given, len(counted_events))

@@ -1,4 +1,4 @@
-"""Dead letters: what they say, and which aggregates they park."""
+"""Dead letters: their contents, and which aggregates they park."""
 
 import base64
 import hashlib
@@ -28,12 +28,12 @@ def record(key: bytes | None = KEY, size: int = 5000) -> Record:
     return Record("t", key, b"v" * 100, [("position", b"P.1")], b"P.1", 9, size)
 
 
-def bury(large: Record, room_bytes: int) -> Record:
-    """Set a record aside whose topic takes 1,000 bytes."""
-    return letters(Parked(10)).of_large(large, 1000, room_bytes)
+def dead_letter(large: Record, room_bytes: int) -> Record:
+    """Make the dead letter of a record whose topic takes 1,000 bytes."""
+    return dead_letters(Parked(10)).of_large(large, 1000, room_bytes)
 
 
-def letters(parked: Parked) -> DeadLetters:
+def dead_letters(parked: Parked) -> DeadLetters:
     """Make dead letters."""
     return DeadLetters("towpath", lambda _: None, parked)
 
@@ -44,18 +44,18 @@ def event(key: bytes | None, size: int, *more: Header) -> Record:
     return Record("e", key, b"v" * 100, marks, b"P.1", 9, size)
 
 
-def taken_again(made: Record) -> Parked:
-    """Return what is parked once the dead letter was read back."""
+def recalled(made: Record) -> Parked:
+    """Return the parked aggregates after the dead letter was read back."""
     parked = Parked(10)
     parked.recall(made.key, made.value, made.headers)
     return parked
 
 
-def test_what_fits_into_the_dead_letters_is_kept_whole():
+def test_a_record_that_fits_is_kept_whole_as_a_dead_letter():
     """
     Key, value and headers stay; topic of origin and reason are added.
     """
-    made = bury(record(), 10_000)
+    made = dead_letter(record(), 10_000)
     marks = dict(made.headers)
 
     assert (
@@ -67,11 +67,11 @@ def test_what_fits_into_the_dead_letters_is_kept_whole():
     )
 
 
-def test_what_does_not_fit_leaves_a_stub():
+def test_a_record_that_does_not_fit_leaves_a_stub_dead_letter():
     """
     The stub names topic, position, size, limit, reason and key.
     """
-    made = bury(record(), 5000)
+    made = dead_letter(record(), 5000)
 
     assert {
         "topic": "t",
@@ -83,12 +83,12 @@ def test_what_does_not_fit_leaves_a_stub():
     } == json.loads(made.value or b"")
 
 
-def test_a_large_key_is_told_by_its_hash():
+def test_a_stub_has_the_hash_of_a_large_key():
     """
     A stub never carries a key that would itself be too large.
     """
     key = b"k" * 3000
-    made = bury(record(key), 1000)
+    made = dead_letter(record(key), 1000)
     stub = json.loads(made.value or b"")
 
     assert (None, hashlib.sha256(key).hexdigest()) == (made.key, stub["key_sha256"])
@@ -96,10 +96,10 @@ def test_a_large_key_is_told_by_its_hash():
 
 def test_a_dead_letter_that_is_too_large_leaves_a_stub_too():
     """
-    A dead letter is not put into another one.
+    A dead letter is not nested in another one.
     """
     large = record()._replace(topic="towpath.dead.relay")
-    made = bury(large, 100_000)
+    made = dead_letter(large, 100_000)
 
     assert ("towpath.dead.relay", TOO_LARGE) == (
         made.topic,
@@ -107,11 +107,11 @@ def test_a_dead_letter_that_is_too_large_leaves_a_stub_too():
     )
 
 
-def test_a_stub_fits_where_little_fits():
+def test_a_stub_fits_the_smallest_size_limit():
     """
     A stub stays within the smallest limit that is reasonable.
     """
-    made = bury(record(b"k" * 2000), 1000)
+    made = dead_letter(record(b"k" * 2000), 1000)
 
     assert made.size < 2 * 2048 + 2 * FIXED_BYTES
 
@@ -126,14 +126,16 @@ TABLE = Relation(
 TRANSACTION = Transaction(9, 160, 160, 1_700_000_000_123_456, b"P.")
 
 
-def test_a_row_can_be_made_again_from_its_dead_letter():
+def test_a_row_can_be_rebuilt_from_its_dead_letter():
     """
-    Bytes are base64, null is null, what the log left out says so; both rows stand.
+    Bytes are base64, null is null, unchanged TOAST values are named.
+
+    Both rows are kept.
     """
     new = (b"1", b"\\x00ff", "Zoë".encode(), UNCHANGED)
     old = (b"2", None, None, None)
     change = Change(Operation.UPDATE, TABLE, new, old, False, TRANSACTION, 3, 0)
-    made = letters(Parked(10)).of_row(TABLE, change, "because")
+    made = dead_letters(Parked(10)).of_row(TABLE, change, "because")
     marks = dict(made.headers)
 
     assert (
@@ -161,10 +163,10 @@ def test_a_row_can_be_made_again_from_its_dead_letter():
 
 def test_a_row_change_parks_nothing():
     """
-    A later full image supersedes it: only events wait for each other.
+    A later full image supersedes it: only events of an aggregate wait for each other.
     """
     parked = Parked(10)
-    dead = letters(parked)
+    dead = dead_letters(parked)
     change = Change(
         Operation.CREATE,
         TABLE,
@@ -185,11 +187,11 @@ def test_a_row_change_parks_nothing():
 @pytest.mark.parametrize("key", [b"42", b"k" * 3000], ids=["short", "long"])
 def test_a_large_event_parks_its_aggregate(room_bytes: int, key: bytes):
     """
-    Its later events wait, at once and after a restart, however little is kept of it.
+    Its later events wait, at once and after a restart, even if only a stub is kept.
     """
     parked = Parked(10)
-    made = letters(parked).of_large(event(key, 5000), 1000, room_bytes)
-    after = taken_again(made)
+    made = dead_letters(parked).of_large(event(key, 5000), 1000, room_bytes)
+    after = recalled(made)
 
     assert (True, True, False, False) == (
         parked.holds("order", key, b"P.2"),
@@ -199,12 +201,12 @@ def test_a_large_event_parks_its_aggregate(room_bytes: int, key: bytes):
     )
 
 
-def test_a_follower_that_is_too_large_for_the_dead_letters_leaves_a_stub():
+def test_a_parked_event_too_large_for_the_dead_letters_leaves_a_stub():
     """
-    The stub keeps topic of origin, first reason and aggregate.
+    The stub keeps the topic of origin, the first reason and the aggregate.
     """
     parked = Parked(10)
-    dead = letters(parked)
+    dead = dead_letters(parked)
     aside = dead.of_record(event(b"42", 5000), "first")
     stub = dead.of_large(aside, 1000, 4000)
     told = json.loads(stub.value or b"")
@@ -212,7 +214,7 @@ def test_a_follower_that_is_too_large_for_the_dead_letters_leaves_a_stub():
     assert ("e", "first", True) == (
         told["topic"],
         told["first_reason"],
-        taken_again(stub).holds("order", b"42", b"P.2"),
+        recalled(stub).holds("order", b"42", b"P.2"),
     )
 
 
@@ -221,17 +223,17 @@ def test_a_read_event_parks_nothing():
     A snapshot's event is the aggregate's state, which another READ supersedes.
     """
     parked = Parked(10)
-    letters(parked).of_large(event(b"42", 5000, ("snapshot", b"s")), 1000, 100_000)
+    dead_letters(parked).of_large(event(b"42", 5000, ("snapshot", b"s")), 1000, 100_000)
 
     assert 0 == len(parked)
 
 
-def test_a_partition_that_is_not_there_is_a_reason():
+def test_a_missing_partition_makes_a_dead_letter():
     """
-    The record is kept as it was, free of the partition that it asked for.
+    The record is kept as it was, without the partition that it asked for.
     """
     asked = event(b"42", 500)._replace(partition=17)
-    made = letters(Parked(10)).of_record(asked, NO_SUCH_PARTITION)
+    made = dead_letters(Parked(10)).of_record(asked, NO_SUCH_PARTITION)
 
     assert (b"42", b"v" * 100, -1, NO_SUCH_PARTITION.encode()) == (
         made.key,
@@ -241,11 +243,11 @@ def test_a_partition_that_is_not_there_is_a_reason():
     )
 
 
-def test_a_message_keeps_its_whole_content():
+def test_a_dead_letter_of_a_message_keeps_its_content():
     """
-    Content that is no text is base64.
+    Content that is not text is base64.
     """
-    dead = letters(Parked(10))
+    dead = dead_letters(Parked(10))
     contents: list[Mapping[str, object]] = [
         json.loads(
             dead.of_message(
@@ -262,13 +264,13 @@ def test_a_message_keeps_its_whole_content():
     ] == contents
 
 
-def test_what_an_operator_skipped_is_kept_raw_and_as_far_as_it_is_known():
+def test_an_operators_skip_keeps_the_raw_message():
     """
-    The message's bytes, and the row's values by name if the table is known.
+    The message's bytes are kept, and the row's values by name if the table is known.
     """
     row = b"N" + b"\0\x04" + b"t\0\0\0\x011" + b"n" + b"t\0\0\0\x02hi" + b"u"
     raw = b"I" + (7).to_bytes(4, "big") + row
-    dead = letters(Parked(10))
+    dead = dead_letters(Parked(10))
     named = json.loads(dead.of_skipped(raw, b"P.1", 9, TABLE).value or b"")
     bare = json.loads(dead.of_skipped(raw, b"P.1", 9).value or b"")
     broken = dead.of_skipped(b"I\0", b"P.1", 9)
@@ -288,10 +290,10 @@ def test_what_an_operator_skipped_is_kept_raw_and_as_far_as_it_is_known():
 
 def test_the_size_of_a_dead_letter_is_an_upper_bound():
     """
-    Neither reasons nor names make it larger than it says.
+    Neither reasons nor names make it larger than stated.
     """
     whole = event(b"k" * 1000, FIXED_BYTES + 1100)
-    made = letters(Parked(10)).of_record(whole, "r" * 400)
+    made = dead_letters(Parked(10)).of_record(whole, "r" * 400)
     parts = [made.key or b"", made.value or b""]
     parts += [name.encode() for name, _ in made.headers]
     parts += [value for _, value in made.headers if isinstance(value, bytes)]

@@ -1,4 +1,4 @@
-"""Sinks that are declared, or spoilt, while the relay runs."""
+"""Sinks that are declared, or broken in the file, while the relay runs."""
 
 from pathlib import Path
 
@@ -27,13 +27,13 @@ name = "orders_v2"
 
 
 def declared(config: Path) -> DeclaredSinks:
-    """Read the sinks as a relay does that starts now."""
+    """Read the sinks as a relay does that starts at this moment."""
     return DeclaredSinks(config, {}, load(config, {}))
 
 
 def test_a_sink_declared_later_is_known(tmp_path: Path):
     """
-    Each question is answered by the file as it is at that moment.
+    Each question is answered by the file's current contents.
     """
     config = tmp_path / "towpath.toml"
     config.write_text(BEFORE)
@@ -44,7 +44,7 @@ def test_a_sink_declared_later_is_known(tmp_path: Path):
     assert (set(), {"second"}) == (before, sinks())
 
 
-def test_a_file_with_a_mistake_leaves_the_sinks_of_before(tmp_path: Path):
+def test_an_invalid_file_keeps_the_previous_sinks(tmp_path: Path):
     """
     A half-written file makes no declared sink unknown.
     """

@@ -6,7 +6,7 @@ from towpath.relay.delivery import RECORD_BYTES, DeliveryLedger
 
 
 class Acknowledged:
-    """What a client tells of a record."""
+    """The acknowledgement of a record."""
 
     def __init__(self, length: int = 0) -> None:
         self._length = length
@@ -24,9 +24,9 @@ class Acknowledged:
         return 0
 
 
-def test_nothing_is_acknowledged_before_the_start():
+def test_a_new_ledger_stands_at_its_start_lsn():
     """
-    A new ledger stands where it was told to.
+    Without a transaction the ledger's LSN is its start LSN.
     """
     assert 8 == DeliveryLedger(8).acknowledged()
 
@@ -48,7 +48,7 @@ def test_a_transaction_waits_for_its_every_record():
     assert [0, 0, 16] == seen
 
 
-def test_an_open_transaction_is_not_passed_though_all_is_acknowledged():
+def test_an_open_transaction_is_not_passed_by_the_confirmed_lsn():
     """
     Acknowledgements before the commit do not move the LSN.
     """
@@ -60,7 +60,7 @@ def test_an_open_transaction_is_not_passed_though_all_is_acknowledged():
     assert (0, False) == (ledger.acknowledged(), ledger.is_idle)
 
 
-def test_an_empty_transaction_waits_for_those_before_it():
+def test_an_empty_transaction_waits_for_earlier_ones():
     """
     A transaction without records does not overtake an unsettled one.
     """
@@ -78,7 +78,7 @@ def test_an_empty_transaction_waits_for_those_before_it():
 
 def test_a_hold_keeps_its_transaction():
     """
-    A signal's transaction is settled only when the signal is released.
+    A signal's transaction is settled only when the signal's hold is released.
     """
     ledger = DeliveryLedger(0)
     ledger.begin()
@@ -91,7 +91,7 @@ def test_a_hold_keeps_its_transaction():
     assert (0, 16) == (before, ledger.acknowledged())
 
 
-def test_the_servers_word_is_taken_only_when_nothing_is_open():
+def test_a_keepalive_moves_the_lsn_only_when_nothing_is_open():
     """
     A keepalive moves the LSN neither inside a transaction nor behind an unsettled one.
     """
@@ -109,9 +109,9 @@ def test_the_servers_word_is_taken_only_when_nothing_is_open():
     assert (0, 0, 100) == (inside, unsettled, ledger.acknowledged())
 
 
-def test_the_servers_word_waits_for_rows_of_a_chunk_too():
+def test_a_keepalive_waits_for_read_rows_too():
     """
-    While a snapshot's rows are on their way, the server's word is not taken.
+    While a snapshot's rows are in flight, the server's position is not taken.
     """
     ledger = DeliveryLedger(0)
     chunk = ledger.begin_chunk(1)
@@ -122,9 +122,9 @@ def test_the_servers_word_waits_for_rows_of_a_chunk_too():
     assert 0 == ledger.acknowledged()
 
 
-def test_the_servers_word_never_moves_back():
+def test_a_keepalive_never_moves_the_lsn_back():
     """
-    An older word of the server changes nothing.
+    A lower position from the server changes nothing.
     """
     ledger = DeliveryLedger(50)
     ledger.idle_until(10)
@@ -132,9 +132,9 @@ def test_the_servers_word_never_moves_back():
     assert 50 == ledger.acknowledged()
 
 
-def test_a_failed_record_is_never_passed():
+def test_a_failed_record_is_never_confirmed():
     """
-    A record that was given up leaves the LSN before it, and its reason is kept.
+    A record that failed leaves the LSN before it, and its error is kept.
     """
     ledger = DeliveryLedger(0)
     delivery = ledger.begin()
@@ -147,7 +147,7 @@ def test_a_failed_record_is_never_passed():
 
 def test_bytes_in_flight_come_back_to_zero():
     """
-    What is counted in is counted out: by acknowledgement or failure.
+    Bytes are subtracted again on acknowledgement and on failure.
     """
     ledger = DeliveryLedger(0)
     delivery = ledger.begin()
@@ -181,7 +181,7 @@ def test_a_chunk_is_delivered_once_and_only_when_it_is_closed():
 
 def test_the_last_record_of_each_partition_is_kept():
     """
-    Streamed records are kept with their position; what stands beside only by place.
+    Streamed records are kept with their position; others only with their offset.
     """
     ledger = DeliveryLedger(0)
     delivery = ledger.begin()
@@ -196,9 +196,9 @@ def test_the_last_record_of_each_partition_is_kept():
     assert (b"2", [("t", 0)], 0) == (position, list(ledger.passed), loose.pending)
 
 
-def test_a_failed_record_beside_the_stream_is_a_failure_too():
+def test_a_failed_internal_record_is_a_failure_too():
     """
-    A mark or a READ row that is given up is not passed over.
+    A failed mark or READ row is not ignored.
     """
     ledger = DeliveryLedger(0)
     loose = ledger.loose()
@@ -208,9 +208,9 @@ def test_a_failed_record_beside_the_stream_is_a_failure_too():
     assert ("refused", {}, 1) == (ledger.failure, ledger.passed, loose.pending)
 
 
-def test_what_is_settled_is_counted_with_the_oldest_commit_time():
+def test_settled_transactions_are_counted_with_the_oldest_commit_time():
     """
-    The latency of what was settled since the last look is that of the first of it.
+    The latency since the last statistics is that of the first settled transaction.
     """
     ledger = DeliveryLedger(0)
     for committed_us in (5, 7):
@@ -223,9 +223,9 @@ def test_what_is_settled_is_counted_with_the_oldest_commit_time():
     assert (5, 2) == (ledger.settled_us, ledger.settled_count)
 
 
-def test_a_commit_without_a_begin_is_a_mistake_of_ours():
+def test_a_commit_without_a_begin_raises():
     """
-    Closing what was never opened raises.
+    Closing a transaction that was never opened is a defect of ours.
     """
     with pytest.raises(RuntimeError):
         DeliveryLedger(0).commit(8)

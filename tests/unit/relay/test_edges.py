@@ -1,4 +1,4 @@
-"""The edges' own translations: SQLSTATEs, brokers' codes, queries."""
+"""The edges' own translations: SQLSTATEs, Kafka error codes, queries."""
 
 import traceback
 
@@ -28,14 +28,14 @@ from towpath.relay.postgres.queries import query
         ("57014", errors.SourceRefusedError),
     ],
 )
-def test_a_state_decides_the_error(state: str | None, error: type[Exception]):
+def test_a_sqlstate_decides_the_error_class(state: str | None, error: type[Exception]):
     """
-    Errors are told apart by SQLSTATE, never by text.
+    Errors are classified by SQLSTATE, never by text.
     """
     assert error is type(failure_of(state, "doing: told"))
 
 
-def test_a_refused_password_is_not_tried_for_ever():
+def test_a_refused_password_halts():
     """
     A connection that failed at its login halts, although it has no SQLSTATE.
     """
@@ -56,9 +56,9 @@ def test_a_refused_password_is_not_tried_for_ever():
         (KafkaError.INVALID_PARTITIONS, errors.BrokerRefusedError),
     ],
 )
-def test_a_brokers_error_is_away_or_refused(code: int, error: type[Exception]):
+def test_a_kafka_error_is_transient_or_refused(code: int, error: type[Exception]):
     """
-    What trying again may cure is told apart from what it does not.
+    Errors that a retry may cure differ in class from those that it cannot.
     """
     made = translated(KafkaException(KafkaError(code)), "making topic t")
 
@@ -75,9 +75,9 @@ def test_every_statement_is_found_by_its_name():
     assert query("create_schema").startswith(b"create schema")
 
 
-def test_names_are_quoted():
+def test_identifiers_are_quoted():
     """
-    Names are written so that they cannot be anything else.
+    A quoted name can never be read as anything else.
     """
     assert '"a b"."c""d"' == quoted("a b", 'c"d')
 
@@ -93,9 +93,9 @@ def test_names_are_quoted():
         "hunter2",
     ],
 )
-def test_nothing_of_an_unreadable_address_is_told(dsn: str):
+def test_an_unreadable_address_is_not_shown(dsn: str):
     """
-    An address that cannot be read halts, and no piece of its password is shown.
+    An address that cannot be parsed halts, and no part of its password is shown.
     """
     with pytest.raises(errors.SourceRefusedError) as caught:
         connect(dsn)

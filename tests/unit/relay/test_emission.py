@@ -1,4 +1,4 @@
-"""How rows and sweeps of a snapshot go out: which route, which topic, which chunk."""
+"""How rows and sweeps of a snapshot are published: route, topic and chunk."""
 
 import json
 from base64 import b64encode
@@ -42,7 +42,7 @@ def table_route(relation: Relation) -> TableRoute:
 
 
 class AggregateRoute:
-    """Makes bare records of a view's rows; knows no key but 9."""
+    """Makes bare records of a view's rows; knows no key except 9."""
 
     relation = VIEW
     topic = "event.order"
@@ -56,8 +56,8 @@ class AggregateRoute:
         return [Record(place.topic, key[0], None, [], b"", 0, 9)]
 
 
-class Bench:
-    """The way out over fakes, with topics of two partitions."""
+class EmissionBench:
+    """Emission over fakes, with topics of two partitions."""
 
     def __init__(self, *, is_compacted: bool = False, is_refused: bool = False) -> None:
         self.sent: list[Record] = []
@@ -106,11 +106,11 @@ class Bench:
         self.emission.sweep(EmitSweep(CHUNK, relation, 8, 6, "s1", target))
 
 
-def test_rows_go_to_their_tables_topic_behind_its_shape():
+def test_read_rows_go_to_their_tables_topic_after_its_shape():
     """
-    Each is a READ; the chunk is delivered with its last slice, and not before.
+    Each is a READ; the chunk counts as delivered with its last slice, not before.
     """
-    bench = Bench()
+    bench = EmissionBench()
     bench.emit(RELATION, rows=ROWS[:1], is_last=False)
     early = bench.ledger.take_delivered()
     bench.emit(RELATION, rows=ROWS[1:])
@@ -132,9 +132,9 @@ def test_rows_go_to_their_tables_topic_behind_its_shape():
 
 def test_rows_of_another_shape_have_another_route():
     """
-    A chunk brings the shape that its rows have, whatever the one before had.
+    A chunk brings the shape of its own rows, whatever the previous chunk had.
     """
-    bench = Bench()
+    bench = EmissionBench()
     wider = Relation(1, "s", "a", (*RELATION.columns, Column("x", 23)), (0,))
     bench.emit(RELATION, rows=ROWS[:1], is_last=False)
     bench.emit(wider, rows=((b"2", b"b", b"3"),))
@@ -144,11 +144,11 @@ def test_rows_of_another_shape_have_another_route():
     ]
 
 
-def test_rows_of_a_view_are_events_and_no_table():
+def test_rows_of_a_view_are_events_of_the_aggregate():
     """
-    They have the aggregate's topic, and no shape to be told.
+    They have the aggregate's topic, and no shape is published for them.
     """
-    bench = Bench()
+    bench = EmissionBench()
     bench.emit(VIEW, rows=((b"7",),))
 
     assert ([("event.order", b"7")], []) == (
@@ -157,11 +157,11 @@ def test_rows_of_a_view_are_events_and_no_table():
     )
 
 
-def test_absent_keys_go_where_the_rows_go():
+def test_deletes_of_absent_keys_follow_the_chunks_topic():
     """
-    Deletes of keys that were asked for travel with the chunk, also to one sink alone.
+    Deletes of requested keys are published with the chunk, also to a single sink.
     """
-    bench = Bench()
+    bench = EmissionBench()
     bench.emit(RELATION, rows=ROWS[:1], absent=((b"9",),), target="search2")
     topic = "t.s.a.backfill.search2"
 
@@ -174,11 +174,11 @@ def test_absent_keys_go_where_the_rows_go():
     )
 
 
-def test_a_delete_whose_record_key_cannot_be_told_is_counted():
+def test_a_delete_with_an_unknown_record_key_is_counted():
     """
     Where records have a key of their own, a missing row may leave it unknown.
     """
-    bench = Bench()
+    bench = EmissionBench()
     bench.emit(VIEW, absent=((b"untold",), (b"9",)))
 
     assert ([b"9"], {UNTOLD_DELETE: 1}) == (
@@ -196,9 +196,9 @@ def test_a_sweep_reaches_every_partition(
     keys: list[bytes | None],
 ):
     """
-    Each says where it stands and what is gone, and has a key where it must.
+    Each record has its position and the floor, and a key where the topic needs one.
     """
-    bench = Bench(is_compacted=is_compacted)
+    bench = EmissionBench(is_compacted=is_compacted)
     bench.sweep(RELATION, target="search2")
     headers = [
         ("position", b"0000000000000008.-"),
@@ -220,9 +220,9 @@ def test_a_sweep_reaches_every_partition(
 @pytest.mark.parametrize("relation", [RELATION, VIEW])
 def test_a_sweeps_envelope_has_neither_row(relation: Relation):
     """
-    Of a table and of an aggregate alike: the floor is its message.
+    A table's and an aggregate's sweep alike carry the floor as their message.
     """
-    bench = Bench()
+    bench = EmissionBench()
     bench.sweep(relation)
     content = b64encode(b"0000000000000006.-").decode()
     value = json.loads(bench.sent[0].value or b"")
@@ -236,11 +236,11 @@ def test_a_sweeps_envelope_has_neither_row(relation: Relation):
     )
 
 
-def test_a_table_whose_rows_are_set_aside_is_not_swept():
+def test_a_table_whose_rows_are_dead_letters_is_not_swept():
     """
-    Its rows are dead letters, so that sinks would delete what is there.
+    Otherwise sinks would delete rows that still exist.
     """
-    bench = Bench(is_refused=True)
+    bench = EmissionBench(is_refused=True)
     bench.sweep(RELATION)
 
     assert ([], {UNSWEPT: 1}, (CHUNK,)) == (

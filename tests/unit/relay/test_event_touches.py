@@ -1,4 +1,4 @@
-"""Events touch their aggregates: which, by which transaction, and what they leave."""
+"""Changed keys of aggregates: which events change them, and what becomes of a row."""
 
 import json
 from collections import Counter
@@ -23,8 +23,8 @@ SEES_IT = XidSnapshot(100, 100, frozenset())
 SEES_NOTHING = XidSnapshot(5, 5, frozenset())
 
 
-class Desk:
-    """Recorders of two views and a table, and a scan that notes each."""
+class RecorderBench:
+    """Recorders of two views and a table, and a scan that records each."""
 
     def __init__(self) -> None:
         self.aggregates = {"order": Touches(), "customer": Touches()}
@@ -66,14 +66,16 @@ class Desk:
             self.tally.bury("why")
         self.events.row(change, SEQUENCE)
 
-    def say(self, told: object, transaction: Transaction | None = TRANSACTION) -> None:
+    def message(
+        self, told: object, transaction: Transaction | None = TRANSACTION
+    ) -> None:
         """Stream a message."""
         content = told if isinstance(told, bytes) else json.dumps(told).encode()
         self.events.expect()
         spoken = Spoken("towpath.outbox", content, 160, 0, transaction, 160)
         self.events.message(spoken, SEQUENCE)
 
-    def left(
+    def judge(
         self,
         key: bytes = b"42",
         name: str = "order",
@@ -91,41 +93,39 @@ ORDER = {"aggregate_type": "order", "aggregate_id": "42"}
     ("event_type", "expected"),
     [(b"OrderChanged", Left.FULL), (b"OrderPaid", Left.PARTIAL), (None, Left.PARTIAL)],
 )
-def test_an_event_touches_its_aggregate_and_some_types_carry_it_whole(
-    event_type, expected
-):
+def test_an_event_drops_a_read_row_of_its_aggregate(event_type, expected):
     """
     A row is dropped while its query does not see the event's transaction.
 
-    After an event that is not the whole state it is read again.
+    After an event without the whole state the row is read again.
     """
-    desk = Desk()
+    desk = RecorderBench()
     desk.insert(b"order", b"42", event_type)
 
-    assert desk.left(snapshot=SEES_IT) is None
-    assert desk.left(b"43") is None
+    assert desk.judge(snapshot=SEES_IT) is None
+    assert desk.judge(b"43") is None
 
-    assert expected is desk.left()
+    assert expected is desk.judge()
 
 
-def test_all_types_may_carry_the_whole_state():
+def test_a_star_means_that_all_event_types_carry_the_whole_state():
     """
-    A star says so, and stands for no type by itself.
+    The star is for all types and is no type by itself.
     """
-    desk = Desk()
+    desk = RecorderBench()
     desk.insert(b"customer", b"x", b"Anything")
 
-    assert Left.FULL is desk.left(b"x", "customer")
+    assert Left.FULL is desk.judge(b"x", "customer")
 
 
-def test_an_event_that_was_set_aside_is_no_state_that_anybody_has():
+def test_an_event_in_the_dead_letters_makes_its_aggregate_read_again():
     """
-    Parked, refused or too large: its aggregate is read again.
+    A parked, refused or too large event reached no sink, so the row is read again.
     """
-    desk = Desk()
+    desk = RecorderBench()
     desk.insert(b"order", b"42", b"OrderChanged", is_buried=True)
 
-    assert Left.PARTIAL is desk.left()
+    assert Left.PARTIAL is desk.judge()
 
 
 @pytest.mark.parametrize(
@@ -136,24 +136,26 @@ def test_an_event_that_was_set_aside_is_no_state_that_anybody_has():
         (None, None, {OTHER_FORM: 1}),
     ],
 )
-def test_an_id_touches_in_its_canonical_form(spelt, left, counted):
+def test_an_aggregate_id_is_compared_in_its_canonical_form(spelt, left, counted):
     """
-    What is spelt in another way is counted, and is no state under the view's key.
+    An id in another spelling is counted, and carries no state under the view's key.
 
-    What is no id of the form is none of the view's, and counted too.
+    An invalid id belongs to no row of the view, and is counted too.
     """
-    desk = Desk()
+    desk = RecorderBench()
     desk.insert(b"order", spelt, b"OrderChanged")
 
-    assert left is desk.left()
+    assert left is desk.judge()
     assert Counter(counted) == desk.tally.skipped
 
 
-def test_what_nobody_reads_and_what_is_no_event_touches_nothing():
+def test_changes_that_are_no_events_touch_no_aggregate():
     """
-    Other aggregates and tables, updates and deletes of outbox rows, other messages.
+    Other aggregates, tables and messages are ignored.
+
+    So are updates and deletes of outbox rows.
     """
-    desk = Desk()
+    desk = RecorderBench()
     row = (b"i", b"order", b"42", b"OrderPaid", None)
     desk.insert(b"invoice", b"42", b"Any")
     desk.insert(None, b"42", b"Any")
@@ -163,38 +165,38 @@ def test_what_nobody_reads_and_what_is_no_event_touches_nothing():
         Change(Operation.CREATE, ROWS, (b"42", b"v"), None, False, TRANSACTION, 0, 0),
     ):
         desk.events.row(change, SEQUENCE)
-    desk.say(b"no json")
+    desk.message(b"no json")
     content = json.dumps(ORDER).encode()
     desk.events.message(Spoken("other", content, 1, 0, TRANSACTION, 1), SEQUENCE)
 
-    assert desk.left() is None
+    assert desk.judge() is None
     assert Counter() == desk.tally.skipped
 
 
-def test_a_message_in_a_transaction_touches_as_a_row_does():
+def test_a_transactional_message_touches_its_aggregate_as_a_row_does():
     """
-    A number is an id as it is written.
+    A number as an id is compared as it is written.
     """
-    desk = Desk()
-    desk.say(ORDER | {"aggregate_id": 42, "type": "OrderChanged"})
+    desk = RecorderBench()
+    desk.message(ORDER | {"aggregate_id": 42, "type": "OrderChanged"})
 
-    assert desk.left(snapshot=SEES_IT) is None
+    assert desk.judge(snapshot=SEES_IT) is None
 
-    assert Left.FULL is desk.left()
+    assert Left.FULL is desk.judge()
 
 
-def test_a_message_outside_a_transaction_touches_by_its_place_alone():
+def test_a_message_outside_a_transaction_touches_by_its_lsn_alone():
     """
-    What is read from a window that it falls into is read again.
+    A row read in a window around the message is read again.
 
-    No query can fail to see it, and it says nothing of rows, so that it is no state.
+    Every query sees the message, and it is no state of the row.
     """
-    desk = Desk()
-    desk.say(ORDER | {"type": "OrderChanged"}, transaction=None)
+    desk = RecorderBench()
+    desk.message(ORDER | {"type": "OrderChanged"}, transaction=None)
 
-    assert desk.left(low=SEQUENCE) is None
+    assert desk.judge(low=SEQUENCE) is None
 
-    assert Left.PARTIAL is desk.left(low=SEQUENCE - 1, snapshot=SEES_IT)
+    assert Left.PARTIAL is desk.judge(low=SEQUENCE - 1, snapshot=SEES_IT)
 
 
 def frame(relation: Relation, *values: bytes, tag: bytes = b"I") -> bytes:
@@ -205,11 +207,11 @@ def frame(relation: Relation, *values: bytes, tag: bytes = b"I") -> bytes:
     return b"w" + bytes(24) + head + len(values).to_bytes(2, "big") + body
 
 
-def test_what_an_operator_set_aside_is_read_again():
+def test_an_operators_skip_makes_the_row_read_again():
     """
-    The stream carries neither its rows nor its events; ordinals stay as they were.
+    The stream carries neither its rows nor its events; ordinals do not change.
     """
-    desk = Desk()
+    desk = RecorderBench()
     sequencer = Sequencer(0)
     sequencer.bind(TABLE)
     sequencer.bind(ROWS)
@@ -223,17 +225,17 @@ def test_what_an_operator_set_aside_is_read_again():
 
     assert 0 == sequencer.ordinal
     assert [Left.PARTIAL, Left.PARTIAL] == [
-        desk.left(key, "rows") for key in (b"1", b"2")
+        desk.judge(key, "rows") for key in (b"1", b"2")
     ]
 
-    assert Left.PARTIAL is desk.left()
+    assert Left.PARTIAL is desk.judge()
 
 
-def test_a_truncation_that_was_set_aside_touches_every_row():
+def test_a_skipped_truncate_touches_every_row():
     """
-    What was read before it is there no more.
+    Rows read before the truncate no longer exist.
     """
-    desk = Desk()
+    desk = RecorderBench()
     sequencer = Sequencer(0)
     sequencer.bind(ROWS)
     sequencer.transaction = TRANSACTION
@@ -241,17 +243,17 @@ def test_a_truncation_that_was_set_aside_touches_every_row():
 
     desk.events.pass_over(b"w" + bytes(24) + body, sequencer, SEQUENCE)
 
-    assert Left.FULL is desk.left(b"1", "rows")
+    assert Left.FULL is desk.judge(b"1", "rows")
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_what_the_configuration_leaves_out_is_read_again(is_told: bool):
+def test_a_change_excluded_by_configuration_makes_the_row_read_again(is_told: bool):
     """
-    The stream does not carry the row, so that only the snapshot can.
+    The stream does not carry the row, so only the snapshot can.
     """
-    desk = Desk()
+    desk = RecorderBench()
     row = (b"1", b"v")
     change = Change(Operation.UPDATE, ROWS, row, None, False, TRANSACTION, 0, 0)
     touch(desk.recorders[ROWS.oid], change, SEQUENCE, is_told=is_told)
 
-    assert (Left.FULL if is_told else Left.PARTIAL) is desk.left(b"1", "rows")
+    assert (Left.FULL if is_told else Left.PARTIAL) is desk.judge(b"1", "rows")

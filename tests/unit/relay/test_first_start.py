@@ -1,4 +1,6 @@
-"""What a start begins with: modes against what is durable, without a server."""
+"""
+What the relay does at its start: snapshot modes against the durable state, no server.
+"""
 
 import pytest
 
@@ -30,30 +32,30 @@ FIRST = (FirstStart.INITIAL, FirstStart.INITIAL_ONLY, FirstStart.WHEN_NEEDED)
         (NEW._replace(has_records=True, has_slot=True), Beginning.GO_ON),
     ],
 )
-def test_what_is_durable_decides(mode: FirstStart, known: Known, step: Beginning):
+def test_durable_state_decides_the_initial_snapshot(
+    mode: FirstStart, known: Known, step: Beginning
+):
     """
-    N-04, N-08: only a relay that never ran begins, and it begins once.
+    N-04, N-08: only a relay that never ran starts an initial snapshot, and only once.
     """
     assert step == beginning(mode, known)
 
 
 @pytest.mark.parametrize("mode", [FirstStart.NEVER, FirstStart.ALWAYS])
 @pytest.mark.parametrize("has_slot", [True, False])
-def test_other_modes_make_no_slot_and_ask_for_nothing_first(
-    mode: FirstStart, *, has_slot: bool
-):
+def test_other_snapshot_modes_read_nothing_first(mode: FirstStart, *, has_slot: bool):
     """
-    N-05, N-06: never reads nothing, and always asks while it streams.
+    N-05, N-06: ``never`` reads nothing; ``always`` requests a snapshot once streaming.
     """
     assert Beginning.GO_ON == beginning(mode, NEW._replace(has_slot=has_slot))
 
 
 @pytest.mark.parametrize(("version", "has_failover"), [(160000, False), (170000, True)])
-def test_the_slot_with_a_view_survives_a_failover_too(
+def test_the_slot_of_an_initial_snapshot_survives_a_failover_too(
     version: int, *, has_failover: bool
 ):
     """
-    B73: from version 17 on it is made with failover, as that of init is.
+    B73: from version 17 on it is created with failover, like that of init.
     """
     command = exporting_command("my_slot", version)
 
@@ -64,9 +66,9 @@ def test_the_slot_with_a_view_survives_a_failover_too(
 @pytest.mark.parametrize(
     "table", ["s.a", "s.a$b", 's.a"b', 's."a.b"', '"s.a".b', "s.(x)|y"]
 )
-def test_a_signal_of_the_relay_names_just_its_table(table: str):
+def test_a_signal_of_the_relay_matches_only_its_table(table: str):
     """
-    Whatever characters a name has, the entry for it matches it and nothing longer.
+    For any characters in a name, the entry matches that name and nothing longer.
     """
     entry, name = entry_of(table), TableName.parse(table)
     longer = TableName(name.schema, f"{name.table}x").text
@@ -74,9 +76,9 @@ def test_a_signal_of_the_relay_names_just_its_table(table: str):
     assert (True, False) == (matches(entry, table), matches(entry, longer))
 
 
-def test_the_id_of_a_fill_is_the_tables_own_and_fits():
+def test_the_signal_id_of_a_fill_is_the_tables_own_and_fits():
     """
-    Name and oid make it; a long name is hashed; another time is another id.
+    Name and oid make the id; a long name is hashed; a later fill has another id.
     """
     short = ListedTable("s.a", 17, is_published=False)
     long = ListedTable("s." + "x" * 63, 4_294_967_295, is_published=False)
@@ -87,9 +89,9 @@ def test_the_id_of_a_fill_is_the_tables_own_and_fits():
     assert max(map(len, ids)) <= 64
 
 
-def test_captured_tables_are_seen_as_of_each_look():
+def test_captured_tables_are_current_at_each_look():
     """
-    Whoever holds the collection sees what was added, beside what is fixed.
+    Every holder of the collection sees added tables beside the fixed ones.
     """
     tables = CapturedTables(["s.a", "s.a"])
     both = Collections(tables, ["outbox.order"])

@@ -15,9 +15,9 @@ from towpath.relay.wal.frames import (
 KEEPALIVE = b"k" + (77).to_bytes(8, "big") + bytes(8) + b"\1"
 
 
-def test_a_keepalive_tells_the_end_and_whether_to_answer():
+def test_a_keepalive_has_the_wal_end_and_the_reply_flag():
     """
-    The server's position and its wish for a reply come through.
+    The server's position and its request for a reply are read.
     """
     assert Keepalive(77, reply_requested=True) == parse_keepalive(KEEPALIVE)
 
@@ -25,15 +25,15 @@ def test_a_keepalive_tells_the_end_and_whether_to_answer():
 @pytest.mark.parametrize(
     "frame", [b"", KEEPALIVE[:-1], KEEPALIVE + b"\0", b"w" + KEEPALIVE[1:]]
 )
-def test_anything_else_is_no_keepalive(frame: bytes):
+def test_a_malformed_keepalive_is_one_named_error(frame: bytes):
     """
-    A short, long or differently tagged frame is one named error.
+    A short, long or differently tagged frame raises the one error.
     """
     with pytest.raises(MalformedMessageError):
         parse_keepalive(frame)
 
 
-def test_a_frame_tells_where_its_message_was_written():
+def test_a_frame_has_the_lsn_of_its_message():
     """
     The start LSN of a frame with a message is read.
     """
@@ -44,7 +44,7 @@ def test_a_frame_tells_where_its_message_was_written():
 
 def test_a_frame_without_a_message_is_malformed():
     """
-    A frame that ends with its header is one named error.
+    A frame that ends with its header raises the one error.
     """
     with pytest.raises(MalformedMessageError):
         start_lsn(b"w" + bytes(24))
@@ -53,16 +53,16 @@ def test_a_frame_without_a_message_is_malformed():
 @pytest.mark.parametrize("tag", [b"k", b"d", b"\0"])
 def test_a_frame_of_another_kind_has_no_message(tag: bytes):
     """
-    What is not tagged as log data is not read as such.
+    A frame that is not tagged as WAL data is not read as such.
     """
     with pytest.raises(MalformedMessageError):
         start_lsn(tag + bytes(24) + b"B")
 
 
 @pytest.mark.parametrize("head", [b"w" + bytes(16), b"k" + bytes(8)])
-def test_every_frame_tells_when_it_was_sent(head: bytes):
+def test_every_frame_has_its_send_time(head: bytes):
     """
-    The server's time stands in both kinds of frame, in microseconds since 1970.
+    The server's time in both kinds of frame is in microseconds since 1970.
     """
     frame = head + (5).to_bytes(8, "big") + b"B"
 
@@ -72,7 +72,7 @@ def test_every_frame_tells_when_it_was_sent(head: bytes):
 @pytest.mark.parametrize("frame", [b"", b"w" + bytes(23), b"k" + bytes(15), b"x" * 30])
 def test_a_frame_without_a_time_is_malformed(frame: bytes):
     """
-    An empty, short or unknown frame is one named error.
+    An empty, short or unknown frame raises the one error.
     """
     with pytest.raises(MalformedMessageError):
         sent_us(frame)

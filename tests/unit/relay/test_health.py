@@ -1,4 +1,4 @@
-"""The admin port: pages told from the tally, by a clock that the test turns."""
+"""The admin port: pages made of the statistics, by a clock that the test turns."""
 
 from http import HTTPStatus
 from http.client import HTTPConnection
@@ -39,17 +39,17 @@ def clock() -> TurnedClock:
 
 
 @pytest.fixture
-def tally() -> Tally:
-    """Make the tally of a process that streams."""
+def stats() -> Tally:
+    """Make the statistics of a process that streams."""
     return Tally(
         is_streaming=True, run_id="mine", heartbeat_interval_s=10.0, turned_at_s=1000.0
     )
 
 
 @pytest.fixture
-def pages(tally: Tally, clock: TurnedClock) -> Pages:
-    """Make the pages that are told from the tally."""
-    return Pages(tally, clock)
+def pages(stats: Tally, clock: TurnedClock) -> Pages:
+    """Make the pages from the statistics."""
+    return Pages(stats, clock)
 
 
 def metrics(pages: Pages) -> dict[str, dict[tuple[str, ...], float]]:
@@ -64,7 +64,7 @@ def metrics(pages: Pages) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def fetch(port: int, path: str) -> tuple[int, bytes]:
-    """Ask the admin port of this host for a page."""
+    """Request a page from the admin port of this host."""
     connection = HTTPConnection("127.0.0.1", port, timeout=3)
     try:
         connection.request("GET", path)
@@ -74,47 +74,47 @@ def fetch(port: int, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def test_each_reason_is_told_once_and_counted_always():
+def test_each_drop_reason_is_logged_once_and_counted_always():
     """
     The first occurrence of a reason is logged; every one is counted.
     """
     told: list[tuple[str, str]] = []
-    tally = Tally(on_first=lambda what, reason: told.append((what, reason)))
+    stats = Tally(on_first=lambda what, reason: told.append((what, reason)))
     for reason in ("a", "a", "b"):
-        tally.bury(reason)
-        tally.skip(reason)
+        stats.bury(reason)
+        stats.skip(reason)
 
-    assert (4, {"a": 2, "b": 1}) == (len(told), dict(tally.dead_letters))
+    assert (4, {"a": 2, "b": 1}) == (len(told), dict(stats.dead_letters))
 
 
-def test_reasons_without_end_are_counted_as_others():
+def test_reasons_without_bound_are_counted_as_other():
     """
-    No number of different reasons floods the metrics or the log.
+    The number of different reasons in the metrics and the log is bounded.
     """
     told: list[str] = []
-    tally = Tally(on_first=lambda _, reason: told.append(reason))
+    stats = Tally(on_first=lambda _, reason: told.append(reason))
     for number in range(1000):
-        tally.skip(f"reason {number}")
+        stats.skip(f"reason {number}")
 
     assert (101, 900, OTHER_REASONS) == (
-        len(tally.skipped),
-        tally.skipped[OTHER_REASONS],
+        len(stats.skipped),
+        stats.skipped[OTHER_REASONS],
         told[-1],
     )
 
 
 def test_ready_needs_the_stream_and_a_heartbeat_of_its_own(
-    tally: Tally, clock: TurnedClock, pages: Pages
+    stats: Tally, clock: TurnedClock, pages: Pages
 ):
     """
-    Ready begins when this process's own beat comes round, and ends with the stream.
+    The relay is ready once its own heartbeat is streamed back, until the stream ends.
     """
     seen = [pages.answer("/health/ready").status]
-    tally.heartbeat_seen(7, "another", clock.now_s)
+    stats.heartbeat_seen(7, "another", clock.now_s)
     seen.append(pages.answer("/health/ready").status)
-    tally.heartbeat_seen(8, "mine", clock.now_s)
+    stats.heartbeat_seen(8, "mine", clock.now_s)
     seen.append(pages.answer("/health/ready").status)
-    tally.is_streaming = False
+    stats.is_streaming = False
     seen.append(pages.answer("/health/ready").status)
     unready, ready = HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.OK
 
@@ -129,58 +129,58 @@ def test_ready_needs_the_stream_and_a_heartbeat_of_its_own(
         (30.1, HTTPStatus.SERVICE_UNAVAILABLE),
     ],
 )
-def test_ready_ends_three_intervals_after_the_last_beat(
-    tally: Tally, clock: TurnedClock, pages: Pages, age_s: float, status: HTTPStatus
+def test_ready_ends_three_intervals_after_the_last_heartbeat(
+    stats: Tally, clock: TurnedClock, pages: Pages, age_s: float, status: HTTPStatus
 ):
     """
-    Two beats may be missed; a third is not chance.
+    Two heartbeats may be missed; a third ends readiness.
     """
-    tally.heartbeat_seen(1, "mine", clock.now_s)
+    stats.heartbeat_seen(1, "mine", clock.now_s)
     clock.now_s += age_s
 
     assert status == pages.answer("/health/ready").status
 
 
-def test_live_ends_when_the_loop_no_longer_turns(
-    tally: Tally, clock: TurnedClock, pages: Pages
+def test_live_ends_when_the_loop_stops_turning(
+    stats: Tally, clock: TurnedClock, pages: Pages
 ):
     """
-    A loop that stands still is not live; one that waits to be connected is.
+    A loop that stands still is not live; one that waits for a connection is.
     """
-    tally.turned_at_s = clock.now_s
+    stats.turned_at_s = clock.now_s
     seen = [pages.answer("/health/live").status]
     clock.now_s += STUCK_AFTER_S + 1
     seen.append(pages.answer("/health/live").status)
-    tally.is_streaming = False
+    stats.is_streaming = False
     seen.append(pages.answer("/health/live").status)
 
     assert [HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.OK] == seen
 
 
-def test_an_unknown_page_names_the_known_ones(pages: Pages):
+def test_an_unknown_page_lists_the_known_ones(pages: Pages):
     """
-    Whoever mistypes a path is told which there are.
+    The answer to an unknown path lists the paths that exist.
     """
     answer = pages.answer("/")
 
     assert (HTTPStatus.NOT_FOUND, True) == (answer.status, b"/metrics" in answer.body)
 
 
-def test_every_published_name_of_the_relay_is_shown(
-    tally: Tally, clock: TurnedClock, pages: Pages
+def test_every_published_metric_of_the_relay_is_shown(
+    stats: Tally, clock: TurnedClock, pages: Pages
 ):
     """
-    Once everything was seen, each metric name of the relay stands in the scrape.
+    Once all has happened, each metric name of the relay is in the scrape.
     """
-    tally.tables = ("shop.line",)
-    tally.dropped_tables = ("shop.gone",)
-    tally.slot = SlotView(5, 3, 9, "extended", is_active=False, inactive_s=4.0)
-    tally.snapshot = SnapshotView(1, 2, 3, 4, 5, 6, {"shop.line": 6}, clock.now_s - 7)
-    tally.committed(Transaction(1, 8, 8, SECOND_US, b""), 16, 3, 2 * SECOND_US)
-    tally.heartbeat_seen(1, "mine", clock.now_s)
-    tally.bury("a")
-    tally.skip("b")
-    tally.alter("c")
+    stats.tables = ("shop.line",)
+    stats.dropped_tables = ("shop.gone",)
+    stats.slot = SlotView(5, 3, 9, "extended", is_active=False, inactive_s=4.0)
+    stats.snapshot = SnapshotView(1, 2, 3, 4, 5, 6, {"shop.line": 6}, clock.now_s - 7)
+    stats.committed(Transaction(1, 8, 8, SECOND_US, b""), 16, 3, 2 * SECOND_US)
+    stats.heartbeat_seen(1, "mine", clock.now_s)
+    stats.bury("a")
+    stats.skip("b")
+    stats.alter("c")
     told = metrics(pages)
     names = {
         name
@@ -193,9 +193,9 @@ def test_every_published_name_of_the_relay_is_shown(
     assert set() == names - shown
 
 
-def test_what_is_not_known_is_left_out(pages: Pages):
+def test_an_unknown_metric_value_is_left_out(pages: Pages):
     """
-    Before a slot, a heartbeat or a transaction was seen, nothing claims to be zero.
+    Before a slot, a heartbeat or a transaction was seen, no metric claims zero.
     """
     names = (
         telemetry.SLOT_RETAINED,
@@ -207,11 +207,11 @@ def test_what_is_not_known_is_left_out(pages: Pages):
     assert [] == [name for name in names if name in metrics(pages)]
 
 
-def test_the_slots_status_is_one_of_four(tally: Tally, pages: Pages):
+def test_the_slots_status_is_one_of_four(stats: Tally, pages: Pages):
     """
-    The status is a gauge per state, so that an alert can name one.
+    The status is a gauge per state, so that an alert can select one.
     """
-    tally.slot = SlotView(5, 3, None, "lost", is_active=False, inactive_s=None)
+    stats.slot = SlotView(5, 3, None, "lost", is_active=False, inactive_s=None)
     told = metrics(pages)
 
     assert (
@@ -220,13 +220,13 @@ def test_the_slots_status_is_one_of_four(tally: Tally, pages: Pages):
     ) == (told[telemetry.SLOT_STATUS], telemetry.SLOT_SAFE in told)
 
 
-def test_latencies_are_counted_by_bound(tally: Tally, pages: Pages):
+def test_latencies_are_counted_by_bucket(stats: Tally, pages: Pages):
     """
-    From commit to acknowledgement, by the source's clock; never below zero.
+    The time from commit to acknowledgement is by the source's clock and never negative.
     """
-    tally.source_clock.observe(sent_us=10 * SECOND_US, now_us=15 * SECOND_US)
-    tally.settled(10 * SECOND_US, 3, 15 * SECOND_US + 4000)
-    tally.settled(11 * SECOND_US, 1, 15 * SECOND_US)
+    stats.source_clock.observe(sent_us=10 * SECOND_US, now_us=15 * SECOND_US)
+    stats.settled(10 * SECOND_US, 3, 15 * SECOND_US + 4000)
+    stats.settled(11 * SECOND_US, 1, 15 * SECOND_US)
     told = metrics(pages)
     buckets = told[telemetry.RELAY_LATENCY + "_bucket"]
 
@@ -239,13 +239,13 @@ def test_latencies_are_counted_by_bound(tally: Tally, pages: Pages):
     )
 
 
-def test_the_server_answers_on_this_host_until_it_is_closed(
-    tally: Tally, clock: TurnedClock
+def test_the_admin_server_answers_on_this_host_until_it_is_closed(
+    stats: Tally, clock: TurnedClock
 ):
     """
-    Pages and statuses come through HTTP; after closing nobody answers.
+    Pages and statuses are served over HTTP; after closing, connections fail.
     """
-    server = HealthServer(0, Pages(tally, clock))
+    server = HealthServer(0, Pages(stats, clock))
     seen = [fetch(server.port, "/health/live"), fetch(server.port, "/health/ready")]
     server.close()
     with pytest.raises(ConnectionRefusedError):

@@ -1,4 +1,4 @@
-"""A table of which rows are dead letters: how it ends, and where it goes on."""
+"""Tables with rows in the dead letters: how they end, and how they are resumed."""
 
 import pytest
 
@@ -15,7 +15,7 @@ TABLE = StoredTable("s1", "s.a", 0, "running", 7, last_key=(b"9",))
 
 
 def ended(count: int) -> StoredTable:
-    """Return the table, ended, with so many rows that are dead letters."""
+    """Return the table, ended, with so many rows as dead letters."""
     keys = tuple((b"%d" % number,) for number in range(count))
     table = TABLE.after(Settled(1, 5, 0, keys))
     state, reason = outcome(table)
@@ -24,7 +24,7 @@ def ended(count: int) -> StoredTable:
 
 def test_a_table_is_completed_only_without_dead_letters():
     """
-    The reason counts them, names the first keys and the command that reads them again.
+    The reason has their count, the first keys and the command that reads them again.
     """
     state, reason = outcome(TABLE)
     incomplete = ended(2)
@@ -39,9 +39,9 @@ def test_a_table_is_completed_only_without_dead_letters():
     assert "towpath snapshot resume s1 reads just these again" in incomplete.error
 
 
-def test_an_own_request_of_the_relay_is_read_again_by_its_keys():
+def test_a_key_request_of_the_relay_is_repeated_by_command():
     """
-    Nobody can resume it, so the command names the key.
+    Such a request cannot be resumed, so the command names the key.
     """
     _, reason = outcome(ended(1)._replace(asked_until="x"))
 
@@ -52,11 +52,11 @@ def test_an_own_request_of_the_relay_is_read_again_by_its_keys():
     ("count", "keys", "last_key"),
     [(2, ((b"0",), (b"1",)), (b"9",)), (MAX_UNDELIVERED_KEYS + 1, (), None)],
 )
-def test_an_incomplete_table_goes_on_with_what_was_not_delivered(
+def test_an_incomplete_table_resumes_with_its_undelivered_rows(
     count: int, keys: tuple[tuple[bytes, ...], ...], last_key: tuple[bytes, ...] | None
 ):
     """
-    With more rows than keys are kept of, all of it is read again.
+    If there are more rows than stored keys, the whole table is read again.
     """
     queued = ended(count).queued_again()
 
@@ -79,7 +79,9 @@ def test_an_incomplete_table_goes_on_with_what_was_not_delivered(
         (("completed", "completed"), "completed"),
     ],
 )
-def test_a_snapshot_says_the_worst_of_its_tables(states: tuple[str, ...], status: str):
+def test_a_snapshot_has_the_worst_state_of_its_tables(
+    states: tuple[str, ...], status: str
+):
     """
     A failed table fails it; an incomplete one makes it incomplete.
     """

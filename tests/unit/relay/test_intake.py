@@ -1,4 +1,4 @@
-"""What signals are answered, and what comes of them, without a driver."""
+"""The answers to signals, and their effects, without a driver."""
 
 import json
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ def table(
     return StoredTable(snapshot_id, collection, ordinal, state, oid, **fields)
 
 
-class Bench:
-    """An intake over what is captured and open."""
+class SignalBench:
+    """A signal processor over captured tables and open snapshots."""
 
     def __init__(self, *open_tables: StoredTable) -> None:
         self.open = open_tables
@@ -45,7 +45,7 @@ class Bench:
         self.intake = Intake(captured, lambda: ("search",))
 
     def ask(self, kind: str, **data) -> tuple[StoreSignal, Accepted]:
-        """Signal something and return its answer, and what comes of it."""
+        """Send a signal and return its answer and effects."""
         fields = json.dumps({name.replace("_", "-"): v for name, v in data.items()})
         self.intake.see(SignalSeen("now", kind, fields, 5))
         effects = self.intake.answer(SEES_ALL, self.open)
@@ -58,7 +58,7 @@ class Bench:
         return stored, accepted
 
     def reply(self, effect: object) -> list:
-        """Answer for the worker."""
+        """Answer in place of the worker."""
         if isinstance(effect, ReadEnded):
             return self.intake.ended(EndedRead("now", tuple(self.ended)), self.open)
         assert isinstance(effect, InspectTables)
@@ -67,15 +67,15 @@ class Bench:
 
 
 def names(tables: Sequence[StoredTable]) -> list[tuple[str, str, str]]:
-    """Say which tables these are, and their states."""
+    """List the tables and their states."""
     return [(t.snapshot_id, t.collection, t.state) for t in tables]
 
 
-def test_what_a_signal_asks_for_is_stored_with_each_table():
+def test_the_options_of_a_signal_are_stored_with_each_table():
     """
-    Kind, chosen key, sweep, filter and rate go to the tables that they are about.
+    Kind, chosen key, sweep, filter and rate are stored with their tables.
     """
-    bench = Bench()
+    bench = SignalBench()
     stored, accepted = bench.ask(
         "execute-snapshot",
         data_collections=["shop.orders", '"shop"."items"', "outbox.order"],
@@ -100,11 +100,11 @@ def test_what_a_signal_asks_for_is_stored_with_each_table():
     ]
 
 
-def test_a_sweep_is_stored():
+def test_a_sweep_is_stored_with_its_table():
     """
-    A table whose rows in the sinks are to be swept says so.
+    The stored table says that its rows in the sinks are to be swept.
     """
-    stored, _ = Bench().ask(
+    stored, _ = SignalBench().ask(
         "execute-snapshot", data_collections=["shop.orders"], sweep=True
     )
 
@@ -113,10 +113,10 @@ def test_a_sweep_is_stored():
 
 def test_a_condition_that_names_no_table_is_refused():
     """
-    A misspelt name in a filter would have all rows read: it is rejected.
+    A misspelt table in a filter would read all rows, so it is rejected.
     """
     condition = {"data-collection": "shop.order", "filter": "id > 5"}
-    stored, accepted = Bench().ask(
+    stored, accepted = SignalBench().ask(
         "execute-snapshot",
         data_collections=["shop.orders"],
         additional_conditions=[condition],
@@ -126,11 +126,11 @@ def test_a_condition_that_names_no_table_is_refused():
     assert "for 'shop.order' names no table to be read" in stored.detail["reason"]
 
 
-def test_stopping_ends_open_tables_with_the_answer():
+def test_a_stop_ends_open_tables_with_the_answer():
     """
-    What is stopped is stored as such, with who did it, beside the answer.
+    Stopped tables are stored, with the stopping signal, beside the answer.
     """
-    bench = Bench(table(), table("shop.items", "paused"))
+    bench = SignalBench(table(), table("shop.items", "paused"))
     stored, accepted = bench.ask("stop-snapshot")
     reasons = {t.error for t in stored.changed}
 
@@ -146,11 +146,11 @@ def test_stopping_ends_open_tables_with_the_answer():
     )
 
 
-def test_pausing_leaves_what_is_paused_or_named_by_nobody():
+def test_a_pause_affects_only_open_and_named_tables():
     """
-    Only tables that run or wait for their turn are paused; a name picks among them.
+    Only running and waiting tables are paused; a name selects among them.
     """
-    bench = Bench(
+    bench = SignalBench(
         table(),
         table("shop.items", "queued"),
         table("shop.orders", "paused", snapshot_id="s2"),
@@ -165,11 +165,11 @@ def test_pausing_leaves_what_is_paused_or_named_by_nobody():
     assert (bench.open[1],) == accepted.pauses
 
 
-def test_a_pause_of_nothing_is_completed():
+def test_a_pause_without_open_tables_is_completed():
     """
-    Where nothing is open, nothing is paused, and that is the answer.
+    Nothing is paused, and the answer is completed.
     """
-    stored, accepted = Bench().ask("pause-snapshot")
+    stored, accepted = SignalBench().ask("pause-snapshot")
 
     assert ("completed", {"paused": []}, ()) == (
         stored.status,
@@ -189,11 +189,13 @@ def test_a_pause_of_nothing_is_completed():
         ("resume-snapshot", "resumed", ("queued",), "rejected", "it is queued in sna"),
     ],
 )
-def test_a_name_that_means_nothing_is_told_of(kind, what, states, status, reason):
+def test_an_unmatched_name_is_reported_in_the_answer(
+    kind, what, states, status, reason
+):
     """
-    A named collection that is not open, or not so, stands in the answer with why.
+    The answer lists each named collection that is not open, with the reason.
     """
-    bench = Bench(*(table(state=state) for state in states))
+    bench = SignalBench(*(table(state=state) for state in states))
     stored, _ = bench.ask(kind, data_collections=["shop.orders", "shop.items"])
     changed = [t.collection for t in stored.changed]
 
@@ -202,11 +204,11 @@ def test_a_name_that_means_nothing_is_told_of(kind, what, states, status, reason
     assert "shop.items" in stored.detail["refused"]
 
 
-def test_resuming_queues_what_is_paused():
+def test_a_resume_queues_paused_tables():
     """
-    Without a name all paused tables go on; what has run on is let be.
+    Without a name all paused tables continue; running ones are not changed.
     """
-    bench = Bench(table(state="paused", last_key=(b"5",)), table("shop.items"))
+    bench = SignalBench(table(state="paused", last_key=(b"5",)), table("shop.items"))
     stored, accepted = bench.ask("resume-snapshot")
 
     assert [("s1", "shop.orders", "queued")] == names(stored.changed)
@@ -217,11 +219,11 @@ def test_resuming_queues_what_is_paused():
     )
 
 
-def test_a_snapshot_that_has_ended_is_taken_up_where_it_was():
+def test_an_ended_snapshot_is_resumed_from_its_last_key():
     """
     By its id, failed and stopped tables are queued again with their last key.
     """
-    bench = Bench()
+    bench = SignalBench()
     bench.ended = (
         table(state="completed", rows=9),
         table("shop.items", "failed", last_key=(b"5",), error="it had no key"),
@@ -241,12 +243,12 @@ def test_a_snapshot_that_has_ended_is_taken_up_where_it_was():
     assert accepted.resumes == stored.changed
 
 
-def test_a_failed_table_of_an_open_snapshot_joins_it_again():
+def test_a_failed_table_of_an_open_snapshot_is_resumed():
     """
-    What memory knows of an open snapshot counts; that may have ended until it goes on.
+    The state in memory counts for an open snapshot, which may have ended by then.
     """
     known = table(last_key=(b"8",))
-    bench = Bench(known)
+    bench = SignalBench(known)
     bench.ended = (table(last_key=(b"7",)), table("shop.items", "failed"))
     _, accepted = bench.ask("resume-snapshot", snapshot_id="s1")
 
@@ -273,11 +275,13 @@ def test_a_failed_table_of_an_open_snapshot_joins_it_again():
         ),
     ],
 )
-def test_a_snapshot_that_cannot_be_taken_up_says_why(ended, data, reason):
+def test_a_snapshot_that_cannot_be_resumed_is_rejected_with_the_reason(
+    ended, data, reason
+):
     """
     An unknown id, and tables that are complete or were never read, are rejected.
     """
-    bench = Bench()
+    bench = SignalBench()
     bench.ended = ended
     stored, accepted = bench.ask("resume-snapshot", snapshot_id="s1", **data)
 
@@ -289,11 +293,11 @@ def test_a_snapshot_that_cannot_be_taken_up_says_why(ended, data, reason):
     assert reason in stored.detail["reason"]
 
 
-def test_the_relays_own_requests_are_not_to_be_resumed():
+def test_the_relays_own_requests_cannot_be_resumed():
     """
-    What the relay asks for by itself is its own affair.
+    Requests by the relay itself are not for users to resume.
     """
-    stored, _ = Bench().ask("resume-snapshot", snapshot_id="towpath-keys-1")
+    stored, _ = SignalBench().ask("resume-snapshot", snapshot_id="towpath-keys-1")
 
     assert "are the relay's own" in stored.detail["reason"]
 
@@ -307,11 +311,11 @@ def test_the_relays_own_requests_are_not_to_be_resumed():
         ("dance", {}, "REJECTED"),
     ],
 )
-def test_every_answer_is_told_once_it_is_stored(kind, data, type_):
+def test_every_answer_is_notified_once_it_is_stored(kind, data, type_):
     """
-    The notification carries status, reason and detail, with the signal's id.
+    The notification has status, reason and detail, with the signal's id.
     """
-    stored, accepted = Bench().ask(kind, **data)
+    stored, accepted = SignalBench().ask(kind, **data)
     [notice] = accepted.notices
 
     assert Notify("now", type_, notice.additional_data, "Signal") == notice
@@ -319,11 +323,11 @@ def test_every_answer_is_told_once_it_is_stored(kind, data, type_):
     assert stored.detail.get("reason") == notice.additional_data.get("reason")
 
 
-def test_a_signal_that_was_known_starts_and_changes_nothing():
+def test_a_repeated_signal_starts_and_changes_nothing():
     """
-    What is streamed again after a crash is let pass, and the next has its turn.
+    A signal that is streamed again after a crash is skipped, and the next one runs.
     """
-    bench = Bench(table())
+    bench = SignalBench(table())
     for name in ("first", "second"):
         bench.intake.see(SignalSeen(name, "stop-snapshot", None, 5))
     [first] = bench.intake.answer(SEES_ALL, bench.open)

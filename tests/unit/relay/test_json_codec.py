@@ -1,4 +1,4 @@
-"""The codec of plain JSON: envelopes, placeholders, and what the preset adds."""
+"""The codec of plain JSON: envelopes, placeholders, and the preset's additions."""
 
 import json
 from typing import Any
@@ -41,29 +41,29 @@ def codec(key: tuple[int, ...] = (0,), **relay: object) -> Codec:
 
 
 def after(row: Row, **relay: object) -> dict[str, Any]:
-    """Write a new row and read it back."""
+    """Write a new row and parse it."""
     value = codec(**relay).value(None, row, FACTS, is_full=True)
     found: dict[str, Any] = json.loads(value)["after"]
     return found
 
 
 def source(facts: Facts, **relay: object) -> dict[str, Any]:
-    """Write an envelope and read its source."""
+    """Write an envelope and parse its source."""
     value = codec(**relay).value(None, None, facts, is_full=False)
     found: dict[str, Any] = json.loads(value)["source"]
     return found
 
 
-def test_what_was_left_out_is_left_out():
+def test_an_unchanged_toast_value_is_left_out_of_json():
     """
-    Without a placeholder an unchanged value is absent, wherever it stands.
+    Without a placeholder an unchanged value is absent, in any column.
     """
     row = (UNCHANGED, b"n", None, UNCHANGED, b"{1}")
 
     assert {"note": "n", "raw": None, "counts": [1]} == after(row)
 
 
-def test_a_placeholder_stands_where_it_cannot_be_taken_for_data():
+def test_a_placeholder_stands_only_in_texts_and_bytes():
     """
     Texts and bytes have it, and their arrays; numbers have none (A73, A76).
     """
@@ -76,14 +76,14 @@ def test_a_placeholder_stands_where_it_cannot_be_taken_for_data():
 
 def test_a_placeholder_may_be_given_in_hex():
     """
-    After hex: come the bytes themselves.
+    The text after ``hex:`` is the bytes themselves.
     """
     found = after(TOASTED, rows={"placeholder": "hex:ff00"})
 
     assert "/wA=" == found["raw"]
 
 
-def test_null_is_null_and_no_placeholder():
+def test_null_differs_from_the_placeholder():
     """
     A NULL in a column that could have been left out stays null (A74).
     """
@@ -92,7 +92,7 @@ def test_null_is_null_and_no_placeholder():
     assert [None] * 4 == [found[name] for name in ("note", "raw", "tags", "counts")]
 
 
-def test_only_the_first_columns_may_be_published():
+def test_columns_at_the_end_may_be_excluded():
     """
     Columns at the end of a row can be excluded like any other.
     """
@@ -112,18 +112,18 @@ def test_columns_between_others_may_be_excluded(excluded: str, left: int):
     assert (left, [5]) == (len(found), found["counts"])
 
 
-def test_an_old_key_is_all_there_is_to_an_old_row():
+def test_an_old_key_gives_a_short_old_row():
     """
-    What a short old row does not tell is absent from before.
+    Columns that a short old row lacks are absent from ``before``.
     """
     value = codec().value((b"1", None, None, None, None), None, FACTS, is_full=False)
 
     assert {"id": 1} == json.loads(value)["before"]
 
 
-def test_names_are_quoted_in_formats_too():
+def test_column_names_are_escaped_in_json():
     """
-    Quotes and percent signs in names are what they are.
+    Quotes and percent signs in names are written literally.
     """
     found = source(FACTS)
 
@@ -132,7 +132,7 @@ def test_names_are_quoted_in_formats_too():
 
 def test_a_chunks_source_has_no_transaction():
     """
-    Its commit LSN is the low watermark.
+    The commit LSN of a READ row's source is the low watermark.
     """
     read = Facts(b"r", 5, 5, b"incremental", None, None, 160, None, None, None)
     found = source(read)
@@ -145,9 +145,9 @@ def test_a_chunks_source_has_no_transaction():
     )
 
 
-def test_the_preset_adds_what_debeziums_source_has():
+def test_debeziums_preset_adds_fields_to_the_source():
     """
-    Finer times, and a sequence that orders rows by commit and place.
+    Finer times, and a sequence that orders rows by commit and place, are added.
     """
     found = source(FACTS, preset="debezium")
 
@@ -161,7 +161,7 @@ def test_the_preset_adds_what_debeziums_source_has():
 
 def test_a_place_in_the_transaction_is_a_block():
     """
-    With enrichment the envelope names id and orders.
+    With enrichment the envelope has the transaction's id and orders.
     """
     facts = FACTS._replace(transaction=Place("9:160", 3, 2))
     value = codec().value(None, None, facts, is_full=False)
@@ -180,16 +180,16 @@ def test_a_row_without_its_key_is_refused(missing: None):
         codec().key((missing, b"n", None, None, None))
 
 
-def test_a_key_of_several_columns_has_their_order():
+def test_a_key_of_several_columns_keeps_key_order():
     """
-    In key order, not in that of the columns.
+    The columns are in key order, not in table order.
     """
     written = codec(key=(1, 0)).key((b"1", b"n", None, None, None))
 
     assert b'{"note":"n","id":1}' == written
 
 
-def test_a_table_without_a_key_has_none():
+def test_a_table_without_a_key_has_no_json_key():
     """
     Its records have no key.
     """

@@ -1,4 +1,4 @@
-"""What the relay itself asks for: batches, holds, and what a restart lets pass."""
+"""The relay's own key requests: batches, holds, and repeats after a restart."""
 
 from dataclasses import replace
 
@@ -22,9 +22,9 @@ def key(number: int) -> tuple[bytes, ...]:
     return (b"%d" % number,)
 
 
-def test_a_mass_update_is_few_stored_rows():
+def test_a_mass_update_makes_few_key_requests():
     """
-    A transaction that moves 100,000 rows asks for ten snapshots, and is held for each.
+    A transaction that moves 100,000 rows makes ten requests, and is held for each.
     """
     requests = KeyRequests()
     holds = [requests.ask(A, key(n), place(8, n)) for n in range(100_000)]
@@ -35,9 +35,9 @@ def test_a_mass_update_is_few_stored_rows():
     assert [batch.snapshot_id for batch in batches[:10]] == [h for h in holds if h]
 
 
-def test_transactions_share_a_batch_and_each_is_held_for_it():
+def test_transactions_share_a_key_request_and_each_is_held_for_it():
     """
-    Keys of several tables and transactions are stored in one go.
+    Keys of several tables and transactions are stored together.
     """
     requests = KeyRequests()
     holds = [
@@ -57,9 +57,9 @@ def test_transactions_share_a_batch_and_each_is_held_for_it():
     ] == tables
 
 
-def test_what_is_stored_is_not_asked_for_again():
+def test_a_stored_key_request_is_not_repeated():
     """
-    After a crash a change at or below the stored place is let pass, a later one not.
+    After a crash a change at or below the stored position is skipped, a later one not.
     """
     requests = KeyRequests()
     requests.resume("0000000000000010.0000000004")
@@ -68,9 +68,9 @@ def test_what_is_stored_is_not_asked_for_again():
     assert [None, None, "towpath-keys-0000000000000010.0000000005"] == asked
 
 
-def test_a_first_start_lets_nothing_pass():
+def test_a_first_start_requests_every_key():
     """
-    Where nothing was stored, everything is asked for.
+    Without stored requests, every key is requested.
     """
     requests = KeyRequests()
     requests.resume(None)
@@ -82,9 +82,11 @@ def test_a_first_start_lets_nothing_pass():
     ("has_ended", "waited_s", "is_taken"),
     [(False, 0.0, False), (True, 0.0, True), (False, MAX_WAIT_S, True)],
 )
-def test_a_batch_waits_for_the_one_before_but_not_long(has_ended, waited_s, is_taken):
+def test_a_key_request_waits_for_the_one_before_but_not_long(
+    has_ended, waited_s, is_taken
+):
     """
-    While one batch is read the next fills up; after a second it is stored anyway.
+    While one request is read the next fills up; after a second it is stored anyway.
     """
     requests = KeyRequests()
     requests.ask(A, key(1), place(8))
@@ -97,9 +99,9 @@ def test_a_batch_waits_for_the_one_before_but_not_long(has_ended, waited_s, is_t
     assert (None, is_taken) == (early, requests.take(1.0 + waited_s) is not None)
 
 
-def test_long_keys_fill_a_batch_by_their_bytes():
+def test_long_keys_fill_a_key_request_by_their_bytes():
     """
-    A batch is bounded by bytes as well as by number.
+    A request is bounded by bytes as well as by number.
     """
     requests = KeyRequests()
     for number in range(3):
@@ -110,9 +112,9 @@ def test_long_keys_fill_a_batch_by_their_bytes():
     assert [2, None] == [batch and batch.tables[0].asked_keys for batch in batches]
 
 
-def test_a_table_made_anew_takes_the_place_of_the_one_before():
+def test_a_recreated_table_replaces_the_requests_of_the_dropped_one():
     """
-    Of a table that was dropped there is nothing to read.
+    A dropped table has no rows left to read.
     """
     requests = KeyRequests()
     requests.ask(A, key(1), place(8, 0))
@@ -122,9 +124,9 @@ def test_a_table_made_anew_takes_the_place_of_the_one_before():
     assert (7, (key(2),)) == (table.table_oid, table.pending_keys)
 
 
-def test_a_failed_batch_is_known_to_those_who_waited_for_it():
+def test_a_failed_key_request_fails_the_waiting_table():
     """
-    Whoever waits for a table's batches learns that one of them has failed.
+    A table that waits for its requests learns that one of them has failed.
     """
     requests = KeyRequests()
     requests.ask(A, key(1), place(8))

@@ -1,4 +1,4 @@
-"""What became of captured names, from stored rows and the catalog alone."""
+"""The fate of captured names, from stored rows and the catalog alone."""
 
 import pytest
 
@@ -42,8 +42,10 @@ def known(oid: int, *, lineage: int = LINEAGE, is_gone: bool = False) -> KnownTa
         pytest.param(known(1, lineage=2), [], Event.DROPPED, id="dropped in a gap"),
     ],
 )
-def test_a_name_is_compared_with_the_table_that_it_had(stored, listed, expected):
-    """Each way in which a name can lose its table gives its own event."""
+def test_a_captured_name_is_compared_with_its_stored_table(stored, listed, expected):
+    """
+    Each way in which a name can lose its table gives its own event.
+    """
     found = changes([stored], [ListedTable(*each) for each in listed], LINEAGE)
 
     assert ([] if expected is None else [expected]) == [each.event for each in found]

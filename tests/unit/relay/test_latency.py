@@ -1,4 +1,4 @@
-"""Latencies by one clock."""
+"""Latencies, measured by one clock."""
 
 from towpath.relay.latency import BOUNDS_S, Histogram, SourceClock
 
@@ -6,9 +6,9 @@ SECOND_US = 1_000_000
 BEGAN_US = 1_000_000 * SECOND_US
 
 
-def test_buckets_are_cumulative_and_end_with_everything():
+def test_latency_buckets_are_cumulative():
     """
-    Each bucket counts what is at most its bound; the last counts all.
+    Each bucket counts latencies up to its bound; the last counts all.
     """
     histogram = Histogram()
     histogram.observe(BOUNDS_S[0])
@@ -23,9 +23,9 @@ def test_buckets_are_cumulative_and_end_with_everything():
     ]
 
 
-def test_nothing_takes_less_than_no_time():
+def test_a_latency_is_never_negative():
     """
-    A commit time of the future counts as zero seconds.
+    A commit time in the future counts as zero seconds.
     """
     histogram = Histogram()
     histogram.observe(-5.0)
@@ -33,7 +33,7 @@ def test_nothing_takes_less_than_no_time():
     assert (1, 0.0) == (histogram.counts[0], histogram.sum_s)
 
 
-def test_a_clock_that_is_off_does_not_show_in_latencies():
+def test_a_clock_offset_does_not_show_in_latencies():
     """
     B82: an hour ahead or behind, 5 ms from commit to acknowledgement are 5 ms.
     """
@@ -50,9 +50,9 @@ def test_a_clock_that_is_off_does_not_show_in_latencies():
 
 def test_a_corrected_clock_is_followed_within_two_windows():
     """
-    B82: after our clock is set forward, what was seen before is forgotten.
+    B82: after our clock is set forward, earlier differences are forgotten.
 
-    It holds for one window more, so that the first frame of a window decides nothing.
+    They hold for one window more, so that the first frame of a window decides nothing.
     """
     clock = SourceClock()
     clock.observe(BEGAN_US, BEGAN_US)
@@ -67,7 +67,7 @@ def test_a_corrected_clock_is_followed_within_two_windows():
 
 def test_a_clock_set_back_is_followed_at_once():
     """
-    B82: a smaller difference always holds.
+    B82: a smaller difference always replaces a larger one.
     """
     clock = SourceClock()
     clock.observe(BEGAN_US, BEGAN_US)

@@ -1,4 +1,4 @@
-"""Signals that are left in a bare table, in Kafka or on the admin port."""
+"""Signals from a bare table, from Kafka or from the admin port."""
 
 import json
 from collections import deque
@@ -50,9 +50,9 @@ LOG = b'{"type": "log", "data": {}}'
         ),
     ],
 )
-def test_a_document_becomes_a_signal(document, signal):
+def test_a_json_document_becomes_a_signal(document, signal):
     """
-    Data may be an object or a text, the id may be missing, and no digit is lost.
+    Data may be an object or a text, the id may be missing, and every digit is kept.
     """
     assert signal == read_document(document, "spare", "k")
 
@@ -75,9 +75,9 @@ def test_a_document_becomes_a_signal(document, signal):
         (b'{"type": "log", "data": "\\ud800"}', "not a text that Postgres holds"),
     ],
 )
-def test_what_is_no_signal_is_rejected_with_its_reason(document, reason):
+def test_an_invalid_signal_is_rejected_with_its_reason(document, reason):
     """
-    Whatever lies in a topic or is sent to the port is read, or refused in a sentence.
+    Every record and request is read as a signal or refused with one sentence.
     """
     with pytest.raises(SignalRejectedError) as rejection:
         read_document(document, "spare", "k")
@@ -89,7 +89,7 @@ def test_what_is_no_signal_is_rejected_with_its_reason(document, reason):
 
 
 class Inbox:
-    """Takes what is put, and is durable when the test says so."""
+    """Takes signals, and reports them durable when the test says so."""
 
     def __init__(self, refusals: deque[Refusal]) -> None:
         self.refusals = refusals
@@ -110,7 +110,7 @@ class Inbox:
 
 
 class Stream:
-    """The loop's side, over fakes."""
+    """The loop's side of the bare table, over fakes."""
 
     def __init__(self) -> None:
         self.refusals: deque[Refusal] = deque()
@@ -147,9 +147,9 @@ def stream() -> Stream:
     return Stream()
 
 
-def test_a_row_holds_its_transaction_until_the_signal_table_has_it(stream: Stream):
+def test_a_signal_row_holds_its_transaction_until_it_is_stored(stream: Stream):
     """
-    Nothing is confirmed before the signal is durable where it is answered.
+    Nothing is confirmed before the signal is durable in the signal table.
     """
     stream.commit(b"s1", b"log", b"{}")
     stream.left.turn()
@@ -169,9 +169,11 @@ def test_a_row_holds_its_transaction_until_the_signal_table_has_it(stream: Strea
         ((b"x" * 65, b"log", None), "the id has 65 characters"),
     ],
 )
-def test_a_row_that_is_no_signal_is_told_and_holds_nothing(stream: Stream, row, reason):
+def test_an_invalid_signal_row_is_rejected_and_holds_nothing(
+    stream: Stream, row, reason
+):
     """
-    It is counted and rejected on the notifications topic; the stream goes on.
+    It is counted and rejected on the notifications topic; the stream continues.
     """
     stream.commit(*row)
     stream.left.turn()
@@ -182,9 +184,9 @@ def test_a_row_that_is_no_signal_is_told_and_holds_nothing(stream: Stream, row, 
     assert ({REFUSED: 1}, 200) == (stream.tally.skipped, stream.ledger.acknowledged())
 
 
-def test_watermarks_and_clean_up_are_no_signals(stream: Stream):
+def test_watermarks_and_deleted_rows_are_no_signals(stream: Stream):
     """
-    Rows that mark a window, and rows that go, are let pass.
+    Rows that mark a window, and deleted rows, are ignored.
     """
     stream.commit(b"w1", b"snapshot-window-open", b"")
     stream.commit(b"s1", b"log", None, operation=Operation.DELETE, end_lsn=300)
@@ -200,7 +202,7 @@ def test_watermarks_and_clean_up_are_no_signals(stream: Stream):
 # The admin port ----------------------------------------------------------------------
 
 
-class Desk:
+class SourceWithSnapshot:
     """A source with one snapshot."""
 
     def __init__(self) -> None:
@@ -221,8 +223,8 @@ class Desk:
         return [{"snapshot_id": "s1"}] if snapshot_id in {None, "s1"} else []
 
 
-def ask(pages: SignalPages, method: str, path: str, body: bytes = b"", **headers):
-    """Ask a real admin port."""
+def request(pages: SignalPages, method: str, path: str, body: bytes = b"", **headers):
+    """Send a request to a real admin port."""
     clock = SystemClock()
     server = HealthServer(0, Pages(Tally(), clock, pages))
     connection = HTTPConnection("127.0.0.1", server.port, timeout=3)
@@ -236,12 +238,12 @@ def ask(pages: SignalPages, method: str, path: str, body: bytes = b"", **headers
         server.close()
 
 
-def test_a_posted_signal_is_left():
+def test_a_posted_signal_is_stored():
     """
-    The answer is 202 and the id, which is made where there is none.
+    The answer is 202 and the id, which is generated if missing.
     """
-    desk = Desk()
-    status, told = ask(SignalPages(desk), "POST", "/signals", LOG, **AS_JSON)
+    desk = SourceWithSnapshot()
+    status, told = request(SignalPages(desk), "POST", "/signals", LOG, **AS_JSON)
 
     assert (HTTPStatus.ACCEPTED, [told["id"]]) == (
         status,
@@ -269,11 +271,11 @@ def test_a_posted_signal_is_left():
         ),
     ],
 )
-def test_what_is_posted_wrongly_is_refused_with_its_reason(path, body, headers, status):
+def test_an_invalid_post_is_refused_with_its_reason(path, body, headers, status):
     """
-    Forms of web pages, bodies without a bound and wrong signals leave nothing.
+    Web form bodies, bodies without a bound and invalid signals store nothing.
     """
-    desk = Desk()
+    desk = SourceWithSnapshot()
     pages = SignalPages(desk)
     fields = {"content-length": str(len(body))}
     fields |= {name.replace("_", "-"): text for name, text in headers.items()}
@@ -290,11 +292,11 @@ def test_what_is_posted_wrongly_is_refused_with_its_reason(path, body, headers, 
         (SourceUnavailableError("away"), HTTPStatus.SERVICE_UNAVAILABLE),
     ],
 )
-def test_a_used_id_and_a_source_that_is_away_are_told(failure, status):
+def test_a_used_id_and_an_unavailable_source_are_errors(failure, status):
     """
-    409: choose another id; 503: nothing was left, try again.
+    409: choose another id; 503: nothing was stored, try again.
     """
-    desk = Desk()
+    desk = SourceWithSnapshot()
     desk.failure = failure
     told = SignalPages(desk).post(b'{"id": "s1", "type": "log"}')
 
@@ -311,34 +313,34 @@ def test_a_used_id_and_a_source_that_is_away_are_told(failure, status):
         ("/snapshots/s2", 404, None),
     ],
 )
-def test_signals_and_snapshots_are_told(path, status, told):
+def test_signals_and_snapshots_are_shown_as_json(path, status, told):
     """
-    What the source's tables say is given as JSON.
+    The contents of the source's tables are served as JSON.
     """
-    answer = SignalPages(Desk()).get(path)
+    answer = SignalPages(SourceWithSnapshot()).get(path)
     assert answer is not None
     document = json.loads(answer.body)
 
     assert (status, told or document) == (answer.status, document)
 
 
-def test_the_port_refuses_and_shows_as_the_pages_say():
+def test_the_admin_port_follows_its_documented_statuses():
     """
-    A form of a web page gets 415, and a snapshot's page its tables.
+    A web form gets 415, and a snapshot's page lists its tables.
     """
-    desk = Desk()
+    desk = SourceWithSnapshot()
     pages = SignalPages(desk)
-    form, _ = ask(pages, "POST", "/signals", LOG, content_type="text/plain")
-    shown = ask(pages, "GET", "/snapshots/s1")
+    form, _ = request(pages, "POST", "/signals", LOG, content_type="text/plain")
+    shown = request(pages, "GET", "/snapshots/s1")
 
     assert (415, [], (200, [{"snapshot_id": "s1"}])) == (form, desk.left, shown)
 
 
 def test_pages_are_503_while_the_source_is_away():
     """
-    The reason and its cure are told; the port itself serves on.
+    The page has the reason and its remedy; the port keeps serving.
     """
-    desk = Desk()
+    desk = SourceWithSnapshot()
     desk.failure = SourceUnavailableError("no answer")
     answer = SignalPages(desk).get("/snapshots")
 

@@ -1,6 +1,4 @@
-"""
-Marks only rise, each kind of record in its own order.
-"""
+"""Marks only rise, each kind of record in its own order."""
 
 from dataclasses import dataclass
 
@@ -33,7 +31,7 @@ class Acknowledged:
         return self.at
 
 
-def begun():
+def marks_of_empty_topic():
     """Return the marks of a topic with one empty partition."""
     marks = Marks({})
     marks.begin(TOPIC, {0: 0})
@@ -42,11 +40,11 @@ def begun():
 
 def test_a_read_row_beside_a_streamed_record_is_no_truncation():
     """
-    READ rows count as they are acknowledged, streamed records by transactions later.
+    READ rows count when acknowledged, streamed records when their transaction settles.
 
-    So a streamed record may stand before a READ row that was taken in first.
+    So a streamed record may have a lower offset than an earlier counted READ row.
     """
-    marks = begun()
+    marks = marks_of_empty_topic()
     marks.move({}, {AT: Acknowledged(117)})
     marks.move({AT: (POSITION, Acknowledged(100))}, {})
     after_stream = dict(marks._marks[TOPIC])
@@ -57,11 +55,11 @@ def test_a_read_row_beside_a_streamed_record_is_no_truncation():
 
 
 @pytest.mark.parametrize("is_read", [False, True])
-def test_an_offset_that_goes_back_among_its_own_kind_halts(is_read):
+def test_an_offset_that_goes_back_halts(is_read):
     """
-    The topic was deleted and made again: what stood below is not there any more.
+    The topic was deleted and created again: its earlier records no longer exist.
     """
-    marks = begun()
+    marks = marks_of_empty_topic()
 
     def take(offset):
         place = Acknowledged(offset)

@@ -21,19 +21,21 @@ INSIDE = Spoken("foo", b"bar", 1160, 3, TRANSACTION, 120)
 OUTSIDE = Spoken("foo", b"bar", 1120, -1, None, 120)
 
 
-def records(relay: Relay | None = None, **more) -> MessageRecords:
-    """Make the records' maker, with what a test says of ``[relay]``."""
+def message_route(relay: Relay | None = None, **more) -> MessageRecords:
+    """Make the message route with a test's options of ``[relay]``."""
     settings = relay or Relay(messages=Messages(publish=True))
     more.setdefault("on_skipped", [].append)
     documents = Documents(settings.rows.format, lambda _subject, _schema: 7)
     return MessageRecords("shop", "db", settings, documents, **more)
 
 
-def test_a_message_outside_a_transaction_has_none():
+def test_a_message_outside_a_transaction_has_no_transaction_block():
     """
     A81: op m, prefix, content; no transaction id and no commit; at its own LSN.
     """
-    record = records(place=lambda _: pytest.fail("counted")).record(OUTSIDE, NOW_US)
+    record = message_route(place=lambda _: pytest.fail("counted")).record(
+        OUTSIDE, NOW_US
+    )
     told = json.loads(record.value)
     source = told["source"]
 
@@ -54,9 +56,9 @@ def test_a_message_outside_a_transaction_has_none():
     )
 
 
-def test_a_message_of_a_transaction_stands_at_its_ordinal():
+def test_a_transactional_message_stands_at_its_ordinal():
     """
-    A81: transaction id, commit, origin and place in the transaction are told.
+    A81: transaction id, commit, origin and place in the transaction are written.
     """
     counted = []
 
@@ -64,7 +66,7 @@ def test_a_message_of_a_transaction_stands_at_its_ordinal():
         counted.append(collection)
         return Place("755:160", 4, 1)
 
-    record = records(place=place).record(INSIDE, NOW_US)
+    record = message_route(place=place).record(INSIDE, NOW_US)
     told = json.loads(record.value)
     source = told["source"]
 
@@ -81,11 +83,11 @@ def test_a_message_of_a_transaction_stands_at_its_ordinal():
     )
 
 
-def test_the_position_is_a_header_and_the_time_the_commits():
+def test_a_messages_position_is_a_header():
     """
-    Readers find the position without reading the value.
+    Readers find the position without parsing the value; the time is the commit's.
     """
-    record = records().record(INSIDE, NOW_US)
+    record = message_route().record(INSIDE, NOW_US)
 
     assert ([("position", record.position)], COMMITTED_US // 1000) == (
         record.headers,
@@ -105,15 +107,15 @@ def test_the_position_is_a_header_and_the_time_the_commits():
         (("foo",), ("foo",), False),
     ],
 )
-def test_prefixes_are_chosen_by_whole_matches(
+def test_message_prefixes_are_matched_whole(
     include: tuple[str, ...], exclude: tuple[str, ...], *, wanted: bool
 ):
     """
-    A81: include and exclude match the whole prefix; what is left out is counted.
+    A81: include and exclude match the whole prefix; excluded messages are counted.
     """
     left_out: list[str] = []
     messages = Messages(publish=True, include=include, exclude=exclude)
-    maker = records(Relay(messages=messages), on_skipped=left_out.append)
+    maker = message_route(Relay(messages=messages), on_skipped=left_out.append)
     record = maker.record(OUTSIDE, NOW_US)
 
     assert (wanted, [] if wanted else [LEFT_OUT]) == (record is not None, left_out)
@@ -129,12 +131,12 @@ def test_prefixes_are_chosen_by_whole_matches(
         "towpath.outbox",
     ],
 )
-def test_our_own_messages_are_never_published(prefix: str):
+def test_internal_messages_are_never_published(prefix: str):
     """
-    Watermarks, heartbeats and events without a table are no messages of the users'.
+    Watermarks, heartbeats and outbox messages are not published as users' messages.
     """
     left_out: list[str] = []
-    maker = records(on_skipped=left_out.append)
+    maker = message_route(on_skipped=left_out.append)
     spoken = OUTSIDE._replace(prefix=prefix)
 
     assert (None, []) == (maker.record(spoken, NOW_US), left_out)
@@ -149,23 +151,23 @@ def test_our_own_messages_are_never_published(prefix: str):
         (Binaries.HEX, "fbff00"),
     ],
 )
-def test_the_content_is_written_as_other_bytes_are(form: Binaries, content: str):
+def test_message_content_is_written_like_other_bytes(form: Binaries, content: str):
     """
-    A81: any bytes come through, in the form that the configuration chooses.
+    A81: any bytes are kept, in the form that the configuration chooses.
     """
     relay = Relay(messages=Messages(publish=True), rows=Rows(binaries=form))
     spoken = OUTSIDE._replace(content=b"\xfb\xff\0")
-    record = records(relay).record(spoken, NOW_US)
+    record = message_route(relay).record(spoken, NOW_US)
 
     assert content == json.loads(record.value)["message"]["content"]
 
 
-def test_with_schemas_the_value_has_exactly_the_announced_fields():
+def test_a_messages_value_has_exactly_the_schemas_fields():
     """
     Payload and schema agree, down to the source.
     """
     rows = Rows(format=RecordFormat.JSON_SCHEMA)
-    record = records(Relay(rows=rows)).record(INSIDE, NOW_US)
+    record = message_route(Relay(rows=rows)).record(INSIDE, NOW_US)
     key, value = json.loads(record.key), json.loads(record.value)
     fields = {field["field"]: field for field in value["schema"]["fields"]}
     source = {field["field"] for field in fields["source"]["fields"]}
@@ -181,12 +183,12 @@ def test_with_schemas_the_value_has_exactly_the_announced_fields():
 @pytest.mark.parametrize(
     ("form", "content"), [(Binaries.BYTES, b"bar"), (Binaries.HEX, "626172")]
 )
-def test_in_avro_bytes_are_bytes(form: Binaries, content: bytes | str):
+def test_message_content_in_avro_is_bytes(form: Binaries, content: bytes | str):
     """
-    Avro has bytes of its own; texts are texts.
+    Avro has a bytes type; texts are strings.
     """
     rows = Rows(format=RecordFormat.AVRO, binaries=form)
-    record = records(Relay(rows=rows)).record(INSIDE, NOW_US)
+    record = message_route(Relay(rows=rows)).record(INSIDE, NOW_US)
     text = avro_text(value_schema("bytes" if form is Binaries.BYTES else "string"))
     schema = fastavro.parse_schema(json.loads(text))
     told = fastavro.schemaless_reader(io.BytesIO(record.value[5:]), schema, None)

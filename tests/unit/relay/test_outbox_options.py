@@ -1,4 +1,4 @@
-"""The outbox route's options: what each makes of a row."""
+"""The outbox route's options: how each changes a row's record."""
 
 import json
 from collections.abc import Mapping
@@ -85,7 +85,7 @@ def reason(record: Record) -> str | None:
 
 def test_the_debezium_preset_reads_its_table_and_writes_its_headers():
     """
-    Topic, key, payload text, id and ``eventType`` as Debezium's router has them (A41).
+    Topic, key, payload text, id and ``eventType`` match Debezium's router (A41).
     """
     outbox = Relay.model_validate({"preset": "debezium"}).outbox
     columns = tuple(Column(name, oid) for name, oid in DEBEZIUM_TYPES.items())
@@ -105,7 +105,7 @@ def test_the_debezium_preset_reads_its_table_and_writes_its_headers():
 
 def test_placements_become_headers_partition_and_envelope():
     """
-    With and without alias, several at once (A42).
+    Placements work with and without alias, and several at once (A42).
     """
     record = route(
         {
@@ -153,7 +153,7 @@ def test_placements_become_headers_partition_and_envelope():
     ],
 )
 @pytest.mark.parametrize("column", ["payload", "extra"])
-def test_in_an_envelope_every_type_has_its_json(
+def test_an_envelope_has_each_types_json(
     column: str, oid: int, value: bytes | None, fragment: bytes
 ):
     """
@@ -170,18 +170,18 @@ def test_in_an_envelope_every_type_has_its_json(
 
 
 @pytest.mark.parametrize("number", [None, b"-1", b"two", b"1.0", b"", b"99999999999"])
-def test_what_is_no_partition_is_a_dead_letter(number: bytes | None):
+def test_an_invalid_partition_is_a_dead_letter(number: bytes | None):
     """
-    Null, negative, no number or beyond Kafka's range.
+    A null, negative, non-numeric or too large partition is refused.
     """
     record = route({"placements": ["p:partition"]}, {"p": number})
 
     assert BAD_PARTITION == reason(record)
 
 
-def test_a_header_that_every_event_has_is_not_written_twice():
+def test_a_header_of_every_event_is_not_written_twice():
     """
-    ``type:header`` asks for what is there already.
+    ``type:header`` names a header that every event already has.
     """
     record = route({"placements": ["type:header", "aggregate_type:header"]}, {})
 
@@ -190,7 +190,7 @@ def test_a_header_that_every_event_has_is_not_written_twice():
 
 def test_a_placement_of_a_missing_column_is_an_error_or_left_out():
     """
-    By default the shape is refused, with the column's name (A50).
+    By default the table is refused, with the column's name (A50).
     """
     placements = ["absent:header"]
     skipped = route({"placements": placements, "on_missing_column": "skip"}, {})
@@ -202,7 +202,7 @@ def test_a_placement_of_a_missing_column_is_an_error_or_left_out():
 
 def test_another_column_can_name_the_topic():
     """
-    ``route_by`` takes the template's place; the aggregate type stays what it is (A48).
+    ``route_by`` replaces the template's input; the aggregate type is unchanged (A48).
     """
     record = route({"route_by": "region"}, {"region": b"eu"})
     null = route({"route_by": "region"}, {"region": None})
@@ -233,7 +233,7 @@ def test_an_empty_payload_is_an_event_or_a_tombstone(
     oid: int, payload: bytes | None, option: str, value: bytes | None
 ):
     """
-    Key and headers stay either way (A45).
+    Key and headers are kept either way (A45).
     """
     record = route({"on_empty_payload": option}, {"payload": payload}, {"payload": oid})
 
@@ -262,9 +262,11 @@ def test_a_tombstone_has_no_envelope_either(option: str, value: bytes | None):
         (TEXT, None, None),
     ],
 )
-def test_keys_are_texts_or_bytes(oid: int, text: bytes | None, key: bytes | None):
+def test_outbox_keys_are_texts_or_bytes(
+    oid: int, text: bytes | None, key: bytes | None
+):
     """
-    Numbers and UUIDs by their text, bytes as bytes, null as null (A47).
+    Numbers and UUIDs are their text, bytes are bytes, null is null (A47).
     """
     record = route({}, {"aggregate_id": text}, {"aggregate_id": oid})
 
@@ -294,7 +296,9 @@ def test_a_column_can_be_the_records_timestamp(
     oid: int, text: bytes | None, milliseconds: int
 ):
     """
-    In milliseconds, whatever the column; null is the commit time (A46).
+    The timestamp is in milliseconds for any column type.
+
+    Null means the commit time (A46).
     """
     options = {"columns": {"timestamp": "at"}}
 
@@ -305,16 +309,16 @@ def test_a_column_can_be_the_records_timestamp(
     "text",
     [b"infinity", b"0044-03-15 00:00:00 BC", b"0", b"-5", b"1700009999999", b"soon"],
 )
-def test_a_timestamp_that_kafka_refuses_is_a_dead_letter(text: bytes):
+def test_an_invalid_timestamp_is_a_dead_letter(text: bytes):
     """
-    Also one far ahead, which brokers refuse: it must not stop the relay.
+    A timestamp that brokers refuse, also one far ahead, must not stop the relay.
     """
     record = route({"columns": {"timestamp": "at"}}, {"at": text})
 
     assert BAD_TIMESTAMP == reason(record)
 
 
-def test_each_row_tells_its_own_schema_version():
+def test_each_row_has_its_own_schema_version():
     """
     Two types with the same version do not mix (A51).
     """
@@ -334,9 +338,9 @@ def test_each_row_tells_its_own_schema_version():
     ]
 
 
-def test_columns_that_the_table_lacks_are_left_out():
+def test_outbox_columns_that_the_table_lacks_are_left_out():
     """
-    An empty name says so; a null type is no header.
+    An empty column name disables it; a null type gives no header.
     """
     absent = {"headers": "", "traceparent": "", "occurred_at": "", "type": ""}
     record = route({"columns": absent}, {"headers": b"[1]", "traceparent": b"x"})
@@ -349,7 +353,9 @@ TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 def test_a_trace_is_continued_by_a_span_of_the_record():
     """
-    Same trace and flags; the parent is the same on a replay; tracestate untouched.
+    Trace id and flags are kept.
+
+    The parent is the same on a replay; tracestate is unchanged.
     """
     own = b'{"tracestate": "a=b"}'
     first, again = (
@@ -373,9 +379,9 @@ def test_a_trace_is_continued_by_a_span_of_the_record():
     )
 
 
-def test_a_trace_in_the_rows_own_headers_is_carried_once():
+def test_a_trace_in_the_rows_own_headers_is_written_once():
     """
-    The column wins; without one the row's own header is the trace context.
+    The column takes precedence; without one the row's own header is the trace context.
     """
     own = b'{"traceparent": "own"}'
     both = route({}, {"traceparent": TRACE, "headers": own})
@@ -387,7 +393,7 @@ def test_a_trace_in_the_rows_own_headers_is_carried_once():
     )
 
 
-def test_debeziums_tracing_column_is_understood():
+def test_debeziums_tracing_column_is_supported():
     """
     ``tracingspancontext`` holds Java properties; the trace context is one of them.
     """
@@ -402,7 +408,7 @@ def test_debeziums_tracing_column_is_understood():
 CE = {"cloudevents": "/shop"}
 
 
-def cloud(record: Record) -> dict[str, Any]:
+def cloudevent_headers(record: Record) -> dict[str, Any]:
     """Return the headers of binary mode."""
     return {
         name: value
@@ -413,7 +419,9 @@ def cloud(record: Record) -> dict[str, Any]:
 
 def test_an_event_can_be_a_cloudevent_in_binary_mode():
     """
-    All attributes of the specification, and the content type; the value is untouched.
+    All attributes of the specification and the content type are set.
+
+    The value is unchanged.
     """
     record = route(CE, {"headers": b'{"schema": "shop.UserCreated:1", "ce_id": "x"}'})
 
@@ -429,7 +437,7 @@ def test_an_event_can_be_a_cloudevent_in_binary_mode():
             "content-type": b"application/json",
         },
         OUR_ROW["payload"],
-    ) == (cloud(record), record.value)
+    ) == (cloudevent_headers(record), record.value)
 
 
 @pytest.mark.parametrize(
@@ -441,38 +449,38 @@ def test_an_event_can_be_a_cloudevent_in_binary_mode():
         (BYTEA, {"payload": b"\\x00", "headers": b'{"content-type": "a/b"}'}, b"a/b"),
     ],
 )
-def test_a_cloudevent_says_what_its_payload_is(
+def test_a_cloudevent_has_the_content_type_of_its_payload(
     oid: int, more: Mapping[str, bytes | None], content_type: bytes | None
 ):
     """
-    By the column's type, unless the row says it; nothing of no payload.
+    The column's type decides, unless the row says it; an empty payload has none.
     """
     record = route(CE, more, {"payload": oid})
 
-    assert content_type == cloud(record).get("content-type")
+    assert content_type == cloudevent_headers(record).get("content-type")
 
 
-def test_optional_attributes_are_left_out():
+def test_optional_cloudevent_attributes_are_left_out():
     """
-    No subject without a key, no time without one of RFC 3339.
+    There is no subject without a key, and no time that RFC 3339 cannot express.
     """
     record = route(CE, {"aggregate_id": None, "occurred_at": b"infinity"})
 
     assert {"ce_specversion", "ce_id", "ce_source", "ce_type", "content-type"} == (
-        cloud(record).keys()
+        cloudevent_headers(record).keys()
     )
 
 
 def test_a_row_without_a_type_is_no_cloudevent():
     """
-    Consumers would refuse it: it is a dead letter.
+    Consumers would refuse such an event, so it is a dead letter.
     """
     assert NOT_A_CLOUDEVENT == reason(route(CE, {"type": None}))
 
 
 def test_every_option_at_once_keeps_the_size_an_upper_bound():
     """
-    A record's stated size is not below what its parts add up to.
+    A record's stated size is at least the sum of its parts, with every option on.
     """
     record = route(
         {

@@ -1,4 +1,4 @@
-"""The outbox route: what an outbox row becomes."""
+"""The outbox route: the record made of an outbox row."""
 
 import json
 from collections import Counter
@@ -58,8 +58,8 @@ TRANSACTION = Transaction(
 )
 
 
-class Desk:
-    """A route, and what it counted."""
+class RouteBench:
+    """A route, and the events that it counted."""
 
     def __init__(self, outbox: Outbox | None = None) -> None:
         self.skipped: Counter[str] = Counter()
@@ -94,7 +94,7 @@ def test_a_row_becomes_an_event():
     """
     Topic, key, payload untouched, headers and commit time of an inserted row.
     """
-    (record,) = Desk().records()
+    (record,) = RouteBench().records()
 
     assert (
         ("outbox.event.order", b"42", b'{ "total":  1.10 }', 1_700_000_000_123),
@@ -113,9 +113,9 @@ def test_a_row_becomes_an_event():
 
 def test_a_trace_and_the_rows_own_headers_are_added():
     """
-    Entries of the headers object follow: texts as they are, other values as JSON.
+    Entries of the headers object become headers: texts as they are, others as JSON.
     """
-    (record,) = Desk().records(
+    (record,) = RouteBench().records(
         traceparent=b"00-ab-cd-01",
         headers=b'{"schema": "shop.OrderPlaced:1", "n": 2, "gone": null}',
     )
@@ -127,22 +127,22 @@ def test_a_trace_and_the_rows_own_headers_are_added():
     ] == record.headers[5:]
 
 
-def test_a_row_cannot_overwrite_our_headers():
+def test_a_row_cannot_overwrite_the_relays_headers():
     """
-    Position, id and their like are ours, whatever the row says; that is counted.
+    Position, id and the like are the relay's; an attempt to set them is counted.
     """
-    desk = Desk()
+    desk = RouteBench()
     (record,) = desk.records(headers=b'{"position": "x", "id": "y", "snapshot": "z"}')
 
     assert (5, {OWN_NAME: 1}) == (len(record.headers), desk.skipped)
 
 
 @pytest.mark.parametrize("empty", [None, b"null", b"{}"])
-def test_no_headers_are_no_headers(empty: bytes | None):
+def test_empty_headers_add_nothing(empty: bytes | None):
     """
     NULL, JSON's null and an empty object add nothing.
     """
-    (record,) = Desk().records(headers=empty)
+    (record,) = RouteBench().records(headers=empty)
 
     assert 5 == len(record.headers)
 
@@ -151,7 +151,7 @@ def test_a_null_payload_is_an_event_without_a_value():
     """
     A row without a payload keeps key and headers.
     """
-    (record,) = Desk().records(payload=None)
+    (record,) = RouteBench().records(payload=None)
 
     assert (None, b"42", 5) == (record.value, record.key, len(record.headers))
 
@@ -170,11 +170,11 @@ def test_a_null_payload_is_an_event_without_a_value():
         ({"occurred_at": b"1767323045600"}, NO_INSTANT),
     ],
 )
-def test_a_row_without_a_place_is_a_dead_letter(columns: dict, reason: str):
+def test_a_row_without_an_aggregate_is_a_dead_letter(columns: dict, reason: str):
     """
     The whole row goes to the dead letters with its reason, and is counted.
     """
-    desk = Desk()
+    desk = RouteBench()
     (record,) = desk.records(**columns)
     marks = dict(record.headers)
 
@@ -199,33 +199,33 @@ def test_a_row_without_a_place_is_a_dead_letter(columns: dict, reason: str):
         "__debezium-heartbeat.towpath",
     ],
 )
-def test_no_event_goes_to_a_topic_that_keeps_house(topic: str):
+def test_no_event_goes_to_an_internal_topic(topic: str):
     """
-    An aggregate type cannot reach the relay's state, or Kafka's own topics.
+    An aggregate type cannot select the relay's state topic, or Kafka's own topics.
     """
-    desk = Desk(Outbox(topic="{aggregate_type}"))
+    desk = RouteBench(Outbox(topic="{aggregate_type}"))
     (record,) = desk.records(aggregate_type=topic.encode())
 
     assert ("towpath.dead.relay", {RESERVED_TOPIC: 1}) == (record.topic, desk.buried)
 
 
 @pytest.mark.parametrize("topic", [".", "..", "x" * 250, ""])
-def test_what_kafka_takes_for_no_topic_is_a_dead_letter(topic: str):
+def test_an_invalid_topic_name_is_a_dead_letter(topic: str):
     """
-    Kafka's rules for names hold for the whole name.
+    Kafka's rules for names apply to the whole name.
     """
-    (record,) = Desk(Outbox(topic="{aggregate_type}")).records(
+    (record,) = RouteBench(Outbox(topic="{aggregate_type}")).records(
         aggregate_type=topic.encode()
     )
 
     assert ILLEGAL_TOPIC == dict(record.headers)["reason"].decode()
 
 
-def test_later_events_of_the_aggregate_wait_behind_it():
+def test_later_events_of_the_aggregate_are_parked():
     """
-    Same type and id: parked with all that makes them; any other aggregate flows.
+    Events of the same type and id are parked; other aggregates are published.
     """
-    desk = Desk()
+    desk = RouteBench()
     desk.records(headers=b"[1]")
     (behind,) = desk.records(ordinal=4)
     (other,) = desk.records(ordinal=5, aggregate_id=b"43")
@@ -251,9 +251,9 @@ def test_later_events_of_the_aggregate_wait_behind_it():
 
 def test_a_row_without_a_type_parks_its_id_for_every_type():
     """
-    Nobody can know whose event it was; a row without an id parks nothing.
+    The event's type is unknown; a row without an id parks nothing.
     """
-    desk = Desk()
+    desk = RouteBench()
     desk.records(aggregate_type=None)
     desk.records(aggregate_type=None, aggregate_id=None)
     made = [
@@ -267,9 +267,9 @@ def test_a_row_without_a_type_parks_its_id_for_every_type():
 
 def test_a_null_aggregate_id_is_a_null_key():
     """
-    Such an event has no order to keep; its partition is by its position (A47).
+    Such an event has no order to keep; its position selects its partition (A47).
     """
-    (record,) = Desk().records(aggregate_id=None)
+    (record,) = RouteBench().records(aggregate_id=None)
 
     assert (None, -1) == (record.key, record.partition)
 
@@ -278,21 +278,23 @@ def test_a_null_aggregate_id_is_a_null_key():
     ("on_update", "said"),
     [(OnUpdate.WARN, UPDATED), (OnUpdate.ERROR, WRONGLY_UPDATED)],
 )
-def test_an_update_is_counted_and_a_delete_is_silence(on_update: OnUpdate, said: str):
+def test_an_outbox_update_is_counted_and_a_delete_is_ignored(
+    on_update: OnUpdate, said: str
+):
     """
     Only inserts are events (A43).
     """
-    desk = Desk(Outbox(on_update=on_update))
+    desk = RouteBench(Outbox(on_update=on_update))
     made = desk.records(Operation.UPDATE) + desk.records(Operation.DELETE)
 
     assert ([], {said: 1}) == (made, desk.skipped)
 
 
-def test_an_update_can_stop_the_relay():
+def test_an_outbox_update_can_halt_the_relay():
     """
-    With ``halt`` an update is an error that names table and position (A43).
+    With ``halt`` an update is an error with table and position (A43).
     """
-    desk = Desk(Outbox(on_update=OnUpdate.HALT))
+    desk = RouteBench(Outbox(on_update=OnUpdate.HALT))
 
     with pytest.raises(OutboxUpdatedError, match=r"towpath\.outbox .* P\.0000000003"):
         desk.records(Operation.UPDATE)
@@ -302,17 +304,17 @@ def test_insert_then_delete_is_one_event():
     """
     The table may stay empty: the insert in the log is the event (A43).
     """
-    desk = Desk()
+    desk = RouteBench()
     made = desk.records(ordinal=0) + desk.records(Operation.DELETE, ordinal=1)
 
     assert ["outbox.event.order"] == [record.topic for record in made]
 
 
-def test_what_is_remembered_is_bounded():
+def test_the_memory_of_header_names_is_bounded():
     """
-    A header that is unique per row does not grow the memory without bound.
+    A header name that is unique per row does not grow the memory without bound.
     """
-    desk = Desk()
+    desk = RouteBench()
     for number in range(3000):
         desk.records(headers=b'{"n": %d}' % number, aggregate_type=b"t%d" % number)
     writer = desk.route._writer
@@ -320,9 +322,9 @@ def test_what_is_remembered_is_bounded():
     assert max(len(writer._known_headers), len(writer._known_types)) <= 1024
 
 
-def test_a_table_without_its_columns_is_refused():
+def test_an_outbox_table_without_its_columns_is_refused():
     """
-    An outbox table that lacks a column halts with its name.
+    A missing column of the outbox table halts the relay with the column's name.
     """
     bare = Relation(oid=5, schema="s", table="t", columns=(Column("id", 25),), key=())
     parked = Parked(1)
@@ -332,11 +334,11 @@ def test_a_table_without_its_columns_is_refused():
         )
 
 
-def test_the_size_is_an_upper_bound():
+def test_an_outbox_records_size_is_an_upper_bound():
     """
-    A record's stated size is not below what its parts add up to.
+    A record's stated size is at least the sum of its parts.
     """
-    (record,) = Desk().records(
+    (record,) = RouteBench().records(
         headers=json.dumps({f"h{n}": "v" * n for n in range(90)}).encode(),
         payload=b"x" * 5000,
         traceparent=b"y" * 900,

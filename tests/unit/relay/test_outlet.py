@@ -1,4 +1,6 @@
-"""What the way out sets aside, because only it knows the topics."""
+"""
+The publisher sends refused records to the dead letters, as only it knows the topics.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ COMPACTED = "compacted"
 
 
 class Kafka:
-    """Topics of three partitions, but for one that it refuses; keeps its records."""
+    """Topics of three partitions, one of them refused; keeps its records."""
 
     needs_commit = False
 
@@ -64,7 +66,7 @@ class Kafka:
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """What the client tells of a record."""
+    """The client's acknowledgement of a record."""
 
     record: Record
     place: int
@@ -82,14 +84,14 @@ class Acknowledged:
         return self.place
 
 
-def send(
+def publish_twice(
     topic: str,
     *,
     partition: int = ANY_PARTITION,
     size: int = 100,
     is_event: bool = True,
 ) -> tuple[Kafka, Tally, Parked]:
-    """Send one record twice, at two positions."""
+    """Publish one record twice, at two positions."""
     kafka, tally, parked = Kafka(), Tally(), Parked(10)
     dead = DeadLetters("towpath", tally.bury, parked)
     ledger = DeliveryLedger(0)
@@ -110,13 +112,13 @@ def send(
         ("e", ANY_PARTITION, 1001, TOO_LARGE),
     ],
 )
-def test_an_event_that_its_topic_does_not_take_is_set_aside(
+def test_an_event_that_its_topic_refuses_is_a_dead_letter(
     topic: str, partition: int, size: int, reason: str
 ):
     """
-    With its reason and counted; its aggregate is parked.
+    The dead letter has its reason and is counted; its aggregate is parked.
     """
-    kafka, tally, parked = send(topic, partition=partition, size=size)
+    kafka, tally, parked = publish_twice(topic, partition=partition, size=size)
 
     assert (["towpath.dead.relay"] * 2, {reason: 2}, True, {-1}) == (
         [record.topic for record in kafka.records],
@@ -127,11 +129,11 @@ def test_an_event_that_its_topic_does_not_take_is_set_aside(
 
 
 @pytest.mark.parametrize("partition", [ANY_PARTITION, 0, 2])
-def test_an_event_that_its_topic_takes_is_sent_as_it_is(partition: int):
+def test_an_event_goes_to_the_partition_that_it_asks_for(partition: int):
     """
-    To the partition that it asks for, if it asks.
+    An event without a partition is left to the partitioner.
     """
-    kafka, tally, _ = send("e", partition=partition)
+    kafka, tally, _ = publish_twice("e", partition=partition)
 
     assert ([("e", partition)] * 2, 0) == (
         [(record.topic, record.partition) for record in kafka.records],
@@ -141,7 +143,7 @@ def test_an_event_that_its_topic_takes_is_sent_as_it_is(partition: int):
 
 def test_a_record_without_a_key_is_kept_from_a_compacted_topic():
     """
-    Brokers refuse it for good: it is set aside, instead of tried for ever.
+    Brokers refuse it permanently, so it is a dead letter and is not retried.
     """
     kafka, tally, parked = Kafka(), Tally(), Parked(10)
     dead = DeadLetters("towpath", tally.bury, parked)
@@ -158,25 +160,25 @@ def test_a_record_without_a_key_is_kept_from_a_compacted_topic():
     )
 
 
-def test_a_topic_that_kafka_refuses_is_asked_for_once():
+def test_a_refused_topic_is_requested_once():
     """
-    A writer of such events costs no request for each of them.
+    Many events for a refused topic cost one request to Kafka.
     """
-    kafka, _, _ = send(REFUSED)
+    kafka, _, _ = publish_twice(REFUSED)
 
     assert [REFUSED, "towpath.dead.relay"] == kafka.asked
 
 
-def test_a_tables_topic_that_kafka_refuses_stops_the_relay():
+def test_a_tables_topic_that_kafka_refuses_halts_the_relay():
     """
-    All rows of the table would be set aside: a person must name it otherwise.
+    All rows of the table would be dead letters, so the operator must rename the topic.
     """
     with pytest.raises(TopicRefusedError):
-        send(REFUSED, is_event=False)
+        publish_twice(REFUSED, is_event=False)
 
 
-def tell(*records: Record) -> tuple[Kafka, Tally, Delivery, DeliveryLedger]:
-    """Tell records of a chunk, all at once."""
+def publish_chunk(*records: Record) -> tuple[Kafka, Tally, Delivery, DeliveryLedger]:
+    """Publish records of a chunk, all at once."""
     kafka, tally = Kafka(), Tally()
     dead = DeadLetters("towpath", tally.bury, Parked(10))
     ledger = DeliveryLedger(0)
@@ -193,9 +195,9 @@ ROWS = [PLAIN, PLAIN._replace(key=b"2", value=b"longer value")]
 
 def test_rows_of_a_chunk_are_expected_together_and_acknowledged_one_by_one():
     """
-    Nothing is left on its way, and the chunk is delivered, when all are acknowledged.
+    Nothing is in flight, and the chunk is delivered, once all are acknowledged.
     """
-    kafka, tally, delivery, ledger = tell(*ROWS)
+    kafka, tally, delivery, ledger = publish_chunk(*ROWS)
     in_flight_bytes = ledger.in_flight_bytes
     ledger.end_chunk(1)
     for offset, (record, on_delivery) in enumerate(kafka.outgoing):
@@ -213,11 +215,11 @@ def test_rows_of_a_chunk_are_expected_together_and_acknowledged_one_by_one():
     )
 
 
-def test_a_row_of_a_chunk_that_is_given_up_is_a_failure():
+def test_a_failed_row_of_a_chunk_is_a_failure():
     """
-    However many others are acknowledged.
+    The failure counts, however many other rows are acknowledged.
     """
-    kafka, _, delivery, ledger = tell(*ROWS)
+    kafka, _, delivery, ledger = publish_chunk(*ROWS)
     for record, on_delivery in kafka.outgoing:
         error = "gone" if record.key == b"1" else None
         on_delivery(error, Acknowledged(record, 0))
@@ -234,11 +236,13 @@ def test_a_row_of_a_chunk_that_is_given_up_is_a_failure():
         ({"topic": "others"}, ("others", b"2", -1)),
     ],
 )
-def test_an_odd_row_of_a_chunk_is_looked_at_by_itself(odd: dict, produced: tuple):
+def test_an_oversized_row_of_a_chunk_is_handled_alone(odd: dict, produced: tuple):
     """
-    Its neighbours go where they belong, in their order.
+    Its neighbours are published normally, in their order.
     """
-    kafka, _, delivery, _ = tell(PLAIN, PLAIN._replace(key=b"2")._replace(**odd), PLAIN)
+    kafka, _, delivery, _ = publish_chunk(
+        PLAIN, PLAIN._replace(key=b"2")._replace(**odd), PLAIN
+    )
 
     assert ([("rows", b"1", -1), produced, ("rows", b"1", -1)], 4) == (
         [(record.topic, record.key, record.partition) for record in kafka.records],
@@ -246,10 +250,10 @@ def test_an_odd_row_of_a_chunk_is_looked_at_by_itself(odd: dict, produced: tuple
     )
 
 
-def test_nothing_is_told_of_no_rows():
+def test_an_empty_slice_of_a_chunk_publishes_nothing():
     """
-    The last part of a chunk may have none.
+    The last slice of a chunk may be empty.
     """
-    kafka, _, delivery, _ = tell()
+    kafka, _, delivery, _ = publish_chunk()
 
     assert ([], 1) == (kafka.records, delivery.pending)

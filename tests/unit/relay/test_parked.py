@@ -12,11 +12,11 @@ def at(number: int) -> bytes:
 
 
 def held(parked: Parked, *numbers: int, kind: str = "order") -> list[bool]:
-    """Ask for several positions of one aggregate."""
+    """Return which of several positions of one aggregate are held back."""
     return [parked.holds(kind, b"42", at(number)) for number in numbers]
 
 
-def test_nothing_is_parked_at_first():
+def test_no_aggregate_is_parked_at_first():
     """
     The hot path asks one question, and the answer is no.
     """
@@ -25,9 +25,9 @@ def test_nothing_is_parked_at_first():
     assert (False, 0, [False]) == (bool(parked.spans), len(parked), held(parked, 1))
 
 
-def test_only_what_stands_above_waits():
+def test_only_later_events_of_a_parked_aggregate_wait():
     """
-    A replay of what came before, and of the dead letter itself, decides as before.
+    A replay of earlier events, and of the dead letter itself, decides as before.
     """
     parked = Parked(10)
     parked.park("order", b"42", at(5))
@@ -35,9 +35,9 @@ def test_only_what_stands_above_waits():
     assert [False, False, True] == held(parked, 4, 5, 6)
 
 
-def test_other_aggregates_flow():
+def test_other_aggregates_are_not_parked():
     """
-    Type and id make the aggregate.
+    Type and id identify the aggregate.
     """
     parked = Parked(10)
     parked.park("order", b"42", at(5))
@@ -49,7 +49,7 @@ def test_other_aggregates_flow():
     )
 
 
-def test_an_earlier_dead_letter_lowers_the_start():
+def test_an_earlier_dead_letter_lowers_the_parked_start():
     """
     Acknowledgements come in any order; a later one changes nothing.
     """
@@ -60,9 +60,9 @@ def test_an_earlier_dead_letter_lowers_the_start():
     assert ([False, True, True], 1) == (held(parked, 3, 4, 8), len(parked))
 
 
-def test_without_a_type_every_type_waits():
+def test_a_dead_letter_without_a_type_parks_every_type():
     """
-    Nobody can know whose the row was.
+    The row's type is unknown, so every type of that id waits.
     """
     parked = Parked(10)
     parked.park(None, b"42", at(5))
@@ -73,9 +73,9 @@ def test_without_a_type_every_type_waits():
     )
 
 
-def test_a_release_lets_go_what_comes_after_it():
+def test_a_release_frees_only_later_events():
     """
-    What was set aside before stays decided: a replay must not publish it.
+    Events parked before the release stay dead letters on a replay.
     """
     parked = Parked(10)
     for number in (5, 7):
@@ -85,9 +85,9 @@ def test_a_release_lets_go_what_comes_after_it():
     assert ([False, True, True, False], 0) == (held(parked, 5, 6, 7, 8), len(parked))
 
 
-def test_a_release_below_the_last_dead_letter_lets_nothing_go():
+def test_a_release_below_the_last_dead_letter_frees_nothing():
     """
-    What was parked meanwhile still waits, and so does all that follows it.
+    Events parked meanwhile still wait, and so do all later ones.
     """
     parked = Parked(10)
     for number in (5, 9):
@@ -97,9 +97,9 @@ def test_a_release_below_the_last_dead_letter_lets_nothing_go():
     assert ([True, True], 1) == (held(parked, 8, 10), len(parked))
 
 
-def test_what_was_let_go_may_be_parked_again():
+def test_a_released_aggregate_may_be_parked_again():
     """
-    Between the two spans events flowed, and on a replay they do so again.
+    Between the two spans events were published, and a replay publishes them too.
     """
     parked = Parked(10)
     parked.park("order", b"42", at(5))
@@ -114,7 +114,7 @@ def test_what_was_let_go_may_be_parked_again():
 
 def test_a_release_is_for_one_type_or_for_all():
     """
-    Without a type it lets go every aggregate of that id.
+    Without a type it releases every aggregate of that id.
     """
     parked = Parked(10)
     for kind in ("order", "customer", None):
@@ -127,7 +127,7 @@ def test_a_release_is_for_one_type_or_for_all():
 
 
 @pytest.mark.parametrize("kind", ["order", None])
-def test_a_release_may_be_read_before_what_it_lets_go(kind: str | None):
+def test_a_release_may_be_read_before_its_dead_letter(kind: str | None):
     """
     Partitions are read in any order: positions decide, also for a replay.
     """
@@ -141,9 +141,9 @@ def test_a_release_may_be_read_before_what_it_lets_go(kind: str | None):
     assert ([False, True, True, False], [False, True]) == (before, held(parked, 9, 10))
 
 
-def test_there_is_a_bound():
+def test_the_number_of_parked_aggregates_is_bounded():
     """
-    More parked aggregates than configured halt the relay; the same again does not.
+    More parked aggregates than configured halt the relay; parking one again does not.
     """
     parked = Parked(2)
     for _ in range(3):
@@ -154,9 +154,9 @@ def test_there_is_a_bound():
         parked.park("order", b"3", at(5))
 
 
-def test_a_long_id_is_kept_as_its_hash():
+def test_a_long_aggregate_id_is_kept_as_its_hash():
     """
-    What is remembered of an aggregate is bounded, and its hash stands for it.
+    The memory per aggregate is bounded.
     """
     parked = Parked(10)
     parked.park("order", b"k" * 100_000, at(5))
@@ -168,9 +168,9 @@ def test_a_long_id_is_kept_as_its_hash():
     )
 
 
-def test_dead_letters_are_recalled():
+def test_parked_aggregates_are_recovered_from_dead_letters():
     """
-    Header ``parked`` parks; a record with ``released`` and no value lets go.
+    Header ``parked`` parks; a record with ``released`` and no value releases.
     """
     parked = Parked(10)
     letter = [("aggregate_type", b"order"), ("position", at(5)), ("parked", b"42")]
@@ -190,11 +190,11 @@ def test_dead_letters_are_recalled():
         (None, None, [("released", at(5))]),
     ],
 )
-def test_other_records_park_and_release_nothing(
+def test_dead_letters_of_rows_park_nothing(
     key: bytes | None, value: bytes | None, marks: list[tuple[str, bytes]]
 ):
     """
-    Row changes, messages and what is incomplete change nothing.
+    Row changes, messages and incomplete records change nothing.
     """
     parked = Parked(10)
     parked.recall(key, value, marks)
@@ -202,9 +202,9 @@ def test_other_records_park_and_release_nothing(
     assert {} == parked.spans
 
 
-def test_at_a_start_the_bound_is_for_what_is_left():
+def test_at_a_start_the_bound_is_for_aggregates_still_parked():
     """
-    What was let go by the end of the dead letters does not count.
+    Aggregates released by the end of the dead letters do not count.
     """
     parked = Parked(1)
     for key in (b"1", b"2"):

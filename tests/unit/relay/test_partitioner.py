@@ -1,4 +1,4 @@
-"""Partitions of keys: what the client computes in C, and the same in Python."""
+"""Partitions of keys: librdkafka's C implementation and the same in Python."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -17,9 +17,9 @@ JAVA = {
 }
 
 
-def test_hashes_are_those_of_javas_client():
+def test_partition_hashes_match_javas_client():
     """
-    A key stands where every other client of the topic would put it.
+    A key has the same partition as with every other client of the topic.
     """
     assert {key: murmur2(key) for key in JAVA} == {
         key: hashed % (1 << 32) for key, hashed in JAVA.items()
@@ -31,7 +31,7 @@ def test_hashes_are_those_of_javas_client():
 @example(b"\xff" * 4096, 6)
 def test_the_clients_partitioner_and_ours_agree(key: bytes, count: int):
     """
-    What is produced and what is looked up after a crash stand in one partition.
+    Produced records and lookups after a crash use the same partition.
     """
     found = find_partitioner()(None, key, len(key), count, None, None)
 
@@ -40,6 +40,6 @@ def test_the_clients_partitioner_and_ours_agree(key: bytes, count: int):
 
 def test_the_clients_partitioner_is_used():
     """
-    It costs a tenth of Python's form, which only serves where it is not found.
+    It costs a tenth of the Python form, which is only a fallback.
     """
     assert type(find_partitioner()).__name__ == "_FuncPtr"

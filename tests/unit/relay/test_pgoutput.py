@@ -67,23 +67,23 @@ def test_a_begin_already_knows_its_commit():
 
 def test_times_count_from_1970():
     """
-    Times are microseconds of the usual epoch, not of Postgres's.
+    Times are microseconds since 1970, not since Postgres's epoch.
     """
     years = {m.committed_us // 31_557_600_000_000 + 1970 for m in all_of(Begin)}
 
     assert {2026} == years
 
 
-def test_null_is_not_empty_and_text_is_bytes():
+def test_null_differs_from_an_empty_value():
     """
-    A row's values are the text forms as they came, NULL is None.
+    A row's values are the text forms as received, NULL is None.
     """
     row = all_of(Insert)[0].new
 
     assert (b"1", b"2", "Zoë".encode(), None, None, b"2026-01-02 03:04:05.6+00") == row
 
 
-def test_a_value_that_the_server_left_out_is_not_null():
+def test_an_unchanged_toast_value_differs_from_null():
     """
     An unchanged TOASTed value is UNCHANGED.
     """
@@ -123,9 +123,9 @@ def test_a_truncate_names_its_tables_together():
     )
 
 
-def test_logical_messages_tell_whether_they_belong_to_a_transaction():
+def test_logical_messages_have_a_transactional_flag():
     """
-    Prefix, content and flag of a logical message come through, whatever they hold.
+    Prefix, content and flag of a logical message are read, with any bytes.
     """
     told = [(m.is_transactional, m.prefix, m.content) for m in all_of(LogicalMessage)]
 
@@ -137,14 +137,14 @@ def test_logical_messages_tell_whether_they_belong_to_a_transaction():
     ] == told[:4]
 
 
-def test_an_origin_is_named():
+def test_a_replicated_transaction_names_its_origin():
     """
-    A transaction that was replicated itself tells from where.
+    A transaction that was itself replicated has the origin's name.
     """
     assert [Origin(0xAABBCC, "rec_origin")] == all_of(Origin)
 
 
-def test_names_and_values_of_any_script_come_through():
+def test_names_and_values_of_any_script_are_read():
     """
     Schema, table, column and key are UTF-8, quotes and blanks included.
     """
@@ -164,9 +164,9 @@ def test_names_and_values_of_any_script_come_through():
     )
 
 
-def test_each_replica_identity_tells_its_own_old_row():
+def test_each_replica_identity_has_its_own_old_row():
     """
-    An index brings its columns, none brings nothing, full brings everything.
+    An index gives its columns, ``nothing`` gives none, ``full`` gives all.
     """
     shapes = {m.oid: m for m in all_of(RelationShape)}
     olds = {
@@ -182,7 +182,7 @@ def test_each_replica_identity_tells_its_own_old_row():
     ) == ({m.identity for m in shapes.values()}, olds["i"], olds["f"])
 
 
-def test_a_full_identity_tells_what_an_update_left_out():
+def test_a_full_identity_has_the_toast_value_that_an_update_left_out():
     """
     The unchanged TOASTed value is missing from the new row and whole in the old one.
     """
@@ -193,7 +193,7 @@ def test_a_full_identity_tells_what_an_update_left_out():
 
 def test_a_table_without_columns_has_empty_rows():
     """
-    No column is no mistake.
+    A table without columns is valid.
     """
     shape = next(m for m in all_of(RelationShape) if not m.columns)
     rows = [m.new for m in all_of(Insert) if m.relation_oid == shape.oid]
@@ -201,7 +201,7 @@ def test_a_table_without_columns_has_empty_rows():
     assert [()] == rows
 
 
-def test_what_was_rolled_back_is_not_sent():
+def test_rolled_back_rows_are_not_sent():
     """
     Rows between a savepoint and its rollback are not in the stream.
     """
@@ -210,9 +210,9 @@ def test_what_was_rolled_back_is_not_sent():
     assert (True, False) == (b"kept too" in values, b"rolled back" in values)
 
 
-def test_a_relation_tells_columns_types_and_identity():
+def test_a_relation_has_columns_types_and_identity():
     """
-    A relation message carries what a route is made from.
+    A relation message carries all that a route is made from.
     """
     shape = all_of(RelationShape)[0]
 
@@ -238,7 +238,7 @@ def test_a_relation_tells_columns_types_and_identity():
         b"R\0\0\0\1s\0t\0x\0\0",
     ],
 )
-def test_a_stray_value_is_one_named_error(data: bytes):
+def test_an_unknown_tag_is_one_named_error(data: bytes):
     """
     Unknown tags, forms and flags raise the decoder's one error.
     """

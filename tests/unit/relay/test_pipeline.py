@@ -1,4 +1,4 @@
-"""The loop over fakes of its ports: what it confirms, and what it does meanwhile."""
+"""The loop over fakes of its ports: confirmation, bounds, and its other duties."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ class Clock:
 
 
 class Stream:
-    """Hands over what the test puts in; notes what is confirmed."""
+    """Hands over the test's frames; records confirmed LSNs."""
 
     def __init__(self, clock: Clock) -> None:
         self.reads: deque[list[bytes]] = deque()
@@ -104,7 +104,7 @@ class Stream:
 
 
 class Acknowledged:
-    """The client's word on a record."""
+    """The client's acknowledgement of a record."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -123,7 +123,7 @@ class Acknowledged:
 
 
 class Producer:
-    """Keeps records; acknowledges them when the test lets it."""
+    """Keeps records; acknowledges them when the test says so."""
 
     def __init__(self, clock: Clock) -> None:
         self.records: list[Record] = []
@@ -157,7 +157,7 @@ class Producer:
 
 
 class Topics:
-    """Every topic exists; some take little."""
+    """Every topic exists; some have a small size limit."""
 
     def __init__(self) -> None:
         self.limits: dict[str, int] = {}
@@ -180,7 +180,7 @@ class Catalog:
 
 
 class Reader:
-    """Answers probes with everything visible, unless it is told not to."""
+    """Answers probes with everything visible, unless the test says otherwise."""
 
     def __init__(self) -> None:
         self.is_answering = True
@@ -208,7 +208,7 @@ class AllKnown(Marks):
 
 
 class Bench:
-    """A pipeline over fakes, and the turns that the test lets it make."""
+    """A pipeline over fakes, turned by the test."""
 
     def __init__(
         self,
@@ -296,7 +296,7 @@ class Bench:
 
     @property
     def confirmed(self) -> int:
-        """What was confirmed last; 0 if nothing was."""
+        """Return the last confirmed LSN; 0 if there is none."""
         return max(self.stream.confirmed, default=0)
 
     def _is_stopping(self) -> bool:
@@ -314,7 +314,7 @@ def ends() -> list[int]:
 
 def test_a_keepalive_inside_a_transaction_confirms_nothing():
     """
-    The server's position, told in mid-transaction, does not move the confirmed LSN.
+    A position sent within a transaction does not move the confirmed LSN.
     """
     bench = Bench()
     for frame in frames()[:4]:
@@ -336,7 +336,7 @@ def test_a_keepalive_behind_an_unacknowledged_record_confirms_nothing():
     assert START == bench.confirmed
 
 
-def test_what_is_acknowledged_and_visible_is_confirmed():
+def test_an_acknowledged_and_visible_transaction_is_confirmed():
     """
     The end of the last whole transaction is confirmed.
     """
@@ -347,7 +347,7 @@ def test_what_is_acknowledged_and_visible_is_confirmed():
     assert ends()[-1] == bench.confirmed
 
 
-def test_what_may_be_invisible_is_not_confirmed():
+def test_an_invisible_transaction_is_not_confirmed():
     """
     An acknowledged transaction waits until a snapshot is known to see it.
     """
@@ -364,7 +364,7 @@ def test_what_may_be_invisible_is_not_confirmed():
 
 def test_idle_traffic_moves_the_confirmed_lsn():
     """
-    With nothing open or on its way, the server's position is confirmed.
+    With nothing open or in flight, the server's position is confirmed.
     """
     bench = Bench()
     bench.stream.reads += [frames(), [], [], [], [keepalive()]]
@@ -373,9 +373,9 @@ def test_idle_traffic_moves_the_confirmed_lsn():
     assert FAR == bench.confirmed
 
 
-def test_at_the_bound_the_socket_is_left_alone_and_feedback_goes_on():
+def test_at_the_bound_reading_stops_and_feedback_continues():
     """
-    With Kafka silent, reading stops at the bound, and status goes on by its timer.
+    With Kafka silent, reading stops at the bound, and status is sent by its timer.
     """
     bench = Bench(max_in_flight_bytes=1000)
     bench.producer.is_answering = False
@@ -392,7 +392,7 @@ def test_at_the_bound_the_socket_is_left_alone_and_feedback_goes_on():
     )
 
 
-def test_behind_a_hold_no_end_of_transactions_is_taken_in(monkeypatch):
+def test_a_held_transaction_bounds_how_many_follow_it(monkeypatch):
     """
     While a signal cannot be stored, reading stops at a bound of transactions.
     """
@@ -409,7 +409,7 @@ def test_behind_a_hold_no_end_of_transactions_is_taken_in(monkeypatch):
     assert (True, 0) == (left > 20, len(bench.stream.reads))
 
 
-def test_after_the_bound_everything_flows_again():
+def test_below_the_bound_reading_continues():
     """
     When Kafka answers, the rest of the stream is read, and nothing is missing.
     """
@@ -427,9 +427,9 @@ def test_after_the_bound_everything_flows_again():
     assert keys == [(r.topic, r.key, r.position) for r in bench.producer.records]
 
 
-def test_a_full_client_is_waited_for():
+def test_a_full_producer_queue_is_waited_for():
     """
-    A record that the client has no room for is offered again, and feedback goes on.
+    A record that the client has no room for is offered again, and feedback continues.
     """
     bench = Bench()
     bench.producer.room = 1
@@ -439,7 +439,7 @@ def test_a_full_client_is_waited_for():
     assert (ends()[-1], 0) == (bench.confirmed, bench.core.ledger.in_flight_bytes)
 
 
-def test_a_record_that_is_given_up_ends_the_loop():
+def test_a_failed_record_ends_the_loop():
     """
     A delivery failure is raised, and nothing is confirmed.
     """
@@ -452,7 +452,7 @@ def test_a_record_that_is_given_up_ends_the_loop():
     assert [START] == (bench.stream.confirmed or [START])
 
 
-def test_a_shape_is_told_before_its_first_row():
+def test_a_shape_is_published_before_its_first_row():
     """
     The first records of the recording are the table's shape and then its row.
     """
@@ -466,7 +466,7 @@ def test_a_shape_is_told_before_its_first_row():
     ] == [(r.topic, r.key) for r in bench.producer.records]
 
 
-def test_the_same_shape_is_told_once():
+def test_an_unchanged_shape_is_published_once():
     """
     A relation message that repeats a shape publishes nothing.
     """
@@ -485,9 +485,11 @@ def test_the_same_shape_is_told_once():
     )
 
 
-def test_a_large_record_is_set_aside_and_the_rest_flows():
+def test_a_large_record_is_a_dead_letter_and_the_rest_is_published():
     """
-    What its topic cannot take is a dead letter; it counts as delivered like any other.
+    A record that its topic refuses is a dead letter.
+
+    It counts as delivered like any other.
     """
     bench = Bench()
     bench.topics.limits["towpath.rec.item"] = 3000
@@ -509,7 +511,7 @@ def total(counter: dict[str, int]) -> int:
 
 def test_a_record_without_a_key_gets_the_same_partition_every_time():
     """
-    A truncate reaches each partition; replayed, everything stands where it stood.
+    A truncate reaches each partition; a replay chooses the same partitions.
     """
     placed = []
     for _ in range(2):
@@ -521,9 +523,9 @@ def test_a_record_without_a_key_gets_the_same_partition_every_time():
     assert placed[0] == placed[1]
 
 
-def test_a_stop_finishes_the_open_transaction_and_leaves_the_rest():
+def test_a_stop_finishes_the_open_transaction_only():
     """
-    The open transaction is completed and confirmed; what follows is streamed again.
+    The open transaction is completed and confirmed; later ones are streamed again.
     """
     bench = Bench()
     data = frames()
@@ -535,7 +537,7 @@ def test_a_stop_finishes_the_open_transaction_and_leaves_the_rest():
 
 def test_a_stop_with_a_silent_broker_ends_within_its_time():
     """
-    What Kafka does not acknowledge in time is not confirmed.
+    Records that Kafka does not acknowledge in time are not confirmed.
     """
     bench = Bench()
     bench.producer.is_answering = False
@@ -552,9 +554,9 @@ def test_a_stop_with_a_silent_broker_ends_within_its_time():
     )
 
 
-def test_a_server_that_asks_in_vain_is_let_go():
+def test_a_server_shutdown_is_not_delayed_by_a_silent_kafka():
     """
-    While Kafka stores nothing, a server that waits for our word is not kept waiting.
+    While Kafka stores nothing, a server that waits for confirmation is released.
     """
     bench = Bench()
     bench.stream.reads.append(frames())
@@ -608,7 +610,7 @@ def signal_frames() -> list[bytes]:
 
 
 @pytest.mark.parametrize("skipped", [[], ["c", "u"]])
-def test_what_the_stream_leaves_out_is_left_to_the_snapshot(skipped: list[str]):
+def test_a_change_without_a_record_makes_a_read_row_read_again(skipped: list[str]):
     """
     A change that gives no record drops a row that was read, which is then read again.
     """
@@ -627,7 +629,7 @@ def test_what_the_stream_leaves_out_is_left_to_the_snapshot(skipped: list[str]):
     )
 
 
-def test_the_recording_begins_where_the_fixture_says():
+def test_the_recording_begins_at_the_fixtures_lsn():
     """
     The start LSN of these tests lies below the first recorded commit.
     """

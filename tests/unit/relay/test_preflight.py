@@ -1,4 +1,4 @@
-"""What the checks before a start find, from facts alone."""
+"""Findings of the checks before a start, from facts alone."""
 
 from dataclasses import replace
 
@@ -72,7 +72,7 @@ def with_topic(**settings: str) -> ClusterFacts:
 
 def test_a_source_that_is_ready_has_no_finding():
     """
-    Where all is as it should be, nothing is said.
+    A correct source gives an empty list.
     """
     assert [] == running_findings(READY, SETTINGS)
 
@@ -151,20 +151,20 @@ def test_a_source_that_is_ready_has_no_finding():
         ),
     ],
 )
-def test_each_lack_of_the_source_is_found_with_its_cure(
+def test_each_defect_of_the_source_is_found_with_its_remedy(
     facts: SourceFacts, what: str, cure: str
 ):
     """
-    B30, B77, W-01, W-14: what is missing or in danger is named, with what cures it.
+    B30, B77, W-01, W-14: each missing or endangered part is named with its remedy.
     """
     found = running_findings(facts, SETTINGS)
 
     assert any(what in each.what and cure in each.cure for each in found)
 
 
-def test_a_bare_signal_table_that_is_not_sent_is_found():
+def test_an_unpublished_bare_signal_table_is_found():
     """
-    What is left there would never be seen: the table may be younger than the set-up.
+    Its signals would never arrive: the table may be newer than the set-up.
     """
     bare = SETTINGS.model_copy(
         update={"relay": Relay(snapshot=Snapshot(signal_table="public.dbz_signal"))}
@@ -176,7 +176,7 @@ def test_a_bare_signal_table_that_is_not_sent_is_found():
 
 def test_a_cluster_that_is_ready_has_no_finding():
     """
-    Topics as we make them, on a cluster that we know, are all right.
+    Topics as the relay creates them, on a known cluster, give no finding.
     """
     assert [] == findings(CLUSTER, SETTINGS)
 
@@ -246,7 +246,7 @@ def test_each_danger_of_the_cluster_is_found(
     facts: ClusterFacts, level: Level, what: str
 ):
     """
-    What endangers delivery, order or retention is named at its level.
+    Each danger to delivery, order or retention is reported at its level.
     """
     found = findings(facts, SETTINGS)
 
@@ -263,16 +263,16 @@ def test_one_replica_on_many_brokers_is_a_warning():
     assert "set replication_factor = 2" == found.cure
 
 
-def test_a_timelines_history_is_read_line_by_line():
+def test_a_timelines_history_is_parsed_line_by_line():
     """
-    Each line of a history file is a fork; comments and empty lines are none.
+    Each line of a history file is a fork; comments and empty lines are skipped.
     """
     text = "1\t0/3000148\tno recovery target specified\n\n# x\n2\t1/A0\tbefore X\n"
 
     assert [(1, 0x3000148), (2, 0x1_000000A0)] == [tuple(f) for f in _forks(text)]
 
 
-def test_a_gap_is_told_with_what_fills_it():
+def test_a_gap_notification_has_the_statement_that_fills_it():
     """
     The notification has Debezium's shape, and carries the statement to run.
     """
@@ -295,9 +295,9 @@ def test_a_gap_is_told_with_what_fills_it():
     assert "[\"shop.o''ne\"]" in fill_statement(lineage, gap, RELAY)
 
 
-def test_nothing_to_snapshot_needs_no_statement():
+def test_a_gap_without_captured_tables_needs_no_statement():
     """
-    Without captured tables there is nothing that a snapshot could fill.
+    Without captured tables a snapshot would fill nothing.
     """
     gap = Gap("slot x is gone", 1, "2026-01-02T03:04:05+00:00", ())
 

@@ -1,4 +1,4 @@
-"""What becomes of the changes of a shape that the registry refuses."""
+"""Changes of a table whose schema the registry refuses."""
 
 import json
 
@@ -30,20 +30,20 @@ NOW_US = 1_700_000_001_000_000
 
 
 @pytest.fixture
-def buried() -> list[str]:
-    """Lend the list of reasons that were counted."""
+def counted_reasons() -> list[str]:
+    """Return the list of counted reasons."""
     return []
 
 
 @pytest.fixture
-def route(buried: list[str]) -> RefusedRoute:
-    """Lend the route of a refused shape."""
-    dead = DeadLetters("towpath", buried.append, Parked(10))
+def refused_route(counted_reasons: list[str]) -> RefusedRoute:
+    """Return the route of a refused shape."""
+    dead = DeadLetters("towpath", counted_reasons.append, Parked(10))
     return RefusedRoute(LINE, "towpath.shop.line", dead, "409 no")
 
 
-def told(record: Record) -> tuple:
-    """Tell what matters of a dead letter."""
+def dead_letter_facts(record: Record) -> tuple:
+    """Return the checked fields of a dead letter."""
     found = dict(record.headers)
     return (
         record.topic,
@@ -75,14 +75,19 @@ def told(record: Record) -> tuple:
         ),
     ],
 )
-def test_every_change_is_one_whole_dead_letter(
-    route: RefusedRoute, buried: list[str], operation, new: Row, old: Row, value
+def test_every_refused_change_is_one_whole_dead_letter(
+    refused_route: RefusedRoute,
+    counted_reasons: list[str],
+    operation,
+    new: Row,
+    old: Row,
+    value,
 ):
     """
-    The row is told as texts, at its position, keyed by its row, counted once.
+    The row is kept as texts, at its position, keyed by its row, counted once.
     """
     change = Change(operation, LINE, new, old, False, TRANSACTION, 3, 120)
-    (record,) = route.records(change, NOW_US)
+    (record,) = refused_route.records(change, NOW_US)
 
     assert (
         (
@@ -96,14 +101,14 @@ def test_every_change_is_one_whole_dead_letter(
             b"409 no",
         ),
         [REFUSED],
-    ) == (told(record), buried)
+    ) == (dead_letter_facts(record), counted_reasons)
 
 
-def test_a_truncate_is_one_dead_letter(route: RefusedRoute):
+def test_a_refused_truncate_is_one_dead_letter(refused_route: RefusedRoute):
     """
-    However many partitions its topic has: there is one thing that was set aside.
+    One dead letter is written, whatever the number of partitions of its topic.
     """
-    (record,) = route.truncation(TRANSACTION, 4, 3, NOW_US)
+    (record,) = refused_route.truncation(TRANSACTION, 4, 3, NOW_US)
 
     assert (
         "towpath.dead.relay",
@@ -114,15 +119,17 @@ def test_a_truncate_is_one_dead_letter(route: RefusedRoute):
         b"t",
         b"towpath.shop.line",
         b"409 no",
-    ) == told(record)
+    ) == dead_letter_facts(record)
 
 
-def test_a_chunk_s_row_is_a_dead_letter_of_its_snapshot(route: RefusedRoute):
+def test_a_refused_read_row_is_a_dead_letter_of_its_snapshot(
+    refused_route: RefusedRoute,
+):
     """
     It stands at the low watermark and names the snapshot, as READ rows do.
     """
     place = ReadPlace(255, "s-1", "ignored", NOW_US)
-    (record,) = route.reads([(b"1", b"a")], place)
+    (record,) = refused_route.reads([(b"1", b"a")], place)
 
     assert (
         (
@@ -137,15 +144,21 @@ def test_a_chunk_s_row_is_a_dead_letter_of_its_snapshot(route: RefusedRoute):
         ),
         b"s-1",
         NOW_US // 1000,
-    ) == (told(record), dict(record.headers)[headers.SNAPSHOT], record.timestamp_ms)
+    ) == (
+        dead_letter_facts(record),
+        dict(record.headers)[headers.SNAPSHOT],
+        record.timestamp_ms,
+    )
 
 
-def test_a_key_that_a_chunk_did_not_find_is_a_dead_letter(route: RefusedRoute):
+def test_a_refused_delete_of_an_absent_key_is_a_dead_letter(
+    refused_route: RefusedRoute,
+):
     """
-    It is told as a delete at the low watermark, and not lost.
+    It is kept as a delete at the low watermark, and not lost.
     """
     place = ReadPlace(255, "s-1", "ignored", NOW_US)
-    (record,) = route.absent([b"1"], place)
+    (record,) = refused_route.absent([b"1"], place)
 
     assert (
         b'{"id":"1"}',
@@ -153,14 +166,14 @@ def test_a_key_that_a_chunk_did_not_find_is_a_dead_letter(route: RefusedRoute):
         b"00000000000000ff.-",
         b"00000000000000ff.-",
         b"d",
-    ) == told(record)[1:6]
+    ) == dead_letter_facts(record)[1:6]
 
 
-def test_a_row_tells_its_key_or_that_it_lacks_it(route: RefusedRoute):
+def test_a_refused_row_has_its_key_or_reports_it_missing(refused_route: RefusedRoute):
     """
-    Snapshots ask for the key's texts, whatever became of the schema.
+    Snapshots need the key's texts, even if the schema is refused.
     """
     with pytest.raises(MalformedMessageError):
-        route.key_bytes((None, b"a"))
+        refused_route.key_bytes((None, b"a"))
 
-    assert (b"1",) == route.key_bytes((b"1", b"a"))
+    assert (b"1",) == refused_route.key_bytes((b"1", b"a"))

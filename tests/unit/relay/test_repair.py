@@ -1,4 +1,4 @@
-"""What a lost state must have been: pure decisions from what is left."""
+"""Repair of lost state: pure decisions from the remaining evidence."""
 
 import orjson
 import pytest
@@ -21,8 +21,8 @@ from towpath.schemas.position import format_position
 SLOT = FoundSlot(confirmed_lsn=0x5000, wal_status="reserved")
 
 
-def found(slot: FoundSlot | None = SLOT, current_lsn: int = 0x9000) -> Found:
-    """Make what the source tells of itself."""
+def source_facts(slot: FoundSlot | None = SLOT, current_lsn: int = 0x9000) -> Found:
+    """Make the source's facts."""
     return Found("77", 2, (), current_lsn, slot, 5, "towpath")
 
 
@@ -31,22 +31,22 @@ def evidence(
     offsets: dict[int, int] | None = None,
     source: Found | None = None,
 ) -> Evidence:
-    """Make what is known when this was the highest that was published."""
+    """Make the evidence with this as the highest published position."""
     position = format_position(log_lsn, 3).encode()
     return Evidence(
         marks={"t": {0: Mark(9, position), 1: Mark(0, None)}},
         published_log_lsn=log_lsn,
         offsets=offsets or {},
-        found=source or found(),
+        found=source or source_facts(),
         settings={"source": {"slot": "towpath"}},
         tables=("shop.orders",),
         at="2026-01-02T03:04:05+00:00",
     )
 
 
-def test_what_lies_within_the_log_is_the_first_lineage():
+def test_positions_within_the_log_mean_the_first_lineage():
     """
-    Nothing beyond the server's log was published: LSNs were taken as they are.
+    Nothing beyond the server's log was published: the lineage offset is zero.
     """
     documents = plan_repair(evidence(0x8000)).documents
     lineage = parse_lineages(documents["lineage"])[0]
@@ -55,9 +55,9 @@ def test_what_lies_within_the_log_is_the_first_lineage():
     assert (documents["confirmed"] or {})["log_lsn"] == 0x5000
 
 
-def test_a_row_change_proves_what_is_added():
+def test_a_row_change_proves_the_lineage_offset():
     """
-    The newest proof counts, and the history goes on without a gap.
+    The newest proof counts, and the history continues without a gap.
     """
     planned = plan_repair(evidence(0x18000, {0x8000: 0, 0x18000: 0x10000}))
     lineage = parse_lineages(planned.documents["lineage"])[0]
@@ -71,9 +71,9 @@ def test_a_row_change_proves_what_is_added():
 @pytest.mark.parametrize(
     "offsets", [{}, {0x8000: 0}, {0x18000: 0x10001}, {0x18000: -8}]
 )
-def test_without_proof_a_lineage_begins_above_everything(offsets: dict[int, int]):
+def test_without_proof_a_lineage_begins_above_every_position(offsets: dict[int, int]):
     """
-    A position that no proof explains is passed, and the gap is planned for.
+    A position without a proof is passed, and a gap is planned.
     """
     planned = plan_repair(evidence(0x18000, offsets))
     lineage = parse_lineages(planned.documents["lineage"])[0]
@@ -87,7 +87,7 @@ def test_without_proof_a_lineage_begins_above_everything(offsets: dict[int, int]
     assert (gap.reason, gap.plan) == (LOST, ("shop.orders",))
 
 
-def test_what_is_planned_can_be_read_as_a_state():
+def test_a_planned_repair_can_be_read_as_state():
     """
     The documents are those that a relay reads; the lineage is written last.
     """
@@ -107,26 +107,28 @@ def test_what_is_planned_can_be_read_as_a_state():
         (SLOT._replace(is_active=True), "stop the relay first"),
     ],
 )
-def test_a_repair_needs_a_slot_that_is_free(slot: FoundSlot | None, reason: str):
+def test_a_repair_needs_a_free_slot(slot: FoundSlot | None, reason: str):
     """
-    Without a slot there is nothing to go on with; beside a relay nothing is written.
+    Without a slot there is no stream to continue.
+
+    Beside a running relay nothing is written.
     """
     with pytest.raises(StateRefusedError, match=reason):
-        plan_repair(evidence(0x8000, source=found(slot)))
+        plan_repair(evidence(0x8000, source=source_facts(slot)))
 
 
-def test_marks_that_fit_their_topics_are_left_alone():
+def test_marks_that_fit_their_topics_are_unchanged():
     """
-    A topic that is longer than its mark is what every crash leaves.
+    A topic longer than its mark is normal after a crash.
     """
     marks = {"a": {0: Mark(5, None)}}
 
     assert find_misfits(marks, {"a": 1}, {("a", 0): 7}) == {}
 
 
-def test_marks_that_do_not_fit_are_made_anew():
+def test_marks_that_do_not_fit_are_rebuilt():
     """
-    Truncated, deleted and widened topics are told; a gone one loses its mark.
+    Truncated, deleted and widened topics are reported; a deleted one loses its mark.
     """
     marks = {
         "gone": {0: Mark(5, None)},
@@ -141,7 +143,7 @@ def test_marks_that_do_not_fit_are_made_anew():
         "wide": Misfit("had 1 partitions and has 3", 3, has_lost=False),
     }
     has = {"short": {0: Mark(4, None)}}
-    planned = plan_marks(Misfitting(misfits, marks, {}, has, {}, "now"), found())
+    planned = plan_marks(Misfitting(misfits, marks, {}, has, {}, "now"), source_facts())
     expected = {
         "marks:gone": None,
         "marks:short": {"partitions": {"0": {"next_offset": 4, "position": None}}},
@@ -151,18 +153,18 @@ def test_marks_that_do_not_fit_are_made_anew():
     assert expected == planned.documents
 
 
-def test_what_was_published_stays_with_the_former_partition_count():
+def test_published_records_keep_the_former_partition_count():
     """
-    A topic that was given partitions uses them behind its last transaction.
+    A widened topic uses its new partitions after its last transaction.
 
-    One that was given some twice keeps both bounds.
+    A topic that was widened twice keeps both bounds.
     """
     before = FormerCount(2, b"0000000000000008.9999999999")
     marks = {"wide": {n: Mark(5, b"0000000000000010.0000000001") for n in range(3)}}
     misfits = {"wide": Misfit("had 3 partitions and has 4", 4, has_lost=False)}
     has = {"wide": {0: Mark(7, None), 1: Mark(9, b"0000000000000018.0000000002")}}
     topics = Misfitting(misfits, marks, {"wide": (before,)}, has, {}, "now")
-    document = plan_marks(topics, found()).documents["marks:wide"]
+    document = plan_marks(topics, source_facts()).documents["marks:wide"]
 
     assert document is not None
     assert (document["partitions"]["0"]["position"], document["former"]) == (
@@ -174,15 +176,15 @@ def test_what_was_published_stays_with_the_former_partition_count():
     )
 
 
-def test_lost_topics_are_made_as_they_were_and_their_tables_are_asked_for():
+def test_lost_topics_are_recreated_and_their_tables_requested():
     """
-    A gone topic is made with its former count; what no table fills is told.
+    A deleted topic gets its former partition count; one without a table is reported.
     """
     marks = {name: {0: Mark(5, None), 1: Mark(5, None)} for name in ("a", "b", "c")}
     gone = Misfit("is gone", 0, has_lost=True)
     collections = {"a": "shop.a", "b": None}
     topics = Misfitting(dict.fromkeys(marks, gone), marks, {}, {}, collections, "now")
-    planned = plan_marks(topics, found())
+    planned = plan_marks(topics, source_facts())
 
     assert (planned.made, planned.asked, planned.signal_id) == (
         {"a": 2, "b": 2},

@@ -1,4 +1,4 @@
-"""Which route a relation takes."""
+"""The choice of a route for a relation."""
 
 from collections.abc import Sequence
 
@@ -50,7 +50,7 @@ def refuse(_names: Names, _key: Sequence[Field], _columns: Sequence[Field]) -> C
 
 def test_the_signal_table_has_no_route():
     """
-    Signals are for the relay itself, and captured is neither they nor the outbox.
+    Signals are for the relay itself; captured tables exclude them and the outbox.
     """
     made = router(outbox={"table": "s.box"})
     names = ("towpath.signal", "s.box", "s.other")
@@ -73,9 +73,9 @@ def test_other_tables_have_a_table_route():
     )
 
 
-def test_a_refused_shape_halts_or_is_set_aside():
+def test_a_refused_shape_halts_or_makes_dead_letters():
     """
-    As the configuration says; never silently.
+    The configuration decides; neither way is silent.
     """
     parking = router(refuse, rows={"on_refused_schema": "park"})
     route = parking.route(table("s.t"), NOTHING_KNOWN)

@@ -1,4 +1,4 @@
-"""The sequencer: relation, position and turn of every message."""
+"""The sequencer: relation, position and order of every message."""
 
 from pathlib import Path
 
@@ -37,14 +37,14 @@ ROW = Insert(7, (b"1", None))
 
 
 def begun(offset: int = 0) -> Sequencer:
-    """Make a sequencer that is inside a transaction and knows the table."""
+    """Make a sequencer inside a transaction that knows the table."""
     sequencer = Sequencer(offset)
     sequencer.bind(TABLE)
     sequencer.feed(BEGIN, 0)
     return sequencer
 
 
-def test_a_change_stands_at_its_commit_not_at_its_own_lsn():
+def test_a_change_has_its_commits_lsn():
     """
     The position's log LSN is the lineage offset plus the commit's LSN.
     """
@@ -53,7 +53,7 @@ def test_a_change_stands_at_its_commit_not_at_its_own_lsn():
     assert (1160, 0, 111) == (change.transaction.log_lsn, change.ordinal, change.lsn)
 
 
-def test_ordinals_count_everything_of_the_transaction():
+def test_ordinals_count_every_message_of_the_transaction():
     """
     Rows, truncates and transactional logical messages take one ordinal each.
     """
@@ -65,9 +65,9 @@ def test_ordinals_count_everything_of_the_transaction():
     assert [0, 1, 2, 3] == [step.ordinal for step in steps]
 
 
-def test_each_transaction_counts_from_zero():
+def test_each_transactions_ordinals_begin_at_zero():
     """
-    The ordinal begins anew with each transaction.
+    The ordinal begins at zero in each transaction.
     """
     sequencer = begun()
     sequencer.feed(ROW, 0)
@@ -77,7 +77,7 @@ def test_each_transaction_counts_from_zero():
     assert 0 == sequencer.feed(ROW, 0).ordinal
 
 
-def test_a_message_outside_a_transaction_stands_at_its_own_lsn():
+def test_a_message_outside_a_transaction_has_its_own_lsn():
     """
     A non-transactional logical message has its LSN and ordinal -1, and no transaction.
     """
@@ -88,7 +88,7 @@ def test_a_message_outside_a_transaction_stands_at_its_own_lsn():
 
 def test_changes_know_the_origin_of_their_transaction():
     """
-    What follows an origin message carries its name; the next transaction does not.
+    Changes after an origin message carry its name; the next transaction does not.
     """
     sequencer = begun()
     sequencer.feed(Origin(origin_lsn=8, name="elsewhere"), 0)
@@ -106,7 +106,7 @@ def test_changes_know_the_origin_of_their_transaction():
 
 def test_the_ordinal_after_a_commit_is_the_count_of_messages():
     """
-    Whoever closes the transaction learns how many messages it had.
+    The commit step carries the number of the transaction's messages.
     """
     sequencer = begun()
     for message in (ROW, ROW, COMMIT):
@@ -115,9 +115,9 @@ def test_the_ordinal_after_a_commit_is_the_count_of_messages():
     assert 2 == sequencer.ordinal
 
 
-def test_a_commit_hands_on_what_may_be_confirmed():
+def test_a_commit_carries_the_lsn_to_confirm():
     """
-    The commit's end LSN is what may be confirmed, not its start.
+    The commit's end LSN may be confirmed, not its start.
     """
     sequencer = begun()
     transaction = sequencer.transaction
@@ -140,9 +140,11 @@ def test_a_commit_hands_on_what_may_be_confirmed():
         [LogicalMessage(is_transactional=True, lsn=8, prefix="p", content=b"")],
     ],
 )
-def test_a_message_out_of_turn_is_one_named_error(messages: list):
+def test_a_message_out_of_order_is_one_named_error(messages: list):
     """
-    Changes outside, nested begins, strange commits and unknown shapes are refused.
+    Changes outside a transaction and nested begins are refused.
+
+    So are the commit of another transaction and a change of an unknown relation.
     """
     sequencer = Sequencer(0)
     sequencer.bind(TABLE)
@@ -161,7 +163,7 @@ def test_a_recording_gives_the_same_steps_twice():
 
 def test_a_recording_gives_each_kind_of_change():
     """
-    Creates, updates, deletes and truncations of the recording come out.
+    Creates, updates, deletes and truncates of the recording are returned.
     """
     steps = replay()
     operations = {step.operation for step in steps if isinstance(step, Change)}

@@ -1,4 +1,4 @@
-"""What ``relay init`` plans, and what it refuses, from facts alone."""
+"""The plan of ``relay init``, and its refusals, from facts alone."""
 
 from dataclasses import replace
 
@@ -58,31 +58,31 @@ BARE = replace(
 
 
 def with_table(**change) -> SourceFacts:
-    """Change what is known of the one table."""
+    """Change facts of the one table."""
     return replace(READY, tables={"shop.orders": TABLE._replace(**change)})
 
 
 def with_member(**change) -> SourceFacts:
-    """Change what is known of what keeps its rows."""
+    """Change facts of the member that stores its rows."""
     return with_table(members=(MEMBER._replace(**change),))
 
 
 def with_publication(**change) -> SourceFacts:
-    """Change what is known of the tables' publication."""
+    """Change facts of the tables' publication."""
     publications = {"towpath": TABLES._replace(**change), "towpath_outbox": EVENTS}
     return replace(READY, publications=publications)
 
 
-def test_a_prepared_source_needs_nothing():
+def test_a_prepared_source_needs_no_plan():
     """
-    With everything there, nothing is planned, and nothing is warned of.
+    With everything there, nothing is planned, and there are no warnings.
     """
     assert ([], []) == (plan(READY, SETTINGS), warnings(READY, SETTINGS))
 
 
-def test_the_slot_comes_last():
+def test_the_slot_is_created_last():
     """
-    B28: schema, tables, publications, and only then the slot.
+    B28: schema, tables and publications precede the slot.
     """
     statements = [
         step.statement.split("(")[0].split()[:2] for step in plan(BARE, SETTINGS)
@@ -98,7 +98,9 @@ def test_the_slot_comes_last():
 
 
 @pytest.mark.parametrize(("version", "has_failover"), [(160000, False), (170000, True)])
-def test_the_slot_survives_a_failover_where_it_can(version: int, *, has_failover: bool):
+def test_the_slot_is_created_with_failover_where_supported(
+    version: int, *, has_failover: bool
+):
     """
     B73: from version 17 on the slot is created with failover.
     """
@@ -108,7 +110,7 @@ def test_the_slot_survives_a_failover_where_it_can(version: int, *, has_failover
     assert has_failover == step.statement.endswith("true)")
 
 
-def test_an_outbox_elsewhere_is_not_made():
+def test_a_renamed_outbox_table_is_not_created():
     """
     A configured outbox table of another name is the user's own.
     """
@@ -127,11 +129,9 @@ def test_an_outbox_elsewhere_is_not_made():
         (OnUpdate.HALT, "publish = 'insert, update',"),
     ],
 )
-def test_the_outboxs_updates_are_sent_where_they_are_told(
-    on_update: OnUpdate, sends: str
-):
+def test_outbox_updates_are_published_only_if_handled(on_update: OnUpdate, sends: str):
     """
-    The outbox's publication sends updates only if something is to be done about them.
+    The outbox's publication sends updates only if the configuration handles them.
     """
     relay = Relay(outbox=Outbox(on_update=on_update))
     steps = plan(BARE, SETTINGS.model_copy(update={"relay": relay}))
@@ -139,9 +139,9 @@ def test_the_outboxs_updates_are_sent_where_they_are_told(
     assert any("towpath_outbox" in s.statement and sends in s.statement for s in steps)
 
 
-def test_the_outboxs_publication_is_brought_in_step():
+def test_the_outboxs_publication_is_reconciled():
     """
-    One that was made for other settings is altered.
+    A publication made for other settings is altered.
     """
     relay = Relay(outbox=Outbox(on_update=OnUpdate.HALT))
     (step,) = plan(READY, SETTINGS.model_copy(update={"relay": relay}))
@@ -159,16 +159,16 @@ def test_the_outboxs_publication_is_brought_in_step():
         ({**TABLES.tables, "shop.old": NAMED}, 'drop table "shop"."old"'),
     ],
 )
-def test_a_publication_is_brought_in_step_with_the_tables(tables: dict, part: str):
+def test_a_publication_is_reconciled_with_the_tables(tables: dict, part: str):
     """
-    A table that is missing is added, one too many dropped; the others stay untouched.
+    A missing table is added, an extra one dropped; the others are unchanged.
     """
     (step,) = plan(with_publication(tables=tables), SETTINGS)
 
     assert f'alter publication "towpath" {part}' == step.statement
 
 
-def test_a_users_publication_is_used_as_it_is():
+def test_a_users_publication_is_used_unchanged():
     """
     W-08, W-09: column lists, filters and operations of an existing one are kept.
     """
@@ -180,9 +180,9 @@ def test_a_users_publication_is_used_as_it_is():
     assert ([], 2) == (plan(facts, SETTINGS), len(told))
 
 
-def test_a_schema_covers_its_tables():
+def test_a_schema_publication_covers_its_tables():
     """
-    A publication of a whole schema need not name a table of it.
+    A publication of a whole schema need not name its tables.
     """
     facts = with_publication(
         tables={"towpath.signal": NAMED}, schemas=frozenset({"shop"})
@@ -191,18 +191,18 @@ def test_a_schema_covers_its_tables():
     assert [] == plan(facts, SETTINGS)
 
 
-def test_a_publication_for_all_tables_is_refused_with_its_cure():
+def test_a_publication_for_all_tables_is_refused_with_its_remedy():
     """
-    A95: a publication that sends everything cannot be brought in step.
+    A95: a publication of all tables cannot be reconciled.
     """
     facts = with_publication(is_for_all=True)
     with pytest.raises(NotPreparedError, match=r"all tables.*DROP PUBLICATION"):
         plan(facts, SETTINGS)
 
 
-def test_a_slot_that_is_not_ours_is_refused():
+def test_a_slot_of_another_owner_is_refused():
     """
-    A slot of another plugin or database by our name is left alone.
+    A slot of another plugin or database with our name is not touched.
     """
     slot = FoundSlot(1, is_ours=False, kind="one of plugin wal2json")
     with pytest.raises(NotPreparedError, match="wal2json"):
@@ -245,9 +245,9 @@ def test_a_slot_that_is_not_ours_is_refused():
         ),
     ],
 )
-def test_each_problem_is_told_with_its_cure(facts: SourceFacts, cure: str):
+def test_each_problem_is_reported_with_its_remedy(facts: SourceFacts, cure: str):
     """
-    What stands in the way is named together with the exact command.
+    Each obstacle is named together with the exact command.
     """
     with pytest.raises(NotPreparedError) as caught:
         check(facts, SETTINGS)
@@ -275,9 +275,9 @@ def test_each_problem_is_told_with_its_cure(facts: SourceFacts, cure: str):
     ],
     ids=["full", "index with key", "keyless and full", "collation", "row security"],
 )
-def test_what_can_be_streamed_is_allowed(facts: SourceFacts, warned: list[str]):
+def test_a_table_that_can_be_streamed_is_allowed(facts: SourceFacts, warned: list[str]):
     """
-    A table whose rows the stream can tell apart is captured, with a warning if need be.
+    A table with distinguishable rows is captured, with a warning if needed.
     """
     check(facts, SETTINGS)
 
@@ -286,7 +286,7 @@ def test_what_can_be_streamed_is_allowed(facts: SourceFacts, warned: list[str]):
 
 def test_a_keyless_table_may_be_insert_only():
     """
-    Where no update is published none is broken, and the loss is said.
+    Without published updates no update breaks, and the loss is reported.
     """
     keyless = with_table(
         key=(), members=(MEMBER._replace(identity_columns=frozenset()),)

@@ -1,4 +1,4 @@
-"""Shapes: bound from stream and catalog, told when they are new."""
+"""Shapes: bound from stream and catalog, published when they are new."""
 
 import json
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ FACTS = CatalogFacts(
 
 
 class Catalog:
-    """Answers with what the test says."""
+    """Answers as the test says."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -45,7 +45,7 @@ class Catalog:
 
 
 class Outlet:
-    """Keeps what is sent."""
+    """Keeps published records."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[Record, Delivery | None]] = []
@@ -54,7 +54,7 @@ class Outlet:
         self.sent.append((record, delivery))
 
 
-class Desk:
+class ShapesBench:
     """Shapes over fakes."""
 
     def __init__(self, **rows: object) -> None:
@@ -69,8 +69,8 @@ class Desk:
         """Bind a shape that the stream brings."""
         return self.shapes.bind(shape, Position(log_lsn, 0), 5, None)
 
-    def told(self) -> list[str]:
-        """List the positions of the shapes told."""
+    def published(self) -> list[str]:
+        """List the positions of the published shapes."""
         return [record.position.decode() for record, _ in self.outlet.sent]
 
 
@@ -78,34 +78,34 @@ def test_the_keys_order_comes_from_the_catalog():
     """
     The relation's key is in key order, whatever the columns' order.
     """
-    relation = Desk().bind(SHAPE, 8)
+    relation = ShapesBench().bind(SHAPE, 8)
 
     assert ("id", "line") == relation.key_names
 
 
-def test_a_table_that_is_gone_keeps_the_streams_key():
+def test_a_dropped_table_keeps_the_streams_key():
     """
-    Without the catalog's word, the key is the replica identity's columns.
+    If the catalog has no row of the table, the key is the replica identity's columns.
     """
     relation = bind(SHAPE, CatalogFacts((), {}, frozenset()))
 
     assert ("line", "id") == relation.key_names
 
 
-def test_a_table_that_is_gone_under_full_identity_has_no_key():
+def test_a_dropped_table_under_full_identity_has_no_key():
     """
-    Under REPLICA IDENTITY FULL the stream does not tell the key, so there is none.
+    Under REPLICA IDENTITY FULL the stream does not mark the key, so there is none.
     """
     relation = bind(SHAPE._replace(identity="f"), CatalogFacts((), {}, frozenset()))
 
     assert () == relation.key
 
 
-def test_a_shape_is_a_record_that_sinks_can_build_from():
+def test_a_shape_record_suffices_to_build_a_table():
     """
     Columns with types and nullability, the key, and the position it holds from.
     """
-    desk = Desk()
+    desk = ShapesBench()
     desk.bind(SHAPE, 8)
     record = desk.outlet.sent[0][0]
 
@@ -127,7 +127,7 @@ def test_a_shape_is_a_record_that_sinks_can_build_from():
 
 
 def column(name: str, kind: str, oid: int, typmod: int, *, nullable: bool) -> dict:
-    """Write a column as the record does."""
+    """Write a column as the record has it."""
     return {
         "name": name,
         "type": kind,
@@ -137,58 +137,58 @@ def column(name: str, kind: str, oid: int, typmod: int, *, nullable: bool) -> di
     }
 
 
-def test_a_repeated_shape_is_told_once_and_a_new_one_again():
+def test_a_repeated_shape_is_published_once_and_a_new_one_again():
     """
-    Only what differs from the last shape told is published.
+    Only a shape that differs from the last published one is published.
     """
-    desk = Desk()
+    desk = ShapesBench()
     for log_lsn, shape in ((8, SHAPE), (16, SHAPE), (24, WIDER)):
         desk.bind(shape, log_lsn)
 
     assert [
         "0000000000000008.0000000000",
         "0000000000000018.0000000000",
-    ] == desk.told()
+    ] == desk.published()
 
 
-def test_a_table_that_is_not_captured_is_not_told():
+def test_a_table_that_is_not_captured_has_no_published_shape():
     """
-    Outbox and signal table have no shape for sinks, and the catalog is not asked.
+    Outbox and signal table have no shape for sinks, and the catalog is not queried.
     """
-    desk = Desk()
+    desk = ShapesBench()
     desk.bind(SHAPE._replace(table="no"), 8)
 
-    assert ([], 0) == (desk.told(), desk.catalog.asked)
+    assert ([], 0) == (desk.published(), desk.catalog.asked)
 
 
-def test_a_chunks_shape_is_told_if_nothing_newer_is():
+def test_a_chunks_shape_is_published_unless_a_newer_one_is():
     """
     A chunk's shape is published when it is new, with the low watermark's position.
     """
-    desk = Desk()
+    desk = ShapesBench()
     relation = bind(SHAPE, FACTS)
     desk.shapes.announce(relation, 16, 5)
     desk.shapes.announce(relation, 24, 5)
 
-    assert ["0000000000000010.-"] == desk.told()
+    assert ["0000000000000010.-"] == desk.published()
 
 
-def test_an_outdated_shape_of_a_chunk_is_not_told():
+def test_an_outdated_shape_of_a_chunk_is_not_published():
     """
-    A chunk read before a change of shape that the stream has told is silent.
+    A chunk read before a change of shape in the stream publishes no shape.
     """
-    desk = Desk()
+    desk = ShapesBench()
     desk.bind(WIDER, 32)
     desk.shapes.announce(bind(SHAPE, FACTS), 16, 5)
 
     assert 1 == len(desk.outlet.sent)
 
 
-def test_a_shape_travels_with_its_transaction():
+def test_a_shape_is_delivered_with_its_transaction():
     """
     The shape is part of the delivery of the transaction that brought it.
     """
-    desk = Desk()
+    desk = ShapesBench()
     delivery = DeliveryLedger(0).begin()
     desk.shapes.bind(SHAPE, Position(8, 0), 5, delivery)
 
@@ -201,9 +201,9 @@ def flagged(*names: str, identity: str = "d") -> RelationShape:
     return SHAPE._replace(identity=identity, columns=tuple(columns))
 
 
-def test_the_stream_says_which_columns_are_the_key():
+def test_the_stream_decides_the_key_columns():
     """
-    A key that the catalog has by now is not that of the rows of then (B60).
+    A key that the catalog has by now is not that of the earlier rows (B60).
     """
     facts = CatalogFacts(("id",), {}, frozenset())
 
@@ -212,7 +212,7 @@ def test_the_stream_says_which_columns_are_the_key():
 
 def test_an_identity_index_is_the_key():
     """
-    Under USING INDEX old rows tell that index alone, so that it is the key.
+    Under USING INDEX old rows have only that index's columns, so it is the key.
     """
     facts = CatalogFacts(("id",), {}, frozenset(), other_keys=(("total", "line"),))
     shape = flagged("line", "total", identity="i")
@@ -222,7 +222,7 @@ def test_an_identity_index_is_the_key():
 
 def test_a_unique_index_is_the_key_of_a_table_without_one():
     """
-    If all its columns are NOT NULL, it tells rows apart (A67).
+    If all its columns are NOT NULL, it identifies rows (A67).
     """
     facts = CatalogFacts((), {}, frozenset(), other_keys=(("total",),))
     shapes = (flagged(), flagged("line", "id", "total", identity="f"))
@@ -230,7 +230,7 @@ def test_a_unique_index_is_the_key_of_a_table_without_one():
     assert [("total",), ("total",)] == [bind(s, facts).key_names for s in shapes]
 
 
-def test_a_key_outside_the_columns_that_are_sent_is_none():
+def test_a_key_outside_the_published_columns_is_no_key():
     """
     A publication's column list may leave the key out: such a table has none.
     """
@@ -239,11 +239,11 @@ def test_a_key_outside_the_columns_that_are_sent_is_none():
     assert () == bind(flagged(), facts).key
 
 
-def test_a_shape_tells_what_is_published():
+def test_a_shape_has_only_published_columns():
     """
     Excluded columns are absent, masked ones are texts, key columns stay.
     """
-    desk = Desk(
+    desk = ShapesBench(
         exclude_columns=["s.t.id"],
         mask=[{"columns": ["s.t.total"], "form": "mask", "length": 3}],
     )
@@ -259,11 +259,11 @@ def test_a_shape_tells_what_is_published():
     )
 
 
-def test_a_shape_tells_what_types_are_made_of():
+def test_a_shape_describes_nested_types():
     """
-    Elements, labels, fields and what a domain is over come with the column.
+    Elements, labels, fields and a domain's base type come with the column.
     """
-    desk = Desk()
+    desk = ShapesBench()
     types = {
         20: TypeFacts("_pair", "s.pair[]", element_oid=50),
         23: TypeFacts("mood", "s.mood", "e", labels=("sad", "ok")),
@@ -282,11 +282,11 @@ def test_a_shape_tells_what_types_are_made_of():
     ) == (line["labels"], pairs["element"], set(total))
 
 
-def test_a_chunk_takes_the_facts_that_the_stream_was_given():
+def test_a_chunk_uses_the_streams_facts_of_its_shape():
     """
     One shape has one set of facts, so that stream and snapshot write the same forms.
     """
-    desk = Desk()
+    desk = ShapesBench()
     relation = desk.bind(SHAPE, 8)
     facts = desk.shapes.facts_of(relation)
     other = desk.shapes.facts_of(bind(WIDER, FACTS))

@@ -1,4 +1,4 @@
-"""How far snapshots are, from what the driver wants stored."""
+"""Snapshot statistics, from the effects that the driver stores."""
 
 from towpath.relay.pipeline.sight import OTHER, SnapshotSight
 from towpath.relay.snapshot.effects import SaveProgress, StoreKeys, StoreSignal
@@ -20,22 +20,22 @@ def table(name: str = "shop.line", state: str = "planned", **more) -> StoredTabl
     return StoredTable("s1", name, 0, state, 16_384, **more)
 
 
-def sight(tally: Tally) -> SnapshotSight:
-    """Make the sight of a connection."""
+def snapshot_stats(tally: Tally) -> SnapshotSight:
+    """Make the snapshot statistics of a connection."""
     return SnapshotSight(tally, StandingClock())
 
 
 def signalled(tally: Tally, *tables: StoredTable) -> SnapshotSight:
-    """Make a sight that has seen a signal with such tables being stored."""
-    made = sight(tally)
+    """Make statistics that have seen a signal with such tables being stored."""
+    made = snapshot_stats(tally)
     made.see(StoreSignal("s1", "accepted", {}, tables))
     made.see(SignalStored("s1", is_new=True))
     return made
 
 
-def test_a_table_waits_runs_and_ends():
+def test_a_tables_states_are_counted():
     """
-    Each state counts its tables; rows, dropped rows and the beginning are told.
+    Each state counts its tables; rows, dropped rows and the start time are shown.
     """
     tally = Tally(tables=("shop.line", "shop.item"))
     made = signalled(tally, table(), table("shop.item"))
@@ -59,12 +59,12 @@ def test_a_table_waits_runs_and_ends():
     ) == (seen, tally.snapshot_dropped_rows)
 
 
-def test_a_signal_that_was_answered_before_counts_nothing():
+def test_an_already_answered_signal_counts_nothing():
     """
     Streamed again after a crash, it starts nothing, so nothing waits.
     """
     tally = Tally()
-    made = sight(tally)
+    made = snapshot_stats(tally)
     made.see(StoreSignal("s1", "accepted", {}, (table(),)))
     made.see(SignalStored("s1", is_new=False))
 
@@ -73,7 +73,7 @@ def test_a_signal_that_was_answered_before_counts_nothing():
 
 def test_refused_and_stopped_tables_are_counted_once():
     """
-    A table that fails from the first counts as failed, a stopped one as stopped.
+    A refused table counts as failed, a stopped one as stopped.
     """
     tally = Tally()
     made = signalled(tally, table(), table("shop.none", "failed"))
@@ -84,15 +84,15 @@ def test_refused_and_stopped_tables_are_counted_once():
     assert SnapshotView(0, 0, 0, 1, 1, 0, {}, None) == tally.snapshot
 
 
-def test_what_is_resumed_counts_on():
+def test_a_resumed_snapshot_continues_its_counts():
     """
-    After a reconnect, open tables are there again, and ended ones are not forgotten.
+    After a reconnect, open tables are counted again, and ended ones are not forgotten.
     """
     tally = Tally()
     made = signalled(tally, table(), table("shop.item"))
     made.see(SaveProgress(1, table(state="completed")))
     tables = (table(state="completed"), table("shop.item", "running", dropped=4))
-    made = sight(tally)
+    made = snapshot_stats(tally)
     made.see(Resumed(tables))
     made.see(SaveProgress(2, table("shop.item", "running", dropped=5)))
 
@@ -102,12 +102,12 @@ def test_what_is_resumed_counts_on():
     )
 
 
-def test_rows_of_what_is_no_captured_table_share_one_label():
+def test_rows_of_uncaptured_tables_share_one_label():
     """
-    Whatever a signal names, labels stay bounded by the captured tables.
+    For any names in a signal, labels stay bounded by the captured tables.
     """
     tally = Tally(tables=("shop.line",))
-    made = sight(tally)
+    made = snapshot_stats(tally)
     made.see(StoreKeys("s1", (table("outbox.order"),), 9))
     made.see(KeysStored("s1"))
     made.see(SaveProgress(1, table("outbox.order", "running", rows=3)))
@@ -115,9 +115,9 @@ def test_rows_of_what_is_no_captured_table_share_one_label():
     assert {OTHER: 3} == tally.snapshot.rows
 
 
-def test_why_snapshots_yield_is_logged_once_and_known_while_it_lasts():
+def test_the_reason_why_snapshots_yield_is_logged_once():
     """
-    Each reason is told the first time; afterwards only the metric comes and goes.
+    Each reason is logged the first time; afterwards only the metric changes.
     """
     said: list[tuple[str, str]] = []
     tally = Tally(on_first=lambda *what: said.append(what))
@@ -132,7 +132,7 @@ def test_why_snapshots_yield_is_logged_once_and_known_while_it_lasts():
 
 def test_a_paused_table_neither_waits_nor_runs():
     """
-    What nobody will go on with unasked can be told from what waits for its turn.
+    A paused table needs a signal to continue, unlike one that waits for its turn.
     """
     tally = Tally()
     made = signalled(tally, table(), table("shop.item"))

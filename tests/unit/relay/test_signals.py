@@ -1,4 +1,4 @@
-"""What signals ask for, and why some are rejected."""
+"""Parsing of signals, and the reasons for rejecting them."""
 
 import json
 
@@ -38,7 +38,7 @@ def test_a_whole_signal_is_read():
     ) == parse_signal("execute-snapshot", json.dumps(data))
 
 
-def test_listed_keys_are_read_as_exactly_as_they_are_written():
+def test_listed_keys_keep_their_exact_spelling():
     """
     Numbers keep all their digits, and a key that is listed twice counts once.
     """
@@ -64,7 +64,7 @@ def test_listed_keys_are_read_as_exactly_as_they_are_written():
         ("log", "{}", LogMessage("")),
     ],
 )
-def test_small_signals_are_read(kind, data, request_):
+def test_stop_and_log_signals_are_read(kind, data, request_):
     """
     Stopping takes a list or nothing, logging a message.
     """
@@ -189,7 +189,7 @@ def test_small_signals_are_read(kind, data, request_):
         ),
     ],
 )
-def test_what_cannot_be_carried_out_is_rejected_with_its_reason(kind, data, reason):
+def test_an_invalid_signal_is_rejected_with_its_reason(kind, data, reason):
     """
     Each mistake in a signal is named in its answer (A40).
     """
@@ -221,7 +221,7 @@ def test_names_and_patterns_find_captured_tables_once():
         ({"shop.orders": ""}, None),
     ],
 )
-def test_a_filter_belongs_to_the_tables_that_it_names(conditions, condition):
+def test_a_filter_applies_to_the_tables_that_it_names(conditions, condition):
     """
     A filter's table may be a pattern too; an empty filter is none.
     """
@@ -260,7 +260,7 @@ def test_a_filter_belongs_to_the_tables_that_it_names(conditions, condition):
         ),
     ],
 )
-def test_the_ways_to_read_are_understood(fields, request_):
+def test_the_options_of_a_snapshot_signal_are_read(fields, request_):
     """
     Older conditions, chosen keys, sweeps and blocking snapshots are read (A29, A38).
     """
@@ -283,9 +283,9 @@ def test_the_ways_to_read_are_understood(fields, request_):
         ('"public"."missing"', ()),
     ],
 )
-def test_quoted_names_stand_for_themselves(entry, collections):
+def test_quoted_names_are_literal(entry, collections):
     """
-    What stands in double quotes is no pattern, and may hold anything (A38).
+    A name in double quotes is no pattern, and may have any characters (A38).
     """
     known = (
         *("public.orders", 'public."My.Table"', "public.a(b", 'public.say "hi"'),
@@ -295,9 +295,9 @@ def test_quoted_names_stand_for_themselves(entry, collections):
     assert collections == expand([entry], known).collections
 
 
-def test_an_aggregate_type_names_all_of_its_views():
+def test_an_aggregate_type_selects_all_of_its_views():
     """
-    Further views of a type have a name behind it; one alone can be named too.
+    Further views of a type have a suffix; one alone can be selected too.
     """
     known = ["outbox.order", "outbox.order.totals", "outbox.orders", "s.order"]
 
@@ -307,7 +307,7 @@ def test_an_aggregate_type_names_all_of_its_views():
     )
 
 
-def test_a_logged_message_tells_where_it_stands():
+def test_a_logged_message_has_its_position():
     """
     Braces in it stand for the signal's position, as Debezium's do (A40).
     """
@@ -332,7 +332,7 @@ def test_a_logged_message_tells_where_it_stands():
 )
 def test_an_exact_name_is_no_expression(entry, collections):
     """
-    A name that several tables have without their quotes is none of them.
+    A name that several tables share without quotes selects none of them.
     """
     known = ["s.a|b", "s.a", "s.a$", "s.b", '"s.a".b', 's."a.b"', "s.[ab]"]
     found = expand([entry], known, unmatched="nothing")
@@ -343,7 +343,7 @@ def test_an_exact_name_is_no_expression(entry, collections):
 
 def test_an_expression_that_matches_nothing_is_refused():
     """
-    Nothing is ever completed because it matched nothing.
+    An expression without a match never ends as completed.
     """
     found = expand([r"none\..*"], ["s.a"], unmatched="nothing matches")
 

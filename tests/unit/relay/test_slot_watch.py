@@ -1,4 +1,4 @@
-"""What a look at the slot means."""
+"""Findings of a look at the slot."""
 
 import pytest
 
@@ -16,9 +16,9 @@ def crossings(watch: SlotWatch, look: SlotLook, now_s: float = 0.0) -> list[Cros
     return watch.crossings(watch.view(look, now_s))
 
 
-def test_a_bound_is_told_once_per_crossing():
+def test_a_retention_bound_is_logged_once_per_crossing():
     """
-    W-15: crossing is told, staying beyond is not, coming back is.
+    W-15: crossing is logged, staying beyond is not, coming back is.
     """
     watch = SlotWatch(RELAY)
     told = [
@@ -36,7 +36,7 @@ def test_a_bound_is_told_once_per_crossing():
     ] == told
 
 
-def test_a_slot_whose_log_may_go_is_an_error():
+def test_a_slot_in_danger_of_losing_wal_is_an_error():
     """
     B77: unreserved means that the next checkpoint may lose the slot.
     """
@@ -45,7 +45,7 @@ def test_a_slot_whose_log_may_go_is_an_error():
     assert Crossing("max_slot_wal_keep_size", "error", is_over=True) == told
 
 
-def test_inactive_time_is_measured_where_the_server_does_not_tell():
+def test_inactive_time_of_a_slot_is_measured_on_old_servers():
     """
     Before version 17 the time counts from the first look at an inactive slot.
     """
@@ -62,9 +62,9 @@ def test_inactive_time_is_measured_where_the_server_does_not_tell():
     )
 
 
-def test_the_servers_word_on_inactive_time_goes_first():
+def test_the_servers_inactive_time_of_a_slot_takes_precedence():
     """
-    What the server tells holds over what was measured.
+    The server's time is used instead of the measured one.
     """
     look = LOOK._replace(is_active=False, inactive_s=99.0)
 
@@ -73,7 +73,7 @@ def test_the_servers_word_on_inactive_time_goes_first():
 
 def test_outbox_updates_are_counted_from_the_first_look():
     """
-    What happened before is not counted, nor is a counter that was reset.
+    Earlier updates are not counted, nor is a counter that was reset.
     """
     watch = SlotWatch(RELAY)
     seen = [
@@ -92,14 +92,14 @@ def test_outbox_updates_are_counted_from_the_first_look():
         (LOOK._replace(invalidation_reason="idle_timeout"), "idle_timeout"),
     ],
 )
-def test_a_loss_names_its_cause(look: SlotLook | None, part: str):
+def test_a_lost_slot_has_its_cause(look: SlotLook | None, part: str):
     """
-    A slot that serves no more is told with the reason that the server gives.
+    A lost slot is reported with the reason that the server gives.
     """
     assert part in (loss(look, "towpath") or "")
 
 
-def test_a_slot_that_serves_is_no_loss():
+def test_a_serving_slot_is_not_lost():
     """
     A slot in use, or in danger, is not lost.
     """

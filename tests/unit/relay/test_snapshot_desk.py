@@ -1,4 +1,4 @@
-"""The desk between loop and driver: slices, deliveries, and what holds a commit."""
+"""Scan services between loop and driver: slices, deliveries, and held commits."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -83,7 +83,7 @@ class Driver:
 
 
 class Route:
-    """Makes a record of whatever it is given."""
+    """Makes a record of every row."""
 
     relation = RELATION
     topic = "t.s.a"
@@ -92,8 +92,8 @@ class Route:
         return [("read", row, place.topic) for row in rows]
 
 
-class Bench:
-    """A desk over fakes."""
+class ScanBench:
+    """Scan services over fakes."""
 
     def __init__(self, rows: Sequence[Row] = ()) -> None:
         self.clock = Clock()
@@ -134,11 +134,11 @@ class Bench:
         self.desk.turn(self.clock.now_s)
 
 
-def test_slices_go_out_until_the_time_is_over():
+def test_slices_are_emitted_until_the_time_is_over():
     """
-    A turn lets out slices for three milliseconds; the rest waits for the next.
+    A turn emits slices for three milliseconds; the rest waits for the next.
     """
-    bench = Bench([(b"%d" % n,) for n in range(5)])
+    bench = ScanBench([(b"%d" % n,) for n in range(5)])
     bench.turn()
     first = len(bench.sent)
     has_more = bench.desk.has_ready
@@ -152,11 +152,11 @@ def test_slices_go_out_until_the_time_is_over():
     )
 
 
-def test_a_slice_now_and_then_goes_out_while_much_is_on_its_way():
+def test_few_slices_are_emitted_while_much_is_in_flight():
     """
-    Live changes stand in the same queue; a snapshot neither fills it nor stands still.
+    Live changes share the queue; a snapshot neither fills it nor stops.
     """
-    bench = Bench(ROWS)
+    bench = ScanBench(ROWS)
     bench.tally.changes = 1
     bench.ledger.in_flight_bytes = MAX_AHEAD_BYTES
     sent = []
@@ -168,11 +168,11 @@ def test_a_slice_now_and_then_goes_out_while_much_is_on_its_way():
     assert [1, 1, 2] == sent
 
 
-def test_on_a_quiet_stream_more_may_be_on_its_way():
+def test_on_an_idle_stream_more_slices_may_be_in_flight():
     """
-    One change makes the stream lively, for a second.
+    One change marks the stream as busy for a second.
     """
-    bench = Bench([(b"%d" % n,) for n in range(9)])
+    bench = ScanBench([(b"%d" % n,) for n in range(9)])
     bench.ledger.in_flight_bytes = MAX_AHEAD_BYTES
     sent = []
     for changes, pause_s in ((0, 0.0), (1, 0.0), (1, QUIET_AFTER_S * 1.1)):
@@ -189,9 +189,9 @@ def test_on_a_quiet_stream_more_may_be_on_its_way():
 
 def test_a_chunk_is_delivered_after_its_last_slice():
     """
-    The driver is told once, when Kafka has all of the chunk.
+    The driver learns of it once, when Kafka has the whole chunk.
     """
-    bench = Bench([(b"%d" % n,) for n in range(4)])
+    bench = ScanBench([(b"%d" % n,) for n in range(4)])
     bench.turn()
     bench.turn()
     early = [fact for fact in bench.driver.heard if isinstance(fact, told.Delivered)]
@@ -203,9 +203,9 @@ def test_a_chunk_is_delivered_after_its_last_slice():
 
 def test_a_chunk_is_delivered_only_once_it_is_committed():
     """
-    What Kafka may still abort is not stored as read, however busy the stream is (I5).
+    Rows that Kafka may still abort are not stored as read, on a busy stream too (I5).
     """
-    bench = Bench(ROWS[:1])
+    bench = ScanBench(ROWS[:1])
     outlet = bench.core.outlet
     outlet.needs_commit = True
     bench.turn()
@@ -217,11 +217,11 @@ def test_a_chunk_is_delivered_only_once_it_is_committed():
     assert (False, True) == (early, told.Delivered(5) in bench.driver.heard)
 
 
-def test_a_transaction_is_held_until_what_it_asks_for_is_stored():
+def test_a_transaction_is_held_until_its_key_request_is_stored():
     """
-    Its records may be acknowledged: it is settled only with its request.
+    Its records may be acknowledged: it settles only with its request.
     """
-    bench = Bench()
+    bench = ScanBench()
     bench.driver.is_busy = True
     bench.ledger.begin()
     for ordinal in range(2):
@@ -239,11 +239,13 @@ def test_a_transaction_is_held_until_what_it_asks_for_is_stored():
 @pytest.mark.parametrize(
     ("size_bytes", "is_full"), [(1, False), (MAX_REQUESTED_BYTES, True)]
 )
-def test_the_stream_waits_while_too_much_is_to_be_stored(size_bytes, is_full):
+def test_the_stream_waits_while_too_many_key_requests_are_to_be_stored(
+    size_bytes, is_full
+):
     """
-    A mass update is read no faster than what it asks for is stored.
+    A mass update is read no faster than its key requests are stored.
     """
-    bench = Bench()
+    bench = ScanBench()
     effect = do.StoreKeys("towpath-keys-8", (), size_bytes)
     bench.driver.on = lambda fact: [effect] if isinstance(fact, told.Tick) else []
     bench.desk.tell(told.Tick(0.0))
@@ -254,11 +256,11 @@ def test_the_stream_waits_while_too_much_is_to_be_stored(size_bytes, is_full):
     assert (is_full, False) == (before, bench.desk.is_full)
 
 
-def test_an_idle_driver_is_not_told_of_time():
+def test_an_idle_driver_gets_no_time_facts():
     """
-    Of a driver that is not active the loop asks nothing, except whether it is.
+    The loop asks an inactive driver nothing except whether it is active.
     """
-    bench = Bench()
+    bench = ScanBench()
     bench.driver.is_active = False
     bench.driver.is_busy = True
     bench.turn()
@@ -269,11 +271,11 @@ def test_an_idle_driver_is_not_told_of_time():
     assert ([], [told.Tick]) == (idle, [type(fact) for fact in bench.driver.heard])
 
 
-def test_a_reason_to_yield_ends_with_the_last_snapshot():
+def test_the_reason_to_yield_ends_with_the_last_snapshot():
     """
-    Once the driver is idle nothing yields any more, and the metrics say so.
+    Once the driver is idle the metric of yielding is reset.
     """
-    bench = Bench()
+    bench = ScanBench()
     bench.driver.yields_because = "the stream is behind"
     bench.turn()
     yielding = bench.tally.yielding

@@ -27,7 +27,7 @@ PLAN = Plan(SHAPE, (b"3",), 4)
 
 
 class Loop:
-    """Tells the driver facts and keeps what it wants done, by type."""
+    """Gives facts to the driver and keeps its effects, by type."""
 
     def __init__(self, max_touches: int = 1000, readers: int = 1) -> None:
         self.invisible = InvisibleTransactions(0)
@@ -43,7 +43,7 @@ class Loop:
         self.effects: list[do.Effect] = []
 
     def tell(self, *facts: told.Fact) -> list[do.Effect]:
-        """Tell facts; the loop comes round after them."""
+        """Give facts to the driver, then turn the loop."""
         turn = told.Turn(self.rows_per_turn)
         self.effects = [e for fact in (*facts, turn) for e in self.driver.on(fact)]
         return self.effects
@@ -102,7 +102,7 @@ def loop() -> Loop:
     return Loop()
 
 
-def test_a_signal_is_looked_up_only_once_it_is_visible(loop: Loop):
+def test_a_signal_is_answered_only_once_it_is_visible(loop: Loop):
     """
     The answer goes into the signal's row, so its transaction must be visible first.
     """
@@ -128,7 +128,7 @@ def test_a_signal_is_looked_up_only_once_it_is_visible(loop: Loop):
         ),
     ],
 )
-def test_what_is_not_known_is_rejected(loop: Loop, data: dict, reason: str):
+def test_an_unknown_table_or_sink_is_rejected(loop: Loop, data: dict, reason: str):
     """
     Unknown tables and sinks are refused in the signal's answer.
     """
@@ -138,9 +138,9 @@ def test_what_is_not_known_is_rejected(loop: Loop, data: dict, reason: str):
     assert ("rejected", reason) == (answer.status, answer.detail["reason"])
 
 
-def test_an_expression_that_finds_nothing_is_refused_at_once(loop: Loop):
+def test_an_expression_without_a_match_is_refused_at_once(loop: Loop):
     """
-    A regular expression without a match is answered with its reason: nothing was read.
+    An expression without a match is answered with its reason, and nothing is read.
     """
     loop.signal(**{"data-collections": ["none.*"]})
     answer = loop.one(do.StoreSignal)
@@ -151,7 +151,7 @@ def test_an_expression_that_finds_nothing_is_refused_at_once(loop: Loop):
 
 def test_refused_tables_fail_while_others_are_read(loop: Loop):
     """
-    Known and unknown tables in one signal: the known are read, the rest reported (A9).
+    The known tables of a signal are read, the unknown ones are reported (A9).
     """
     loop.signal(**{"data-collections": ["invalid1", "s.a", "s.b"]})
     loop.tell(told.TablesInspected("s1", {"s.a": SHAPE}, {"s.b": "no primary key"}))
@@ -175,9 +175,9 @@ def test_a_signal_that_is_not_new_starts_nothing(loop: Loop):
     assert ([], False) == (effects, loop.driver.is_busy)
 
 
-def test_recording_begins_before_anything_is_read(loop: Loop):
+def test_key_recording_begins_before_any_chunk(loop: Loop):
     """
-    A start mark is written and seen, and all before it visible, before the plan.
+    The plan waits until a start mark is streamed and all before it is visible.
     """
     loop.accept()
     start = loop.one(do.WriteWatermark)
@@ -191,9 +191,9 @@ def test_recording_begins_before_anything_is_read(loop: Loop):
     assert ["ReadPlan"] == loop.types()
 
 
-def test_a_chunk_is_emitted_when_the_stream_has_passed_it(loop: Loop):
+def test_a_chunk_is_emitted_after_both_watermarks(loop: Loop):
     """
-    Rows wait for both watermarks, and go out at the low one.
+    Rows wait for both watermarks, and are published at the low one.
     """
     loop.accept(target="search2")
     first = loop.begin_reading()
@@ -218,7 +218,7 @@ def test_a_chunk_is_emitted_when_the_stream_has_passed_it(loop: Loop):
     )
 
 
-def test_progress_is_stored_after_the_broker_has_it(loop: Loop):
+def test_progress_is_stored_after_kafka_has_the_chunk(loop: Loop):
     """
     The last key moves with Kafka's acknowledgement, in order, and no sooner.
     """
@@ -239,9 +239,9 @@ def test_progress_is_stored_after_the_broker_has_it(loop: Loop):
     ]
 
 
-def test_a_completed_signal_says_what_was_done(loop: Loop):
+def test_a_completed_signal_has_its_counts(loop: Loop):
     """
-    The answer and the notifications tell rows, dropped rows and chunks.
+    The answer and the notifications have rows, dropped rows and chunks.
     """
     loop.accept()
     first = loop.begin_reading()
@@ -270,7 +270,7 @@ def test_a_completed_signal_says_what_was_done(loop: Loop):
 
 def test_a_row_dropped_for_a_partial_change_is_read_again(loop: Loop):
     """
-    What the stream does not carry whole is read by key before the end.
+    A key that the stream does not carry whole is read before the end.
     """
     loop.accept()
     first = loop.begin_reading()
@@ -293,7 +293,7 @@ def test_a_row_dropped_for_a_partial_change_is_read_again(loop: Loop):
     assert "completed" == loop.one(do.AnswerSignal).status
 
 
-def test_a_failed_attempt_is_repeated_after_a_pause(loop: Loop):
+def test_a_failed_chunk_is_retried_after_a_pause(loop: Loop):
     """
     A cancelled chunk is read again from the same key, with a fresh low watermark (A32).
     """
@@ -314,9 +314,9 @@ def test_a_failed_attempt_is_repeated_after_a_pause(loop: Loop):
     )
 
 
-def test_what_cannot_recover_fails_with_table_key_and_reason(loop: Loop):
+def test_a_fatal_failure_has_table_key_and_reason(loop: Loop):
     """
-    A changed table never says completed: it fails with its last key (A31).
+    A changed table is never completed: it fails with its last key (A31).
     """
     loop.accept()
     first = loop.begin_reading()
@@ -338,7 +338,7 @@ def test_what_cannot_recover_fails_with_table_key_and_reason(loop: Loop):
     assert "ABORTED" in [e.type for e in loop.effects if isinstance(e, do.Notify)]
 
 
-def test_lost_touches_begin_the_recording_anew():
+def test_lost_changed_keys_restart_the_recording():
     """
     Above the bound, chunks that are not judged are thrown away and read again.
     """
@@ -358,9 +358,9 @@ def test_lost_touches_begin_the_recording_anew():
     assert (None, True) == (again.after_key, again.chunk_id != first.chunk_id)
 
 
-def test_resumed_tables_go_on_after_their_last_key(loop: Loop):
+def test_resumed_tables_continue_after_their_last_key(loop: Loop):
     """
-    A restart records anew, waits anew, and reads on where Kafka had it (A14).
+    A restart records keys again, waits again, and reads on from Kafka's last key (A14).
     """
     done = StoredTable("s1", "s.b", 0, "completed", 4712, rows=9)
     rest = StoredTable(
@@ -373,7 +373,7 @@ def test_resumed_tables_go_on_after_their_last_key(loop: Loop):
     assert ({OID}, (b"2",), (b"9",)) == (recorded, ask.after_key, ask.maximum_key)
 
 
-def test_a_resumed_snapshot_without_anything_left_is_answered(loop: Loop):
+def test_a_resumed_snapshot_without_tables_left_is_answered(loop: Loop):
     """
     A crash between the last table and the answer does not lose the answer.
     """
@@ -427,7 +427,7 @@ def test_a_stopped_snapshot_reads_no_more(loop: Loop):
     assert ({}, False) == (loop.driver.recorders.tables, loop.driver.is_busy)
 
 
-def test_watermarks_of_a_dead_process_are_nobodys(loop: Loop):
+def test_watermarks_of_another_process_are_ignored(loop: Loop):
     """
     A mark that another run left in the log opens no window.
     """
@@ -453,9 +453,9 @@ def test_an_empty_table_is_completed(loop: Loop):
     )
 
 
-def test_visibility_is_asked_for_again_while_something_waits(loop: Loop):
+def test_visibility_is_probed_again_while_something_waits(loop: Loop):
     """
-    One question at a time, and not more often than it is worth.
+    One probe runs at a time, at a limited rate.
     """
     loop.accept()
     loop.invisible.add(42, 1000)
@@ -467,9 +467,9 @@ def test_visibility_is_asked_for_again_while_something_waits(loop: Loop):
     assert [False, True, False, False, True] == asked
 
 
-def test_touches_lost_before_the_plan_begin_the_recording_anew():
+def test_changed_keys_lost_before_the_plan_restart_the_recording():
     """
-    While a scan waits, its touches may overflow too; then it waits again.
+    While a scan waits, its changed keys may overflow too; then it waits again.
     """
     loop = Loop(max_touches=1)
     loop.accept()
@@ -482,9 +482,9 @@ def test_touches_lost_before_the_plan_begin_the_recording_anew():
     assert "WriteWatermark" in loop.types()
 
 
-def test_a_start_mark_that_cannot_be_written_is_written_again(loop: Loop):
+def test_a_start_mark_that_cannot_be_written_is_retried(loop: Loop):
     """
-    The first step is tried again like any other.
+    The first step is retried like any other.
     """
     loop.accept()
     start = loop.one(do.WriteWatermark)
@@ -495,9 +495,9 @@ def test_a_start_mark_that_cannot_be_written_is_written_again(loop: Loop):
     assert ([], True) == (loop.see(start.token), again.token != start.token)
 
 
-def test_a_table_that_ends_before_it_is_stopped_is_left(loop: Loop):
+def test_a_table_that_ends_before_its_stop_is_unchanged(loop: Loop):
     """
-    Stopping what has ended meanwhile changes nothing.
+    Stopping a table that has already ended changes nothing.
     """
     loop.accept("s1")
     first = loop.begin_reading()
@@ -510,9 +510,9 @@ def test_a_table_that_ends_before_it_is_stopped_is_left(loop: Loop):
     assert ["Notify"] == loop.types()
 
 
-def test_a_table_fails_with_the_count_of_what_the_broker_has(loop: Loop):
+def test_a_failed_table_has_the_count_of_acknowledged_rows(loop: Loop):
     """
-    Rows on their way to the broker are waited for; they are counted, and the last key.
+    Rows in flight are waited for; they are counted, and the last key is stored.
 
     A schema was renamed while the first chunk's rows were sent (issue: ``rows 0``).
     """
@@ -541,7 +541,7 @@ def test_a_table_fails_with_the_count_of_what_the_broker_has(loop: Loop):
 
 def test_facts_of_unknown_requests_change_nothing(loop: Loop):
     """
-    Answers that nobody waits for are heard and left.
+    Answers without an open request are ignored.
     """
     facts = (
         told.TablesInspected("x", {"s.a": SHAPE}, {}),
@@ -567,9 +567,9 @@ def test_facts_of_unknown_requests_change_nothing(loop: Loop):
         ({"state": "running", "rows": 30, "estimated_rows": 20}, 99.9),
     ],
 )
-def test_progress_in_percent_never_says_done_too_early(fields: dict, percent: float):
+def test_progress_in_percent_reaches_100_only_at_the_end(fields: dict, percent: float):
     """
-    The server's estimate may be too low: only completed is all of it.
+    The server's estimate may be too low: only a completed table is at 100.
     """
     table = StoredTable("s1", "s.a", 0, table_oid=OID, **fields)
 
@@ -596,7 +596,7 @@ def test_a_table_is_the_same_by_oid_and_key(oid, key, key_types, same):
 
 def test_a_window_is_not_judged_early():
     """
-    Judging a chunk that the stream has not passed is a mistake of ours.
+    Judging a chunk before its high watermark is a defect of ours.
     """
     window = Window(1, "low", "high")
 
@@ -606,7 +606,7 @@ def test_a_window_is_not_judged_early():
 
 def test_a_signal_whose_tables_are_all_refused_is_rejected(loop: Loop):
     """
-    Tables that the catalog refuses are answered with their reasons, up front.
+    Tables that the catalog refuses are answered with their reasons at once.
     """
     loop.signal(**{"data-collections": ["s.a"]})
     loop.tell(told.TablesInspected("s1", {}, {"s.a": "it has no primary key"}))
@@ -634,7 +634,7 @@ def test_a_log_signal_is_answered_with_its_message(loop: Loop):
 KEYS = ((b"1",), (b"2",), (b"3",))
 
 
-def ask_for_keys(loop: Loop) -> do.ReadChunk:
+def listed_keys_signal(loop: Loop) -> do.ReadChunk:
     """Bring a signal that lists keys to its first chunk."""
     loop.signal(**{"data-collections": ["s.a"], "keys": [["01"], [2], [3]]})
     loop.tell(told.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS))
@@ -653,7 +653,7 @@ def begin_keys(loop: Loop, keys: tuple[Key, ...]) -> do.ReadChunk:
 
 def test_listed_keys_are_stored_as_the_server_spells_them(loop: Loop):
     """
-    A signal's own words are looked up; what is stored are the keys of the stream.
+    The signal's spelling is looked up; the stored keys have the stream's spelling.
     """
     loop.signal(**{"data-collections": ["s.a"], "keys": [["01"], [2]]})
     asked = loop.one(do.InspectTables)
@@ -664,7 +664,7 @@ def test_listed_keys_are_stored_as_the_server_spells_them(loop: Loop):
     assert (KEYS[:2], 2) == (table.pending_keys, table.asked_keys)
 
 
-def test_keys_are_those_of_one_table(loop: Loop):
+def test_listed_keys_are_of_one_table(loop: Loop):
     """
     A list of keys for several tables is rejected.
     """
@@ -673,20 +673,20 @@ def test_keys_are_those_of_one_table(loop: Loop):
     assert "name just that" in loop.one(do.StoreSignal).detail["reason"]
 
 
-def test_the_names_of_the_relays_own_requests_are_taken(loop: Loop):
+def test_signal_ids_of_the_relays_own_requests_are_reserved(loop: Loop):
     """
-    A signal cannot pass for what the relay itself asks for.
+    A user's signal cannot use an id of the relay's own requests.
     """
     loop.signal("towpath-keys-1", **{"data-collections": ["s.a"]})
 
     assert "the relay's own" in loop.one(do.StoreSignal).detail["reason"]
 
 
-def test_a_key_that_is_not_found_is_told_to_be_gone(loop: Loop):
+def test_a_listed_key_that_is_absent_is_deleted(loop: Loop):
     """
     Listed keys give their rows, and deletes where there is none.
     """
-    first = ask_for_keys(loop)
+    first = listed_keys_signal(loop)
     loop.read(first, 2)
     second = loop.one(do.ReadChunk)
     loop.see(first.low_token)
@@ -706,15 +706,15 @@ def test_a_key_that_is_not_found_is_told_to_be_gone(loop: Loop):
     ("xid", "sequence", "partial"),
     [(500, 9, False), (42, 0, False), (500, 9, True), (42, 0, True)],
 )
-def test_a_key_that_the_stream_has_touched_is_not_told_to_be_gone(
+def test_a_listed_key_changed_in_the_stream_is_not_deleted(
     loop: Loop, xid: int, sequence: int, partial: bool
 ):
     """
-    Touched after the low watermark, or by who was not seen: the stream knows better.
+    A key changed after the low watermark, or invisibly, is left to the stream.
 
     If the stream left columns out, the key is read again.
     """
-    first = ask_for_keys(loop)
+    first = listed_keys_signal(loop)
     touches = loop.driver.recorders.tables[OID]
     touches.touch(KEYS[0], xid, sequence, partial=partial)
     loop.read(first, 2, snapshot=XidSnapshot(42, 1000, frozenset({42})))
@@ -726,11 +726,11 @@ def test_a_key_that_the_stream_has_touched_is_not_told_to_be_gone(
     assert ((), partial) == (emission.absent, KEYS[0] in waiting)
 
 
-def test_a_key_that_is_spelt_in_another_way_is_not_told_to_be_gone(loop: Loop):
+def test_a_listed_key_in_another_spelling_is_not_deleted(loop: Loop):
     """
-    A row was found for one of the keys: none of the others is known to be absent.
+    If a row has another spelling, none of the other keys is known to be absent.
     """
-    first = ask_for_keys(loop)
+    first = listed_keys_signal(loop)
     loop.read(first, 7)
     loop.see(first.low_token)
     loop.see(first.high_token)
@@ -751,21 +751,23 @@ def test_progress_before_the_keys_are_loaded_leaves_them_as_stored(loop: Loop):
     assert loop.one(do.SaveProgress).table.pending_keys is None
 
 
-# What the relay itself asks for -------------------------------------------------------
+# Key requests of the relay itself -----------------------------------------------------
 
 
-def ask_by_itself(loop: Loop, log_lsn: int, key: Key) -> do.StoreKeys:
-    """Let the relay ask for a key."""
+def request_key(loop: Loop, log_lsn: int, key: Key) -> do.StoreKeys:
+    """Let the relay request a key."""
     loop.driver.requests.ask(RELATION, key, Position(log_lsn, 0))
     loop.tick(loop.driver._now_s)
     return loop.one(do.StoreKeys)
 
 
-def test_what_the_relay_asks_for_is_read_once_it_is_stored(loop: Loop):
+def test_a_key_request_is_read_once_it_is_stored(loop: Loop):
     """
-    Stored, then read by its key like any snapshot; no signal is answered.
+    The request is stored, then read by its key like any snapshot.
+
+    No signal is answered.
     """
-    store = ask_by_itself(loop, 8, KEYS[0])
+    store = request_key(loop, 8, KEYS[0])
     stored = loop.tell(told.KeysStored(store.snapshot_id))
     chunk = begin_keys(loop, KEYS[:1])
     loop.read(chunk, 1)
@@ -785,7 +787,7 @@ def test_what_the_relay_asks_for_is_read_once_it_is_stored(loop: Loop):
 
 def test_the_driver_is_active_from_a_request_until_its_row_is_delivered(loop: Loop):
     """
-    Also while the request is being stored, when there is nothing to do but to wait.
+    It stays active while the request is being stored, when it can only wait.
     """
     idle = loop.driver.is_active
     loop.driver.request_key(RELATION, KEYS[0], Position(8, 0))
@@ -810,14 +812,14 @@ def test_the_driver_is_active_from_a_request_until_its_row_is_delivered(loop: Lo
     )
 
 
-def test_a_whole_table_ends_after_what_was_asked_for_until_then(loop: Loop):
+def test_a_table_ends_after_its_earlier_key_requests(loop: Loop):
     """
-    A row that moved out of the unread part is delivered before completed is said.
+    A row that moved out of the unread part is delivered before the table completes.
     """
     loop.accept()
     first = loop.begin_reading()
     loop.read(first)
-    store = ask_by_itself(loop, 8, KEYS[0])
+    store = request_key(loop, 8, KEYS[0])
     loop.see(first.low_token)
     loop.see(first.high_token)
     waiting = loop.types()
@@ -838,14 +840,14 @@ def test_a_whole_table_ends_after_what_was_asked_for_until_then(loop: Loop):
     )
 
 
-def test_a_request_that_fails_fails_the_table_that_waits_for_it(loop: Loop):
+def test_a_failed_key_request_fails_the_table_that_waits_for_it(loop: Loop):
     """
-    What cannot be read by its new key is missing: completed is not said.
+    A row that cannot be read by its new key is missing, so the table does not complete.
     """
     loop.accept()
     first = loop.begin_reading()
     loop.read(first)
-    store = ask_by_itself(loop, 8, KEYS[0])
+    store = request_key(loop, 8, KEYS[0])
     loop.see(first.low_token)
     loop.see(first.high_token)
     loop.tell(told.KeysStored(store.snapshot_id))
@@ -856,33 +858,33 @@ def test_a_request_that_fails_fails_the_table_that_waits_for_it(loop: Loop):
     assert "could not be read by their new key" in account["reason"]
 
 
-def test_what_the_relay_asks_for_does_not_wait_behind_a_table(loop: Loop):
+def test_a_key_request_does_not_wait_behind_a_table(loop: Loop):
     """
-    While a large table is read, rows are completed beside it.
+    While a large table is read, requested rows are read beside it.
     """
     loop.accept()
     loop.begin_reading()
-    store = ask_by_itself(loop, 8, KEYS[0])
+    store = request_key(loop, 8, KEYS[0])
     loop.tell(told.KeysStored(store.snapshot_id))
     chunk = begin_keys(loop, KEYS[:1])
 
     assert KEYS[:1] == chunk.keys
 
 
-def test_stopping_does_not_stop_what_the_relay_asks_for(loop: Loop):
+def test_a_stop_signal_does_not_stop_key_requests(loop: Loop):
     """
     Rows that the stream left incomplete are completed, whatever is stopped.
     """
-    store = ask_by_itself(loop, 8, KEYS[0])
+    store = request_key(loop, 8, KEYS[0])
     loop.tell(told.KeysStored(store.snapshot_id))
     loop.signal("s2", "stop-snapshot")
 
     assert [] == loop.one(do.StoreSignal).detail["stopped"]
 
 
-def test_a_stored_request_is_taken_up_after_a_restart(loop: Loop):
+def test_a_stored_key_request_is_resumed_after_a_restart(loop: Loop):
     """
-    What was asked for goes on, and is not asked for twice.
+    The request continues, and is not made twice.
     """
     table = StoredTable(
         "towpath-keys-1",
@@ -915,9 +917,9 @@ def slices(loop: Loop) -> do.ReadChunk:
     return first
 
 
-def test_a_chunk_goes_out_in_slices(loop: Loop):
+def test_a_chunk_is_emitted_in_slices(loop: Loop):
     """
-    Each turn lets out so many rows as it may, and the last says so.
+    Each turn emits at most its limit of rows, and the last slice is marked.
     """
     slices(loop)
     first = loop.one(do.EmitRows)
@@ -936,7 +938,7 @@ def test_a_chunk_goes_out_in_slices(loop: Loop):
 
 def test_a_change_between_two_slices_drops_its_row_from_the_rest(loop: Loop):
     """
-    A row that waits to go out must not follow what the stream says of it meanwhile.
+    A waiting row must not be published after its newer change.
     """
     slices(loop)
     loop.driver.recorders.tables[OID].touch((b"2",), 500, 99)
@@ -946,9 +948,9 @@ def test_a_change_between_two_slices_drops_its_row_from_the_rest(loop: Loop):
     assert ([], True) == (list(rest.rows), rest.is_last)
 
 
-def test_a_chunk_that_is_cut_goes_on_behind_its_last_judged_row(loop: Loop):
+def test_a_chunk_that_is_cut_continues_after_its_last_judged_row(loop: Loop):
     """
-    Lost touches between two slices: the rest is read again, no row twice.
+    Changed keys lost between two slices: the rest is read again, no row twice.
     """
     loop = Loop(max_touches=1)
     chunk = slices(loop)
@@ -964,7 +966,7 @@ def test_a_chunk_that_is_cut_goes_on_behind_its_last_judged_row(loop: Loop):
     assert (b"1",) == again.after_key
 
 
-def test_a_chunk_of_which_nothing_went_out_is_cut_in_silence():
+def test_a_chunk_cut_before_its_first_row_has_no_delivery():
     """
     Where every judged row was dropped there is no delivery to end.
     """
@@ -987,7 +989,7 @@ def test_a_chunk_of_which_nothing_went_out_is_cut_in_silence():
     assert (b"1",) == loop.one(do.ReadChunk).after_key
 
 
-def test_a_high_watermark_may_be_seen_before_its_rows_are_here(loop: Loop):
+def test_a_high_watermark_may_be_seen_before_its_rows_arrive(loop: Loop):
     """
     The stream may be ahead of the reader: the next chunk's low watermark is known.
     """

@@ -1,4 +1,4 @@
-"""How fast a table is read."""
+"""The pace at which a table is read."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def test_a_rate_spaces_chunks_by_their_rows():
     assert (100, False, True) == (pace.max_rows, early, pace.may_read)
 
 
-def test_without_a_rate_nothing_waits():
+def test_without_a_rate_chunks_do_not_wait():
     """
     Chunks follow each other at once.
     """
@@ -34,9 +34,11 @@ def test_without_a_rate_nothing_waits():
     assert (True, 1000) == (pace.may_read, pace.max_rows)
 
 
-def test_failures_wait_longer_and_read_less():
+def test_failures_lengthen_the_pause_and_shrink_the_chunk():
     """
-    Each failure in a row halves the chunk and lengthens the pause; success ends that.
+    Each consecutive failure halves the chunk and lengthens the pause.
+
+    Success ends that.
     """
     pace = Pace(ChunkSize(1000), backoff=Backoff(first_s=1.0, ceiling_s=4.0))
     sizes = []
@@ -78,11 +80,11 @@ def chunk(rows: int, *, size_bytes: int = 0, elapsed_s: float = 0.0) -> Chunk:
         (1024 * 1024, 0.001, 1_000),
     ],
 )
-def test_chunks_grow_and_shrink_towards_a_time_and_a_size(
+def test_chunk_sizes_approach_a_target_time_and_size(
     size_bytes: int, elapsed_s: float, next_rows: int
 ):
     """
-    The next chunk is nearer to what is wanted, by a factor of two at most.
+    The next chunk is nearer to the target, by a factor of two at most.
     """
     pace = Pace(ChunkSize(1000, time_s=0.2, size_bytes=1024 * 1024))
     pace.aim(chunk(1000, size_bytes=size_bytes, elapsed_s=elapsed_s))
@@ -92,7 +94,7 @@ def test_chunks_grow_and_shrink_towards_a_time_and_a_size(
 
 def test_rows_of_a_megabyte_are_read_a_few_at_a_time():
     """
-    Whatever the configuration begins with, the size decides (B31).
+    The rows' size decides, whatever the configured first chunk (B31).
     """
     pace = Pace(ChunkSize(1000, size_bytes=8 * 1024 * 1024))
     for _ in range(9):
@@ -102,9 +104,9 @@ def test_rows_of_a_megabyte_are_read_a_few_at_a_time():
     assert 100 == pace.max_rows
 
 
-def test_a_short_last_chunk_makes_no_later_one_small():
+def test_a_short_last_chunk_does_not_shrink_later_ones():
     """
-    The end of a range says nothing of the size of rows.
+    The end of a range is no measure of the rows' size.
     """
     pace = Pace(ChunkSize(1000))
     short = dataclasses.replace(chunk(3, size_bytes=30), is_last=True)
@@ -113,9 +115,9 @@ def test_a_short_last_chunk_makes_no_later_one_small():
     assert 1000 == pace.max_rows
 
 
-def test_whoever_cannot_read_the_smallest_chunk_in_time_gives_up():
+def test_repeated_time_outs_at_the_smallest_chunk_fail_the_table():
     """
-    Five time-outs in a row at the smallest size are hopeless; others are not.
+    Five time-outs in a row at the smallest size are fatal; others are not.
     """
     pace = Pace(ChunkSize(1000))
     for _ in range(4):
@@ -130,7 +132,7 @@ def test_whoever_cannot_read_the_smallest_chunk_in_time_gives_up():
 
 def test_reading_yields_while_the_stream_is_behind_or_the_source_is_busy():
     """
-    Either is enough, and both end.
+    Either reason is enough, and both end.
     """
     throttle = Throttle(max_lag_s=10.0, max_active_sessions=3)
     pace = Pace(ChunkSize(1000), throttle=throttle)
@@ -143,9 +145,9 @@ def test_reading_yields_while_the_stream_is_behind_or_the_source_is_busy():
     assert (False, False, True) == (behind, busy, pace.may_read)
 
 
-def test_speed_is_an_average_that_forgets():
+def test_the_reading_speed_is_a_moving_average():
     """
-    A table that is read faster than before says so after a while.
+    A table that is read faster than before shows it after a while.
     """
     speed = Speed()
     told = []

@@ -56,9 +56,9 @@ def as_copy_writes(values: list[bytes | None]) -> bytes:
 
 
 @given(st.lists(st.lists(st.none() | st.binary(), min_size=1)))
-def test_whatever_copy_writes_is_read_back(rows: list[list[bytes | None]]):
+def test_every_copy_text_is_read_back(rows: list[list[bytes | None]]):
     """
-    Rows that the server wrote as COPY text come back as their values.
+    Rows that the server wrote as COPY text are parsed to their values.
     """
     assert list(map(tuple, rows)) == decode_lines(map(as_copy_writes, rows))
 
@@ -76,14 +76,14 @@ def test_whatever_copy_writes_is_read_back(rows: list[list[bytes | None]]):
         (b"\\101\\x41\\x4\\q\\\n\n", (b"AA\x04q\n",)),
     ],
 )
-def test_each_escape_means_what_the_manual_says(line: bytes, row: tuple):
+def test_each_copy_escape_is_parsed_as_documented(line: bytes, row: tuple):
     """
-    NULL, control characters, octal, hex and plain characters are told apart.
+    NULL, control characters, octal, hex and plain characters are distinguished.
     """
     assert [row] == decode_lines([line])
 
 
-def test_the_first_chunk_is_bounded_above_only():
+def test_the_first_chunk_has_only_an_upper_bound():
     """
     A chunk compares keys as rows, in key order, cast to the columns' types.
     """
@@ -96,7 +96,7 @@ def test_the_first_chunk_is_bounded_above_only():
 
 def test_a_later_chunk_begins_after_the_last_key():
     """
-    A filter stands in parentheses of its own, whatever it holds.
+    Any filter stands in parentheses of its own.
     """
     ask = dataclasses.replace(ASK, after_key=(b"7", b"1"), condition="a or b -- c")
 
@@ -111,7 +111,7 @@ def test_a_later_chunk_begins_after_the_last_key():
 
 def test_listed_keys_are_spelt_without_reading_the_table():
     """
-    What a signal calls a key is cast to the key's types, and nothing is locked.
+    A signal's keys are cast to the key's types, and nothing is locked.
     """
     keys = ((b"07", b"1"), (b"it's", b"2"))
 
@@ -123,7 +123,7 @@ def test_listed_keys_are_spelt_without_reading_the_table():
 
 def test_listed_keys_are_read_without_a_range():
     """
-    Keys to be read again are looked up wherever they stand.
+    Keys to be read again are looked up in the whole table.
     """
     ask = dataclasses.replace(ASK, keys=((b"7", b"1"), (b"8", b"2")))
 
@@ -172,7 +172,7 @@ def test_partitions_are_locked_with_their_root():
     ] == locks
 
 
-def test_the_estimate_heeds_the_filter():
+def test_the_row_estimate_applies_the_filter():
     """
     The expected number of rows is that of the filtered table.
     """
@@ -183,7 +183,7 @@ def test_the_estimate_heeds_the_filter():
 
 def test_a_chunk_without_bounds_reads_from_the_table_only():
     """
-    Nothing stands between table and order when there is nothing to heed.
+    Without bounds and filter there is no WHERE clause.
     """
     ask = dataclasses.replace(ASK, maximum_key=None)
 

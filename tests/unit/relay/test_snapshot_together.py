@@ -1,4 +1,4 @@
-"""Several readers, several tables, one view, pauses and sweeps: the driver's ways."""
+"""The snapshot driver with several readers, tables, one view, pauses and sweeps."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def key(number: int) -> Key:
 
 
 class Loop:
-    """The driver, what it wants done, and what it is told in answer."""
+    """The driver, its effects, and the facts given in answer."""
 
     def __init__(
         self, *tables: StoredTable, readers: int = 2, lent: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Loop:
         self.tell(told.Resumed(tables))
 
     def tell(self, fact: told.Fact) -> list[do.Effect]:
-        """Tell a fact; the loop comes round after it."""
+        """Give a fact to the driver, then turn the loop."""
         self.effects = self.driver.on(fact) + self.driver.on(told.Turn(1000))
         return self.effects
 
@@ -91,7 +91,7 @@ class Loop:
 
 def test_a_table_is_read_in_ranges_at_the_same_time():
     """
-    Each range has a reader, and none reads what is another's.
+    Each range has a reader, and no range overlaps another.
     """
     loop = Loop(table("a"))
     [ask] = loop.begin()
@@ -101,9 +101,9 @@ def test_a_table_is_read_in_ranges_at_the_same_time():
     assert (2, [(None, key(5)), (key(5), key(9))]) == (ask.parts, asked)
 
 
-def test_what_is_stored_of_ranges_is_taken_up_again():
+def test_stored_ranges_are_resumed():
     """
-    A range that is done is not read again; another goes on behind its last key.
+    A completed range is not read again; another continues after its last key.
     """
     done, half = KeyRange(key(5), key(5), True), KeyRange(key(7), key(9))
     loop = Loop(table("a", ranges=(done, half), maximum_key=key(9), last_key=key(7)))
@@ -114,9 +114,9 @@ def test_what_is_stored_of_ranges_is_taken_up_again():
     assert (1, [(key(7), key(9))]) == (ask.parts, asked)
 
 
-def test_the_last_key_tells_what_is_delivered_without_a_gap():
+def test_the_last_key_covers_only_delivered_rows():
     """
-    A later range that is further on does not move it over an earlier one.
+    A later range that is further ahead does not move it past an earlier one.
     """
     loop = Loop(table("a"))
     [ask] = loop.begin()
@@ -141,7 +141,7 @@ def test_the_last_key_tells_what_is_delivered_without_a_gap():
 
 def test_two_tables_are_read_at_the_same_time():
     """
-    As many as there are readers; the rest wait.
+    The number of readers is the number of tables read; the rest wait.
     """
     loop = Loop(table("a"), table("b"), table("c"))
     plans = loop.begin()
@@ -149,9 +149,9 @@ def test_two_tables_are_read_at_the_same_time():
     assert ["s.a", "s.b"] == [plan.collection for plan in plans]
 
 
-def test_no_more_chunks_are_under_way_than_memory_allows():
+def test_chunks_in_progress_are_bounded():
     """
-    Two readers have at most four chunks between the question and Kafka.
+    Two readers have at most four chunks between query and Kafka.
     """
     loop = Loop(table("a"), table("b"))
     plans = loop.begin()
@@ -168,7 +168,7 @@ def test_no_more_chunks_are_under_way_than_memory_allows():
 
 def test_tables_of_one_view_share_a_mark_and_hold_the_stream():
     """
-    One mark is written, and from there on the stream stands still until all are read.
+    One mark is written, and from there the stream waits until all are read.
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "abc"))
     marks = loop.all(do.WriteWatermark)
@@ -200,7 +200,7 @@ def test_tables_of_one_view_share_a_mark_and_hold_the_stream():
     )
 
 
-def test_rows_of_the_slots_own_view_stand_where_the_stream_begins():
+def test_rows_of_the_slots_own_view_stand_at_the_streams_start():
     """
     No mark is needed: nothing was streamed before.
     """
@@ -216,9 +216,9 @@ def test_rows_of_the_slots_own_view_stand_where_the_stream_begins():
     assert ([], "s1", START_LOG_LSN) == (marks, ask.frozen_by, emitted.log_lsn)
 
 
-def test_an_initial_snapshot_whose_view_is_gone_goes_on_in_chunks():
+def test_an_initial_snapshot_whose_view_is_gone_continues_in_chunks():
     """
-    It does not begin anew: what is stored of it holds.
+    It does not begin again: its stored progress holds.
     """
     stored = table("a", kind=INITIAL, last_key=key(4), maximum_key=key(9))
     loop = Loop(stored)
@@ -234,9 +234,9 @@ def test_an_initial_snapshot_whose_view_is_gone_goes_on_in_chunks():
     )
 
 
-def test_a_lost_view_lets_the_stream_go_on():
+def test_a_lost_view_resumes_the_stream():
     """
-    What is left is read between watermarks, by the same SELECT.
+    The rest is read between watermarks, by the same SELECT.
     """
     loop = Loop(table("a", kind=BLOCKING, condition="select * from s.a"))
     [ask] = loop.begin()
@@ -250,9 +250,9 @@ def test_a_lost_view_lets_the_stream_go_on():
     assert (False, None, "select * from s.a") == (held, again.frozen_by, again.select)
 
 
-def test_a_view_of_which_nothing_comes_does_not_hold_the_stream_for_ever():
+def test_a_silent_view_does_not_hold_the_stream_for_ever():
     """
-    After a minute what is left is read chunk by chunk, and says why.
+    After a minute the rest is read chunk by chunk, and the reason is logged.
     """
     loop = Loop(table("a", kind=BLOCKING))
     loop.begin()
@@ -266,7 +266,7 @@ def test_a_view_of_which_nothing_comes_does_not_hold_the_stream_for_ever():
 
 
 def answered(loop: Loop, kind: str, data: str = "{}") -> do.StoreSignal:
-    """Bring a signal to its answer and let it take effect."""
+    """Bring a signal to its answer and apply its effects."""
     loop.tell(told.SignalSeen("s2", kind, data, 7))
     loop.tell(told.VisibilityRead(SEES_ALL))
     [answer] = loop.all(do.StoreSignal)
@@ -274,9 +274,11 @@ def answered(loop: Loop, kind: str, data: str = "{}") -> do.StoreSignal:
     return answer
 
 
-def test_a_paused_table_asks_for_nothing_until_it_is_resumed():
+def test_a_paused_table_reads_nothing_until_it_is_resumed():
     """
-    It keeps its place, lets others pass, and takes notes anew when it goes on (A15).
+    A paused table keeps its progress and lets others pass (A15).
+
+    It records keys again when it continues.
     """
     loop = Loop(table("a"), readers=1)
     [ask] = loop.begin()
@@ -306,14 +308,14 @@ def test_a_paused_table_asks_for_nothing_until_it_is_resumed():
 
 def test_a_table_that_was_paused_before_a_restart_stays_so():
     """
-    Only a signal lets it go on.
+    Only a signal resumes it.
     """
     loop = Loop(table("a")._replace(state="paused"))
 
     assert ([], False) == (loop.effects, loop.driver.is_busy)
 
 
-def test_a_sweep_ends_the_snapshot_once_the_broker_has_it():
+def test_a_sweep_ends_the_snapshot_once_kafka_has_it():
     """
     Its floor is the first mark of all, also after a restart.
     """
@@ -334,7 +336,7 @@ def test_a_sweep_ends_the_snapshot_once_the_broker_has_it():
 
 def test_a_table_too_slow_to_read_fails_with_the_reason():
     """
-    Time-outs at the smallest chunk do not go on for ever.
+    Time-outs at the smallest chunk are not retried for ever.
     """
     loop = Loop(table("a"))
     [ask] = loop.begin()
@@ -365,7 +367,9 @@ def test_reading_yields_to_the_stream_and_to_the_source(
     hindrance: told.Fact, end: told.Fact, reason: str
 ):
     """
-    While the stream is behind, or others are at work, nothing is read, and it says so.
+    While the stream is behind, or the source is busy, nothing is read.
+
+    The reason is shown.
     """
     loop = Loop(table("a"))
     [ask] = loop.begin()
@@ -379,9 +383,9 @@ def test_reading_yields_to_the_stream_and_to_the_source(
     assert (True, "") == (reason in said, loop.driver.yields_because)
 
 
-def test_the_source_is_asked_how_busy_it_is_while_a_table_is_read():
+def test_the_sources_load_is_probed_while_a_table_is_read():
     """
-    Once a second, and not at all when there is nothing to read.
+    The probe runs once a second, and not at all without an open table.
     """
     loop = Loop(table("a"))
     asked = [bool(loop.all(do.ProbeLoad))]
@@ -394,7 +398,7 @@ def test_the_source_is_asked_how_busy_it_is_while_a_table_is_read():
     assert ([True, False, False, True], []) == (asked, idle.all(do.ProbeLoad))
 
 
-def test_an_aggregate_view_is_told_of_its_events():
+def test_an_aggregate_view_has_the_recorder_of_its_events():
     """
     Its recorder is found by the aggregate type.
     """
@@ -407,9 +411,9 @@ def test_an_aggregate_view_is_told_of_its_events():
     )
 
 
-def test_chunks_that_wait_for_the_stream_take_no_room_from_who_holds_it():
+def test_chunks_that_wait_for_the_stream_use_no_reader_slot():
     """
-    Else the one would wait for the stream, and the other for room, for ever.
+    Otherwise the one waits for the stream and the other for a slot, for ever.
     """
     slow = table("a")
     frozen = table("b", kind=BLOCKING)._replace(snapshot_id="s3")
@@ -425,9 +429,9 @@ def test_chunks_that_wait_for_the_stream_take_no_room_from_who_holds_it():
     assert ["b"] == chunks
 
 
-def test_a_table_that_goes_on_beside_others_of_its_run_has_a_mark_of_its_own():
+def test_a_table_resumed_beside_others_has_a_mark_of_its_own():
     """
-    Behind that of the others the stream has gone on, and nobody took notes for it.
+    The stream has passed the others' mark, and its keys were not recorded since.
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"))
     first, last = loop.begin()
@@ -450,9 +454,9 @@ def test_a_table_that_goes_on_beside_others_of_its_run_has_a_mark_of_its_own():
     assert mark.token != first.frozen_by
 
 
-def test_a_mark_that_its_writer_does_not_wait_for_is_written_by_another():
+def test_a_mark_of_a_stopped_table_is_written_for_another():
     """
-    Nobody else would see that it could not be written.
+    Otherwise a failure to write it would go unnoticed.
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"))
     loop.tell(told.SignalSeen("s2", "stop-snapshot", '{"data-collections":["s.a"]}', 7))
@@ -472,11 +476,11 @@ def with_other_key(name: str) -> Plan:
 
 
 @pytest.mark.parametrize("kind", ["incremental", BLOCKING])
-def test_a_stored_place_in_another_key_is_none(kind: str):
+def test_stored_progress_in_another_key_fails_the_table(kind: str):
     """
-    What lies behind it are other rows: the table fails, with the last key.
+    The rows after that key are others: the table fails, with the last key.
 
-    It may have been altered while nobody read: after a restart, or a lost view.
+    It may have been altered while nothing was read: after a restart, or a lost view.
     """
     loop = Loop(table("a", kind=kind))
     [ask] = loop.begin()
@@ -496,11 +500,11 @@ def test_a_stored_place_in_another_key_is_none(kind: str):
 
 
 @pytest.mark.parametrize("has_ended", [True, False])
-def test_a_run_that_ends_while_a_table_is_taken_up_again_is_not_forgotten(
+def test_a_failed_table_fails_the_run_of_a_resumed_one(
     has_ended: bool,
 ):
     """
-    What failed beside it fails the whole, whether the others are still read or not.
+    A failure beside it fails the whole run, whether the others are still read or not.
     """
     failed = [
         table(name)._replace(state="failed", error="no", last_key=key(1))

@@ -16,10 +16,14 @@ from towpath.relay.postgres.stored_keys import key_text, record_key
     ],
 )
 def test_the_identity_chooses_the_key(identity, keys, expected):
-    """Where the identity tells no columns, the first key does; its order is kept."""
+    """
+    Without identity columns the first key is used; its order is kept.
+    """
     assert expected == record_key(identity, keys)
 
 
 def test_a_table_without_a_key_has_a_text():
-    """People read the columns, or that there are none."""
+    """
+    The text lists the columns, or says that there are none.
+    """
     assert ("(a, b)", "none") == (key_text(["a", "b"]), key_text([]))

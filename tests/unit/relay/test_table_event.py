@@ -28,7 +28,7 @@ def spoken(content: bytes) -> Spoken:
 
 
 def router(record_format: RecordFormat):
-    """Make what the records need of a router: names and format."""
+    """Make the router's names and format for the records."""
     relay = Relay(rows=Rows(format=record_format))
     return SimpleNamespace(place=Place("shop", "db"), relay=relay)
 
@@ -40,20 +40,26 @@ def records(record_format: RecordFormat, *, is_compacted: bool):
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"relay": "one"}', b"\xff"])
-def test_a_message_of_another_program_is_no_event(content: bytes):
-    """What cannot be read is left, and stops nothing."""
+def test_a_message_of_another_program_is_no_table_event(content: bytes):
+    """
+    An unreadable message is ignored, and halts nothing.
+    """
     assert parse_table_event(spoken(content)) is None
 
 
-def test_an_event_survives_the_log():
-    """The names stay apart: a table's name may hold a dot."""
+def test_a_table_event_survives_the_log():
+    """
+    The names stay separate: a table's name may have a dot.
+    """
     content = json.dumps(EVENT._asdict()).encode()
 
     assert EVENT == parse_table_event(spoken(content))
 
 
-def test_the_notification_says_what_became_of_the_rows():
-    """Its shape is Debezium's."""
+def test_the_notification_of_a_table_event_counts_its_rows():
+    """
+    Its shape is Debezium's.
+    """
     told = json.loads(table_notification("shop", EVENT, 5).value)
 
     assert ('s."a.b"', "Table", "DROPPED", "truncate", "removed") == (
@@ -67,11 +73,11 @@ def test_the_notification_says_what_became_of_the_rows():
 
 @pytest.mark.parametrize("is_compacted", [False, True])
 @pytest.mark.parametrize("record_format", [RecordFormat.JSON, RecordFormat.AVRO])
-def test_each_partition_is_emptied_at_the_events_own_position(
+def test_each_partition_is_emptied_at_the_events_position(
     record_format: RecordFormat, *, is_compacted: bool
 ):
     """
-    JSON is Debezium's truncate; Avro has no schema for it, so the headers tell all.
+    JSON is Debezium's truncate; Avro has no schema for it, so the headers carry it.
 
     A compacted topic keeps the record: it has a key of its own, and a value.
     """
@@ -92,8 +98,10 @@ def test_each_partition_is_emptied_at_the_events_own_position(
         assert not each.value or json.loads(each.value)["op"] == "t"
 
 
-def test_before_a_sweep_only_readers_that_know_none_empty_their_table():
-    """The record is Debezium's truncate, without the header that sinks go by."""
+def test_before_a_sweep_only_other_consumers_get_a_truncate():
+    """
+    The record is Debezium's truncate, without the header that our sinks read.
+    """
     swept = EVENT._replace(empties=False, is_swept=True)
     made = {
         each: emptying_records(swept, router(each), TRANSACTION, 3, (2, False), 1)

@@ -1,4 +1,4 @@
-"""Which of a table's unique indexes tells its rows apart."""
+"""Which of a table's unique indexes identifies its rows."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from towpath.relay.postgres.table_keys import (
 
 
 def index(name: str, *columns: str | None, **told: Any) -> UniqueIndex:
-    """Describe an index; without more words it is one that will do."""
+    """Describe an index; the defaults make it a valid key."""
     facts: dict[str, Any] = {
         "is_primary": name == "pkey",
         "is_identity": False,
@@ -39,9 +39,9 @@ PKEY, OTHER = index("pkey", "b", "a"), index("other", "c")
         ([OTHER], Identity("t", "d", None), "other"),
     ],
 )
-def test_the_key_is_the_one_that_the_stream_tells(indexes, identity, key):
+def test_the_streams_key_is_the_tables_key(indexes, identity, key):
     """
-    Where it tells none, the first that will do is taken.
+    If the stream has none, the first valid index is taken.
     """
     found = identity_key(indexes, [identity])
 
@@ -64,9 +64,9 @@ def test_the_key_is_the_one_that_the_stream_tells(indexes, identity, key):
         ),
     ],
 )
-def test_a_key_that_the_stream_does_not_tell_is_none(indexes, identities, reason):
+def test_a_key_outside_the_stream_is_no_key(indexes, identities, reason):
     """
-    Changes would touch no row of a chunk: the reason is said instead.
+    Changes would match no row of a chunk: the reason is given instead.
     """
     found = identity_key(indexes, identities)
 
@@ -76,7 +76,7 @@ def test_a_key_that_the_stream_does_not_tell_is_none(indexes, identities, reason
 
 def test_a_chosen_key_is_found_by_its_columns_in_any_order():
     """
-    It is read in the order of its index, and one that will do is enough.
+    It is read in the order of its index, and one valid index is enough.
     """
     flawed = index("flawed", "a", "b", is_partial=True)
 

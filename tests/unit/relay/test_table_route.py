@@ -1,4 +1,4 @@
-"""The table route: what a row change becomes."""
+"""The table route: the records made of a row change."""
 
 import json
 from base64 import b64encode
@@ -55,7 +55,7 @@ def change(
 def route(
     relation: Relation = LINES, ears: Ears | None = None, **rows: object
 ) -> TableRoute:
-    """Make a route as the configuration of rows asks."""
+    """Make a route with the configuration's options."""
     relay = Relay.model_validate({"rows": rows})
     facts = CatalogFacts((), {}, frozenset(relation.key_names))
     plan = ColumnRules(relay).plan(relation, facts)
@@ -69,8 +69,8 @@ def records(made: Change, **rows: object) -> list[Record]:
     return list(route(made.relation, **rows).records(made, NOW_US))
 
 
-def told(record: Record) -> dict:
-    """Read a record's envelope."""
+def envelope(record: Record) -> dict:
+    """Parse a record's envelope."""
     return json.loads(record.value or b"null")
 
 
@@ -102,7 +102,7 @@ def test_an_insert_is_one_create():
         "ts_us": NOW_US,
         "ts_ns": NOW_US * 1000,
         "transaction": None,
-    } == told(record)
+    } == envelope(record)
 
 
 def test_a_record_is_keyed_in_key_order_and_timed_by_its_commit():
@@ -126,22 +126,22 @@ def test_a_record_is_keyed_in_key_order_and_timed_by_its_commit():
     )
 
 
-def test_a_value_left_out_is_named_and_not_null():
+def test_an_unchanged_toast_value_is_named_in_a_header():
     """
-    An unchanged TOASTed column is absent from after and stands in the header.
+    An unchanged TOASTed column is absent from ``after`` and listed in the header.
     """
     (record,) = records(change(Operation.UPDATE, (b"1", b"7", UNCHANGED)))
 
     assert ("u", {"line_no": 1, "order_id": 7}, ("unchanged", b'["note"]')) == (
-        told(record)["op"],
-        told(record)["after"],
+        envelope(record)["op"],
+        envelope(record)["after"],
         record.headers[-1],
     )
 
 
-def test_a_whole_old_row_fills_what_was_left_out():
+def test_a_whole_old_row_fills_unchanged_toast_values():
     """
-    Under REPLICA IDENTITY FULL before is whole, and after is completed from it.
+    Under REPLICA IDENTITY FULL ``before`` is whole, and ``after`` is completed from it.
     """
     made = change(
         Operation.UPDATE, (b"1", b"7", UNCHANGED), (b"1", b"7", b"big"), is_full=True
@@ -149,8 +149,8 @@ def test_a_whole_old_row_fills_what_was_left_out():
     (record,) = records(made)
 
     assert ("big", "big", 1) == (
-        told(record)["before"]["note"],
-        told(record)["after"]["note"],
+        envelope(record)["before"]["note"],
+        envelope(record)["after"]["note"],
         len(record.headers),
     )
 
@@ -166,7 +166,7 @@ def test_a_delete_is_followed_by_its_tombstone():
         b"P.0000000003",
         (gone.key, None, b"P.0000000003.1"),
     ) == (
-        (told(gone)["op"], told(gone)["before"], told(gone)["after"]),
+        (envelope(gone)["op"], envelope(gone)["before"], envelope(gone)["after"]),
         gone.position,
         (tombstone.key, tombstone.value, tombstone.position),
     )
@@ -174,7 +174,7 @@ def test_a_delete_is_followed_by_its_tombstone():
 
 def test_a_changed_key_is_delete_tombstone_create():
     """
-    Both keys see the change, each record names the other key, numbers count up.
+    Both keys get records, each names the other key, numbers count up.
     """
     made = change(Operation.UPDATE, (b"2", b"7", b"n"), (b"1", b"7", None))
     gone, tombstone, came = records(made)
@@ -185,15 +185,15 @@ def test_a_changed_key_is_delete_tombstone_create():
         (old_key, None, b"P.0000000003.1", None),
         (new_key, "c", b"P.0000000003.2", ("__debezium.oldkey", old_key)),
     ] == [
-        (gone.key, told(gone)["op"], gone.position, gone.headers[-1]),
-        (tombstone.key, told(tombstone), tombstone.position, None),
-        (came.key, told(came)["op"], came.position, came.headers[-1]),
+        (gone.key, envelope(gone)["op"], gone.position, gone.headers[-1]),
+        (tombstone.key, envelope(tombstone), tombstone.position, None),
+        (came.key, envelope(came)["op"], came.position, came.headers[-1]),
     ]
 
 
 def test_a_whole_old_row_with_the_same_key_is_one_update():
     """
-    An old row alone does not make a key change.
+    An old row alone is no change of the key.
     """
     made = change(
         Operation.UPDATE, (b"1", b"7", b"b"), (b"1", b"7", b"a"), is_full=True
@@ -201,13 +201,13 @@ def test_a_whole_old_row_with_the_same_key_is_one_update():
     (record,) = records(made)
 
     assert ("u", "a", "b") == (
-        told(record)["op"],
-        told(record)["before"]["note"],
-        told(record)["after"]["note"],
+        envelope(record)["op"],
+        envelope(record)["before"]["note"],
+        envelope(record)["after"]["note"],
     )
 
 
-def test_a_key_left_out_is_taken_from_the_old_key():
+def test_an_unchanged_toasted_key_is_taken_from_the_old_key():
     """
     A TOASTed key that did not change comes with the old key.
     """
@@ -226,7 +226,7 @@ def test_a_change_without_its_key_is_refused():
 
 
 @pytest.mark.parametrize("row", [(b"1", b"7"), (b"1", b"7", b"", b"")])
-def test_a_chunks_row_of_another_width_is_refused(row: tuple[bytes, ...]):
+def test_a_read_row_of_another_width_is_refused(row: tuple[bytes, ...]):
     """
     A row that does not fit its relation is an error.
     """
@@ -244,15 +244,15 @@ def test_a_truncate_reaches_every_partition():
         (0, None, "t", b"P.0000000000"),
         (1, None, "t", b"P.0000000000"),
         (2, None, "t", b"P.0000000000"),
-    ] == [(r.partition, r.key, told(r)["op"], r.position) for r in made]
+    ] == [(r.partition, r.key, envelope(r)["op"], r.position) for r in made]
 
 
-def test_a_chunk_row_stands_at_its_low_watermark():
+def test_a_read_row_stands_at_its_low_watermark():
     """
     A READ row's position is (LOW, -1), and it names its snapshot.
     """
     (record,) = route().reads([(b"1", b"7", None)], PLACE)
-    source = told(record)["source"]
+    source = envelope(record)["source"]
 
     assert (
         ("topic", b'{"order_id":7,"line_no":1}'),
@@ -262,30 +262,30 @@ def test_a_chunk_row_stands_at_its_low_watermark():
     ) == (
         (record.topic, record.key),
         record.headers,
-        (told(record)["op"], told(record)["after"]),
+        (envelope(record)["op"], envelope(record)["after"]),
         (source["snapshot"], source["txId"], source["lsn"], source["commit_lsn"]),
     )
 
 
-def test_no_rows_of_a_chunk_give_no_records():
+def test_an_empty_slice_gives_no_records():
     """
-    The last part of a chunk may have lost all of its rows.
+    The last slice of a chunk may have lost all of its rows.
     """
     assert () == route().reads([], PLACE)
 
 
-def test_rows_of_a_table_without_a_key_have_none():
+def test_rows_of_a_table_without_a_key_have_no_key():
     """
-    Nor have those of which no column is published.
+    Rows without a published column have no key either.
     """
     bare = Relation(oid=8, schema="s", table="t", columns=LINES.columns, key=())
     rows = [(b"1", b"7", None), (b"2", b"7", b"n")]
     made = route(bare, exclude_columns=[r"s\.t\..*"]).reads(rows, PLACE)
 
-    assert [(None, {}), (None, {})] == [(r.key, told(r)["after"]) for r in made]
+    assert [(None, {}), (None, {})] == [(r.key, envelope(r)["after"]) for r in made]
 
 
-def test_a_chunks_row_that_lacks_its_key_is_refused():
+def test_a_read_row_without_its_key_is_refused():
     """
     Two rows would become one in Kafka.
     """
@@ -294,7 +294,7 @@ def test_a_chunks_row_that_lacks_its_key_is_refused():
 
 
 @pytest.mark.parametrize("form", ["json", "json-schema"])
-def test_a_sweep_tells_its_floor(form: str):
+def test_a_sweep_record_has_its_floor(form: str):
     """
     Its envelope has neither row; plain JSON also has the floor as a message.
     """
@@ -319,12 +319,12 @@ def test_a_table_without_a_key_has_no_key_and_no_tombstone():
     row = (b"1", b"7", None)
     made = Change(Operation.DELETE, bare, None, row, True, TRANSACTION, 0, 1)
 
-    assert [(None, "d")] == [(r.key, told(r)["op"]) for r in records(made)]
+    assert [(None, "d")] == [(r.key, envelope(r)["op"]) for r in records(made)]
 
 
-def test_the_size_is_an_upper_bound():
+def test_a_table_records_size_is_an_upper_bound():
     """
-    A record's stated size is not below what its parts add up to.
+    A record's stated size is at least the sum of its parts.
     """
     (record,) = records(change(Operation.CREATE, (b"1", b"7", b"x" * 5000)))
     parts = [record.key or b"", record.value or b""]
@@ -342,28 +342,31 @@ SAME = change(Operation.UPDATE, (b"1", b"7", b"n"), (b"1", b"7", b"n"), is_full=
 
 def test_an_update_under_default_identity_has_no_before():
     """
-    Without an old row before is null, and the new row is whole (A56).
+    Without an old row ``before`` is null, and the new row is whole (A56).
     """
     (record,) = records(change(Operation.UPDATE, (b"1", b"7", b"n")))
 
-    assert (None, "n") == (told(record)["before"], told(record)["after"]["note"])
+    assert (None, "n") == (
+        envelope(record)["before"],
+        envelope(record)["after"]["note"],
+    )
 
 
 def test_without_tombstones_a_move_is_two_records():
     """
-    The create then takes the number of the tombstone that is not there (A57).
+    The create then takes the number of the omitted tombstone (A57).
     """
     gone, came = records(MOVE, tombstones=False)
 
     assert [("d", b"P.0000000003"), ("c", b"P.0000000003.1")] == [
-        (told(gone)["op"], gone.position),
-        (told(came)["op"], came.position),
+        (envelope(gone)["op"], gone.position),
+        (envelope(came)["op"], came.position),
     ]
 
 
-def test_a_moved_row_that_is_not_whole_is_told():
+def test_a_moved_row_that_is_not_whole_needs_a_key_request():
     """
-    Nobody has what was left out under the new key: the key needs a snapshot.
+    No consumer has the unchanged values under the new key, so the key must be read.
     """
     asked: list[tuple[Relation, tuple[bytes, ...], Position]] = []
     ears = Ears(on_incomplete=lambda *one: asked.append(one))
@@ -389,9 +392,9 @@ def test_a_moved_row_that_is_not_whole_is_told():
         ),
     ],
 )
-def test_a_whole_row_and_a_kept_key_need_no_snapshot(made: Change):
+def test_a_whole_row_and_a_kept_key_need_no_key_request(made: Change):
     """
-    Only a row that came to a new key with columns left out is told.
+    Only a row that moved to a new key with columns left out needs one.
     """
     asked: list[Relation] = []
     ears = Ears(on_incomplete=lambda relation, *_: asked.append(relation))
@@ -415,16 +418,16 @@ def test_a_skipped_operation_gives_no_record(
     letter: str, made: Change, left: list[str | None]
 ):
     """
-    What is skipped leaves the other records of the change as they are.
+    A skipped operation leaves the other records of the change as they are.
     """
     found = records(made, skipped_operations=[letter])
 
-    assert left == [(told(one) or {"op": None})["op"] for one in found]
+    assert left == [(envelope(one) or {"op": None})["op"] for one in found]
 
 
-def test_what_is_skipped_is_counted():
+def test_skipped_operations_are_counted():
     """
-    A change and a truncate that the configuration skips are told with their reason.
+    A change and a truncate that the configuration skips are counted with their reason.
     """
     skipped: list[str] = []
     made = route(ears=Ears(skipped.append), skipped_operations=["c", "t"])
@@ -434,9 +437,9 @@ def test_what_is_skipped_is_counted():
     assert ([SKIPPED_OPERATION] * 2, ()) == (skipped, records_left)
 
 
-def test_an_update_that_changes_nothing_is_a_record_unless_it_is_to_be_skipped():
+def test_an_update_without_a_difference_is_skipped_only_if_configured():
     """
-    With a whole old row it is known that nothing changed (A59).
+    A whole old row shows that nothing changed (A59).
     """
     skipped: list[str] = []
     none = route(ears=Ears(skipped.append), skip_unchanged=True).records(SAME, NOW_US)
@@ -444,9 +447,9 @@ def test_an_update_that_changes_nothing_is_a_record_unless_it_is_to_be_skipped()
     assert (1, (), [SKIPPED_UNCHANGED]) == (len(records(SAME)), none, skipped)
 
 
-def test_a_change_of_an_excluded_column_changes_nothing():
+def test_an_update_of_an_excluded_column_changes_nothing():
     """
-    Only what is published counts (A71).
+    Only published columns count (A71).
     """
     made = change(
         Operation.UPDATE, (b"1", b"7", b"b"), (b"1", b"7", b"a"), is_full=True
@@ -469,9 +472,9 @@ def test_a_configured_key_replaces_the_tables():
     assert b'{"note":"n","line_no":1}' == record.key
 
 
-def test_a_configured_key_that_moves_is_a_move():
+def test_a_change_of_a_configured_key_is_a_move():
     """
-    A whole old row tells that the record's key changed, whatever the table's key did.
+    A whole old row shows that the record's key changed, the table's key or not.
     """
     made = change(
         Operation.UPDATE, (b"1", b"7", b"b"), (b"1", b"7", b"a"), is_full=True
@@ -485,9 +488,9 @@ def test_a_configured_key_that_moves_is_a_move():
     ]
 
 
-def test_a_configured_key_that_is_not_told_is_told_about():
+def test_an_unknown_configured_key_is_null_and_logged():
     """
-    Under another identity an old row lacks such columns: null, and never silent.
+    Under another identity an old row lacks such columns: null, and logged.
     """
     skipped: list[str] = []
     keys = {"shop.order_lines": ["order_id", "note"]}
@@ -497,9 +500,9 @@ def test_a_configured_key_that_is_not_told_is_told_about():
     assert (b'{"order_id":7,"note":null}', [UNTOLD_KEY]) == (gone.key, skipped)
 
 
-def test_each_envelope_is_counted_in_its_transaction():
+def test_each_envelope_has_its_place_in_the_transaction():
     """
-    A moved row is two events, its tombstone none; the block names the place.
+    A moved row is two events, its tombstone none; the block has the place.
     """
     counts: dict[str, int] = {}
 
@@ -511,8 +514,8 @@ def test_each_envelope_is_counted_in_its_transaction():
     block = {"id": "9:160", "total_order": 2, "data_collection_order": 2}
 
     assert (1, block) == (
-        told(gone)["transaction"]["total_order"],
-        told(came)["transaction"],
+        envelope(gone)["transaction"]["total_order"],
+        envelope(came)["transaction"],
     )
 
 
@@ -524,20 +527,20 @@ def test_a_truncate_is_one_event_for_all_partitions():
     ears = Ears(enrich=lambda _: Place("9:160", next(places), 1))
     made = route(ears=ears).truncation(TRANSACTION, 0, 3, NOW_US)
 
-    assert [1, 1, 1] == [told(r)["transaction"]["total_order"] for r in made]
+    assert [1, 1, 1] == [envelope(r)["transaction"]["total_order"] for r in made]
 
 
 def test_an_origin_is_part_of_the_source():
     """
-    Only what was replicated to the source has one.
+    Only a change replicated to the source has an origin.
     """
     from_afar = INSERT._replace(transaction=TRANSACTION._replace(origin='a"b'))
     (record,) = records(from_afar)
 
-    assert 'a"b' == told(record)["source"]["origin"]
+    assert 'a"b' == envelope(record)["source"]["origin"]
 
 
-def test_a_key_that_no_chunk_finds_is_deleted_at_its_low_watermark():
+def test_an_absent_key_is_deleted_at_its_low_watermark():
     """
     Delete and tombstone stand at (LOW, -1) and name the snapshot.
     """
@@ -551,17 +554,17 @@ def test_a_key_that_no_chunk_finds_is_deleted_at_its_low_watermark():
         (
             gone.topic,
             gone.key,
-            told(gone)["op"],
-            told(gone)["before"],
-            told(gone)["after"],
+            envelope(gone)["op"],
+            envelope(gone)["before"],
+            envelope(gone)["after"],
         ),
         (tombstone.key, tombstone.value, tombstone.headers),
     )
 
 
-def test_a_move_states_the_size_of_its_headers():
+def test_a_moves_stated_size_includes_its_headers():
     """
-    The other key in the headers counts, so that nothing is refused for its size.
+    The other key in the headers counts, so that no record is refused for its size.
     """
     long = b"k" * 3000
     keyed = Relation(oid=9, schema="s", table="t", columns=(Column("k", 25),), key=(0,))

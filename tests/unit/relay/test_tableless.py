@@ -1,4 +1,4 @@
-"""Events without a table: what logical messages become."""
+"""The message route: outbox events made of logical messages."""
 
 import json
 from collections import Counter
@@ -41,8 +41,8 @@ EVENT = {
 }
 
 
-class Desk:
-    """A route for messages, and what it counted."""
+class RouteBench:
+    """A route for messages, and the events that it counted."""
 
     def __init__(self, outbox: Outbox | None = None) -> None:
         self.buried: Counter[str] = Counter()
@@ -52,7 +52,7 @@ class Desk:
             outbox or Outbox(), dead, self.parked, frozenset(), lambda _: None
         )
 
-    def say(
+    def route_message(
         self, content: bytes | dict[str, Any], *, ordinal: int = 3, inside: bool = True
     ) -> Record:
         """Route a message."""
@@ -66,7 +66,7 @@ class Desk:
 
 def test_a_message_gives_the_record_that_a_row_gives():
     """
-    Topic, key, value, headers, position and time: one way for both.
+    Topic, key, value, headers, position and time are the same for both.
     """
     names = tuple(EVENT)
     columns = tuple(Column(name, 114 if name == "payload" else 25) for name in names)
@@ -83,7 +83,7 @@ def test_a_message_gives_the_record_that_a_row_gives():
     (expected,) = OutboxRoute(
         relation, Outbox(), dead, parked, frozenset(), print
     ).records(change, NOW_US)
-    made = Desk().say(EVENT)
+    made = RouteBench().route_message(EVENT)
 
     assert expected[:6] == made[:6]
 
@@ -102,7 +102,7 @@ def test_a_message_gives_the_record_that_a_row_gives():
     ],
 )
 @pytest.mark.parametrize("name", [b"payload", b"p\\u0061yload"], ids=["bare", "hidden"])
-def test_a_payload_passes_as_it_was_written(
+def test_a_messages_payload_is_published_as_written(
     name: bytes, payload: bytes, value: bytes | None
 ):
     """
@@ -112,16 +112,18 @@ def test_a_payload_passes_as_it_was_written(
         b'{"a": {"payload": 0}, "id":"1","aggregate_type":"order", "aggregate_id":"4",'
         b' "type":"T" ,"%s" : %s }'
     )
-    record = Desk().say(content % (name, payload))
+    record = RouteBench().route_message(content % (name, payload))
 
     assert (payload if value is None else value) == record.value
 
 
 def test_a_null_payload_is_an_event_without_a_value():
     """
-    As a row's NULL; other optional members may be null or absent.
+    A null payload means the same as a row's NULL.
+
+    Optional members may be null or absent.
     """
-    record = Desk().say(
+    record = RouteBench().route_message(
         {**EVENT, "payload": None, "headers": None, "traceparent": None}
         | {"occurred_at": None, "type": None}
     )
@@ -143,9 +145,9 @@ def test_a_message_stands_in_its_transaction_or_at_its_own_lsn(
     inside: bool, position: bytes, timestamp_ms: int
 ):
     """
-    Outside a transaction there is no commit: the time is when it occurred.
+    Outside a transaction there is no commit: the time is the event's own.
     """
-    record = Desk().say(EVENT, inside=inside)
+    record = RouteBench().route_message(EVENT, inside=inside)
 
     assert (position, position, timestamp_ms) == (
         record.position,
@@ -162,13 +164,15 @@ def test_a_message_stands_in_its_transaction_or_at_its_own_lsn(
         ("1960-01-01T00:00:00Z", 1),
     ],
 )
-def test_a_time_that_kafka_refuses_is_brought_into_its_range(
+def test_a_messages_time_is_limited_to_kafkas_range(
     occurred_at: str | None, timestamp_ms: int
 ):
     """
-    The record's timestamp only: the header says what the writer said.
+    Only the record's timestamp is limited: the header has the writer's time.
     """
-    record = Desk().say({**EVENT, "occurred_at": occurred_at}, inside=False)
+    record = RouteBench().route_message(
+        {**EVENT, "occurred_at": occurred_at}, inside=False
+    )
 
     assert timestamp_ms == record.timestamp_ms
 
@@ -181,11 +185,11 @@ def test_a_time_that_kafka_refuses_is_brought_into_its_range(
         ("2026-01-02T03:04:05.600000Z", b"2026-01-02T03:04:05.600000Z"),
     ],
 )
-def test_times_are_told_in_utc(written: str, header: bytes):
+def test_message_times_are_in_utc(written: str, header: bytes):
     """
-    Whatever zone they were written in.
+    Times of every zone are converted.
     """
-    record = Desk().say({**EVENT, "occurred_at": written})
+    record = RouteBench().route_message({**EVENT, "occurred_at": written})
 
     assert header == dict(record.headers)["occurred_at"]
 
@@ -214,14 +218,14 @@ def test_times_are_told_in_utc(written: str, header: bytes):
     ],
 )
 @pytest.mark.parametrize("inside", [True, False])
-def test_a_message_that_makes_no_event_is_a_dead_letter(
+def test_an_invalid_message_is_a_dead_letter(
     content: bytes | dict[str, Any], reason: str, inside: bool
 ):
     """
-    With its whole content and the reason, and counted.
+    It has the whole content and the reason, and is counted.
     """
-    desk = Desk()
-    record = desk.say(content, inside=inside)
+    desk = RouteBench()
+    record = desk.route_message(content, inside=inside)
     told = json.loads(record.value or b"")["content"]
     whole = content if isinstance(content, bytes) else json.dumps(content).encode()
 
@@ -234,12 +238,14 @@ def test_a_message_that_makes_no_event_is_a_dead_letter(
 
 def test_json_that_is_nested_too_deeply_is_a_dead_letter():
     """
-    No content stops the relay.
+    No content halts the relay.
     """
     deep = b"[" * 1010 + b"]" * 1010
     content = json.dumps({**EVENT, "payload": None}).encode()
-    desk = Desk()
-    record = desk.say(content.replace(b'"payload": null', b'"payload": ' + deep))
+    desk = RouteBench()
+    record = desk.route_message(
+        content.replace(b'"payload": null', b'"payload": ' + deep)
+    )
 
     assert ("towpath.dead.relay", True) == (
         record.topic,
@@ -247,14 +253,14 @@ def test_json_that_is_nested_too_deeply_is_a_dead_letter():
     )
 
 
-def test_a_bad_message_parks_its_aggregate():
+def test_an_invalid_message_parks_its_aggregate():
     """
-    Rows and messages of one aggregate wait behind each other.
+    Rows and messages of one aggregate are parked together.
     """
-    desk = Desk()
-    desk.say({**EVENT, "headers": [1]})
-    behind = desk.say(EVENT, ordinal=4)
-    other = desk.say({**EVENT, "aggregate_id": "43"}, ordinal=5)
+    desk = RouteBench()
+    desk.route_message({**EVENT, "headers": [1]})
+    behind = desk.route_message(EVENT, ordinal=4)
+    other = desk.route_message({**EVENT, "aggregate_id": "43"}, ordinal=5)
 
     assert (BEHIND.encode(), "outbox.event.order") == (
         dict(behind.headers)["reason"],
@@ -262,16 +268,16 @@ def test_a_bad_message_parks_its_aggregate():
     )
 
 
-def test_a_number_as_an_id_is_its_text():
+def test_a_number_as_an_aggregate_id_is_its_text():
     """
-    As it was written.
+    The id is the number as it was written.
     """
-    assert b"42" == Desk().say({**EVENT, "aggregate_id": 42}).key
+    assert b"42" == RouteBench().route_message({**EVENT, "aggregate_id": 42}).key
 
 
-def test_options_take_members_by_their_names():
+def test_options_read_message_members_by_name():
     """
-    Placements, routes and versions; our names stay under the preset too.
+    Placements, routes and versions work; our names stay under the preset too.
     """
     outbox = Relay.model_validate(
         {
@@ -282,7 +288,9 @@ def test_options_take_members_by_their_names():
             },
         }
     ).outbox
-    record = Desk(outbox).say({**EVENT, "region": "eu", "p": 2, "x": True})
+    record = RouteBench(outbox).route_message(
+        {**EVENT, "region": "eu", "p": 2, "x": True}
+    )
     marks = dict(record.headers)
 
     assert (
@@ -294,10 +302,12 @@ def test_options_take_members_by_their_names():
     )
 
 
-def test_a_replay_gives_the_same_records():
+def test_a_replayed_message_gives_the_same_records():
     """
-    Position and all: what Kafka has can be told apart (A83).
+    The position is the same too, so that published records are recognised (A83).
     """
-    first, again = (Desk().say(EVENT, inside=inside) for inside in (False, False))
+    first, again = (
+        RouteBench().route_message(EVENT, inside=inside) for inside in (False, False)
+    )
 
     assert first == again

@@ -25,7 +25,7 @@ from towpath.settings.outbox import Outbox
         ("a.c", "y", "xabcx", "xabcx"),
     ],
 )
-def test_values_are_rewritten_as_javas_matcher_does(
+def test_topic_values_are_rewritten_as_javas_matcher_does(
     regex: str, replacement: str, value: str, topic: str
 ):
     """
@@ -38,9 +38,9 @@ def test_values_are_rewritten_as_javas_matcher_does(
     assert topic == TopicRule(outbox, frozenset())._rewritten(value)
 
 
-def test_the_template_goes_round_what_was_rewritten():
+def test_the_topic_template_applies_after_the_rewrite():
     """
-    First the pattern, then the template.
+    The pattern is applied first, then the template.
     """
     outbox = Outbox(
         topic="events.{aggregate_type}.v1",

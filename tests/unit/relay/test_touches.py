@@ -1,4 +1,4 @@
-"""Which touches drop a row, and what they leave behind."""
+"""Which changed keys drop a row, and what becomes of it."""
 
 import pytest
 
@@ -12,7 +12,7 @@ SNAPSHOT = XidSnapshot(102, 105, frozenset({102}))
 
 
 def recording(**bounds: int) -> tuple[Touches, Notes]:
-    """Make touches, and notes that are taken of them."""
+    """Make changed keys and a scan's recording of them."""
     touches, notes = Touches(), Notes(**bounds)
     touches.notes.append(notes)
     notes.begin()
@@ -29,7 +29,7 @@ def recording(**bounds: int) -> tuple[Touches, Notes]:
         (105, 9, Left.FULL),
     ],
 )
-def test_a_row_is_dropped_for_late_or_invisible_touches(xid, sequence, left):
+def test_a_row_is_dropped_for_late_or_invisible_changes(xid, sequence, left):
     """
     Late is after the low watermark, however visible; invisible counts at any place.
     """
@@ -58,7 +58,7 @@ def test_a_row_is_dropped_for_late_or_invisible_touches(xid, sequence, left):
     ],
 )
 @pytest.mark.parametrize("xids", [(101, 101), (101, 103)])
-def test_what_is_left_follows_the_order_of_changes(changes, left, xids):
+def test_a_dropped_row_follows_the_order_of_changes(changes, left, xids):
     """
     A partial change completes a whole row, but no moved or missing one.
     """
@@ -75,7 +75,7 @@ def test_what_is_left_follows_the_order_of_changes(changes, left, xids):
     assert left is notes.judge(KEY, LOW, SNAPSHOT)
 
 
-def test_truncate_touches_every_key():
+def test_a_truncate_touches_every_key():
     """
     After a TRUNCATE no row of an older chunk is emitted.
     """
@@ -87,7 +87,7 @@ def test_truncate_touches_every_key():
 
 def test_a_move_touches_both_keys():
     """
-    The old key of a row is as touched as its new one.
+    The old key of a row is recorded as well as its new one.
     """
     touches, notes = recording()
     touches.move(KEY, OTHER, 101, 11)
@@ -98,9 +98,9 @@ def test_a_move_touches_both_keys():
     )
 
 
-def test_only_what_can_drop_nothing_any_more_is_forgotten():
+def test_only_changed_keys_without_effect_are_forgotten():
     """
-    A touch that the chunk did not see stays, and so does one after its low watermark.
+    A change that the chunk did not see stays, and so does one after its low watermark.
     """
     touches, notes = recording()
     for place, (xid, sequence) in enumerate(((101, 9), (102, 9), (103, 11))):
@@ -114,9 +114,11 @@ def test_only_what_can_drop_nothing_any_more_is_forgotten():
     assert [None, Left.FULL, Left.FULL, None] == judged
 
 
-def test_a_reader_forgets_nothing_that_another_needs():
+def test_a_reader_keeps_changed_keys_that_another_needs():
     """
-    Readers share a scan's notes; one that has judged nothing yet may need everything.
+    Readers share a scan's recording.
+
+    One that has judged nothing yet may need all of it.
     """
     touches, notes = recording()
     touches.touch(KEY, 101, 9)
@@ -128,9 +130,9 @@ def test_a_reader_forgets_nothing_that_another_needs():
     assert (Left.FULL, None) == (held, notes.judge(KEY, 0, SNAPSHOT))
 
 
-def test_a_reader_that_has_left_holds_nothing():
+def test_a_reader_that_has_left_keeps_no_changed_keys():
     """
-    Whoever has nothing to judge needs no touch.
+    A reader with nothing to judge needs no changed key.
     """
     touches, notes = recording()
     touches.touch(KEY, 101, 9)
@@ -141,9 +143,9 @@ def test_a_reader_that_has_left_holds_nothing():
     assert notes.judge(KEY, 0, SNAPSHOT) is None
 
 
-def test_above_the_bound_all_is_forgotten_and_said():
+def test_above_the_bound_changed_keys_are_dropped_and_reported():
     """
-    Touches are bounded; losing them is never silent.
+    Changed keys are bounded; losing them is never silent.
     """
     touches, notes = recording(max_touches=2)
     for place in range(3):
@@ -165,9 +167,9 @@ def test_repeated_touches_of_one_transaction_count_once():
     assert not notes.has_overflowed
 
 
-def test_each_scan_notes_from_its_own_beginning():
+def test_each_scan_records_from_its_own_start():
     """
-    Several scans of a table forget, and begin anew, each by itself.
+    Several scans of a table forget, and restart, each by itself.
     """
     touches, early = recording()
     touches.touch(KEY, 101, 11)
@@ -183,9 +185,9 @@ def test_each_scan_notes_from_its_own_beginning():
     )
 
 
-def test_nothing_is_noted_before_the_beginning():
+def test_changed_keys_before_the_start_are_not_recorded():
     """
-    What is streamed before recording begins is waited for, not noted.
+    Transactions streamed before the recording begins are waited for instead.
     """
     touches, notes = Touches(), Notes()
     touches.notes.append(notes)

@@ -1,4 +1,4 @@
-"""W3C trace context: what is continued and what is carried as it is."""
+"""W3C trace context: which values are continued and which are carried unchanged."""
 
 import pytest
 
@@ -24,14 +24,14 @@ GOOD = b"00-" + TRACE_ID + b"-" + PARENT + b"-01"
         b"00-" + TRACE_ID + b"-" + b"0" * 16 + b"-01",
     ],
 )
-def test_what_is_no_trace_context_is_carried_untouched(text: bytes):
+def test_an_invalid_trace_context_is_carried_unchanged(text: bytes):
     """
     The W3C's syntax decides, zeros and the forbidden version included.
     """
     assert text == continued(text, b"P.1")
 
 
-def test_the_span_depends_on_the_record_alone():
+def test_a_records_span_depends_on_the_record_alone():
     """
     The same position gives the same parent, another position another.
     """
@@ -40,9 +40,9 @@ def test_the_span_depends_on_the_record_alone():
     assert (True, False, len(GOOD)) == (first == again, first == other, len(first))
 
 
-def test_a_later_version_is_continued_as_ours():
+def test_a_later_trace_context_version_is_continued_as_ours():
     """
-    Of a version to come the parts that we know are kept.
+    Of a future version the parts that we know are kept.
     """
     made = continued(b"01" + GOOD[2:] + b"-more", b"P.1")
 
@@ -57,8 +57,10 @@ def test_a_later_version_is_continued_as_ours():
         (b"uber-trace-id=1", None),
     ],
 )
-def test_properties_are_searched_for_the_context(text: bytes, found: bytes | None):
+def test_java_properties_are_searched_for_the_trace_context(
+    text: bytes, found: bytes | None
+):
     """
-    Java's properties, as Debezium's tracing column has them.
+    Debezium's tracing column has Java properties.
     """
     assert found == from_properties(text)

@@ -24,13 +24,13 @@ def no_registry(subject: str, _schema: str) -> int:
 
 @pytest.fixture
 def metadata() -> TransactionMetadata:
-    """Make one that has begun a transaction."""
+    """Make metadata that has begun a transaction."""
     made = TransactionMetadata("shop", Documents(RecordFormat.JSON, no_registry))
     made.begin(TRANSACTION)
     return made
 
 
-def test_begin_and_end_tell_of_two_tables(metadata: TransactionMetadata):
+def test_begin_and_end_cover_two_tables(metadata: TransactionMetadata):
     """
     A78: two events of two tables: total order 1, 2, per table 1, 1, and END's counts.
     """
@@ -65,7 +65,7 @@ def test_begin_and_end_tell_of_two_tables(metadata: TransactionMetadata):
     )
 
 
-def test_one_id_stands_on_all_of_a_transaction(metadata: TransactionMetadata):
+def test_one_transaction_id_is_on_all_of_its_records(metadata: TransactionMetadata):
     """
     A80: BEGIN, every event and END carry the same id, which is the records' key.
     """
@@ -81,7 +81,7 @@ def test_begin_and_end_have_rising_positions_of_their_own(
     metadata: TransactionMetadata,
 ):
     """
-    BEGIN stands at ordinal 0, END behind the last message; the header says so too.
+    BEGIN has ordinal 0, END follows the last message; the header has the positions too.
     """
     metadata.place("s.a")
     records = [metadata.due(), metadata.end(TRANSACTION, 12)]
@@ -98,9 +98,9 @@ def test_begin_and_end_have_rising_positions_of_their_own(
     )
 
 
-def test_begin_is_due_once_and_not_before_an_event(metadata: TransactionMetadata):
+def test_begin_is_published_once_with_the_first_event(metadata: TransactionMetadata):
     """
-    BEGIN is told with the first event.
+    BEGIN is published with the first event.
     """
     seen = [metadata.due()]
     metadata.place("s.a")
@@ -111,14 +111,16 @@ def test_begin_is_due_once_and_not_before_an_event(metadata: TransactionMetadata
     assert [False, True, False] == [record is not None for record in seen]
 
 
-def test_a_transaction_without_an_event_has_neither(metadata: TransactionMetadata):
+def test_a_transaction_without_an_event_has_no_begin_and_end(
+    metadata: TransactionMetadata,
+):
     """
     Transactions that touch no captured table do not flood the topic.
     """
     assert (None, None) == (metadata.due(), metadata.end(TRANSACTION, 3))
 
 
-def test_each_transaction_counts_from_one(metadata: TransactionMetadata):
+def test_each_transactions_event_orders_begin_at_one(metadata: TransactionMetadata):
     """
     Counts and collections of one transaction do not reach into the next.
     """
@@ -135,7 +137,7 @@ def test_each_transaction_counts_from_one(metadata: TransactionMetadata):
     ) == (place, end["data_collections"])
 
 
-def test_with_schemas_key_and_value_bring_them_along():
+def test_transaction_metadata_in_json_has_schemas():
     """
     Debezium's converter finds its own structs, the key one of a single field.
     """
@@ -152,9 +154,9 @@ def test_with_schemas_key_and_value_bring_them_along():
     ) == (key["payload"], value["schema"]["name"], value["payload"].keys())
 
 
-def test_in_avro_begin_and_end_read_back():
+def test_transaction_metadata_in_avro_reads_back():
     """
-    Behind the schema's id stand the same documents, nulls included.
+    After the schema's id stand the same documents, nulls included.
     """
     registered: list[tuple[str, str]] = []
 

@@ -1,4 +1,4 @@
-"""What a snapshot sees, and how far the log may be forgotten."""
+"""Which transactions a snapshot sees, and how far the log may be confirmed."""
 
 import pytest
 from hypothesis import given
@@ -16,14 +16,14 @@ WRAP = 1 << 32
         ("10:10:", XidSnapshot(10, 10, frozenset())),
     ],
 )
-def test_postgres_text_form_is_read(text: str, snapshot: XidSnapshot):
+def test_a_snapshots_text_form_is_parsed(text: str, snapshot: XidSnapshot):
     """
     A snapshot's text gives its bounds and the transactions that ran.
     """
     assert snapshot == XidSnapshot.parse(text)
 
 
-def test_a_snapshot_sees_what_had_ended():
+def test_a_snapshot_sees_ended_transactions():
     """
     Transactions below the upper bound that did not run are seen.
     """
@@ -62,9 +62,9 @@ def test_the_log_is_kept_from_the_first_invisible_transaction():
     )
 
 
-def test_later_transactions_are_left_out_behind_an_invisible_one():
+def test_transactions_after_an_invisible_one_are_not_kept():
     """
-    One transaction that stays invisible does not let the rest pile up.
+    One transaction that stays invisible does not let the later ones pile up.
     """
     invisible = InvisibleTransactions(0)
     for xid in range(3, 1003):
@@ -76,7 +76,7 @@ def test_later_transactions_are_left_out_behind_an_invisible_one():
 
 def test_a_marker_is_passed_when_all_before_it_is_visible():
     """
-    What was streamed after a marker does not keep it waiting.
+    Transactions after a marker do not delay it.
     """
     invisible = InvisibleTransactions(0)
     invisible.add(3, 30)

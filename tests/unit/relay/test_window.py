@@ -1,4 +1,4 @@
-"""A chunk between its watermarks: what becomes of its rows, part by part."""
+"""A chunk between its watermarks: what becomes of its rows, slice by slice."""
 
 from collections.abc import Sequence
 
@@ -38,16 +38,16 @@ def window(
 
 
 def recording() -> tuple[Touches, Notes]:
-    """Make touches, and notes that are taken of them."""
+    """Make changed keys and a scan's recording of them."""
     touches, notes = Touches(), Notes()
     touches.notes.append(notes)
     notes.begin()
     return touches, notes
 
 
-def test_only_rows_that_were_touched_since_are_dropped():
+def test_only_rows_changed_since_are_dropped():
     """
-    A touch that the chunk has seen, before its low watermark, drops nothing.
+    A change that the chunk has seen, before its low watermark, drops nothing.
     """
     touches, notes = recording()
     touches.touch((b"1",), 101, 9)
@@ -65,9 +65,9 @@ def test_only_rows_that_were_touched_since_are_dropped():
 
 
 @pytest.mark.parametrize(("key", "dropped"), [((0,), 1), ((1, 0), 1), ((), 3)])
-def test_keys_are_those_that_the_stream_tells(key: tuple[int, ...], dropped: int):
+def test_a_windows_keys_are_those_of_the_stream(key: tuple[int, ...], dropped: int):
     """
-    Composite ones in key order; rows of a table without one share the empty key.
+    Composite keys are in key order; rows of a table without one share the empty key.
     """
     touches, notes = recording()
     touches.touch(tuple(ROWS[1][place] or b"" for place in key), 200, 11)
@@ -75,9 +75,9 @@ def test_keys_are_those_that_the_stream_tells(key: tuple[int, ...], dropped: int
     assert dropped == window(table=shape(key)).judge(notes, 10).dropped
 
 
-def test_a_truncate_drops_every_row_of_the_part():
+def test_a_truncate_drops_every_row_of_the_slice():
     """
-    It touches every key, also those that nothing else has touched.
+    It drops every row, also rows without any other change.
     """
     touches, notes = recording()
     touches.touch_all(200, 11)
@@ -91,9 +91,9 @@ def test_a_truncate_drops_every_row_of_the_part():
     )
 
 
-def test_the_last_key_is_of_the_order_in_which_rows_are_read():
+def test_the_last_key_is_in_the_order_of_reading():
     """
-    With a chosen key it is another than the one that touches are about.
+    A chosen key differs from the key that changes are recorded by.
     """
     touches, notes = recording()
     touches.touch((b"3",), 200, 11)
@@ -102,9 +102,9 @@ def test_the_last_key_is_of_the_order_in_which_rows_are_read():
     assert ((b"z", b"3"), 1) == (verdict.last_key, verdict.dropped)
 
 
-def test_a_touch_between_two_parts_drops_its_row_from_the_rest():
+def test_a_change_between_two_slices_drops_its_row_from_the_rest():
     """
-    Each row is judged by all that the stream has brought until then.
+    Each row is judged by all changes streamed until then.
     """
     touches, notes = recording()
     made = window()
@@ -115,9 +115,11 @@ def test_a_touch_between_two_parts_drops_its_row_from_the_rest():
     assert ([ROWS[0]], [ROWS[1]]) == (list(first.rows), list(second.rows))
 
 
-def test_long_rows_make_short_parts():
+def test_long_rows_make_short_slices():
     """
-    Live changes do not wait behind many megabytes; nothing follows in that turn.
+    Live changes do not wait behind many megabytes.
+
+    No further slice follows in that turn.
     """
     long = b"x" * (PART_BYTES // 2)
     rows = [(b"%d" % number, long, None) for number in range(3)]

@@ -1,4 +1,4 @@
-"""Debezium's forms, value by value, as its preset and its modes' defaults give them."""
+"""Debezium's forms, value by value, under its preset and its modes' defaults."""
 
 import json
 from typing import NamedTuple
@@ -41,7 +41,7 @@ def numeric(precision: int, scale: int) -> int:
 
 
 class Case(NamedTuple):
-    """A column, one of its texts, and the JSON that a reader finds."""
+    """A column, one of its texts, and the JSON that a reader gets."""
 
     type_oid: int
     typmod: int
@@ -176,9 +176,10 @@ def form(case: Case) -> Form:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.type_oid}:{case.text}")
 def test_every_value_has_debeziums_form(case: Case):
     """
-    The literal type, the semantic name and the JSON are those that consumers know.
+    The literal type, the semantic name and the JSON match what consumers expect.
 
-    Where Debezium's snapshot and stream differ (infinite dates), it is the stream's.
+    Where Debezium's snapshot and stream differ (infinite dates), the stream's form is
+    used.
     """
     found = form(case)
     schema = " ".join(filter(None, (found.schema.kind, found.schema.name)))
@@ -204,7 +205,7 @@ def test_schemas_have_debeziums_parameters(
     type_oid: int, typmod: int, parameters: dict[str, str]
 ):
     """
-    What a semantic type needs besides its name stands in its parameters.
+    Parameters of a schema carry what a semantic type needs besides its name.
     """
     found = form(Case(type_oid, typmod, "", "", None))
 
@@ -222,7 +223,7 @@ def test_schemas_have_debeziums_parameters(
 )
 def test_numbers_in_geometry_are_written_as_java_does(text: str, expected: str):
     """
-    An opaque geometric value has the doubles of the driver that Debezium reads with.
+    An opaque geometric value holds the doubles that Debezium's Java driver reads.
     """
     found = form(Case(603, -1, "", "", None))
 

@@ -1,4 +1,4 @@
-"""Many instants at once: only plain ones are taken together."""
+"""Parsing many instants at once: only plain ones take the fast path."""
 
 import pytest
 
@@ -12,9 +12,9 @@ PLAIN = (
 )
 
 
-def test_plain_instants_are_taken_together():
+def test_plain_instants_are_parsed_together():
     """
-    Also those whose zeros Postgres left out.
+    Plain instants, with or without trailing zeros, are parsed in one pass.
     """
     assert [
         b"2026-11-21T20:52:03.123456Z",
@@ -33,9 +33,9 @@ def test_plain_instants_are_taken_together():
         b"0044-03-15 20:52:03+00 BC",
     ],
 )
-def test_an_odd_instant_is_written_as_it_is_alone(odd: bytes):
+def test_an_unusual_instant_in_a_column_is_written_as_it_is_alone(odd: bytes):
     """
-    It does not spoil those around it.
+    An unusual instant does not change how the instants around it are written.
     """
     column = (PLAIN[0], odd, PLAIN[1])
     texts, mark = instant_column(column)
@@ -46,9 +46,9 @@ def test_an_odd_instant_is_written_as_it_is_alone(odd: bytes):
 @pytest.mark.parametrize(
     "wrong", [b"2026-11-21 20:52:03.123456-00", b"2026-11-21 20:52:03.12345+05"]
 )
-def test_an_instant_of_another_zone_is_refused(wrong: bytes):
+def test_an_instant_of_another_time_zone_is_refused(wrong: bytes):
     """
-    The connection asks for UTC: whatever else comes is not guessed at.
+    The connection asks for UTC; an instant in any other zone is an error.
     """
     with pytest.raises(MalformedMessageError):
         instant_column((PLAIN[0], wrong))

@@ -61,7 +61,7 @@ def form(
 
 
 def written(found: Form, text: str) -> object:
-    """Write a text as JSON and read it back."""
+    """Write a text as JSON and parse it."""
     return json.loads(found.json(text.encode()))
 
 
@@ -88,14 +88,14 @@ def test_an_array_is_a_list_of_its_elements_form(
     type_oid: int, text: str, expected: object
 ):
     """
-    Bounds, further dimensions, NULL and quoted NULL are told apart (B67).
+    Bounds, further dimensions, NULL and quoted NULL are distinguished (B67).
     """
     assert expected == written(form(type_oid), text)
 
 
 def test_a_schema_has_one_dimension():
     """
-    Where a schema is promised, the elements of every dimension follow each other.
+    Where a schema is fixed, the elements of every dimension are flattened in order.
     """
     found = form(1007, format="json-schema")
 
@@ -116,7 +116,7 @@ def test_an_arrays_modifier_is_its_elements():
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"{1", b"}", b"{1}}", b'{"a}', b'{"a"}x'])
-def test_what_is_no_array_is_one_error(text: bytes):
+def test_a_malformed_array_raises_one_error(text: bytes):
     """
     A text that is cut short or too long raises the one named error.
     """
@@ -155,16 +155,16 @@ def test_composites_in_an_array_are_objects():
 
 
 @pytest.mark.parametrize("text", ["(1,a)", "(1,a,{1},new)"])
-def test_a_composite_of_another_age_stays_its_text(text: str):
+def test_a_composite_with_another_number_of_fields_stays_text(text: str):
     """
-    A value that has another number of fields than the type by now is not guessed at.
+    A value with another number of fields than the current type is published as text.
     """
     assert text == written(form(PAIR), text)
 
 
-def test_a_composite_of_another_age_fits_its_schema_and_tells():
+def test_a_composite_with_another_number_of_fields_fits_its_schema_and_is_logged():
     """
-    Where a schema is promised, what it has no room for is left out and told.
+    Where a schema is fixed, fields without a place in it are left out and logged.
     """
     told: list[str] = []
     found = form(PAIR, told=told, format="avro")
@@ -178,7 +178,7 @@ def test_a_composite_of_another_age_fits_its_schema_and_tells():
 
 
 @pytest.mark.parametrize("text", [b"", b"1", b"(1", b"(1)x", b'("a)', b'(a"b)'])
-def test_what_is_no_composite_is_one_error(text: bytes):
+def test_a_malformed_composite_raises_one_error(text: bytes):
     """
     A text that is cut short or too long raises the one named error.
     """
@@ -186,7 +186,7 @@ def test_what_is_no_composite_is_one_error(text: bytes):
         form(PAIR).json(text)
 
 
-def test_a_domain_is_what_it_is_over_through_every_level():
+def test_a_domain_has_the_form_of_its_innermost_type():
     """
     A domain over a domain has the form, and the scale, of the innermost type (T-46).
     """
@@ -195,7 +195,7 @@ def test_a_domain_is_what_it_is_over_through_every_level():
     assert ("2", "AVQ=") == (found.schema.parameters["scale"], written(found, "3.40"))
 
 
-def test_an_enums_schema_tells_its_labels_in_order():
+def test_an_enums_schema_lists_its_labels_in_order():
     """
     The semantic name and the labels come with the schema; the value is the label.
     """
@@ -212,9 +212,9 @@ PAIRS_TEXT = r'"a"=>"1", "b"=>NULL, "k \"2\""=>"v, \\2"'
 PAIRS_READ = {"a": "1", "b": None, 'k "2"': "v, \\2"}
 
 
-def test_hstore_is_a_text_that_holds_json():
+def test_hstore_is_a_string_of_json_by_default():
     """
-    By default an hstore is a string with a JSON object in it, keys in its own order.
+    By default an hstore is a string with a JSON object in it, keys in their own order.
     """
     document = written(form(HSTORE), PAIRS_TEXT)
     assert isinstance(document, str)
@@ -222,9 +222,9 @@ def test_hstore_is_a_text_that_holds_json():
     assert list(PAIRS_READ.items()) == list(json.loads(document).items())
 
 
-def test_hstore_is_a_map_if_so_configured():
+def test_hstore_is_a_map_if_configured():
     """
-    As a map its values may be null; an empty one is empty.
+    As a map its values may be null; an empty hstore is an empty map.
     """
     found = form(HSTORE, hstore="map")
 
@@ -236,7 +236,7 @@ def test_hstore_is_a_map_if_so_configured():
 
 
 @pytest.mark.parametrize("text", [b"a=>1", b'"a"', b'"a"=>', b'"a"=>"1";'])
-def test_what_is_no_hstore_is_one_error(text: bytes):
+def test_a_malformed_hstore_raises_one_error(text: bytes):
     """
     A text that is cut short or too long raises the one named error.
     """
@@ -252,9 +252,9 @@ def test_what_is_no_hstore_is_one_error(text: bytes):
         ("0020000001000010E63FF00000000000004000000000000000", 4326),
     ],
 )
-def test_postgis_tells_its_reference_system(ewkb: str, srid: int | None):
+def test_postgis_values_carry_their_reference_system(ewkb: str, srid: int | None):
     """
-    The bytes go as they are; the reference system is read in either byte order.
+    The bytes are unchanged; the reference system is read in either byte order.
     """
     found = form(GEOMETRY, is_debezium=True)
 
@@ -264,7 +264,7 @@ def test_postgis_tells_its_reference_system(ewkb: str, srid: int | None):
 @pytest.mark.parametrize(("mode", "expected"), [("text", "abc"), ("bytes", "YWJj")])
 def test_an_unknown_type_is_text_or_bytes(mode: str, expected: str):
     """
-    A type without a rule of its own is what the configuration says (T-49).
+    A type without a rule of its own takes the configured form (T-49).
     """
     assert expected == written(form(NEVER, unknown_types=mode), "abc")
 
@@ -272,23 +272,23 @@ def test_an_unknown_type_is_text_or_bytes(mode: str, expected: str):
 @pytest.mark.parametrize("type_oid", [NEVER, 603, 1020])
 def test_an_unknown_type_can_be_left_out(type_oid: int):
     """
-    Left out, it has no form, and neither has an array of it.
+    An excluded unknown type has no form, and neither has an array of it.
     """
     modes = Modes(Rows.model_validate({"unknown_types": "omit"}), True)
 
     assert None is Forms(TYPES, modes, [].append).of(type_oid, -1)
 
 
-def test_a_type_that_is_gone_is_its_text():
+def test_a_dropped_types_values_are_text():
     """
-    Whatever unknown types become, a dropped type's values are not lost with it.
+    Values of a dropped type stay text, however unknown types are configured.
     """
     assert "x" == written(form(123_456, unknown_types="omit"), "x")
 
 
 def test_a_composite_is_bytes_where_unknown_types_are():
     """
-    Debezium knows no composite types: its readers expect the text's bytes.
+    Debezium has no composite types: its consumers expect the text's bytes.
     """
     found = form(PAIR, unknown_types="bytes")
 

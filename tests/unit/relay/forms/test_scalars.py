@@ -1,4 +1,4 @@
-"""One type, one form: Postgres's texts as JSON and as values, in every mode."""
+"""Forms of scalar types: Postgres's texts as JSON and as values, in every mode."""
 
 import json
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def form(
 
 
 def written(found: Form, text: str) -> object:
-    """Write a text as JSON and read it back."""
+    """Write a text as JSON and parse it."""
     return json.loads(found.json(text.encode()))
 
 
@@ -110,18 +110,18 @@ def test_texts_pass_through_unaltered(type_oid: int, text: str):
 
 
 @pytest.mark.parametrize("text", [b"", b"2026-03-04", b"04/03/2026 05:06:07+00"])
-def test_a_timestamp_in_another_form_is_an_error(text: bytes):
+def test_a_timestamp_in_another_date_style_is_an_error(text: bytes):
     """
-    A connection that speaks another date style is noticed.
+    A connection with another date style is detected.
     """
     with pytest.raises(MalformedMessageError):
         instant(text)
 
 
 @pytest.mark.parametrize("type_oid", [1082, 1083, 1114, 1186, 1266])
-def test_a_time_in_another_form_is_an_error(type_oid: int):
+def test_a_malformed_time_is_an_error(type_oid: int):
     """
-    No kind of time is guessed at when it is to become a number, or another zone.
+    A malformed time is never guessed at in a conversion.
     """
     found = form(type_oid, times="adaptive", intervals="numeric")
 
@@ -180,7 +180,7 @@ def test_zoned_times_keep_their_precision(typmod: int, text: str, zoned: str):
 
 def test_an_interval_counts_months_as_parts_of_a_year():
     """
-    The worked value of the numeric mode, and its infinities.
+    A month counts as a twelfth of a year; infinities have a numeric form too.
     """
     found = form(1186, intervals="numeric")
     texts = (b"1 year 2 mons 3 days 04:05:06.78", b"infinity", b"-infinity")
@@ -198,16 +198,16 @@ def test_an_interval_counts_months_as_parts_of_a_year():
         ("precise", "-Infinity", None),
     ],
 )
-def test_a_numeric_that_is_no_number_has_a_form(mode: str, text: str, expected: object):
+def test_nan_and_infinity_have_a_form(mode: str, text: str, expected: object):
     """
-    A double has names for them, a precise decimal null; nothing crashes (B64).
+    A double spells them out, a precise decimal is null; nothing crashes (B64).
     """
     assert expected == written(form(1700, decimals=mode), text)
 
 
-def test_what_precise_decimals_lose_is_told():
+def test_values_that_precise_decimals_lose_are_logged():
     """
-    A null that stands for NaN is told, each time: it is never silent.
+    A null that stands for NaN is logged each time.
     """
     told: list[str] = []
     modes = modes_of(Relay.model_validate({"rows": {"decimals": "precise"}}))
@@ -225,7 +225,7 @@ def test_what_precise_decimals_lose_is_told():
 )
 def test_a_precise_decimal_is_its_unscaled_number(text: str):
     """
-    Two's complement, big-endian, as short as it can be, at the column's scale.
+    The bytes are two's complement, big-endian, minimal, at the column's scale.
     """
     packed = form(1700, ((12 << 16) | 2) + 4, decimals="precise").value(text.encode())
     assert isinstance(packed, bytes)
@@ -241,9 +241,9 @@ def test_a_precise_decimal_is_its_unscaled_number(text: str):
     )
 
 
-def test_a_negative_scale_is_a_scale():
+def test_a_negative_scale_of_a_decimal_is_kept():
     """
-    numeric(3, -2) keeps hundreds; the schema says so.
+    numeric(3, -2) keeps hundreds; the schema has the scale.
     """
     typmod = ((3 << 16) | (-2 & 0x7FF)) + 4
     found = form(1700, typmod, decimals="precise")
@@ -260,9 +260,9 @@ def test_a_negative_scale_is_a_scale():
         ("hex", "fbefff"),
     ],
 )
-def test_bytes_are_written_as_configured(mode: str, expected: str):
+def test_bytes_are_written_in_the_configured_mode(mode: str, expected: str):
     """
-    Each mode of binaries has its alphabet.
+    Each binary mode has its encoding.
     """
     assert expected == written(form(17, binaries=mode), "\\xfbefff")
 
@@ -280,6 +280,6 @@ def test_bits_are_little_endian_in_debeziums_form(
     type_oid: int, typmod: int, text: str, expected: object
 ):
     """
-    One fixed bit is a boolean, all others are as many bytes as they need.
+    A bit(1) is a boolean; any other bit string has as many bytes as it needs.
     """
     assert expected == written(form(type_oid, typmod, is_debezium=True), text)

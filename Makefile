@@ -11,8 +11,8 @@ WORKERS ?= 2
 DEMO := docker compose --project-directory deploy/compose --project-name towpath-demo
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup demo test check docs soak browser-test compose-demo compose-test lock \
-	clean python setup-run setup-dev static
+.PHONY: help setup demo test check mutants docs soak browser-test compose-demo \
+	compose-test lock clean python setup-run setup-dev static
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -31,6 +31,9 @@ check: setup-dev static ## Format, lint, types, imports, unit and property tests
 
 soak: setup-dev ## Run the tests that take minutes to hours.
 	$(BIN)/pytest -m soak $(ARGS)
+
+mutants: setup-dev ## Plant defects one by one; each must make a test fail (ARGS=--real: more).
+	@PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 browser-test: setup-dev ## Open locust's page in a browser (apt: chromium chromium-driver).
 	$(BIN)/pytest -m browser $(ARGS)

@@ -22,7 +22,7 @@ import psutil
 import pytest
 import structlog
 import xdist
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from support import object_store, workers
 from towpath.deploy import java
@@ -39,6 +39,15 @@ _FOLDERS = "towpath-test-"
 # No deadline per example: on a busy machine it measures the neighbours.
 settings.register_profile("dev", max_examples=200, deadline=None)
 settings.register_profile("ci", max_examples=5_000, deadline=None)
+# For a planted defect: the same examples each time, and no search for a smaller one.
+settings.register_profile(
+    "mutants",
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+)
 # Engines that live for seconds: the second compiler would take more than it gives back.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")  # noqa: TID251 - a root
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")  # noqa: TID251 - a root

@@ -127,6 +127,17 @@ class Still:
         return 0.0
 
 
+class Heads:
+    """Topics whose lowest position is given."""
+
+    def __init__(self, position):
+        self._position = position
+
+    def lowest_position(self, _names):
+        """Return the position."""
+        return self._position
+
+
 class InMind(Owed):
     """
     What is owed, in the test's own memory: what is in ``file`` survives a death.
@@ -158,14 +169,16 @@ class InMind(Owed):
         self.file["it"] = content
 
 
-def desk_of(letters, *, parked=None, repairs=None, owed=None):
+def desk_of(letters, *, parked=None, repairs=None, owed=None, heads=None):
     """Put a desk together; by default nobody can be asked for rows."""
+    safe = SafePosition(heads, Still())
+    safe.look(list)
     return Desk(
         owed=InMind() if owed is None else owed,
         letters=letters,
         parked=ParkedKeys() if parked is None else parked,
         sweeps=AtOnce(),
         repairs=Asked(can=False) if repairs is None else repairs,
-        safe=SafePosition(None, Still()),
+        safe=safe,
         clock=Still(),
     )

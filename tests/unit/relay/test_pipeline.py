@@ -535,6 +535,20 @@ def test_a_stop_finishes_the_open_transaction_only():
     assert (ends()[0], False) == (bench.confirmed, bench.tally.is_streaming)
 
 
+def test_a_keepalive_behind_frames_that_a_stop_left_out_confirms_nothing():
+    """
+    The server has sent what was not read, and its position says that it was.
+    """
+    bench = Bench()
+    bench.stream.reads += [frames()[:3], frames()[3:]]
+    bench.run(turns=2)
+    before = bench.confirmed
+    bench.stream.reads.append([keepalive()])
+    bench.run(turns=5)
+
+    assert (ends()[0], ends()[0]) == (before, bench.confirmed)
+
+
 def test_a_stop_with_a_silent_broker_ends_within_its_time():
     """
     Records that Kafka does not acknowledge in time are not confirmed.

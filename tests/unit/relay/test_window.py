@@ -37,6 +37,25 @@ def window(
     return made
 
 
+@pytest.mark.parametrize("is_last", [True, False])
+def test_listed_keys_behind_a_cut_by_bytes_are_not_absent(is_last: bool):
+    """
+    A delete for a row that was only not read would remove a live row from the sinks.
+    """
+    _, notes = recording()
+    made = Window(5, "low", "high", ((b"1",), (b"2",), (b"9",)))
+    made.see(LOW)
+    made.see(HIGH)
+    made.chunk = Chunk(shape(), ROWS[:1], SNAPSHOT, is_last=is_last)
+    verdict = made.judge(notes, 10)
+    behind = [(b"2",), (b"9",)]
+
+    assert ((behind, []) if is_last else ([], behind)) == (
+        verdict.absent,
+        verdict.incomplete,
+    )
+
+
 def recording() -> tuple[Touches, Notes]:
     """Make changed keys and a scan's recording of them."""
     touches, notes = Touches(), Notes()

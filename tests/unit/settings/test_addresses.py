@@ -94,6 +94,25 @@ def test_a_source_is_an_address_of_libpq(dsn: str, *, is_fit: bool):
     assert is_fit == (mistakes(dsn=dsn) == ())
 
 
+@pytest.mark.parametrize(
+    ("url", "is_fit"),
+    [
+        ("http://localhost:8081", True),
+        ("https://registry.example.org", True),
+        ("ftp://localhost:8081", False),
+        ("localhost:8081", False),
+        ("postgresql://localhost", False),
+    ],
+)
+def test_a_registry_url_has_a_scheme_of_the_web(url: str, *, is_fit: bool):
+    """
+    Whatever the records' format is.
+    """
+    expected = () if is_fit else ("registry.url: must begin with http:// or https://",)
+
+    assert expected == mistakes(registry=url)
+
+
 def test_only_avro_needs_a_registry():
     """
     Without Avro there may be none; one that is given is an address of the web.

@@ -33,6 +33,48 @@ def test_a_password_in_an_address_is_masked(text: str, shown: str) -> None:
     assert masked(text) == shown
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "token",
+        "auth_token",
+        "credential",
+        "aws_credentials",
+        "ssl.key.pem",
+        "password",
+        "client_secret",
+        "salt",
+        "sasl.oauthbearer.config",
+        "TOKEN",
+        "Sasl.Password",
+        "ssl.certificate.PEM",
+    ],
+)
+def test_a_secret_is_known_by_its_name_in_any_case(name: str) -> None:
+    """
+    Each word that names a secret counts, at every place of the name, in lists too.
+    """
+    assert {name: MASKED, "x": [{name: [MASKED]}]} == masked(
+        {name: "value", "x": [{name: ["value"]}]}
+    )
+
+
+def test_a_name_that_only_resembles_a_secret_is_shown() -> None:
+    """
+    A file's name ends in .pem as a value, and a key only at its end.
+    """
+    shown = {"ssl.ca.location": "/etc/ca.pem", "pem.folder": "/etc", "user": "u"}
+
+    assert shown == masked(shown)
+
+
+def test_a_password_in_options_is_masked_in_any_case() -> None:
+    """
+    Libpq takes names of options in lower case only; others do not.
+    """
+    assert f"host=h Password={MASKED}" == masked("host=h Password=pw")
+
+
 def test_secrets_are_masked_by_their_keys_at_any_depth() -> None:
     """
     Salts, passwords and tokens; an empty one shows that there is none.

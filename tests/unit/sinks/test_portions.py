@@ -7,11 +7,12 @@ import pyarrow as pa
 import pytest
 
 from support.kafka_rows import TOPIC, history, row, rows_of, table
-from support.letters import Asked, Letters, desk_of
+from support.letters import Asked, Heads, Letters, desk_of
+from support.parked_shop import change
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.change import Change, Origin
 from towpath.sinks.columns import read_rows
-from towpath.sinks.dead_letters.letter import ParkedKey
+from towpath.sinks.dead_letters.letter import Letter, ParkedKey
 from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.jobs import batch, by_column, portions
 from towpath.sinks.jobs.batch import BatchWriter
@@ -88,11 +89,11 @@ class Noting(MemorySink):
 class Bench:
     """One sink, written portion by portion."""
 
-    def __init__(self):
+    def __init__(self, heads=None):
         self.sink = Noting()
         self.letters = Letters()
         self.repairs = Asked()
-        self.desk = desk_of(self.letters, repairs=self.repairs)
+        self.desk = desk_of(self.letters, repairs=self.repairs, heads=heads)
         self.writer = BatchWriter(Routes(SINK), self.sink, self.desk)
         self.writing = InPortions("cache", self.writer, self.sink, self.desk)
 
@@ -221,6 +222,20 @@ def test_a_target_that_goes_away_between_has_the_batch_written_again(bench):
     bench.write(*rows)
 
     assert {"order_id": 7, "v": 6} == bench.sink.rows["orders"]["7"].row
+
+
+@pytest.mark.usefixtures("bench")
+def test_portions_purge_no_tombstone_above_a_dead_letter():
+    """
+    It can be replayed: the safe position that follows a batch is no higher.
+    """
+    bench = Bench(Heads("f" * 16))
+    bench.desk.parked.recall([Letter(change(1, note="bad"), "bad", "orders", True)])
+    lowest = bench.desk.parked.lowest()
+    bench.write(new(2), new(3), new(4), new(5))
+
+    assert ("send", 0, lowest) == bench.sink.notes[-2]
+    assert lowest is not None
 
 
 @pytest.mark.parametrize("part", [3, 1_000])

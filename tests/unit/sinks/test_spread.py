@@ -3,11 +3,12 @@
 import pytest
 
 from support.kafka_rows import BACKFILL, COLUMNS, TOPIC, row, rows_of
-from support.letters import Asked, Letters, desk_of
+from support.letters import Asked, Heads, Letters, desk_of
+from support.parked_shop import change
 from towpath.schemas import headers as names
 from towpath.settings import Kafka
 from towpath.settings import Sink as SinkSettings
-from towpath.sinks.dead_letters.letter import ParkedKey
+from towpath.sinks.dead_letters.letter import Letter, ParkedKey
 from towpath.sinks.errors import (
     BatchRefusedError,
     IndexGoneError,
@@ -106,10 +107,10 @@ class Noting(MemorySink):
 class Bench:
     """A sink's query of which batches are spread, and what happened in it."""
 
-    def __init__(self, folder, failure=None):
+    def __init__(self, folder, failure=None, heads=None):
         self.notes = []
         self.letters = Letters()
-        self.desk = desk_of(self.letters, repairs=Asked())
+        self.desk = desk_of(self.letters, repairs=Asked(), heads=heads)
         self.here = Noting("driver", self.notes)
         self.failure = failure
         self.plan = QueryPlan(SINK, Kafka(bootstrap_servers="unused:9092"), folder)
@@ -220,6 +221,20 @@ def test_tombstones_are_forgotten_behind_the_batch_only(bench):
     told = [note[3] for note in bench.notes if note[:2] == ("driver", "apply")]
 
     assert [None, "safe"] == told
+
+
+def test_executors_purge_no_tombstone_above_a_dead_letter(tmp_path):
+    """
+    It can be replayed: the safe position that follows a batch is no higher.
+    """
+    bench = Bench(tmp_path, heads=Heads("f" * 16))
+    bench.desk.parked.recall([Letter(change(1, note="bad"), "bad", "orders", True)])
+    lowest = bench.desk.parked.lowest()
+    bench.write(row(2, "c", order=8))
+    told = [note[3] for note in bench.notes if note[:2] == ("driver", "apply")]
+
+    assert [None, lowest] == told
+    assert lowest is not None
 
 
 def test_a_small_batch_goes_from_the_driver(bench):

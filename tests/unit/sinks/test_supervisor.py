@@ -1,5 +1,6 @@
 """How a supervisor takes failures: again in place, or back to the checkpoint."""
 
+import errno
 import threading
 from datetime import UTC, datetime
 from threading import Event
@@ -138,6 +139,84 @@ def test_a_failure_that_waiting_does_not_cure_ends_the_query(supervisor, look):
         str(supervisor._take_cause()),
         supervisor._take_cause(),
     )
+
+
+class Steps:
+    """A back-off that keeps the attempts that it was asked for."""
+
+    def __init__(self, delay_s):
+        self.attempts = []
+        self._delay_s = delay_s
+
+    def delay_s(self, attempt):
+        """Return the fixed delay."""
+        self.attempts.append(attempt)
+        return self._delay_s
+
+
+class Stop(Event):
+    """A stop that keeps how long it was waited for, and lets no time pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.waits = []
+
+    def wait(self, timeout=None):
+        """Return at once."""
+        self.waits.append(round(timeout, 3))
+        return self.is_set()
+
+
+def test_a_supervisor_backs_off_further_with_each_failure(supervisor, look):
+    """A batch that was written begins with the first delay again."""
+    supervisor._backoff = steps = Steps(0.0)
+    away = TargetUnavailableError("the cache does not answer")
+    supervisor._deliver(Writer(look, away, away, away), Unread(None), Event(), None, 0)
+    supervisor._deliver(Writer(look, away), Unread(None), Event(), None, 0)
+
+    assert [0, 1, 2, 0] == steps.attempts
+
+
+def test_a_supervisor_waits_as_long_as_the_back_off_says(supervisor, look):
+    """In pieces, so that a stop is noticed; a busy target may ask for longer."""
+    supervisor._backoff, supervisor._stop = Steps(2.5), Stop()
+    failures = (
+        TargetUnavailableError("the cache does not answer"),
+        TargetBusyError("the cache is full", retry_after_s=4.0),
+        TargetBusyError("the cache is full", retry_after_s=1.0),
+    )
+    supervisor._deliver(Writer(look, *failures), Unread(None), Event(), None, 0)
+
+    expected = [1, 1, 0.5, *[1] * 4, 1, 1, 0.5]
+
+    assert expected == supervisor._stop.waits
+
+
+def test_a_failure_that_stops_the_driver_is_not_waited_for(supervisor, look):
+    """A stop in the middle of an attempt ends it, without another one."""
+    supervisor._stop, supervisor._backoff = Stop(), Steps(2.5)
+
+    class Stopping(Writer):
+        def write(self, table, batch_id):
+            supervisor._stop.set()
+            return super().write(table, batch_id)
+
+    writer = Stopping(look, TargetUnavailableError("the cache does not answer"))
+    with pytest.raises(_StoppedError):
+        supervisor._deliver(writer, Unread(None), Event(), None, 0)
+
+    assert (1, [], 0) == (len(writer.seen), supervisor._stop.waits, look().retries)
+
+
+def test_a_full_disk_is_reported_as_such(supervisor, look):
+    """What is raised then is no error of ours."""
+    writer = Writer(look, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(OSError, match="No space"):
+        supervisor._deliver(writer, Unread(None), Event(), None, 0)
+    supervisor._stop = Stop()
+    supervisor._pause(supervisor._take_cause())
+
+    assert "disk full: No space left on device" == look().error
 
 
 def test_a_stop_ends_the_waiting(supervisor, look):

@@ -315,6 +315,42 @@ def test_a_sink_that_began_late_must_be_filled_first(place):
     assert LSN == place.wait().lsn
 
 
+def test_one_record_more_than_the_topic_has_is_a_topic_made_again(place):
+    """
+    Offsets of two topics of one name may differ by one only.
+    """
+    place.cluster.ends = {TOPIC: {"0": 9}}
+
+    assert "was made anew" in place.missing()
+
+
+def test_an_lsn_at_which_the_present_history_begins_is_in_it(place):
+    """
+    The first commit that ends there is one that the relay has published.
+    """
+    place.history.start = LSN
+
+    assert LSN == place.wait().lsn
+
+
+def test_topics_of_no_route_of_the_sink_are_not_waited_for(place):
+    """
+    Another sink's records are nothing that this one applies.
+    """
+    place.cluster.ends = {TOPIC: {"0": 10}, "towpath.shop.parcels": {"0": 5}}
+
+    assert LSN == place.wait().lsn
+
+
+def test_rows_that_were_refetched_are_reported(place):
+    """
+    The count is the sink's own.
+    """
+    place.applied({TOPIC: {"0": 10}}, asked=3)
+
+    assert 3 == place.wait().asked
+
+
 def test_an_lsn_before_the_present_history_is_refused(place):
     """
     A slot that was made anew has confirmed what was never published.

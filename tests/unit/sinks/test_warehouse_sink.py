@@ -14,9 +14,12 @@ from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.ports import Batch
 from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.warehouse.ddl import FLOOR_PROPERTY
 from towpath.sinks.warehouse.opening import Commit
 from towpath.sinks.warehouse.sink import WarehouseSink
-from towpath.sinks.warehouse.writing import Engines
+from towpath.sinks.warehouse.tables import current_state
+from towpath.sinks.warehouse.upkeep import Upkeep
+from towpath.sinks.warehouse.writing import Engines, Rows, Writer
 
 COLUMNS = (Column("id", "bigint"), Column("note", "text"))
 OWN = {"_position": "string", "_is_deleted": "boolean"}
@@ -60,8 +63,7 @@ class Engine:
             self.properties["towpath.id"] = given[1]
             self.is_there = True
         if text.startswith("SELECT snapshot_id"):
-            self.looks += 1
-            return self._newest()
+            return self._history() if "parent_id" in text else self._newest()
         if text.startswith("INSERT"):
             self.before_first()
             self.commits += 1
@@ -101,7 +103,24 @@ class Engine:
     def _summary(self):
         return {"added-records": "1", "total-records": str(self.writes)}
 
+    def _history(self):
+        summary = {"added-data-files": "1"}
+        rows = [
+            {
+                "snapshot_id": n,
+                "parent_id": n - 1 or None,
+                "operation": "append",
+                "summary": list(summary.items()),
+            }
+            for n in range(1, self.commits + 1)
+        ]
+        kind = pa.map_(pa.string(), pa.string())
+        names = {"snapshot_id": pa.int64(), "parent_id": pa.int64()}
+        names |= {"operation": pa.string(), "summary": kind}
+        return pa.Table.from_pylist(rows, pa.schema(list(names.items())))
+
     def _newest(self):
+        self.looks += 1
         if not self.commits:
             return pa.table({"snapshot_id": [], "summary": []})
         kind = pa.map_(pa.string(), pa.string())
@@ -300,6 +319,83 @@ def test_rows_that_their_table_has_outgrown_are_not_written(rig):
         rig.sink.take_rows("shop.orders", outgrown)
 
     assert [] == rig.engine.begun()
+
+
+def laid(*rows):
+    """Lay out pairs of key and position as the table's columns."""
+    table = {
+        "id": [key for key, _ in rows],
+        "note": ["n"] * len(rows),
+        "_position": [position for _, position in rows],
+        "_is_deleted": [False] * len(rows),
+    }
+    return pa.table(table, schema=lake_table().schema)
+
+
+def lake_table():
+    """Describe the one table as the sink does."""
+    shape = RelationShape("shop", "orders", COLUMNS, ("id",), "0")
+    return current_state("shop.orders", shape)
+
+
+def test_columns_below_the_floor_of_their_table_are_not_written(tmp_path):
+    """
+    The table remembers the floor; a row at it is written, one below it is stale.
+    """
+    rig = Rig(tmp_path / "warehouse.json")
+    rig.engine.properties[FLOOR_PROPERTY] = "5"
+    rig.sink.open()
+    rig.sink.take_rows("shop.orders", laid((1, "4"), (2, "5"), (3, "6")))
+    told = rig.sink.flush()
+
+    assert ["INSERT of 2"] == [t for t in rig.engine.told if t.startswith("INSERT")]
+    assert (2, 1) == (told.applied, told.stale)
+
+
+def test_known_keys_are_forgotten_when_a_commit_since_has_added_others(rig):
+    """
+    Upkeep comes on top of somebody else's append: its keys are not known.
+    """
+    upkeep = Upkeep(WarehouseOptions(), SystemClock())
+    engines = Engines(rig.engine, rig.engine)
+    writer = Writer(engines, WarehouseOptions(), upkeep, "branch")
+    table = lake_table()
+    upkeep.take_on(table.name, has_tombstones=True)
+    writer.begin(table.name, is_new=True)
+
+    def write(key):
+        rows = laid((key, "8"))
+        writer.write(Rows(table, rows, lambda _: "MERGE"))
+
+    write(1)
+    rig.engine.write()
+    writer.carry_over(table.name, Commit(rig.engine.commits, {}))
+    write(2)
+
+    assert ["INSERT", "MERGE"] == rig.engine.begun()
+
+
+def test_more_keys_than_may_be_known_are_searched_for(tmp_path):
+    """
+    A key that found no room could be appended a second time.
+    """
+    rig = Rig(tmp_path / "warehouse.json", known_keys=2)
+    rig.sink.open()
+    rig.write(1, 2)
+    rig.write(3)
+    rig.write(3)
+
+    assert ["INSERT", "INSERT", "MERGE"] == rig.engine.begun()
+
+
+def test_a_merge_moves_the_table_to_its_branch(rig):
+    """
+    Until then no reader sees what was merged.
+    """
+    rig.write(1)
+    rig.write(1)
+
+    assert [True] == ["fast_forward" in t for t in rig.engine.told if "branch =>" in t]
 
 
 def test_the_rows_of_a_table_that_was_dropped_are_asked_for(rig):

@@ -1,0 +1,77 @@
+"""The list of planted defects, held against the source."""
+
+from pathlib import Path
+
+import pytest
+
+from mutants import catalogue
+from mutants.catalogue import Mutant
+from mutants.imports import ImportGraph
+from mutants.runner import overlay
+
+TARGET = "relay/src/towpath/relay/errors.py"
+
+
+def test_every_planted_defect_finds_its_text():
+    """
+    Each text is in its file exactly once, and differs from what replaces it.
+    """
+    mutants = catalogue.load()
+
+    assert [] == catalogue.stale(mutants)
+    assert [] == [m.id for m in mutants if m.find == m.replace]
+    assert [] == [t for m in mutants for t in m.tests if not is_test(t)]
+
+
+def is_test(name: str) -> bool:
+    """Tell whether a test's file exists."""
+    return (catalogue.ROOT / name.partition("::")[0]).is_file()
+
+
+@pytest.mark.parametrize("find", ["no such text", "class "])
+def test_a_planted_defect_whose_text_is_not_unique_is_stale(find: str):
+    """
+    The text may be missing, or occur twice; or the file is gone.
+    """
+    mutant = Mutant("one", "I1", TARGET, find, "x")
+    gone = mutant._replace(file="gone.py")
+
+    assert (1, 1) == (len(catalogue.stale([mutant])), len(catalogue.stale([gone])))
+
+
+@pytest.mark.parametrize("key", ["fond", "test"])
+def test_an_entry_with_an_unknown_key_is_refused(tmp_path: Path, key: str):
+    """
+    A word that is spelt wrongly is not left out.
+    """
+    path = tmp_path / "one.toml"
+    entry = f'id = "a"\nbreaks = "I1"\nfind = "b"\nreplace = "c"\n{key} = "d"\n'
+    path.write_text(f'[[module]]\nfile = "x.py"\n[[module.mutant]]\n{entry}')
+
+    with pytest.raises(ValueError, match="unknown keys"):
+        list(catalogue.read(path))
+
+
+def test_an_overlay_differs_in_the_planted_defect_alone(tmp_path: Path):
+    """
+    Everything else is what it is in the project.
+    """
+    source = (catalogue.ROOT / TARGET).read_text(encoding="utf-8")
+    line = source.splitlines()[1]
+    mutant = Mutant("one", "I1", TARGET, line, "planted")
+    overlay(tmp_path / "tree", mutant)
+    copy = (tmp_path / "tree" / TARGET).read_text(encoding="utf-8")
+    other = tmp_path / "tree" / "relay/src/towpath/relay/ports.py"
+
+    assert (source.replace(line, "planted"), True) == (copy, other.is_symlink())
+
+
+def test_the_nearest_tests_of_a_module_come_first():
+    """
+    A test that imports the module precedes one that imports what imports it.
+    """
+    tests = ImportGraph().tests_of("schemas/src/towpath/schemas/position.py")
+    direct = "tests/property/test_position.py"
+
+    assert direct in tests
+    assert tests.index(direct) < tests.index("tests/unit/relay/test_pipeline.py")

@@ -1,0 +1,152 @@
+"""Which process is a part's own, and how long an ended part waits for its restart."""
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from towpath.deploy.local import process
+from towpath.deploy.local.folders import StateFolder
+from towpath.deploy.local.part import Part
+from towpath.deploy.local.supervisor import Supervisor
+
+BOOT = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def started_ticks() -> str:
+    """Return when this process was started, as the system counts it."""
+    stat = Path(f"/proc/{os.getpid()}/stat").read_text(encoding="ascii")
+    return stat.rpartition(")")[2].split()[19]
+
+
+@pytest.mark.parametrize(
+    ("ticks", "boot", "is_found"),
+    [
+        (started_ticks(), BOOT, True),
+        ("1", BOOT, False),
+        (started_ticks(), "another boot", False),
+    ],
+)
+def test_a_pid_that_the_system_reused_is_not_the_part(
+    tmp_path: Path, ticks: str, boot: str, *, is_found: bool
+):
+    """
+    Pid, start time and boot must match; any other process of that pid is not ours.
+    """
+    file = tmp_path / "worker.pid"
+    file.write_text(f"{os.getpid()} {ticks} {boot}\n", encoding="utf-8")
+    found = process.find(file)
+
+    assert is_found == (found is not None)
+
+
+class Clock:
+    """A clock that the test moves; it counts how often it was read."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._now_s = 0.0
+        self._reads = 0
+
+    def now(self) -> datetime:
+        """Return a fixed time."""
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    def monotonic_s(self) -> float:
+        """Return the time that the test has set."""
+        with self._changed:
+            self._reads += 1
+            self._changed.notify_all()
+            return self._now_s
+
+    def wait(self, delay_s: float) -> None:
+        """Let time pass."""
+        self.move(delay_s)
+
+    def move(self, delay_s: float) -> None:
+        """Let time pass."""
+        with self._changed:
+            self._now_s += delay_s
+
+    def wait_until_read(self) -> None:
+        """Return when the clock was read twice from now on."""
+        until = self._reads + 2
+        self.wait_until(lambda: self._reads >= until)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return when a condition holds; it is looked at whenever the clock is read."""
+        with self._changed:
+            self._changed.wait_for(condition)
+
+
+class Delays:
+    """A back-off of 1, 2, 4, ... seconds without jitter that keeps the attempts."""
+
+    def __init__(self) -> None:
+        self.attempts: list[int] = []
+        self._changed = threading.Condition()
+
+    def delay_s(self, attempt: int) -> float:
+        """Return the delay before an attempt."""
+        with self._changed:
+            self.attempts.append(attempt)
+            self._changed.notify_all()
+        return 2.0**attempt
+
+    def wait_until_asked(self, count: int) -> None:
+        """Return when so many delays were asked for."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self.attempts) >= count)
+
+
+@pytest.mark.timeout(60)
+def test_a_part_that_ends_at_once_is_restarted_after_growing_delays(tmp_path: Path):
+    """
+    Each restart waits until its delay is over.
+    """
+    clock, delays = Clock(), Delays()
+    part = Part(name="worker", command=("/bin/true",), folder=tmp_path)
+    state = StateFolder(tmp_path / "state")
+    restarts = []
+    with Supervisor(state, backoff=delays, clock=clock) as supervisor:
+        supervisor.start(part)
+        for ended in (1, 2):
+            delays.wait_until_asked(ended)
+            clock.move(0.9 * 2.0 ** (ended - 1))
+            clock.wait_until_read()
+            restarts.append(supervisor.restarts("worker"))
+            clock.move(0.2 * 2.0 ** (ended - 1))
+        delays.wait_until_asked(3)
+        restarts.append(supervisor.restarts("worker"))
+
+    assert ([0, 1, 2], [0, 1, 2]) == (restarts, delays.attempts[:3])
+
+
+@pytest.mark.timeout(60)
+def test_a_part_that_has_lasted_is_restarted_after_the_first_delay(tmp_path: Path):
+    """
+    Its earlier failures are no reason to wait longer.
+    """
+    clock, delays = Clock(), Delays()
+    part = Part(name="worker", command=("/bin/sleep", "600"), folder=tmp_path)
+    state = StateFolder(tmp_path / "state")
+    with Supervisor(state, backoff=delays, clock=clock) as supervisor:
+        supervisor.start(part)
+        for ended, lasted_s in enumerate((0.0, 1.0, 40.0), 1):
+            clock.move(lasted_s)
+            kill(state)
+            delays.wait_until_asked(ended)
+            clock.move(10.0)
+            clock.wait_until(lambda: supervisor.restarts("worker") >= ended)  # noqa: B023
+
+    assert [0, 1, 0] == delays.attempts
+
+
+def kill(state: StateFolder) -> None:
+    """Kill the part."""
+    found = process.find(state.process_file("worker"))
+    assert found is not None
+    found.kill()

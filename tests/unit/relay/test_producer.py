@@ -1,0 +1,74 @@
+"""The relay's producer as the client library itself describes it."""
+
+import logging
+
+import pytest
+import structlog
+
+from towpath.relay.kafka.client import client_logger
+from towpath.relay.kafka.producer import KafkaProducer
+from towpath.settings import Kafka
+
+# The library prints every setting that is not its default, in its own words.
+KAFKA = Kafka(bootstrap_servers="127.0.0.1:1", client={"debug": "conf"})
+
+
+@pytest.fixture
+def settings_of():
+    """Lend a function that makes a producer and returns what the library prints."""
+    logger = client_logger()
+    level = logger.level
+    logger.setLevel(logging.DEBUG)
+
+    def settings(**options):
+        with structlog.testing.capture_logs() as logs:
+            producer = KafkaProducer(
+                KAFKA,
+                {},
+                max_in_flight_bytes=1024 * 1024,
+                batch_bytes=1_000_000,
+                record_bytes=1_000_000,
+                **options,
+            )
+            # What the library prints at its start is passed on by the first poll.
+            producer.poll(0)
+            producer.close()
+        lines = [line["line"].rpartition("]: ")[2] for line in logs if "line" in line]
+        pairs = [line.split(" = ", 1) for line in lines if " = " in line]
+        return {name.strip(): value for name, value in pairs}
+
+    yield settings
+    logger.setLevel(level)
+
+
+def test_the_producer_is_idempotent_and_waits_for_all_replicas(settings_of):
+    """
+    The library states it; no record is ever given up, and none is transactional.
+    """
+    found = settings_of()
+
+    assert ("true", "-1", "0", None) == (
+        found["enable.idempotence"],
+        found["request.required.acks"],
+        found["message.timeout.ms"],
+        found.get("transactional.id"),
+    )
+
+
+def test_the_client_chooses_no_partition_of_its_own(settings_of):
+    """
+    Neither a partitioner nor a sticky one is set: the relay names each partition.
+    """
+    assert set() == {name for name in settings_of() if "partition" in name}
+
+
+def test_a_transactional_producer_has_its_name(settings_of):
+    """
+    The broker fences whoever had it before.
+    """
+    found = settings_of(transactional_id="towpath-shop")
+
+    assert ("towpath-shop", "true") == (
+        found["transactional.id"],
+        found["enable.idempotence"],
+    )

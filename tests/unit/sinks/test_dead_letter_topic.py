@@ -1,0 +1,71 @@
+"""When a dead letter counts as durable."""
+
+import pytest
+from confluent_kafka import Producer
+
+from support.configuration import configuration
+from support.parked_shop import change
+from towpath.settings import load
+from towpath.sinks import clients
+from towpath.sinks import dead_letter_topic as module
+from towpath.sinks.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.dead_letters.letter import Letter
+from towpath.sinks.errors import BrokerUnavailableError
+
+LETTER = Letter(change(3, note="bad"), "too long", "orders", True)
+
+
+class Existing:
+    """A cluster that has the topic."""
+
+    def __init__(self, _kafka):
+        """Be of any brokers."""
+
+    def create(self, _name, _settings, *, is_kept_whole):
+        """Make nothing new."""
+        return not is_kept_whole
+
+
+@pytest.fixture
+def topic_of(tmp_path, monkeypatch):
+    """Lend a function that makes a dead-letter topic whose broker does not answer."""
+    monkeypatch.setattr(module, "Topics", Existing)
+
+    def make():
+        path = tmp_path / "towpath.toml"
+        place = ("postgresql://unused/shop", "127.0.0.1:1", "towpath", ())
+        path.write_text(configuration(*place), encoding="utf-8")
+        return DeadLetterTopic(load(path, {}), "cache")
+
+    return make
+
+
+def test_a_dead_letter_that_is_not_acknowledged_in_time_is_a_failure(
+    topic_of, monkeypatch
+):
+    """
+    The batch is written again; it is not known to be durable.
+    """
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 0.01)
+
+    with pytest.raises(BrokerUnavailableError, match="no answer in time"):
+        topic_of().put([LETTER])
+
+
+def test_a_dead_letter_that_the_client_gives_up_is_a_failure(topic_of, monkeypatch):
+    """
+    Nothing is on its way any more, and nothing was acknowledged.
+    """
+    monkeypatch.setattr(
+        clients, "Producer", lambda own: Producer({**own, "message.timeout.ms": 1})
+    )
+
+    with pytest.raises(BrokerUnavailableError, match="timed out"):
+        topic_of().put([LETTER])
+
+
+def test_without_a_dead_letter_nothing_is_waited_for(topic_of):
+    """
+    There is nothing that a broker could acknowledge.
+    """
+    assert 0 == topic_of().put([])

@@ -1,0 +1,193 @@
+"""One suspect at a time: what each round of looks at both sides comes to."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from towpath.sinks.ports import StoredRow
+from towpath.sinks.verify.compare import Held, Suspect, pack
+from towpath.sinks.verify.forms import RowForm
+from towpath.sinks.verify.settle import Bench, settle
+from towpath.sinks.verify.suspects import Suspects
+from towpath.sinks.verify.table import SourceColumn, SourceTable
+
+TABLE = SourceTable(
+    "s", "t", (SourceColumn("id", "bigint"), SourceColumn("v", "text")), ("id",)
+)
+FORM = RowForm(TABLE)
+# A rule that does not end within so many rounds does not end.
+MOST_ROUNDS = 2_000
+
+
+class Sides:
+    """
+    A source and a sink that move only where a test says so.
+
+    ``while_waiting`` is called with the look, if there is one, whenever the sink is
+    waited for; ``before_reading`` before the source is read again.
+    """
+
+    def __init__(self, source, sink, copies=1):
+        self.source, self.sink = source, sink
+        self.looks = []
+        self.while_waiting = lambda _look: None
+        self.before_reading = lambda: None
+        self._copies = copies
+        self._time_s = 0.0
+
+    def listed(self, _table, keys):
+        """Read the source."""
+        return [(k, self.source[k]) for (k,) in keys if k in self.source]
+
+    def at(self, _route, keys):
+        """Read the sink."""
+        for key in keys:
+            for _ in range(self._copies if key in self.sink else 0):
+                position, text = self.sink[key]
+                fields = {"id": int(key), "v": text}
+                yield StoredRow(key, fields, f"{position:09}", False)
+
+    def wait(self, looking=None):
+        """Wait for the sink."""
+        self.looks.append(looking is not None)
+        assert len(self.looks) < MOST_ROUNDS
+        self.while_waiting(looking)
+
+    def wait_until_seen(self):
+        """Wait for those who write."""
+        self.before_reading()
+
+    def monotonic_s(self):
+        """Return a time that goes on with each look at it."""
+        self._time_s += 0.1
+        return self._time_s
+
+    def settle(self, *suspects, table=TABLE):
+        """Settle suspects; return what is wrong, and how many stay open."""
+        bench = Bench("t", table, FORM, self, self, self, self)
+        with Suspects() as found:
+            found.add(suspects)
+            settle(bench, found)
+            return [one.key for some in found.wrong() for one in some], found.open_count
+
+
+def suspect(key, text=None):
+    """Suspect a key; without a text only the sink had a row of it."""
+    if text is None:
+        return Suspect(key, None, Held(key, is_deleted=False, packed=b"a digest"))
+    return Suspect(key, pack([key, text]), None)
+
+
+def moving_sides(copies=1):
+    """Make sides that have the same content only while the sink is waited for."""
+    sides = Sides({"1": "a"}, {"1": (0, "z")}, copies)
+    number = itertools.count(1)
+
+    def move(look):
+        n = next(number)
+        sides.source["1"] = f"during {n}"
+        if look is not None:
+            look()
+        sides.sink["1"] = (n, f"during {n}")
+
+    def write():
+        sides.source["1"] = f"after {next(number)}"
+
+    sides.while_waiting, sides.before_reading = move, write
+    return sides
+
+
+def test_a_suspect_whose_row_was_deleted_since_is_not_wrong():
+    """
+    The first look at the sink proves nothing: the delete may have come in between.
+    """
+    assert ([], 0) == Sides({}, {}).settle(suspect("1", "a"))
+
+
+def test_a_suspect_that_follows_the_source_is_settled_by_looks_at_it():
+    """
+    The source had what the sink came to, while the sink was waited for.
+    """
+    assert ([], 0) == moving_sides().settle(suspect("1", "a"))
+
+
+def test_a_suspect_that_the_sink_holds_twice_follows_nothing():
+    """
+    However its contents agree, it is there once too often.
+    """
+    wrong, open_count = moving_sides(copies=2).settle(suspect("1", "a"))
+
+    assert 1 == len(wrong) + open_count
+
+
+def test_a_suspect_that_never_rests_stays_open():
+    """
+    It proves nothing, and it is not looked at for ever.
+    """
+    sides = Sides({"1": "a"}, {"1": (0, "z")})
+    number = itertools.count(1)
+
+    def move(_look):
+        n = next(number)
+        sides.sink["1"] = (n, f"sink {n}")
+
+    def write():
+        sides.source["1"] = f"source {next(number)}"
+
+    sides.while_waiting, sides.before_reading = move, write
+
+    assert ([], 1) == sides.settle(suspect("1", "a"))
+
+
+def test_a_sink_that_stood_still_is_wrong_whatever_the_source_came_to():
+    """
+    It has passed what the source had, and never held it.
+    """
+    sides = Sides({"1": "new"}, {"1": (0, "old")})
+
+    def come_back(look):
+        sides.source["1"] = "old"
+        if look is not None:
+            look()
+
+    def write():
+        sides.source["1"] = "new"
+
+    sides.while_waiting, sides.before_reading = come_back, write
+
+    assert (["1"], 0) == sides.settle(suspect("1", "new"))
+
+
+@pytest.mark.parametrize(("count", "is_looked_at"), [(200, True), (201, False)])
+def test_the_source_is_looked_at_while_suspects_are_few(count, is_looked_at):
+    """
+    A look reads all of them: with many, it would hold the wait up.
+    """
+    keys = [str(1000 + number) for number in range(count)]
+    sides = Sides({}, dict.fromkeys(keys, (0, "extra")))
+    wrong, _ = sides.settle(*map(suspect, keys))
+
+    assert (count, [False, is_looked_at]) == (len(wrong), sides.looks)
+
+
+@pytest.mark.parametrize(("is_pruned", "expected"), [(True, []), (False, ["1"])])
+def test_a_row_that_only_the_sink_has_is_not_wrong_if_the_source_is_pruned(
+    is_pruned, expected
+):
+    """
+    The source loses rows that the sink keeps.
+    """
+    sides = Sides({}, {"1": (0, "kept")})
+    table = replace(TABLE, is_pruned=is_pruned)
+
+    assert (expected, 0) == sides.settle(suspect("1"), table=table)
+
+
+def test_without_suspects_nothing_is_waited_for():
+    """
+    Both sides agreed at the first comparison.
+    """
+    sides = Sides({"1": "a"}, {"1": (0, "a")})
+
+    assert (([], 0), []) == (sides.settle(), sides.looks)

@@ -77,7 +77,7 @@ def read_tails(
         _check_ends(places, ends)
         longer = {at: places[at] for at, end in ends.items() if end > places[at][0]}
         if longer:
-            scan = _Scan(longer)
+            scan = TailScan(longer)
             scan.run(kafka, is_committed=is_transactional)
             places |= scan.found
             log_lsn = scan.log_lsn
@@ -170,7 +170,7 @@ def _check_ends(places: Mapping[Place, Mark], ends: Mapping[Place, int]) -> None
             raise TopicTruncatedError(reason)
 
 
-class _Scan:
+class TailScan:
     """Reads partitions from their marks to their ends."""
 
     def __init__(self, places: Mapping[Place, Mark]) -> None:
@@ -187,9 +187,10 @@ class _Scan:
         starts = {at: mark.next_offset for at, mark in self.found.items()}
         what = "the tails of our topics"
         for message in read_to_ends(kafka, starts, what, is_committed=is_committed):
-            self._take(message)
+            self.take(message)
 
-    def _take(self, message: Message) -> None:
+    def take(self, message: Message) -> None:
+        """Move a partition to a streamed record; a READ row moves none."""
         told = dict(message.headers() or ())
         position = told.get(headers.POSITION)
         if not isinstance(position, bytes):

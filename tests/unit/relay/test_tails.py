@@ -1,0 +1,88 @@
+"""What the tail of a partition says about what Kafka has already."""
+
+import pytest
+
+from towpath.relay.kafka.tails import TailScan, streamed_position
+from towpath.relay.marks import Mark
+from towpath.schemas import headers
+from towpath.schemas.position import format_position
+
+PLACE = ("orders", 0)
+
+
+def position(log_lsn: int, ordinal: int = 0) -> bytes:
+    """Write a position as a header has it."""
+    return format_position(log_lsn, ordinal).encode()
+
+
+class Message:
+    """A record as the client hands it over."""
+
+    def __init__(self, at: bytes | None, *, is_read: bool = False) -> None:
+        self._headers = [] if at is None else [(headers.POSITION, at)]
+        self._headers += [(headers.SNAPSHOT, b"1")] if is_read else []
+
+    def headers(self):
+        """Return its headers; a record without any has none."""
+        return self._headers or None
+
+    def topic(self):
+        """Return where it stands."""
+        return PLACE[0]
+
+    def partition(self):
+        """Return where it stands."""
+        return PLACE[1]
+
+    def offset(self):
+        """Return where it stands."""
+        return 7
+
+
+@pytest.mark.parametrize(
+    ("stored", "tail", "expected", "log_lsn"),
+    [
+        (None, [Message(position(8))], position(8), 8),
+        (position(8), [Message(position(16))], position(16), 16),
+        (position(8), [Message(position(24, -1), is_read=True)], position(8), 24),
+        (None, [Message(position(24, -1), is_read=True)], None, 24),
+        (position(16), [Message(position(8))], position(16), 8),
+        (
+            None,
+            [
+                Message(position(16)),
+                Message(position(24, -1), is_read=True),
+                Message(position(8)),
+            ],
+            position(16),
+            24,
+        ),
+        (position(8), [Message(None)], position(8), 0),
+    ],
+)
+def test_only_streamed_records_of_a_tail_move_the_last_position(
+    stored, tail, expected, log_lsn
+):
+    """
+    A READ row stands out of their order: it says nothing of the changes before it.
+    """
+    scan = TailScan({PLACE: Mark(5, stored)})
+    for message in tail:
+        scan.take(message)
+
+    assert (Mark(5, expected), log_lsn) == (scan.found[PLACE], scan.log_lsn)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (Message(position(8)), position(8)),
+        (Message(position(8, -1), is_read=True), None),
+        (Message(None), None),
+    ],
+)
+def test_the_streamed_position_of_a_record_is_none_for_a_read_row(message, expected):
+    """
+    What has no position of ours was not streamed either.
+    """
+    assert expected == streamed_position(message)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.lake import engines
+from support.warehouse_tables import engines
 from support.webhook_receiver import SECRET, Receiver
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route

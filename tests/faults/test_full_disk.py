@@ -7,7 +7,7 @@ import urllib.request
 import psutil
 import pytest
 
-from support.serving import PATIENCE_S, Feed, Place, driver
+from support.driver_process import PATIENCE_S, Feed, Place, driver
 from support.waiting import until
 from towpath.deploy.cli import app
 from towpath.sinks.progress import State, sink_folder

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.serving import PATIENCE_S, Feed, Place, driver, start, told
+from support.driver_process import PATIENCE_S, Feed, Place, driver, start, told
 from support.waiting import until
 from towpath.sinks.cache.reader import CacheReader
 from towpath.sinks.dead_letter_topic import DeadLetterTopic

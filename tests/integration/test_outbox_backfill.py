@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from confluent_kafka import Message
 
-from support.late import late_commits, wait_for_standby
+from support.invisible_commits import late_commits, wait_for_standby
 from support.snapshots import SnapshotRig
 from support.topics import headers_of
 from support.writers import RandomWriters

@@ -11,7 +11,7 @@ import redis
 
 from support.http_recorder import recorded
 from support.rights import command_for, documented, search_calls, search_rights
-from support.verified import CacheHand, VerifiedRig
+from support.verified_sink import CacheHand, VerifiedRig
 from towpath.deploy.cli import app
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route, Sink

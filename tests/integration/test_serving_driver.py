@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.serving import PATIENCE_S, Feed, Place, driver
+from support.driver_process import PATIENCE_S, Feed, Place, driver
 from support.waiting import CLOCK, until
 from towpath.sinks import declare
 from towpath.sinks.kafka import Topics

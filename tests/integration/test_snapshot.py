@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.late import late_commits, wait_for_standby
+from support.invisible_commits import late_commits, wait_for_standby
 from support.snapshots import SnapshotRig
 from support.topics import headers_of, read_to_end
 from support.writers import RandomWriters

@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Message
 
 from support import server_sources
-from support.folding import folded
+from support.newest_records import folded
 from support.server_sources import SourcesUnavailableError
 from support.snapshots import SnapshotRig
 from support.topics import headers_of

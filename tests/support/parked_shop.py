@@ -2,7 +2,7 @@
 
 import orjson
 
-from support.letters import Asked, InMind, Letters, desk_of
+from support.dead_letters import Asked, InMind, Letters, desk_of
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.dead_letters.book import Book

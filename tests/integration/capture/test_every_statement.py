@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.folding import folded
+from support.newest_records import folded
 from support.snapshots import SnapshotRig
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from support.lake import Lake
+from support.warehouse_tables import Lake
 
 
 @pytest.fixture

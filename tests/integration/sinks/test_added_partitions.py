@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from support.topics import read_to_end
-from support.verified import VerifiedRig
+from support.verified_sink import VerifiedRig
 from support.waiting import until
 from towpath.deploy.cli.app import run
 

@@ -5,7 +5,7 @@ import signal
 import psutil
 import pytest
 
-from support.serving import PATIENCE_S, POISON, Feed, Place, told
+from support.driver_process import PATIENCE_S, POISON, Feed, Place, told
 from support.spark_cluster import SparkCluster
 from support.waiting import until
 from towpath.sinks.kinds import reader_of

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from support.letters import Asked, desk_of
+from support.dead_letters import Asked, desk_of
 from support.parked_shop import Choosy, change
 from towpath.deploy.cli import dead_letters
 from towpath.deploy.cli.app import run

@@ -4,7 +4,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from support.serving import driver
+from support.driver_process import driver
 from support.snapshots import SnapshotRig
 from support.waiting import CLOCK
 from support.webhook_receiver import SECRET, Receiver

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from support.letters import Asked, Letters
+from support.dead_letters import Asked, Letters
 from support.waiting import until
 from towpath.schemas.backoff import Backoff
 from towpath.schemas.clock import SystemClock

@@ -13,7 +13,7 @@ import redis
 from opensearchpy import OpenSearch
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from support.lake import engines
+from support.warehouse_tables import engines
 from towpath.deploy.cli import app
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UnavailableError

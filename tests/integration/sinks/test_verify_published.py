@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.verified import CacheHand, VerifiedRig
+from support.verified_sink import CacheHand, VerifiedRig
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 

@@ -9,7 +9,7 @@ from operator import itemgetter
 
 import pytest
 
-from support.verified import (
+from support.verified_sink import (
     ABOVE_ALL,
     OLD,
     CacheHand,

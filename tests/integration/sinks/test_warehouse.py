@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from support.lake import ROW, Faulty, write
+from support.warehouse_tables import ROW, Faulty, write
 from towpath.schemas.failure import UnavailableError
 from towpath.sinks.errors import StatementRefusedError, TargetUnavailableError
 from towpath.sinks.warehouse.catalog import CATALOG, catalog_properties

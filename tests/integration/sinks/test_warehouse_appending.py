@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.lake import ROW, write
+from support.warehouse_tables import ROW, write
 from towpath.sinks.errors import BatchRefusedError
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]

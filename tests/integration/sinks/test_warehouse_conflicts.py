@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from support.lake import Lake, write
 from support.waiting import until
+from support.warehouse_tables import Lake, write
 from towpath.sinks.errors import TargetUnavailableError
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]

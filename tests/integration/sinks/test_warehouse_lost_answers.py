@@ -6,7 +6,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
-from support.lake import Faulty, write
+from support.warehouse_tables import Faulty, write
 from towpath.schemas.failure import UnavailableError
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]

@@ -8,7 +8,7 @@ import requests
 import structlog
 
 from support import object_store
-from support.lake import Lake, session_of, write
+from support.warehouse_tables import Lake, session_of, write
 from towpath.settings import WarehouseOptions
 from towpath.sinks.jobs.session import SparkSql
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from support.lake import Lake, session_of, write
 from support.rest_catalog import RefusedError, serving
+from support.warehouse_tables import Lake, session_of, write
 from towpath.settings import WarehouseOptions
 from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.jobs.session import SparkSql

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.lake import COLUMNS, ROW, Faulty, engines, write
+from support.warehouse_tables import COLUMNS, ROW, Faulty, engines, write
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Route
 from towpath.sinks.change import Floor, Origin

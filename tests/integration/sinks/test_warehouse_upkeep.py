@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from support.lake import Faulty, write
+from support.warehouse_tables import Faulty, write
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from support.lake import Stepping, write
+from support.warehouse_tables import Stepping, write
 from towpath.sinks.errors import BatchRefusedError, TargetUnavailableError
 from towpath.sinks.ports import Batch
 from towpath.sinks.relations import Column

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.letters import Letters, desk_of
+from support.dead_letters import Letters, desk_of
 from support.webhook_receiver import SECRET, Answer, Receiver, Taken
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from support.letters import Letters, desk_of
-from support.serving import PATIENCE_S, Feed, Place, driver
+from support.dead_letters import Letters, desk_of
+from support.driver_process import PATIENCE_S, Feed, Place, driver
 from support.waiting import until
 from support.webhook_receiver import SECRET, Answer, Receiver, Taken
 from towpath.schemas.clock import SystemClock

@@ -48,7 +48,7 @@ DRIVER = "integration/test_serving_driver.py"
         ((DEMO, BENCH), 1),
         ((DRIVER, DRIVER), 1),
         ((SINKS, DRIVER), 2),
-        (("faults/test_holes.py", "faults/test_holes.py"), 2),
+        (("faults/test_known_failures.py", "faults/test_known_failures.py"), 2),
         (("property/test_fold.py", "property/test_fold.py"), 2),
         (("faults/test_sink_deaths.py", "faults/test_sink_deaths.py"), 2),
         (("faults/test_chaos_snapshot.py", DEMO), 1),
@@ -70,7 +70,7 @@ def test_the_long_ones_begin_first_and_the_quick_ones_last():
     expected = [
         Item(DEMO, marker("timeout", 600)),
         Item(BENCH, marker("timeout", 90)),
-        Item("faults/test_holes.py", marker("timeout", 300)),
+        Item("faults/test_known_failures.py", marker("timeout", 300)),
         Item("integration/test_relay.py", marker("timeout", 90)),
         Item("integration/test_orders.py", marker("timeout", 90)),
         Item(WAREHOUSE, SPARK, fixtures=("lake",)),

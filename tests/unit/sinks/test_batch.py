@@ -5,8 +5,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from support.dead_letters import Asked, Letters, desk_of
 from support.kafka_rows import TOPIC, row, table
-from support.letters import Asked, Letters, desk_of
 from support.parked_shop import FILL, ROUTES, Shop, change
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.errors import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.deaths import Death, repeat
+from support.dying_process import Death, repeat
 from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.dead_letters.book import Book

@@ -6,8 +6,8 @@ import orjson
 import pyarrow as pa
 import pytest
 
+from support.dead_letters import Asked, Letters, desk_of
 from support.kafka_rows import TOPIC, history, row, table
-from support.letters import Asked, Letters, desk_of
 from support.parked_shop import ROUTES
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.columns import LaidRows, read_rows

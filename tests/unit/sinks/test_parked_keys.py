@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.letters import Letters, Still, desk_of
+from support.dead_letters import Letters, Still, desk_of
 from support.parked_shop import FILL, KEY, ROUTES, TOPIC, Choosy, Shop, change
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.dead_letters import asking, view

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from support.letters import Asked
+from support.dead_letters import Asked
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Kafka, Route
 from towpath.settings import Sink as SinkSettings

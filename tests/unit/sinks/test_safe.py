@@ -2,8 +2,8 @@
 
 import pytest
 
+from support.dead_letters import Heads, Letters, Still, desk_of
 from support.kafka_rows import row, table
-from support.letters import Heads, Letters, Still, desk_of
 from support.parked_shop import ROUTES
 from towpath.sinks.jobs.batch import BatchWriter
 from towpath.sinks.jobs.safe import SafePosition

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from support.letters import Letters
+from support.dead_letters import Letters
 from support.parked_shop import KEY, change
 from towpath.schemas.backoff import Backoff
 from towpath.settings import Kafka

@@ -7,11 +7,11 @@ from typing import Any
 import redis
 from opensearchpy import OpenSearch
 
+from support.dead_letters import desk_of
 from support.follower import Follower
-from support.lake import engines
-from support.letters import desk_of
 from support.snapshots import SnapshotRig
 from support.waiting import until
+from support.warehouse_tables import engines
 from towpath.deploy.cli.app import run
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Kafka, Settings, load

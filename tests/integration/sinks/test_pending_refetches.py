@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from support.letters import Letters, Still
+from support.dead_letters import Letters, Still
 from support.snapshots import SnapshotRig
 from support.topics import headers_of, read_to_end, sink_record
 from towpath.deploy.filling import Filling, carry_out

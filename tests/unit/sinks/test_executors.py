@@ -2,8 +2,8 @@
 
 import pytest
 
+from support.dead_letters import Asked, Heads, Letters, desk_of
 from support.kafka_rows import BACKFILL, COLUMNS, TOPIC, row, rows_of
-from support.letters import Asked, Heads, Letters, desk_of
 from support.parked_shop import change
 from towpath.schemas import headers as names
 from towpath.settings import Kafka

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from support.letters import Letters, desk_of
+from support.dead_letters import Letters, desk_of
 from towpath.settings import Sink
 from towpath.sinks.errors import TargetBusyError
 from towpath.sinks.jobs.batch import BatchWriter

@@ -6,8 +6,8 @@ import orjson
 import pyarrow as pa
 import pytest
 
+from support.dead_letters import Asked, Heads, Letters, desk_of
 from support.kafka_rows import TOPIC, history, row, rows_of, table
-from support.letters import Asked, Heads, Letters, desk_of
 from support.parked_shop import change
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.change import Change, Origin

@@ -5,7 +5,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from support.letters import Letters, desk_of
+from support.dead_letters import Letters, desk_of
 from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.change import Origin, Record

@@ -4,10 +4,10 @@ import uuid
 
 import pytest
 
-from support.lake import engines, session_of
-from support.letters import Letters, Still
+from support.dead_letters import Letters, Still
 from support.snapshots import SnapshotRig
 from support.topics import sink_record
+from support.warehouse_tables import engines, session_of
 from support.webhook_receiver import SECRET, Answer, Receiver
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load

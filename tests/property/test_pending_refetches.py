@@ -5,8 +5,8 @@ from copy import deepcopy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.deaths import Death, repeat
-from support.letters import Asked, InMind
+from support.dead_letters import Asked, InMind
+from support.dying_process import Death, repeat
 from support.parked_shop import FILL, Shop, change
 from towpath.schemas import headers
 from towpath.sinks.jobs.owed import ROUTE_AGAIN_AFTER_S

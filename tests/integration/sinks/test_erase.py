@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from opensearchpy import OpenSearch
 
-from support.lake import write
+from support.warehouse_tables import write
 from towpath.settings import Route, SearchOptions, Sink
 from towpath.sinks.cache.client import connect
 from towpath.sinks.cache.erasing import erase as erase_cache

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.letters import Asked, InMind, Still
+from support.dead_letters import Asked, InMind, Still
 from support.parked_shop import FILL, Shop, change
 from towpath.schemas import headers
 from towpath.schemas.clock import SystemClock

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.letters import Asked, InMind
+from support.dead_letters import Asked, InMind
 from support.parked_shop import FILL, Shop, change
 from towpath.sinks.dead_letters.letter import Verb
 

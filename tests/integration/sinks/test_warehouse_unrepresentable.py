@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.verified import VerifiedRig
+from support.verified_sink import VerifiedRig
 from towpath.settings import load
 from towpath.sinks.warehouse.reader import WarehouseReader
 

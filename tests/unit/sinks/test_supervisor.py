@@ -2,6 +2,7 @@
 
 import errno
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 from threading import Event
 from typing import ClassVar
@@ -12,15 +13,17 @@ from pyspark.errors import StreamingQueryException
 from support.dead_letters import Letters
 from support.parked_shop import KEY, change
 from towpath.schemas.backoff import Backoff
-from towpath.settings import Kafka
+from towpath.settings import Kafka, WriteFrom
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.dead_letters.letter import Letter, Order, Verb
 from towpath.sinks.errors import (
     CacheRefusedError,
+    PartitionsAddedError,
     RecordsGoneError,
     TargetBusyError,
     TargetUnavailableError,
+    TopicRemadeError,
 )
 from towpath.sinks.jobs import supervisor as module
 from towpath.sinks.jobs.batch_result import BatchResult
@@ -440,3 +443,194 @@ def test_a_batch_of_a_query_that_is_over_is_tried_no_more(supervisor, look):
         supervisor._deliver(writer, Unread(None), over, None, 0)
 
     assert len(writer.seen) == 1
+
+
+class Starting:
+    """One start of a query: the driver stops as soon as it runs."""
+
+    def __init__(self, supervisor, monkeypatch, *failures):
+        self.seen = []
+        self.delivers = []
+        self.letters = Noting(self.seen)
+        self.topics = Topics()
+        self.supervisor = supervisor
+        self.make_sink = lambda _: Closing(self.seen)
+        self._patch = monkeypatch
+        self._failures = list(failures)
+
+    def note(self, owner, name, word, error=None):
+        """Note each call of a method, instead of making it; the first may fail."""
+        errors = [] if error is None else [error]
+
+        def called(*_):
+            self.seen.append(word)
+            if errors:
+                raise errors.pop()
+
+        self._patch.setattr(owner, name, called)
+
+    def run(self, **parts):
+        """Supervise until the driver stops; return what was noted."""
+        self.supervisor._parts = Parts(
+            self.make_sink,
+            Unread,
+            lambda _: self.letters,
+            self.topics,
+            Clock(),
+            **parts,
+        )
+        self._patch.setattr(module, "start_query", self._start)
+        self.supervisor._supervise()
+        return self.seen
+
+    def _start(self, _spark, _plan, _cluster, deliver):
+        self.seen.append("start")
+        self.delivers.append(deliver)
+        failure = self._failures.pop(0) if self._failures else None
+        return Query(self.supervisor, failure)
+
+
+class Closing(MemorySink):
+    """A sink that notes when it is opened and closed."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self._seen = seen
+
+    def open(self):
+        self._seen.append("open sink")
+
+    def close(self):
+        self._seen.append("close sink")
+
+
+class Noting(Letters):
+    """Dead letters that note when they are read and closed."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self._noted = seen
+
+    def entries(self):
+        """Note it."""
+        self._noted.append("read letters")
+        return super().entries()
+
+    def close(self):
+        """Note it."""
+        self._noted.append("close letters")
+
+
+def test_a_start_attends_to_everything_in_order(supervisor, monkeypatch):
+    """Routes, altered columns, dead letters, checkpoint and orders; then it runs."""
+    starting = Starting(supervisor, monkeypatch)
+    starting.note(module.Rerouting, "run", "routes")
+    starting.note(module.Reshaping, "look", "columns")
+    starting.note(module.Recovery, "run", "checkpoint")
+    starting.note(module.Orders, "recall", "recall orders")
+    starting.note(module.Orders, "attend", "orders")
+    starting.note(module, "let_finish", "finish")
+
+    expected = [
+        *("open sink", "routes", "columns", "read letters", "recall orders"),
+        *("checkpoint", "orders", "start", "finish", "close letters", "close sink"),
+    ]
+
+    assert expected == starting.run()
+
+
+def test_parked_keys_are_recalled_at_a_start(supervisor, look, monkeypatch):
+    """Nothing of a key is written before what waits of it."""
+    starting = Starting(supervisor, monkeypatch)
+    starting.letters.put([Letter(change(3, note="bad"), "too long", "orders", True)])
+    starting.run()
+
+    assert 1 == look().parked
+
+
+def test_a_first_topic_is_waited_for(supervisor, monkeypatch):
+    """The engine refuses a pattern that matches nothing."""
+    starting = Starting(supervisor, monkeypatch)
+    answers = iter([[], []])
+    starting.topics.names = lambda: next(answers, ["towpath.shop.orders"])
+    supervisor._stop = Stop()
+    starting.run()
+
+    assert [module.GLANCE_S] * 2 == supervisor._stop.waits
+
+
+@pytest.mark.parametrize(
+    ("error", "starts"),
+    [
+        (TopicRemadeError("it was made again"), 2),
+        (PartitionsAddedError("there are more"), 2),
+        (TargetUnavailableError("away"), 1),
+        (TargetBusyError("full", retry_after_s=1.0), 1),
+    ],
+)
+def test_only_changed_topics_end_a_query_from_beside_its_batches(
+    supervisor, look, monkeypatch, error, starts
+):
+    """What does not answer now is attended to later; the query goes on."""
+    starting = Starting(supervisor, monkeypatch)
+    starting.note(module.Recovery, "look", "look", error)
+    seen = starting.run()
+
+    assert (starts, starts - 1) == (seen.count("look"), look().retries)
+
+
+def test_a_batch_is_tried_no_more_once_its_query_has_ended(supervisor, monkeypatch):
+    """The engine waits for the batch before it starts the query again."""
+    starting = Starting(supervisor, monkeypatch, "the engine fell over")
+    starting.run()
+
+    assert [True, True] == [d.args[-1].is_set() for d in starting.delivers]
+
+
+class InColumns(Closing):
+    """A sink that takes columns."""
+
+    def lay_out(self, _columns):
+        """Lay out nothing."""
+
+    def take_rows(self, _route, _rows):
+        """Take nothing."""
+
+
+class Sending(Closing):
+    """A sink that is sent portions."""
+
+    def send(self, _batch):
+        """Take nothing."""
+
+    def send_columns(self, _columns):
+        """Take nothing."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "write_from", "has_executor", "expected"),
+    [
+        (Closing, "driver", True, "FromDriver"),
+        (InColumns, "driver", True, "FromColumns"),
+        (Sending, "driver", True, "InPortions"),
+        (InColumns, "executors", True, "FromExecutors"),
+        (InColumns, "executors", False, "FromColumns"),
+    ],
+)
+def test_a_sink_is_written_in_the_way_that_it_offers(
+    supervisor, monkeypatch, kind, write_from, has_executor, expected
+):
+    """By the executors only where that is configured and possible."""
+    starting = Starting(supervisor, monkeypatch)
+    starting.make_sink = lambda _: kind(starting.seen)
+    sink = SINK.model_copy(update={"write_from": WriteFrom(write_from)})
+    supervisor._plan = replace(supervisor._plan, sink=sink)
+    made = []
+    for name in ("FromDriver", "FromColumns", "InPortions", "FromExecutors"):
+        real = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *a, real=real, n=name: made.append(n) or real(*a)
+        )
+    starting.run(on_executor=(lambda _: MemorySink) if has_executor else None)
+
+    assert expected == made[-1]

@@ -24,6 +24,8 @@ _SHELL: Final = ("sh", "console", "")
 _DOTTED: Final = re.compile(r"towpath(?:\.[A-Za-z_]\w*)+")
 _FILE: Final = re.compile(
     r"[\w.-]+(?:/[\w.*-]+)+\.(?:py|sql|lua|toml|yaml|avsc|md|svg)"
+    r"|(?:schemas|settings|outbox|relay|sinks|services|loadtests|deploy|tests|docs)"
+    r"(?:/[\w.-]+)+/?"
 )
 _KEY: Final = re.compile(
     r"(?:source|kafka|registry|topics|relay|sinks|sink)(?:\.[a-z_]+)+(?<!lock|toml)"
@@ -199,6 +201,7 @@ def test_every_name_that_a_page_uses_exists(page: Path):
             "no module: towpath.schemas.position.Nothing",
         ),
         ("`relay/nothing.py`", "no file: relay/nothing.py"),
+        ("`relay/nothing`", "no file: relay/nothing"),
         ("`tests/unit/nothing.py`", "no file: tests/unit/nothing.py"),
         ("`relay.snapshot.nothing`", "no key: relay.snapshot.nothing"),
         ("`[relay] nothing`", "no key: [relay] nothing"),

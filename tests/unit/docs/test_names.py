@@ -34,7 +34,7 @@ _SECTION_KEY: Final = re.compile(r"\[+([a-z.]+)\]+ ([a-z_]+)")
 _METRIC: Final = re.compile(r"towpath_(?:relay|sink|snapshot|build)_[a-z_]+")
 # What Prometheus adds to the name of a histogram.
 _SUFFIX: Final = re.compile(r"_(?:bucket|sum|count)$")
-_TARGET: Final = re.compile(r"make ([a-z-]+)(?: |$)")
+_TARGET: Final = re.compile(r"^make ([a-z-]+)(?= |$)", re.MULTILINE)
 # Names of the examples' own tables, topics and files.
 _EXAMPLES: Final = ("towpath.shop.", "towpath.toml", ".towpath/")
 # Fields of a record's value, named with the part that they stand in.
@@ -206,7 +206,7 @@ def test_every_name_that_a_page_uses_exists(page: Path):
         ("`relay.snapshot.nothing`", "no key: relay.snapshot.nothing"),
         ("`[relay] nothing`", "no key: [relay] nothing"),
         ("`towpath_relay_nothing_total`", "no metric: towpath_relay_nothing_total"),
-        ("`make nothing`", "no target: make nothing"),
+        ("`make nothing` `x`", "no target: make nothing"),
         ("`towpath sink mend`", "no command mend: towpath sink mend"),
         ("`towpath verify --mend`", "no option --mend: towpath verify --mend"),
         (

@@ -15,17 +15,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from towpath.relay import look_back
+from towpath.relay import recover
 from towpath.relay.__main__ import run
-from towpath.relay.delivery import Delivery, DeliveryLedger
-from towpath.relay.kafka import tails
+from towpath.relay.kafka import recovery
 from towpath.relay.kafka.producer import KafkaProducer
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import KafkaTopics
-from towpath.relay.pipeline.loop import Pipeline
-from towpath.relay.pipeline.marking import Marking
-from towpath.relay.pipeline.outlet import Outlet
-from towpath.relay.pipeline.snapshots import Snapshots
+from towpath.relay.loop import Pipeline
+from towpath.relay.publish.checkpoints import CheckpointWriter
+from towpath.relay.publish.in_flight import Delivery, DeliveryLedger
+from towpath.relay.publish.publisher import Publisher
+from towpath.relay.stream.snapshot_runner import SnapshotRunner
 from towpath.schemas import headers
 
 Counts = Callable[..., bool]
@@ -89,10 +89,10 @@ class Fault:
 
     def within(self, *, has_value: bool) -> None:
         """Strike when the delete, or the tombstone, of a key change is sent."""
-        send = Outlet.send
+        send = Publisher.send
         moving = [False]
 
-        def sent(outlet: Outlet, record: Any, delivery: Any) -> None:
+        def sent(outlet: Publisher, record: Any, delivery: Any) -> None:
             send(outlet, record, delivery)
             outlet.let_go()
             is_delete = any(name == headers.NEW_KEY for name, _ in record.headers)
@@ -101,19 +101,19 @@ class Fault:
             if is_delete if has_value else is_tombstone:
                 self.strike()
 
-        Outlet.send = sent  # type: ignore[method-assign]
+        Publisher.send = sent  # type: ignore[method-assign]
 
     def stored(self) -> None:
         """Strike when a higher LSN is stored, and not yet told."""
-        settle = Marking._settle
+        settle = CheckpointWriter._settle
 
-        def settled(marking: Marking) -> None:
+        def settled(marking: CheckpointWriter) -> None:
             before = marking.stored_lsn
             settle(marking)
             if marking.stored_lsn > before:
                 self.strike()
 
-        Marking._settle = settled  # type: ignore[method-assign]
+        CheckpointWriter._settle = settled  # type: ignore[method-assign]
 
     def told(self) -> None:
         """Strike when a higher LSN was told to Postgres."""
@@ -135,28 +135,28 @@ def _writes(key: str) -> Counts:
 POINTS: Final[dict[str, Callable[[Fault], None]]] = {
     "produced": Fault.produced,
     "acknowledged": lambda f: f.after(Delivery, "__call__"),
-    "before marks": lambda f: f.before(Marking, "_write"),
-    "marks produced": lambda f: f.after(Marking, "_write"),
+    "before marks": lambda f: f.before(CheckpointWriter, "_write"),
+    "marks produced": lambda f: f.after(CheckpointWriter, "_write"),
     "marks stored": Fault.stored,
     "postgres told": Fault.told,
     "deleted": lambda f: f.within(has_value=True),
     "tombstone": lambda f: f.within(has_value=False),
     "topic made": lambda f: f.after(KafkaTopics, "ensure"),
-    "before first mark": lambda f: f.before(Marking, "_admit"),
-    "first mark": lambda f: f.after(Marking, "_admit"),
+    "before first mark": lambda f: f.before(CheckpointWriter, "_admit"),
+    "first mark": lambda f: f.after(CheckpointWriter, "_admit"),
     "signal held": lambda f: f.after(DeliveryLedger, "hold"),
     "signal answered": lambda f: f.before(DeliveryLedger, "release"),
-    "before tails": lambda f: f.before(look_back, "read_tails"),
-    "in tails": lambda f: f.before(tails._Scan, "_take"),
-    "after tails": lambda f: f.after(look_back, "read_tails"),
+    "before tails": lambda f: f.before(recover, "read_tails"),
+    "in tails": lambda f: f.before(recovery._Scan, "_take"),
+    "after tails": lambda f: f.after(recover, "read_tails"),
     "before lineage": lambda f: f.before(StateTopic, "write", _writes("lineage")),
     "lineage": lambda f: f.after(StateTopic, "write", _writes("lineage")),
     "before settings": lambda f: f.before(StateTopic, "write", _writes("settings")),
     "settings": lambda f: f.after(StateTopic, "write", _writes("settings")),
     "before commit": lambda f: f.before(KafkaProducer, "commit"),
     "commit": lambda f: f.after(KafkaProducer, "commit"),
-    "skipped": lambda f: f.after(Outlet, "note", _is_skip),
-    "stream begun": lambda f: f.after(Snapshots, "resume"),
+    "skipped": lambda f: f.after(Publisher, "note", _is_skip),
+    "stream begun": lambda f: f.after(SnapshotRunner, "resume"),
 }
 
 

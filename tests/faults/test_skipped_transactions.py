@@ -2,7 +2,7 @@
 
 import pytest
 
-from towpath.relay.state_commands import ask_to_skip
+from towpath.relay.commands.state import request_skip
 from towpath.settings import load
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
@@ -22,7 +22,7 @@ def test_a_skipped_transaction_does_not_come_back_after_a_kill(faults):
     faults.await_confirmed(faults.witness, faults.end())
     told = faults.witness.streamed("shop.line")
     bad = next(r for r in told if b'"bad"' in (r.value or b""))
-    ask_to_skip(load(faults.relay.config, {}), int(bad.position.split(".")[0], 16))
+    request_skip(load(faults.relay.config, {}), int(bad.position.split(".")[0], 16))
     faults.relay.die("skipped+")
     faults.relay.start()
     faults.await_confirmed(faults.relay, faults.end())

@@ -8,10 +8,10 @@ import psycopg
 import pytest
 
 from towpath.relay.postgres.queries import query
-from towpath.relay.postgres.snapshots import SnapshotWorker
+from towpath.relay.postgres.worker import SnapshotWorker
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
-from towpath.relay.snapshot.shape import Plan, Row, TableShape
+from towpath.relay.snapshot.shape import RowValues, ScanPlan, TableShape
 from towpath.schemas.clock import Deadline, SystemClock
 
 PREPARATION = (
@@ -68,17 +68,17 @@ class Worker:
         shape = self.shape(collection, *fields.get("order_by", ()))
         return self.ask(do.ReadPlan(1, collection, shape.relation.oid, **fields))
 
-    def plan(self, collection: str, **fields: Any) -> Plan:
+    def plan(self, collection: str, **fields: Any) -> ScanPlan:
         """Inspect a table and read its plan."""
         fact = self.ask_plan(collection, **fields)
         assert isinstance(fact, told.PlanRead), fact
         return fact.plan
 
-    def chunk(self, plan: Plan, **fields: Any) -> told.WorkerFact:
+    def chunk(self, plan: ScanPlan, **fields: Any) -> told.WorkerFact:
         """Read a chunk of a plan."""
         return self.ask(self.chunk_of(plan, **fields))
 
-    def chunk_of(self, plan: Plan, **fields: Any) -> do.ReadChunk:
+    def chunk_of(self, plan: ScanPlan, **fields: Any) -> do.ReadChunk:
         """Return what asks for a chunk of a plan."""
         ask: dict[str, Any] = {
             "chunk_id": 2,
@@ -93,9 +93,9 @@ class Worker:
         }
         return do.ReadChunk(**ask | fields)
 
-    def rows(self, plan: Plan, max_rows: int, **fields: Any) -> list[Row]:
+    def rows(self, plan: ScanPlan, max_rows: int, **fields: Any) -> list[RowValues]:
         """Read a table, or one range of it, chunk by chunk."""
-        rows: list[Row] = []
+        rows: list[RowValues] = []
         after_key = fields.pop("after_key", None)
         while True:
             ask = {"after_key": after_key, "max_rows": max_rows} | fields

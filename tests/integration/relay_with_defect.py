@@ -17,7 +17,7 @@ from typing import Any, Final
 from towpath.relay.__main__ import run
 from towpath.relay.postgres import chunk_reader
 from towpath.relay.postgres.chunk_reader import ChunkReader
-from towpath.relay.snapshot.touches import Notes
+from towpath.relay.snapshot.changed_keys import ChangedKeys
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
 
 _LOOK_EVERY_S: Final = 0.02
@@ -45,7 +45,7 @@ def _oldest(_folder: Path) -> None:
 
 def _deaf(_folder: Path) -> None:
     """Drop nothing."""
-    Notes.judge = lambda *_: None  # type: ignore[method-assign]
+    ChangedKeys.judge = lambda *_: None  # type: ignore[method-assign]
 
 
 def _unlocked(_folder: Path) -> None:

@@ -9,9 +9,9 @@ other collections of the same signal are described all the same.
 import psycopg
 import pytest
 
-from towpath.relay.postgres.clerk import Clerk
-from towpath.relay.postgres.frozen import FrozenViews
-from towpath.relay.postgres.readable import Readable
+from towpath.relay.postgres.exported_snapshots import ExportedSnapshots
+from towpath.relay.postgres.views import CollectionCatalog
+from towpath.relay.postgres.worker import SnapshotCommands
 from towpath.relay.snapshot.effects import InspectTables
 from towpath.schemas.failure import TowpathError
 from towpath.schemas.table_name import TableName
@@ -91,8 +91,10 @@ def racing(sessions, change: str):
 def test_a_signal_describes_the_other_tables(sessions, change):
     """The changed table is refused with a reason, or described; the other always is."""
     view = AggregateView(aggregate_type="a", view="s.state")
-    readable = Readable("described", {view.collection: view})
-    clerk = Clerk(readable, FrozenViews(lambda: sessions[0]), list, "towpath")
+    readable = CollectionCatalog("described", {view.collection: view})
+    clerk = SnapshotCommands(
+        readable, ExportedSnapshots(lambda: sessions[0]), list, "towpath"
+    )
     collections = ("s.a", view.collection, "s.b")
     places = 0
     for connection in racing(sessions, change):

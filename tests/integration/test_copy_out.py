@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from towpath.relay.postgres.chunk_reader import copy_out
 from towpath.relay.postgres.connect import Connection, connect
-from towpath.relay.postgres.copy_out import copy_out
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 

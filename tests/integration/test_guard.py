@@ -10,21 +10,20 @@ import pytest
 from structlog.testing import capture_logs
 
 from support.waiting import CLOCK, until
-from towpath.relay.addressing import Registration
 from towpath.relay.errors import (
     NotPreparedError,
     SlotHeldError,
     SourceUnavailableError,
+    blocking_findings,
 )
-from towpath.relay.finding import errors
 from towpath.relay.postgres import preflight, setup
 from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.connect import connect
-from towpath.relay.postgres.guardian import Guardian
-from towpath.relay.postgres.ownership import Ownership, Patience, wait_for_slot
 from towpath.relay.postgres.replication import SlotStream, Wakeup
-from towpath.relay.postgres.slot_watch import OUTBOX_UPDATED
-from towpath.relay.tally import Tally
+from towpath.relay.postgres.slot import ClaimWait, SlotOwnership, wait_for_slot
+from towpath.relay.postgres.slot_monitor import OUTBOX_UPDATED, SlotMonitor
+from towpath.relay.snapshot.naming import Registration
+from towpath.relay.stats import Stats
 from towpath.settings import Kafka, Registry, Relay, Settings, Source
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -52,13 +51,13 @@ def settings_of(dsn: str, slot: str, **relay) -> Settings:
     )
 
 
-def prepare(settings: Settings) -> list[setup.Step]:
+def prepare(settings: Settings) -> list[setup.SetupStep]:
     """Make what ``relay init`` makes."""
     with connect(settings.database.dsn) as connection:
-        facts = setup.read_facts(connection, settings)
-        setup.check(facts, settings)
-        steps = setup.plan(facts, settings)
-        setup.carry_out(connection, steps)
+        facts = setup.read_source_facts(connection, settings)
+        setup.check_source(facts, settings)
+        steps = setup.plan_setup(facts, settings)
+        setup.run_setup(connection, steps)
     return steps
 
 
@@ -66,11 +65,11 @@ class Watched:
     """A guardian at work, and what it tells."""
 
     def __init__(self, settings: Settings) -> None:
-        self.tally = Tally(run_id="this run")
+        self.tally = Stats(run_id="this run")
         self.lost: list[str] = []
-        self.claim = Ownership(settings.database.dsn, settings.database.slot)
+        self.claim = SlotOwnership(settings.database.dsn, settings.database.slot)
         self.claim.acquire(CLOCK, threading.Event(), 5, lambda: False)
-        self.guardian = Guardian(
+        self.guardian = SlotMonitor(
             *(settings, self.tally, CLOCK, self.claim, self.lost.append),
             relay=Registration(settings.database.slot, 1),
         )
@@ -212,11 +211,11 @@ def test_a_second_relay_waits_and_names_the_holder(database: str, unique: str):
     """
     A95: the claim is exclusive; who waits in vain says who has it.
     """
-    with closing(Ownership(database, unique)) as first:
+    with closing(SlotOwnership(database, unique)) as first:
         first.acquire(CLOCK, threading.Event(), 5, lambda: False)
         pid = first._connection.info.backend_pid
         with (
-            closing(Ownership(database, unique)) as second,
+            closing(SlotOwnership(database, unique)) as second,
             capture_logs() as logs,
             pytest.raises(SlotHeldError, match=f"process {pid} .*towpath-relay.*since"),
         ):
@@ -229,11 +228,11 @@ def test_a_waiting_relay_takes_over(database: str, unique: str):
     """
     Once the first relay is gone the second one has the slot.
     """
-    first = Ownership(database, unique)
+    first = SlotOwnership(database, unique)
     first.acquire(CLOCK, threading.Event(), 5, lambda: False)
     timer = threading.Timer(0.3, first.close)
     timer.start()
-    with closing(Ownership(database, unique)) as second:
+    with closing(SlotOwnership(database, unique)) as second:
         second.acquire(CLOCK, threading.Event(), 20, lambda: False)
         timer.join()
         holder = second.holder()
@@ -260,7 +259,7 @@ def test_a_slot_that_is_read_by_others_is_waited_for(database: str, unique: str)
             return True
 
         catalog = PostgresCatalog(connection)
-        patience = Patience(CLOCK, threading.Event(), 0.6, lambda: False)
+        patience = ClaimWait(CLOCK, threading.Event(), 0.6, lambda: False)
         with pytest.raises(SlotHeldError, match=r"held by process \d+ of the server"):
             wait_for_slot(unique, attempt, lambda: catalog.holder(unique), patience)
         other.close()
@@ -276,9 +275,9 @@ def test_another_slot_is_another_claim(database: str, unique: str):
     """
     Two relays of one database hold a slot each.
     """
-    with closing(Ownership(database, unique)) as first:
+    with closing(SlotOwnership(database, unique)) as first:
         first.acquire(CLOCK, threading.Event(), 0, lambda: False)
-        with closing(Ownership(database, f"{unique}_b")) as second:
+        with closing(SlotOwnership(database, f"{unique}_b")) as second:
             second.acquire(CLOCK, threading.Event(), 0, lambda: False)
             first.close()
 
@@ -295,10 +294,12 @@ def test_a_dry_run_needs_no_rights(database: str, unique: str, source):
     weak = database.replace("postgres@", f"{unique}@")
     try:
         with connect(database) as strong, connect(weak) as connection:
-            wanted = setup.plan(setup.read_facts(strong, settings), settings)
-            facts = setup.read_facts(connection, settings)
-            setup.check(facts, settings)
-            planned = setup.plan(facts, settings)
+            wanted = setup.plan_setup(
+                setup.read_source_facts(strong, settings), settings
+            )
+            facts = setup.read_source_facts(connection, settings)
+            setup.check_source(facts, settings)
+            planned = setup.plan_setup(facts, settings)
     finally:
         source.execute(f"drop role {unique}")
 
@@ -311,16 +312,18 @@ def test_init_brings_an_older_snapshot_table_in_step(database: str, unique: str)
     """
     settings = settings_of(database, unique)
     with connect(database) as connection:
-        facts = setup.read_facts(connection, settings)
-        setup.carry_out(connection, setup.plan(facts, settings))
+        facts = setup.read_source_facts(connection, settings)
+        setup.run_setup(connection, setup.plan_setup(facts, settings))
         connection.execute(
             "alter table towpath.snapshot drop column asked_until, drop asked_keys,"
             " drop key_columns"
         )
-        facts = setup.read_facts(connection, settings)
-        steps = setup.plan(facts, settings)
-        setup.carry_out(connection, steps)
-        again = setup.plan(setup.read_facts(connection, settings), settings)
+        facts = setup.read_source_facts(connection, settings)
+        steps = setup.plan_setup(facts, settings)
+        setup.run_setup(connection, steps)
+        again = setup.plan_setup(
+            setup.read_source_facts(connection, settings), settings
+        )
         connection.execute(
             "select pg_drop_replication_slot(%s)", (settings.database.slot,)
         )
@@ -335,8 +338,8 @@ def test_init_run_twice_finds_nothing_to_do(database: str, unique: str):
     settings = settings_of(database, unique)
     first = prepare(settings)
     with connect(database) as connection:
-        facts = setup.read_facts(connection, settings)
-    found = errors(
+        facts = setup.read_source_facts(connection, settings)
+    found = blocking_findings(
         [
             *preflight.capture_findings(facts, settings),
             *preflight.running_findings(facts, settings),
@@ -415,9 +418,9 @@ def test_every_kind_of_table_is_described(database: str, unique: str, source):
     wanted = settings.database.model_copy(update={"tables": tables})
     settings = settings.model_copy(update={"source": (wanted,)})
     with connect(database) as connection:
-        facts = setup.read_facts(connection, settings)
+        facts = setup.read_source_facts(connection, settings)
     with pytest.raises(NotPreparedError) as caught:
-        setup.check(facts, settings)
+        setup.check_source(facts, settings)
     told = sorted(line.partition(":")[0] for line in str(caught.value).splitlines())
     wrong = ("by_index", "keyless", "leaf", "quick", "seen")
 

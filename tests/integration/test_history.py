@@ -14,14 +14,14 @@ import pytest
 from support.waiting import CLOCK, until
 from towpath.deploy.local import databases, postgres_home
 from towpath.deploy.local.stack import Stack
-from towpath.relay.addressing import Registration
+from towpath.relay.encode.record import Record
 from towpath.relay.errors import HistoryChangedError, NotPreparedError, SlotLostError
-from towpath.relay.lineage import Decision, Lineage, Remembered
 from towpath.relay.postgres import setup
 from towpath.relay.postgres.connect import connect
-from towpath.relay.postgres.history import History, Memory
+from towpath.relay.postgres.history import HistoryStore, LineageResolver
 from towpath.relay.postgres.replication import SlotStream, Wakeup
-from towpath.relay.routing.record import Record
+from towpath.relay.recovery.lineage import Lineage, LineageDecision, StoredHistory
+from towpath.relay.snapshot.naming import Registration
 from towpath.settings import (
     Kafka,
     OnGap,
@@ -68,18 +68,22 @@ class Kept:
         """Make what ``relay init`` makes."""
         with connect(self.dsn) as connection:
             connection.execute(TABLE.encode())
-            facts = setup.read_facts(connection, self.settings)
-            setup.check(facts, self.settings)
-            setup.carry_out(connection, setup.plan(facts, self.settings))
+            facts = setup.read_source_facts(connection, self.settings)
+            setup.check_source(facts, self.settings)
+            setup.run_setup(connection, setup.plan_setup(facts, self.settings))
 
-    def follow(self) -> Decision:
+    def follow(self) -> LineageDecision:
         """Find the lineage to follow, as each start of the relay does."""
         self.steps.clear()
         stream = SlotStream(self.dsn, CLOCK, Wakeup())
         with connect(self.dsn) as connection, contextlib.closing(stream):
-            memory = Memory(self._remembered, self._write, self._publish, self._confirm)
+            memory = HistoryStore(
+                self._remembered, self._write, self._publish, self._confirm
+            )
             relay = Registration(self.settings.database.slot, 1)
-            history = History(self.settings, memory, CLOCK, connection, stream, relay)
+            history = LineageResolver(
+                self.settings, memory, CLOCK, connection, stream, relay
+            )
             return history.follow()
 
     def live(self, beats: int = 1) -> None:
@@ -114,10 +118,10 @@ class Kept:
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute(statement.encode())
 
-    def _remembered(self) -> Remembered:
+    def _remembered(self) -> StoredHistory:
         lsn = self.confirmed_lsn
         offset = self.lineages[-1].offset if self.lineages else 0
-        return Remembered(
+        return StoredHistory(
             self.lineages,
             lsn,
             None if lsn is None else lsn + offset,

@@ -20,7 +20,7 @@ from sqlalchemy import Engine, text
 from werkzeug.test import TestResponse
 
 from towpath.outbox import outbox_table
-from towpath.relay.postgres.views import findings
+from towpath.relay.postgres.views import view_findings
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.events import check_event
 from towpath.services.orders import __main__ as orders
@@ -690,7 +690,7 @@ def test_the_relay_can_read_the_view(shop: Shop):
         state_types=("*",),
     )
     with psycopg.connect(shop.dsn) as connection:
-        assert findings(connection, [view]) == []
+        assert view_findings(connection, [view]) == []
 
 
 def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -12,11 +12,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.rig import Rig
 from support.topics import headers_of, position_of
-from towpath.relay.kafka.parked import read_parked
-from towpath.relay.routing.cloudevents import ATTRIBUTES
-from towpath.relay.routing.dead import BEHIND, NO_SUCH_PARTITION, TOO_LARGE
-from towpath.relay.routing.outbox_event import HEADERS_NOT_AN_OBJECT, NO_AGGREGATE_TYPE
-from towpath.relay.routing.topic_rule import ILLEGAL_TOPIC
+from towpath.relay.encode.dead_letters import BEHIND, NO_SUCH_PARTITION, TOO_LARGE
+from towpath.relay.encode.event_options import ATTRIBUTES
+from towpath.relay.encode.outbox import HEADERS_NOT_AN_OBJECT, NO_AGGREGATE_TYPE
+from towpath.relay.encode.outbox_columns import ILLEGAL_TOPIC
+from towpath.relay.kafka.recovery import read_parked
 from towpath.settings import Kafka
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]

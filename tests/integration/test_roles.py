@@ -11,7 +11,7 @@ from support.rig import Rig
 from support.waiting import CLOCK
 from towpath.deploy.cli.app import run
 from towpath.relay.errors import SlotHeldError
-from towpath.relay.postgres.ownership import Ownership
+from towpath.relay.postgres.slot import SlotOwnership
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -48,8 +48,8 @@ def test_a_claim_of_another_role_is_described(rig: Rig):
     """
     user = rig.one("select current_user")
     with (
-        closing(Ownership(rig.dsn, rig.prefix)) as first,
-        closing(Ownership(dsn_of(rig), rig.prefix)) as second,
+        closing(SlotOwnership(rig.dsn, rig.prefix)) as first,
+        closing(SlotOwnership(dsn_of(rig), rig.prefix)) as second,
     ):
         first.acquire(CLOCK, threading.Event(), 5, lambda: False)
         named = f"towpath-relay of role {user}.*pg_read_all_stats"

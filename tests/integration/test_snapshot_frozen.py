@@ -56,7 +56,7 @@ def test_a_view_is_let_go_of_for_good(table, begin):
     worker = begin()
     plan = worker.plan("s.t", **FROZEN)
     held = table.execute(HOLDERS).fetchall()
-    worker.worker.submit(do.Thaw("view-1"))
+    worker.worker.submit(do.ReleaseSnapshot("view-1"))
     worker.ask(do.ProbeVisibility())
     clock, deadline = SystemClock(), Deadline(SystemClock(), 20.0)
     while table.execute(HOLDERS).fetchall():

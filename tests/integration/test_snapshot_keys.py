@@ -6,8 +6,8 @@ from itertools import pairwise
 import psycopg
 import pytest
 
+from towpath.relay.encode.relations import bind
 from towpath.relay.postgres.catalog import PostgresCatalog
-from towpath.relay.routing.relations import bind
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot.shape import key_of
 from towpath.relay.wal.messages import RelationShape

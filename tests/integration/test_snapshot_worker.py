@@ -9,8 +9,8 @@ import pytest
 from towpath.relay.errors import NotPreparedError
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
-from towpath.relay.snapshot.copytext import decode_lines
 from towpath.relay.snapshot.shape import key_of
+from towpath.relay.snapshot.sql import decode_lines
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.schemas.clock import Deadline, SystemClock
 
@@ -322,7 +322,7 @@ def test_what_the_relay_asks_for_is_stored_and_read_back(connection, worker):
 
     assert [told.KeysStored("towpath-keys-1")] * 2 == stored
     assert (((b"7",), (b"8",)), None) == (plan.keys, plan.maximum_key)
-    assert told.Resumed((running,), table.asked_until) == resumed
+    assert told.UnfinishedRead((running,), table.asked_until) == resumed
 
 
 def test_what_a_dead_process_stored_late_gives_way(connection, worker):
@@ -557,7 +557,7 @@ def test_progress_survives_as_it_was_saved(connection, worker):
         saved,
     )
     assert (["é'\"", "7"], 50, "running", False) == row
-    assert told.Resumed((running,)) == worker.worker.read_stored()
+    assert told.UnfinishedRead((running,)) == worker.worker.read_stored()
 
 
 def test_a_signal_is_answered_once(connection, worker):

@@ -14,7 +14,7 @@ from support.waiting import CLOCK, until
 from towpath.deploy.cli import app as root
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import KafkaTopics
-from towpath.relay.marks import Mark
+from towpath.relay.recovery.marks import Mark
 from towpath.schemas.position import format_lsn, format_position
 from towpath.schemas.topics import state_topic
 from towpath.settings import Settings, load

@@ -14,23 +14,22 @@ from support.literals import LITERALS, SAME, TYPES
 from support.rig import Rig
 from support.slots import drop_slot
 from support.waiting import CLOCK, TIMEOUT_S
+from towpath.relay.encode.codecs.codec import TableNames
+from towpath.relay.encode.codecs.json_codec import json_maker
+from towpath.relay.encode.columns import ColumnRules
+from towpath.relay.encode.record import Record
+from towpath.relay.encode.relations import bind
+from towpath.relay.encode.rows import ReadSlice
+from towpath.relay.encode.table import RouteCallbacks, TableRoute
 from towpath.relay.postgres import tables
 from towpath.relay.postgres.catalog import PostgresCatalog
 from towpath.relay.postgres.connect import Connection, connect
 from towpath.relay.postgres.replication import SlotStream, Wakeup
-from towpath.relay.routing.codec import Names
-from towpath.relay.routing.columns import ColumnRules
-from towpath.relay.routing.json_codec import json_maker
-from towpath.relay.routing.reads import ReadPlace
-from towpath.relay.routing.record import Record
-from towpath.relay.routing.relations import bind
-from towpath.relay.routing.table import Ears, TableRoute
-from towpath.relay.snapshot.copytext import decode_lines
+from towpath.relay.snapshot.sql import decode_lines
 from towpath.relay.wal.frames import PAYLOAD_AT, WAL_DATA, start_lsn
-from towpath.relay.wal.messages import RelationShape
+from towpath.relay.wal.messages import Relation, RelationShape
 from towpath.relay.wal.pgoutput import parse_message
-from towpath.relay.wal.relation import Relation
-from towpath.relay.wal.sequencer import Change, Committed, Sequencer
+from towpath.relay.wal.transactions import Change, Committed, Sequencer
 from towpath.schemas.clock import Deadline
 from towpath.schemas.table_name import TableName
 from towpath.settings.relay import Relay
@@ -125,15 +124,17 @@ class Followed:
         statement = f"copy (select {columns} from {table}) to stdout"  # noqa: S608 - ours
         with self.reader.cursor().copy(statement.encode()) as copy:
             rows = decode_lines(map(bytes, copy))
-        return list(route.reads(rows, ReadPlace(8, "sig", "topic", NOW_US)))
+        return list(route.reads(rows, ReadSlice(8, "sig", "topic", NOW_US)))
 
     def _route(self, relation: Relation) -> TableRoute:
         oids = [column.type_oid for column in relation.columns]
         facts = self.catalog.describe(relation.oid, relation.full_name, oids)
         plan = ColumnRules(self.relay).plan(relation, facts)
-        names = Names("p", "db", relation.schema, relation.table, "")
+        names = TableNames("p", "db", relation.schema, relation.table, "")
         written = json_maker(self.relay)(names, plan.key, plan.columns)
-        ears = Ears(on_incomplete=lambda _, key, __: self.incomplete.append(key))
+        ears = RouteCallbacks(
+            on_incomplete=lambda _, key, __: self.incomplete.append(key)
+        )
         return TableRoute("p", relation, plan, written, self.relay.rows, ears)
 
     def close(self) -> None:

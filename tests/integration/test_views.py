@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from towpath.relay.finding import Level
+from towpath.relay.errors import Level
 from towpath.relay.postgres.tables import TableRefusedError
-from towpath.relay.postgres.views import describe_view, findings
-from towpath.relay.snapshot.shape import View
-from towpath.relay.wal.relation import Column
+from towpath.relay.postgres.views import describe_view, view_findings
+from towpath.relay.snapshot.shape import DeclaredView
+from towpath.relay.wal.messages import Column
 from towpath.settings.outbox import AggregateView
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -68,7 +68,7 @@ def test_a_view_is_a_collection_with_three_columns_and_the_id_as_its_key(connect
     )
     assert (relation.oid, relation.name, relation.key) == (oid, "outbox.order", (0,))
     assert shape.key_types == ("bigint",)
-    assert View("order", "s.v") == shape.view
+    assert DeclaredView("order", "s.v") == shape.view
 
     assert expected == relation.columns
 
@@ -280,7 +280,7 @@ def test_findings_name_what_cannot_be_read_and_warn_of_own_functions(connection)
     )
     views = [declared(view=name) for name in ("s.v", "s.w", "s.gone")]
 
-    found = findings(connection, views)
+    found = view_findings(connection, views)
 
     assert "the view s.v calls s.f()" == found[0].what
     assert "the view s.gone cannot be read: there is no view s.gone" == found[1].what

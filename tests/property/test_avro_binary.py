@@ -10,10 +10,10 @@ import fastavro
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.relay.routing.avro_binary import writer
-from towpath.relay.routing.avro_schema import avro_text
-from towpath.relay.routing.connect_schema import sanitized
-from towpath.relay.routing.forms.form import Schema
+from towpath.relay.encode.codecs.avro_codec import writer
+from towpath.relay.encode.codecs.avro_schema import avro_text
+from towpath.relay.encode.codecs.connect_schema import sanitized
+from towpath.relay.encode.types.form import Schema
 
 INT16 = st.integers(-(2**15), 2**15 - 1)
 INT32 = st.integers(-(2**31), 2**31 - 1)

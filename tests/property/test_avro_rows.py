@@ -9,18 +9,17 @@ import fastavro
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.relay.routing.codec import Facts, Names
-from towpath.relay.routing.codecs import CodecFactory
-from towpath.relay.routing.connect_schema import Field, row_schema
-from towpath.relay.routing.forms.choose import Forms
-from towpath.relay.routing.forms.form import Schema
-from towpath.relay.routing.forms.types import TypeFacts, TypeField, modes_of
+from towpath.relay.encode.codecs.codec import EnvelopeFacts, TableNames
+from towpath.relay.encode.codecs.connect_schema import Field, row_schema
+from towpath.relay.encode.codecs.factory import CodecFactory
+from towpath.relay.encode.types.choose import FormChooser
+from towpath.relay.encode.types.form import Schema, TypeFacts, TypeField, modes_of
 from towpath.relay.wal.messages import Row
 from towpath.settings.relay import Relay
 from towpath.settings.rows import RecordFormat
 
-NAMES = Names("towpath", "db", "shop", "line", "towpath.shop.line")
-FACTS = Facts(b"c", 5, 7, b"false", 9, 120, 160, None, None, None)
+NAMES = TableNames("towpath", "db", "shop", "line", "towpath.shop.line")
+FACTS = EnvelopeFacts(b"c", 5, 7, b"false", 9, 120, 160, None, None, None)
 TYPES = {
     1007: TypeFacts("_int4", "integer[]", category="A", element_oid=23),
     1009: TypeFacts("_text", "text[]", category="A", element_oid=25),
@@ -89,7 +88,7 @@ RELAYS = st.sampled_from(
 
 def fields(relay: Relay) -> list[Field]:
     """Choose the columns' forms; the first is the key."""
-    forms = Forms(TYPES, modes_of(relay), lambda _: None)
+    forms = FormChooser(TYPES, modes_of(relay), lambda _: None)
     chosen = [forms.of(oid, typmod) for oid, typmod, _ in COLUMNS]
     return [
         Field(at, f"c{at}", form, is_nullable=at > 0)

@@ -12,8 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.relay import continuity
-from towpath.relay.lineage import Fork, Found, FoundSlot, Lineage, Remembered
+from towpath.relay.recovery import lineage as rules
+from towpath.relay.recovery.lineage import (
+    Fork,
+    Lineage,
+    SlotHistory,
+    SourceHistory,
+    StoredHistory,
+)
 
 AT = "2026-01-02T03:04:05+00:00"
 BEGINNING_LSN = 400
@@ -165,7 +171,7 @@ class World:
         was_pending = bool(self.lineages) and self.lineages[-1].start_lsn is None
         harm = self.lost() - self.forgiven | self.vanished()
         must_tell = bool(self.lineages) and not was_pending and bool(harm)
-        decision = continuity.decide(self._remembered(), self._found(), (), AT)
+        decision = rules.choose_lineage(self._remembered(), self._found(), (), AT)
         reason = decision.gap.reason if decision.gap else None
         assert reason is None or self.is_hurt, f"announced without a cause: {reason}"
         assert reason is not None or not must_tell, f"not announced: {harm}"
@@ -207,10 +213,10 @@ class World:
             self.confirmed = (end, lineage.offset + end, beat)
             self.server = replace(self.server, slot_lsn=end)
 
-    def _remembered(self) -> Remembered:
+    def _remembered(self) -> StoredHistory:
         lsn, log_lsn, heartbeat = self.confirmed
         has = log_lsn > 0
-        return Remembered(
+        return StoredHistory(
             self.lineages,
             lsn if has else None,
             log_lsn if has else None,
@@ -219,11 +225,13 @@ class World:
             has_records=bool(self.published),
         )
 
-    def _found(self) -> Found:
+    def _found(self) -> SourceHistory:
         server, slot = self.server, None
         if server.slot_lsn is not None:
-            slot = FoundSlot(server.slot_lsn, "lost" if server.is_lost else "reserved")
-        return Found(
+            slot = SlotHistory(
+                server.slot_lsn, "lost" if server.is_lost else "reserved"
+            )
+        return SourceHistory(
             str(server.system),
             server.timeline,
             server.forks,
@@ -322,7 +330,7 @@ def test_a_blind_eye_is_found_out(monkeypatch, defect: str, steps: list[tuple]):
     """
     Each kind of cause that is left out of the decision is missed by the model.
     """
-    monkeypatch.setattr(continuity, defect, lambda _known, _found: iter(()))
+    monkeypatch.setattr(rules, defect, lambda _known, _found: iter(()))
     with pytest.raises(AssertionError, match=r"not announced|went back"):
         live(steps)
 
@@ -331,13 +339,13 @@ def test_an_offset_that_is_kept_is_found_out(monkeypatch):
     """
     A new lineage that took no higher offset would publish positions that go back.
     """
-    original = continuity._new
+    original = rules._new_lineage
 
     def kept(*arguments):
         decision = original(*arguments)
         lineage = replace(decision.lineage, offset=0)
         return replace(decision, lineages=(*decision.lineages[:-1], lineage))
 
-    monkeypatch.setattr(continuity, "_new", kept)
+    monkeypatch.setattr(rules, "_new_lineage", kept)
     with pytest.raises(AssertionError, match="went back"):
         live([("commit", 9), ("follow", 3, 0), ("load_elsewhere",)])

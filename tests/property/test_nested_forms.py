@@ -6,12 +6,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from towpath.relay.encode.types.choose import FormChooser
+from towpath.relay.encode.types.form import Form, Modes, TypeFacts, TypeField
+from towpath.relay.encode.types.nested import parse_composite, parse_hstore
 from towpath.relay.errors import MalformedMessageError
-from towpath.relay.routing.forms.choose import Forms
-from towpath.relay.routing.forms.composites import parse_composite
-from towpath.relay.routing.forms.form import Form
-from towpath.relay.routing.forms.maps import parse_hstore
-from towpath.relay.routing.forms.types import Modes, TypeFacts, TypeField
 from towpath.settings.rows import Rows
 
 PAIR, PAIRS = 90_000, 90_001
@@ -30,7 +28,7 @@ PAIRED = st.fixed_dictionaries({"a": st.none() | TEXTS, "b": st.none() | FLAT})
 
 def form(type_oid: int) -> Form:
     """Choose a form."""
-    found = Forms(TYPES, Modes(Rows(), False), [].append).of(type_oid, -1)
+    found = FormChooser(TYPES, Modes(Rows(), False), [].append).of(type_oid, -1)
     assert found is not None
     return found
 

@@ -5,13 +5,12 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.relay.routing.dead import DeadLetters
-from towpath.relay.routing.outbox import OutboxRoute
-from towpath.relay.routing.parked import Parked
-from towpath.relay.routing.partition import partition_of
-from towpath.relay.routing.record import Record
-from towpath.relay.wal.relation import Column, Relation
-from towpath.relay.wal.sequencer import Change, Transaction
+from towpath.relay.encode.dead_letters import DeadLetters
+from towpath.relay.encode.outbox import OutboxRoute
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.record import Record, partition_of
+from towpath.relay.wal.messages import Column, Relation
+from towpath.relay.wal.transactions import Change, Transaction
 from towpath.schemas.envelope import Operation
 from towpath.settings.outbox import Outbox
 
@@ -78,7 +77,7 @@ def changes(rows: list[tuple]) -> list[Change]:
     return made
 
 
-def route(stream: list[Change], parked: Parked) -> list[Record]:
+def route(stream: list[Change], parked: ParkedAggregates) -> list[Record]:
     """Route a stream as the relay does: what is too large is set aside at the end."""
     dead = DeadLetters("towpath", lambda _: None, parked)
     route = OutboxRoute(OUTBOX, Outbox(), dead, parked, frozenset(), lambda _: None)
@@ -113,9 +112,9 @@ def test_a_replay_makes_the_same_records(
     what is confirmed lies below the first that is not.
     """
     stream = changes(rows)
-    first = route(stream, Parked(1000))
+    first = route(stream, ParkedAggregates(1000))
     seen = dict.fromkeys(range(PARTITIONS), 0)
-    parked = Parked(1000)
+    parked = ParkedAggregates(1000)
     bound = confirmed
     for number, record in enumerate(first):
         if record.topic != "towpath.dead.relay":
@@ -136,7 +135,7 @@ def test_no_event_passes_one_that_was_set_aside(rows: list[tuple]):
     """
     Per aggregate: once something is set aside, nothing of it is published.
     """
-    made = route(changes(rows), Parked(1000))
+    made = route(changes(rows), ParkedAggregates(1000))
     waiting: set[tuple[bytes | None, bytes]] = set()
     passed = []
     for row, record in zip(map(Row._make, rows), made, strict=True):
@@ -156,7 +155,7 @@ def test_others_are_never_held_back(rows: list[tuple]):
     """
     An aggregate of which nothing is wrong flows, whatever others do.
     """
-    made = route(changes(rows), Parked(1000))
+    made = route(changes(rows), ParkedAggregates(1000))
     marred = {
         (row.aggregate_type, row.aggregate_id)
         for row in map(Row._make, rows)

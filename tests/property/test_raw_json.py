@@ -5,8 +5,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from towpath.relay.encode.logical import RawJson
 from towpath.relay.errors import UnroutableError
-from towpath.relay.routing.told import Told
 
 NAMES = st.sampled_from(["payload", "id", 'pay"load', "x", "payload ", "é"])
 SPACES = st.sampled_from(["", " ", "\n", "\t  ", "\r\n"])
@@ -51,7 +51,7 @@ def test_every_member_is_its_text(written: tuple[str, dict[str, tuple[object, st
     Strings unquoted, null as nothing, everything else byte for byte; the last counts.
     """
     content, members = written
-    told = Told(content.encode())
+    told = RawJson(content.encode())
     expected = {
         name: None
         if value is None
@@ -68,7 +68,7 @@ def test_any_content_is_an_object_or_one_named_error(content: bytes):
     Input from outside never surprises.
     """
     try:
-        told = Told(content)
+        told = RawJson(content)
     except UnroutableError:
         return
 

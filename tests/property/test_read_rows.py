@@ -6,16 +6,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.relay.routing.codec import Codec, Names
-from towpath.relay.routing.codecs import CodecFactory
-from towpath.relay.routing.columns import ColumnRules
-from towpath.relay.routing.forms import texts
-from towpath.relay.routing.forms.types import TypeFacts, TypeField
-from towpath.relay.routing.reads import ReadPlace, read_facts
-from towpath.relay.routing.record import ANY_PARTITION, FIXED_BYTES, Record
-from towpath.relay.routing.relations import CatalogFacts
-from towpath.relay.routing.table import Ears, TableRoute
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.encode.codecs.codec import Codec, TableNames
+from towpath.relay.encode.codecs.factory import CodecFactory
+from towpath.relay.encode.columns import ColumnRules
+from towpath.relay.encode.record import ANY_PARTITION, FIXED_BYTES, Record
+from towpath.relay.encode.relations import CatalogFacts
+from towpath.relay.encode.rows import ReadSlice, read_envelope_facts
+from towpath.relay.encode.table import RouteCallbacks, TableRoute
+from towpath.relay.encode.types import scalar
+from towpath.relay.encode.types.form import TypeFacts, TypeField
+from towpath.relay.wal.messages import Column, Relation
 from towpath.settings.relay import Relay
 
 TYPES = {
@@ -139,7 +139,7 @@ SETTINGS = st.tuples(
     st.sampled_from(["json", "json-schema", "avro"]),
     st.integers(0, len(OPTIONS) - 1),
 )
-PLACE = ReadPlace(0xABC, "sig-ž", "towpath.backfill", 1_700_000_001_000_001)
+PLACE = ReadSlice(0xABC, "sig-ž", "towpath.backfill", 1_700_000_001_000_001)
 
 
 @functools.cache
@@ -148,9 +148,11 @@ def made(preset: str, form: str, option: int) -> tuple[Codec, TableRoute]:
     rows = {"format": form, **OPTIONS[option]}
     relay = Relay.model_validate({"preset": preset, "rows": rows})
     plan = ColumnRules(relay).plan(RELATION, FACTS)
-    names = Names("towpath", "db", RELATION.schema, RELATION.table, "towpath.x")
+    names = TableNames("towpath", "db", RELATION.schema, RELATION.table, "towpath.x")
     codec = CodecFactory(relay, lambda *_: 9).make(names, plan.key, plan.columns)
-    return codec, TableRoute("towpath", RELATION, plan, codec, relay.rows, Ears())
+    return codec, TableRoute(
+        "towpath", RELATION, plan, codec, relay.rows, RouteCallbacks()
+    )
 
 
 @given(SETTINGS, ROWS)
@@ -165,7 +167,7 @@ def test_many_rows_are_written_as_each_of_them_alone(
     expected = []
     for row in rows:
         key = codec.key(row)
-        value = codec.value(None, row, read_facts(b"r", PLACE), is_full=False)
+        value = codec.value(None, row, read_envelope_facts(b"r", PLACE), is_full=False)
         position = b"0000000000000abc.-"
         headers = [("position", position), ("snapshot", "sig-ž".encode())]
         size = FIXED_BYTES + len(key or b"") + len(value)
@@ -191,8 +193,8 @@ def test_many_texts_are_quoted_as_each_of_them_alone(found: list[str]):
     However much one of them looks like the border between two.
     """
     column = [text.encode() for text in found]
-    written, mark = texts.text_column(column)
+    written, mark = scalar.text_column(column)
 
-    assert list(map(texts.text_json, column)) == [
+    assert list(map(scalar.text_json, column)) == [
         mark + text + mark for text in written
     ]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from towpath.relay.encode.relations import NOTHING_KNOWN, bind
 from towpath.relay.errors import MalformedMessageError
-from towpath.relay.routing.relations import NOTHING_KNOWN, bind
 from towpath.relay.wal.frames import (
     PAYLOAD_AT,
     parse_keepalive,
@@ -17,7 +17,7 @@ from towpath.relay.wal.frames import (
 )
 from towpath.relay.wal.messages import RelationShape
 from towpath.relay.wal.pgoutput import parse_message
-from towpath.relay.wal.sequencer import Sequencer
+from towpath.relay.wal.transactions import Sequencer
 
 DATA = Path(__file__).parents[1] / "data"
 

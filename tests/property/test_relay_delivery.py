@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.relay.delivery import DeliveryLedger
+from towpath.relay.publish.in_flight import DeliveryLedger
 
 
 class Acknowledged:

@@ -20,9 +20,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.relay.delivery import Acknowledgement, Delivery, DeliveryLedger
-from towpath.relay.lineage import Found
-from towpath.relay.marks import (
+from towpath.relay.encode.record import (
+    ANY_PARTITION,
+    Acknowledgement,
+    Record,
+    partition_of,
+)
+from towpath.relay.ports import Outgoing, TopicFacts
+from towpath.relay.publish.checkpoints import CheckpointStart, CheckpointWriter
+from towpath.relay.publish.in_flight import Delivery, DeliveryLedger
+from towpath.relay.publish.publisher import Publisher
+from towpath.relay.recovery.lineage import SourceHistory
+from towpath.relay.recovery.marks import (
     FormerCount,
     Mark,
     Marks,
@@ -30,15 +39,10 @@ from towpath.relay.marks import (
     parse_former,
     parse_marks,
 )
-from towpath.relay.pipeline.marking import Marked, Marking
-from towpath.relay.pipeline.outlet import Outlet
-from towpath.relay.ports import Outgoing, TopicFacts
-from towpath.relay.repair import Misfit, Misfitting, plan_marks
-from towpath.relay.routing.partition import partition_of
-from towpath.relay.routing.record import ANY_PARTITION, Record
+from towpath.relay.recovery.rebuild import MarkMismatch, MismatchFacts, plan_marks
+from towpath.relay.recovery.state import StateRecords
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
-from towpath.relay.state import StateRecords
-from towpath.relay.tally import Tally
+from towpath.relay.stats import Stats
 from towpath.schemas import topics
 
 PARTITIONS = 3
@@ -162,11 +166,13 @@ def add_partitions(broker: Broker) -> None:
         topic: {n: marks.get(n, Mark(0, None)) for n in range(broker.partition_count)}
         for topic, marks in had.items()
     }
-    misfit = Misfit("partitions were added", broker.partition_count, has_lost=False)
-    topics = Misfitting(
+    misfit = MarkMismatch(
+        "partitions were added", broker.partition_count, has_lost=False
+    )
+    topics = MismatchFacts(
         dict.fromkeys(had, misfit), had, former_counts(documents), has, {}, "now"
     )
-    source = Found("77", 1, (), 0, None, 0, "towpath")
+    source = SourceHistory("77", 1, (), 0, None, 0, "towpath")
     for key, document in plan_marks(topics, source).documents.items():
         value = orjson.dumps(document)
         broker.logs[STATE, 0].append(Record(STATE, key.encode(), value, [], b"", 0, 9))
@@ -221,12 +227,12 @@ class Process:
         published = Published(found, former)
         self.ledger = DeliveryLedger(self.start_lsn)
         self.invisible = InvisibleTransactions(self.start_lsn)
-        self.tally = Tally()
-        self.outlet = Outlet(
+        self.tally = Stats()
+        self.outlet = Publisher(
             self.broker, self.broker, self.ledger, _Dead(), self.tally, published
         )
-        self.marking = Marking(
-            Marked(Marks(found, former), published.log_lsn, 0, 0),
+        self.marking = CheckpointWriter(
+            CheckpointStart(Marks(found, former), published.log_lsn, 0, 0),
             StateRecords("p"),
             self.outlet,
             self.ledger,
@@ -412,15 +418,15 @@ def test_the_histories_refute_keyless_records_anywhere(monkeypatch):
     """
     A record without a key must stand where its position says, or a replay repeats it.
     """
-    original = Outlet.send
+    original = Publisher.send
     places = iter(range(10**9))
 
-    def anywhere(self: Outlet, record: Record, delivery: Any) -> None:
+    def anywhere(self: Publisher, record: Record, delivery: Any) -> None:
         if record.key is None:
             record = record._replace(partition=next(places) % PARTITIONS)
         original(self, record, delivery)
 
-    monkeypatch.setattr(Outlet, "send", anywhere)
+    monkeypatch.setattr(Publisher, "send", anywhere)
 
     seen_red()
 
@@ -446,12 +452,12 @@ def test_the_histories_refute_a_topic_without_its_first_mark(monkeypatch):
     """
 
     def unmarked(
-        self: Marking, topic: str, _count: int, find_ends: Callable[[], Any]
+        self: CheckpointWriter, topic: str, _count: int, find_ends: Callable[[], Any]
     ) -> None:
         if not self._marks.knows(topic):
             self._marks.begin(topic, find_ends())
 
-    monkeypatch.setattr(Marking, "_admit", unmarked)
+    monkeypatch.setattr(CheckpointWriter, "_admit", unmarked)
 
     seen_red()
 

@@ -30,20 +30,25 @@ from hypothesis import strategies as st
 
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
-from towpath.relay.snapshot.driver import Scope, SnapshotDriver
-from towpath.relay.snapshot.errand import Freezes
-from towpath.relay.snapshot.limits import Limits
+from towpath.relay.snapshot.changed_keys import ChangedKeys
+from towpath.relay.snapshot.driver import SnapshotDriver, SnapshotScope
+from towpath.relay.snapshot.key_requests import KeyRequests
 from towpath.relay.snapshot.pace import ChunkSize, Throttle
-from towpath.relay.snapshot.reading import Part, Reading
-from towpath.relay.snapshot.requests import KeyRequests
-from towpath.relay.snapshot.scan import Scan
-from towpath.relay.snapshot.shape import Chunk, Key, Plan, Row, TableShape
-from towpath.relay.snapshot.stage import Stage
+from towpath.relay.snapshot.range_reader import JudgedSlice, RangeReader
+from towpath.relay.snapshot.run import SnapshotLimits
+from towpath.relay.snapshot.scan_context import ConsistentPoints
+from towpath.relay.snapshot.shape import (
+    Chunk,
+    Key,
+    RowValues,
+    ScanPlan,
+    TableShape,
+)
 from towpath.relay.snapshot.stored import StoredTable
-from towpath.relay.snapshot.touches import Notes
+from towpath.relay.snapshot.table_scan import ScanStage, TableScan
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
-from towpath.relay.snapshot.window import Verdict, Window
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.snapshot.window import Window, WindowVerdict
+from towpath.relay.wal.messages import Column, Relation
 from towpath.schemas.position import Position
 
 KEYS = 9
@@ -233,7 +238,7 @@ class World:
     def is_paused(self) -> bool:
         return any(table.state == "paused" for table in self.stored.values())
 
-    def unfinished(self) -> told.Resumed:
+    def unfinished(self) -> told.UnfinishedRead:
         tables = []
         for table in self.stored.values():
             is_signal = table.snapshot_id == "signal"
@@ -242,7 +247,7 @@ class World:
                 is_listed = table.asked_keys is not None
                 keys = None if is_listed else table.pending_keys
                 tables.append(table._replace(pending_keys=keys))
-        return told.Resumed(tuple(tables), self.asked_until)
+        return told.UnfinishedRead(tuple(tables), self.asked_until)
 
     def snapshot(self) -> XidSnapshot:
         running = frozenset(t.xid for t in self.open + self.unseen)
@@ -274,9 +279,9 @@ class Relay:
         self.invisible = InvisibleTransactions(world.confirmed_lsn)
         self.driver = SnapshotDriver(
             self.invisible,
-            scope=Scope(["s.a"], lambda: ["new"]),
+            scope=SnapshotScope(["s.a"], lambda: ["new"]),
             run_id=str(world.random.random()),
-            limits=Limits(
+            limits=SnapshotLimits(
                 ChunkSize(world.chunk_rows),
                 world.readers,
                 world.max_touches,
@@ -430,7 +435,7 @@ class Relay:
 
     def turn(self) -> None:
         """Let some rows out, or all that are there."""
-        self.tell(told.Turn(self.world.random.choice([1, 1, 2, 20])))
+        self.tell(told.EmitAllowed(self.world.random.choice([1, 1, 2, 20])))
 
     # The broker and the confirmation ---------------------------------------------
 
@@ -485,11 +490,11 @@ class Relay:
                 self.store_keys(ask)
             case do.SaveProgress() as save:
                 self.save(save)
-            case do.AnswerSignal() | do.Thaw() as effect:
+            case do.AnswerSignal() | do.ReleaseSnapshot() as effect:
                 self.end(effect)
 
-    def end(self, effect: do.AnswerSignal | do.Thaw) -> None:
-        if isinstance(effect, do.Thaw):
+    def end(self, effect: do.AnswerSignal | do.ReleaseSnapshot) -> None:
+        if isinstance(effect, do.ReleaseSnapshot):
             self.frozen.pop(effect.view, None)
         else:
             self.world.answers[effect.signal_id] = effect.status
@@ -567,10 +572,10 @@ class Relay:
                     maximum = self.world.maximum_at_mark
                 cuts = self.cuts(maximum or 0, effect.parts)
                 top = None if maximum is None else _key(maximum)
-                plan = Plan(SHAPE, top, 0, boundaries=cuts)
+                plan = ScanPlan(SHAPE, top, 0, boundaries=cuts)
                 if effect.keys_of is not None:
                     keys = self.world.stored[effect.keys_of].pending_keys
-                    plan = Plan(SHAPE, None, len(keys), keys)
+                    plan = ScanPlan(SHAPE, None, len(keys), keys)
                 self.facts.append(told.PlanRead(effect.request_id, plan))
             case do.ReadChunk():
                 yield from self.chunk(effect)
@@ -660,7 +665,7 @@ def _key(key: int) -> Key:
     return (str(key).encode(),)
 
 
-def _row(key: int, version: Version) -> Row:
+def _row(key: int, version: Version) -> RowValues:
     return tuple(str(value).encode() for value in (key, *version))
 
 
@@ -830,13 +835,13 @@ def _no_wait_before_the_first_chunk(patch: pytest.MonkeyPatch) -> None:
 
 def _touches_forgotten_too_early(patch: pytest.MonkeyPatch) -> None:
     """A touch below the low watermark goes, though the chunk did not see it."""
-    real = Notes.passed
+    real = ChangedKeys.passed
     sees_all = XidSnapshot(1 << 40, 1 << 40, frozenset())
 
-    def passed(self: Notes, reader: int, low: int, _: XidSnapshot) -> None:
+    def passed(self: ChangedKeys, reader: int, low: int, _: XidSnapshot) -> None:
         real(self, reader, low, sees_all)
 
-    patch.setattr(Notes, "passed", passed)
+    patch.setattr(ChangedKeys, "passed", passed)
 
 
 def _confirmed_beyond_invisible(patch: pytest.MonkeyPatch) -> None:
@@ -846,20 +851,20 @@ def _confirmed_beyond_invisible(patch: pytest.MonkeyPatch) -> None:
 
 def _saved_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
     """Progress is stored when rows are sent, not when they are acknowledged."""
-    real = Reading.judge_next
+    real = RangeReader.judge_next
 
-    def judge_next(self: Reading, max_rows: int) -> Part | None:
+    def judge_next(self: RangeReader, max_rows: int) -> JudgedSlice | None:
         part = real(self, max_rows)
         if part is not None and part.emission is not None:
             self.acknowledge(part.emission.chunk_id)
         return part
 
-    patch.setattr(Reading, "judge_next", judge_next)
+    patch.setattr(RangeReader, "judge_next", judge_next)
 
 
 def _partial_changes_taken_for_rows(patch: pytest.MonkeyPatch) -> None:
     """A key whose change left columns out is not read again."""
-    patch.setattr(Reading, "_read_again", lambda *_: None)
+    patch.setattr(RangeReader, "_read_again", lambda *_: None)
 
 
 def _moved_rows_not_asked_for(patch: pytest.MonkeyPatch) -> None:
@@ -881,7 +886,7 @@ def _requests_dropped_after_a_crash(patch: pytest.MonkeyPatch) -> None:
     """What the relay asked for and stored is not taken up again."""
     real = SnapshotDriver._resume
 
-    def resume(self: SnapshotDriver, fact: told.Resumed) -> None:
+    def resume(self: SnapshotDriver, fact: told.UnfinishedRead) -> None:
         tables = tuple(table for table in fact.tables if table.asked_until is None)
         real(self, dataclasses.replace(fact, tables=tables))
 
@@ -895,20 +900,20 @@ def _asked_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:
 
 def _stored_keys_overwritten(patch: pytest.MonkeyPatch) -> None:
     """Progress that is saved before the keys are loaded says that there are none."""
-    real = Scan.table.fget
+    real = TableScan.table.fget
 
-    def table(self: Scan) -> StoredTable:
+    def table(self: TableScan) -> StoredTable:
         table = real(self)
         return table._replace(pending_keys=table.pending_keys or ())
 
-    patch.setattr(Scan, "table", property(table))
+    patch.setattr(TableScan, "table", property(table))
 
 
 def _judged_at_once_and_emitted_later(patch: pytest.MonkeyPatch) -> None:
     """A chunk is judged when it is ready, though its rows go out in slices."""
     real = Window.judge
 
-    def judge(self: Window, notes: Notes, max_rows: int) -> Verdict:
+    def judge(self: Window, notes: ChangedKeys, max_rows: int) -> WindowVerdict:
         if not hasattr(notes, "at_first"):
             notes.at_first = {}
         known = notes.at_first.setdefault(self.chunk_id, copy.deepcopy(notes._by_key))
@@ -924,7 +929,7 @@ def _absent_whatever_happens(patch: pytest.MonkeyPatch) -> None:
     """A key that is not found is said to be gone, though the stream has touched it."""
     real = Window._judge_missing
 
-    def judge_missing(self: Window, _judge: object, verdict: Verdict) -> None:
+    def judge_missing(self: Window, _judge: object, verdict: WindowVerdict) -> None:
         real(self, lambda _key: None, verdict)
 
     patch.setattr(Window, "_judge_missing", judge_missing)
@@ -953,79 +958,79 @@ def _maximum_key_read_before_the_wait(patch: pytest.MonkeyPatch) -> None:
 
 def _lost_touches_ignored(patch: pytest.MonkeyPatch) -> None:
     """Above the bound touches are forgotten and nothing is recorded anew."""
-    patch.setattr(Notes, "has_overflowed", property(lambda _: False))
+    patch.setattr(ChangedKeys, "has_overflowed", property(lambda _: False))
 
 
 def _recording_from_the_first_moment(patch: pytest.MonkeyPatch) -> None:
     """A resume waits for what it has streamed so far, not for a mark of its own."""
-    real = Scan.__init__
+    real = TableScan.__init__
 
-    def init(self: Scan, *arguments: object) -> None:
+    def init(self: TableScan, *arguments: object) -> None:
         real(self, *arguments)
         self.notes.begin()
         self._marker = self._invisible.marker()
-        self.stage = Stage.WAITING
+        self.stage = ScanStage.WAITING
 
-    patch.setattr(Scan, "__init__", init)
+    patch.setattr(TableScan, "__init__", init)
 
 
 def _readers_that_forget_for_each_other(patch: pytest.MonkeyPatch) -> None:
     """What one reader of a table has passed is forgotten for all of them."""
-    real = Notes._forget
+    real = ChangedKeys._forget
 
-    def passed(self: Notes, reader: int, low: int, snapshot: XidSnapshot) -> None:
+    def passed(self: ChangedKeys, reader: int, low: int, snapshot: XidSnapshot) -> None:
         self._passed[reader] = (low, snapshot)
         real(self, ((low, snapshot),))
 
-    patch.setattr(Notes, "passed", passed)
+    patch.setattr(ChangedKeys, "passed", passed)
 
 
 def _frozen_rows_that_nothing_touches(patch: pytest.MonkeyPatch) -> None:
     """Rows of one view are let out whatever the stream has brought after its mark."""
     real = Window.judge
 
-    def judge(self: Window, notes: Notes, max_rows: int) -> Verdict:
+    def judge(self: Window, notes: ChangedKeys, max_rows: int) -> WindowVerdict:
         is_frozen = self.low_token == self.high_token
-        return real(self, Notes() if is_frozen else notes, max_rows)
+        return real(self, ChangedKeys() if is_frozen else notes, max_rows)
 
     patch.setattr(Window, "judge", judge)
 
 
 def _views_that_outlive_their_run(patch: pytest.MonkeyPatch) -> None:
     """What is resumed is read in the view of before, behind a later mark."""
-    patch.setattr(Freezes, "drop", lambda *_: "")
-    real = Scan._see
+    patch.setattr(ConsistentPoints, "drop", lambda *_: "")
+    real = TableScan._see
 
-    def see(self: Scan, mark: told.WatermarkSeen) -> list[do.Effect]:
+    def see(self: TableScan, mark: told.WatermarkSeen) -> list[do.Effect]:
         effects = real(self, mark)
         if self._freeze is not None and self._freeze.mark is mark:
             self._freeze.name = "the only one"
         return effects
 
-    patch.setattr(Scan, "_see", see)
+    patch.setattr(TableScan, "_see", see)
 
 
 def _swept_from_the_last_mark(patch: pytest.MonkeyPatch) -> None:
     """What was delivered before a crash is swept away."""
-    real = Scan._sweep
+    real = TableScan._sweep
 
-    def sweep(self: Scan) -> list[do.Effect]:
+    def sweep(self: TableScan) -> list[do.Effect]:
         self._stored = self._stored._replace(floor=self._mark_lsn)
         return real(self)
 
-    patch.setattr(Scan, "_sweep", sweep)
+    patch.setattr(TableScan, "_sweep", sweep)
 
 
 def _swept_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
     """The signal says completed while the sweep may be lost."""
-    real = Scan._sweep
+    real = TableScan._sweep
 
-    def sweep(self: Scan) -> list[do.Effect]:
+    def sweep(self: TableScan) -> list[do.Effect]:
         effects = real(self)
         self._has_swept = True
         return effects
 
-    patch.setattr(Scan, "_sweep", sweep)
+    patch.setattr(TableScan, "_sweep", sweep)
 
 
 # Of the scarcest variant one history in 500 shows the defect.

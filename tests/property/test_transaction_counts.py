@@ -6,10 +6,10 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.relay.routing.documents import Documents
-from towpath.relay.routing.record import Record
-from towpath.relay.routing.transactions import TransactionMetadata
-from towpath.relay.wal.sequencer import Transaction
+from towpath.relay.encode.codecs.factory import Documents
+from towpath.relay.encode.record import Record
+from towpath.relay.encode.transaction_metadata import TransactionMetadata
+from towpath.relay.wal.transactions import Transaction
 from towpath.settings.rows import RecordFormat
 
 # What a message of a transaction gives: an event of a table, two for a changed key, or

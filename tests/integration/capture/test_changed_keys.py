@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from towpath.relay.__main__ import init
-from towpath.relay.status import how_it_is
+from towpath.relay.commands.status import relay_status
 from towpath.settings import load
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -113,7 +113,7 @@ def changed(followed) -> dict[str, dict[str, str]]:
 
 def shown(followed) -> dict[str, Any]:
     """Return what towpath relay status shows."""
-    return how_it_is(load(followed.config, {}))
+    return relay_status(load(followed.config, {}))
 
 
 def begin(followed) -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from towpath.relay.finding import Level
+from towpath.relay.errors import Level
 from towpath.relay.postgres import setup
-from towpath.relay.postgres.capturing import refusal, table_findings
+from towpath.relay.postgres.capture_checks import blocking_finding, table_findings
 from towpath.relay.postgres.connect import connect
 from towpath.settings import load
 
@@ -73,7 +73,7 @@ def facts_of(followed):
     """Return settings, and what the catalog says."""
     settings = load(followed.config, {})
     with connect(followed.dsn) as connection:
-        return settings, setup.read_facts(connection, settings)
+        return settings, setup.read_source_facts(connection, settings)
 
 
 def test_stored_columns_are_published_and_no_writer_is_refused(followed, capsys):
@@ -168,7 +168,7 @@ def test_the_servers_own_refusals_are_foretold(followed):
         )
         settings, facts = facts_of(followed)
         for name in names:
-            reason = refusal(f"s.{name}", facts, settings)
+            reason = blocking_finding(f"s.{name}", facts, settings)
             found[option, name] = reason is not None
             refused[option, name] = False
             with contextlib.suppress(psycopg.errors.InvalidColumnReference):

@@ -3,8 +3,8 @@
 import pytest
 
 from towpath.relay.__main__ import init
+from towpath.relay.encode.outbox_columns import RESERVED_TOPIC
 from towpath.relay.errors import NotPreparedError
-from towpath.relay.routing.topic_rule import RESERVED_TOPIC
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

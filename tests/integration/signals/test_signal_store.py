@@ -9,13 +9,15 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from towpath.relay.errors import SourceUnavailableError
-from towpath.relay.kafka.signals import SignalPlace, SignalTopic
-from towpath.relay.postgres.signal_desk import SourceSignals
-from towpath.relay.postgres.signal_inbox import USED_ID, SignalInbox
+from towpath.relay.kafka.signals import SignalSource, SignalTopicReader
+from towpath.relay.postgres.signals import USED_ID, SignalInbox, SourceSignalService
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
-from towpath.relay.snapshot.left import LeftSignal, Refusal
-from towpath.relay.snapshot.signals import SignalRejectedError
+from towpath.relay.snapshot.signals import (
+    ExternalSignal,
+    SignalRefusal,
+    SignalRejectedError,
+)
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.schemas.clock import Deadline, SystemClock
 from towpath.settings import Kafka, Topics
@@ -139,7 +141,7 @@ def inbox(connection, database: str) -> Iterator[SignalInbox]:
     made.close()
 
 
-REFUSALS: deque[Refusal] = deque()
+REFUSALS: deque[SignalRefusal] = deque()
 
 
 def test_the_inbox_inserts_in_order_and_once(connection, inbox: SignalInbox):
@@ -158,7 +160,7 @@ def test_the_inbox_inserts_in_order_and_once(connection, inbox: SignalInbox):
     rows = connection.execute("select id, type, data from towpath.signal").fetchall()
 
     assert (words[:2], names) == (rows, durable)
-    assert [Refusal("s2", USED_ID, "t")] == list(REFUSALS)
+    assert [SignalRefusal("s2", USED_ID, "t")] == list(REFUSALS)
 
 
 def test_the_inbox_tries_until_the_source_takes_it(connection, inbox: SignalInbox):
@@ -179,13 +181,13 @@ def test_a_source_that_is_not_prepared_is_told(connection, database: str):
     """
     The admin port says what is missing instead of waiting for it.
     """
-    signals = SourceSignals(database, "towpath")
-    signals.leave(LeftSignal("s1", "log", None, "t"))
+    signals = SourceSignalService(database, "towpath")
+    signals.leave(ExternalSignal("s1", "log", None, "t"))
     with pytest.raises(SignalRejectedError):
-        signals.leave(LeftSignal("s1", "log", "{}", "t"))
+        signals.leave(ExternalSignal("s1", "log", "{}", "t"))
     connection.execute("drop table towpath.signal")
     with pytest.raises(Exception, match=r"towpath\.signal"):
-        signals.leave(LeftSignal("s2", "log", None, "t"))
+        signals.leave(ExternalSignal("s2", "log", None, "t"))
 
 
 # The topic ----------------------------------------------------------------------------
@@ -199,7 +201,7 @@ class Source:
         self.tries: list[str] = []
         self.is_there = threading.Event()
 
-    def leave(self, signal: LeftSignal) -> None:
+    def leave(self, signal: ExternalSignal) -> None:
         """Take a signal, or be away."""
         self.tries.append(signal.signal_id)
         if not self.is_there.is_set():
@@ -214,9 +216,9 @@ def test_an_offset_is_committed_only_behind_what_was_left(stack, unique: str):
     """
     stack.up("kafka")
     source = Source()
-    place = SignalPlace(f"{unique}-signal", unique, f"{unique}-signals")
+    place = SignalSource(f"{unique}-signal", unique, f"{unique}-signals")
     clients = Kafka(bootstrap_servers=stack.kafka), Topics()
-    topic = SignalTopic(clients, place, source.leave, REFUSALS.append)
+    topic = SignalTopicReader(clients, place, source.leave, REFUSALS.append)
     topic.start()
     producer = Producer({"bootstrap.servers": stack.kafka})
     for number in range(3):

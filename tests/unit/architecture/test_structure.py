@@ -31,7 +31,7 @@ MEMBERS = (
     "loadtests",
     "deploy",
 )
-MODULE_LINES = 350
+MODULE_LINES = 500
 FUNCTION_LINES = 40
 DRAWERS = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
 # Words that the glossary gives away to another term, and where they would mislead.
@@ -110,7 +110,7 @@ def test_every_module_keeps_its_budget_and_its_name():
 @pytest.mark.parametrize(
     ("name", "source", "finding"),
     [
-        ("a.py", '"""D."""\n' + "x = 1\n" * 350, "longer than 350"),
+        ("a.py", '"""D."""\n' + "x = 1\n" * 500, "longer than 500"),
         ("utils.py", '"""D."""\n', "drawer"),
         ("a.py", "x = 1\n", "no docstring"),
         ("a.py", '"""D."""\ndef f():\n' + "    x = 1\n" * 41, "f is longer"),
@@ -218,7 +218,7 @@ def test_contracts_hold_and_a_planted_import_breaks_them(tmp_path: Path):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     assert lint_imports(tmp_path).returncode == 0, lint_imports(tmp_path).stdout
 
-    planted = tmp_path / "relay/src/towpath/relay/wal/relation.py"
+    planted = tmp_path / "relay/src/towpath/relay/wal/messages.py"
     planted.write_text("import psycopg\n" + planted.read_text(encoding="utf-8"))
     result = lint_imports(tmp_path)
 

@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy.orm import Session
 
 from towpath.outbox import InvalidEventError, OutboxEvent, emit, emit_all
-from towpath.relay.routing.dead import DeadLetters
-from towpath.relay.routing.parked import Parked
-from towpath.relay.routing.tableless import TablelessEvents
-from towpath.relay.wal.sequencer import Spoken, Transaction
+from towpath.relay.encode.dead_letters import DeadLetters
+from towpath.relay.encode.logical import LogicalEvents
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.wal.transactions import LogicalMessageEvent, Transaction
 from towpath.settings.outbox import Outbox
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 600000, tzinfo=UTC)
@@ -54,11 +54,13 @@ def test_the_relay_makes_the_event_of_the_message():
     """
     spy = Spy()
     emit(spy, EVENT)  # type: ignore[arg-type]
-    parked = Parked(1)
+    parked = ParkedAggregates(1)
     dead = DeadLetters("p", print, parked)
     transaction = Transaction(9, 160, 160, 1_700_000_000_123_456, b"P.")
-    spoken = Spoken("towpath.outbox", spy.content(), 160, 0, transaction, 160)
-    (record,) = TablelessEvents(Outbox(), dead, parked, frozenset(), print).records(
+    spoken = LogicalMessageEvent(
+        "towpath.outbox", spy.content(), 160, 0, transaction, 160
+    )
+    (record,) = LogicalEvents(Outbox(), dead, parked, frozenset(), print).records(
         spoken, 0
     )
     marks = dict(record.headers)

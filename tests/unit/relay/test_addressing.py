@@ -2,11 +2,16 @@
 
 import pytest
 
-from towpath.relay.addressing import Claim, Registration, address_of, claim
 from towpath.relay.postgres.relays import RelayFacts
+from towpath.relay.snapshot.naming import (
+    Registration,
+    SignalAddress,
+    address_of,
+    resolve_address,
+)
 
-OURS = Claim(is_ours=True)
-THEIRS = Claim(is_ours=False)
+OURS = SignalAddress(is_ours=True)
+THEIRS = SignalAddress(is_ours=False)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +46,12 @@ def test_a_signal_names_its_relay_in_its_data_or_in_its_row(
     ],
 )
 def test_a_signal_is_claimed_by_one_relay(
-    address: str | None, registered: list[str], found: Claim
+    address: str | None, registered: list[str], found: SignalAddress
 ):
     """
     The named relay, or the only registered one, carries the signal out.
     """
-    assert found == claim(address, "a", registered)
+    assert found == resolve_address(address, "a", registered)
 
 
 @pytest.mark.parametrize("address", [None, "c"])
@@ -54,7 +59,7 @@ def test_a_signal_for_an_unknown_relay_is_refused_alike_by_all(address: str | No
     """
     Every relay gives the same reason, which lists all registered relays.
     """
-    first, second = (claim(address, own, ["a", "b"]) for own in ("a", "b"))
+    first, second = (resolve_address(address, own, ["a", "b"]) for own in ("a", "b"))
 
     assert first == second
     assert not first.is_ours

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.relay.routing.aggregate_id import canonical_of
+from towpath.relay.encode.aggregates import canonical_id
 from towpath.settings.outbox import IdForm
 
 ID = b"10711fa5-00aa-4000-8000-0000000000ff"
@@ -38,7 +38,7 @@ def test_an_aggregate_id_is_spelt_as_the_server_writes_it(form, text, expected):
     """
     An id that does not fit the form has no canonical spelling.
     """
-    assert expected == canonical_of(form)(text)
+    assert expected == canonical_id(form)(text)
 
 
 @given(st.integers(), st.uuids())
@@ -48,5 +48,5 @@ def test_an_aggregate_id_in_the_servers_spelling_is_unchanged(
     """
     Every integer and every UUID as the server writes it stays as it is.
     """
-    assert str(number).encode() == canonical_of(IdForm.INTEGER)(str(number).encode())
-    assert str(name).encode() == canonical_of(IdForm.UUID)(str(name).encode())
+    assert str(number).encode() == canonical_id(IdForm.INTEGER)(str(number).encode())
+    assert str(name).encode() == canonical_id(IdForm.UUID)(str(name).encode())

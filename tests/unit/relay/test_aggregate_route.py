@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 
+from towpath.relay.encode.aggregates import AggregateRoutes
+from towpath.relay.encode.dead_letters import DeadLetters
+from towpath.relay.encode.event_options import NOT_A_CLOUDEVENT
+from towpath.relay.encode.outbox import OutboxRoute
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.record import Record
+from towpath.relay.encode.rows import ReadRoute, ReadSlice
 from towpath.relay.errors import MalformedMessageError
-from towpath.relay.routing.aggregate import AggregateRoutes
-from towpath.relay.routing.cloudevents import NOT_A_CLOUDEVENT
-from towpath.relay.routing.dead import DeadLetters
-from towpath.relay.routing.outbox import OutboxRoute
-from towpath.relay.routing.parked import Parked
-from towpath.relay.routing.reads import ReadPlace, ReadRoute
-from towpath.relay.routing.record import Record
-from towpath.relay.wal.relation import Column, Relation
-from towpath.relay.wal.sequencer import Change, Transaction
+from towpath.relay.wal.messages import Column, Relation
+from towpath.relay.wal.transactions import Change, Transaction
 from towpath.schemas.envelope import Operation
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings.outbox import Outbox
 from towpath.settings.relay import Relay
 
 BIGINT, TEXT, JSON, BYTEA = 20, 25, 114, 17
-PLACE = ReadPlace(
+PLACE = ReadSlice(
     log_lsn=0xABC,
     snapshot_id="fill-1",
     topic="outbox.event.order",
@@ -41,7 +41,7 @@ class RouteBench:
         self.outbox = outbox
         self.buried: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
-        self.parked = Parked(10)
+        self.parked = ParkedAggregates(10)
         dead = DeadLetters("towpath", lambda r: self.buried.update([r]), self.parked)
         self.dead = dead
         self.routes = AggregateRoutes(outbox, dead, lambda r: self.skipped.update([r]))

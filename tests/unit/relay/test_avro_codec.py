@@ -8,19 +8,22 @@ from typing import Any
 import fastavro
 import pytest
 
+from towpath.relay.encode.codecs.codec import (
+    Codec,
+    EnvelopeFacts,
+    TableNames,
+    TransactionPlace,
+)
+from towpath.relay.encode.codecs.connect_schema import Field
+from towpath.relay.encode.codecs.factory import CodecFactory
+from towpath.relay.encode.types.nested import array
+from towpath.relay.encode.types.scalar import INT16, INT32, TEXT, numeric
 from towpath.relay.errors import MalformedMessageError, NameCollisionError
-from towpath.relay.routing.codec import Codec, Facts, Names, Place
-from towpath.relay.routing.codecs import CodecFactory
-from towpath.relay.routing.connect_schema import Field
-from towpath.relay.routing.forms.arrays import array
-from towpath.relay.routing.forms.decimals import numeric
-from towpath.relay.routing.forms.numbers import INT16, INT32
-from towpath.relay.routing.forms.texts import TEXT
 from towpath.relay.wal.messages import UNCHANGED
 from towpath.settings.relay import Relay
 from towpath.settings.rows import Decimals, RecordFormat, Rows
 
-NAMES = Names("towpath", "db", "shop", "line", "towpath.shop.line")
+NAMES = TableNames("towpath", "db", "shop", "line", "towpath.shop.line")
 PRICE = numeric((12 << 16 | 2) + 4, Decimals.PRECISE, lambda _: None)
 TAGS = array(TEXT, b",", has_schema=True)
 # The key's order is not the columns' order.
@@ -35,7 +38,7 @@ COLUMNS = (
     Field(3, "tags", TAGS, is_nullable=True),
     Field(4, "small", INT16, is_nullable=True),
 )
-FACTS = Facts(
+FACTS = EnvelopeFacts(
     operation=b"u",
     committed_us=1_700_000_000_123_456,
     now_us=1_700_000_001_000_001,
@@ -86,7 +89,7 @@ def test_an_avro_envelope_reads_back_as_written():
     registry = Registry()
     made = codec(registry, AVRO)
     facts = FACTS._replace(
-        origin="far", origin_lsn=88, transaction=Place("9:160", 2, 1)
+        origin="far", origin_lsn=88, transaction=TransactionPlace("9:160", 2, 1)
     )
     value = made.value(ROW, ROW, facts, is_full=True)
     row = {

@@ -2,7 +2,11 @@
 
 import pytest
 
-from towpath.relay.snapshot.touches import Left, Notes, Touches
+from towpath.relay.snapshot.changed_keys import (
+    ChangedKeyFeed,
+    ChangedKeys,
+    TouchOutcome,
+)
 from towpath.relay.snapshot.visibility import XidSnapshot
 
 KEY, OTHER = (b"1",), (b"2",)
@@ -11,9 +15,9 @@ LOW = 10
 SNAPSHOT = XidSnapshot(102, 105, frozenset({102}))
 
 
-def recording(**bounds: int) -> tuple[Touches, Notes]:
+def recording(**bounds: int) -> tuple[ChangedKeyFeed, ChangedKeys]:
     """Make changed keys and a scan's recording of them."""
-    touches, notes = Touches(), Notes(**bounds)
+    touches, notes = ChangedKeyFeed(), ChangedKeys(**bounds)
     touches.notes.append(notes)
     notes.begin()
     return touches, notes
@@ -23,10 +27,10 @@ def recording(**bounds: int) -> tuple[Touches, Notes]:
     ("xid", "sequence", "left"),
     [
         (101, 9, None),
-        (101, 11, Left.FULL),
-        (102, 9, Left.FULL),
-        (102, 11, Left.FULL),
-        (105, 9, Left.FULL),
+        (101, 11, TouchOutcome.FULL),
+        (102, 9, TouchOutcome.FULL),
+        (102, 11, TouchOutcome.FULL),
+        (105, 9, TouchOutcome.FULL),
     ],
 )
 def test_a_row_is_dropped_for_late_or_invisible_changes(xid, sequence, left):
@@ -45,16 +49,16 @@ def test_a_row_is_dropped_for_late_or_invisible_changes(xid, sequence, left):
 @pytest.mark.parametrize(
     ("changes", "left"),
     [
-        (["partial"], Left.PARTIAL),
-        (["partial", "partial"], Left.PARTIAL),
-        (["full", "partial"], Left.FULL),
-        (["partial", "full"], Left.FULL),
-        (["moved"], Left.MOVED),
-        (["full", "moved"], Left.MOVED),
-        (["moved", "partial"], Left.MOVED),
-        (["moved", "full"], Left.FULL),
-        (["partial", "truncate"], Left.FULL),
-        (["truncate", "moved"], Left.MOVED),
+        (["partial"], TouchOutcome.PARTIAL),
+        (["partial", "partial"], TouchOutcome.PARTIAL),
+        (["full", "partial"], TouchOutcome.FULL),
+        (["partial", "full"], TouchOutcome.FULL),
+        (["moved"], TouchOutcome.MOVED),
+        (["full", "moved"], TouchOutcome.MOVED),
+        (["moved", "partial"], TouchOutcome.MOVED),
+        (["moved", "full"], TouchOutcome.FULL),
+        (["partial", "truncate"], TouchOutcome.FULL),
+        (["truncate", "moved"], TouchOutcome.MOVED),
     ],
 )
 @pytest.mark.parametrize("xids", [(101, 101), (101, 103)])
@@ -82,7 +86,7 @@ def test_a_truncate_touches_every_key():
     touches, notes = recording()
     touches.touch_all(101, 11)
 
-    assert Left.FULL is notes.judge(OTHER, LOW, SNAPSHOT)
+    assert TouchOutcome.FULL is notes.judge(OTHER, LOW, SNAPSHOT)
 
 
 def test_a_move_touches_both_keys():
@@ -92,7 +96,7 @@ def test_a_move_touches_both_keys():
     touches, notes = recording()
     touches.move(KEY, OTHER, 101, 11)
 
-    assert (Left.FULL, Left.FULL) == (
+    assert (TouchOutcome.FULL, TouchOutcome.FULL) == (
         notes.judge(KEY, LOW, SNAPSHOT),
         notes.judge(OTHER, LOW, SNAPSHOT),
     )
@@ -111,7 +115,7 @@ def test_only_changed_keys_without_effect_are_forgotten():
     nothing = XidSnapshot(1, 1, frozenset())
     judged = [notes.judge((b"%d" % place,), 0, nothing) for place in range(4)]
 
-    assert [None, Left.FULL, Left.FULL, None] == judged
+    assert [None, TouchOutcome.FULL, TouchOutcome.FULL, None] == judged
 
 
 def test_a_reader_keeps_changed_keys_that_another_needs():
@@ -127,7 +131,7 @@ def test_a_reader_keeps_changed_keys_that_another_needs():
     held = notes.judge(KEY, 0, SNAPSHOT)
     notes.passed(late, LOW, SNAPSHOT)
 
-    assert (Left.FULL, None) == (held, notes.judge(KEY, 0, SNAPSHOT))
+    assert (TouchOutcome.FULL, None) == (held, notes.judge(KEY, 0, SNAPSHOT))
 
 
 def test_a_reader_that_has_left_keeps_no_changed_keys():
@@ -173,13 +177,13 @@ def test_each_scan_records_from_its_own_start():
     """
     touches, early = recording()
     touches.touch(KEY, 101, 11)
-    late = Notes()
+    late = ChangedKeys()
     touches.notes.append(late)
     late.begin()
     touches.touch(OTHER, 101, 12)
     early.passed(early.join(), 11, SNAPSHOT)
 
-    assert ([None, Left.FULL], [None, Left.FULL]) == (
+    assert ([None, TouchOutcome.FULL], [None, TouchOutcome.FULL]) == (
         [early.judge(key, LOW, SNAPSHOT) for key in (KEY, OTHER)],
         [late.judge(key, LOW, SNAPSHOT) for key in (KEY, OTHER)],
     )
@@ -189,7 +193,7 @@ def test_changed_keys_before_the_start_are_not_recorded():
     """
     Transactions streamed before the recording begins are waited for instead.
     """
-    touches, notes = Touches(), Notes()
+    touches, notes = ChangedKeyFeed(), ChangedKeys()
     touches.notes.append(notes)
     touches.touch(KEY, 101, 11)
     touches.touch_all(101, 12)

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from towpath.relay.snapshot import chunks
+from towpath.relay.snapshot import sql
 from towpath.relay.snapshot.effects import ReadChunk
-from towpath.relay.snapshot.shape import TableShape, View
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.snapshot.shape import DeclaredView, TableShape
+from towpath.relay.wal.messages import Column, Relation
 
 ITEMS = TableShape(
     Relation(
@@ -23,7 +23,7 @@ VIEW = TableShape(
         8, "outbox", "order", (Column("aggregate_id", 25), Column("type", 25)), (0,)
     ),
     ("text",),
-    view=View("order", 's."odd'),
+    view=DeclaredView("order", 's."odd'),
 )
 ASK = ReadChunk(
     chunk_id=1,
@@ -48,11 +48,11 @@ def test_a_chosen_key_bounds_and_orders_the_chunk():
         'copy (select "a", "b", "c" from only "s"."items"'
         " where (\"c\", \"b\") <= ('5'::bigint, 'x'::text)"
         ' order by "c", "b" limit 10) to stdout'
-    ) == chunks.chunk_query(ask, CHOSEN)
+    ) == sql.chunk_query(ask, CHOSEN)
     assert (
         'copy (select "c", "b" from only "s"."items"'
         ' order by "c" desc, "b" desc limit 1) to stdout'
-    ) == chunks.maximum_key_query(CHOSEN)
+    ) == sql.maximum_key_query(CHOSEN)
 
 
 def test_listed_keys_are_looked_up_by_the_tables_own_key():
@@ -65,7 +65,7 @@ def test_listed_keys_are_looked_up_by_the_tables_own_key():
         'copy (select "a", "b", "c" from only "s"."items"'
         " where (\"a\") in (('3'::integer), ('4'::integer))"
         ' order by "c", "b") to stdout'
-    ) == chunks.chunk_query(ask, CHOSEN)
+    ) == sql.chunk_query(ask, CHOSEN)
 
 
 def test_the_publications_filter_is_combined_with_the_signals():
@@ -80,13 +80,13 @@ def test_the_publications_filter_is_combined_with_the_signals():
         " where ((a > 0)\n) and (b = 'x' or c = 1 -- few\n)"
         " and (\"a\") > ('1'::integer) and (\"a\") <= ('9'::integer)"
         ' order by "a" limit 10) to stdout'
-    ) == chunks.chunk_query(ask, shape)
+    ) == sql.chunk_query(ask, shape)
     assert all(
         "where ((a > 0)\n)" in query
         for query in (
-            chunks.maximum_key_query(shape),
-            chunks.estimate_query(shape, None),
-            chunks.boundaries_query(shape, None, (b"9",), 2, 1.0),
+            sql.maximum_key_query(shape),
+            sql.estimate_query(shape, None),
+            sql.boundaries_query(shape, None, (b"9",), 2, 1.0),
         )
     )
 
@@ -102,8 +102,8 @@ def test_a_view_chunk_reads_one_extra_row():
         " where (\"aggregate_id\") > ('it''s'::text)"
         " and (\"aggregate_id\") <= ('9'::text)"
         ' order by "aggregate_id" limit 11) to stdout'
-    ) == chunks.chunk_query(ask, VIEW)
-    assert 'lock table "s"."""odd" in access share mode' == chunks.lock_statement(VIEW)
+    ) == sql.chunk_query(ask, VIEW)
+    assert 'lock table "s"."""odd" in access share mode' == sql.lock_statement(VIEW)
 
 
 @pytest.mark.parametrize("select", ["select * from s.x -- all", "select * from s.x;\n"])
@@ -117,11 +117,11 @@ def test_a_select_is_read_as_a_subquery(select):
     assert (
         f'copy (select "a", "b", "c" from ({source}\n) selected'
         ' where ("a") > (\'1\'::integer) order by "a" limit 11) to stdout'
-    ) == chunks.chunk_query(ask, ITEMS)
+    ) == sql.chunk_query(ask, ITEMS)
     assert (
         f'copy (select "a" from ({source}\n) selected order by "a" desc limit 1)'
         " to stdout"
-    ) == chunks.maximum_key_query(ITEMS, select)
+    ) == sql.maximum_key_query(ITEMS, select)
 
 
 def test_range_boundaries_come_from_an_ordered_sample():
@@ -135,4 +135,4 @@ def test_range_boundaries_come_from_an_ordered_sample():
         " where (a = 1\n) and (\"c\", \"b\") < ('5'::bigint, 'x'::text)) sampled"
         " where total >= 400 and place < total"
         " and place * 4 / total > (place - 1) * 4 / total order by place) to stdout"
-    ) == chunks.boundaries_query(CHOSEN, "a = 1", (b"5", b"x"), 4, 2.5)
+    ) == sql.boundaries_query(CHOSEN, "a = 1", (b"5", b"x"), 4, 2.5)

@@ -4,12 +4,11 @@ import json
 
 import pytest
 
+from towpath.relay.encode.columns import OMITTED, ColumnRules, java_string
+from towpath.relay.encode.relations import CatalogFacts, ColumnPlan
+from towpath.relay.encode.types.form import TypeFacts
 from towpath.relay.errors import NameCollisionError, NotPreparedError
-from towpath.relay.routing.columns import OMITTED, ColumnRules, java_string
-from towpath.relay.routing.forms.types import TypeFacts
-from towpath.relay.routing.plan import Plan
-from towpath.relay.routing.relations import CatalogFacts
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.messages import Column, Relation
 from towpath.settings.relay import Relay
 
 NEVER = 99_999
@@ -28,13 +27,13 @@ PEOPLE = Relation(
 )
 
 
-def plan(relation: Relation = PEOPLE, **rows: object) -> Plan:
+def plan(relation: Relation = PEOPLE, **rows: object) -> ColumnPlan:
     """Make a plan."""
     facts = CatalogFacts((), {}, frozenset({"id", "name"}))
     return ColumnRules(Relay.model_validate({"rows": rows})).plan(relation, facts)
 
 
-def values(found: Plan, **texts: str) -> dict[str, object]:
+def values(found: ColumnPlan, **texts: str) -> dict[str, object]:
     """Write columns' texts as JSON and parse them."""
     return {
         field.name: json.loads(field.form.json(texts[field.name].encode()))

@@ -5,11 +5,10 @@ import json
 import fastavro
 import pytest
 
-from towpath.relay.errors import NameCollisionError
-from towpath.relay.routing.avro_binary import writer
-from towpath.relay.routing.avro_schema import avro_text
-from towpath.relay.routing.codec import Names
-from towpath.relay.routing.connect_schema import (
+from towpath.relay.encode.codecs.avro_codec import writer
+from towpath.relay.encode.codecs.avro_schema import avro_text
+from towpath.relay.encode.codecs.codec import TableNames
+from towpath.relay.encode.codecs.connect_schema import (
     Field,
     envelope_schema,
     key_schema,
@@ -17,10 +16,11 @@ from towpath.relay.routing.connect_schema import (
     sanitized_all,
     sanitized_path,
 )
-from towpath.relay.routing.forms.form import Form, Schema
-from towpath.relay.routing.json_schema_codec import schema_document
+from towpath.relay.encode.codecs.json_schema_codec import schema_document
+from towpath.relay.encode.types.form import Form, Schema
+from towpath.relay.errors import NameCollisionError
 
-NAMES = Names("towpath", "db", "shop", "line", "towpath.shop.line")
+NAMES = TableNames("towpath", "db", "shop", "line", "towpath.shop.line")
 
 
 def form(schema: Schema) -> Form:
@@ -267,7 +267,7 @@ def test_every_avro_name_is_valid():
     """
     What Avro forbids becomes an underscore, in records, namespaces and nested fields.
     """
-    names = Names("1-a", "db", "my shop", "žluť.line", "t")
+    names = TableNames("1-a", "db", "my shop", "žluť.line", "t")
     inner = Schema("struct", fields=(("x y", Schema("int32")),))
     columns = (ID, Field(1, "2nd €", form(inner), is_nullable=True))
     row = json.loads(avro_text(row_schema(names, (ID,), columns)))

@@ -4,29 +4,30 @@ from dataclasses import replace
 
 import pytest
 
-from towpath.relay.continuity import decide, refusal
 from towpath.relay.errors import (
     HistoryChangedError,
     NotPreparedError,
     SlotLostError,
     StateLostError,
 )
-from towpath.relay.lineage import (
-    Decision,
+from towpath.relay.recovery.lineage import (
     Fork,
-    Found,
-    FoundSlot,
     Gap,
     Lineage,
-    Remembered,
-    document,
+    LineageDecision,
+    SlotHistory,
+    SourceHistory,
+    StoredHistory,
+    choose_lineage,
+    gap_error,
+    lineages_document,
     parse_lineages,
 )
 
 AT = "2026-01-02T03:04:05+00:00"
 TABLES = ("shop.orders",)
 FIRST = Lineage(1, "7", 1, 0, "towpath", start_lsn=1_000)
-REMEMBERED = Remembered(
+REMEMBERED = StoredHistory(
     lineages=(FIRST,),
     confirmed_lsn=5_000,
     confirmed_log_lsn=5_000,
@@ -34,23 +35,23 @@ REMEMBERED = Remembered(
     heartbeat=30,
     has_records=True,
 )
-SLOT = FoundSlot(confirmed_lsn=5_000, wal_status="reserved", has_streamed=True)
-FOUND = Found("7", 1, (), 9_000, SLOT, 31, "towpath")
+SLOT = SlotHistory(confirmed_lsn=5_000, wal_status="reserved", has_streamed=True)
+FOUND = SourceHistory("7", 1, (), 9_000, SLOT, 31, "towpath")
 
 
 def decide_lineage(
-    remembered: Remembered = REMEMBERED, found: Found = FOUND
-) -> Decision:
+    remembered: StoredHistory = REMEMBERED, found: SourceHistory = FOUND
+) -> LineageDecision:
     """Decide on the tables of these tests."""
-    return decide(remembered, found, TABLES, AT)
+    return choose_lineage(remembered, found, TABLES, AT)
 
 
 def test_the_first_start_begins_a_lineage_without_a_gap():
     """
     Without state and records, the current history is followed from offset zero.
     """
-    fresh = FOUND._replace(slot=FoundSlot(confirmed_lsn=700), heartbeat=0)
-    decision = decide_lineage(Remembered(), fresh)
+    fresh = FOUND._replace(slot=SlotHistory(confirmed_lsn=700), heartbeat=0)
+    decision = decide_lineage(StoredHistory(), fresh)
 
     assert (
         Lineage(1, "7", 1, 0, "towpath", start_lsn=700),
@@ -86,7 +87,7 @@ def test_a_known_lineage_continues():
     ],
     ids=["slot behind after a crash", "endangered", "no beat since", "no log since"],
 )
-def test_no_gap_is_announced_without_cause(found: Found):
+def test_no_gap_is_announced_without_cause(found: SourceHistory):
     """
     A crashed server, an idle one and a slot in danger are no gap.
     """
@@ -112,7 +113,7 @@ def test_no_gap_is_announced_without_cause(found: Found):
     ],
 )
 def test_every_gap_begins_a_lineage_above_all_positions(
-    found: Found, part: str, *, needs_slot: bool
+    found: SourceHistory, part: str, *, needs_slot: bool
 ):
     """
     A92, B73, B74, B77: a new lineage begins above everything that was published.
@@ -210,16 +211,16 @@ def test_an_earlier_confirmed_lsn_does_not_bind_a_new_lineage():
 @pytest.mark.parametrize(
     ("remembered", "found", "error"),
     [
-        (Remembered(), FOUND._replace(slot=None), NotPreparedError),
-        (Remembered(), FOUND, StateLostError),
+        (StoredHistory(), FOUND._replace(slot=None), NotPreparedError),
+        (StoredHistory(), FOUND, StateLostError),
         (
-            Remembered(has_records=True),
-            FOUND._replace(slot=FoundSlot(700)),
+            StoredHistory(has_records=True),
+            FOUND._replace(slot=SlotHistory(700)),
             StateLostError,
         ),
         (
-            Remembered(),
-            FOUND._replace(slot=FoundSlot(700, wal_status="lost")),
+            StoredHistory(),
+            FOUND._replace(slot=SlotHistory(700, wal_status="lost")),
             SlotLostError,
         ),
         (
@@ -231,7 +232,7 @@ def test_an_earlier_confirmed_lsn_does_not_bind_a_new_lineage():
     ids=["no slot", "slot was read", "topics have records", "lost at once", "foreign"],
 )
 def test_state_that_contradicts_itself_is_a_named_error(
-    remembered: Remembered, found: Found, error: type[Exception]
+    remembered: StoredHistory, found: SourceHistory, error: type[Exception]
 ):
     """
     Where no decision is possible, the relay halts with the case's own error.
@@ -247,11 +248,13 @@ def test_state_that_contradicts_itself_is_a_named_error(
         (FOUND._replace(heartbeat=1), HistoryChangedError),
     ],
 )
-def test_a_refused_gap_is_named_by_its_cause(found: Found, error: type[Exception]):
+def test_a_refused_gap_is_named_by_its_cause(
+    found: SourceHistory, error: type[Exception]
+):
     """
     If gaps are not allowed, a lost slot and a changed history are different errors.
     """
-    failure = refusal(decide_lineage(found=found), found)
+    failure = gap_error(decide_lineage(found=found), found)
 
     assert error is type(failure)
 
@@ -263,7 +266,7 @@ def test_lineages_survive_storing():
     gap = Gap("restored", 5, AT, TABLES, started=True)
     lineages = (FIRST, Lineage(2, "7", 2, 4_808, "towpath", gap, 10))
 
-    assert lineages == parse_lineages(document(lineages))
+    assert lineages == parse_lineages(lineages_document(lineages))
 
 
 def test_an_empty_state_has_no_lineage():

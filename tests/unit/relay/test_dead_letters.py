@@ -7,17 +7,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from towpath.relay.routing.dead import (
+from towpath.relay.encode.dead_letters import (
     NO_SUCH_PARTITION,
     SKIPPED,
     TOO_LARGE,
     DeadLetters,
 )
-from towpath.relay.routing.parked import Parked
-from towpath.relay.routing.record import FIXED_BYTES, Header, Record
-from towpath.relay.wal.messages import UNCHANGED
-from towpath.relay.wal.relation import Column, Relation
-from towpath.relay.wal.sequencer import Change, Spoken, Transaction
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.record import FIXED_BYTES, Header, Record
+from towpath.relay.wal.messages import UNCHANGED, Column, Relation
+from towpath.relay.wal.transactions import Change, LogicalMessageEvent, Transaction
 from towpath.schemas.envelope import Operation
 
 KEY = b'{"id":7}'
@@ -30,10 +29,10 @@ def record(key: bytes | None = KEY, size: int = 5000) -> Record:
 
 def dead_letter(large: Record, room_bytes: int) -> Record:
     """Make the dead letter of a record whose topic takes 1,000 bytes."""
-    return dead_letters(Parked(10)).of_large(large, 1000, room_bytes)
+    return dead_letters(ParkedAggregates(10)).of_large(large, 1000, room_bytes)
 
 
-def dead_letters(parked: Parked) -> DeadLetters:
+def dead_letters(parked: ParkedAggregates) -> DeadLetters:
     """Make dead letters."""
     return DeadLetters("towpath", lambda _: None, parked)
 
@@ -44,9 +43,9 @@ def event(key: bytes | None, size: int, *more: Header) -> Record:
     return Record("e", key, b"v" * 100, marks, b"P.1", 9, size)
 
 
-def recalled(made: Record) -> Parked:
+def recalled(made: Record) -> ParkedAggregates:
     """Return the parked aggregates after the dead letter was read back."""
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     parked.recall(made.key, made.value, made.headers)
     return parked
 
@@ -135,7 +134,7 @@ def test_a_row_can_be_rebuilt_from_its_dead_letter():
     new = (b"1", b"\\x00ff", "Zoë".encode(), UNCHANGED)
     old = (b"2", None, None, None)
     change = Change(Operation.UPDATE, TABLE, new, old, False, TRANSACTION, 3, 0)
-    made = dead_letters(Parked(10)).of_row(TABLE, change, "because")
+    made = dead_letters(ParkedAggregates(10)).of_row(TABLE, change, "because")
     marks = dict(made.headers)
 
     assert (
@@ -165,7 +164,7 @@ def test_a_row_change_parks_nothing():
     """
     A later full image supersedes it: only events of an aggregate wait for each other.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     dead = dead_letters(parked)
     change = Change(
         Operation.CREATE,
@@ -189,7 +188,7 @@ def test_a_large_event_parks_its_aggregate(room_bytes: int, key: bytes):
     """
     Its later events wait, at once and after a restart, even if only a stub is kept.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     made = dead_letters(parked).of_large(event(key, 5000), 1000, room_bytes)
     after = recalled(made)
 
@@ -205,7 +204,7 @@ def test_a_parked_event_too_large_for_the_dead_letters_leaves_a_stub():
     """
     The stub keeps the topic of origin, the first reason and the aggregate.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     dead = dead_letters(parked)
     aside = dead.of_record(event(b"42", 5000), "first")
     stub = dead.of_large(aside, 1000, 4000)
@@ -222,7 +221,7 @@ def test_a_read_event_parks_nothing():
     """
     A snapshot's event is the aggregate's state, which another READ supersedes.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     dead_letters(parked).of_large(event(b"42", 5000, ("snapshot", b"s")), 1000, 100_000)
 
     assert 0 == len(parked)
@@ -233,7 +232,7 @@ def test_a_missing_partition_makes_a_dead_letter():
     The record is kept as it was, without the partition that it asked for.
     """
     asked = event(b"42", 500)._replace(partition=17)
-    made = dead_letters(Parked(10)).of_record(asked, NO_SUCH_PARTITION)
+    made = dead_letters(ParkedAggregates(10)).of_record(asked, NO_SUCH_PARTITION)
 
     assert (b"42", b"v" * 100, -1, NO_SUCH_PARTITION.encode()) == (
         made.key,
@@ -247,11 +246,13 @@ def test_a_dead_letter_of_a_message_keeps_its_content():
     """
     Content that is not text is base64.
     """
-    dead = dead_letters(Parked(10))
+    dead = dead_letters(ParkedAggregates(10))
     contents: list[Mapping[str, object]] = [
         json.loads(
             dead.of_message(
-                Spoken("p", content, 1, 0, TRANSACTION, 1), (b"P.1", 9), "because"
+                LogicalMessageEvent("p", content, 1, 0, TRANSACTION, 1),
+                (b"P.1", 9),
+                "because",
             ).value
             or b""
         )
@@ -270,7 +271,7 @@ def test_an_operators_skip_keeps_the_raw_message():
     """
     row = b"N" + b"\0\x04" + b"t\0\0\0\x011" + b"n" + b"t\0\0\0\x02hi" + b"u"
     raw = b"I" + (7).to_bytes(4, "big") + row
-    dead = dead_letters(Parked(10))
+    dead = dead_letters(ParkedAggregates(10))
     named = json.loads(dead.of_skipped(raw, b"P.1", 9, TABLE).value or b"")
     bare = json.loads(dead.of_skipped(raw, b"P.1", 9).value or b"")
     broken = dead.of_skipped(b"I\0", b"P.1", 9)
@@ -293,7 +294,7 @@ def test_the_size_of_a_dead_letter_is_an_upper_bound():
     Neither reasons nor names make it larger than stated.
     """
     whole = event(b"k" * 1000, FIXED_BYTES + 1100)
-    made = dead_letters(Parked(10)).of_record(whole, "r" * 400)
+    made = dead_letters(ParkedAggregates(10)).of_record(whole, "r" * 400)
     parts = [made.key or b"", made.value or b""]
     parts += [name.encode() for name, _ in made.headers]
     parts += [value for _, value in made.headers if isinstance(value, bytes)]

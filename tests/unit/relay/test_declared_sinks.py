@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from towpath.relay.declared_sinks import DeclaredSinks
+from towpath.relay.context import DeclaredSinks
 from towpath.settings import load
 
 BEFORE = """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from towpath.relay.delivery import RECORD_BYTES, DeliveryLedger
+from towpath.relay.publish.in_flight import RECORD_BYTES, DeliveryLedger
 
 
 class Acknowledged:

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from towpath.relay import errors
-from towpath.relay.kafka.client import translated
+from towpath.relay.kafka.client import relay_error
 from towpath.relay.postgres.connect import connect, failure_of, quoted
 from towpath.relay.postgres.queries import query
 
@@ -60,7 +60,7 @@ def test_a_kafka_error_is_transient_or_refused(code: int, error: type[Exception]
     """
     Errors that a retry may cure differ in class from those that it cannot.
     """
-    made = translated(KafkaException(KafkaError(code)), "making topic t")
+    made = relay_error(KafkaException(KafkaError(code)), "making topic t")
 
     assert (error, True) == (type(made), str(made).startswith("making topic t: "))
 

@@ -7,23 +7,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from towpath.relay.delivery import Delivery, DeliveryLedger
+from towpath.relay.encode.codecs.codec import TableNames
+from towpath.relay.encode.codecs.json_codec import json_maker
+from towpath.relay.encode.columns import ColumnRules
+from towpath.relay.encode.dead_letters import DeadLetters, RefusedRoute
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.record import Record
+from towpath.relay.encode.relations import NOTHING_KNOWN
+from towpath.relay.encode.rows import ReadRoute, ReadRow, ReadSlice
+from towpath.relay.encode.table import RouteCallbacks, SourceNames, TableRoute
 from towpath.relay.errors import MalformedMessageError
-from towpath.relay.pipeline.emission import UNSWEPT, UNTOLD_DELETE, Emission
 from towpath.relay.ports import TopicFacts
-from towpath.relay.routing.codec import Names
-from towpath.relay.routing.columns import ColumnRules
-from towpath.relay.routing.dead import DeadLetters
-from towpath.relay.routing.json_codec import json_maker
-from towpath.relay.routing.parked import Parked
-from towpath.relay.routing.reads import ReadPlace, ReadRoute, ReadRow
-from towpath.relay.routing.record import Record
-from towpath.relay.routing.refused import RefusedRoute
-from towpath.relay.routing.relations import NOTHING_KNOWN
-from towpath.relay.routing.table import Ears, Place, TableRoute
+from towpath.relay.publish.in_flight import Delivery, DeliveryLedger
 from towpath.relay.snapshot.effects import EmitRows, EmitSweep
-from towpath.relay.tally import Tally
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.stats import Stats
+from towpath.relay.stream.snapshot_publisher import (
+    UNREPORTED_DELETE,
+    UNSWEPT,
+    SnapshotPublisher,
+)
+from towpath.relay.wal.messages import Column, Relation
 from towpath.settings.relay import Relay
 
 RELATION = Relation(1, "s", "a", (Column("id", 20), Column("note", 25)), (0,))
@@ -36,9 +39,9 @@ CHUNK = 5
 def table_route(relation: Relation) -> TableRoute:
     """Make the route of a table."""
     plan = ColumnRules(RELAY).plan(relation, NOTHING_KNOWN)
-    names = Names("t", "db", relation.schema, relation.table, "t.s.a")
+    names = TableNames("t", "db", relation.schema, relation.table, "t.s.a")
     codec = json_maker(RELAY)(names, plan.key, plan.columns)
-    return TableRoute("t", relation, plan, codec, RELAY.rows, Ears())
+    return TableRoute("t", relation, plan, codec, RELAY.rows, RouteCallbacks())
 
 
 class AggregateRoute:
@@ -47,10 +50,10 @@ class AggregateRoute:
     relation = VIEW
     topic = "event.order"
 
-    def reads(self, rows: Sequence[ReadRow], place: ReadPlace) -> Sequence[Record]:
+    def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
         return [Record(place.topic, row[0], b"v", [], b"", 0, 9) for row in rows]
 
-    def absent(self, key: Sequence[bytes], place: ReadPlace) -> Sequence[Record]:
+    def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
         if key != (b"9",):
             raise MalformedMessageError
         return [Record(place.topic, key[0], None, [], b"", 0, 9)]
@@ -62,7 +65,7 @@ class EmissionBench:
     def __init__(self, *, is_compacted: bool = False, is_refused: bool = False) -> None:
         self.sent: list[Record] = []
         self.announced: list[str] = []
-        self.tally = Tally()
+        self.tally = Stats()
         self.ledger = DeliveryLedger(0)
         self._is_refused = is_refused
         facts = TopicFacts(1000, 2, is_compacted=is_compacted)
@@ -70,7 +73,7 @@ class EmissionBench:
             ledger=self.ledger,
             outlet=SimpleNamespace(tell_all=self._send, facts=lambda _: facts),
             router=SimpleNamespace(
-                table=self._table, place=Place("t", "db"), relay=RELAY
+                table=self._table, place=SourceNames("t", "db"), relay=RELAY
             ),
             shapes=SimpleNamespace(
                 announce=lambda shape, *_: self.announced.append(shape.name),
@@ -79,13 +82,13 @@ class EmissionBench:
             tally=self.tally,
             now_us=lambda: 7_000,
         )
-        self.emission = Emission(
+        self.emission = SnapshotPublisher(
             core, lambda of: AggregateRoute() if of.schema == "outbox" else None
         )
 
     def _table(self, relation: Relation, _facts: object) -> ReadRoute:
         if self._is_refused:
-            dead = DeadLetters("t", self.tally.bury, Parked(1))
+            dead = DeadLetters("t", self.tally.bury, ParkedAggregates(1))
             return RefusedRoute(relation, "t.s.a", dead, "no")
         return table_route(relation)
 
@@ -181,7 +184,7 @@ def test_a_delete_with_an_unknown_record_key_is_counted():
     bench = EmissionBench()
     bench.emit(VIEW, absent=((b"untold",), (b"9",)))
 
-    assert ([b"9"], {UNTOLD_DELETE: 1}) == (
+    assert ([b"9"], {UNREPORTED_DELETE: 1}) == (
         [record.key for record in bench.sent],
         bench.tally.skipped,
     )

@@ -2,10 +2,10 @@
 
 import pytest
 
-from towpath.relay.routing.codec import Place
-from towpath.relay.routing.counted import CountedChanges, CountedEvents
-from towpath.relay.wal.relation import Column, Relation
-from towpath.relay.wal.sequencer import Change, Spoken, Transaction
+from towpath.relay.encode.codecs.codec import TransactionPlace
+from towpath.relay.encode.router import CountedChanges, CountedEvents
+from towpath.relay.wal.messages import Column, Relation
+from towpath.relay.wal.transactions import Change, LogicalMessageEvent, Transaction
 from towpath.schemas.envelope import Operation
 
 TRANSACTION = Transaction(1, 8, 8, 0, b"0000000000000008.")
@@ -20,8 +20,8 @@ CHANGE = Change(
     0,
     8,
 )
-INSIDE = Spoken("towpath.outbox", b"{}", 8, 0, TRANSACTION, 8)
-OUTSIDE = Spoken("towpath.outbox", b"{}", 8, -1, None, 8)
+INSIDE = LogicalMessageEvent("towpath.outbox", b"{}", 8, 0, TRANSACTION, 8)
+OUTSIDE = LogicalMessageEvent("towpath.outbox", b"{}", 8, -1, None, 8)
 
 
 class FixedRoute:
@@ -44,9 +44,9 @@ def counted_events() -> list[str]:
 def count_event(counted_events: list[str]):
     """Return the callback that counts an event."""
 
-    def count(collection: str) -> Place:
+    def count(collection: str) -> TransactionPlace:
         counted_events.append(collection)
-        return Place("1:8", len(counted_events), len(counted_events))
+        return TransactionPlace("1:8", len(counted_events), len(counted_events))
 
     return count
 

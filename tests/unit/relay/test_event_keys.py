@@ -5,12 +5,26 @@ from collections import Counter
 
 import pytest
 
-from towpath.relay.pipeline.recording import OTHER_FORM, OTHER_SPELLING, Events, touch
-from towpath.relay.snapshot.touches import Left, Notes, Touches
+from towpath.relay.snapshot.changed_keys import (
+    ChangedKeyFeed,
+    ChangedKeys,
+    TouchOutcome,
+)
 from towpath.relay.snapshot.visibility import XidSnapshot
-from towpath.relay.tally import Tally
-from towpath.relay.wal.relation import Column, Relation
-from towpath.relay.wal.sequencer import Change, Sequencer, Spoken, Transaction
+from towpath.relay.stats import Stats
+from towpath.relay.stream.key_recorder import (
+    OTHER_FORM,
+    OTHER_SPELLING,
+    AggregateKeyRecorder,
+    record_change,
+)
+from towpath.relay.wal.messages import Column, Relation
+from towpath.relay.wal.transactions import (
+    Change,
+    LogicalMessageEvent,
+    Sequencer,
+    Transaction,
+)
 from towpath.schemas.envelope import Operation
 from towpath.settings.outbox import Outbox
 
@@ -27,9 +41,9 @@ class RecorderBench:
     """Recorders of two views and a table, and a scan that records each."""
 
     def __init__(self) -> None:
-        self.aggregates = {"order": Touches(), "customer": Touches()}
-        self.recorders = {ROWS.oid: Touches()}
-        self.tally = Tally()
+        self.aggregates = {"order": ChangedKeyFeed(), "customer": ChangedKeyFeed()}
+        self.recorders = {ROWS.oid: ChangedKeyFeed()}
+        self.tally = Stats()
         views = [
             {
                 "aggregate_type": "order",
@@ -45,13 +59,15 @@ class RecorderBench:
             "view": views,
             "table": "s.events",
         }
-        self.events = Events(Outbox.model_validate(outbox), self, self.tally)
+        self.events = AggregateKeyRecorder(
+            Outbox.model_validate(outbox), self, self.tally
+        )
         self.events.bind(TABLE)
         self.notes = {name: self._noted(t) for name, t in self.aggregates.items()}
         self.notes["rows"] = self._noted(self.recorders[ROWS.oid])
 
-    def _noted(self, touches: Touches) -> Notes:
-        notes = Notes()
+    def _noted(self, touches: ChangedKeyFeed) -> ChangedKeys:
+        notes = ChangedKeys()
         notes.begin()
         touches.notes.append(notes)
         return notes
@@ -72,7 +88,9 @@ class RecorderBench:
         """Stream a message."""
         content = told if isinstance(told, bytes) else json.dumps(told).encode()
         self.events.expect()
-        spoken = Spoken("towpath.outbox", content, 160, 0, transaction, 160)
+        spoken = LogicalMessageEvent(
+            "towpath.outbox", content, 160, 0, transaction, 160
+        )
         self.events.message(spoken, SEQUENCE)
 
     def judge(
@@ -81,7 +99,7 @@ class RecorderBench:
         name: str = "order",
         low: int = 30,
         snapshot: XidSnapshot = SEES_NOTHING,
-    ) -> Left | None:
+    ) -> TouchOutcome | None:
         """Judge a row that was read."""
         return self.notes[name].judge((key,), low, snapshot)
 
@@ -91,7 +109,11 @@ ORDER = {"aggregate_type": "order", "aggregate_id": "42"}
 
 @pytest.mark.parametrize(
     ("event_type", "expected"),
-    [(b"OrderChanged", Left.FULL), (b"OrderPaid", Left.PARTIAL), (None, Left.PARTIAL)],
+    [
+        (b"OrderChanged", TouchOutcome.FULL),
+        (b"OrderPaid", TouchOutcome.PARTIAL),
+        (None, TouchOutcome.PARTIAL),
+    ],
 )
 def test_an_event_drops_a_read_row_of_its_aggregate(event_type, expected):
     """
@@ -115,7 +137,7 @@ def test_a_star_means_that_all_event_types_carry_the_whole_state():
     desk = RecorderBench()
     desk.insert(b"customer", b"x", b"Anything")
 
-    assert Left.FULL is desk.judge(b"x", "customer")
+    assert TouchOutcome.FULL is desk.judge(b"x", "customer")
 
 
 def test_an_event_in_the_dead_letters_makes_its_aggregate_read_again():
@@ -125,13 +147,13 @@ def test_an_event_in_the_dead_letters_makes_its_aggregate_read_again():
     desk = RecorderBench()
     desk.insert(b"order", b"42", b"OrderChanged", is_buried=True)
 
-    assert Left.PARTIAL is desk.judge()
+    assert TouchOutcome.PARTIAL is desk.judge()
 
 
 @pytest.mark.parametrize(
     ("spelt", "left", "counted"),
     [
-        (b"0042", Left.PARTIAL, {OTHER_SPELLING: 1}),
+        (b"0042", TouchOutcome.PARTIAL, {OTHER_SPELLING: 1}),
         (b"x42", None, {OTHER_FORM: 1}),
         (None, None, {OTHER_FORM: 1}),
     ],
@@ -167,7 +189,9 @@ def test_changes_that_are_no_events_touch_no_aggregate():
         desk.events.row(change, SEQUENCE)
     desk.message(b"no json")
     content = json.dumps(ORDER).encode()
-    desk.events.message(Spoken("other", content, 1, 0, TRANSACTION, 1), SEQUENCE)
+    desk.events.message(
+        LogicalMessageEvent("other", content, 1, 0, TRANSACTION, 1), SEQUENCE
+    )
 
     assert desk.judge() is None
     assert Counter() == desk.tally.skipped
@@ -182,7 +206,7 @@ def test_a_transactional_message_touches_its_aggregate_as_a_row_does():
 
     assert desk.judge(snapshot=SEES_IT) is None
 
-    assert Left.FULL is desk.judge()
+    assert TouchOutcome.FULL is desk.judge()
 
 
 def test_a_message_outside_a_transaction_touches_by_its_lsn_alone():
@@ -196,7 +220,7 @@ def test_a_message_outside_a_transaction_touches_by_its_lsn_alone():
 
     assert desk.judge(low=SEQUENCE) is None
 
-    assert Left.PARTIAL is desk.judge(low=SEQUENCE - 1, snapshot=SEES_IT)
+    assert TouchOutcome.PARTIAL is desk.judge(low=SEQUENCE - 1, snapshot=SEES_IT)
 
 
 def frame(relation: Relation, *values: bytes, tag: bytes = b"I") -> bytes:
@@ -224,11 +248,11 @@ def test_an_operators_skip_makes_the_row_read_again():
     desk.events.pass_over(event[:-3], sequencer, SEQUENCE)
 
     assert 0 == sequencer.ordinal
-    assert [Left.PARTIAL, Left.PARTIAL] == [
+    assert [TouchOutcome.PARTIAL, TouchOutcome.PARTIAL] == [
         desk.judge(key, "rows") for key in (b"1", b"2")
     ]
 
-    assert Left.PARTIAL is desk.judge()
+    assert TouchOutcome.PARTIAL is desk.judge()
 
 
 def test_a_skipped_truncate_touches_every_row():
@@ -243,7 +267,7 @@ def test_a_skipped_truncate_touches_every_row():
 
     desk.events.pass_over(b"w" + bytes(24) + body, sequencer, SEQUENCE)
 
-    assert Left.FULL is desk.judge(b"1", "rows")
+    assert TouchOutcome.FULL is desk.judge(b"1", "rows")
 
 
 @pytest.mark.parametrize("is_told", [True, False])
@@ -254,6 +278,8 @@ def test_a_change_excluded_by_configuration_makes_the_row_read_again(is_told: bo
     desk = RecorderBench()
     row = (b"1", b"v")
     change = Change(Operation.UPDATE, ROWS, row, None, False, TRANSACTION, 0, 0)
-    touch(desk.recorders[ROWS.oid], change, SEQUENCE, is_told=is_told)
+    record_change(desk.recorders[ROWS.oid], change, SEQUENCE, is_told=is_told)
 
-    assert (Left.FULL if is_told else Left.PARTIAL) is desk.judge(b"1", "rows")
+    assert (TouchOutcome.FULL if is_told else TouchOutcome.PARTIAL) is desk.judge(
+        b"1", "rows"
+    )

@@ -4,17 +4,17 @@ What the relay does at its start: snapshot modes against the durable state, no s
 
 import pytest
 
-from towpath.relay.captured import CapturedTables, Collections
-from towpath.relay.first_start import Beginning, Known, beginning
-from towpath.relay.postgres.asking import entry_of
+from towpath.relay.captured_tables import CapturedTables, Collections
+from towpath.relay.postgres.backfill import signal_entry
 from towpath.relay.postgres.new_tables import fill_id
 from towpath.relay.postgres.slot import exporting_command
 from towpath.relay.postgres.source_facts import ListedTable
+from towpath.relay.recovery.backfill import StartAction, StartFacts, choose_start
 from towpath.relay.snapshot.naming import matches
 from towpath.schemas.table_name import TableName
 from towpath.settings import FirstStart
 
-NEW = Known(has_run=False, has_records=False, has_slot=False, is_untouched=False)
+NEW = StartFacts(has_run=False, has_records=False, has_slot=False, is_untouched=False)
 FIRST = (FirstStart.INITIAL, FirstStart.INITIAL_ONLY, FirstStart.WHEN_NEEDED)
 
 
@@ -22,23 +22,23 @@ FIRST = (FirstStart.INITIAL, FirstStart.INITIAL_ONLY, FirstStart.WHEN_NEEDED)
 @pytest.mark.parametrize(
     ("known", "step"),
     [
-        (NEW, Beginning.MAKE_SLOT),
-        (NEW._replace(is_untouched=True), Beginning.MAKE_SLOT),
-        (NEW._replace(has_slot=True), Beginning.ASK),
-        (NEW._replace(has_slot=True, is_untouched=True), Beginning.GO_ON),
-        (NEW._replace(has_run=True), Beginning.GO_ON),
-        (NEW._replace(has_run=True, has_slot=True), Beginning.GO_ON),
-        (NEW._replace(has_records=True), Beginning.GO_ON),
-        (NEW._replace(has_records=True, has_slot=True), Beginning.GO_ON),
+        (NEW, StartAction.MAKE_SLOT),
+        (NEW._replace(is_untouched=True), StartAction.MAKE_SLOT),
+        (NEW._replace(has_slot=True), StartAction.ASK),
+        (NEW._replace(has_slot=True, is_untouched=True), StartAction.GO_ON),
+        (NEW._replace(has_run=True), StartAction.GO_ON),
+        (NEW._replace(has_run=True, has_slot=True), StartAction.GO_ON),
+        (NEW._replace(has_records=True), StartAction.GO_ON),
+        (NEW._replace(has_records=True, has_slot=True), StartAction.GO_ON),
     ],
 )
 def test_durable_state_decides_the_initial_snapshot(
-    mode: FirstStart, known: Known, step: Beginning
+    mode: FirstStart, known: StartFacts, step: StartAction
 ):
     """
     N-04, N-08: only a relay that never ran starts an initial snapshot, and only once.
     """
-    assert step == beginning(mode, known)
+    assert step == choose_start(mode, known)
 
 
 @pytest.mark.parametrize("mode", [FirstStart.NEVER, FirstStart.ALWAYS])
@@ -47,7 +47,7 @@ def test_other_snapshot_modes_read_nothing_first(mode: FirstStart, *, has_slot: 
     """
     N-05, N-06: ``never`` reads nothing; ``always`` requests a snapshot once streaming.
     """
-    assert Beginning.GO_ON == beginning(mode, NEW._replace(has_slot=has_slot))
+    assert StartAction.GO_ON == choose_start(mode, NEW._replace(has_slot=has_slot))
 
 
 @pytest.mark.parametrize(("version", "has_failover"), [(160000, False), (170000, True)])
@@ -70,7 +70,7 @@ def test_a_signal_of_the_relay_matches_only_its_table(table: str):
     """
     For any characters in a name, the entry matches that name and nothing longer.
     """
-    entry, name = entry_of(table), TableName.parse(table)
+    entry, name = signal_entry(table), TableName.parse(table)
     longer = TableName(name.schema, f"{name.table}x").text
 
     assert (True, False) == (matches(entry, table), matches(entry, longer))

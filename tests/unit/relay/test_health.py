@@ -6,16 +6,16 @@ from http.client import HTTPConnection
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from towpath.relay.health import HealthServer, Pages
-from towpath.relay.latency import BOUNDS_S
-from towpath.relay.tally import (
+from towpath.relay.admin_http import AdminPages, HealthServer
+from towpath.relay.stats import (
+    BOUNDS_S,
     OTHER_REASONS,
     STUCK_AFTER_S,
-    SlotView,
-    SnapshotView,
-    Tally,
+    SlotStats,
+    SnapshotProgress,
+    Stats,
 )
-from towpath.relay.wal.sequencer import Transaction
+from towpath.relay.wal.transactions import Transaction
 from towpath.schemas import telemetry
 from towpath.schemas.clock import SystemClock
 
@@ -39,20 +39,20 @@ def clock() -> TurnedClock:
 
 
 @pytest.fixture
-def stats() -> Tally:
+def stats() -> Stats:
     """Make the statistics of a process that streams."""
-    return Tally(
+    return Stats(
         is_streaming=True, run_id="mine", heartbeat_interval_s=10.0, turned_at_s=1000.0
     )
 
 
 @pytest.fixture
-def pages(stats: Tally, clock: TurnedClock) -> Pages:
+def pages(stats: Stats, clock: TurnedClock) -> AdminPages:
     """Make the pages from the statistics."""
-    return Pages(stats, clock)
+    return AdminPages(stats, clock)
 
 
-def metrics(pages: Pages) -> dict[str, dict[tuple[str, ...], float]]:
+def metrics(pages: AdminPages) -> dict[str, dict[tuple[str, ...], float]]:
     """Scrape as Prometheus does: values by name and label values."""
     text = pages.answer("/metrics").body.decode()
     told: dict[str, dict[tuple[str, ...], float]] = {}
@@ -79,7 +79,7 @@ def test_each_drop_reason_is_logged_once_and_counted_always():
     The first occurrence of a reason is logged; every one is counted.
     """
     told: list[tuple[str, str]] = []
-    stats = Tally(on_first=lambda what, reason: told.append((what, reason)))
+    stats = Stats(on_first=lambda what, reason: told.append((what, reason)))
     for reason in ("a", "a", "b"):
         stats.bury(reason)
         stats.skip(reason)
@@ -92,7 +92,7 @@ def test_reasons_without_bound_are_counted_as_other():
     The number of different reasons in the metrics and the log is bounded.
     """
     told: list[str] = []
-    stats = Tally(on_first=lambda _, reason: told.append(reason))
+    stats = Stats(on_first=lambda _, reason: told.append(reason))
     for number in range(1000):
         stats.skip(f"reason {number}")
 
@@ -104,7 +104,7 @@ def test_reasons_without_bound_are_counted_as_other():
 
 
 def test_ready_needs_the_stream_and_a_heartbeat_of_its_own(
-    stats: Tally, clock: TurnedClock, pages: Pages
+    stats: Stats, clock: TurnedClock, pages: AdminPages
 ):
     """
     The relay is ready once its own heartbeat is streamed back, until the stream ends.
@@ -130,7 +130,11 @@ def test_ready_needs_the_stream_and_a_heartbeat_of_its_own(
     ],
 )
 def test_ready_ends_three_intervals_after_the_last_heartbeat(
-    stats: Tally, clock: TurnedClock, pages: Pages, age_s: float, status: HTTPStatus
+    stats: Stats,
+    clock: TurnedClock,
+    pages: AdminPages,
+    age_s: float,
+    status: HTTPStatus,
 ):
     """
     Two heartbeats may be missed; a third ends readiness.
@@ -142,7 +146,7 @@ def test_ready_ends_three_intervals_after_the_last_heartbeat(
 
 
 def test_live_ends_when_the_loop_stops_turning(
-    stats: Tally, clock: TurnedClock, pages: Pages
+    stats: Stats, clock: TurnedClock, pages: AdminPages
 ):
     """
     A loop that stands still is not live; one that waits for a connection is.
@@ -157,7 +161,7 @@ def test_live_ends_when_the_loop_stops_turning(
     assert [HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.OK] == seen
 
 
-def test_an_unknown_page_lists_the_known_ones(pages: Pages):
+def test_an_unknown_page_lists_the_known_ones(pages: AdminPages):
     """
     The answer to an unknown path lists the paths that exist.
     """
@@ -167,15 +171,17 @@ def test_an_unknown_page_lists_the_known_ones(pages: Pages):
 
 
 def test_every_published_metric_of_the_relay_is_shown(
-    stats: Tally, clock: TurnedClock, pages: Pages
+    stats: Stats, clock: TurnedClock, pages: AdminPages
 ):
     """
     Once all has happened, each metric name of the relay is in the scrape.
     """
     stats.tables = ("shop.line",)
     stats.dropped_tables = ("shop.gone",)
-    stats.slot = SlotView(5, 3, 9, "extended", is_active=False, inactive_s=4.0)
-    stats.snapshot = SnapshotView(1, 2, 3, 4, 5, 6, {"shop.line": 6}, clock.now_s - 7)
+    stats.slot = SlotStats(5, 3, 9, "extended", is_active=False, inactive_s=4.0)
+    stats.snapshot = SnapshotProgress(
+        1, 2, 3, 4, 5, 6, {"shop.line": 6}, clock.now_s - 7
+    )
     stats.committed(Transaction(1, 8, 8, SECOND_US, b""), 16, 3, 2 * SECOND_US)
     stats.heartbeat_seen(1, "mine", clock.now_s)
     stats.bury("a")
@@ -193,7 +199,7 @@ def test_every_published_metric_of_the_relay_is_shown(
     assert set() == names - shown
 
 
-def test_an_unknown_metric_value_is_left_out(pages: Pages):
+def test_an_unknown_metric_value_is_left_out(pages: AdminPages):
     """
     Before a slot, a heartbeat or a transaction was seen, no metric claims zero.
     """
@@ -207,11 +213,11 @@ def test_an_unknown_metric_value_is_left_out(pages: Pages):
     assert [] == [name for name in names if name in metrics(pages)]
 
 
-def test_the_slots_status_is_one_of_four(stats: Tally, pages: Pages):
+def test_the_slots_status_is_one_of_four(stats: Stats, pages: AdminPages):
     """
     The status is a gauge per state, so that an alert can select one.
     """
-    stats.slot = SlotView(5, 3, None, "lost", is_active=False, inactive_s=None)
+    stats.slot = SlotStats(5, 3, None, "lost", is_active=False, inactive_s=None)
     told = metrics(pages)
 
     assert (
@@ -220,7 +226,7 @@ def test_the_slots_status_is_one_of_four(stats: Tally, pages: Pages):
     ) == (told[telemetry.SLOT_STATUS], telemetry.SLOT_SAFE in told)
 
 
-def test_latencies_are_counted_by_bucket(stats: Tally, pages: Pages):
+def test_latencies_are_counted_by_bucket(stats: Stats, pages: AdminPages):
     """
     The time from commit to acknowledgement is by the source's clock and never negative.
     """
@@ -240,12 +246,12 @@ def test_latencies_are_counted_by_bucket(stats: Tally, pages: Pages):
 
 
 def test_the_admin_server_answers_on_this_host_until_it_is_closed(
-    stats: Tally, clock: TurnedClock
+    stats: Stats, clock: TurnedClock
 ):
     """
     Pages and statuses are served over HTTP; after closing, connections fail.
     """
-    server = HealthServer(0, Pages(stats, clock))
+    server = HealthServer(0, AdminPages(stats, clock))
     seen = [fetch(server.port, "/health/live"), fetch(server.port, "/health/ready")]
     server.close()
     with pytest.raises(ConnectionRefusedError):

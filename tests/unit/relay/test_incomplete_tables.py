@@ -2,13 +2,13 @@
 
 import pytest
 
-from towpath.relay.snapshot.run import Run
+from towpath.relay.snapshot.run import SnapshotRun
 from towpath.relay.snapshot.stored import (
     INCOMPLETE,
     MAX_UNDELIVERED_KEYS,
-    Settled,
+    SettledRows,
     StoredTable,
-    outcome,
+    scan_outcome,
 )
 
 TABLE = StoredTable("s1", "s.a", 0, "running", 7, last_key=(b"9",))
@@ -17,8 +17,8 @@ TABLE = StoredTable("s1", "s.a", 0, "running", 7, last_key=(b"9",))
 def ended(count: int) -> StoredTable:
     """Return the table, ended, with so many rows as dead letters."""
     keys = tuple((b"%d" % number,) for number in range(count))
-    table = TABLE.after(Settled(1, 5, 0, keys))
-    state, reason = outcome(table)
+    table = TABLE.after(SettledRows(1, 5, 0, keys))
+    state, reason = scan_outcome(table)
     return table._replace(state=state, error=reason)
 
 
@@ -26,7 +26,7 @@ def test_a_table_is_completed_only_without_dead_letters():
     """
     The reason has their count, the first keys and the command that reads them again.
     """
-    state, reason = outcome(TABLE)
+    state, reason = scan_outcome(TABLE)
     incomplete = ended(2)
 
     assert ("completed", None) == (state, reason)
@@ -43,7 +43,7 @@ def test_a_key_request_of_the_relay_is_repeated_by_command():
     """
     Such a request cannot be resumed, so the command names the key.
     """
-    _, reason = outcome(ended(1)._replace(asked_until="x"))
+    _, reason = scan_outcome(ended(1)._replace(asked_until="x"))
 
     assert "towpath snapshot start s.a --key '[\"0\"]'" in (reason or "")
 
@@ -90,4 +90,4 @@ def test_a_snapshot_has_the_worst_state_of_its_tables(
         for number, state in enumerate(states)
     ]
 
-    assert status == Run(tables).status()
+    assert status == SnapshotRun(tables).status()

@@ -5,14 +5,18 @@ from typing import Any
 
 import pytest
 
+from towpath.relay.encode.codecs.codec import (
+    Codec,
+    EnvelopeFacts,
+    TableNames,
+    TransactionPlace,
+)
+from towpath.relay.encode.codecs.json_codec import json_maker
+from towpath.relay.encode.columns import ColumnRules
+from towpath.relay.encode.relations import CatalogFacts
+from towpath.relay.encode.types.form import TypeFacts
 from towpath.relay.errors import MalformedMessageError
-from towpath.relay.routing.codec import Codec, Facts, Names, Place
-from towpath.relay.routing.columns import ColumnRules
-from towpath.relay.routing.forms.types import TypeFacts
-from towpath.relay.routing.json_codec import json_maker
-from towpath.relay.routing.relations import CatalogFacts
-from towpath.relay.wal.messages import UNCHANGED, Row
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.messages import UNCHANGED, Column, Relation, Row
 from towpath.settings.relay import Relay
 
 COLUMNS = (
@@ -26,7 +30,9 @@ TYPES = {
     1007: TypeFacts("_int4", "integer[]", element_oid=23),
     1009: TypeFacts("_text", "text[]", element_oid=25),
 }
-FACTS = Facts(b"u", 5_000_001, 7_000_002, b"false", 9, 120, 160, None, None, None)
+FACTS = EnvelopeFacts(
+    b"u", 5_000_001, 7_000_002, b"false", 9, 120, 160, None, None, None
+)
 TOASTED = (b"1", *(UNCHANGED,) * 4)
 
 
@@ -36,7 +42,7 @@ def codec(key: tuple[int, ...] = (0,), **relay: object) -> Codec:
     relation = Relation(oid=7, schema="s", table="100%", columns=COLUMNS, key=key)
     facts = CatalogFacts((), {}, frozenset({"id"}), types=TYPES)
     plan = ColumnRules(settings).plan(relation, facts)
-    names = Names('p"', "db", "s", "100%", "p.s.100_")
+    names = TableNames('p"', "db", "s", "100%", "p.s.100_")
     return json_maker(settings)(names, plan.key, plan.columns)
 
 
@@ -47,7 +53,7 @@ def after(row: Row, **relay: object) -> dict[str, Any]:
     return found
 
 
-def source(facts: Facts, **relay: object) -> dict[str, Any]:
+def source(facts: EnvelopeFacts, **relay: object) -> dict[str, Any]:
     """Write an envelope and parse its source."""
     value = codec(**relay).value(None, None, facts, is_full=False)
     found: dict[str, Any] = json.loads(value)["source"]
@@ -134,7 +140,7 @@ def test_a_chunks_source_has_no_transaction():
     """
     The commit LSN of a READ row's source is the low watermark.
     """
-    read = Facts(b"r", 5, 5, b"incremental", None, None, 160, None, None, None)
+    read = EnvelopeFacts(b"r", 5, 5, b"incremental", None, None, 160, None, None, None)
     found = source(read)
 
     assert ("incremental", None, None, 160) == (
@@ -163,7 +169,7 @@ def test_a_place_in_the_transaction_is_a_block():
     """
     With enrichment the envelope has the transaction's id and orders.
     """
-    facts = FACTS._replace(transaction=Place("9:160", 3, 2))
+    facts = FACTS._replace(transaction=TransactionPlace("9:160", 3, 2))
     value = codec().value(None, None, facts, is_full=False)
 
     assert {"id": "9:160", "total_order": 3, "data_collection_order": 2} == json.loads(

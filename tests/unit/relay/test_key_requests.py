@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from towpath.relay.snapshot.requests import MAX_BATCH_BYTES, MAX_WAIT_S, KeyRequests
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.snapshot.key_requests import MAX_BATCH_BYTES, MAX_WAIT_S, KeyRequests
+from towpath.relay.wal.messages import Column, Relation
 from towpath.schemas.position import Position
 
 A = Relation(1, "s", "a", (Column("id", 20),), (0,))

@@ -2,7 +2,11 @@
 
 import pytest
 
-from towpath.relay.postgres.known_tables import Event, KnownTable, changes
+from towpath.relay.postgres.known_tables import (
+    KnownTable,
+    TableEventKind,
+    captured_name_changes,
+)
 from towpath.relay.postgres.source_facts import ListedTable
 
 LINEAGE = 3
@@ -17,20 +21,24 @@ def known(oid: int, *, lineage: int = LINEAGE, is_gone: bool = False) -> KnownTa
     ("stored", "listed", "expected"),
     [
         pytest.param(known(1), [("s.a", 1, True)], None, id="same table"),
-        pytest.param(known(1), [], Event.DROPPED, id="dropped"),
-        pytest.param(known(1), [("s.b", 1, True)], Event.RENAMED, id="renamed"),
-        pytest.param(known(1), [("s.a", 2, False)], Event.RECREATED, id="made again"),
+        pytest.param(known(1), [], TableEventKind.DROPPED, id="dropped"),
+        pytest.param(
+            known(1), [("s.b", 1, True)], TableEventKind.RENAMED, id="renamed"
+        ),
+        pytest.param(
+            known(1), [("s.a", 2, False)], TableEventKind.RECREATED, id="made again"
+        ),
         pytest.param(
             known(1),
             [("s.a", 2, True), ("s.b", 1, True)],
-            Event.RECREATED,
+            TableEventKind.RECREATED,
             id="swapped",
         ),
         pytest.param(known(1, is_gone=True), [], None, id="reported before"),
         pytest.param(
             known(1, is_gone=True),
             [("s.a", 1, True)],
-            Event.RECREATED,
+            TableEventKind.RECREATED,
             id="renamed back",
         ),
         pytest.param(
@@ -39,13 +47,17 @@ def known(oid: int, *, lineage: int = LINEAGE, is_gone: bool = False) -> KnownTa
         pytest.param(
             known(1, lineage=2), [("s.a", 2, True)], None, id="a gap's plan reads it"
         ),
-        pytest.param(known(1, lineage=2), [], Event.DROPPED, id="dropped in a gap"),
+        pytest.param(
+            known(1, lineage=2), [], TableEventKind.DROPPED, id="dropped in a gap"
+        ),
     ],
 )
 def test_a_captured_name_is_compared_with_its_stored_table(stored, listed, expected):
     """
     Each way in which a name can lose its table gives its own event.
     """
-    found = changes([stored], [ListedTable(*each) for each in listed], LINEAGE)
+    found = captured_name_changes(
+        [stored], [ListedTable(*each) for each in listed], LINEAGE
+    )
 
     assert ([] if expected is None else [expected]) == [each.event for each in found]

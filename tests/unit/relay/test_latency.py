@@ -1,6 +1,6 @@
 """Latencies, measured by one clock."""
 
-from towpath.relay.latency import BOUNDS_S, Histogram, SourceClock
+from towpath.relay.stats import BOUNDS_S, Histogram, SourceClock
 
 SECOND_US = 1_000_000
 BEGAN_US = 1_000_000 * SECOND_US

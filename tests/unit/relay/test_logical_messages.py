@@ -6,19 +6,19 @@ import json
 import fastavro
 import pytest
 
-from towpath.relay.routing.avro_schema import avro_text
-from towpath.relay.routing.codec import Place
-from towpath.relay.routing.documents import Documents
-from towpath.relay.routing.message import LEFT_OUT, MessageRecords, value_schema
-from towpath.relay.wal.sequencer import Spoken, Transaction
+from towpath.relay.encode.codecs.avro_schema import avro_text
+from towpath.relay.encode.codecs.codec import TransactionPlace
+from towpath.relay.encode.codecs.factory import Documents
+from towpath.relay.encode.logical import LEFT_OUT, MessageRecords, value_schema
+from towpath.relay.wal.transactions import LogicalMessageEvent, Transaction
 from towpath.settings.relay import Messages, Relay
 from towpath.settings.rows import Binaries, RecordFormat, Rows
 
 NOW_US = 1_700_000_001_000_007
 COMMITTED_US = 1_700_000_000_123_456
 TRANSACTION = Transaction(755, 160, 1160, COMMITTED_US, b"%016x." % 1160, "far")
-INSIDE = Spoken("foo", b"bar", 1160, 3, TRANSACTION, 120)
-OUTSIDE = Spoken("foo", b"bar", 1120, -1, None, 120)
+INSIDE = LogicalMessageEvent("foo", b"bar", 1160, 3, TRANSACTION, 120)
+OUTSIDE = LogicalMessageEvent("foo", b"bar", 1120, -1, None, 120)
 
 
 def message_route(relay: Relay | None = None, **more) -> MessageRecords:
@@ -62,9 +62,9 @@ def test_a_transactional_message_stands_at_its_ordinal():
     """
     counted = []
 
-    def place(collection: str) -> Place:
+    def place(collection: str) -> TransactionPlace:
         counted.append(collection)
-        return Place("755:160", 4, 1)
+        return TransactionPlace("755:160", 4, 1)
 
     record = message_route(place=place).record(INSIDE, NOW_US)
     told = json.loads(record.value)

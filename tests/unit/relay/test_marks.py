@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from towpath.relay.errors import TopicTruncatedError
-from towpath.relay.marks import Mark, Marks
+from towpath.relay.recovery.marks import Mark, Marks
 
 TOPIC = "p.shop.orders"
 AT = (TOPIC, 0)

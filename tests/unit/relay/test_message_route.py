@@ -6,21 +6,25 @@ from typing import Any
 
 import pytest
 
-from towpath.relay.routing.dead import BEHIND, DeadLetters
-from towpath.relay.routing.outbox import OutboxRoute
-from towpath.relay.routing.outbox_event import HEADERS_NOT_AN_OBJECT, NO_AGGREGATE_TYPE
-from towpath.relay.routing.parked import Parked
-from towpath.relay.routing.record import Record
-from towpath.relay.routing.tableless import (
+from towpath.relay.encode.dead_letters import BEHIND, DeadLetters
+from towpath.relay.encode.logical import (
     BAD_TIME,
     LACKS_MEMBERS,
     NO_ID,
-    TablelessEvents,
+    NOT_AN_OBJECT,
+    TOO_DEEP,
+    LogicalEvents,
 )
-from towpath.relay.routing.told import NOT_AN_OBJECT, TOO_DEEP
-from towpath.relay.routing.topic_rule import ILLEGAL_TOPIC
-from towpath.relay.wal.relation import Column, Relation
-from towpath.relay.wal.sequencer import Change, Spoken, Transaction
+from towpath.relay.encode.outbox import (
+    HEADERS_NOT_AN_OBJECT,
+    NO_AGGREGATE_TYPE,
+    OutboxRoute,
+)
+from towpath.relay.encode.outbox_columns import ILLEGAL_TOPIC
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.record import Record
+from towpath.relay.wal.messages import Column, Relation
+from towpath.relay.wal.transactions import Change, LogicalMessageEvent, Transaction
 from towpath.schemas.envelope import Operation
 from towpath.settings.outbox import Outbox
 from towpath.settings.relay import Relay
@@ -46,9 +50,9 @@ class RouteBench:
 
     def __init__(self, outbox: Outbox | None = None) -> None:
         self.buried: Counter[str] = Counter()
-        self.parked = Parked(10)
+        self.parked = ParkedAggregates(10)
         dead = DeadLetters("towpath", lambda r: self.buried.update([r]), self.parked)
-        self.route = TablelessEvents(
+        self.route = LogicalEvents(
             outbox or Outbox(), dead, self.parked, frozenset(), lambda _: None
         )
 
@@ -59,7 +63,9 @@ class RouteBench:
         text = content if isinstance(content, bytes) else json.dumps(content).encode()
         transaction = TRANSACTION if inside else None
         place = ordinal if inside else -1
-        spoken = Spoken("towpath.outbox", text, 0x1F8, place, transaction, 0x1F8)
+        spoken = LogicalMessageEvent(
+            "towpath.outbox", text, 0x1F8, place, transaction, 0x1F8
+        )
         (record,) = self.route.records(spoken, NOW_US)
         return record
 
@@ -77,7 +83,7 @@ def test_a_message_gives_the_record_that_a_row_gives():
         "occurred_at": "2026-01-02 03:04:05.6+00",
     }
     row = tuple(str(texts[name]).encode() for name in names)
-    parked = Parked(1)
+    parked = ParkedAggregates(1)
     dead = DeadLetters("towpath", print, parked)
     change = Change(Operation.CREATE, relation, row, None, False, TRANSACTION, 3, 0)
     (expected,) = OutboxRoute(

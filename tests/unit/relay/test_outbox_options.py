@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 
+from towpath.relay.encode.dead_letters import DeadLetters
+from towpath.relay.encode.event_options import BAD_PARTITION, NOT_A_CLOUDEVENT
+from towpath.relay.encode.outbox import BAD_TIMESTAMP, NO_ROUTE, OutboxRoute
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.record import Record
 from towpath.relay.errors import NotPreparedError
-from towpath.relay.routing.cloudevents import NOT_A_CLOUDEVENT
-from towpath.relay.routing.dead import DeadLetters
-from towpath.relay.routing.outbox import OutboxRoute
-from towpath.relay.routing.outbox_event import BAD_TIMESTAMP, NO_ROUTE
-from towpath.relay.routing.parked import Parked
-from towpath.relay.routing.placement import BAD_PARTITION
-from towpath.relay.routing.record import Record
-from towpath.relay.wal.relation import Column, Relation
-from towpath.relay.wal.sequencer import Change, Transaction
+from towpath.relay.wal.messages import Column, Relation
+from towpath.relay.wal.transactions import Change, Transaction
 from towpath.schemas.envelope import Operation
 from towpath.settings.outbox import Outbox
 from towpath.settings.relay import Relay
@@ -69,7 +67,7 @@ def route(
 
 def routed(outbox: Outbox, relation: Relation, row: tuple[bytes | None, ...]) -> Record:
     """Route one row."""
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     dead = DeadLetters("towpath", lambda _: None, parked)
     made = OutboxRoute(relation, outbox, dead, parked, frozenset(), lambda _: None)
     change = Change(Operation.CREATE, relation, row, None, False, TRANSACTION, 3, 0)

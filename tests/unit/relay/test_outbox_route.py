@@ -5,24 +5,26 @@ from collections import Counter
 
 import pytest
 
-from towpath.relay.errors import NotPreparedError, OutboxUpdatedError
-from towpath.relay.routing.dead import BEHIND, DeadLetters
-from towpath.relay.routing.outbox import UPDATED, WRONGLY_UPDATED, OutboxRoute
-from towpath.relay.routing.outbox_event import (
+from towpath.relay.encode.dead_letters import BEHIND, DeadLetters
+from towpath.relay.encode.outbox import (
     HEADERS_NOT_AN_OBJECT,
     NO_AGGREGATE_TYPE,
     NO_INSTANT,
     OWN_NAME,
+    UPDATED,
+    WRONGLY_UPDATED,
+    OutboxRoute,
 )
-from towpath.relay.routing.parked import Parked
-from towpath.relay.routing.record import Record
-from towpath.relay.routing.topic_rule import (
+from towpath.relay.encode.outbox_columns import (
     ILLEGAL_TOPIC,
     RESERVED_TOPIC,
     topics_of_relay,
 )
-from towpath.relay.wal.relation import Column, Relation
-from towpath.relay.wal.sequencer import Change, Transaction
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.record import Record
+from towpath.relay.errors import NotPreparedError, OutboxUpdatedError
+from towpath.relay.wal.messages import Column, Relation
+from towpath.relay.wal.transactions import Change, Transaction
 from towpath.schemas.envelope import Operation
 from towpath.settings.outbox import OnUpdate, Outbox
 
@@ -64,7 +66,7 @@ class RouteBench:
     def __init__(self, outbox: Outbox | None = None) -> None:
         self.skipped: Counter[str] = Counter()
         self.buried: Counter[str] = Counter()
-        self.parked = Parked(10)
+        self.parked = ParkedAggregates(10)
         dead = DeadLetters(
             "towpath", lambda reason: self.buried.update([reason]), self.parked
         )
@@ -327,7 +329,7 @@ def test_an_outbox_table_without_its_columns_is_refused():
     A missing column of the outbox table halts the relay with the column's name.
     """
     bare = Relation(oid=5, schema="s", table="t", columns=(Column("id", 25),), key=())
-    parked = Parked(1)
+    parked = ParkedAggregates(1)
     with pytest.raises(NotPreparedError, match="payload"):
         OutboxRoute(
             bare, Outbox(), DeadLetters("p", print, parked), parked, frozenset(), print

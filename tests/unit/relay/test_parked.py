@@ -2,8 +2,8 @@
 
 import pytest
 
+from towpath.relay.encode.parked_aggregates import ParkedAggregates, parking_id
 from towpath.relay.errors import ParkedOverflowError
-from towpath.relay.routing.parked import Parked, identity
 
 
 def at(number: int) -> bytes:
@@ -11,7 +11,7 @@ def at(number: int) -> bytes:
     return b"%016x.%010d" % (160, number)
 
 
-def held(parked: Parked, *numbers: int, kind: str = "order") -> list[bool]:
+def held(parked: ParkedAggregates, *numbers: int, kind: str = "order") -> list[bool]:
     """Return which of several positions of one aggregate are held back."""
     return [parked.holds(kind, b"42", at(number)) for number in numbers]
 
@@ -20,7 +20,7 @@ def test_no_aggregate_is_parked_at_first():
     """
     The hot path asks one question, and the answer is no.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
 
     assert (False, 0, [False]) == (bool(parked.spans), len(parked), held(parked, 1))
 
@@ -29,7 +29,7 @@ def test_only_later_events_of_a_parked_aggregate_wait():
     """
     A replay of earlier events, and of the dead letter itself, decides as before.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     parked.park("order", b"42", at(5))
 
     assert [False, False, True] == held(parked, 4, 5, 6)
@@ -39,7 +39,7 @@ def test_other_aggregates_are_not_parked():
     """
     Type and id identify the aggregate.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     parked.park("order", b"42", at(5))
 
     assert (False, False, False) == (
@@ -53,7 +53,7 @@ def test_an_earlier_dead_letter_lowers_the_parked_start():
     """
     Acknowledgements come in any order; a later one changes nothing.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     for number in (5, 7, 3):
         parked.park("order", b"42", at(number))
 
@@ -64,7 +64,7 @@ def test_a_dead_letter_without_a_type_parks_every_type():
     """
     The row's type is unknown, so every type of that id waits.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     parked.park(None, b"42", at(5))
 
     assert (True, True) == (
@@ -77,7 +77,7 @@ def test_a_release_frees_only_later_events():
     """
     Events parked before the release stay dead letters on a replay.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     for number in (5, 7):
         parked.park("order", b"42", at(number))
     parked.release("order", b"42", at(7))
@@ -89,7 +89,7 @@ def test_a_release_below_the_last_dead_letter_frees_nothing():
     """
     Events parked meanwhile still wait, and so do all later ones.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     for number in (5, 9):
         parked.park("order", b"42", at(number))
     parked.release("order", b"42", at(7))
@@ -101,7 +101,7 @@ def test_a_released_aggregate_may_be_parked_again():
     """
     Between the two spans events were published, and a replay publishes them too.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     parked.park("order", b"42", at(5))
     parked.release("order", b"42", at(5))
     parked.park("order", b"42", at(9))
@@ -116,7 +116,7 @@ def test_a_release_is_for_one_type_or_for_all():
     """
     Without a type it releases every aggregate of that id.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     for kind in ("order", "customer", None):
         parked.park(kind, b"42", at(5))
     parked.release("order", b"42", at(5))
@@ -131,7 +131,7 @@ def test_a_release_may_be_read_before_its_dead_letter(kind: str | None):
     """
     Partitions are read in any order: positions decide, also for a replay.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     parked.release(kind, b"42", at(7))
     for number in (5, 7):
         parked.park("order", b"42", at(number))
@@ -145,7 +145,7 @@ def test_the_number_of_parked_aggregates_is_bounded():
     """
     More parked aggregates than configured halt the relay; parking one again does not.
     """
-    parked = Parked(2)
+    parked = ParkedAggregates(2)
     for _ in range(3):
         parked.park("order", b"1", at(5))
         parked.park("order", b"2", at(5))
@@ -158,13 +158,13 @@ def test_a_long_aggregate_id_is_kept_as_its_hash():
     """
     The memory per aggregate is bounded.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     parked.park("order", b"k" * 100_000, at(5))
 
     assert (True, True, True) == (
         all(len(known) < 100 for known in parked.spans),
         parked.holds("order", b"k" * 100_000, at(6)),
-        parked.holds("order", identity(b"k" * 100_000), at(6)),
+        parked.holds("order", parking_id(b"k" * 100_000), at(6)),
     )
 
 
@@ -172,7 +172,7 @@ def test_parked_aggregates_are_recovered_from_dead_letters():
     """
     Header ``parked`` parks; a record with ``released`` and no value releases.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     letter = [("aggregate_type", b"order"), ("position", at(5)), ("parked", b"42")]
     parked.recall(b"42", b"{}", letter)
     before = held(parked, 6)
@@ -196,7 +196,7 @@ def test_dead_letters_of_rows_park_nothing(
     """
     Row changes, messages and incomplete records change nothing.
     """
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     parked.recall(key, value, marks)
 
     assert {} == parked.spans
@@ -206,7 +206,7 @@ def test_at_a_start_the_bound_is_for_aggregates_still_parked():
     """
     Aggregates released by the end of the dead letters do not count.
     """
-    parked = Parked(1)
+    parked = ParkedAggregates(1)
     for key in (b"1", b"2"):
         parked.recall(key, b"{}", [("position", at(5)), ("parked", key)])
     with pytest.raises(ParkedOverflowError):

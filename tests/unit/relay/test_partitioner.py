@@ -3,8 +3,8 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from towpath.relay.kafka.partitioner import find_partitioner
-from towpath.relay.routing.partition import murmur2, partition_of
+from towpath.relay.encode.record import murmur2, partition_of
+from towpath.relay.kafka.producer import find_partitioner
 
 # From the tests of Java's client, org.apache.kafka.common.utils.UtilsTest, as unsigned.
 JAVA = {

@@ -9,42 +9,48 @@ from pathlib import Path
 import orjson
 import pytest
 
-from towpath.relay.delivery import DeliveryLedger
+from towpath.relay import loop
+from towpath.relay.encode.codecs.factory import CodecFactory
+from towpath.relay.encode.columns import ColumnRules
+from towpath.relay.encode.dead_letters import DeadLetters
+from towpath.relay.encode.logical import LogicalEvents
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.record import Record
+from towpath.relay.encode.relations import CatalogFacts
+from towpath.relay.encode.router import Router
+from towpath.relay.encode.table import RouteCallbacks, SourceNames
 from towpath.relay.errors import BrokerUnavailableError, DeliveryFailedError
-from towpath.relay.marks import Marks, Published
-from towpath.relay.pipeline import loop
-from towpath.relay.pipeline.aside import SetAside
-from towpath.relay.pipeline.core import Core
-from towpath.relay.pipeline.emission import Emission
-from towpath.relay.pipeline.follower import Follower
-from towpath.relay.pipeline.loop import STATUS_INTERVAL_S, Pipeline
-from towpath.relay.pipeline.marking import Marked, Marking
-from towpath.relay.pipeline.outlet import Outlet
-from towpath.relay.pipeline.shapes import Shapes
-from towpath.relay.pipeline.snapshots import Snapshots
-from towpath.relay.pipeline.spoken import Listener, MessageRoutes
+from towpath.relay.loop import STATUS_INTERVAL_S, Pipeline
 from towpath.relay.ports import OnDelivery, Outgoing, TopicFacts
-from towpath.relay.routing.codecs import CodecFactory
-from towpath.relay.routing.columns import ColumnRules
-from towpath.relay.routing.dead import DeadLetters
-from towpath.relay.routing.parked import Parked
-from towpath.relay.routing.record import Record
-from towpath.relay.routing.relations import CatalogFacts
-from towpath.relay.routing.router import Router
-from towpath.relay.routing.table import Ears, Place
-from towpath.relay.routing.tableless import TablelessEvents
-from towpath.relay.snapshot.driver import Scope, SnapshotDriver
+from towpath.relay.publish.checkpoints import CheckpointStart, CheckpointWriter
+from towpath.relay.publish.in_flight import DeliveryLedger
+from towpath.relay.publish.publisher import Publisher
+from towpath.relay.recovery.marks import Marks, Published
+from towpath.relay.recovery.state import StateRecords
+from towpath.relay.snapshot.changed_keys import (
+    ChangedKeyFeed,
+    ChangedKeys,
+    TouchOutcome,
+)
+from towpath.relay.snapshot.driver import SnapshotDriver, SnapshotScope
 from towpath.relay.snapshot.effects import ProbeVisibility
-from towpath.relay.snapshot.facts import Resumed, SignalStored, VisibilityRead
-from towpath.relay.snapshot.limits import Limits
+from towpath.relay.snapshot.facts import SignalStored, UnfinishedRead, VisibilityRead
 from towpath.relay.snapshot.pace import ChunkSize, Throttle
-from towpath.relay.snapshot.touches import Left, Notes, Touches
+from towpath.relay.snapshot.run import SnapshotLimits
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
-from towpath.relay.state import StateRecords
-from towpath.relay.tally import Tally
+from towpath.relay.stats import Stats
+from towpath.relay.stream.consumer import StreamConsumer, TransactionSkipper
+from towpath.relay.stream.context import LoopContext
+from towpath.relay.stream.logical_messages import (
+    LogicalMessageHandler,
+    LogicalMessageRoutes,
+)
+from towpath.relay.stream.relations import RelationAnnouncer
+from towpath.relay.stream.snapshot_publisher import SnapshotPublisher
+from towpath.relay.stream.snapshot_runner import SnapshotRunner
 from towpath.relay.wal.messages import Begin, Commit, RelationShape
 from towpath.relay.wal.pgoutput import parse_message
-from towpath.relay.wal.sequencer import Sequencer
+from towpath.relay.wal.transactions import Sequencer
 from towpath.schemas import topics
 from towpath.settings import Relay
 
@@ -187,8 +193,8 @@ class Reader:
         self.submitted: list[object] = []
         self.waiting: list[object] = []
 
-    def read_stored(self) -> Resumed:
-        return Resumed(())
+    def read_stored(self) -> UnfinishedRead:
+        return UnfinishedRead(())
 
     def submit(self, effect: object) -> None:
         self.submitted.append(effect)
@@ -221,60 +227,66 @@ class Bench:
         self.producer = Producer(self.clock)
         self.topics = Topics()
         self.reader = Reader()
-        self.tally = Tally()
+        self.tally = Stats()
         self.turns_left: int | None = None
         ledger = DeliveryLedger(START)
         invisible = InvisibleTransactions(START)
         relay = Relay.model_validate({"rows": rows})
-        parked = Parked(10)
+        parked = ParkedAggregates(10)
         dead = DeadLetters("towpath", self.tally.bury, parked)
-        outlet = Outlet(
+        outlet = Publisher(
             self.producer, self.topics, ledger, dead, self.tally, Published({})
         )
         rules = ColumnRules(relay)
         router = Router(
-            Place("towpath", "db"),
+            SourceNames("towpath", "db"),
             relay,
             dead,
             parked,
             frozenset(),
             rules,
             CodecFactory(relay, lambda _subject, _schema: 1).make,
-            Ears(self.tally.skip),
+            RouteCallbacks(self.tally.skip),
         )
-        self.core = Core(
+        self.core = LoopContext(
             ledger=ledger,
             invisible=invisible,
             outlet=outlet,
             router=router,
-            shapes=Shapes("towpath", Catalog(), outlet, router.is_captured, rules),
+            shapes=RelationAnnouncer(
+                "towpath", Catalog(), outlet, router.is_captured, rules
+            ),
             tally=self.tally,
             clock=self.clock,
         )
         driver = SnapshotDriver(
             self.core.invisible,
-            scope=Scope(["rec.item"], frozenset),
+            scope=SnapshotScope(["rec.item"], frozenset),
             run_id="r",
-            limits=Limits(ChunkSize(100)),
+            limits=SnapshotLimits(ChunkSize(100)),
             throttle=Throttle(10.0, 0),
         )
-        snapshots = Snapshots(self.core, driver, self.reader, Emission(self.core))
+        snapshots = SnapshotRunner(
+            self.core, driver, self.reader, SnapshotPublisher(self.core)
+        )
         records = StateRecords("towpath")
-        marking = Marking(
-            Marked(AllKnown({}), 0, 0, 0),
+        marking = CheckpointWriter(
+            CheckpointStart(AllKnown({}), 0, 0, 0),
             records,
             outlet,
             ledger,
             invisible,
             self.clock,
         )
-        events = TablelessEvents(
-            relay.outbox, dead, parked, frozenset(), self.tally.skip
+        events = LogicalEvents(relay.outbox, dead, parked, frozenset(), self.tally.skip)
+        routes = LogicalMessageRoutes("towpath.outbox", events, None)
+        listener = LogicalMessageHandler(
+            self.core, snapshots, marking, routes, "towpath"
         )
-        routes = MessageRoutes("towpath.outbox", events, None)
-        listener = Listener(self.core, snapshots, marking, routes, "towpath")
-        aside = SetAside(self.core, skips, dead.of_skipped, records)
-        follower = Follower(self.core, Sequencer(0), snapshots, listener, None, aside)
+        aside = TransactionSkipper(self.core, skips, dead.of_skipped, records)
+        follower = StreamConsumer(
+            self.core, Sequencer(0), snapshots, listener, None, aside
+        )
         self.pipeline = Pipeline(
             self.core,
             self.stream,
@@ -630,7 +642,7 @@ def test_a_change_without_a_record_makes_a_read_row_read_again(skipped: list[str
     """
     bench = Bench(skipped_operations=skipped)
     shape = next(m for m in map(parse, frames()) if isinstance(m, RelationShape))
-    touches, notes = Touches(), Notes()
+    touches, notes = ChangedKeyFeed(), ChangedKeys()
     touches.notes.append(notes)
     notes.begin()
     bench.pipeline._snapshots.recorders[shape.oid] = touches
@@ -639,7 +651,7 @@ def test_a_change_without_a_record_makes_a_read_row_read_again(skipped: list[str
     [key] = notes._by_key
 
     assert notes.judge(key, 0, EVERYTHING_VISIBLE) is (
-        Left.PARTIAL if skipped else Left.FULL
+        TouchOutcome.PARTIAL if skipped else TouchOutcome.FULL
     )
 
 

@@ -5,12 +5,11 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from towpath.relay.addressing import Registration
-from towpath.relay.finding import Level
-from towpath.relay.kafka.preflight import ClusterFacts, TopicSettings, findings
-from towpath.relay.lineage import FoundSlot, Gap, Lineage
+from towpath.relay.errors import Level
+from towpath.relay.kafka.preflight import ClusterFacts, TopicSettings, kafka_findings
 from towpath.relay.postgres.preflight import running_findings
 from towpath.relay.postgres.relays import RelayFacts
+from towpath.relay.postgres.replication import _forks
 from towpath.relay.postgres.source_facts import (
     OWN_TABLES,
     OldTransaction,
@@ -19,8 +18,9 @@ from towpath.relay.postgres.source_facts import (
     ServerFacts,
     SourceFacts,
 )
-from towpath.relay.postgres.timeline import _forks
-from towpath.relay.routing.gap import fill_statement, gap_record
+from towpath.relay.recovery.backfill import fill_statement, gap_record
+from towpath.relay.recovery.lineage import Gap, Lineage, SlotHistory
+from towpath.relay.snapshot.naming import Registration
 from towpath.settings import (
     Kafka,
     Registry,
@@ -52,7 +52,7 @@ READY = SourceFacts(
     own_tables=frozenset(OWN_TABLES),
     tables={},
     publications={"towpath": TABLES, "towpath_outbox": EVENTS},
-    slot=FoundSlot(1, is_active=True),
+    slot=SlotHistory(1, is_active=True),
     relays=RelayFacts({"towpath": 1}),
 )
 RELAY = Registration("towpath", 1)
@@ -82,12 +82,12 @@ def test_a_source_that_is_ready_has_no_finding():
     [
         (replace(READY, slot=None), "slot towpath is missing", "relay init"),
         (
-            replace(READY, slot=FoundSlot(1, invalidation_reason="wal_removed")),
+            replace(READY, slot=SlotHistory(1, invalidation_reason="wal_removed")),
             "wal_removed",
             "on_gap",
         ),
         (
-            replace(READY, slot=FoundSlot(1, is_ours=False, kind="a physical one")),
+            replace(READY, slot=SlotHistory(1, is_ours=False, kind="a physical one")),
             "a physical one",
             "[source] slot",
         ),
@@ -119,7 +119,7 @@ def test_a_source_that_is_ready_has_no_finding():
         (
             replace(
                 READY,
-                slot=FoundSlot(1),
+                slot=SlotHistory(1),
                 server=SERVER._replace(senders=10, max_senders=10),
             ),
             "all 10 WAL senders",
@@ -178,7 +178,7 @@ def test_a_cluster_that_is_ready_has_no_finding():
     """
     Topics as the relay creates them, on a known cluster, give no finding.
     """
-    assert [] == findings(CLUSTER, SETTINGS)
+    assert [] == kafka_findings(CLUSTER, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_each_danger_of_the_cluster_is_found(
     """
     Each danger to delivery, order or retention is reported at its level.
     """
-    found = findings(facts, SETTINGS)
+    found = kafka_findings(facts, SETTINGS)
 
     assert [(level, True)] == [(each.level, what in each.what) for each in found]
 
@@ -258,7 +258,7 @@ def test_one_replica_on_many_brokers_is_a_warning():
     A single replica loses acknowledged records with its broker.
     """
     settings = SETTINGS.model_copy(update={"topics": Topics(replication_factor=1)})
-    (found,) = findings(CLUSTER, settings)
+    (found,) = kafka_findings(CLUSTER, settings)
 
     assert "set replication_factor = 2" == found.cure
 

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 import pytest
 
-from towpath.relay.delivery import RECORD_BYTES, Delivery, DeliveryLedger
-from towpath.relay.errors import TopicRefusedError
-from towpath.relay.marks import Published
-from towpath.relay.pipeline.outlet import Outlet
-from towpath.relay.ports import Outgoing, TopicFacts
-from towpath.relay.routing.dead import (
+from towpath.relay.encode.dead_letters import (
     NO_KEY,
     NO_SUCH_PARTITION,
     TOO_LARGE,
     TOPIC_REFUSED,
     DeadLetters,
 )
-from towpath.relay.routing.parked import Parked
-from towpath.relay.routing.record import ANY_PARTITION, Header, Record
-from towpath.relay.tally import Tally
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.record import ANY_PARTITION, Header, Record
+from towpath.relay.errors import TopicRefusedError
+from towpath.relay.ports import Outgoing, TopicFacts
+from towpath.relay.publish.in_flight import RECORD_BYTES, Delivery, DeliveryLedger
+from towpath.relay.publish.publisher import Publisher
+from towpath.relay.recovery.marks import Published
+from towpath.relay.stats import Stats
 
 REFUSED = "a_b"
 COMPACTED = "compacted"
@@ -90,12 +90,12 @@ def publish_twice(
     partition: int = ANY_PARTITION,
     size: int = 100,
     is_event: bool = True,
-) -> tuple[Kafka, Tally, Parked]:
+) -> tuple[Kafka, Stats, ParkedAggregates]:
     """Publish one record twice, at two positions."""
-    kafka, tally, parked = Kafka(), Tally(), Parked(10)
+    kafka, tally, parked = Kafka(), Stats(), ParkedAggregates(10)
     dead = DeadLetters("towpath", tally.bury, parked)
     ledger = DeliveryLedger(0)
-    outlet = Outlet(kafka, kafka, ledger, dead, tally, Published({}))
+    outlet = Publisher(kafka, kafka, ledger, dead, tally, Published({}))
     marks: list[Header] = [("aggregate_type", b"order")] if is_event else []
     for position in (b"P.1", b"P.2"):
         record = Record(topic, b"42", b"v", marks, position, 9, size, partition)
@@ -145,10 +145,10 @@ def test_a_record_without_a_key_is_kept_from_a_compacted_topic():
     """
     Brokers refuse it permanently, so it is a dead letter and is not retried.
     """
-    kafka, tally, parked = Kafka(), Tally(), Parked(10)
+    kafka, tally, parked = Kafka(), Stats(), ParkedAggregates(10)
     dead = DeadLetters("towpath", tally.bury, parked)
     ledger = DeliveryLedger(0)
-    outlet = Outlet(kafka, kafka, ledger, dead, tally, Published({}))
+    outlet = Publisher(kafka, kafka, ledger, dead, tally, Published({}))
     truncate = Record(COMPACTED, None, b"t", [], b"P", 9, 100, 1)
     outlet.send(truncate, ledger.begin())
     outlet.send(truncate._replace(key=b"42"), ledger.begin())
@@ -177,12 +177,12 @@ def test_a_tables_topic_that_kafka_refuses_halts_the_relay():
         publish_twice(REFUSED, is_event=False)
 
 
-def publish_chunk(*records: Record) -> tuple[Kafka, Tally, Delivery, DeliveryLedger]:
+def publish_chunk(*records: Record) -> tuple[Kafka, Stats, Delivery, DeliveryLedger]:
     """Publish records of a chunk, all at once."""
-    kafka, tally = Kafka(), Tally()
-    dead = DeadLetters("towpath", tally.bury, Parked(10))
+    kafka, tally = Kafka(), Stats()
+    dead = DeadLetters("towpath", tally.bury, ParkedAggregates(10))
     ledger = DeliveryLedger(0)
-    outlet = Outlet(kafka, kafka, ledger, dead, tally, Published({}))
+    outlet = Publisher(kafka, kafka, ledger, dead, tally, Published({}))
     delivery = ledger.begin_chunk(1)
     outlet.tell_all(records, delivery)
     outlet.let_go()

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from towpath.relay import look_back
-from towpath.relay.kafka.tails import Tails
-from towpath.relay.marks import Confirmed
-from towpath.relay.state import State
+from towpath.relay import recover
+from towpath.relay.kafka.recovery import Tails
+from towpath.relay.recovery.marks import Confirmed
+from towpath.relay.recovery.state import State
 from towpath.settings import DeliveryMode
 
 UNCLEAN = Confirmed(8, 8, 8, 0, is_clean=False, at="")
@@ -21,10 +21,10 @@ def recovery_steps(
     """Run the recovery over fakes, and return its steps in order."""
     done: list[str] = []
     counts = {"t": 3} if replicas > 1 else {}
-    monkeypatch.setattr(look_back, "replicated", lambda *_: counts)
-    monkeypatch.setattr(look_back, "write_barriers", lambda *_: done.append("barriers"))
-    monkeypatch.setattr(look_back, "fence", lambda *_: done.append("fence"))
-    monkeypatch.setattr(look_back, "read_parked", lambda *_: ())
+    monkeypatch.setattr(recover, "replicated", lambda *_: counts)
+    monkeypatch.setattr(recover, "write_barriers", lambda *_: done.append("barriers"))
+    monkeypatch.setattr(recover, "fence", lambda *_: done.append("fence"))
+    monkeypatch.setattr(recover, "read_parked", lambda *_: ())
 
     class Topic:
         def read(self) -> State:
@@ -37,7 +37,7 @@ def recovery_steps(
         done.append("committed" if is_transactional else "everything")
         return Tails({}, 0)
 
-    monkeypatch.setattr(look_back, "read_tails", read_tails)
+    monkeypatch.setattr(recover, "read_tails", read_tails)
     settings = SimpleNamespace(
         relay=SimpleNamespace(delivery=delivery, max_parked_keys=1),
         topics=SimpleNamespace(replication_factor=replicas),
@@ -46,7 +46,7 @@ def recovery_steps(
     )
     world = SimpleNamespace(settings=settings)
     producer = SimpleNamespace(begin=lambda: done.append("begin"))
-    look_back.look_back(world, Topic(), producer)
+    recover.recover(world, Topic(), producer)
     return done
 
 

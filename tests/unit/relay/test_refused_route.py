@@ -4,15 +4,13 @@ import json
 
 import pytest
 
+from towpath.relay.encode.dead_letters import REFUSED, DeadLetters, RefusedRoute
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.record import Record
+from towpath.relay.encode.rows import ReadSlice
 from towpath.relay.errors import MalformedMessageError
-from towpath.relay.routing.dead import DeadLetters
-from towpath.relay.routing.parked import Parked
-from towpath.relay.routing.reads import ReadPlace
-from towpath.relay.routing.record import Record
-from towpath.relay.routing.refused import REFUSED, RefusedRoute
-from towpath.relay.wal.messages import UNCHANGED, Row
-from towpath.relay.wal.relation import Column, Relation
-from towpath.relay.wal.sequencer import Change, Transaction
+from towpath.relay.wal.messages import UNCHANGED, Column, Relation, Row
+from towpath.relay.wal.transactions import Change, Transaction
 from towpath.schemas import headers
 from towpath.schemas.envelope import Operation
 
@@ -38,7 +36,7 @@ def counted_reasons() -> list[str]:
 @pytest.fixture
 def refused_route(counted_reasons: list[str]) -> RefusedRoute:
     """Return the route of a refused shape."""
-    dead = DeadLetters("towpath", counted_reasons.append, Parked(10))
+    dead = DeadLetters("towpath", counted_reasons.append, ParkedAggregates(10))
     return RefusedRoute(LINE, "towpath.shop.line", dead, "409 no")
 
 
@@ -128,7 +126,7 @@ def test_a_refused_read_row_is_a_dead_letter_of_its_snapshot(
     """
     It stands at the low watermark and names the snapshot, as READ rows do.
     """
-    place = ReadPlace(255, "s-1", "ignored", NOW_US)
+    place = ReadSlice(255, "s-1", "ignored", NOW_US)
     (record,) = refused_route.reads([(b"1", b"a")], place)
 
     assert (
@@ -157,7 +155,7 @@ def test_a_refused_delete_of_an_absent_key_is_a_dead_letter(
     """
     It is kept as a delete at the low watermark, and not lost.
     """
-    place = ReadPlace(255, "s-1", "ignored", NOW_US)
+    place = ReadSlice(255, "s-1", "ignored", NOW_US)
     (record,) = refused_route.absent([b"1"], place)
 
     assert (

@@ -4,32 +4,34 @@ import orjson
 import pytest
 
 from towpath.relay.errors import StateRefusedError
-from towpath.relay.lineage import Found, FoundSlot, parse_lineages
-from towpath.relay.marks import FormerCount, Mark
-from towpath.relay.repair import (
+from towpath.relay.recovery.lineage import SlotHistory, SourceHistory, parse_lineages
+from towpath.relay.recovery.marks import FormerCount, Mark
+from towpath.relay.recovery.rebuild import (
     LOST,
     Evidence,
-    Misfit,
-    Misfitting,
-    find_misfits,
+    MarkMismatch,
+    MismatchFacts,
+    find_mismatches,
     plan_marks,
     plan_repair,
 )
-from towpath.relay.state import parse_state
+from towpath.relay.recovery.state import parse_state
 from towpath.schemas.position import format_position
 
-SLOT = FoundSlot(confirmed_lsn=0x5000, wal_status="reserved")
+SLOT = SlotHistory(confirmed_lsn=0x5000, wal_status="reserved")
 
 
-def source_facts(slot: FoundSlot | None = SLOT, current_lsn: int = 0x9000) -> Found:
+def source_facts(
+    slot: SlotHistory | None = SLOT, current_lsn: int = 0x9000
+) -> SourceHistory:
     """Make the source's facts."""
-    return Found("77", 2, (), current_lsn, slot, 5, "towpath")
+    return SourceHistory("77", 2, (), current_lsn, slot, 5, "towpath")
 
 
 def evidence(
     log_lsn: int,
     offsets: dict[int, int] | None = None,
-    source: Found | None = None,
+    source: SourceHistory | None = None,
 ) -> Evidence:
     """Make the evidence with this as the highest published position."""
     position = format_position(log_lsn, 3).encode()
@@ -107,7 +109,7 @@ def test_a_planned_repair_can_be_read_as_state():
         (SLOT._replace(is_active=True), "stop the relay first"),
     ],
 )
-def test_a_repair_needs_a_free_slot(slot: FoundSlot | None, reason: str):
+def test_a_repair_needs_a_free_slot(slot: SlotHistory | None, reason: str):
     """
     Without a slot there is no stream to continue.
 
@@ -123,7 +125,7 @@ def test_marks_that_fit_their_topics_are_unchanged():
     """
     marks = {"a": {0: Mark(5, None)}}
 
-    assert find_misfits(marks, {"a": 1}, {("a", 0): 7}) == {}
+    assert find_mismatches(marks, {"a": 1}, {("a", 0): 7}) == {}
 
 
 def test_marks_that_do_not_fit_are_rebuilt():
@@ -136,14 +138,16 @@ def test_marks_that_do_not_fit_are_rebuilt():
         "wide": {0: Mark(5, None)},
     }
     ends = {("gone", 0): -1, ("short", 0): 4, ("short", 1): 1, ("wide", 0): 5}
-    misfits = find_misfits(marks, {"short": 2, "wide": 3}, ends)
+    misfits = find_mismatches(marks, {"short": 2, "wide": 3}, ends)
     assert misfits == {
-        "gone": Misfit("is gone", 0, has_lost=True),
-        "short": Misfit("ends below its mark in partition 0", 2, has_lost=True),
-        "wide": Misfit("had 1 partitions and has 3", 3, has_lost=False),
+        "gone": MarkMismatch("is gone", 0, has_lost=True),
+        "short": MarkMismatch("ends below its mark in partition 0", 2, has_lost=True),
+        "wide": MarkMismatch("had 1 partitions and has 3", 3, has_lost=False),
     }
     has = {"short": {0: Mark(4, None)}}
-    planned = plan_marks(Misfitting(misfits, marks, {}, has, {}, "now"), source_facts())
+    planned = plan_marks(
+        MismatchFacts(misfits, marks, {}, has, {}, "now"), source_facts()
+    )
     expected = {
         "marks:gone": None,
         "marks:short": {"partitions": {"0": {"next_offset": 4, "position": None}}},
@@ -161,9 +165,9 @@ def test_published_records_keep_the_former_partition_count():
     """
     before = FormerCount(2, b"0000000000000008.9999999999")
     marks = {"wide": {n: Mark(5, b"0000000000000010.0000000001") for n in range(3)}}
-    misfits = {"wide": Misfit("had 3 partitions and has 4", 4, has_lost=False)}
+    misfits = {"wide": MarkMismatch("had 3 partitions and has 4", 4, has_lost=False)}
     has = {"wide": {0: Mark(7, None), 1: Mark(9, b"0000000000000018.0000000002")}}
-    topics = Misfitting(misfits, marks, {"wide": (before,)}, has, {}, "now")
+    topics = MismatchFacts(misfits, marks, {"wide": (before,)}, has, {}, "now")
     document = plan_marks(topics, source_facts()).documents["marks:wide"]
 
     assert document is not None
@@ -181,9 +185,11 @@ def test_lost_topics_are_recreated_and_their_tables_requested():
     A deleted topic gets its former partition count; one without a table is reported.
     """
     marks = {name: {0: Mark(5, None), 1: Mark(5, None)} for name in ("a", "b", "c")}
-    gone = Misfit("is gone", 0, has_lost=True)
+    gone = MarkMismatch("is gone", 0, has_lost=True)
     collections = {"a": "shop.a", "b": None}
-    topics = Misfitting(dict.fromkeys(marks, gone), marks, {}, {}, collections, "now")
+    topics = MismatchFacts(
+        dict.fromkeys(marks, gone), marks, {}, {}, collections, "now"
+    )
     planned = plan_marks(topics, source_facts())
 
     assert (planned.made, planned.asked, planned.signal_id) == (

@@ -4,34 +4,33 @@ from collections.abc import Sequence
 
 import pytest
 
+from towpath.relay.encode.codecs.codec import Codec, TableNames
+from towpath.relay.encode.codecs.connect_schema import Field
+from towpath.relay.encode.codecs.json_codec import json_maker
+from towpath.relay.encode.columns import ColumnRules
+from towpath.relay.encode.dead_letters import DeadLetters, RefusedRoute
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.relations import NOTHING_KNOWN
+from towpath.relay.encode.router import MakeCodec, Router
+from towpath.relay.encode.table import RouteCallbacks, SourceNames, TableRoute
 from towpath.relay.errors import SchemaRefusedError
-from towpath.relay.routing.codec import Codec, Names
-from towpath.relay.routing.columns import ColumnRules
-from towpath.relay.routing.connect_schema import Field
-from towpath.relay.routing.dead import DeadLetters
-from towpath.relay.routing.json_codec import json_maker
-from towpath.relay.routing.parked import Parked
-from towpath.relay.routing.refused import RefusedRoute
-from towpath.relay.routing.relations import NOTHING_KNOWN
-from towpath.relay.routing.router import MakeCodec, Router
-from towpath.relay.routing.table import Ears, Place, TableRoute
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.messages import Column, Relation
 from towpath.settings.relay import Relay
 
 
 def router(make_codec: MakeCodec | None = None, **relay: object) -> Router:
     """Make a router."""
     settings = Relay.model_validate(relay)
-    parked = Parked(10)
+    parked = ParkedAggregates(10)
     return Router(
-        place=Place("p", "db"),
+        place=SourceNames("p", "db"),
         relay=settings,
         dead=DeadLetters("p", lambda _: None, parked),
         parked=parked,
         reserved=frozenset(),
         rules=ColumnRules(settings),
         make_codec=make_codec or json_maker(settings),
-        ears=Ears(),
+        ears=RouteCallbacks(),
     )
 
 
@@ -42,7 +41,9 @@ def table(name: str) -> Relation:
     return Relation(oid=7, schema=schema, table=short, columns=columns, key=(0,))
 
 
-def refuse(_names: Names, _key: Sequence[Field], _columns: Sequence[Field]) -> Codec:
+def refuse(
+    _names: TableNames, _key: Sequence[Field], _columns: Sequence[Field]
+) -> Codec:
     """Refuse every shape."""
     reason = "not compatible"
     raise SchemaRefusedError(reason)

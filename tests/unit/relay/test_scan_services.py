@@ -7,26 +7,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from towpath.relay.delivery import DeliveryLedger
-from towpath.relay.pipeline.emission import Emission
-from towpath.relay.pipeline.snapshots import (
+from towpath.relay.encode.rows import ReadSlice
+from towpath.relay.publish.in_flight import DeliveryLedger
+from towpath.relay.snapshot import effects as do
+from towpath.relay.snapshot import facts as told
+from towpath.relay.snapshot.changed_keys import ChangedKeyFeeds
+from towpath.relay.snapshot.key_requests import KeyRequests
+from towpath.relay.snapshot.shape import RowValues
+from towpath.relay.snapshot.visibility import InvisibleTransactions
+from towpath.relay.stats import Stats
+from towpath.relay.stream.snapshot_publisher import SnapshotPublisher
+from towpath.relay.stream.snapshot_runner import (
     MAX_AHEAD_ALONE_BYTES,
     MAX_AHEAD_BYTES,
     MAX_PAUSE_S,
     MAX_REQUESTED_BYTES,
     QUIET_AFTER_S,
     SLICE_ROWS,
-    Snapshots,
+    SnapshotRunner,
 )
-from towpath.relay.routing.reads import ReadPlace
-from towpath.relay.snapshot import effects as do
-from towpath.relay.snapshot import facts as told
-from towpath.relay.snapshot.recorders import Recorders
-from towpath.relay.snapshot.requests import KeyRequests
-from towpath.relay.snapshot.shape import Row
-from towpath.relay.snapshot.visibility import InvisibleTransactions
-from towpath.relay.tally import Tally
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.messages import Column, Relation
 from towpath.schemas.position import Position
 
 RELATION = Relation(1, "s", "a", (Column("id", 20),), (0,))
@@ -48,8 +48,8 @@ class Clock:
 class Driver:
     """Emits rows one by one; each turn takes a millisecond."""
 
-    def __init__(self, clock: Clock, rows: Sequence[Row] = ()) -> None:
-        self.recorders = Recorders({})
+    def __init__(self, clock: Clock, rows: Sequence[RowValues] = ()) -> None:
+        self.recorders = ChangedKeyFeeds({})
         self.holds_stream = False
         self.requests = KeyRequests()
         self.is_busy = False
@@ -68,7 +68,7 @@ class Driver:
 
     def on(self, fact: told.Fact) -> list[do.Effect]:
         self.heard.append(fact)
-        if isinstance(fact, told.Turn):
+        if isinstance(fact, told.EmitAllowed):
             assert fact.max_rows == SLICE_ROWS
             self._clock.now_s += 0.001
             row = self.rows.pop(0)
@@ -88,20 +88,20 @@ class Route:
     relation = RELATION
     topic = "t.s.a"
 
-    def reads(self, rows: Sequence[Row], place: ReadPlace) -> Sequence[object]:
+    def reads(self, rows: Sequence[RowValues], place: ReadSlice) -> Sequence[object]:
         return [("read", row, place.topic) for row in rows]
 
 
 class ScanBench:
     """Scan services over fakes."""
 
-    def __init__(self, rows: Sequence[Row] = ()) -> None:
+    def __init__(self, rows: Sequence[RowValues] = ()) -> None:
         self.clock = Clock()
         self.driver = Driver(self.clock, rows)
         self.told: list[told.WorkerFact] = []
         self.submitted: list[do.Effect] = []
         self.sent: list[object] = []
-        self.tally = Tally()
+        self.tally = Stats()
         self.ledger = DeliveryLedger(100)
         self.core = SimpleNamespace(
             ledger=self.ledger,
@@ -120,7 +120,9 @@ class ScanBench:
             now_us=lambda: 7,
         )
         reader = SimpleNamespace(facts=self._facts, submit=self.submitted.append)
-        self.desk = Snapshots(self.core, self.driver, reader, Emission(self.core))
+        self.desk = SnapshotRunner(
+            self.core, self.driver, reader, SnapshotPublisher(self.core)
+        )
 
     def _send(self, records: Sequence[object], _delivery: object) -> Sequence[int]:
         self.sent += records

@@ -4,24 +4,25 @@ from pathlib import Path
 
 import pytest
 
+from towpath.relay.encode.relations import NOTHING_KNOWN, bind
 from towpath.relay.errors import MalformedMessageError
-from towpath.relay.routing.relations import NOTHING_KNOWN, bind
 from towpath.relay.wal.messages import (
     Begin,
+    Column,
     Commit,
     Insert,
     LogicalMessage,
     Origin,
+    Relation,
     RelationShape,
     Truncate,
 )
 from towpath.relay.wal.pgoutput import parse_message
-from towpath.relay.wal.relation import Column, Relation
-from towpath.relay.wal.sequencer import (
+from towpath.relay.wal.transactions import (
     Change,
     Committed,
+    LogicalMessageEvent,
     Sequencer,
-    Spoken,
     Transaction,
     Truncation,
 )
@@ -83,7 +84,9 @@ def test_a_message_outside_a_transaction_has_its_own_lsn():
     """
     message = LogicalMessage(is_transactional=False, lsn=120, prefix="p", content=b"c")
 
-    assert Spoken("p", b"c", 1120, -1, None, 120) == Sequencer(1000).feed(message, 0)
+    assert LogicalMessageEvent("p", b"c", 1120, -1, None, 120) == Sequencer(1000).feed(
+        message, 0
+    )
 
 
 def test_changes_know_the_origin_of_their_transaction():

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from towpath.relay.errors import MalformedMessageError, SourceUnavailableError
-from towpath.relay.pipeline.attempts import Attempts
+from towpath.relay.session import SessionLoop
 from towpath.schemas.backoff import Backoff
 
 
@@ -42,7 +42,7 @@ class Script:
 
 def run(script: Script, clock: Clock, stops_after: int = 100) -> None:
     """Run a script's sessions with a back-off of one, two, four seconds."""
-    attempts = Attempts(
+    attempts = SessionLoop(
         clock,
         clock,
         lambda: script.calls >= stops_after,

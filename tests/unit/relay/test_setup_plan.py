@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from towpath.relay.errors import NotPreparedError
-from towpath.relay.lineage import FoundSlot
 from towpath.relay.postgres.relays import RelayFacts
-from towpath.relay.postgres.setup import check, plan, warnings
+from towpath.relay.postgres.setup import check_source, plan_setup, source_warnings
 from towpath.relay.postgres.source_facts import (
     OWN_TABLES,
     MemberFacts,
@@ -17,6 +16,7 @@ from towpath.relay.postgres.source_facts import (
     SourceFacts,
     TableFacts,
 )
+from towpath.relay.recovery.lineage import SlotHistory
 from towpath.settings import Kafka, OnUpdate, Outbox, Registry, Relay, Settings, Source
 
 SETTINGS = Settings(
@@ -49,7 +49,7 @@ READY = SourceFacts(
     own_tables=OWN,
     tables={"shop.orders": TABLE},
     publications={"towpath": TABLES, "towpath_outbox": EVENTS},
-    slot=FoundSlot(confirmed_lsn=1),
+    slot=SlotHistory(confirmed_lsn=1),
     relays=RelayFacts({"towpath": 1}),
 )
 BARE = replace(
@@ -77,7 +77,7 @@ def test_a_prepared_source_needs_no_plan():
     """
     With everything there, nothing is planned, and there are no warnings.
     """
-    assert ([], []) == (plan(READY, SETTINGS), warnings(READY, SETTINGS))
+    assert ([], []) == (plan_setup(READY, SETTINGS), source_warnings(READY, SETTINGS))
 
 
 def test_the_slot_is_created_last():
@@ -85,7 +85,7 @@ def test_the_slot_is_created_last():
     B28: schema, tables and publications precede the slot.
     """
     statements = [
-        step.statement.split("(")[0].split()[:2] for step in plan(BARE, SETTINGS)
+        step.statement.split("(")[0].split()[:2] for step in plan_setup(BARE, SETTINGS)
     ]
 
     assert [
@@ -105,7 +105,7 @@ def test_the_slot_is_created_with_failover_where_supported(
     B73: from version 17 on the slot is created with failover.
     """
     server = SERVER._replace(version=version)
-    step = plan(replace(BARE, server=server), SETTINGS)[-1]
+    step = plan_setup(replace(BARE, server=server), SETTINGS)[-1]
 
     assert has_failover == step.statement.endswith("true)")
 
@@ -116,7 +116,7 @@ def test_a_renamed_outbox_table_is_not_created():
     """
     relay = Relay(outbox=Outbox(table="shop.events"))
     elsewhere = SETTINGS.model_copy(update={"relay": relay})
-    made = [step.purpose for step in plan(BARE, elsewhere)]
+    made = [step.purpose for step in plan_setup(BARE, elsewhere)]
 
     assert "making table towpath.outbox" not in made
 
@@ -134,7 +134,7 @@ def test_outbox_updates_are_published_only_if_handled(on_update: OnUpdate, sends
     The outbox's publication sends updates only if the configuration handles them.
     """
     relay = Relay(outbox=Outbox(on_update=on_update))
-    steps = plan(BARE, SETTINGS.model_copy(update={"relay": relay}))
+    steps = plan_setup(BARE, SETTINGS.model_copy(update={"relay": relay}))
 
     assert any("towpath_outbox" in s.statement and sends in s.statement for s in steps)
 
@@ -144,7 +144,7 @@ def test_the_outboxs_publication_is_reconciled():
     A publication made for other settings is altered.
     """
     relay = Relay(outbox=Outbox(on_update=OnUpdate.HALT))
-    (step,) = plan(READY, SETTINGS.model_copy(update={"relay": relay}))
+    (step,) = plan_setup(READY, SETTINGS.model_copy(update={"relay": relay}))
 
     assert (
         "alter publication \"towpath_outbox\" set (publish = 'insert, update')"
@@ -163,7 +163,7 @@ def test_a_publication_is_reconciled_with_the_tables(tables: dict, part: str):
     """
     A missing table is added, an extra one dropped; the others are unchanged.
     """
-    (step,) = plan(with_publication(tables=tables), SETTINGS)
+    (step,) = plan_setup(with_publication(tables=tables), SETTINGS)
 
     assert f'alter publication "towpath" {part}' == step.statement
 
@@ -175,9 +175,9 @@ def test_a_users_publication_is_used_unchanged():
     listed = PublishedTable(frozenset({"id", "note"}), "(id > 5)")
     tables = {"shop.orders": listed, "towpath.signal": NAMED}
     facts = with_publication(tables=tables, operations=INSERTS, via_root=False)
-    told = [finding.what for finding in warnings(facts, SETTINGS)]
+    told = [finding.what for finding in source_warnings(facts, SETTINGS)]
 
-    assert ([], 2) == (plan(facts, SETTINGS), len(told))
+    assert ([], 2) == (plan_setup(facts, SETTINGS), len(told))
 
 
 def test_a_schema_publication_covers_its_tables():
@@ -188,7 +188,7 @@ def test_a_schema_publication_covers_its_tables():
         tables={"towpath.signal": NAMED}, schemas=frozenset({"shop"})
     )
 
-    assert [] == plan(facts, SETTINGS)
+    assert [] == plan_setup(facts, SETTINGS)
 
 
 def test_a_publication_for_all_tables_is_refused_with_its_remedy():
@@ -197,16 +197,16 @@ def test_a_publication_for_all_tables_is_refused_with_its_remedy():
     """
     facts = with_publication(is_for_all=True)
     with pytest.raises(NotPreparedError, match=r"all tables.*DROP PUBLICATION"):
-        plan(facts, SETTINGS)
+        plan_setup(facts, SETTINGS)
 
 
 def test_a_slot_of_another_owner_is_refused():
     """
     A slot of another plugin or database with our name is not touched.
     """
-    slot = FoundSlot(1, is_ours=False, kind="one of plugin wal2json")
+    slot = SlotHistory(1, is_ours=False, kind="one of plugin wal2json")
     with pytest.raises(NotPreparedError, match="wal2json"):
-        plan(replace(READY, slot=slot), SETTINGS)
+        plan_setup(replace(READY, slot=slot), SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_each_problem_is_reported_with_its_remedy(facts: SourceFacts, cure: str)
     Each obstacle is named together with the exact command.
     """
     with pytest.raises(NotPreparedError) as caught:
-        check(facts, SETTINGS)
+        check_source(facts, SETTINGS)
 
     assert cure in str(caught.value)
 
@@ -279,9 +279,9 @@ def test_a_table_that_can_be_streamed_is_allowed(facts: SourceFacts, warned: lis
     """
     A table with distinguishable rows is captured, with a warning if needed.
     """
-    check(facts, SETTINGS)
+    check_source(facts, SETTINGS)
 
-    assert warned == [finding.what for finding in warnings(facts, SETTINGS)]
+    assert warned == [finding.what for finding in source_warnings(facts, SETTINGS)]
 
 
 def test_a_keyless_table_may_be_insert_only():
@@ -296,7 +296,7 @@ def test_a_keyless_table_may_be_insert_only():
         "towpath_outbox": EVENTS,
     }
     facts = replace(keyless, publications=publications)
-    check(facts, SETTINGS)
-    whys = [finding.why for finding in warnings(facts, SETTINGS)]
+    check_source(facts, SETTINGS)
+    whys = [finding.why for finding in source_warnings(facts, SETTINGS)]
 
     assert any("only its inserts are streamed" in why for why in whys)

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Sequence
 
-from towpath.relay.delivery import Delivery, DeliveryLedger
-from towpath.relay.pipeline.shapes import Shapes
-from towpath.relay.routing.columns import ColumnRules
-from towpath.relay.routing.forms.types import TypeFacts, TypeField
-from towpath.relay.routing.record import Record
-from towpath.relay.routing.relations import CatalogFacts, bind
+from towpath.relay.encode.columns import ColumnRules
+from towpath.relay.encode.record import Record
+from towpath.relay.encode.relations import CatalogFacts, bind
+from towpath.relay.encode.types.form import TypeFacts, TypeField
+from towpath.relay.publish.in_flight import Delivery, DeliveryLedger
+from towpath.relay.stream.relations import RelationAnnouncer
 from towpath.relay.wal.messages import ColumnShape, RelationShape
 from towpath.schemas.position import Position
 from towpath.settings.relay import Relay
@@ -61,7 +61,7 @@ class ShapesBench:
         self.catalog = Catalog()
         self.outlet = Outlet()
         rules = ColumnRules(Relay.model_validate({"rows": rows}))
-        self.shapes = Shapes(
+        self.shapes = RelationAnnouncer(
             "p", self.catalog, self.outlet, lambda name: name != "s.no", rules
         )
 

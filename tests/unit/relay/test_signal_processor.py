@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from towpath.relay.snapshot.accepted import Accepted
 from towpath.relay.snapshot.effects import InspectTables, Notify, ReadEnded, StoreSignal
 from towpath.relay.snapshot.facts import (
     EndedRead,
@@ -13,11 +12,11 @@ from towpath.relay.snapshot.facts import (
     SignalStored,
     TablesInspected,
 )
-from towpath.relay.snapshot.intake import Intake
 from towpath.relay.snapshot.shape import TableShape
+from towpath.relay.snapshot.signal_processor import AcceptedSignal, SignalProcessor
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.visibility import XidSnapshot
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.messages import Column, Relation
 
 SEES_ALL = XidSnapshot.parse("1000:1000:")
 SHAPE = TableShape(
@@ -42,9 +41,9 @@ class SignalBench:
         self.ended: Sequence[StoredTable] = ()
         self.asked: list[object] = []
         captured = ("shop.orders", "shop.items", "outbox.order")
-        self.intake = Intake(captured, lambda: ("search",))
+        self.intake = SignalProcessor(captured, lambda: ("search",))
 
-    def ask(self, kind: str, **data) -> tuple[StoreSignal, Accepted]:
+    def ask(self, kind: str, **data) -> tuple[StoreSignal, AcceptedSignal]:
         """Send a signal and return its answer and effects."""
         fields = json.dumps({name.replace("_", "-"): v for name, v in data.items()})
         self.intake.see(SignalSeen("now", kind, fields, 5))

@@ -9,21 +9,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from towpath.relay.delivery import DeliveryLedger
+from towpath.relay.admin_http import (
+    MAX_BODY_BYTES,
+    AdminPages,
+    HealthServer,
+    SignalPages,
+)
 from towpath.relay.errors import SourceUnavailableError
-from towpath.relay.health import HealthServer, Pages
-from towpath.relay.pipeline.left_signals import REFUSED, LeftSignals
-from towpath.relay.signal_pages import MAX_BODY_BYTES, SignalPages
-from towpath.relay.snapshot.left import (
-    LeftSignal,
-    Refusal,
-    left_signal,
+from towpath.relay.publish.in_flight import DeliveryLedger
+from towpath.relay.snapshot.signals import (
+    ExternalSignal,
+    SignalRefusal,
+    SignalRejectedError,
+    external_signal,
     read_document,
 )
-from towpath.relay.snapshot.signals import SignalRejectedError
-from towpath.relay.tally import Tally
-from towpath.relay.wal.relation import Column, Relation
-from towpath.relay.wal.sequencer import Change, Transaction
+from towpath.relay.stats import Stats
+from towpath.relay.stream.snapshot_runner import REFUSED, ExternalSignals
+from towpath.relay.wal.messages import Column, Relation
+from towpath.relay.wal.transactions import Change, Transaction
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.envelope import Operation
 
@@ -41,12 +45,14 @@ LOG = b'{"type": "log", "data": {}}'
 @pytest.mark.parametrize(
     ("document", "signal"),
     [
-        (LOG, LeftSignal("spare", "log", "{}", "k")),
-        (b'{"id": "s1", "type": "log"}', LeftSignal("s1", "log", None, "k")),
-        (b'{"type": "log", "data": "{}"}', LeftSignal("spare", "log", "{}", "k")),
+        (LOG, ExternalSignal("spare", "log", "{}", "k")),
+        (b'{"id": "s1", "type": "log"}', ExternalSignal("s1", "log", None, "k")),
+        (b'{"type": "log", "data": "{}"}', ExternalSignal("spare", "log", "{}", "k")),
         (
             b'{"type": "log", "data": {"keys": [[1.10, 9007199254740993]]}}',
-            LeftSignal("spare", "log", '{"keys": [["1.10", 9007199254740993]]}', "k"),
+            ExternalSignal(
+                "spare", "log", '{"keys": [["1.10", 9007199254740993]]}', "k"
+            ),
         ),
     ],
 )
@@ -91,16 +97,16 @@ def test_an_invalid_signal_is_rejected_with_its_reason(document, reason):
 class Inbox:
     """Takes signals, and reports them durable when the test says so."""
 
-    def __init__(self, refusals: deque[Refusal]) -> None:
+    def __init__(self, refusals: deque[SignalRefusal]) -> None:
         self.refusals = refusals
-        self.taken: list[LeftSignal] = []
+        self.taken: list[ExternalSignal] = []
         self.done: list[str] = []
 
     def put(self, signal_id, kind, data, source) -> str | None:
         try:
-            self.taken.append(left_signal(signal_id, kind, data, source))
+            self.taken.append(external_signal(signal_id, kind, data, source))
         except SignalRejectedError as rejection:
-            self.refusals.append(Refusal(signal_id or "", str(rejection), source))
+            self.refusals.append(SignalRefusal(signal_id or "", str(rejection), source))
             return None
         return f"left-{len(self.taken)}"
 
@@ -113,10 +119,10 @@ class Stream:
     """The loop's side of the bare table, over fakes."""
 
     def __init__(self) -> None:
-        self.refusals: deque[Refusal] = deque()
+        self.refusals: deque[SignalRefusal] = deque()
         self.inbox = Inbox(self.refusals)
         self.ledger = DeliveryLedger(100)
-        self.tally = Tally()
+        self.tally = Stats()
         self.told: list[dict] = []
         clock = SimpleNamespace(now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
         core = SimpleNamespace(
@@ -129,7 +135,7 @@ class Stream:
                 tell=lambda record: self.told.append(json.loads(record.value))
             ),
         )
-        self.left = LeftSignals(core, self.inbox, self.refusals)
+        self.left = ExternalSignals(core, self.inbox, self.refusals)
 
     def commit(self, *row: bytes | None, end_lsn: int = 200, **fields) -> None:
         """Stream a transaction with one change of the bare table."""
@@ -157,7 +163,9 @@ def test_a_signal_row_holds_its_transaction_until_it_is_stored(stream: Stream):
     stream.inbox.done.append("left-1")
     stream.left.turn()
 
-    assert [LeftSignal("s1", "log", "{}", "inventory.dbz_signal")] == stream.inbox.taken
+    assert [
+        ExternalSignal("s1", "log", "{}", "inventory.dbz_signal")
+    ] == stream.inbox.taken
     assert (100, 200) == (before, stream.ledger.acknowledged())
 
 
@@ -206,10 +214,10 @@ class SourceWithSnapshot:
     """A source with one snapshot."""
 
     def __init__(self) -> None:
-        self.left: list[LeftSignal] = []
+        self.left: list[ExternalSignal] = []
         self.failure: Exception | None = None
 
-    def leave(self, signal: LeftSignal) -> None:
+    def leave(self, signal: ExternalSignal) -> None:
         if self.failure is not None:
             raise self.failure
         self.left.append(signal)
@@ -226,7 +234,7 @@ class SourceWithSnapshot:
 def request(pages: SignalPages, method: str, path: str, body: bytes = b"", **headers):
     """Send a request to a real admin port."""
     clock = SystemClock()
-    server = HealthServer(0, Pages(Tally(), clock, pages))
+    server = HealthServer(0, AdminPages(Stats(), clock, pages))
     connection = HTTPConnection("127.0.0.1", server.port, timeout=3)
     fields = {name.replace("_", "-"): text for name, text in headers.items()}
     try:

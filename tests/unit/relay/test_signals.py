@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from towpath.relay.snapshot.intake import resolved
 from towpath.relay.snapshot.naming import expand
+from towpath.relay.snapshot.signal_processor import with_filters
 from towpath.relay.snapshot.signals import (
     ExecuteSnapshot,
     LogMessage,
@@ -226,7 +226,7 @@ def test_a_filter_applies_to_the_tables_that_it_names(conditions, condition):
     A filter's table may be a pattern too; an empty filter is none.
     """
     captured = ["shop.orders", "shop.customers"]
-    request = resolved(ExecuteSnapshot((".*",), conditions), captured, captured)
+    request = with_filters(ExecuteSnapshot((".*",), conditions), captured, captured)
 
     assert condition == request.condition_of("shop.orders")
 

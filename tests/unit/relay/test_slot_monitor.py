@@ -2,7 +2,12 @@
 
 import pytest
 
-from towpath.relay.postgres.slot_watch import Crossing, SlotLook, SlotWatch, loss
+from towpath.relay.postgres.slot_monitor import (
+    Crossing,
+    SlotLook,
+    SlotWatch,
+    slot_loss,
+)
 from towpath.settings import Relay
 
 LOOK = SlotLook(100, 50, None, "reserved", True, None, None, 0)  # active, no updates
@@ -96,11 +101,11 @@ def test_a_lost_slot_has_its_cause(look: SlotLook | None, part: str):
     """
     A lost slot is reported with the reason that the server gives.
     """
-    assert part in (loss(look, "towpath") or "")
+    assert part in (slot_loss(look, "towpath") or "")
 
 
 def test_a_serving_slot_is_not_lost():
     """
     A slot in use, or in danger, is not lost.
     """
-    assert None is loss(LOOK._replace(wal_status="unreserved"), "towpath")
+    assert None is slot_loss(LOOK._replace(wal_status="unreserved"), "towpath")

@@ -6,16 +6,21 @@ import pytest
 
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
-from towpath.relay.snapshot.driver import Scope, SnapshotDriver
-from towpath.relay.snapshot.limits import Limits
+from towpath.relay.snapshot.changed_keys import ChangedKeys
+from towpath.relay.snapshot.driver import SnapshotDriver, SnapshotScope
 from towpath.relay.snapshot.pace import ChunkSize, Throttle
-from towpath.relay.snapshot.scan import Scan
-from towpath.relay.snapshot.shape import Chunk, Key, Plan, TableShape
+from towpath.relay.snapshot.run import SnapshotLimits
+from towpath.relay.snapshot.shape import (
+    Chunk,
+    Key,
+    ScanPlan,
+    TableShape,
+)
 from towpath.relay.snapshot.stored import StoredTable
-from towpath.relay.snapshot.touches import Notes
+from towpath.relay.snapshot.table_scan import TableScan
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
 from towpath.relay.snapshot.window import Window
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.messages import Column, Relation
 from towpath.schemas.position import Position
 
 OID = 4711
@@ -23,7 +28,7 @@ RELATION = Relation(OID, "s", "a", (Column("id", 20), Column("v", 25)), (0,))
 SHAPE = TableShape(RELATION, ("bigint",))
 VIEWS = {"outbox.order": "order"}
 SEES_ALL = XidSnapshot(1000, 1000, frozenset())
-PLAN = Plan(SHAPE, (b"3",), 4)
+PLAN = ScanPlan(SHAPE, (b"3",), 4)
 
 
 class Loop:
@@ -33,9 +38,11 @@ class Loop:
         self.invisible = InvisibleTransactions(0)
         self.driver = SnapshotDriver(
             self.invisible,
-            scope=Scope(["s.a", "s.b", "outbox.order"], lambda: ["search2"], VIEWS),
+            scope=SnapshotScope(
+                ["s.a", "s.b", "outbox.order"], lambda: ["search2"], VIEWS
+            ),
             run_id="run",
-            limits=Limits(ChunkSize(2), readers, max_touches),
+            limits=SnapshotLimits(ChunkSize(2), readers, max_touches),
             throttle=Throttle(10.0, max_active_sessions=3),
         )
         self.sequence = 0
@@ -44,7 +51,7 @@ class Loop:
 
     def tell(self, *facts: told.Fact) -> list[do.Effect]:
         """Give facts to the driver, then turn the loop."""
-        turn = told.Turn(self.rows_per_turn)
+        turn = told.EmitAllowed(self.rows_per_turn)
         self.effects = [e for fact in (*facts, turn) for e in self.driver.on(fact)]
         return self.effects
 
@@ -91,7 +98,7 @@ class Loop:
         return self.tell(told.ChunkRead(ask.chunk_id, chunk))
 
 
-def _only_scan(loop: Loop) -> Scan:
+def _only_scan(loop: Loop) -> TableScan:
     [scan] = [scan for track in loop.driver._tracks for scan in track._scans.values()]
     return scan
 
@@ -366,7 +373,7 @@ def test_resumed_tables_continue_after_their_last_key(loop: Loop):
     rest = StoredTable(
         "s1", "s.a", 1, "running", OID, last_key=(b"2",), maximum_key=(b"9",), rows=2
     )
-    loop.tell(told.Resumed((done, rest)))
+    loop.tell(told.UnfinishedRead((done, rest)))
     recorded = set(loop.driver.recorders.tables)
     ask = loop.begin_reading()
 
@@ -378,7 +385,7 @@ def test_a_resumed_snapshot_without_tables_left_is_answered(loop: Loop):
     A crash between the last table and the answer does not lose the answer.
     """
     done = StoredTable("s1", "s.a", 0, "completed", OID, rows=9)
-    loop.tell(told.Resumed((done,)))
+    loop.tell(told.UnfinishedRead((done,)))
 
     assert "completed" == loop.one(do.AnswerSignal).status
 
@@ -445,7 +452,7 @@ def test_an_empty_table_is_completed(loop: Loop):
     loop.see(loop.one(do.WriteWatermark).token)
     loop.tell(told.VisibilityRead(SEES_ALL))
     plan = loop.one(do.ReadPlan)
-    loop.tell(told.PlanRead(plan.request_id, Plan(SHAPE, None, 0)))
+    loop.tell(told.PlanRead(plan.request_id, ScanPlan(SHAPE, None, 0)))
 
     assert ("completed", 0) == (
         loop.one(do.AnswerSignal).status,
@@ -601,7 +608,7 @@ def test_a_window_is_not_judged_early():
     window = Window(1, "low", "high")
 
     with pytest.raises(RuntimeError, match="not between its watermarks"):
-        window.judge(Notes(), 10)
+        window.judge(ChangedKeys(), 10)
 
 
 def test_a_signal_whose_tables_are_all_refused_is_rejected(loop: Loop):
@@ -646,7 +653,7 @@ def begin_keys(loop: Loop, keys: tuple[Key, ...]) -> do.ReadChunk:
     """Bring listed keys to their first chunk."""
     loop.see(loop.one(do.WriteWatermark).token)
     loop.tell(told.VisibilityRead(SEES_ALL))
-    plan = Plan(SHAPE, None, len(keys), keys)
+    plan = ScanPlan(SHAPE, None, len(keys), keys)
     loop.tell(told.PlanRead(loop.one(do.ReadPlan).request_id, plan))
     return loop.one(do.ReadChunk)
 
@@ -896,7 +903,7 @@ def test_a_stored_key_request_is_resumed_after_a_restart(loop: Loop):
         asked_keys=1,
         asked_until="0000000000000008.0000000000",
     )
-    loop.tell(told.Resumed((table,), table.asked_until))
+    loop.tell(told.UnfinishedRead((table,), table.asked_until))
     resumed = loop.types()
     again = loop.driver.requests.ask(RELATION, KEYS[0], Position(8, 0))
 

@@ -4,10 +4,15 @@ import dataclasses
 
 import pytest
 
-from towpath.relay.snapshot.pace import ChunkSize, Pace, Speed, Throttle
+from towpath.relay.snapshot.pace import (
+    ChunkSize,
+    ReadRate,
+    ScanPace,
+    Throttle,
+)
 from towpath.relay.snapshot.shape import Chunk, TableShape
 from towpath.relay.snapshot.visibility import XidSnapshot
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.messages import Column, Relation
 from towpath.schemas.backoff import Backoff
 
 
@@ -15,7 +20,7 @@ def test_a_rate_spaces_chunks_by_their_rows():
     """
     After 50 rows at 100 a second, the next chunk is read half a second later.
     """
-    pace = Pace(ChunkSize(1000), max_rows_per_second=100)
+    pace = ScanPace(ChunkSize(1000), max_rows_per_second=100)
     pace.now_s = 10.0
     pace.succeeded(50)
     early = pace.may_read
@@ -28,7 +33,7 @@ def test_without_a_rate_chunks_do_not_wait():
     """
     Chunks follow each other at once.
     """
-    pace = Pace(ChunkSize(1000))
+    pace = ScanPace(ChunkSize(1000))
     pace.succeeded(1000)
 
     assert (True, 1000) == (pace.may_read, pace.max_rows)
@@ -40,7 +45,7 @@ def test_failures_lengthen_the_pause_and_shrink_the_chunk():
 
     Success ends that.
     """
-    pace = Pace(ChunkSize(1000), backoff=Backoff(first_s=1.0, ceiling_s=4.0))
+    pace = ScanPace(ChunkSize(1000), backoff=Backoff(first_s=1.0, ceiling_s=4.0))
     sizes = []
     for _ in range(5):
         pace.failed()
@@ -86,7 +91,7 @@ def test_chunk_sizes_approach_a_target_time_and_size(
     """
     The next chunk is nearer to the target, by a factor of two at most.
     """
-    pace = Pace(ChunkSize(1000, time_s=0.2, size_bytes=1024 * 1024))
+    pace = ScanPace(ChunkSize(1000, time_s=0.2, size_bytes=1024 * 1024))
     pace.aim(chunk(1000, size_bytes=size_bytes, elapsed_s=elapsed_s))
 
     assert next_rows == pace.max_rows
@@ -96,7 +101,7 @@ def test_rows_of_a_megabyte_are_read_a_few_at_a_time():
     """
     The rows' size decides, whatever the configured first chunk (B31).
     """
-    pace = Pace(ChunkSize(1000, size_bytes=8 * 1024 * 1024))
+    pace = ScanPace(ChunkSize(1000, size_bytes=8 * 1024 * 1024))
     for _ in range(9):
         # The reader cuts what is larger.
         pace.aim(chunk(min(pace.max_rows, 8), size_bytes=8 * 1024 * 1024))
@@ -108,7 +113,7 @@ def test_a_short_last_chunk_does_not_shrink_later_ones():
     """
     The end of a range is no measure of the rows' size.
     """
-    pace = Pace(ChunkSize(1000))
+    pace = ScanPace(ChunkSize(1000))
     short = dataclasses.replace(chunk(3, size_bytes=30), is_last=True)
     pace.aim(short)
 
@@ -119,7 +124,7 @@ def test_repeated_time_outs_at_the_smallest_chunk_fail_the_table():
     """
     Five time-outs in a row at the smallest size are fatal; others are not.
     """
-    pace = Pace(ChunkSize(1000))
+    pace = ScanPace(ChunkSize(1000))
     for _ in range(4):
         pace.failed(has_timed_out=True)
     for _ in range(4):
@@ -135,7 +140,7 @@ def test_reading_yields_while_the_stream_is_behind_or_the_source_is_busy():
     Either reason is enough, and both end.
     """
     throttle = Throttle(max_lag_s=10.0, max_active_sessions=3)
-    pace = Pace(ChunkSize(1000), throttle=throttle)
+    pace = ScanPace(ChunkSize(1000), throttle=throttle)
     throttle.lag_s = 11.0
     behind = pace.may_read
     throttle.lag_s, throttle.active_sessions = 0.0, 4
@@ -149,7 +154,7 @@ def test_the_reading_speed_is_a_moving_average():
     """
     A table that is read faster than before shows it after a while.
     """
-    speed = Speed()
+    speed = ReadRate()
     told = []
     for second in range(3):
         speed.told(100, float(second))

@@ -4,13 +4,19 @@ import pytest
 
 from towpath.relay.snapshot import effects as do
 from towpath.relay.snapshot import facts as told
-from towpath.relay.snapshot.driver import Scope, SnapshotDriver
-from towpath.relay.snapshot.limits import Limits
+from towpath.relay.snapshot.driver import SnapshotDriver, SnapshotScope
 from towpath.relay.snapshot.pace import ChunkSize, Throttle
-from towpath.relay.snapshot.shape import Chunk, Key, KeyRange, Plan, TableShape
+from towpath.relay.snapshot.run import SnapshotLimits
+from towpath.relay.snapshot.shape import (
+    Chunk,
+    Key,
+    KeyRange,
+    ScanPlan,
+    TableShape,
+)
 from towpath.relay.snapshot.stored import BLOCKING, INITIAL, StoredTable
 from towpath.relay.snapshot.visibility import InvisibleTransactions, XidSnapshot
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.messages import Column, Relation
 
 SEES_ALL = XidSnapshot(1000, 1000, frozenset())
 START_LOG_LSN = 4096
@@ -40,7 +46,7 @@ class Loop:
     ) -> None:
         self.driver = SnapshotDriver(
             InvisibleTransactions(0),
-            scope=Scope(
+            scope=SnapshotScope(
                 ["s.a", "s.b"],
                 lambda: ["new"],
                 {"outbox.order": "order"},
@@ -48,16 +54,16 @@ class Loop:
                 START_LOG_LSN,
             ),
             run_id="run",
-            limits=Limits(ChunkSize(2), readers),
+            limits=SnapshotLimits(ChunkSize(2), readers),
             throttle=Throttle(10.0, max_active_sessions=3),
         )
         self.sequence = 0
         self.effects: list[do.Effect] = []
-        self.tell(told.Resumed(tables))
+        self.tell(told.UnfinishedRead(tables))
 
     def tell(self, fact: told.Fact) -> list[do.Effect]:
         """Give a fact to the driver, then turn the loop."""
-        self.effects = self.driver.on(fact) + self.driver.on(told.Turn(1000))
+        self.effects = self.driver.on(fact) + self.driver.on(told.EmitAllowed(1000))
         return self.effects
 
     def all(self, kind: type) -> list:
@@ -78,7 +84,7 @@ class Loop:
     def plan(self, ask: do.ReadPlan, last: int, *boundaries: int) -> None:
         name = ask.collection.removeprefix("s.")
         cuts = tuple(map(key, boundaries))
-        plan = Plan(shape(name), key(last), 9, boundaries=cuts)
+        plan = ScanPlan(shape(name), key(last), 9, boundaries=cuts)
         self.tell(told.PlanRead(ask.request_id, plan))
 
     def read(self, ask: do.ReadChunk, *ids: int) -> None:
@@ -185,7 +191,7 @@ def test_tables_of_one_view_share_a_mark_and_hold_the_stream():
         lows.add(emitted.log_lsn)
         loop.tell(told.Delivered(chunk.chunk_id))
     held.append(loop.driver.holds_stream)
-    thawed = [effect.view for effect in loop.all(do.Thaw)]
+    thawed = [effect.view for effect in loop.all(do.ReleaseSnapshot)]
 
     assert (
         1,
@@ -468,11 +474,11 @@ def test_a_mark_of_a_stopped_table_is_written_for_another():
     assert ("s.b", mark.token) == (ask.collection, ask.frozen_by)
 
 
-def with_other_key(name: str) -> Plan:
+def with_other_key(name: str) -> ScanPlan:
     """Return the plan of a table whose key is another column by now."""
     relation = shape(name).relation
     other = Relation(relation.oid, "s", name, relation.columns, (1,))
-    return Plan(TableShape(other, ("text",)), (b"z",), 9)
+    return ScanPlan(TableShape(other, ("text",)), (b"z",), 9)
 
 
 @pytest.mark.parametrize("kind", ["incremental", BLOCKING])

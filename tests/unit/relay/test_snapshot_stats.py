@@ -1,10 +1,10 @@
 """Snapshot statistics, from the effects that the driver stores."""
 
-from towpath.relay.pipeline.sight import OTHER, SnapshotSight
 from towpath.relay.snapshot.effects import SaveProgress, StoreKeys, StoreSignal
-from towpath.relay.snapshot.facts import KeysStored, Resumed, SignalStored
+from towpath.relay.snapshot.facts import KeysStored, SignalStored, UnfinishedRead
 from towpath.relay.snapshot.stored import StoredTable
-from towpath.relay.tally import SnapshotView, Tally
+from towpath.relay.stats import SnapshotProgress, Stats
+from towpath.relay.stream.snapshot_runner import OTHER, SnapshotStats
 from towpath.schemas.clock import SystemClock
 
 
@@ -20,12 +20,12 @@ def table(name: str = "shop.line", state: str = "planned", **more) -> StoredTabl
     return StoredTable("s1", name, 0, state, 16_384, **more)
 
 
-def snapshot_stats(tally: Tally) -> SnapshotSight:
+def snapshot_stats(tally: Stats) -> SnapshotStats:
     """Make the snapshot statistics of a connection."""
-    return SnapshotSight(tally, StandingClock())
+    return SnapshotStats(tally, StandingClock())
 
 
-def signalled(tally: Tally, *tables: StoredTable) -> SnapshotSight:
+def signalled(tally: Stats, *tables: StoredTable) -> SnapshotStats:
     """Make statistics that have seen a signal with such tables being stored."""
     made = snapshot_stats(tally)
     made.see(StoreSignal("s1", "accepted", {}, tables))
@@ -37,7 +37,7 @@ def test_a_tables_states_are_counted():
     """
     Each state counts its tables; rows, dropped rows and the start time are shown.
     """
-    tally = Tally(tables=("shop.line", "shop.item"))
+    tally = Stats(tables=("shop.line", "shop.item"))
     made = signalled(tally, table(), table("shop.item"))
     seen = [tally.snapshot]
     for progress in (
@@ -50,10 +50,10 @@ def test_a_tables_states_are_counted():
 
     assert (
         [
-            SnapshotView(2, 0, 0, 0, 0, 0, {}, None),
-            SnapshotView(1, 1, 0, 0, 0, 0, {}, 77.0),
-            SnapshotView(1, 1, 0, 0, 0, 0, {"shop.line": 10}, 77.0),
-            SnapshotView(1, 0, 1, 0, 0, 0, {"shop.line": 15}, None),
+            SnapshotProgress(2, 0, 0, 0, 0, 0, {}, None),
+            SnapshotProgress(1, 1, 0, 0, 0, 0, {}, 77.0),
+            SnapshotProgress(1, 1, 0, 0, 0, 0, {"shop.line": 10}, 77.0),
+            SnapshotProgress(1, 0, 1, 0, 0, 0, {"shop.line": 15}, None),
         ],
         3,
     ) == (seen, tally.snapshot_dropped_rows)
@@ -63,7 +63,7 @@ def test_an_already_answered_signal_counts_nothing():
     """
     Streamed again after a crash, it starts nothing, so nothing waits.
     """
-    tally = Tally()
+    tally = Stats()
     made = snapshot_stats(tally)
     made.see(StoreSignal("s1", "accepted", {}, (table(),)))
     made.see(SignalStored("s1", is_new=False))
@@ -75,28 +75,28 @@ def test_refused_and_stopped_tables_are_counted_once():
     """
     A refused table counts as failed, a stopped one as stopped.
     """
-    tally = Tally()
+    tally = Stats()
     made = signalled(tally, table(), table("shop.none", "failed"))
     made.see(StoreSignal("s2", "completed", {}, (), (table(state="stopped"),)))
     made.see(SignalStored("s2", is_new=True))
     made.see(SaveProgress(1, table(state="stopped")))
 
-    assert SnapshotView(0, 0, 0, 1, 1, 0, {}, None) == tally.snapshot
+    assert SnapshotProgress(0, 0, 0, 1, 1, 0, {}, None) == tally.snapshot
 
 
 def test_a_resumed_snapshot_continues_its_counts():
     """
     After a reconnect, open tables are counted again, and ended ones are not forgotten.
     """
-    tally = Tally()
+    tally = Stats()
     made = signalled(tally, table(), table("shop.item"))
     made.see(SaveProgress(1, table(state="completed")))
     tables = (table(state="completed"), table("shop.item", "running", dropped=4))
     made = snapshot_stats(tally)
-    made.see(Resumed(tables))
+    made.see(UnfinishedRead(tables))
     made.see(SaveProgress(2, table("shop.item", "running", dropped=5)))
 
-    assert (SnapshotView(0, 1, 1, 0, 0, 0, {}, 77.0), 1) == (
+    assert (SnapshotProgress(0, 1, 1, 0, 0, 0, {}, 77.0), 1) == (
         tally.snapshot,
         tally.snapshot_dropped_rows,
     )
@@ -106,7 +106,7 @@ def test_rows_of_uncaptured_tables_share_one_label():
     """
     For any names in a signal, labels stay bounded by the captured tables.
     """
-    tally = Tally(tables=("shop.line",))
+    tally = Stats(tables=("shop.line",))
     made = snapshot_stats(tally)
     made.see(StoreKeys("s1", (table("outbox.order"),), 9))
     made.see(KeysStored("s1"))
@@ -120,7 +120,7 @@ def test_the_reason_why_snapshots_yield_is_logged_once():
     Each reason is logged the first time; afterwards only the metric changes.
     """
     said: list[tuple[str, str]] = []
-    tally = Tally(on_first=lambda *what: said.append(what))
+    tally = Stats(on_first=lambda *what: said.append(what))
     known = []
     for reason in ("behind", "behind", "", "behind", "busy"):
         tally.snapshots_yield(reason)
@@ -134,7 +134,7 @@ def test_a_paused_table_neither_waits_nor_runs():
     """
     A paused table needs a signal to continue, unlike one that waits for its turn.
     """
-    tally = Tally()
+    tally = Stats()
     made = signalled(tally, table(), table("shop.item"))
     made.see(SaveProgress(1, table(state="running")))
     made.see(StoreSignal("s2", "completed", {}, (), (table(state="paused"),)))

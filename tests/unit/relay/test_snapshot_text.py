@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.relay.snapshot import chunks
-from towpath.relay.snapshot.copytext import decode_lines
+from towpath.relay.snapshot import sql
 from towpath.relay.snapshot.effects import ReadChunk
 from towpath.relay.snapshot.shape import TableShape
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.snapshot.sql import decode_lines
+from towpath.relay.wal.messages import Column, Relation
 
 LINES = TableShape(
     Relation(
@@ -91,7 +91,7 @@ def test_the_first_chunk_has_only_an_upper_bound():
         f'copy (select {COLUMNS} from only "shop"."order_lines"'
         " where (\"order_id\", \"line_no\") <= ('900'::bigint, '3'::integer)"
         ' order by "order_id", "line_no" limit 1000) to stdout'
-    ) == chunks.chunk_query(ASK, LINES)
+    ) == sql.chunk_query(ASK, LINES)
 
 
 def test_a_later_chunk_begins_after_the_last_key():
@@ -106,7 +106,7 @@ def test_a_later_chunk_begins_after_the_last_key():
         " and (\"order_id\", \"line_no\") > ('7'::bigint, '1'::integer)"
         " and (\"order_id\", \"line_no\") <= ('900'::bigint, '3'::integer)"
         ' order by "order_id", "line_no" limit 1000) to stdout'
-    ) == chunks.chunk_query(ask, LINES)
+    ) == sql.chunk_query(ask, LINES)
 
 
 def test_listed_keys_are_spelt_without_reading_the_table():
@@ -118,7 +118,7 @@ def test_listed_keys_are_spelt_without_reading_the_table():
     assert (
         "copy (values ('07'::bigint, '1'::integer), ('it''s'::bigint, '2'::integer))"
         " to stdout"
-    ) == chunks.spelling_query(keys, LINES)
+    ) == sql.spelling_query(keys, LINES)
 
 
 def test_listed_keys_are_read_without_a_range():
@@ -132,7 +132,7 @@ def test_listed_keys_are_read_without_a_range():
         ' where ("order_id", "line_no") in'
         " (values ('7'::bigint, '1'::integer), ('8'::bigint, '2'::integer))"
         ' order by "order_id", "line_no") to stdout'
-    ) == chunks.chunk_query(ask, LINES)
+    ) == sql.chunk_query(ask, LINES)
 
 
 def test_a_key_of_one_column_is_quoted_as_text():
@@ -146,7 +146,7 @@ def test_a_key_of_one_column_is_quoted_as_text():
     assert (
         'copy (select "k" from "a""b"."t" where ("k") <= (\'it\'\'s \\ é\'::text)'
         ' order by "k" limit 1000) to stdout'
-    ) == chunks.chunk_query(ask, shape)
+    ) == sql.chunk_query(ask, shape)
 
 
 def test_the_maximum_key_is_the_last_in_key_order():
@@ -156,7 +156,7 @@ def test_the_maximum_key_is_the_last_in_key_order():
     assert (
         'copy (select "order_id", "line_no" from only "shop"."order_lines"'
         ' order by "order_id" desc, "line_no" desc limit 1) to stdout'
-    ) == chunks.maximum_key_query(LINES)
+    ) == sql.maximum_key_query(LINES)
 
 
 def test_partitions_are_locked_with_their_root():
@@ -164,7 +164,7 @@ def test_partitions_are_locked_with_their_root():
     A partitioned table is named without ONLY, other tables with it.
     """
     root = dataclasses.replace(LINES, partitioned=True)
-    locks = [chunks.lock_statement(shape) for shape in (LINES, root)]
+    locks = [sql.lock_statement(shape) for shape in (LINES, root)]
 
     assert [
         'lock table only "shop"."order_lines" in access share mode',
@@ -178,7 +178,7 @@ def test_the_row_estimate_applies_the_filter():
     """
     assert (
         'explain (format json) select 1 from only "shop"."order_lines" where (x > 1\n)'
-    ) == chunks.estimate_query(LINES, "x > 1")
+    ) == sql.estimate_query(LINES, "x > 1")
 
 
 def test_a_chunk_without_bounds_reads_from_the_table_only():
@@ -190,4 +190,4 @@ def test_a_chunk_without_bounds_reads_from_the_table_only():
     assert (
         f'copy (select {COLUMNS} from only "shop"."order_lines"'
         ' order by "order_id", "line_no" limit 1000) to stdout'
-    ) == chunks.chunk_query(ask, LINES)
+    ) == sql.chunk_query(ask, LINES)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from towpath.relay.postgres.stored_keys import key_text, record_key
+from towpath.relay.postgres.catalog import key_columns_text, record_key
 
 
 @pytest.mark.parametrize(
@@ -26,4 +26,4 @@ def test_a_table_without_a_key_has_a_text():
     """
     The text lists the columns, or says that there are none.
     """
-    assert ("(a, b)", "none") == (key_text(["a", "b"]), key_text([]))
+    assert ("(a, b)", "none") == (key_columns_text(["a", "b"]), key_columns_text([]))

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from towpath.relay.routing.table import Place
-from towpath.relay.routing.table_event import (
+from towpath.relay.encode.notifications import (
     TableEvent,
     emptying_records,
     parse_table_event,
     table_notification,
 )
-from towpath.relay.wal.sequencer import Spoken, Transaction
+from towpath.relay.encode.table import SourceNames
+from towpath.relay.wal.transactions import LogicalMessageEvent, Transaction
 from towpath.settings.relay import Relay
 from towpath.settings.rows import RecordFormat, Rows
 
@@ -22,15 +22,15 @@ EVENT = TableEvent(
 )
 
 
-def spoken(content: bytes) -> Spoken:
+def spoken(content: bytes) -> LogicalMessageEvent:
     """Make the logical message."""
-    return Spoken("towpath.table", content, 160, 3, TRANSACTION, 150)
+    return LogicalMessageEvent("towpath.table", content, 160, 3, TRANSACTION, 150)
 
 
 def router(record_format: RecordFormat):
     """Make the router's names and format for the records."""
     relay = Relay(rows=Rows(format=record_format))
-    return SimpleNamespace(place=Place("shop", "db"), relay=relay)
+    return SimpleNamespace(place=SourceNames("shop", "db"), relay=relay)
 
 
 def records(record_format: RecordFormat, *, is_compacted: bool):

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from towpath.relay.finding import Finding, Level
-from towpath.relay.lineage import FoundSlot
-from towpath.relay.postgres.capturing import tables_to_capture
+from towpath.relay.errors import Finding, Level
+from towpath.relay.postgres.capture_checks import tables_to_capture
 from towpath.relay.postgres.preflight import capture_findings, running_findings
 from towpath.relay.postgres.relays import RelayFacts
-from towpath.relay.postgres.setup import notes, plan
+from towpath.relay.postgres.setup import plan_setup, setup_notes
 from towpath.relay.postgres.source_facts import (
     OWN_TABLES,
     MemberFacts,
@@ -19,6 +18,7 @@ from towpath.relay.postgres.source_facts import (
     SourceFacts,
     TableFacts,
 )
+from towpath.relay.recovery.lineage import SlotHistory
 from towpath.settings import (
     FirstStart,
     Kafka,
@@ -59,7 +59,7 @@ FACTS = SourceFacts(
     own_tables=OWN,
     tables={"s.a": table("s.a"), "s.loose": table("s.loose", "u")},
     publications={"towpath": publication("s.a"), "towpath_outbox": EVENTS},
-    slot=FoundSlot(1, is_active=True),
+    slot=SlotHistory(1, is_active=True),
     relays=RelayFacts({"towpath": 1}),
 )
 
@@ -110,7 +110,7 @@ def test_a_captured_table_that_became_unfit_is_an_error():
     settings = settings_of(r"s\..*")
 
     assert Level.ERROR is level_of(capture_findings(facts, settings), "s.loose")
-    assert [] == plan(facts, settings)
+    assert [] == plan_setup(facts, settings)
 
 
 def test_an_expression_without_a_match_is_reported():
@@ -136,9 +136,12 @@ def test_init_leaves_new_tables_to_a_relay_that_fills_them(
         FACTS, tables={**FACTS.tables, "s.new": table("s.new")}, has_run=has_run
     )
     settings = settings_of(r"s\..*", fill_new_tables=fill)
-    statements = " ".join(step.statement for step in plan(facts, settings))
+    statements = " ".join(step.statement for step in plan_setup(facts, settings))
 
-    assert (added, said) == ('"s"."new"' in statements, len(notes(facts, settings)))
+    assert (added, said) == (
+        '"s"."new"' in statements,
+        len(setup_notes(facts, settings)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,13 +163,15 @@ def test_init_leaves_the_slot_to_the_initial_snapshot(
     """
     facts = replace(FACTS, slot=None, has_run=has_run)
     settings = settings_of("s.a", mode=mode)
-    made = any("slot" in step.purpose for step in plan(facts, settings))
+    made = any("slot" in step.purpose for step in plan_setup(facts, settings))
     missed = level_of(running_findings(facts, settings), "slot towpath is missing")
 
     assert (is_left, is_left, is_left) == (
         not made,
         missed is None,
-        any("made by towpath relay run" in note for note in notes(facts, settings)),
+        any(
+            "made by towpath relay run" in note for note in setup_notes(facts, settings)
+        ),
     )
 
 
@@ -175,6 +180,6 @@ def test_a_bare_signal_table_is_published_too():
     I-02: signals in a user's own table arrive by the stream.
     """
     settings = settings_of("s.a", signal_table="s.asks")
-    [step] = plan(FACTS, settings)
+    [step] = plan_setup(FACTS, settings)
 
     assert step.statement.endswith('add table "s"."asks"')

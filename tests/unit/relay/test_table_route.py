@@ -5,23 +5,22 @@ from base64 import b64encode
 
 import pytest
 
-from towpath.relay.errors import MalformedMessageError
-from towpath.relay.routing.codec import Names, Place
-from towpath.relay.routing.columns import ColumnRules
-from towpath.relay.routing.json_codec import json_maker
-from towpath.relay.routing.reads import ReadPlace
-from towpath.relay.routing.record import ANY_PARTITION, Record
-from towpath.relay.routing.relations import CatalogFacts
-from towpath.relay.routing.table import (
+from towpath.relay.encode.codecs.codec import TableNames, TransactionPlace
+from towpath.relay.encode.codecs.json_codec import json_maker
+from towpath.relay.encode.columns import ColumnRules
+from towpath.relay.encode.record import ANY_PARTITION, Record
+from towpath.relay.encode.relations import CatalogFacts
+from towpath.relay.encode.rows import ReadSlice
+from towpath.relay.encode.table import (
     SKIPPED_OPERATION,
     SKIPPED_UNCHANGED,
     UNTOLD_KEY,
-    Ears,
+    RouteCallbacks,
     TableRoute,
 )
-from towpath.relay.wal.messages import UNCHANGED, Row
-from towpath.relay.wal.relation import Column, Relation
-from towpath.relay.wal.sequencer import Change, Transaction
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.wal.messages import UNCHANGED, Column, Relation, Row
+from towpath.relay.wal.transactions import Change, Transaction
 from towpath.schemas.envelope import Operation
 from towpath.schemas.position import Position
 from towpath.settings.relay import Relay
@@ -38,7 +37,7 @@ TRANSACTION = Transaction(
     xid=9, commit_lsn=160, log_lsn=1160, committed_us=1_700_000_000_123_456, place=b"P."
 )
 NOW_US = 1_700_000_001_000_001
-PLACE = ReadPlace(0xABC, "sig", "topic", NOW_US)
+PLACE = ReadSlice(0xABC, "sig", "topic", NOW_US)
 
 
 def change(
@@ -53,15 +52,17 @@ def change(
 
 
 def route(
-    relation: Relation = LINES, ears: Ears | None = None, **rows: object
+    relation: Relation = LINES, ears: RouteCallbacks | None = None, **rows: object
 ) -> TableRoute:
     """Make a route with the configuration's options."""
     relay = Relay.model_validate({"rows": rows})
     facts = CatalogFacts((), {}, frozenset(relation.key_names))
     plan = ColumnRules(relay).plan(relation, facts)
-    names = Names("towpath", "db", relation.schema, relation.table, "")
+    names = TableNames("towpath", "db", relation.schema, relation.table, "")
     written = json_maker(relay)(names, plan.key, plan.columns)
-    return TableRoute("towpath", relation, plan, written, relay.rows, ears or Ears())
+    return TableRoute(
+        "towpath", relation, plan, written, relay.rows, ears or RouteCallbacks()
+    )
 
 
 def records(made: Change, **rows: object) -> list[Record]:
@@ -369,7 +370,7 @@ def test_a_moved_row_that_is_not_whole_needs_a_key_request():
     No consumer has the unchanged values under the new key, so the key must be read.
     """
     asked: list[tuple[Relation, tuple[bytes, ...], Position]] = []
-    ears = Ears(on_incomplete=lambda *one: asked.append(one))
+    ears = RouteCallbacks(on_incomplete=lambda *one: asked.append(one))
     made = change(Operation.UPDATE, (b"2", b"7", UNCHANGED), (b"1", b"7", None))
     *_, came = route(ears=ears).records(made, NOW_US)
 
@@ -397,7 +398,7 @@ def test_a_whole_row_and_a_kept_key_need_no_key_request(made: Change):
     Only a row that moved to a new key with columns left out needs one.
     """
     asked: list[Relation] = []
-    ears = Ears(on_incomplete=lambda relation, *_: asked.append(relation))
+    ears = RouteCallbacks(on_incomplete=lambda relation, *_: asked.append(relation))
     route(ears=ears).records(made, NOW_US)
 
     assert [] == asked
@@ -430,7 +431,7 @@ def test_skipped_operations_are_counted():
     A change and a truncate that the configuration skips are counted with their reason.
     """
     skipped: list[str] = []
-    made = route(ears=Ears(skipped.append), skipped_operations=["c", "t"])
+    made = route(ears=RouteCallbacks(skipped.append), skipped_operations=["c", "t"])
     made.records(INSERT, NOW_US)
     records_left = made.truncation(TRANSACTION, 0, 3, NOW_US)
 
@@ -442,7 +443,9 @@ def test_an_update_without_a_difference_is_skipped_only_if_configured():
     A whole old row shows that nothing changed (A59).
     """
     skipped: list[str] = []
-    none = route(ears=Ears(skipped.append), skip_unchanged=True).records(SAME, NOW_US)
+    none = route(ears=RouteCallbacks(skipped.append), skip_unchanged=True).records(
+        SAME, NOW_US
+    )
 
     assert (1, (), [SKIPPED_UNCHANGED]) == (len(records(SAME)), none, skipped)
 
@@ -494,7 +497,7 @@ def test_an_unknown_configured_key_is_null_and_logged():
     """
     skipped: list[str] = []
     keys = {"shop.order_lines": ["order_id", "note"]}
-    made = route(ears=Ears(skipped.append), key_columns=keys)
+    made = route(ears=RouteCallbacks(skipped.append), key_columns=keys)
     gone, _ = made.records(REMOVE, NOW_US)
 
     assert (b'{"order_id":7,"note":null}', [UNTOLD_KEY]) == (gone.key, skipped)
@@ -506,11 +509,11 @@ def test_each_envelope_has_its_place_in_the_transaction():
     """
     counts: dict[str, int] = {}
 
-    def enrich(table: str) -> Place:
+    def enrich(table: str) -> TransactionPlace:
         counts[table] = counts.get(table, 0) + 1
-        return Place("9:160", counts[table], counts[table])
+        return TransactionPlace("9:160", counts[table], counts[table])
 
-    gone, _, came = route(ears=Ears(enrich=enrich)).records(MOVE, NOW_US)
+    gone, _, came = route(ears=RouteCallbacks(enrich=enrich)).records(MOVE, NOW_US)
     block = {"id": "9:160", "total_order": 2, "data_collection_order": 2}
 
     assert (1, block) == (
@@ -524,7 +527,7 @@ def test_a_truncate_is_one_event_for_all_partitions():
     Each partition's record has the same place in the transaction.
     """
     places = iter(range(1, 9))
-    ears = Ears(enrich=lambda _: Place("9:160", next(places), 1))
+    ears = RouteCallbacks(enrich=lambda _: TransactionPlace("9:160", next(places), 1))
     made = route(ears=ears).truncation(TRANSACTION, 0, 3, NOW_US)
 
     assert [1, 1, 1] == [envelope(r)["transaction"]["total_order"] for r in made]

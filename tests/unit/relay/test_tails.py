@@ -2,8 +2,8 @@
 
 import pytest
 
-from towpath.relay.kafka.tails import TailScan, streamed_position
-from towpath.relay.marks import Mark
+from towpath.relay.kafka.recovery import TailScan, streamed_position
+from towpath.relay.recovery.marks import Mark
 from towpath.schemas import headers
 from towpath.schemas.position import format_position
 

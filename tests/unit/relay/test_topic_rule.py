@@ -2,7 +2,7 @@
 
 import pytest
 
-from towpath.relay.routing.topic_rule import TopicRule
+from towpath.relay.encode.outbox_columns import TopicRule
 from towpath.settings.outbox import Outbox
 
 

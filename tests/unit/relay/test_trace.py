@@ -2,7 +2,7 @@
 
 import pytest
 
-from towpath.relay.routing.trace import continued, from_properties
+from towpath.relay.encode.outbox_columns import continue_trace, trace_from_properties
 
 TRACE_ID = b"0af7651916cd43dd8448eb211c80319c"
 PARENT = b"b7ad6b7169203331"
@@ -28,14 +28,14 @@ def test_an_invalid_trace_context_is_carried_unchanged(text: bytes):
     """
     The W3C's syntax decides, zeros and the forbidden version included.
     """
-    assert text == continued(text, b"P.1")
+    assert text == continue_trace(text, b"P.1")
 
 
 def test_a_records_span_depends_on_the_record_alone():
     """
     The same position gives the same parent, another position another.
     """
-    first, again, other = (continued(GOOD, p) for p in (b"P.1", b"P.1", b"P.2"))
+    first, again, other = (continue_trace(GOOD, p) for p in (b"P.1", b"P.1", b"P.2"))
 
     assert (True, False, len(GOOD)) == (first == again, first == other, len(first))
 
@@ -44,7 +44,7 @@ def test_a_later_trace_context_version_is_continued_as_ours():
     """
     Of a future version the parts that we know are kept.
     """
-    made = continued(b"01" + GOOD[2:] + b"-more", b"P.1")
+    made = continue_trace(b"01" + GOOD[2:] + b"-more", b"P.1")
 
     assert (b"00-" + TRACE_ID + b"-", b"-01") == (made[:36], made[-3:])
 
@@ -63,4 +63,4 @@ def test_java_properties_are_searched_for_the_trace_context(
     """
     Debezium's tracing column has Java properties.
     """
-    assert found == from_properties(text)
+    assert found == trace_from_properties(text)

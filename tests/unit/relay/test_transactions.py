@@ -6,9 +6,9 @@ import json
 import fastavro
 import pytest
 
-from towpath.relay.routing.documents import Documents
-from towpath.relay.routing.transactions import TransactionMetadata
-from towpath.relay.wal.sequencer import Transaction
+from towpath.relay.encode.codecs.factory import Documents
+from towpath.relay.encode.transaction_metadata import TransactionMetadata
+from towpath.relay.wal.transactions import Transaction
 from towpath.settings.rows import RecordFormat
 
 COMMITTED_US = 1_700_000_000_123_456

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from towpath.relay.snapshot.changed_keys import ChangedKeyFeed, ChangedKeys
 from towpath.relay.snapshot.facts import WatermarkSeen
-from towpath.relay.snapshot.shape import Chunk, Row, TableShape
-from towpath.relay.snapshot.touches import Notes, Touches
+from towpath.relay.snapshot.shape import Chunk, RowValues, TableShape
 from towpath.relay.snapshot.visibility import XidSnapshot
 from towpath.relay.snapshot.window import PART_BYTES, Window
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.wal.messages import Column, Relation
 
 LOW = WatermarkSeen("low", 100, 10)
 HIGH = WatermarkSeen("high", 120, 20)
@@ -25,7 +25,9 @@ def shape(key: tuple[int, ...] = (0,), order: tuple[int, ...] = ()) -> TableShap
 
 
 def window(
-    rows: Sequence[Row] = ROWS, table: TableShape | None = None, widest_bytes: int = 0
+    rows: Sequence[RowValues] = ROWS,
+    table: TableShape | None = None,
+    widest_bytes: int = 0,
 ) -> Window:
     """Make a window that is ready to be judged."""
     made = Window(5, "low", "high")
@@ -56,9 +58,9 @@ def test_listed_keys_behind_a_cut_by_bytes_are_not_absent(is_last: bool):
     )
 
 
-def recording() -> tuple[Touches, Notes]:
+def recording() -> tuple[ChangedKeyFeed, ChangedKeys]:
     """Make changed keys and a scan's recording of them."""
-    touches, notes = Touches(), Notes()
+    touches, notes = ChangedKeyFeed(), ChangedKeys()
     touches.notes.append(notes)
     notes.begin()
     return touches, notes

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import psycopg
 
 from towpath.deploy.errors import RelaySilentError
-from towpath.relay.postgres.connect import Connection, connect, translated
-from towpath.relay.postgres.readable import Readable
+from towpath.relay.commands.state import slot_facts
+from towpath.relay.postgres.connect import Connection, connect, translated_errors
 from towpath.relay.postgres.tables import TableRefusedError
-from towpath.relay.state_reading import slot_facts
+from towpath.relay.postgres.views import CollectionCatalog
 from towpath.settings import Settings
 from towpath.sinks.errors import SinkUnfitError
 
@@ -48,10 +48,10 @@ def _refusals(
 ) -> Iterator[str]:
     """List why the relay would refuse collections."""
     views = {view.collection: view for view in settings.relay.outbox.view}
-    readable = Readable(settings.database.publication, views)
+    readable = CollectionCatalog(settings.database.publication, views)
     for collection in collections:
         try:
-            with translated(f"looking {collection} up"):
+            with translated_errors(f"looking {collection} up"):
                 readable.describe(connection, collection)
         except (TableRefusedError, psycopg.errors.InsufficientPrivilege) as error:
             yield f"{collection} cannot be read: {error}"

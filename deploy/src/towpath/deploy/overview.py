@@ -13,8 +13,8 @@ from towpath.deploy.local.lifecycle import PartStatus
 from towpath.deploy.local.lifecycle import State as PartState
 from towpath.deploy.part_table import part_document
 from towpath.deploy.snapshot_watch import INCOMPLETE
-from towpath.relay.process_state import read_process_state
-from towpath.relay.state_reading import lineage_offset, slot_facts, table_report
+from towpath.relay.commands.state import lineage_offset, slot_facts, table_report
+from towpath.relay.commands.status import read_process_state
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import TowpathError
 from towpath.schemas.position import format_lsn

@@ -1,7 +1,8 @@
 """
 The relay: tails the WAL, publishes to Kafka, fills sinks by incremental snapshots.
 
-From outside in: ``__main__`` wires; ``postgres`` and ``kafka`` own the drivers; the
-``pipeline`` loops; ``routing``, ``snapshot`` and ``delivery`` decide and do nothing;
-``wal`` turns bytes into values. Nothing inward imports anything outward.
+From outside in: ``__main__`` starts sessions, ``wiring`` builds a session's pipeline;
+``postgres`` and ``kafka`` own the drivers; ``loop``, ``stream`` and ``publish`` move
+records; ``recovery``, ``encode`` and ``snapshot`` decide and perform no I/O; ``wal``
+turns bytes into values. Nothing inward imports anything outward.
 """

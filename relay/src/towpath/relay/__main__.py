@@ -21,25 +21,20 @@ from typing import Final
 
 import structlog
 
-from towpath.relay.assembly import Attempt
-from towpath.relay.captured import CapturedTables
-from towpath.relay.declared_sinks import DeclaredSinks
-from towpath.relay.health import HealthServer, Pages
-from towpath.relay.kafka.signals import SignalPlace, SignalTopic
+from towpath.relay.admin_http import AdminPages, HealthServer, SignalPages
+from towpath.relay.captured_tables import CapturedTables
+from towpath.relay.commands.status import RunState, relay_status, write_process_state
+from towpath.relay.context import DeclaredSinks, ProcessContext
+from towpath.relay.kafka.signals import SignalSource, SignalTopicReader
 from towpath.relay.kafka.topics import KafkaTopics
-from towpath.relay.line import World
-from towpath.relay.pipeline.attempts import Attempts
 from towpath.relay.postgres import setup
 from towpath.relay.postgres.connect import connect
 from towpath.relay.postgres.replication import Wakeup
-from towpath.relay.postgres.signal_desk import SourceSignals
-from towpath.relay.postgres.signal_inbox import SignalInbox
-from towpath.relay.process_state import RunState, write_process_state
+from towpath.relay.postgres.signals import SignalInbox, SourceSignalService
 from towpath.relay.registry.client import SchemaIds
-from towpath.relay.signal_pages import SignalPages
-from towpath.relay.snapshot.left import Refusal
-from towpath.relay.status import how_it_is
-from towpath.relay.tally import Tally
+from towpath.relay.session import Session, SessionLoop
+from towpath.relay.snapshot.signals import SignalRefusal
+from towpath.relay.stats import Stats
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import (
     TooManyFilesError,
@@ -65,14 +60,14 @@ def init(config: Path, dry_run: bool) -> int:  # noqa: FBT001 - the command's fl
     """
     settings = load(config, os.environ)  # noqa: TID251 - a root
     with connect(settings.database.dsn) as connection:
-        facts = setup.read_facts(connection, settings)
-        setup.check(facts, settings)
-        steps = setup.plan(facts, settings)
+        facts = setup.read_source_facts(connection, settings)
+        setup.check_source(facts, settings)
+        steps = setup.plan_setup(facts, settings)
         if not dry_run:
-            setup.carry_out(connection, steps)
-    for warning in setup.warnings(facts, settings):
+            setup.run_setup(connection, steps)
+    for warning in setup.source_warnings(facts, settings):
         print(f"warning: {warning}", file=sys.stderr)
-    for note in setup.notes(facts, settings):
+    for note in setup.setup_notes(facts, settings):
         print(f"-- {note}" if dry_run else note)
     for step in steps:
         print(f"-- {step.purpose}\n{step.statement};\n" if dry_run else step.purpose)
@@ -88,7 +83,7 @@ def status(config: Path, as_json: bool) -> int:  # noqa: FBT001 - the command's 
     Raises:
         TowpathError: The source cannot be asked.
     """
-    told = how_it_is(load(config, os.environ))  # noqa: TID251 - a root
+    told = relay_status(load(config, os.environ))  # noqa: TID251 - a root
     lines = [f"{name:18} {value}" for name, value in told.items()]
     print(json.dumps(told) if as_json else "\n".join(lines))
     return 0 if told.get("active") else 1
@@ -144,18 +139,18 @@ class Relay:
         self._clock = SystemClock()
         self._wakeup = Wakeup()
         captured = CapturedTables(settings.capture.names)
-        self._tally = Tally(
+        self._tally = Stats(
             on_first=_warn,
             run_id=uuid.uuid4().hex,
             heartbeat_interval_s=settings.relay.heartbeat_interval_s,
             tables=captured,
             max_in_flight_bytes=settings.relay.max_in_flight_bytes,
         )
-        refusals: deque[Refusal] = deque()
+        refusals: deque[SignalRefusal] = deque()
         self._inbox = SignalInbox(
             settings.database.dsn, self._wakeup.wake, refusals.append
         )
-        self._world = World(
+        self._world = ProcessContext(
             settings=settings,
             sinks=sinks,
             topics=KafkaTopics(settings.kafka, settings.topics, self._clock),
@@ -182,18 +177,18 @@ class Relay:
             TowpathError: One that does not pass.
         """
         relay, source = self._settings.relay, self._settings.database
-        signals = SourceSignals(source.dsn, source.slot)
-        pages = Pages(self._tally, self._clock, SignalPages(signals))
+        signals = SourceSignalService(source.dsn, source.slot)
+        pages = AdminPages(self._tally, self._clock, SignalPages(signals))
         health = HealthServer(relay.admin_port, pages, relay.admin_host)
         _LOG.info("relay started", admin_port=health.port, pid=os.getpid())
         # What is on its way is many small objects without cycles: looking through them
         # for garbage every few hundred of them costs several hundredths of the time.
         gc.freeze()
         gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 100)
-        attempts = Attempts(self._clock, self._wakeup, lambda: self._is_stopping)
+        attempts = SessionLoop(self._clock, self._wakeup, lambda: self._is_stopping)
         topic = self._signal_topic(signals)
         try:
-            attempts.run(Attempt(self._world, lambda: self._is_stopping).run)
+            attempts.run(Session(self._world, lambda: self._is_stopping).run)
         finally:
             if topic is not None:
                 topic.close()
@@ -201,15 +196,15 @@ class Relay:
             health.close()
         _LOG.info("relay stopped", confirmed_lsn=format_lsn(self._tally.confirmed_lsn))
 
-    def _signal_topic(self, signals: SourceSignals) -> SignalTopic | None:
+    def _signal_topic(self, signals: SourceSignalService) -> SignalTopicReader | None:
         """Begin to take signals from Kafka, if a topic is configured."""
         settings = self._settings
         name, source = settings.signal_topic, settings.database
         if not name:
             return None
-        topic = SignalTopic(
+        topic = SignalTopicReader(
             (settings.kafka, settings.topics),
-            SignalPlace(name, source.prefix, f"{source.slot}-signals"),
+            SignalSource(name, source.prefix, f"{source.slot}-signals"),
             signals.leave,
             self._world.refusals.append,
         )

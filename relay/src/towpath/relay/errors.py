@@ -35,7 +35,13 @@ What can go wrong in the relay, and what its loop does about it.
         ├── StateLostError           state and slot do not belong together
         ├── HistoryChangedError      the source's history is not the one we followed
         └── KeyChangedError          a captured table's key changed, and that halts
+
+What a check before the start finds: what, why it matters, and what cures it.
 """
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from towpath.schemas.failure import (
     DataError,
@@ -244,3 +250,45 @@ class KeyChangedError(HaltError):
         'Set relay.on_gap to "plan" or "snapshot": a snapshot of the table with a '
         "sweep removes the rows under the former key."
     )
+
+
+class Level(enum.StrEnum):
+    """An error stands in the way, or loses; a warning may do so one day."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class Finding(NamedTuple):
+    """
+    One thing that is not as it should be.
+
+    Attributes:
+        level: How bad it is.
+        what: The thing, and how it is.
+        why: Why that matters, in half a sentence.
+        cure: The exact command or change.
+    """
+
+    level: Level
+    what: str
+    why: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}: {self.cure}"
+
+
+def error_finding(what: str, why: str, cure: str) -> Finding:
+    """Find something that stands in the way."""
+    return Finding(Level.ERROR, what, why, cure)
+
+
+def warning_finding(what: str, why: str, cure: str) -> Finding:
+    """Find something that works, for now."""
+    return Finding(Level.WARNING, what, why, cure)
+
+
+def blocking_findings(findings: Sequence[Finding]) -> list[Finding]:
+    """Pick what stands in the way."""
+    return [finding for finding in findings if finding.level is Level.ERROR]

@@ -21,7 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from towpath.relay.tally import SlotView, SnapshotView, Tally
+from towpath.relay.stats import SlotStats, SnapshotProgress, Stats
 from towpath.schemas import telemetry
 from towpath.schemas.clock import Clock
 
@@ -55,10 +55,10 @@ _HELP: Final = MappingProxyType(
 )
 
 
-class TallyCollector(Collector):
+class StatsCollector(Collector):
     """Shows the tally."""
 
-    def __init__(self, tally: Tally, clock: Clock) -> None:
+    def __init__(self, tally: Stats, clock: Clock) -> None:
         self._tally = tally
         self._clock = clock
         self._build = {
@@ -98,7 +98,7 @@ class TallyCollector(Collector):
             yield from _snapshot(tally.snapshot, now_s)
 
 
-def _counters(tally: Tally) -> Iterator[Metric]:
+def _counters(tally: Stats) -> Iterator[Metric]:
     counts = (
         (telemetry.RELAY_TRANSACTIONS, "Transactions read.", tally.transactions),
         (
@@ -134,7 +134,7 @@ def _counters(tally: Tally) -> Iterator[Metric]:
         yield family
 
 
-def _gauges(tally: Tally, now_s: float) -> Iterator[Metric]:
+def _gauges(tally: Stats, now_s: float) -> Iterator[Metric]:
     values = {
         telemetry.RELAY_STREAMING: int(tally.is_streaming),
         telemetry.RELAY_PARKED_KEYS: tally.parked_keys,
@@ -151,7 +151,7 @@ def _gauges(tally: Tally, now_s: float) -> Iterator[Metric]:
     yield from _known(values)
 
 
-def _last(tally: Tally) -> Iterator[Metric]:
+def _last(tally: Stats) -> Iterator[Metric]:
     """Tell of the transaction that was read last."""
     last, read_us = tally.last_transaction, tally.last_read_us
     if last is None:
@@ -166,7 +166,7 @@ def _last(tally: Tally) -> Iterator[Metric]:
     yield from _known(values)
 
 
-def _slot(slot: SlotView) -> Iterator[Metric]:
+def _slot(slot: SlotStats) -> Iterator[Metric]:
     values = {
         telemetry.SLOT_RETAINED: slot.retained_bytes,
         telemetry.SLOT_LAG: slot.lag_bytes,
@@ -183,7 +183,7 @@ def _slot(slot: SlotView) -> Iterator[Metric]:
     )
 
 
-def _snapshot(view: SnapshotView, now_s: float) -> Iterator[Metric]:
+def _snapshot(view: SnapshotProgress, now_s: float) -> Iterator[Metric]:
     yield _labelled(
         telemetry.SNAPSHOT_TABLES,
         "Tables of this process's snapshots, by state.",

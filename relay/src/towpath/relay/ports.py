@@ -7,11 +7,10 @@ The edges (``postgres``, ``kafka``) fit these; the loop knows neither.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from towpath.relay.delivery import Acknowledgement
-from towpath.relay.routing.record import Record
-from towpath.relay.routing.relations import CatalogFacts
+from towpath.relay.encode.record import Acknowledgement, Record
+from towpath.relay.encode.relations import CatalogFacts
 from towpath.relay.snapshot.effects import WorkerEffect
-from towpath.relay.snapshot.facts import Resumed, WorkerFact
+from towpath.relay.snapshot.facts import UnfinishedRead, WorkerFact
 from towpath.schemas.table_name import TableName
 
 
@@ -139,7 +138,7 @@ class Inbox(Protocol):
 class SnapshotReader(Protocol):
     """Performs what the snapshot driver wants done in the database."""
 
-    def read_stored(self) -> Resumed:
+    def read_stored(self) -> UnfinishedRead:
         """Return the snapshots that have not ended. Blocks; once, at start."""
 
     def submit(self, effect: WorkerEffect) -> None:
@@ -147,3 +146,10 @@ class SnapshotReader(Protocol):
 
     def facts(self) -> Sequence[WorkerFact]:
         """Hand over the facts since the last call."""
+
+
+class InterruptibleWait(Protocol):
+    """Something to wait on that can be woken."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until woken, or the time is over."""

@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 import pytest
 
-from towpath.relay.routing.forms.choose import Forms
-from towpath.relay.routing.forms.form import Form
-from towpath.relay.routing.forms.types import TypeFacts, modes_of
+from towpath.relay.encode.types.choose import FormChooser
+from towpath.relay.encode.types.form import Form, TypeFacts, modes_of
 from towpath.settings.relay import Relay
 
 MOOD, PRICE, CITEXT, LTREE, HSTORE, RANGE, MULTIRANGE = range(90_000, 90_007)
@@ -168,7 +167,9 @@ def form(case: Case) -> Form:
     relay = Relay.model_validate(
         {"preset": "debezium", "rows": {"unknown_types": "bytes"}}
     )
-    found = Forms(TYPES, modes_of(relay), [].append).of(case.type_oid, case.typmod)
+    found = FormChooser(TYPES, modes_of(relay), [].append).of(
+        case.type_oid, case.typmod
+    )
     assert found is not None
     return found
 

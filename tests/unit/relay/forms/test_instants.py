@@ -2,8 +2,8 @@
 
 import pytest
 
+from towpath.relay.encode.types.temporal import instant_column, instant_json, instants
 from towpath.relay.errors import MalformedMessageError
-from towpath.relay.routing.forms.iso import instant_column, instant_json, instants
 
 PLAIN = (
     b"2026-11-21 20:52:03.123456+00",

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
+from towpath.relay.encode.types.choose import FormChooser
+from towpath.relay.encode.types.form import Form, Modes, TypeFacts, TypeField
 from towpath.relay.errors import MalformedMessageError
-from towpath.relay.routing.forms.choose import Forms
-from towpath.relay.routing.forms.form import Form
-from towpath.relay.routing.forms.types import Modes, TypeFacts, TypeField
 from towpath.settings.rows import Rows
 
 NUMERIC_10_2 = ((10 << 16) | 2) + 4
@@ -55,7 +54,7 @@ def form(
     """Choose a form."""
     modes = Modes(Rows.model_validate(rows), is_debezium)
     on_lost = [].append if told is None else told.append
-    found = Forms(TYPES, modes, on_lost).of(type_oid, typmod)
+    found = FormChooser(TYPES, modes, on_lost).of(type_oid, typmod)
     assert found is not None
     return found
 
@@ -276,7 +275,7 @@ def test_an_unknown_type_can_be_left_out(type_oid: int):
     """
     modes = Modes(Rows.model_validate({"unknown_types": "omit"}), True)
 
-    assert None is Forms(TYPES, modes, [].append).of(type_oid, -1)
+    assert None is FormChooser(TYPES, modes, [].append).of(type_oid, -1)
 
 
 def test_a_dropped_types_values_are_text():

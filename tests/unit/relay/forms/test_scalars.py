@@ -7,11 +7,10 @@ from types import MappingProxyType
 
 import pytest
 
+from towpath.relay.encode.types.choose import FormChooser
+from towpath.relay.encode.types.form import Form, Modes, TypeFacts, modes_of
+from towpath.relay.encode.types.temporal import instant
 from towpath.relay.errors import MalformedMessageError
-from towpath.relay.routing.forms.choose import Forms
-from towpath.relay.routing.forms.form import Form
-from towpath.relay.routing.forms.iso import instant
-from towpath.relay.routing.forms.types import Modes, TypeFacts, modes_of
 from towpath.settings.relay import Relay
 from towpath.settings.rows import Rows
 
@@ -25,7 +24,7 @@ def form(
     """Choose the form of a built-in type."""
     told: list[str] = []
     modes = Modes(Rows.model_validate(rows), is_debezium)
-    found = Forms(NOTHING, modes, told.append).of(type_oid, typmod)
+    found = FormChooser(NOTHING, modes, told.append).of(type_oid, typmod)
     assert found is not None
     return found
 
@@ -211,7 +210,7 @@ def test_values_that_precise_decimals_lose_are_logged():
     """
     told: list[str] = []
     modes = modes_of(Relay.model_validate({"rows": {"decimals": "precise"}}))
-    found = Forms(NOTHING, modes, told.append).of(1700, -1)
+    found = FormChooser(NOTHING, modes, told.append).of(1700, -1)
     assert found is not None
     found.json(b"NaN")
     found.value(b"Infinity")

@@ -94,29 +94,29 @@ def _asked(part: str, ask: Callable[[], list[Row]]) -> list[Row]:
 
 
 def _source(settings: Settings, clock: Clock) -> list[Row]:
-    from towpath.relay.postgres import rights  # noqa: PLC0415 - keeps --help fast
-    from towpath.relay.postgres.connect import connect, translated  # noqa: PLC0415
+    from towpath.relay.postgres import preflight  # noqa: PLC0415 - keeps --help fast
+    from towpath.relay.postgres.connect import connect, translated_errors  # noqa: PLC0415
 
     with connect(settings.database.dsn) as connection:
-        with translated("looking rights up"):
-            lacking = list(rights.rights_findings(connection))
+        with translated_errors("looking rights up"):
+            lacking = list(preflight.rights_findings(connection))
         rows = [Row("source", *map(str, finding)) for finding in lacking]
         return _unless_refused(rows, lambda: _examined(connection, settings, clock))
 
 
 def _examined(connection: "Connection", settings: Settings, clock: Clock) -> list[Row]:
     from towpath.relay.postgres import (  # noqa: PLC0415 - keeps --help fast
+        known_tables,
         preflight,
         source_checks,
         source_facts,
-        table_report,
         views,
     )
 
-    facts = source_facts.read_facts(connection, settings)
+    facts = source_facts.read_source_facts(connection, settings)
     ours = clock.now()
-    of_views = views.findings(connection, settings.relay.outbox.view)
-    of_tables = table_report.report(connection, settings).findings()
+    of_views = views.view_findings(connection, settings.relay.outbox.view)
+    of_tables = known_tables.report_tables(connection, settings).findings()
     problems = source_checks.source_problems(connection, settings)
     found = [
         *preflight.capture_findings(facts, settings),
@@ -151,7 +151,7 @@ def _broker(settings: Settings) -> list[Row]:
     from towpath.sinks.broker_rights import missing_rights  # noqa: PLC0415
 
     def examined() -> list[Row]:
-        found = preflight.findings(preflight.read_facts(settings), settings)
+        found = preflight.kafka_findings(preflight.read_cluster(settings), settings)
         return [Row("broker", *map(str, finding)) for finding in found]
 
     lacking = missing_rights(settings.kafka, rights_of_relay(settings))

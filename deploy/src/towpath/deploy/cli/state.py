@@ -61,9 +61,9 @@ def show(
         parked: How many parked aggregates are named.
         config: Configuration file.
     """
-    from towpath.relay import state_commands  # noqa: PLC0415 - keeps --help fast
+    from towpath.relay.commands import state  # noqa: PLC0415 - keeps --help fast
 
-    told = state_commands.show(_settings(config), parked)
+    told = state.show_state(_settings(config), parked)
     if json:
         print(json_text.dumps(told, indent=1))
     else:
@@ -82,9 +82,9 @@ def export(*, config: ConfigOption = None) -> int:
     Args:
         config: Configuration file.
     """
-    from towpath.relay import state_commands  # noqa: PLC0415 - keeps --help fast
+    from towpath.relay.commands import state  # noqa: PLC0415 - keeps --help fast
 
-    for record in state_commands.export(_settings(config)):
+    for record in state.export_state(_settings(config)):
         print(json_text.dumps(record, ensure_ascii=False))
     return 0
 
@@ -111,19 +111,19 @@ def skip(
         yes: Do not ask; for scripts.
         config: Configuration file.
     """
-    from towpath.relay import state_commands  # noqa: PLC0415 - keeps --help fast
+    from towpath.relay.commands import state  # noqa: PLC0415 - keeps --help fast
 
     settings = _settings(config)
     if undo:
-        print(f"{state_commands.take_back_skip(settings, lsn)} will be published")
+        print(f"{state.cancel_skip(settings, lsn)} will be published")
         return 0
-    meant = format_lsn(state_commands.commit_lsn(settings, lsn))
+    meant = format_lsn(state.resolve_skip(settings, lsn))
     dead = f"{settings.database.prefix}.dead.relay"
     print(_WHAT_SKIP_MEANS.format(lsn=meant, dead=dead))
     if not yes and not _confirmed(meant):
         print("nothing was done")
         return 1
-    state_commands.ask_to_skip(settings, state_commands.commit_lsn(settings, lsn))
+    state.request_skip(settings, state.resolve_skip(settings, lsn))
     print(f"{meant} will be set aside")
     return 0
 
@@ -149,10 +149,10 @@ def repair(
         yes: Do not ask; for scripts.
         config: Configuration file.
     """
-    from towpath.relay import state_repair  # noqa: PLC0415 - keeps --help fast
+    from towpath.relay.commands import repair  # noqa: PLC0415 - keeps --help fast
 
     settings = _settings(config)
-    planned = state_repair.plan(settings)
+    planned = repair.prepare_repair(settings)
     for key, document in planned.documents.items():
         print(f"{key} = {json_text.dumps(document, ensure_ascii=False)}")
     print()
@@ -163,7 +163,7 @@ def repair(
     if not yes and not _confirmed("repair"):
         print("nothing was done")
         return 1
-    state_repair.carry_out(settings, planned)
+    repair.apply_repair(settings, planned)
     print("the state is repaired: start the relay")
     return 0
 

@@ -93,7 +93,7 @@ def configuration(kafka: Kafka, more: Mapping[str, Any] = _NOTHING) -> dict[str,
     return client_settings(kafka, {"logger": client_logger(), **more}, defaults)
 
 
-def made(
+def make_client(
     make: Callable[[dict[str, Any]], _Client],
     kafka: Kafka,
     more: Mapping[str, Any] = _NOTHING,
@@ -116,7 +116,7 @@ def made(
         raise ConfigurationError([message]) from error
 
 
-def translated(error: KafkaException, doing: str) -> TowpathError:
+def relay_error(error: KafkaException, doing: str) -> TowpathError:
     """Return our error for the client's: the broker is away, or it refuses."""
     detail = error.args[0] if error.args else error
     message = f"{doing}: {_reason(detail)}"

@@ -11,8 +11,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
     ResourceType,
 )
 
-from towpath.relay.finding import Finding, error, warning
-from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, made, translated
+from towpath.relay.errors import Finding, error_finding, warning_finding
+from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
 from towpath.relay.kafka.state import StateTopic
 from towpath.relay.kafka.topics import (
     captured_in,
@@ -61,7 +61,7 @@ class ClusterFacts(NamedTuple):
     marked: Mapping[str, int] = _NO_COUNTS
 
 
-def read_facts(settings: Settings) -> ClusterFacts:
+def read_cluster(settings: Settings) -> ClusterFacts:
     """
     Ask the brokers.
 
@@ -73,10 +73,10 @@ def read_facts(settings: Settings) -> ClusterFacts:
     try:
         return _read(settings)
     except KafkaException as failure:
-        raise translated(failure, "asking the broker") from failure
+        raise relay_error(failure, "asking the broker") from failure
 
 
-def findings(facts: ClusterFacts, settings: Settings) -> list[Finding]:
+def kafka_findings(facts: ClusterFacts, settings: Settings) -> list[Finding]:
     """Return what endangers delivery, order or what was delivered. Pure."""
     prefix = settings.database.prefix
     tables = captured_in(facts.topics, settings)
@@ -95,7 +95,7 @@ def findings(facts: ClusterFacts, settings: Settings) -> list[Finding]:
 
 def _read(settings: Settings) -> ClusterFacts:
     source, kafka = settings.database, settings.kafka
-    admin = made(AdminClient, kafka)
+    admin = make_client(AdminClient, kafka)
     cluster = admin.list_topics(timeout=REQUEST_TIMEOUT_S)
     marked: dict[str, int] = {}
     if names.state_topic(source.prefix) in cluster.topics:
@@ -138,26 +138,26 @@ def _read(settings: Settings) -> ClusterFacts:
 def _cluster_findings(facts: ClusterFacts, settings: Settings) -> Iterator[Finding]:
     wanted = settings.topics.replication_factor
     if wanted > facts.broker_count:
-        yield error(
+        yield error_finding(
             f"[topics] replication_factor is {wanted} on {facts.broker_count} brokers",
             "no topic could be made",
             f"set replication_factor = {facts.broker_count}, or start more brokers",
         )
     elif wanted == 1 and facts.broker_count > 1:
-        yield warning(
+        yield warning_finding(
             f"[topics] replication_factor is 1 on {facts.broker_count} brokers",
             "a broker that dies takes acknowledged records with it",
             f"set replication_factor = {min(3, facts.broker_count)}",
         )
     if facts.broker.get("auto.create.topics.enable") == "true":
-        yield warning(
+        yield warning_finding(
             "auto.create.topics.enable is true",
             "a reader that comes first makes topics with other partitions than ours",
             "set auto.create.topics.enable=false in the brokers' configuration and "
             "restart them",
         )
     if facts.broker.get("unclean.leader.election.enable") == "true":
-        yield warning(
+        yield warning_finding(
             "unclean.leader.election.enable is true",
             "a leader that lacks acknowledged records may be elected",
             "kafka-configs.sh --alter --entity-type brokers --entity-default "
@@ -167,13 +167,13 @@ def _cluster_findings(facts: ClusterFacts, settings: Settings) -> Iterator[Findi
 
 def _compacted_findings(topic: str, each: TopicSettings) -> Iterator[Finding]:
     if each.settings.get("cleanup.policy", "compact") != "compact":
-        yield error(
+        yield error_finding(
             f"topic {topic} has cleanup.policy {each.settings['cleanup.policy']}",
             "what it keeps for ever would vanish with time",
             _alter(topic, "cleanup.policy=compact"),
         )
     if each.partition_count != 1:
-        yield error(
+        yield error_finding(
             f"topic {topic} has {each.partition_count} partitions",
             "it must read in one order",
             f"delete the topic and run towpath relay state repair: {topic}",
@@ -186,7 +186,7 @@ def _streamed_findings(
     wanted_ms = settings.topics.retention_hours * _MS_AN_HOUR
     retention_ms = each.number("retention.ms")
     if retention_ms is not None and _UNBOUNDED < retention_ms < wanted_ms:
-        yield warning(
+        yield warning_finding(
             f"topic {topic} keeps records for {retention_ms // _MS_AN_HOUR} h, "
             f"[topics] says {settings.topics.retention_hours} h",
             "a sink that stays away longer misses changes",
@@ -194,7 +194,7 @@ def _streamed_findings(
         )
     bound = each.number("retention.bytes")
     if bound is not None and bound != _UNBOUNDED:
-        yield warning(
+        yield warning_finding(
             f"topic {topic} keeps at most {bound} bytes of a partition",
             "a burst of traffic shortens the replay window",
             _alter(topic, "retention.bytes=-1"),
@@ -208,7 +208,7 @@ def _dead_findings(facts: ClusterFacts, prefix: str) -> Iterator[Finding]:
         facts.topics[dead].number("retention.ms") if dead in facts.topics else None
     )
     if retention_ms is not None and retention_ms != _UNBOUNDED:
-        yield error(
+        yield error_finding(
             f"topic {dead} keeps records for {retention_ms // _MS_AN_HOUR} h",
             "what is forgotten there parks its aggregate no more after a restart",
             _alter(dead, "retention.ms=-1"),
@@ -220,7 +220,7 @@ def _dead_findings(facts: ClusterFacts, prefix: str) -> Iterator[Finding]:
     }
     highest = max(limits.values(), default=0)
     if dead in limits and limits[dead] < highest:
-        yield warning(
+        yield warning_finding(
             f"topic {dead} takes {limits[dead]} bytes, other topics up to {highest}",
             "a large row that cannot be routed would be kept as a stub only",
             _alter(dead, f"max.message.bytes={highest}"),
@@ -232,7 +232,7 @@ def _any_findings(
 ) -> Iterator[Finding]:
     needed = each.number("min.insync.replicas")
     if needed is not None and needed > each.replica_count:
-        yield error(
+        yield error_finding(
             f"topic {topic} has {each.replica_count} replicas, min.insync.replicas "
             f"is {needed}",
             "no record is ever acknowledged",
@@ -241,14 +241,14 @@ def _any_findings(
     limit = each.number("max.message.bytes")
     takes = int(facts.broker.get("message.max.bytes", 0))
     if limit is not None and limit < takes:
-        yield warning(
+        yield warning_finding(
             f"topic {topic} takes {limit} bytes, other topics of the broker {takes}",
             "larger rows become dead letters",
             _alter(topic, f"max.message.bytes={takes}"),
         )
     had = facts.marked.get(topic, each.partition_count)
     if had != each.partition_count:
-        yield error(
+        yield error_finding(
             f"topic {topic} has {each.partition_count} partitions, it had {had}",
             "keys would change their order, so the relay refuses to start",
             "stop the relay and run towpath relay state repair, which lets it use the "

@@ -3,9 +3,20 @@ Reading topics from given offsets to the ends that they have by then.
 
 Records come one by one: to consume a number of them waits until there are so many. The
 end of each partition is told by the broker, which is asked to do so at once.
+
+Barriers: what a dead process left with a leader is seen before our topics are read.
+
+On a replicated topic a record stands with the leader first, and is shown to readers
+once every replica in sync has it. Records that a process left when it was killed may
+lie between: a scan ends below them, and what they are would be published again. A
+record of ours behind them, acknowledged by all, tells that they are shown by now.
+
+It says nothing: it has neither key nor value where the topic is not compacted, and is
+the tombstone of a key that never was where it is. The header ``towpath-barrier`` marks
+it for readers that want to know.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Self
 
 from confluent_kafka import (
@@ -13,19 +24,28 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Message,
+    Producer,
     TopicPartition,
 )
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
+    AdminClient,
+    ConfigResource,
+    ResourceType,
+)
 
+from towpath.relay.encode.record import KEY_THAT_NEVER_WAS
 from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
-    made,
-    translated,
+    is_away,
+    make_client,
+    relay_error,
 )
+from towpath.schemas import headers
 from towpath.settings import Kafka
 
 # A topic and the number of a partition of it.
-Place = tuple[str, int]
+TopicOffset = tuple[str, int]
 
 _READING: Final = {
     "group.id": "towpath-relay",
@@ -37,13 +57,17 @@ _READING: Final = {
 }
 
 
-def place_of(message: Message) -> Place:
+def topic_offset(message: Message) -> TopicOffset:
     """Return where a record stands."""
     return message.topic() or "", message.partition() or 0
 
 
 def read_to_ends(
-    kafka: Kafka, starts: Mapping[Place, int], what: str, *, is_committed: bool = True
+    kafka: Kafka,
+    starts: Mapping[TopicOffset, int],
+    what: str,
+    *,
+    is_committed: bool = True,
 ) -> Iterator[Message]:
     """
     Return the records of partitions, in the order of each.
@@ -59,14 +83,14 @@ def read_to_ends(
         BrokerRefusedError: Kafka refuses a topic.
     """
     level = "read_committed" if is_committed else "read_uncommitted"
-    consumer = made(Consumer, kafka, {**_READING, "isolation.level": level})
+    consumer = make_client(Consumer, kafka, {**_READING, "isolation.level": level})
     try:
         # Knowing the leaders beforehand saves half a second of waiting for them.
         consumer.list_topics(timeout=REQUEST_TIMEOUT_S)
         consumer.assign([TopicPartition(*at, start) for at, start in starts.items()])
         yield from _until_ends(consumer, set(starts), what)
     except KafkaException as error:
-        raise translated(error, f"reading {what}") from error
+        raise relay_error(error, f"reading {what}") from error
     finally:
         consumer.close()
 
@@ -86,7 +110,7 @@ class TopicCounts:
     """Tells partition counts, over one connection; for whoever looks often."""
 
     def __init__(self, kafka: Kafka) -> None:
-        self._consumer = made(Consumer, kafka, _READING)
+        self._consumer = make_client(Consumer, kafka, _READING)
 
     def __enter__(self) -> Self:
         return self
@@ -104,12 +128,12 @@ class TopicCounts:
         try:
             cluster = self._consumer.list_topics(timeout=REQUEST_TIMEOUT_S)
         except KafkaException as error:
-            raise translated(error, "listing topics") from error
+            raise relay_error(error, "listing topics") from error
         return {name: len(topic.partitions) for name, topic in cluster.topics.items()}
 
 
 def _until_ends(
-    consumer: Consumer, open_places: set[Place], what: str
+    consumer: Consumer, open_places: set[TopicOffset], what: str
 ) -> Iterator[Message]:
     while open_places:
         message = consumer.poll(REQUEST_TIMEOUT_S)
@@ -123,6 +147,97 @@ def _until_ends(
         if error is None:
             yield message
         elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - public
-            open_places.discard(place_of(message))
+            open_places.discard(topic_offset(message))
         else:
             raise KafkaException(error)
+
+
+_POLICY: Final = "cleanup.policy"
+_COMPACT: Final = "compact"
+
+
+def replicated(kafka: Kafka, topics: Iterable[str]) -> dict[str, int]:
+    """
+    Return the partition counts of those topics that have more than one replica.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    admin = make_client(AdminClient, kafka)
+    try:
+        there = admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+    except KafkaException as error:
+        raise relay_error(error, "listing topics") from error
+    return {
+        name: len(there[name].partitions)
+        for name in topics
+        if name in there
+        and any(len(each.replicas) > 1 for each in there[name].partitions.values())
+    }
+
+
+def write_barriers(kafka: Kafka, counts: dict[str, int]) -> None:
+    """
+    Write a barrier to each partition; all before it is shown when this returns.
+
+    Args:
+        kafka: The brokers.
+        counts: How many partitions each topic has.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer, or lacks replicas in sync.
+        BrokerRefusedError: Kafka does not take them.
+    """
+    compacted = _compacted(kafka, counts)
+    refused: list[KafkaError] = []
+
+    def on_delivery(error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            refused.append(error)
+
+    # The time of a replica that is away and comes back is the operator's: an attempt
+    # that fails is made again.
+    bounds = {"acks": "all", "linger.ms": 0, "message.timeout.ms": _timeout_ms()}
+    producer = make_client(Producer, kafka, bounds)
+    for topic, count in counts.items():
+        key = KEY_THAT_NEVER_WAS if topic in compacted else None
+        for partition in range(count):
+            producer.produce(
+                topic,
+                None,
+                key,
+                partition,
+                headers=[(headers.BARRIER, b"1")],
+                on_delivery=on_delivery,
+            )
+    left = producer.flush(2 * REQUEST_TIMEOUT_S)
+    lasting = [error for error in refused if not is_away(error) and not _late(error)]
+    if lasting:
+        raise relay_error(KafkaException(lasting[0]), "writing barriers")
+    if left or refused:
+        reason = "not every replica in sync has taken what is in our topics"
+        raise BrokerUnavailableError(reason)
+
+
+def _late(error: KafkaError) -> bool:
+    return bool(error.code() == KafkaError._MSG_TIMED_OUT)  # noqa: SLF001 - public
+
+
+def _timeout_ms() -> int:
+    return int(REQUEST_TIMEOUT_S * 1000)
+
+
+def _compacted(kafka: Kafka, topics: Iterable[str]) -> frozenset[str]:
+    """Return those topics whose records need a key."""
+    admin = make_client(AdminClient, kafka)
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+    futures = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
+    found = set()
+    for resource, future in futures.items():
+        try:
+            entry = future.result().get(_POLICY)
+        except KafkaException as error:
+            raise relay_error(error, "reading topic settings") from error
+        if entry is not None and _COMPACT in str(entry.value):
+            found.add(resource.name)
+    return frozenset(found)

@@ -30,11 +30,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
     is_away,
-    made,
-    translated,
+    make_client,
+    relay_error,
 )
-from towpath.relay.snapshot.left import LeftSignal, Refusal, read_document
-from towpath.relay.snapshot.signals import SignalRejectedError
+from towpath.relay.snapshot.signals import (
+    ExternalSignal,
+    SignalRefusal,
+    SignalRejectedError,
+    read_document,
+)
 from towpath.schemas.backoff import Backoff
 from towpath.schemas.failure import TowpathError
 from towpath.settings import Kafka, Topics
@@ -57,7 +61,7 @@ _SPREADING: Final = frozenset(
 )
 
 
-class SignalPlace(NamedTuple):
+class SignalSource(NamedTuple):
     """Which records are ours: of this topic, with this key, read as this group."""
 
     topic: str
@@ -65,15 +69,15 @@ class SignalPlace(NamedTuple):
     group: str
 
 
-class SignalTopic:
+class SignalTopicReader:
     """Reads a topic and leaves its signals, from ``start`` to ``close``."""
 
     def __init__(
         self,
         clients: tuple[Kafka, Topics],
-        place: SignalPlace,
-        leave: Callable[[LeftSignal], object],
-        refuse: Callable[[Refusal], None],
+        place: SignalSource,
+        leave: Callable[[ExternalSignal], object],
+        refuse: Callable[[SignalRefusal], None],
     ) -> None:
         """
         Prepare; nothing is done yet.
@@ -113,7 +117,7 @@ class SignalTopic:
             except TowpathError as failure:
                 reason = str(failure)
             except KafkaException as error:
-                reason = str(translated(error, f"reading {self._place.topic}"))
+                reason = str(relay_error(error, f"reading {self._place.topic}"))
             else:
                 continue
             _LOG.warning("signals cannot be taken from Kafka now", reason=reason)
@@ -123,7 +127,7 @@ class SignalTopic:
     def _follow(self) -> None:
         """Read until told to end, or until something is away."""
         self._ensure_topic()
-        consumer = made(
+        consumer = make_client(
             Consumer,
             self._kafka,
             {
@@ -166,12 +170,12 @@ class SignalTopic:
             signal_id = signal.signal_id
             self._leave(signal)
         except SignalRejectedError as rejection:
-            self._refuse(Refusal(signal_id, str(rejection), source))
+            self._refuse(SignalRefusal(signal_id, str(rejection), source))
 
     def _ensure_topic(self) -> None:
         """Make the topic if there is none, with one partition: signals keep order."""
         name = self._place.topic
-        admin = made(AdminClient, self._kafka)
+        admin = make_client(AdminClient, self._kafka)
         known = admin.list_topics(name, timeout=REQUEST_TIMEOUT_S).topics
         if name in known and known[name].partitions:
             return

@@ -1,7 +1,7 @@
 """
 The state topic, read and written at start; the loop writes it too, by its producer.
 
-What stands in it is told by ``towpath.relay.state``.
+What stands in it is told by ``towpath.relay.recovery.state``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 import orjson
 from confluent_kafka import KafkaError, Message, Producer
 
+from towpath.relay.encode.record import FIRST_PARTITION, Record
 from towpath.relay.errors import BrokerUnavailableError
-from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, made
+from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client
 from towpath.relay.kafka.reading import read_to_ends
-from towpath.relay.routing.record import FIRST_PARTITION, Record
-from towpath.relay.state import Document, State, parse_state
+from towpath.relay.recovery.state import State, StateDocument, parse_state
 from towpath.schemas import topics
 from towpath.settings import Kafka
 
@@ -50,7 +50,7 @@ class StateTopic:
         """
         return read_to_ends(self._kafka, {(self.topic, 0): 0}, self.topic)
 
-    def write(self, key: str, document: Document) -> None:
+    def write(self, key: str, document: StateDocument) -> None:
         """
         Write one document; it is durable when this returns.
 
@@ -59,7 +59,7 @@ class StateTopic:
         """
         self.write_all({key: document})
 
-    def write_all(self, documents: Mapping[str, Document]) -> None:
+    def write_all(self, documents: Mapping[str, StateDocument]) -> None:
         """
         Write documents; they are durable when this returns.
 
@@ -68,7 +68,7 @@ class StateTopic:
         """
         write_now(self._kafka, *map(self._record, documents, documents.values()))
 
-    def _record(self, key: str, document: Document) -> Record:
+    def _record(self, key: str, document: StateDocument) -> Record:
         name, value = key.encode(), orjson.dumps(document)
         return Record(self.topic, name, value, [], b"", 0, len(value), FIRST_PARTITION)
 
@@ -87,7 +87,7 @@ def write_now(kafka: Kafka, *records: Record) -> None:
             refused.append(error)
 
     # Records that replace their like: no need to wait for a producer's id.
-    producer = made(Producer, kafka, {"acks": "all", "linger.ms": 0})
+    producer = make_client(Producer, kafka, {"acks": "all", "linger.ms": 0})
     for record in records:
         producer.produce(
             record.topic,

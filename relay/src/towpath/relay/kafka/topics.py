@@ -6,41 +6,154 @@ not asked about again by ``ensure``.
 
 ``streamed`` topics lose what is older than the retention; ``compacted`` ones keep the
 newest record of each key for ever, and have one partition, so that they read in order.
+
+What brokers tell of topics, many in a request; a new topic is known after a while.
+
+Only what is not known yet is asked about again, and ever less often.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from itertools import islice
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public  # type: ignore[attr-defined]  # public
     AdminClient,
+    ConfigResource,
     NewTopic,
+    ResourceType,
 )
 
 from towpath.relay.errors import BrokerUnavailableError, TopicRefusedError
-from towpath.relay.kafka.client import (
-    REQUEST_TIMEOUT_S,
-    made,
-    translated,
-)
+from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
 from towpath.relay.kafka.producer import MAX_BATCH_BYTES
-from towpath.relay.kafka.reading import Place
-from towpath.relay.kafka.tails import end_offsets
-from towpath.relay.kafka.topic_facts import (
-    DEFAULT_LIMIT_BYTES,
-    TOPICS_AT_ONCE,
-    Spreading,
-    facts_of,
-    in_requests,
-)
+from towpath.relay.kafka.reading import TopicOffset
+from towpath.relay.kafka.recovery import end_offsets
 from towpath.relay.ports import TopicFacts
 from towpath.schemas import topics as names
-from towpath.schemas.clock import Clock
+from towpath.schemas.backoff import Backoff
+from towpath.schemas.clock import Clock, Patience
 from towpath.schemas.table_name import TableName
 from towpath.settings import Kafka, Settings, Topics
+
+_LIMIT: Final = "max.message.bytes"
+_POLICY: Final = "cleanup.policy"
+_COMPACT: Final = "compact"
+# What a broker takes if it does not say: Kafka's own default.
+DEFAULT_LIMIT_BYTES: Final = 1_048_588
+# How many topics one request names: an answer of some hundred kilobytes.
+TOPICS_AT_ONCE: Final = 500
+# A new topic is known to every broker within tens of milliseconds.
+_SPREADING_S: Final = 0.02
+# Of thousands of topics it takes seconds: asking more often only adds to the load.
+_MAX_SPREADING_S: Final = 0.5
+_Asked = TypeVar("_Asked")
+
+
+class MetadataPropagation:
+    """Waits, ever longer, until brokers know topics; for ever while more are known."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._patience = Patience(clock, REQUEST_TIMEOUT_S)
+        self._backoff = Backoff(first_s=_SPREADING_S, ceiling_s=_MAX_SPREADING_S)
+        self._attempt = 0
+
+    def is_over(self, left: int) -> bool:
+        """Take how much is not known; tell whether it has been no less for too long."""
+        return self._patience.is_over(left)
+
+    def wait(self) -> None:
+        """Let time pass before the next look."""
+        self._clock.wait(self._backoff.delay_s(self._attempt))
+        self._attempt += 1
+
+
+def facts_of(
+    admin: AdminClient, clock: Clock, wanted: list[str]
+) -> dict[str, TopicFacts]:
+    """
+    Return the facts of topics; those just made may take a while to be known everywhere.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer, or does not know a topic.
+        BrokerRefusedError: Kafka refuses to tell.
+    """
+    facts: dict[str, TopicFacts] = {}
+    left, spreading = wanted, MetadataPropagation(clock)
+    while True:
+        facts |= _described(admin, left)
+        left = [name for name in wanted if name not in facts]
+        if not left:
+            return facts
+        if spreading.is_over(len(left)):
+            reason = f"reading topic settings: {left[0]} is not known yet"
+            raise BrokerUnavailableError(reason)
+        spreading.wait()
+
+
+def _described(admin: AdminClient, wanted: list[str]) -> dict[str, TopicFacts]:
+    """Return the facts of those topics that the brokers know."""
+    facts = {}
+    for some in in_requests(wanted):
+        counts = _counts_of(admin, some)
+        if not counts:
+            continue
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in counts]
+        futures = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
+        for resource, future in futures.items():
+            told = _known_facts(future)
+            if told is None:
+                continue
+            limit, policy = told.get(_LIMIT), told.get(_POLICY)
+            facts[resource.name] = TopicFacts(
+                int(limit.value) if limit else DEFAULT_LIMIT_BYTES,
+                counts[resource.name],
+                policy is not None and _COMPACT in policy.value,
+            )
+    return facts
+
+
+def _counts_of(admin: AdminClient, wanted: list[str]) -> dict[str, int]:
+    """Return the partition counts of those topics that the brokers know."""
+    futures = admin.describe_topics(
+        TopicCollection(wanted), request_timeout=REQUEST_TIMEOUT_S
+    )
+    described = {name: _known_facts(future) for name, future in futures.items()}
+    return {
+        name: len(each.partitions)
+        for name, each in described.items()
+        if each is not None and each.partitions
+    }
+
+
+def _known_facts(future: "Future[_Asked]") -> _Asked | None:
+    """
+    Return what is told of a topic; None: it is not known yet.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+        BrokerRefusedError: Kafka refuses to tell.
+    """
+    try:
+        return future.result()
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise relay_error(error, "reading topic settings") from error
+        return None
+
+
+def in_requests(
+    each: Iterable[_Asked], at_once: int = TOPICS_AT_ONCE
+) -> Iterator[list[_Asked]]:
+    """Divide what is asked for into lists of what one request takes."""
+    left = iter(each)
+    while some := list(islice(left, at_once)):
+        yield some
+
 
 _LOG = structlog.get_logger(__name__)
 
@@ -85,7 +198,7 @@ class KafkaTopics:
         self._settings = settings
         self._batch_bytes = MAX_BATCH_BYTES
         self._record_bytes = DEFAULT_LIMIT_BYTES
-        self._admin = made(AdminClient, kafka)
+        self._admin = make_client(AdminClient, kafka)
         self._opened: Mapping[str, TopicFacts] = {}
         self._counts: dict[str, int] = {}
 
@@ -179,15 +292,15 @@ class KafkaTopics:
         ends = self.known_ends(places)
         return {partition: end for (_, partition), end in ends.items()}
 
-    def known_ends(self, places: Collection[Place]) -> Mapping[Place, int]:
+    def known_ends(self, places: Collection[TopicOffset]) -> Mapping[TopicOffset, int]:
         """
         Return the end offsets of partitions of any topics, asked for at once.
 
         Raises:
             BrokerUnavailableError: Kafka does not answer.
         """
-        found: dict[Place, int] = {}
-        left, spreading = list(places), Spreading(self._clock)
+        found: dict[TopicOffset, int] = {}
+        left, spreading = list(places), MetadataPropagation(self._clock)
         while True:
             try:
                 ends = end_offsets(self._kafka, left)
@@ -268,7 +381,7 @@ class KafkaTopics:
                 reason = f"making topic {name}: {error.args[0].str()}"
                 raise TopicRefusedError(reason) from error
             if code != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise translated(error, f"making topic {name}") from error
+                raise relay_error(error, f"making topic {name}") from error
         else:
             _LOG.info("topic made", topic=name)
 
@@ -276,7 +389,7 @@ class KafkaTopics:
         try:
             cluster = self._admin.list_topics(topic, timeout=REQUEST_TIMEOUT_S)
         except KafkaException as error:
-            raise translated(error, "listing topics") from error
+            raise relay_error(error, "listing topics") from error
         return {
             name: len(each.partitions)
             for name, each in cluster.topics.items()

@@ -1,13 +1,17 @@
-"""What the relay asks the catalog: shapes, the slot, and who holds it."""
+"""
+What the relay asks the catalog: shapes, the slot, and who holds it.
+
+The columns of the keys of a table's records, as the catalog has them.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from towpath.relay.postgres.connect import Connection, translated
+from towpath.relay.encode.relations import CatalogFacts
+from towpath.relay.encode.types.form import TypeFacts, TypeField
+from towpath.relay.postgres.connect import Connection, translated_errors
 from towpath.relay.postgres.queries import query
-from towpath.relay.routing.forms.types import TypeFacts, TypeField
-from towpath.relay.routing.relations import CatalogFacts
 from towpath.schemas.table_name import TableName
 
 
@@ -39,7 +43,7 @@ class PostgresCatalog:
         Raises:
             SourceUnavailableError: The connection is gone.
         """
-        with translated("reading the catalog"):
+        with translated_errors("reading the catalog"):
             execute = self._connection.execute
             whose = {"oid": table_oid, "schema": name.schema, "table": name.table}
             keys = execute(query("read_keys"), whose).fetchall()
@@ -64,7 +68,7 @@ class PostgresCatalog:
         Raises:
             SourceUnavailableError: The connection is gone.
         """
-        with translated("reading the end of the log"):
+        with translated_errors("reading the end of the log"):
             row = self._connection.execute(query("read_log_end")).fetchone()
         return int(row[0]) if row else 0
 
@@ -75,7 +79,7 @@ class PostgresCatalog:
         Raises:
             SourceUnavailableError: The connection is gone.
         """
-        with translated("reading the slot"):
+        with translated_errors("reading the slot"):
             row = self._connection.execute(
                 query("read_slot"), {"slot": name}
             ).fetchone()
@@ -88,7 +92,7 @@ class PostgresCatalog:
         Raises:
             SourceUnavailableError: The connection is gone.
         """
-        with translated("reading who holds the slot"):
+        with translated_errors("reading who holds the slot"):
             row = self._connection.execute(
                 query("read_slot_holder"), {"slot": slot}
             ).fetchone()
@@ -127,3 +131,48 @@ def _type(*row: Any) -> TypeFacts:  # noqa: ANN401 - a row of the driver's
         labels=tuple(labels or ()),
         fields=tuple(TypeField(*field) for field in fields or ()),
     )
+
+
+class TableKey(NamedTuple):
+    """A table and the columns of its key, in key order; none: it has no key."""
+
+    oid: int
+    name: str
+    key: Sequence[str]
+
+
+def read_table_keys(connection: Connection, oids: Sequence[int]) -> list[TableKey]:
+    """
+    Return the keys of tables; those that are gone are left out.
+
+    Raises:
+        psycopg.Error: The connection is gone.
+    """
+    if not oids:
+        return []
+    rows = connection.execute(query("read_table_keys"), {"oids": oids}).fetchall()
+    return [
+        TableKey(oid, TableName(schema, table).text, record_key(identity, keys))
+        for oid, schema, table, identity, keys in rows
+    ]
+
+
+def record_key(
+    identity: Sequence[str] | None, keys: Sequence[Sequence[str]] | None
+) -> Sequence[str]:
+    """
+    Return the key of a table's records, as ``routing.relations.bind`` chooses it.
+
+    Args:
+        identity: The columns that the replica identity tells; none: it tells no key.
+        keys: The columns of each index that tells rows apart, the best first.
+    """
+    for key in keys or ():
+        if not identity or set(key) == set(identity):
+            return key
+    return identity or ()
+
+
+def key_columns_text(key: Sequence[str] | None) -> str:
+    """Return a key for people."""
+    return f"({', '.join(key)})" if key else "none"

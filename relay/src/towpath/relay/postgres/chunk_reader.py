@@ -8,37 +8,145 @@ table look empty to it; the snapshot's text; the shape; COPY; commit; HIGH into 
 Where the snapshot has to come first (a view of the database that several share, and a
 SELECT whose tables only the server knows) the tables are locked behind it, and then
 looked at whether they are still what the snapshot shows.
+
+COPY to us: the lines of one statement, as libpq has them. Hot path.
+
+Whatever has arrived is taken at once, and while nothing has the thread sleeps on the
+socket: a Python call per line through the driver costs more than the line does.
+
+Watermarks into the log: as logical messages, or as rows of ``towpath.signal``.
+
+A row has the type ``snapshot-window-open`` (marks ``start`` and ``low``) or
+``snapshot-window-close`` (``high``), the watermark's content as ``data``, and an id
+that is made of its run, its request's number and its mark.
 """
 
 import itertools
+import json
+import select
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import psycopg
+from psycopg import pq
 
 from towpath.relay.postgres import tables
 from towpath.relay.postgres.connect import Connection
-from towpath.relay.postgres.copy_out import copy_out
-from towpath.relay.postgres.frozen import (
-    FrozenViews,
+from towpath.relay.postgres.exported_snapshots import (
+    ExportedSnapshots,
     TableAlteredError,
     ViewLostError,
     check_unaltered,
 )
 from towpath.relay.postgres.queries import query
-from towpath.relay.postgres.readable import Readable
-from towpath.relay.postgres.snapshot_store import read_keys
-from towpath.relay.postgres.watermarks import write_watermark
-from towpath.relay.snapshot import chunks
-from towpath.relay.snapshot.copytext import decode_lines
+from towpath.relay.postgres.store import read_keys
+from towpath.relay.postgres.views import CollectionCatalog
+from towpath.relay.snapshot import sql
 from towpath.relay.snapshot.effects import ReadChunk, ReadPlan
 from towpath.relay.snapshot.facts import ChunkRead, PlanRead
-from towpath.relay.snapshot.shape import Chunk, Key, Plan, Row, TableShape, key_of
+from towpath.relay.snapshot.scan_context import WATERMARK_PREFIX
+from towpath.relay.snapshot.shape import (
+    Chunk,
+    Key,
+    RowValues,
+    ScanPlan,
+    TableShape,
+    key_of,
+)
+from towpath.relay.snapshot.sql import decode_lines
 from towpath.relay.snapshot.visibility import XidSnapshot
 from towpath.schemas.clock import Clock
 from towpath.settings.snapshot import Watermarks
+
+_COPY_ENDED: Final = -1
+
+
+def copy_out(connection: Connection, statement: bytes) -> Iterator[list[bytes]]:
+    """
+    Run ``copy ... to stdout``; give its lines, those that arrived together at a time.
+
+    Whoever ends early leaves the connection of no use: it is closed.
+
+    Raises:
+        psycopg.Error: The server refuses, cancels, or is gone.
+    """
+    pgconn = connection.pgconn
+    poll = select.poll()
+    poll.register(pgconn.socket, select.POLLIN)
+    has_ended = False
+    try:
+        pgconn.send_query(statement)
+        result = _result(pgconn, poll)
+        if result is not None and result.status == pq.ExecStatus.COPY_OUT:
+            yield from _batches(pgconn, poll)
+            result = _result(pgconn, poll)
+        _read_to_the_end(pgconn, poll)
+        has_ended = True
+    finally:
+        if not has_ended:
+            connection.close()
+    if result is None or result.status != pq.ExecStatus.COMMAND_OK:
+        raise _error(result)
+
+
+def _batches(pgconn: pq.abc.PGconn, poll: select.poll) -> Iterator[list[bytes]]:
+    get_copy_data = pgconn.get_copy_data
+    while True:
+        lines: list[bytes] = []
+        add = lines.append
+        length, data = get_copy_data(1)
+        while length > 0:
+            add(bytes(data))
+            length, data = get_copy_data(1)
+        if lines:
+            yield lines
+        if length == _COPY_ENDED:
+            return
+        poll.poll()
+        pgconn.consume_input()
+
+
+def _result(pgconn: pq.abc.PGconn, poll: select.poll) -> pq.abc.PGresult | None:
+    """Return the next result, asleep until it is there; None after the last."""
+    while pgconn.is_busy():
+        poll.poll()
+        pgconn.consume_input()
+    return pgconn.get_result()
+
+
+def _read_to_the_end(pgconn: pq.abc.PGconn, poll: select.poll) -> None:
+    while _result(pgconn, poll) is not None:
+        pass
+
+
+def _error(result: pq.abc.PGresult | None) -> psycopg.Error:
+    if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
+        return psycopg.ProgrammingError("the statement is no copy to us")
+    return psycopg.errors.error_from_result(result)
+
+
+# From this version on a plain message can be flushed with the call.
+_FLUSH_VERSION: Final = 170_000
+_CLOSING: Final = "high"
+
+
+def write_watermark(connection: Connection, token: str, form: Watermarks) -> None:
+    """Write a watermark into the log; the stream will bring it."""
+    if form is Watermarks.MESSAGES:
+        is_flushed = connection.info.server_version >= _FLUSH_VERSION
+        name = "write_watermark" if is_flushed else "write_watermark_in_transaction"
+        connection.execute(query(name), {"prefix": WATERMARK_PREFIX, "token": token})
+        return
+    content = json.loads(token)
+    row = {"id": "{run}-{request}-{mark}".format(**content), "token": token}
+    name = "close_window" if content["mark"] == _CLOSING else "open_window"
+    with connection.transaction():
+        connection.execute(query(name), row)
+        if form is Watermarks.ROWS_DELETED:
+            connection.execute(query("forget_window"), row)
+
 
 # Below it one reader is done before a second one has begun.
 _ROWS_WORTH_PARTS: Final = 50_000
@@ -52,7 +160,7 @@ _GONE: Final = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
 class Terms(NamedTuple):
     """How to read, the same for every reader."""
 
-    readable: Readable
+    readable: CollectionCatalog
     watermarks: Watermarks
     max_chunk_bytes: int
     clock: Clock
@@ -76,7 +184,7 @@ class _Copied:
 
     left_bytes: int
     left_rows: int
-    rows: list[Row] = field(default_factory=list)
+    rows: list[RowValues] = field(default_factory=list)
     spare: int = 0
     is_cut: bool = False
     size_bytes: int = 0
@@ -112,7 +220,7 @@ class ChunkReader:
     """Reads over one connection, which nobody else uses."""
 
     def __init__(
-        self, connection: Connection, terms: Terms, views: FrozenViews
+        self, connection: Connection, terms: Terms, views: ExportedSnapshots
     ) -> None:
         self._connection = connection
         self._terms = terms
@@ -139,12 +247,12 @@ class ChunkReader:
             _check_oid(shape, ask)
             if ask.keys_of is not None:
                 return self._listed_plan(ask, ask.keys_of, shape)
-            copied = self._copy(chunks.maximum_key_query(shape, ask.select))
+            copied = self._copy(sql.maximum_key_query(shape, ask.select))
             maximum_key = _maximum(copied.rows)
             rows = self._estimate(shape, ask.condition, ask.select)
             boundaries = self._boundaries(ask, shape, maximum_key, rows)
         return PlanRead(
-            ask.request_id, Plan(shape, maximum_key, rows, boundaries=boundaries)
+            ask.request_id, ScanPlan(shape, maximum_key, rows, boundaries=boundaries)
         )
 
     def _listed_plan(
@@ -152,12 +260,12 @@ class ChunkReader:
     ) -> PlanRead:
         keys = read_keys(self._connection, snapshot_id, ask.collection)
         tables.check_width(shape, keys)
-        return PlanRead(ask.request_id, Plan(shape, None, len(keys), keys))
+        return PlanRead(ask.request_id, ScanPlan(shape, None, len(keys), keys))
 
     def _estimate(
         self, shape: TableShape, condition: str | None, select: str | None = None
     ) -> int:
-        statement = chunks.estimate_query(shape, condition, select).encode()
+        statement = sql.estimate_query(shape, condition, select).encode()
         plan = self._connection.execute(statement).fetchone()
         return int(plan[0][0]["Plan"]["Plan Rows"]) if plan else 0
 
@@ -170,7 +278,7 @@ class ChunkReader:
             return ()
         table_rows = self._estimate(shape, None)
         percent = min(100.0, 100.0 * _SAMPLED_ROWS / max(1, table_rows))
-        statement = chunks.boundaries_query(
+        statement = sql.boundaries_query(
             shape, ask.condition, maximum_key, ask.parts, percent
         )
         return tuple(key_of(row, range(len(row))) for row in self._copy(statement).rows)
@@ -189,11 +297,11 @@ class ChunkReader:
         with self._snapshot(ask.shape, ask):
             visible = self._connection.execute(query("read_visibility")).fetchone()
             shape = self._terms.readable.describe_again(self._connection, ask.shape)
-            spare_rows = chunks.spare_rows(ask)
-            copied = self._copy(chunks.chunk_query(ask, shape), spare_rows)
+            spare_rows = sql.spare_rows(ask)
+            copied = self._copy(sql.chunk_query(ask, shape), spare_rows)
         if not is_frozen:
             self.write_watermark(ask.high_token)
-        rows: Sequence[Row] = copied.rows
+        rows: Sequence[RowValues] = copied.rows
         is_last = not copied.is_cut and (
             bool(ask.keys) or len(rows) < ask.max_rows + spare_rows
         )
@@ -229,7 +337,7 @@ class ChunkReader:
     def _hold(self, shape: TableShape, ask: ReadPlan | ReadChunk) -> None:
         """Lock what is to be read; where a snapshot came first, see whether it fits."""
         try:
-            self._connection.execute(chunks.lock_statement(shape).encode())
+            self._connection.execute(sql.lock_statement(shape).encode())
         except _GONE as error:
             if ask.frozen_by is None:
                 raise
@@ -264,7 +372,7 @@ def _check_oid(shape: TableShape, ask: ReadPlan) -> None:
         raise tables.TableRefusedError(reason)
 
 
-def _maximum(rows: list[Row]) -> Key | None:
+def _maximum(rows: list[RowValues]) -> Key | None:
     """Return the only row as a key; a null one comes first from above."""
     if not rows:
         return None
@@ -274,7 +382,7 @@ def _maximum(rows: list[Row]) -> Key | None:
     return key_of(rows[0], range(len(rows[0])))
 
 
-def _refuse_twins(rows: Sequence[Row], shape: TableShape) -> None:
+def _refuse_twins(rows: Sequence[RowValues], shape: TableShape) -> None:
     """
     Make sure that no two rows have the same key.
 

@@ -17,12 +17,10 @@ from typing import Final, NamedTuple
 import psycopg
 import structlog
 
-from towpath.relay.addressing import Registration
-from towpath.relay.continuity import decide, refusal
+from towpath.relay.encode.record import Record
 from towpath.relay.errors import NotPreparedError, SourceUnavailableError
-from towpath.relay.lineage import Decision, Found, Gap, Lineage, Remembered
 from towpath.relay.postgres import setup
-from towpath.relay.postgres.connect import Connection, translated
+from towpath.relay.postgres.connect import Connection, translated_errors
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.replication import SlotStream
 from towpath.relay.postgres.slot import (
@@ -31,8 +29,17 @@ from towpath.relay.postgres.slot import (
     slot_statement,
 )
 from towpath.relay.postgres.source_facts import read_captured
-from towpath.relay.routing import gap as gaps
-from towpath.relay.routing.record import Record
+from towpath.relay.recovery import backfill as gaps
+from towpath.relay.recovery.lineage import (
+    Gap,
+    Lineage,
+    LineageDecision,
+    SourceHistory,
+    StoredHistory,
+    choose_lineage,
+    gap_error,
+)
+from towpath.relay.snapshot.naming import Registration
 from towpath.schemas.clock import Clock
 from towpath.schemas.position import format_lsn
 from towpath.settings import FirstStart, OnGap, Settings
@@ -43,7 +50,7 @@ _LOG = structlog.get_logger("towpath.relay")
 _BEAT_TIMEOUT: Final = b"set local lock_timeout = '5s'"
 
 
-class Memory(NamedTuple):
+class HistoryStore(NamedTuple):
     """
     The way to Kafka, as this module needs it.
 
@@ -51,19 +58,19 @@ class Memory(NamedTuple):
     stored as confirmed back to an LSN, in the newest lineage.
     """
 
-    read: Callable[[], Remembered]
+    read: Callable[[], StoredHistory]
     write: Callable[[Sequence[Lineage]], None]
     publish: Callable[[Record], None]
     confirm: Callable[[int], None]
 
 
-class History:
+class LineageResolver:
     """Finds the lineage to follow; connection and stream lead to the same server."""
 
     def __init__(
         self,
         settings: Settings,
-        memory: Memory,
+        memory: HistoryStore,
         clock: Clock,
         connection: Connection,
         stream: SlotStream,
@@ -77,7 +84,7 @@ class History:
         self._connection = connection
         self._stream = stream
 
-    def follow(self) -> Decision:
+    def follow(self) -> LineageDecision:
         """
         Return the lineage to follow, with everything done that it needs.
 
@@ -92,10 +99,10 @@ class History:
         found = self.found(remembered.heartbeat)
         at = self._clock.now().isoformat(timespec="seconds")
         tables = read_captured(self._connection, self._settings)
-        decision = decide(remembered, found, tables, at)
+        decision = choose_lineage(remembered, found, tables, at)
         if decision.gap is not None:
             if self._settings.relay.on_gap is OnGap.HALT:
-                raise refusal(decision, found)
+                raise gap_error(decision, found)
             self._announce(decision.lineage, decision.gap)
         if decision.is_changed:
             if not decision.is_new and remembered.confirmed_lsn is not None:
@@ -109,7 +116,7 @@ class History:
             decision = self._taken_up(decision)
         return self._filled(decision)
 
-    def found(self, heartbeat: int) -> Found:
+    def found(self, heartbeat: int) -> SourceHistory:
         """
         Ask the server what it is and what it has.
 
@@ -122,11 +129,11 @@ class History:
             SourceUnavailableError: The server is away, or only a standby.
         """
         identity = self._stream.identify()
-        with translated("reading the source's history"):
+        with translated_errors("reading the source's history"):
             current_lsn, counter = self._read_history()
             if counter < heartbeat:
                 counter = self._read_heartbeat()
-            return Found(
+            return SourceHistory(
                 system_identifier=identity.system_identifier,
                 timeline=identity.timeline,
                 forks=self._stream.forks(identity.timeline),
@@ -176,20 +183,20 @@ class History:
         prefix = self._source.prefix
         self._memory.publish(gaps.gap_record(prefix, lineage, gap, self._relay, now_ms))
 
-    def _make_slot(self, found: Found) -> None:
+    def _make_slot(self, found: SourceHistory) -> None:
         """Replace a slot that serves no more; publications must be there before."""
         source, connection = self._source, self._connection
         require_publications(connection, source)
         if found.slot is not None:
-            with translated("dropping the slot that serves no more"):
+            with translated_errors("dropping the slot that serves no more"):
                 connection.execute(query("drop_slot"), {"slot": source.slot})
         statement = slot_statement(source.slot, connection.info.server_version)
-        setup.carry_out(connection, [setup.Step("making the slot", statement)])
+        setup.run_setup(connection, [setup.SetupStep("making the slot", statement)])
         _LOG.warning("slot made anew", slot=source.slot)
 
-    def _taken_up(self, decision: Decision) -> Decision:
+    def _taken_up(self, decision: LineageDecision) -> LineageDecision:
         """Store from where the slot serves the lineage; it is pending no more."""
-        with translated("reading the slot"):
+        with translated_errors("reading the slot"):
             slot = read_slot(self._connection, self._source.slot)
         if slot is None:
             reason = f"slot {self._source.slot} has just vanished"
@@ -203,7 +210,7 @@ class History:
         self._memory.write(decision.lineages)
         return decision
 
-    def _filled(self, decision: Decision) -> Decision:
+    def _filled(self, decision: LineageDecision) -> LineageDecision:
         """Ask for the snapshots of an open gap, if they are to be started."""
         lineage, gap = decision.lineage, decision.lineage.gap
         relay = self._settings.relay
@@ -216,7 +223,7 @@ class History:
             "data": gaps.signal_data(gap, self._relay),
             "relay": self._relay.name,
         }
-        with translated("asking for the snapshots that close the gap"):
+        with translated_errors("asking for the snapshots that close the gap"):
             self._connection.execute(query("ask_for_snapshot"), asked)
         _LOG.warning("snapshots asked for", signal=asked["id"], plan=list(gap.plan))
         started = replace(lineage, gap=replace(gap, started=True))

@@ -21,23 +21,26 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from towpath.relay.addressing import Registration
+from towpath.relay.encode.notifications import TABLE_EVENT_PREFIX
 from towpath.relay.errors import KeyChangedError
-from towpath.relay.postgres.asking import ask, entry_of
-from towpath.relay.postgres.connect import Connection, translated
-from towpath.relay.postgres.known_tables import KnownTable, KnownTables
-from towpath.relay.postgres.new_tables import LOOK_INTERVAL_S, is_used
+from towpath.relay.postgres.backfill import request_tables, signal_entry
+from towpath.relay.postgres.catalog import TableKey, key_columns_text, read_table_keys
+from towpath.relay.postgres.connect import Connection, translated_errors
+from towpath.relay.postgres.known_tables import (
+    KnownTable,
+    KnownTables,
+    unreadable_tables,
+)
+from towpath.relay.postgres.new_tables import LOOK_INTERVAL_S, is_id_used
 from towpath.relay.postgres.queries import query
-from towpath.relay.postgres.stored_keys import TableKey, key_text, read_table_keys
-from towpath.relay.postgres.table_report import unreadable
-from towpath.relay.routing.gap import signal_statement, sweep_data
-from towpath.relay.routing.table_event import TABLE_EVENT_PREFIX
+from towpath.relay.recovery.backfill import signal_statement, sweep_data
+from towpath.relay.snapshot.naming import Registration
 from towpath.settings import FirstStart, OnGap, Settings
 
 _LOG = structlog.get_logger("towpath.relay.guardian")
 
 KEY_CHANGED: Final = "KEY_CHANGED"
-_ASKED: Final = "none is needed: a snapshot with a sweep was asked for"
+_REQUESTED: Final = "none is needed: a snapshot with a sweep was asked for"
 
 
 class KeyChange(NamedTuple):
@@ -48,7 +51,7 @@ class KeyChange(NamedTuple):
 
     def __str__(self) -> str:
         """Return the change for people."""
-        former, key = key_text(self.known.key), key_text(self.now.key)
+        former, key = key_columns_text(self.known.key), key_columns_text(self.now.key)
         return f"{self.known.name} from {former} to {key}"
 
 
@@ -64,8 +67,8 @@ def require_same_keys(
     """
     if settings.relay.on_gap is not OnGap.HALT:
         return
-    with translated("comparing the keys of captured tables"):
-        found = [str(each) for each in _changes(connection, settings, store)]
+    with translated_errors("comparing the keys of captured tables"):
+        found = [str(each) for each in _key_changes(connection, settings, store)]
     if found:
         reason = f"the key of captured tables changed: {'; '.join(found)}"
         raise KeyChangedError(reason)
@@ -104,7 +107,7 @@ class KeyChanges:
             psycopg.Error: The connection is gone.
         """
         self._store.store_first_keys(connection)
-        for change in _changes(connection, self._settings, self._store):
+        for change in _key_changes(connection, self._settings, self._store):
             if self._settings.relay.on_gap is OnGap.HALT:
                 self._on_halt(f"the key of a captured table changed: {change}")
                 return
@@ -114,14 +117,16 @@ class KeyChanges:
         """Publish a change, ask for the snapshot if that is wanted, store the key."""
         name, publication = change.known.name, self._settings.database.publication
         with connection.transaction():
-            reason = unreadable(connection, [name], publication).get(name)
+            reason = unreadable_tables(connection, [name], publication).get(name)
             signal_id = self._unused_id(connection, change.now.oid)
-            data = sweep_data([entry_of(name)], self._relay)
+            data = sweep_data([signal_entry(name)], self._relay)
             fill = signal_statement(signal_id, data)
             is_asked = reason is None and self._asks
             if is_asked:
                 whose = self._relay.name
-                ask(connection, signal_id, [name], {}, relay=whose, sweeps=True)
+                request_tables(
+                    connection, signal_id, [name], {}, relay=whose, sweeps=True
+                )
             more = {
                 "former_key": ", ".join(change.known.key or ()),
                 "key": ", ".join(change.now.key),
@@ -129,7 +134,7 @@ class KeyChanges:
             }
             self._write(connection, change, more, is_swept=is_asked)
             self._store.store_changed_key(connection, change.known, change.now.key)
-        remedy = _ASKED if is_asked else fill
+        remedy = _REQUESTED if is_asked else fill
         if reason is not None:
             remedy = f"snapshots cannot read it: {reason}; change that, then: {fill}"
         _LOG.error("table key changed", table=name, **more, remedy=remedy)
@@ -142,7 +147,7 @@ class KeyChanges:
 
     def _unused_id(self, connection: Connection, oid: int) -> str:
         times = 1
-        while is_used(connection, f"key-{oid}-{times}{self._relay.suffix}"):
+        while is_id_used(connection, f"key-{oid}-{times}{self._relay.suffix}"):
             times += 1
         return f"key-{oid}-{times}{self._relay.suffix}"
 
@@ -171,7 +176,7 @@ class KeyChanges:
         connection.execute(query("write_table_event"), message)
 
 
-def _changes(
+def _key_changes(
     connection: Connection, settings: Settings, store: KnownTables
 ) -> Iterator[KeyChange]:
     """Return the tables whose stored key is another than the catalog's."""

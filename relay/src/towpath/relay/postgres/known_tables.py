@@ -15,20 +15,29 @@ In a new lineage the oids may all be others, as in a restored dump. Then they ar
 again and no table counts as made again: the plan of the gap reads all tables.
 
 The columns of each table's key are stored too (``key_changes``).
+
+What status and doctor show of captured tables: dropped, or not readable by snapshots.
+
+A table counts as readable if ``tables.describe``, which every snapshot asks
+first, does not refuse it. Tables for which the answer is plain are left out by one
+query, so that the others alone are described.
 """
 
 import enum
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import structlog
 
-from towpath.relay.postgres.connect import Connection
+from towpath.relay.encode.notifications import TABLE_EVENT_PREFIX
+from towpath.relay.errors import Finding, warning_finding
+from towpath.relay.postgres.catalog import key_columns_text, read_table_keys
+from towpath.relay.postgres.connect import Connection, translated_errors
 from towpath.relay.postgres.queries import query
-from towpath.relay.postgres.source_facts import ListedTable
-from towpath.relay.postgres.stored_keys import read_table_keys
-from towpath.relay.routing.table_event import TABLE_EVENT_PREFIX
+from towpath.relay.postgres.source_facts import ListedTable, list_tables, name_lists
+from towpath.relay.postgres.tables import TableRefusedError, describe
 from towpath.schemas.table_name import TableName
 from towpath.settings import OnDrop, Settings
 
@@ -43,7 +52,7 @@ _EMPTIED: Final = "none is needed: topic and sinks are told that all its rows ar
 _SWEPT: Final = "none is needed: the new table's snapshot removes the old rows"
 
 
-class Event(enum.StrEnum):
+class TableEventKind(enum.StrEnum):
     """What became of the table of a captured name."""
 
     DROPPED = "DROPPED"
@@ -71,21 +80,21 @@ class KnownTable(NamedTuple):
         return TableName(self.schema, self.table).text
 
 
-class Change(NamedTuple):
+class CapturedNameChange(NamedTuple):
     """What became of one captured name; ``now`` is the table that has it by now."""
 
     known: KnownTable
-    event: Event
+    event: TableEventKind
     now: ListedTable | None = None
     renamed_to: str | None = None
 
 
-def changes(
+def captured_name_changes(
     known: Iterable[KnownTable],
     listed: Sequence[ListedTable],
     lineage: int,
     on_drop: OnDrop = OnDrop.KEEP,
-) -> list[Change]:
+) -> list[CapturedNameChange]:
     """
     Return which captured names do not have their table any more.
 
@@ -99,10 +108,18 @@ def changes(
         if now is None:
             if not each.is_gone or on_drop is OnDrop.TRUNCATE:
                 renamed_to = by_oid.get(each.oid)
-                event = Event.DROPPED if renamed_to is None else Event.RENAMED
-                found.append(Change(each, event, None, renamed_to))
+                event = (
+                    TableEventKind.DROPPED
+                    if renamed_to is None
+                    else TableEventKind.RENAMED
+                )
+                found.append(CapturedNameChange(each, event, None, renamed_to))
         elif now.is_published if each.is_gone else _is_another(now, each, lineage):
-            found.append(Change(each, Event.RECREATED, now, by_oid.get(each.oid)))
+            found.append(
+                CapturedNameChange(
+                    each, TableEventKind.RECREATED, now, by_oid.get(each.oid)
+                )
+            )
     return found
 
 
@@ -189,7 +206,7 @@ class KnownTables:
         return [by_name[name] for name in old if name in by_name]
 
     def publish(
-        self, connection: Connection, change: Change, *, is_filled: bool
+        self, connection: Connection, change: CapturedNameChange, *, is_filled: bool
     ) -> None:
         """
         Store and publish what became of a name. Call it inside a transaction.
@@ -216,11 +233,13 @@ class KnownTables:
         self, connection: Connection, known: KnownTable, now: ListedTable
     ) -> None:
         """Publish that all former rows of a name are gone: no snapshot sweeps them."""
-        change = Change(known, Event.RECREATED, now)
+        change = CapturedNameChange(known, TableEventKind.RECREATED, now)
         if self._on_drop is OnDrop.KEEP:
             self._write(connection, change, remedy=_EMPTIED)
 
-    def _write(self, connection: Connection, change: Change, *, remedy: str) -> None:
+    def _write(
+        self, connection: Connection, change: CapturedNameChange, *, remedy: str
+    ) -> None:
         """Write an event into the database's log, and a record of it into our own."""
         known = change.known
         content = {
@@ -250,3 +269,105 @@ class KnownTables:
             "schema_name": known.schema,
             "table_name": known.table,
         }
+
+
+class TableReport(NamedTuple):
+    """
+    Captured names that somebody should know of.
+
+    Attributes:
+        dropped: Names without a table, whose rows are kept in topic and sinks.
+        changed_keys: What is to be known of tables whose key changed, by name.
+        unreadable: Why snapshots cannot read each of the others.
+    """
+
+    dropped: tuple[str, ...]
+    unreadable: Mapping[str, str]
+    changed_keys: Mapping[str, str] = MappingProxyType({})
+
+    def findings(self) -> Iterator[Finding]:
+        """Return a warning for each table."""
+        for name in self.dropped:
+            yield warning_finding(
+                f"{name}: the captured table was dropped or renamed",
+                "topic and sinks keep the rows that were captured under this name",
+                'set on_drop = "truncate" in [[source]] and start the relay again, or '
+                "take the name out of [source] tables",
+            )
+        for name, change in self.changed_keys.items():
+            yield warning_finding(
+                f"{name}: the key changed {change}",
+                "topic and sinks keep rows under the former key",
+                "ask for a snapshot of the table with a sweep, or wait for the one "
+                "that runs: towpath snapshot start --sweep",
+            )
+        for name, reason in self.unreadable.items():
+            yield warning_finding(
+                f"{name}: snapshots cannot read it: {reason}",
+                "rows from before its capture are in no topic and no sink",
+                "change the table as the reason says, then run towpath snapshot start",
+            )
+
+
+def report_tables(connection: Connection, settings: Settings) -> TableReport:
+    """
+    Look at all captured tables.
+
+    Raises:
+        SourceUnavailableError: The connection is gone.
+    """
+    listed = list_tables(connection, settings)
+    takes = settings.capture.takes
+    captured = [each.name for each in listed if each.is_published and takes(each.name)]
+    with translated_errors("looking at captured tables"):
+        return TableReport(
+            dropped=_dropped(connection, settings),
+            unreadable=unreadable_tables(
+                connection, captured, settings.database.publication
+            ),
+            changed_keys=_changed_keys(connection, settings),
+        )
+
+
+def unreadable_tables(
+    connection: Connection, names: Sequence[str], publication: str
+) -> dict[str, str]:
+    """
+    Return why snapshots cannot read tables; those that they can read are left out.
+
+    Raises:
+        psycopg.Error: The connection is gone.
+    """
+    wanted = {**name_lists(names), "publication": publication}
+    found = {}
+    for row in connection.execute(query("read_unclear_tables"), wanted).fetchall():
+        name = TableName(*row).text
+        try:
+            describe(connection, name, publication)
+        except TableRefusedError as refused:
+            found[name] = str(refused)
+    return found
+
+
+def _changed_keys(connection: Connection, settings: Settings) -> dict[str, str]:
+    """Return the former key and the key of tables that no sweep has read since."""
+    outdated = connection.execute(query("read_whether_captured_is_outdated")).fetchone()
+    if outdated == (True,):
+        return {}
+    parameters = {"relay": settings.database.slot}
+    rows = connection.execute(query("read_changed_keys"), parameters).fetchall()
+    found = {}
+    for schema, table, former, key, swept in rows:
+        name = TableName(schema, table).text
+        if name not in swept:
+            found[name] = f"from {key_columns_text(former)} to {key_columns_text(key)}"
+    return found
+
+
+def _dropped(connection: Connection, settings: Settings) -> tuple[str, ...]:
+    missing = connection.execute(query("read_whether_captured_is_missing")).fetchone()
+    if missing == (True,):
+        return ()
+    parameters = {"relay": settings.database.slot}
+    rows = connection.execute(query("read_dropped_tables"), parameters).fetchall()
+    return tuple(TableName(*row).text for row in rows)

@@ -30,27 +30,26 @@ from typing import Final
 import psycopg
 import structlog
 
-from towpath.relay.addressing import Registration
-from towpath.relay.captured import CapturedTables
-from towpath.relay.postgres.asking import ask
-from towpath.relay.postgres.capturing import refusal
+from towpath.relay.captured_tables import CapturedTables, topic_findings
+from towpath.relay.postgres.backfill import request_tables
+from towpath.relay.postgres.capture_checks import blocking_finding
 from towpath.relay.postgres.connect import Connection, quoted
 from towpath.relay.postgres.known_tables import (
-    Change,
+    CapturedNameChange,
     KnownTable,
     KnownTables,
-    changes,
+    captured_name_changes,
+    unreadable_tables,
 )
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.source_facts import (
     ListedTable,
     is_own,
     list_tables,
-    read_facts,
+    read_source_facts,
 )
-from towpath.relay.postgres.table_report import unreadable
-from towpath.relay.tally import Tally
-from towpath.relay.topic_owners import topic_findings
+from towpath.relay.snapshot.naming import Registration
+from towpath.relay.stats import Stats
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
@@ -74,7 +73,7 @@ class NewTables:
         self,
         settings: Settings,
         captured: CapturedTables,
-        tally: Tally,
+        tally: Stats,
         known: KnownTables,
         relay: Registration,
     ) -> None:
@@ -118,7 +117,7 @@ class NewTables:
     def _capture_all(
         self, connection: Connection, missing: list[ListedTable], absent: list[str]
     ) -> None:
-        facts = read_facts(connection, self._settings)
+        facts = read_source_facts(connection, self._settings)
         if self._settings.database.publication not in facts.publications:
             return
         for name in absent:
@@ -127,7 +126,7 @@ class NewTables:
         wanted = (*captured.names, *(each.name for each in missing))
         taken = topic_findings(self._settings, wanted, captured.announced)
         for table in missing:
-            finding = refusal(table.name, facts, self._settings) or taken.get(
+            finding = blocking_finding(table.name, facts, self._settings) or taken.get(
                 table.name
             )
             if finding is not None:
@@ -184,7 +183,7 @@ class NewTables:
             if self._fills:
                 # Whoever reads the topic has the rows that this name had before.
                 sweeps = known is not None
-                signal_id = _ask(connection, table, self._relay, sweeps=sweeps)
+                signal_id = _request_rows(connection, table, self._relay, sweeps=sweeps)
             if unread is not None and known is not None and known.oid != table.oid:
                 self._store.empty(connection, known, table)
             self._store.store(connection, [table.oid])
@@ -204,7 +203,7 @@ class NewTables:
         if not self._fills:
             return "fill_new_tables is false in [relay.snapshot]"
         publication = self._settings.database.publication
-        return unreadable(connection, [table.name], publication).get(table.name)
+        return unreadable_tables(connection, [table.name], publication).get(table.name)
 
     def _refuse(self, name: str, reason: str) -> None:
         if self._refused.get(name) == reason:
@@ -238,13 +237,13 @@ class NewTables:
                 store.forget(connection, each)
         followed = [each for each in known.values() if takes(each.name)]
         on_drop = self._settings.database.on_drop
-        found = changes(followed, listed, store.lineage, on_drop)
+        found = captured_name_changes(followed, listed, store.lineage, on_drop)
         for change in found:
             self._act(connection, change)
         now = store.read(connection) if found else known
         self._tally.dropped_tables = [n for n, each in now.items() if each.is_gone]
 
-    def _act(self, connection: Connection, change: Change) -> None:
+    def _act(self, connection: Connection, change: CapturedNameChange) -> None:
         """Publish what became of a name, and fill it if another table has it."""
         now = change.now
         is_sent = now is not None and now.is_published
@@ -253,14 +252,14 @@ class NewTables:
             if now is None or not is_sent:
                 return
             if self._fills:
-                signal_id = _ask(connection, now, self._relay, sweeps=True)
+                signal_id = _request_rows(connection, now, self._relay, sweeps=True)
                 _LOG.info("table filled again", table=now.name, signal_id=signal_id)
             self._store.store(connection, [now.oid])
 
     def _fill(self, connection: Connection, table: ListedTable) -> None:
         """Ask for the rows of a captured table that has another name by now."""
         with connection.transaction():
-            signal_id = _ask(connection, table, self._relay)
+            signal_id = _request_rows(connection, table, self._relay)
             self._store.store(connection, [table.oid])
         _LOG.info("table filled by its new name", table=table.name, signal_id=signal_id)
 
@@ -291,7 +290,7 @@ def fill_id(table: ListedTable, times: int = 1, relay_suffix: str = "") -> str:
     return f"towpath-new-{digest}{suffix}"
 
 
-def _ask(
+def _request_rows(
     connection: Connection,
     table: ListedTable,
     relay: Registration,
@@ -304,15 +303,17 @@ def _ask(
     A table that was filled before is swept in any case: changes were missed.
     """
     times = 1
-    while is_used(connection, fill_id(table, times, relay.suffix)):
+    while is_id_used(connection, fill_id(table, times, relay.suffix)):
         times += 1
     signal_id = fill_id(table, times, relay.suffix)
     sweeps = sweeps or times > 1
-    ask(connection, signal_id, [table.name], {}, relay=relay.name, sweeps=sweeps)
+    request_tables(
+        connection, signal_id, [table.name], {}, relay=relay.name, sweeps=sweeps
+    )
     return signal_id
 
 
-def is_used(connection: Connection, signal_id: str) -> bool:
+def is_id_used(connection: Connection, signal_id: str) -> bool:
     """Tell whether a signal or a snapshot has an id."""
     known = {"id": signal_id}
     asked = connection.execute(query("read_whether_signal_exists"), known).fetchone()

@@ -3,19 +3,27 @@ Checks of the source, from facts alone: each finding says why it matters and its
 
 ``capture_findings`` is what ``relay init`` asks before it does anything;
 ``running_findings`` is what a relay needs on top, once the source is prepared.
+
+Which rights of docs/rights.md the relay's role lacks in the source, all at once.
 """
 
 from collections.abc import Iterable, Iterator
 from types import MappingProxyType
 from typing import Final
 
-from towpath.relay.errors import SourceRefusedError, SourceUnavailableError
-from towpath.relay.finding import Finding, error, warning
-from towpath.relay.first_start import MAKES_SLOT
-from towpath.relay.postgres.capturing import all_findings, topic_problems
-from towpath.relay.postgres.connect import connect, quoted
+from towpath.relay.errors import (
+    Finding,
+    SourceRefusedError,
+    SourceUnavailableError,
+    error_finding,
+    warning_finding,
+)
+from towpath.relay.postgres.capture_checks import capture_list_findings, topic_problems
+from towpath.relay.postgres.connect import Connection, connect, quoted
+from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.relays import RELAY_TABLE
-from towpath.relay.postgres.source_facts import SourceFacts
+from towpath.relay.postgres.source_facts import OWN_TABLES, SourceFacts
+from towpath.relay.recovery.backfill import MAKES_SLOT
 from towpath.schemas.failure import TowpathError
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
@@ -36,7 +44,7 @@ def capture_findings(facts: SourceFacts, settings: Settings) -> list[Finding]:
     """Return what stands in the way of capturing the configured tables, or may."""
     return [
         *_server_findings(facts),
-        *all_findings(facts, settings),
+        *capture_list_findings(facts, settings),
         *topic_problems(facts, settings),
         *_publication_findings(facts, settings),
     ]
@@ -71,7 +79,7 @@ def replication_findings(dsn: str) -> list[Finding]:
 
 
 def _refused_replication(refused: TowpathError) -> Finding:
-    return error(
+    return error_finding(
         f"no replication connection ({refused})",
         "the log is streamed over one, and ordinary connections work",
         "let [source] dsn lead to the server itself, not to PgBouncer or another "
@@ -82,31 +90,31 @@ def _refused_replication(refused: TowpathError) -> Finding:
 def _server_findings(facts: SourceFacts) -> Iterator[Finding]:
     server = facts.server
     if server.version < _OLDEST_VERSION:
-        yield error(
+        yield error_finding(
             f"the server's version is {server.version}",
             "what publications know came with version 15",
             "it must be 15 or later: upgrade the server",
         )
     if server.is_standby:
-        yield error(
+        yield error_finding(
             "the server is a standby",
             "slot, heartbeats and signals are written on a primary only",
             "let [source] dsn lead to the primary, or run pg_ctl promote",
         )
     if server.wal_level != "logical":
-        yield error(
+        yield error_finding(
             f"wal_level is {server.wal_level}",
             "the log does not tell rows",
             "run ALTER SYSTEM SET wal_level = 'logical' and restart the server",
         )
     if server.encoding != "UTF8":
-        yield error(
+        yield error_finding(
             f"the database's encoding is {server.encoding}",
             "records are UTF-8, and some characters would have no form",
             "it must be UTF8: dump and restore it into one that is",
         )
     if not server.may_replicate:
-        yield error(
+        yield error_finding(
             "the role may not replicate",
             "the slot could not be made or read",
             "run ALTER ROLE CURRENT_USER REPLICATION as a superuser",
@@ -126,7 +134,7 @@ def _publication_findings(facts: SourceFacts, settings: Settings) -> Iterator[Fi
         if not is_sent and _LETTERS[operation] not in skipped
     ]
     if silent:
-        yield warning(
+        yield warning_finding(
             f"publication {name} does not send {', '.join(silent)}",
             "sinks would keep what the source changed or deleted",
             f"ALTER PUBLICATION {quoted(name)} SET (publish = "
@@ -134,14 +142,14 @@ def _publication_findings(facts: SourceFacts, settings: Settings) -> Iterator[Fi
         )
     for table, published in publication.tables.items():
         if published.row_filter is not None and settings.capture.takes(table):
-            yield warning(
+            yield warning_finding(
                 f"publication {name} filters the rows of {table}",
                 "sinks and snapshots have only rows that pass, and verify will differ",
                 f"ALTER PUBLICATION {quoted(name)} DROP TABLE {_sql(table)}; "
                 f"ALTER PUBLICATION {quoted(name)} ADD TABLE {_sql(table)}",
             )
     for schema in sorted(publication.schemas):
-        yield warning(
+        yield warning_finding(
             f"publication {name} sends all of schema {schema}",
             "tables that are not configured are streamed too",
             f"ALTER PUBLICATION {quoted(name)} DROP TABLES IN SCHEMA {quoted(schema)}",
@@ -154,7 +162,9 @@ def _prepared_findings(facts: SourceFacts, settings: Settings) -> Iterator[Findi
     init = "run towpath relay init"
     for name in (source.publication, source.outbox_publication):
         if name not in facts.publications:
-            yield error(f"publication {name} is missing", "nothing is sent", init)
+            yield error_finding(
+                f"publication {name} is missing", "nothing is sent", init
+            )
     signals = filter(None, (_SIGNAL_TABLE, settings.relay.snapshot.signal_table))
     unsent = "its changes are not sent"
     unseen = "signals that are left there are never seen"
@@ -165,15 +175,17 @@ def _prepared_findings(facts: SourceFacts, settings: Settings) -> Iterator[Findi
     ):
         existing = facts.publications.get(publication)
         if existing is not None and not existing.covers(table):
-            yield error(f"publication {publication} does not name {table}", why, init)
+            yield error_finding(
+                f"publication {publication} does not name {table}", why, init
+            )
     own = (_SIGNAL_TABLE, "towpath.snapshot", "towpath.heartbeat", RELAY_TABLE, outbox)
     for name in own:
         if name not in facts.own_tables:
             what = f"table {name} is missing, or of an older release"
-            yield error(what, "the relay needs it", init)
+            yield error_finding(what, "the relay needs it", init)
     if source.slot not in facts.relays.numbers:
         what = f"the relay {source.slot} is not registered in {RELAY_TABLE}"
-        yield error(what, "it does not start", init)
+        yield error_finding(what, "it does not start", init)
 
 
 def _slot_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
@@ -181,15 +193,17 @@ def _slot_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
     if leaves_slot(facts, settings):
         return
     if facts.slot is None:
-        yield error(
+        yield error_finding(
             f"slot {slot} is missing", "no log is kept for us", "run towpath relay init"
         )
     elif not facts.slot.is_ours:
         what = f"slot {slot} is {facts.slot.kind}"
-        yield error(what, "it is not ours", "choose another name in [source] slot")
+        yield error_finding(
+            what, "it is not ours", "choose another name in [source] slot"
+        )
     elif facts.slot.is_lost:
         cause = facts.slot.invalidation_reason or "max_slot_wal_keep_size"
-        yield error(
+        yield error_finding(
             f"slot {slot} has lost log that it needed ({cause})",
             "changes are missing, and a new lineage begins at the next start",
             "raise the bound that the reason names, then start the relay with "
@@ -200,7 +214,7 @@ def _slot_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
 def _room_findings(facts: SourceFacts) -> Iterator[Finding]:
     server = facts.server
     if facts.slot is None and server.slots >= server.max_slots:
-        yield error(
+        yield error_finding(
             f"all {server.max_slots} replication slots are taken",
             "ours could not be made",
             f"ALTER SYSTEM SET max_replication_slots = {server.max_slots + 5} and "
@@ -208,7 +222,7 @@ def _room_findings(facts: SourceFacts) -> Iterator[Finding]:
         )
     is_following = facts.slot is not None and facts.slot.is_active
     if not is_following and server.senders >= server.max_senders:
-        yield error(
+        yield error_finding(
             f"all {server.max_senders} WAL senders are in use",
             "the stream could not be opened",
             f"ALTER SYSTEM SET max_wal_senders = {server.max_senders + 5} and "
@@ -219,13 +233,13 @@ def _room_findings(facts: SourceFacts) -> Iterator[Finding]:
 def _bound_findings(facts: SourceFacts) -> Iterator[Finding]:
     server = facts.server
     if server.keep_mebibytes == _UNBOUNDED:
-        yield warning(
+        yield warning_finding(
             "max_slot_wal_keep_size is -1",
             "a relay that stays away fills the disk with log",
             "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf()",
         )
     if server.decoding_kibibytes < _DEFAULT_DECODING_KIBIBYTES:
-        yield warning(
+        yield warning_finding(
             f"logical_decoding_work_mem is {server.decoding_kibibytes} kB",
             "large transactions spill to disk and come late",
             "ALTER SYSTEM SET logical_decoding_work_mem = '64MB'; "
@@ -239,7 +253,7 @@ def _old_findings(facts: SourceFacts) -> Iterable[Finding]:
         # An age that may not be read is no ground for an alarm.
         is_old = age_s is not None and age_s >= _OLD_S
         if is_old or (is_prepared and facts.slot is None):
-            yield warning(
+            yield warning_finding(
                 f"transaction of {who} ({application}) is open for {age_text(age_s)}",
                 "making a slot waits for it, and it keeps log and dead rows",
                 f"ROLLBACK PREPARED '{who.removeprefix('prepared ')}'"
@@ -257,3 +271,39 @@ def age_text(age_s: float | None) -> str:
 
 def _sql(name: str) -> str:
     return TableName.parse(name).sql
+
+
+# The relay reads the outbox in the log only.
+_OUTBOX: Final = "towpath.outbox"
+_WRITE: Final = ("select", "insert", "update", "delete")
+
+
+def rights_findings(connection: Connection) -> Iterator[Finding]:
+    """
+    Find each of the relay's own tables, and its schema, on which the role lacks rights.
+
+    Of captured tables ``table_report`` tells which cannot be read.
+
+    Raises:
+        psycopg.Error: The connection is gone.
+    """
+    wanted = [
+        (TableName.parse(table), right)
+        for table in OWN_TABLES
+        if table != _OUTBOX
+        for right in (_WRITE if table != RELAY_TABLE else ("select",))
+    ]
+    fields = {
+        "schemas": [name.schema for name, _ in wanted],
+        "tables": [name.table for name, _ in wanted],
+        "rights": [right for _, right in wanted],
+    }
+    role = connection.info.user
+    lacking = connection.execute(query("missing_rights"), fields).fetchall()
+    for rights, schema, table in lacking:
+        on = TableName(schema, table).sql if table else f"schema {quoted(schema)}"
+        yield error_finding(
+            f"the role {role} lacks {rights} on {on}",
+            "the relay halts where it needs it; docs/rights.md lists what it needs",
+            f"run as the owner: GRANT {rights} ON {on} TO {quoted(role)}",
+        )

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from towpath.relay.addressing import Registration
 from towpath.relay.errors import NotPreparedError
-from towpath.relay.postgres.connect import Connection, translated
+from towpath.relay.postgres.connect import Connection, translated_errors
 from towpath.relay.postgres.queries import query
+from towpath.relay.snapshot.naming import Registration
 
 RELAY_TABLE: Final = "towpath.relay"
 _FIRST: Final = 1
@@ -89,7 +89,7 @@ def read_registration(connection: Connection, name: str) -> Registration:
         NotPreparedError: It is not.
         SourceUnavailableError: The connection is gone.
     """
-    with translated("reading the registered relays"):
+    with translated_errors("reading the registered relays"):
         is_there = _is_there(connection, RELAY_TABLE)
         numbers = _numbers(connection) if is_there else {}
     number = numbers.get(name)

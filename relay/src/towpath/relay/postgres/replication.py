@@ -4,29 +4,72 @@ The stream of a slot, over psycopg's raw copy interface.
 One connection in replication mode: ``START_REPLICATION`` turns it into a two-way copy,
 from which frames are taken and into which status updates are put. Nothing here
 confirms anything by itself: the only LSN that the server is told comes by ``confirm``.
+
+How the server's timeline came to be: the history file, over the replication protocol.
+
+A line per fork: the timeline that was left, where, and why.
 """
 
 import os
 import select
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+import psycopg
+import structlog
 from psycopg import pq
 from psycopg.errors import Diagnostic
 
 from towpath.relay.errors import PublicationYoungerError, SourceUnavailableError
-from towpath.relay.lineage import Fork
 from towpath.relay.postgres.connect import (
     Connection,
     connect,
     failure_of,
     quoted,
-    translated,
+    translated_errors,
 )
-from towpath.relay.postgres.timeline import read_forks
+from towpath.relay.recovery.lineage import Fork
 from towpath.relay.wal.frames import status_update
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import TowpathError
+from towpath.schemas.position import parse_lsn
+
+_LOG = structlog.get_logger("towpath.relay")
+
+
+def read_forks(connection: Connection, timeline: int) -> tuple[Fork, ...]:
+    """
+    Return the forks that led to a timeline, the oldest first.
+
+    A history file that is gone tells nothing: then no fork is known.
+
+    Args:
+        connection: In replication mode.
+        timeline: The one that the server writes.
+    """
+    if timeline == 1:
+        return ()
+    try:
+        row = connection.execute(f"TIMELINE_HISTORY {timeline}".encode()).fetchone()
+    except psycopg.DatabaseError as error:
+        if connection.broken:
+            raise
+        _LOG.warning("the timeline's history cannot be read", reason=str(error))
+        return ()
+    if row is None:
+        return ()
+    content = row[1]
+    text = content.decode() if isinstance(content, bytes) else str(content)
+    return tuple(_forks(text))
+
+
+def _forks(text: str) -> Iterator[Fork]:
+    """Read a history file; comments begin with a number sign."""
+    for line in text.splitlines():
+        fields = line.partition("#")[0].split()
+        if fields:
+            yield Fork(int(fields[0]), parse_lsn(fields[1]))
+
 
 # How much one read hands over: small enough that feedback and acknowledgements are
 # looked after every hundredth of a second, large enough that a backlog's records reach
@@ -106,7 +149,7 @@ class SlotStream:
         Raises:
             SourceUnavailableError: The connection is gone.
         """
-        with translated("identifying the system"):
+        with translated_errors("identifying the system"):
             row = self._connection.execute("IDENTIFY_SYSTEM").fetchone()
         if row is None:
             reason = "the server does not identify itself"
@@ -120,7 +163,7 @@ class SlotStream:
         Raises:
             SourceUnavailableError: The connection is gone.
         """
-        with translated("reading the timeline's history"):
+        with translated_errors("reading the timeline's history"):
             return read_forks(self._connection, timeline)
 
     def start(self, slot: str, publications: Sequence[str]) -> None:
@@ -138,10 +181,10 @@ class SlotStream:
             f"START_REPLICATION SLOT {quoted(slot)} LOGICAL 0/0 "
             f"(proto_version '1', publication_names '{names}', messages 'true')"
         )
-        with translated("starting replication"):
+        with translated_errors("starting replication"):
             result = self._pgconn.exec_(command.encode())
         if result.status != pq.ExecStatus.COPY_BOTH:
-            raise _refused(result, "starting replication")
+            raise _refused_start(result, "starting replication")
         self._pgconn.nonblocking = 1
         self._poll.register(self._pgconn.socket, select.POLLIN)
         self._poll.register(self._wakeup.fileno(), select.POLLIN)
@@ -158,14 +201,14 @@ class SlotStream:
         frames: list[bytes] = []
         if self._end is not None:
             raise self._end
-        with translated("reading the stream"):
+        with translated_errors("reading the stream"):
             if not self._take(frames) and not self._is_readable(timeout_s):
                 return frames
             self._pgconn.consume_input()
             while self._take(frames) and len(frames) < _MAX_FRAMES:
                 self._pgconn.consume_input()
         if self._left_out is not None:
-            raise _younger(self._left_out)
+            raise _younger_publication(self._left_out)
         return frames
 
     def confirm(self, lsn: int) -> None:
@@ -179,7 +222,7 @@ class SlotStream:
         if self._end is not None:
             raise self._end
         sent_us = int(self._clock.now().timestamp() * 1_000_000)
-        with translated("sending feedback"):
+        with translated_errors("sending feedback"):
             self._pgconn.put_copy_data(status_update(lsn, sent_us))
             self._pgconn.flush()
 
@@ -221,23 +264,25 @@ class SlotStream:
             result = self._pgconn.get_result()
             if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
                 if result.error_field(pq.DiagnosticField.SQLSTATE) == _UNKNOWN.encode():
-                    return _younger(_told(result))
-                return _refused(result, "reading the stream")
+                    return _younger_publication(_server_reason(result))
+                return _refused_start(result, "reading the stream")
         told = self._pgconn.get_error_message().strip()
         return SourceUnavailableError(f"the stream ended: {told or 'server stopped'}")
 
 
-def _refused(result: pq.abc.PGresult, doing: str) -> TowpathError:
+def _refused_start(result: pq.abc.PGresult, doing: str) -> TowpathError:
     state = result.error_field(pq.DiagnosticField.SQLSTATE)
-    return failure_of(state.decode() if state else None, f"{doing}: {_told(result)}")
+    return failure_of(
+        state.decode() if state else None, f"{doing}: {_server_reason(result)}"
+    )
 
 
-def _told(result: pq.abc.PGresult) -> str:
+def _server_reason(result: pq.abc.PGresult) -> str:
     told = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"refused"
     return told.decode(errors="replace")
 
 
-def _younger(told: str) -> PublicationYoungerError:
+def _younger_publication(told: str) -> PublicationYoungerError:
     return PublicationYoungerError(
         f"a publication is younger than the log that is to be read: {told}"
     )

@@ -16,12 +16,10 @@ from typing import Final, NamedTuple
 
 import psycopg
 
-from towpath.relay.errors import NotPreparedError
-from towpath.relay.finding import Finding, Level, errors
+from towpath.relay.errors import Finding, Level, NotPreparedError, blocking_findings
 from towpath.relay.postgres import preflight
-from towpath.relay.postgres.capturing import tables_to_capture
-from towpath.relay.postgres.connect import Connection, quoted, translated
-from towpath.relay.postgres.generated import SENDING_VERSION
+from towpath.relay.postgres.capture_checks import SENDING_VERSION, tables_to_capture
+from towpath.relay.postgres.connect import Connection, quoted, translated_errors
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.relays import (
     assignment_statement,
@@ -32,55 +30,65 @@ from towpath.relay.postgres.source_facts import (
     OWN_TABLES,
     PublicationFacts,
     SourceFacts,
-    read_facts,
+    read_source_facts,
 )
 from towpath.schemas.table_name import TableName
 from towpath.settings import OnUpdate, Outbox, OutboxColumns, Settings
 
-__all__ = ["Step", "carry_out", "check", "notes", "plan", "read_facts", "warnings"]
+__all__ = [
+    "SetupStep",
+    "check_source",
+    "plan_setup",
+    "read_source_facts",
+    "run_setup",
+    "setup_notes",
+    "source_warnings",
+]
 
 _ALWAYS_OURS: Final = frozenset(OWN_TABLES) - {"towpath.outbox"}
 _SIGNAL_TABLE: Final = "towpath.signal"
 
 
-class Step(NamedTuple):
+class SetupStep(NamedTuple):
     """One statement, and why it is run."""
 
     purpose: str
     statement: str
 
 
-class _Sending(NamedTuple):
+class _SentOperations(NamedTuple):
     """Which operations a publication sends."""
 
     text: str
     operations: tuple[bool, bool, bool, bool]
 
 
-_ALL: Final = _Sending("insert, update, delete, truncate", (True, True, True, True))
-_INSERTS: Final = _Sending("insert", (True, False, False, False))
-_UPDATES: Final = _Sending("insert, update", (True, True, False, False))
+_ALL: Final = _SentOperations(
+    "insert, update, delete, truncate", (True, True, True, True)
+)
+_INSERTS: Final = _SentOperations("insert", (True, False, False, False))
+_UPDATES: Final = _SentOperations("insert, update", (True, True, False, False))
 
 
-def check(facts: SourceFacts, settings: Settings) -> None:
+def check_source(facts: SourceFacts, settings: Settings) -> None:
     """
     Make sure that the source can be captured.
 
     Raises:
         NotPreparedError: It cannot; every reason is listed with its cure.
     """
-    problems = errors(list(preflight.capture_findings(facts, settings)))
+    problems = blocking_findings(list(preflight.capture_findings(facts, settings)))
     if problems:
         raise NotPreparedError("\n".join(map(str, problems)))
 
 
-def warnings(facts: SourceFacts, settings: Settings) -> list[Finding]:
+def source_warnings(facts: SourceFacts, settings: Settings) -> list[Finding]:
     """Return what can be captured, but not as well as it might."""
     findings = preflight.capture_findings(facts, settings)
     return [finding for finding in findings if finding.level is Level.WARNING]
 
 
-def plan(facts: SourceFacts, settings: Settings) -> list[Step]:
+def plan_setup(facts: SourceFacts, settings: Settings) -> list[SetupStep]:
     """
     Return what has to be done, in order; nothing if all is there.
 
@@ -103,7 +111,7 @@ def plan(facts: SourceFacts, settings: Settings) -> list[Step]:
     ]
 
 
-def notes(facts: SourceFacts, settings: Settings) -> list[str]:
+def setup_notes(facts: SourceFacts, settings: Settings) -> list[str]:
     """Return what is left to the relay itself, in words for a person."""
     found = []
     if preflight.leaves_slot(facts, settings):
@@ -127,7 +135,7 @@ def notes(facts: SourceFacts, settings: Settings) -> list[str]:
     return found
 
 
-def carry_out(connection: Connection, steps: Iterable[Step]) -> None:
+def run_setup(connection: Connection, steps: Iterable[SetupStep]) -> None:
     """
     Run each statement in a transaction of its own.
 
@@ -136,21 +144,21 @@ def carry_out(connection: Connection, steps: Iterable[Step]) -> None:
         NotPreparedError: Old transactions hold the slot up; they are named.
         SourceUnavailableError: The connection is gone.
     """
-    with translated("bounding the time of statements"):
+    with translated_errors("bounding the time of statements"):
         connection.execute(SLOT_TIMEOUT)
     try:
         for step in steps:
-            with translated(step.purpose):
+            with translated_errors(step.purpose):
                 try:
                     connection.execute(step.statement.encode())
                 except psycopg.errors.QueryCanceled as error:
-                    raise _held_up(connection, step) from error
+                    raise _blocked_by(connection, step) from error
     finally:
         if not connection.closed:
             connection.execute(b"set statement_timeout = 0")
 
 
-def _held_up(connection: Connection, step: Step) -> NotPreparedError:
+def _blocked_by(connection: Connection, step: SetupStep) -> NotPreparedError:
     """Name whoever a statement had to wait for."""
     old = connection.execute(query("read_old_transactions")).fetchall()
     names = ", ".join(
@@ -187,7 +195,7 @@ def _left_to_the_relay(facts: SourceFacts, settings: Settings) -> list[str]:
     ]
 
 
-def _table_steps(facts: SourceFacts, outbox: Outbox) -> Iterable[Step]:
+def _table_steps(facts: SourceFacts, outbox: Outbox) -> Iterable[SetupStep]:
     """Make what is missing; an outbox of another name is the services' own."""
     missing = [
         name
@@ -195,12 +203,12 @@ def _table_steps(facts: SourceFacts, outbox: Outbox) -> Iterable[Step]:
         if name not in facts.own_tables and name in {outbox.table, *_ALWAYS_OURS}
     ]
     if missing:
-        yield Step("making schema towpath", query("create_schema").decode())
+        yield SetupStep("making schema towpath", query("create_schema").decode())
     for name in missing:
         statement = query(OWN_TABLES[name]).decode()
         if name == outbox.table:
             statement = outbox_statement(statement, outbox.columns)
-        yield Step(f"making table {name}", statement)
+        yield SetupStep(f"making table {name}", statement)
 
 
 def outbox_statement(statement: str, columns: OutboxColumns) -> str:
@@ -218,30 +226,30 @@ def outbox_statement(statement: str, columns: OutboxColumns) -> str:
     return f"{head}\n    {body}\n{tail}"
 
 
-def _relay_steps(facts: SourceFacts, settings: Settings) -> Iterable[Step]:
+def _relay_steps(facts: SourceFacts, settings: Settings) -> Iterable[SetupStep]:
     """Register the relay, and assign rows of before to the relay that wrote them."""
     source, relays, has_slot = settings.database, facts.relays, facts.slot is not None
     if source.slot not in relays.numbers:
         number = relays.number_of(source.slot, has_slot=has_slot)
-        yield Step(
+        yield SetupStep(
             f"registering relay {source.slot}",
             registration_statement(source.slot, number, source.prefix),
         )
     if relays.has_unassigned and relays.takes_over(source.slot, has_slot=has_slot):
-        yield Step(
+        yield SetupStep(
             f"assigning signals and snapshots without a relay to {source.slot}",
             assignment_statement(source.slot),
         )
 
 
 def _publication_steps(
-    facts: SourceFacts, name: str, tables: Sequence[str], sending: _Sending
-) -> Iterable[Step]:
+    facts: SourceFacts, name: str, tables: Sequence[str], sending: _SentOperations
+) -> Iterable[SetupStep]:
     """Make a publication, or let it name what it lacks, and no more than it should."""
     existing = facts.publications.get(name)
     if existing is None:
         options = f"publish = '{sending.text}', publish_via_partition_root = true"
-        yield Step(
+        yield SetupStep(
             f"making publication {name}",
             f"create publication {quoted(name)} for table {_listed(tables)} "
             f"with ({options}{_generated(facts)})",
@@ -257,11 +265,11 @@ def _publication_steps(
     missing = [table for table in tables if not existing.covers(table)]
     foreign = sorted(existing.tables.keys() - set(tables))
     if missing:
-        yield Step(
+        yield SetupStep(
             purpose, f"alter publication {quoted(name)} add table {_listed(missing)}"
         )
     if foreign:
-        yield Step(
+        yield SetupStep(
             purpose, f"alter publication {quoted(name)} drop table {_listed(foreign)}"
         )
 
@@ -272,22 +280,26 @@ def _generated(facts: SourceFacts) -> str:
     return ", publish_generated_columns = stored" if can_send else ""
 
 
-def _sending_steps(facts: SourceFacts, name: str, sending: _Sending) -> Iterable[Step]:
+def _sending_steps(
+    facts: SourceFacts, name: str, sending: _SentOperations
+) -> Iterable[SetupStep]:
     """Let the outbox's publication send what is needed; a new one does already."""
     existing: PublicationFacts | None = facts.publications.get(name)
     if existing is not None and existing.operations != sending.operations:
-        yield Step(
+        yield SetupStep(
             f"bringing publication {name} in step",
             f"alter publication {quoted(name)} set (publish = '{sending.text}')",
         )
 
 
-def _slot_steps(facts: SourceFacts, settings: Settings) -> Iterable[Step]:
+def _slot_steps(facts: SourceFacts, settings: Settings) -> Iterable[SetupStep]:
     slot = settings.database.slot
     if preflight.leaves_slot(facts, settings):
         return
     if facts.slot is None:
-        yield Step(f"making slot {slot}", slot_statement(slot, facts.server.version))
+        yield SetupStep(
+            f"making slot {slot}", slot_statement(slot, facts.server.version)
+        )
     elif not facts.slot.is_ours:
         reason = f"slot {slot} is {facts.slot.kind}: choose another name"
         raise NotPreparedError(reason)

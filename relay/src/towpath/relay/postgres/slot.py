@@ -1,11 +1,32 @@
-"""A slot: what the server tells of it, and what makes one."""
+"""
+A slot: what the server tells of it, and what makes one.
 
-from typing import Final
+One slot serves one relay: an advisory lock per slot, on a connection of its own.
 
-from towpath.relay.errors import NotPreparedError
-from towpath.relay.lineage import FoundSlot
-from towpath.relay.postgres.connect import Connection, quoted, translated
+The slot itself admits one reader too, but only while it is read; the lock is taken
+before anything is decided, and lasts from then until the connection ends.
+"""
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import psycopg
+import structlog
+
+from towpath.relay.errors import NotPreparedError, SlotBusyError, SlotHeldError
+from towpath.relay.ports import InterruptibleWait
+from towpath.relay.postgres.catalog import described
+from towpath.relay.postgres.connect import (
+    Connection,
+    connect,
+    quoted,
+    translated_errors,
+)
 from towpath.relay.postgres.queries import query
+from towpath.relay.recovery.lineage import SlotHistory
+from towpath.schemas.clock import Clock, Deadline
 from towpath.settings import Source
 
 # Slots that a standby keeps in step exist from this version on.
@@ -43,7 +64,7 @@ def require_publications(connection: Connection, source: Source) -> None:
         SourceUnavailableError: The connection is gone.
     """
     for name in (source.publication, source.outbox_publication):
-        with translated("reading the publications"):
+        with translated_errors("reading the publications"):
             found = connection.execute(query("read_publication"), {"publication": name})
             is_there = found.fetchone() is not None
         if not is_there:
@@ -51,14 +72,14 @@ def require_publications(connection: Connection, source: Source) -> None:
             raise NotPreparedError(reason)
 
 
-def read_slot(connection: Connection, name: str) -> FoundSlot | None:
+def read_slot(connection: Connection, name: str) -> SlotHistory | None:
     """Return what the server tells of a slot, whosever it is; None if there is none."""
     row = connection.execute(query("read_slot_details"), {"slot": name}).fetchone()
     if row is None:
         return None
     database, plugin, is_temporary, confirmed_lsn, status, pid, why, read, here = row
     kind = _kind(database, plugin, here, is_temporary=is_temporary)
-    return FoundSlot(
+    return SlotHistory(
         confirmed_lsn=confirmed_lsn,
         wal_status=status,
         invalidation_reason=why,
@@ -80,3 +101,131 @@ def _kind(
     if plugin != _PLUGIN:
         return f"one of plugin {plugin}"
     return "a temporary one" if is_temporary else ""
+
+
+_LOG = structlog.get_logger("towpath.relay")
+
+_RETRY_S: Final = 0.5
+
+
+class ClaimWait(NamedTuple):
+    """How long whoever holds a slot is waited for, and what ends the wait."""
+
+    clock: Clock
+    sleeper: InterruptibleWait
+    timeout_s: float
+    is_stopping: Callable[[], bool]
+
+
+def lock_key(slot: str) -> int:
+    """Return the number that stands for a slot among advisory locks."""
+    digest = hashlib.sha256(f"towpath slot {slot}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def wait_for_slot(
+    slot: str,
+    attempt: Callable[[], bool],
+    holder: Callable[[], str],
+    patience: ClaimWait,
+) -> None:
+    """
+    Try until it succeeds; whoever has the slot is waited for, but not for ever.
+
+    Args:
+        slot: Its name.
+        attempt: Tells whether it succeeded; a slot that is busy may also raise.
+        holder: Describes who has it, for people.
+        patience: How long to wait.
+
+    Raises:
+        SlotHeldError: Another process keeps it.
+        SlotBusyError: Another process has it, and this one is to stop.
+        SourceUnavailableError: The connection is gone.
+    """
+    deadline = Deadline(patience.clock, patience.timeout_s)
+    is_told = False
+    while True:
+        with suppress(SlotBusyError):
+            if attempt():
+                return
+        reason = f"slot {slot} is held by {(who := holder())}"
+        if patience.is_stopping():
+            raise SlotBusyError(reason)
+        if not is_told:
+            _LOG.warning("waiting for the slot", slot=slot, holder=who)
+            is_told = True
+        if deadline.passed():
+            raise SlotHeldError(reason)
+        patience.sleeper.wait(min(_RETRY_S, deadline.remaining_s()))
+
+
+class SlotOwnership:
+    """The claim of one process on one slot."""
+
+    def __init__(self, dsn: str, slot: str) -> None:
+        """
+        Connect; the claim is not made yet.
+
+        Raises:
+            SourceUnavailableError: The server cannot be reached.
+            SourceRefusedError: The server refuses the login.
+        """
+        self._slot = slot
+        self._key = lock_key(slot)
+        self._connection: Connection = connect(dsn)
+
+    def acquire(
+        self,
+        clock: Clock,
+        sleeper: InterruptibleWait,
+        timeout_s: float,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        """
+        Make the claim; whoever has it is waited for, but not for ever.
+
+        Raises:
+            SlotHeldError: Another process keeps it.
+            SlotBusyError: Another process has it, and this one is to stop.
+            SourceUnavailableError: The connection is gone.
+        """
+        patience = ClaimWait(clock, sleeper, timeout_s, is_stopping)
+        wait_for_slot(self._slot, self._claim, self.holder, patience)
+
+    def holder(self) -> str:
+        """
+        Describe who has the claim, for people.
+
+        Raises:
+            SourceUnavailableError: The connection is gone.
+        """
+        with translated_errors("reading who holds the slot"):
+            row = self._connection.execute(
+                query("read_claim"), {"key": self._key}
+            ).fetchone()
+        if row is None:
+            return "nobody, by now"
+        return described(*row)
+
+    def check(self) -> None:
+        """
+        Make sure that the claim stands: it does as long as its connection.
+
+        Raises:
+            SourceUnavailableError: The connection is gone, and the claim with it.
+        """
+        with translated_errors("keeping the claim on the slot"):
+            self._connection.execute(b"select 1")
+
+    def close(self) -> None:
+        """Give the claim up. Never raises."""
+        with suppress(psycopg.Error):
+            self._connection.close()
+
+    def _claim(self) -> bool:
+        with translated_errors("claiming the slot"):
+            row = self._connection.execute(
+                query("claim"), {"key": self._key}
+            ).fetchone()
+        return row is not None and bool(row[0])

@@ -13,14 +13,19 @@ from typing import Final
 
 import structlog
 
-from towpath.relay.errors import NotPreparedError
-from towpath.relay.finding import Finding, Level, error, warning
-from towpath.relay.postgres.connect import Connection, translated
+from towpath.relay.encode.outbox import EventWriter
+from towpath.relay.errors import (
+    Finding,
+    Level,
+    NotPreparedError,
+    error_finding,
+    warning_finding,
+)
+from towpath.relay.postgres.connect import Connection, translated_errors
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.source_facts import name_lists
-from towpath.relay.routing.outbox_event import EventWriter
-from towpath.relay.tally import Tally
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.stats import Stats
+from towpath.relay.wal.messages import Column, Relation
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
@@ -38,7 +43,7 @@ def source_problems(connection: Connection, settings: Settings) -> list[Finding]
     Raises:
         SourceUnavailableError: The connection is gone.
     """
-    with translated("checking publications and outbox"):
+    with translated_errors("checking publications and outbox"):
         return [
             *_publication_problems(connection, settings),
             *_outbox_problems(connection, settings),
@@ -48,7 +53,7 @@ def source_problems(connection: Connection, settings: Settings) -> list[Finding]
 class SourceChecks:
     """The guardian's chore."""
 
-    def __init__(self, settings: Settings, tally: Tally) -> None:
+    def __init__(self, settings: Settings, tally: Stats) -> None:
         self.interval_s = min(INTERVAL_S, settings.relay.heartbeat_interval_s)
         self._settings = settings
         self._tally = tally
@@ -90,12 +95,12 @@ def _publication_problems(
         parameters = {"publication": publication, "slot": source.slot}
         row = connection.execute(query("read_publication_age"), parameters).fetchone()
         if row is None:
-            yield error(
+            yield error_finding(
                 f"publication {publication} is missing", "nothing is sent", _INIT
             )
             continue
         if row[0]:
-            yield warning(
+            yield warning_finding(
                 f"slot {source.slot} is older than publication {publication}",
                 "the relay halts at the first change in log from before the publication"
                 " was made",
@@ -110,7 +115,7 @@ def _publication_problems(
         }
         for table in tables:
             if table not in sent:
-                yield error(
+                yield error_finding(
                     f"publication {publication} does not name {table}", why, _INIT
                 )
 
@@ -122,7 +127,7 @@ def _outbox_problems(connection: Connection, settings: Settings) -> Iterator[Fin
     asked = {"schema": full_name.schema, "table": full_name.table}
     row = connection.execute(query("read_table_oid"), asked).fetchone()
     if row is None:
-        yield error(f"table {name} is missing", "there are no events", _INIT)
+        yield error_finding(f"table {name} is missing", "there are no events", _INIT)
         return
     asked = {"oid": row[0], "publication": settings.database.outbox_publication}
     columns = tuple(
@@ -136,7 +141,7 @@ def _outbox_problems(connection: Connection, settings: Settings) -> Iterator[Fin
     try:
         EventWriter(relation, settings.relay.outbox, frozenset(), _ignore)
     except NotPreparedError as problem:
-        yield error(
+        yield error_finding(
             f"outbox: {problem}",
             "the relay halts at the next event",
             "add the columns, or name others in [relay.outbox.columns]",

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from towpath.relay.lineage import FoundSlot
-from towpath.relay.postgres.connect import Connection, translated
+from towpath.relay.postgres.connect import Connection, translated_errors
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.relays import RELAY_TABLE, RelayFacts, read_relays
 from towpath.relay.postgres.slot import read_slot
+from towpath.relay.recovery.lineage import SlotHistory
 from towpath.schemas.table_name import TableName
 from towpath.settings import Settings
 
@@ -129,7 +129,7 @@ class SourceFacts:
     own_tables: frozenset[str]
     tables: Mapping[str, TableFacts]
     publications: Mapping[str, PublicationFacts]
-    slot: FoundSlot | None
+    slot: SlotHistory | None
     old_transactions: Sequence[OldTransaction] = ()
     has_run: bool = False
     relays: RelayFacts = field(default_factory=RelayFacts)
@@ -146,7 +146,7 @@ def list_tables(connection: Connection, settings: Settings) -> list[ListedTable]
         "publication": settings.database.publication,
         **name_lists(settings.capture.names),
     }
-    with translated("listing the tables"):
+    with translated_errors("listing the tables"):
         rows = connection.execute(query("list_tables"), parameters).fetchall()
     return [
         ListedTable(TableName(schema, table).text, *more)
@@ -184,7 +184,7 @@ def is_own(table: str) -> bool:
     return TableName.parse(table).schema == _OWN_SCHEMA
 
 
-def read_facts(
+def read_source_facts(
     connection: Connection, settings: Settings, only: Sequence[str] | None = None
 ) -> SourceFacts:
     """
@@ -199,7 +199,7 @@ def read_facts(
         SourceUnavailableError: The connection is gone.
     """
     source = settings.database
-    with translated("reading the catalog"):
+    with translated_errors("reading the catalog"):
         execute = connection.execute
         server = execute(query("read_server_facts")).fetchone() or (0, "", "")
         names = [*OWN_TABLES, settings.relay.outbox.table]

@@ -6,10 +6,15 @@ touch a row: the primary key, or the replica identity's index; where the stream 
 tell (FULL, or no identity at all), the catalog's first unique index, in the same order
 as ``routing.relations.bind`` looks for it. The second is the same unless a signal
 chooses another. Either has to be unique, and complete in every row.
+
+A table's columns, indexes, identities and keys, read in one statement.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from towpath.relay.wal.messages import Column
 
 _FULL: Final = "f"
 _NOTHING: Final = "n"
@@ -124,3 +129,47 @@ def _identity_flaw(
     if (is_told or identity.names == key.names) and primary.names == key.names:
         return ""
     return f"the replica identity of {table} is not its primary key: {cure}"
+
+
+# The catalog queries, in the order of the answer.
+TABLE_PARTS: Final = (
+    "describe_columns",
+    "describe_indexes",
+    "describe_identities",
+    "describe_keys",
+)
+
+
+class KeyColumn(NamedTuple):
+    """A column of a unique index, and whether it can be compared."""
+
+    name: str
+    type_name: str
+    is_deterministic: bool
+    has_plain_order: bool
+    collation: int
+
+
+class TableParts(NamedTuple):
+    """A table's columns, unique indexes, identities, and each index's columns."""
+
+    columns: tuple[Column, ...]
+    indexes: list[UniqueIndex]
+    identities: list[Identity]
+    keys: Mapping[int, list[KeyColumn]]
+
+
+def table_parts(told: Sequence[Sequence[Mapping[str, Any]]]) -> TableParts:
+    """Return a table's parts: of each query its rows, whose fields are in order."""
+    columns, indexes, identities, keys = (
+        [tuple(row.values()) for row in part] for part in told
+    )
+    of_index: dict[int, list[KeyColumn]] = defaultdict(list)
+    for index, *column in keys:
+        of_index[index].append(KeyColumn(*column))
+    return TableParts(
+        tuple(Column(*row) for row in columns),
+        [UniqueIndex(*row) for row in indexes],
+        [Identity(*row) for row in identities],
+        of_index,
+    )

@@ -14,15 +14,17 @@ import psycopg
 from towpath.relay.postgres.connect import Connection
 from towpath.relay.postgres.queries import query, together
 from towpath.relay.postgres.table_keys import (
+    TABLE_PARTS,
+    KeyColumn,
     UniqueIndex,
     chosen_key,
     identity_key,
+    table_parts,
 )
-from towpath.relay.postgres.table_parts import PARTS, KeyColumn, parts_of
-from towpath.relay.snapshot import chunks
-from towpath.relay.snapshot.copytext import decode_lines
+from towpath.relay.snapshot import sql
 from towpath.relay.snapshot.shape import Key, TableShape, key_of
-from towpath.relay.wal.relation import Relation
+from towpath.relay.snapshot.sql import decode_lines
+from towpath.relay.wal.messages import Relation
 from towpath.schemas.failure import DataError
 from towpath.schemas.table_name import TableName
 
@@ -105,7 +107,9 @@ def locate(connection: Connection, collection: str, publication: str) -> TableSh
     """
     with _unaltered():
         statement, fields = _asking(_finding(collection, publication))
-        table = _found(connection.execute(statement, fields).fetchall(), publication)
+        table = _located_table(
+            connection.execute(statement, fields).fetchall(), publication
+        )
     return TableShape(
         Relation(table.oid, table.schema, table.name, (), (), ""),
         (),
@@ -190,9 +194,9 @@ def _describing(
     collection: str, publication: str, order_by: Sequence[str]
 ) -> _Describing:
     """Ask about one table, in steps; each takes the answers to its questions."""
-    table = _found((yield _finding(collection, publication)), publication)
-    told = yield PARTS, {"oid": table.oid, "publication": publication}
-    columns, indexes, identities, keys = parts_of(told[0])
+    table = _located_table((yield _finding(collection, publication)), publication)
+    told = yield TABLE_PARTS, {"oid": table.oid, "publication": publication}
+    columns, indexes, identities, keys = table_parts(told[0])
     places = {column.name: place for place, column in enumerate(columns)}
     if not identities:
         raise TableRefusedError(_ALTERED)
@@ -239,7 +243,7 @@ def spell(
     spelt: dict[Key, None] = {}
     for place in range(0, len(keys), _KEYS_PER_QUERY):
         asked = keys[place : place + _KEYS_PER_QUERY]
-        statement = chunks.spelling_query(asked, shape).encode()
+        statement = sql.spelling_query(asked, shape).encode()
         try:
             with connection.cursor().copy(statement) as copy:
                 rows = decode_lines(bytes(line) for line in copy)
@@ -276,7 +280,7 @@ def _finding(collection: str, publication: str) -> _Question:
     }
 
 
-def _found(rows: _Rows, publication: str) -> _Table:
+def _located_table(rows: _Rows, publication: str) -> _Table:
     if not rows:
         reason = "there is no such table"
         raise TableRefusedError(reason)

@@ -7,19 +7,22 @@ must say the same as long as nothing below it changes.
 
 The view's own stored queries are looked at, and those of views below it: which
 relations they name, which functions they call. What a function reads inside is not
-known, nor locked with the view; ``findings`` warns of that.
+known, nor locked with the view; ``view_findings`` warns of that.
+
+What can be read: tables of a publication, and the declared views of aggregates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from towpath.relay.finding import Finding, error, warning
-from towpath.relay.postgres.connect import Connection, translated
+from towpath.relay.errors import Finding, error_finding, warning_finding
+from towpath.relay.postgres import tables
+from towpath.relay.postgres.connect import Connection, translated_errors
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.tables import TableRefusedError
-from towpath.relay.snapshot.shape import TableShape, View
-from towpath.relay.wal.relation import Column, Relation
+from towpath.relay.snapshot.shape import DeclaredView, TableShape
+from towpath.relay.wal.messages import Column, Relation
 from towpath.schemas.table_name import TableName
 from towpath.settings.outbox import COLLECTION_SCHEMA, AggregateView, IdForm
 
@@ -64,7 +67,7 @@ _TIME: Final = frozenset({"now", "transaction_timestamp", "statement_timestamp"}
 _AGE: Final = ("age", 1)
 
 
-class _Column(NamedTuple):
+class _ViewColumn(NamedTuple):
     name: str
     type_oid: int
     typmod: int
@@ -73,7 +76,7 @@ class _Column(NamedTuple):
     has_plain_order: bool
 
 
-class _Below(NamedTuple):
+class _ReadRelation(NamedTuple):
     """A relation that the view reads, or the view itself."""
 
     oid: int
@@ -129,14 +132,16 @@ def describe_view(connection: Connection, view: AggregateView) -> TableShape:
     return shape
 
 
-def findings(connection: Connection, views: Sequence[AggregateView]) -> list[Finding]:
+def view_findings(
+    connection: Connection, views: Sequence[AggregateView]
+) -> list[Finding]:
     """
     Return what stands in the way of reading the declared views, or may.
 
     Raises:
         SourceUnavailableError: The source does not answer.
     """
-    with translated("reading the aggregate views"):
+    with translated_errors("reading the aggregate views"):
         return [f for view in views for f in _findings_of(connection, view)]
 
 
@@ -147,11 +152,11 @@ def _findings_of(connection: Connection, view: AggregateView) -> list[Finding]:
     except TableRefusedError as refusal:
         cure = f"change the view, or {view.view} in [[relay.outbox.view]]"
         what = f"the view {view.view} cannot be read: {refusal}"
-        return [error(what, f"{collection} cannot be filled", cure)]
+        return [error_finding(what, f"{collection} cannot be filled", cure)]
     if not own:
         return []
     return [
-        warning(
+        warning_finding(
             f"the view {view.view} calls {', '.join(own)}",
             "the tables that a function reads are not locked while the view is read: "
             "one that is rewritten meanwhile looks empty",
@@ -170,9 +175,11 @@ def _inspect(
     columns = {
         column.name: column
         for row in execute(query("describe_view_columns"), {"oid": oid})
-        for column in (_Column(*row),)
+        for column in (_ViewColumn(*row),)
     }
-    below = [_Below(*row) for row in execute(query("read_below_view"), {"oid": oid})]
+    below = [
+        _ReadRelation(*row) for row in execute(query("read_below_view"), {"oid": oid})
+    ]
     views = {"oids": [each.oid for each in below if each.kind == "v"]}
     functions = [_Function(*r) for r in execute(query("read_view_functions"), views)]
     clauses = execute(query("read_view_clauses"), views).fetchone()
@@ -209,7 +216,7 @@ def _find(connection: Connection, name: str) -> int:
     return int(oid)
 
 
-def _shape(oid: int, view: AggregateView, columns: Sequence[_Column]) -> TableShape:
+def _shape(oid: int, view: AggregateView, columns: Sequence[_ViewColumn]) -> TableShape:
     relation = Relation(
         oid=oid,
         schema=COLLECTION_SCHEMA,
@@ -221,11 +228,11 @@ def _shape(oid: int, view: AggregateView, columns: Sequence[_Column]) -> TableSh
     return TableShape(
         relation,
         (columns[0].type_name,),
-        view=View(view.aggregate_type, view.view),
+        view=DeclaredView(view.aggregate_type, view.view),
     )
 
 
-def _columns_refusal(columns: dict[str, _Column], form: IdForm) -> str:
+def _columns_refusal(columns: dict[str, _ViewColumn], form: IdForm) -> str:
     """Say what is wrong with the columns; nothing if they are right."""
     if set(columns) != set(COLUMNS):
         found = ", ".join(columns)
@@ -247,7 +254,7 @@ def _columns_refusal(columns: dict[str, _Column], form: IdForm) -> str:
     return next((reason for reason, holds in refusals.items() if holds), "")
 
 
-def _below_refusal(below: Sequence[_Below]) -> str:
+def _below_refusal(below: Sequence[_ReadRelation]) -> str:
     """Say what the view must not read; nothing if it may read all of it."""
     for each in below:
         name = TableName(each.schema, each.name).text
@@ -284,3 +291,70 @@ def _functions_refusal(functions: Sequence[_Function], clauses: _Clauses) -> str
         ),
     }
     return next((reason for reason, holds in refusals.items() if holds), "")
+
+
+class CollectionCatalog(NamedTuple):
+    """
+    What collections are looked for in.
+
+    Attributes:
+        publication: The publication that streams the tables' changes.
+        views: The declared views, by collection: ``outbox.<aggregate_type>``.
+    """
+
+    publication: str
+    views: Mapping[str, AggregateView]
+
+    def describe(
+        self, connection: Connection, collection: str, order_by: Sequence[str] = ()
+    ) -> TableShape:
+        """
+        Return a collection's shape.
+
+        Raises:
+            TableRefusedError: There is none, or it cannot be read.
+        """
+        view = self.views.get(collection)
+        if view is None:
+            return tables.describe(connection, collection, self.publication, order_by)
+        if order_by:
+            reason = "it is read by its aggregate ids, and by no surrogate key"
+            raise tables.TableRefusedError(reason)
+        return describe_view(connection, view)
+
+    def locate(
+        self, connection: Connection, collection: str, order_by: Sequence[str]
+    ) -> TableShape:
+        """
+        Return what a lock takes: of a table, its shape without columns and key.
+
+        Raises:
+            TableRefusedError: There is none, or it cannot be read.
+        """
+        if collection in self.views:
+            return self.describe(connection, collection, order_by)
+        return tables.locate(connection, collection, self.publication)
+
+    def describe_all(
+        self,
+        connection: Connection,
+        collections: Sequence[str],
+        order_by: Sequence[str],
+    ) -> Mapping[str, TableShape | tables.TableRefusedError]:
+        """Return the shapes of tables, asked for together; views are left out."""
+        wanted = [each for each in collections if each not in self.views]
+        return tables.describe_all(connection, wanted, self.publication, order_by)
+
+    def describe_again(self, connection: Connection, planned: TableShape) -> TableShape:
+        """
+        Return the shape of now of what was planned, under a lock.
+
+        Raises:
+            TableRefusedError: It cannot be read any more, or not by the same keys.
+        """
+        name, order_by = planned.collection, tables.order_names(planned)
+        shape = self.describe(connection, name, order_by)
+        if not shape.has_same_key(planned):
+            reason = "its primary key changed, or it is another table by now"
+            raise tables.TableRefusedError(reason)
+        return shape

@@ -3,8 +3,8 @@ The snapshot driver: what is asked for is queued and carried out, track by track
 
 Decide, do not do: ``on`` takes a fact and answers with effects, which the loop performs
 or hands to the worker. A signal that was stored before and is streamed again after a
-crash starts nothing: ``Resumed`` brings what is left of it. The same holds for what the
-relay itself asks for (``requests``).
+crash starts nothing: ``UnfinishedRead`` brings the unfinished tables. The same holds
+for the rows that the relay itself requests (``key_requests``).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -12,41 +12,38 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
-from towpath.relay.addressing import Registration
-from towpath.relay.snapshot.accepted import Accepted
-from towpath.relay.snapshot.desk import Desk
+from towpath.relay.snapshot.changed_keys import ChangedKeyFeeds
 from towpath.relay.snapshot.effects import (
     Effect,
     ProbeLoad,
     ProbeVisibility,
     StoreKeys,
 )
-from towpath.relay.snapshot.errand import Freezes
 from towpath.relay.snapshot.facts import (
     EndedRead,
     Fact,
     KeysStored,
     LoadRead,
-    Resumed,
     SignalClaimed,
     SignalSeen,
     SignalStored,
     TablesInspected,
     Tick,
+    UnfinishedRead,
     VisibilityRead,
 )
-from towpath.relay.snapshot.intake import Intake
-from towpath.relay.snapshot.limits import Limits, Way
+from towpath.relay.snapshot.key_requests import KeyRequests
+from towpath.relay.snapshot.naming import Registration
 from towpath.relay.snapshot.pace import Throttle
-from towpath.relay.snapshot.recorders import Recorders
-from towpath.relay.snapshot.requests import KeyRequests
-from towpath.relay.snapshot.run import Run
+from towpath.relay.snapshot.queue import SnapshotQueue
+from towpath.relay.snapshot.run import QueuePolicy, SnapshotLimits, SnapshotRun
+from towpath.relay.snapshot.scan_context import ConsistentPoints, WatermarkTokens
 from towpath.relay.snapshot.shape import Key
+from towpath.relay.snapshot.signal_processor import AcceptedSignal, SignalProcessor
 from towpath.relay.snapshot.stored import BLOCKING, INCREMENTAL, INITIAL, StoredTable
-from towpath.relay.snapshot.tokens import Tokens
-from towpath.relay.snapshot.track import Track
+from towpath.relay.snapshot.table_scan import ScanServices
 from towpath.relay.snapshot.visibility import InvisibleTransactions
-from towpath.relay.wal.relation import Relation
+from towpath.relay.wal.messages import Relation
 from towpath.schemas.position import Position
 
 # While something waits for a transaction to become visible. A commit is rarely
@@ -63,7 +60,7 @@ LOOK_INTERVAL_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class SnapshotScope:
     """
     What may be read, and for whom.
 
@@ -100,9 +97,9 @@ class SnapshotDriver:
         self,
         invisible: InvisibleTransactions,
         *,
-        scope: Scope,
+        scope: SnapshotScope,
         run_id: str,
-        limits: Limits,
+        limits: SnapshotLimits,
         throttle: Throttle,
     ) -> None:
         """
@@ -115,7 +112,7 @@ class SnapshotDriver:
             limits: Bounds of memory and speed.
             throttle: When reading yields.
         """
-        self.recorders = Recorders(scope.views)
+        self.recorders = ChangedKeyFeeds(scope.views)
         relay = scope.relay
         suffix = "" if relay is None else relay.suffix
         self.requests = KeyRequests(limits.batch_keys, suffix)
@@ -123,16 +120,16 @@ class SnapshotDriver:
         self._invisible = invisible
         self._throttle = throttle
         name = None if relay is None else relay.name
-        self._intake = Intake(scope.captured, scope.sinks, name)
-        self._freezes = Freezes(scope.lent, scope.start_log_lsn)
-        desk = Desk(invisible, self.requests, Tokens(run_id))
+        self._intake = SignalProcessor(scope.captured, scope.sinks, name)
+        self._freezes = ConsistentPoints(scope.lent, scope.start_log_lsn)
+        desk = ScanServices(invisible, self.requests, WatermarkTokens(run_id))
 
-        def track(way: Way) -> Track:
-            return Track(desk, limits, self.recorders, self._freezes, way)
+        def track(way: QueuePolicy) -> SnapshotQueue:
+            return SnapshotQueue(desk, limits, self.recorders, self._freezes, way)
 
-        self._own = track(Way(1, None, self._end_batch))
-        self._listed = track(Way(1, None, _let_pass))
-        self._whole = track(Way(limits.readers, throttle, _let_pass, TINY_AHEAD))
+        self._own = track(QueuePolicy(1, None, self._end_batch))
+        self._listed = track(QueuePolicy(1, None, _ignored))
+        self._whole = track(QueuePolicy(limits.readers, throttle, _ignored, TINY_AHEAD))
         # Whole tables come last: they may end once the relay's own requests have.
         self._tracks = (self._own, self._listed, self._whole)
         self._storing: dict[str, tuple[StoredTable, ...]] = {}
@@ -199,7 +196,7 @@ class SnapshotDriver:
                 return self._answer(fact)
             case KeysStored():
                 self._add(self._storing.pop(fact.snapshot_id))
-            case Resumed():
+            case UnfinishedRead():
                 self._resume(fact)
             case _:
                 pass
@@ -244,7 +241,7 @@ class SnapshotDriver:
                 effects += track.pause(table)
         return effects + self._go_on(accepted)
 
-    def _go_on(self, accepted: Accepted) -> list[Effect]:
+    def _go_on(self, accepted: AcceptedSignal) -> list[Effect]:
         """Let what was paused, or has ended, go on from where it was."""
         resumed = map(_unloaded, accepted.resumes)
         siblings = tuple(map(_unloaded, accepted.siblings))
@@ -266,13 +263,13 @@ class SnapshotDriver:
             unloaded = tuple(map(_unloaded, group))
             self._track_of(unloaded).add(unloaded)
 
-    def _track_of(self, tables: Iterable[StoredTable]) -> Track:
+    def _track_of(self, tables: Iterable[StoredTable]) -> SnapshotQueue:
         first, *_ = tables
         if first.asked_until is not None:
             return self._own
         return self._whole if first.asked_keys is None else self._listed
 
-    def _resume(self, fact: Resumed) -> None:
+    def _resume(self, fact: UnfinishedRead) -> None:
         self.requests.resume(fact.asked_until)
         for snapshot_id, group in groupby(fact.tables, lambda table: table.snapshot_id):
             tables = tuple(self._melted(snapshot_id, table) for table in group)
@@ -286,7 +283,7 @@ class SnapshotDriver:
             return table
         return table._replace(kind=BLOCKING if table.condition else INCREMENTAL)
 
-    def _end_batch(self, run: Run) -> None:
+    def _end_batch(self, run: SnapshotRun) -> None:
         self.requests.end_batch(run.tables)
 
     def _store_requests(self) -> list[StoreKeys]:
@@ -327,5 +324,5 @@ def _unloaded(table: StoredTable) -> StoredTable:
     return table if table.asked_keys is None else table._replace(pending_keys=None)
 
 
-def _let_pass(_run: Run) -> None:
+def _ignored(_run: SnapshotRun) -> None:
     pass

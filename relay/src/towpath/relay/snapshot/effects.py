@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from towpath.relay.snapshot.shape import Key, Row, TableShape
+from towpath.relay.snapshot.shape import Key, RowValues, TableShape
 from towpath.relay.snapshot.stored import StoredTable
-from towpath.relay.wal.relation import Relation
+from towpath.relay.wal.messages import Relation
 
 # For the loop ----------------------------------------------------------------------
 
@@ -36,7 +36,7 @@ class EmitRows:
 
     chunk_id: int
     relation: Relation
-    rows: Sequence[Row]
+    rows: Sequence[RowValues]
     log_lsn: int
     snapshot_id: str
     target: str | None
@@ -247,7 +247,7 @@ class ReadChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Thaw:
+class ReleaseSnapshot:
     """Let go of a view, for good: nothing is read in it any more, nothing told back."""
 
     view: str
@@ -271,7 +271,7 @@ WorkerEffect = (
     | WriteWatermark
     | ReadPlan
     | ReadChunk
-    | Thaw
+    | ReleaseSnapshot
     | ProbeLoad
 )
 Effect = LoopEffect | WorkerEffect

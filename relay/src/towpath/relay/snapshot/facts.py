@@ -8,7 +8,12 @@ worker tells what came of the effects that it was given.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from towpath.relay.snapshot.shape import Chunk, Key, Plan, TableShape
+from towpath.relay.snapshot.shape import (
+    Chunk,
+    Key,
+    ScanPlan,
+    TableShape,
+)
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.visibility import XidSnapshot
 
@@ -78,7 +83,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class EmitAllowed:
     """
     So many rows may be judged and emitted now, before the stream goes on.
 
@@ -93,7 +98,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class UnfinishedRead:
     """
     What is stored of snapshots that have not ended, oldest first.
 
@@ -178,7 +183,7 @@ class PlanRead:
     """A ``ReadPlan`` is answered."""
 
     request_id: int
-    plan: Plan
+    plan: ScanPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +226,9 @@ class LoadRead:
     active_sessions: int
 
 
-LoopFact = SignalSeen | WatermarkSeen | Delivered | RowsRefused | Tick | Turn
+LoopFact = SignalSeen | WatermarkSeen | Delivered | RowsRefused | Tick | EmitAllowed
 WorkerFact = (
-    Resumed
+    UnfinishedRead
     | VisibilityRead
     | TablesInspected
     | EndedRead

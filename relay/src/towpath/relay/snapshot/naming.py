@@ -7,12 +7,20 @@ How signals name collections: ``schema.table``, quoted names, and regular expres
 ``shop\.order.*``          all whose whole name it matches
 ``outbox.order``           all aggregate views of this type that are declared
 =========================  ===========================================================
+
+Which relay a signal belongs to, where several follow one database. Pure.
+
+A signal names its relay in its data, or is left in one relay's own channel, which
+writes the name into its row. One that names none belongs to the only relay that is
+registered; of several, none may guess, so it is rejected with their names. Each relay
+decides by the same rows, and the first answer that is stored counts.
 """
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from towpath.schemas.table_name import TableName, is_quoted_name
 
@@ -62,7 +70,7 @@ def expand(
     expressions: list[str] = []
     for entry in entries:
         try:
-            names = named(entry, known)
+            names = matching_collections(entry, known)
         except AmbiguousNameError as ambiguous:
             refusals[entry] = str(ambiguous)
             continue
@@ -78,7 +86,7 @@ def expand(
     return Expansion(tuple(found), refusals, tuple(expressions))
 
 
-def named(entry: str, known: Iterable[str]) -> list[str]:
+def matching_collections(entry: str, known: Iterable[str]) -> list[str]:
     """
     List the collections that an entry names: the one of this name, or what it matches.
 
@@ -108,7 +116,7 @@ def matches(entry: str, collection: str) -> bool:
     Raises:
         re.error: It is no regular expression, and no name.
     """
-    return bool(named(entry, [collection]))
+    return bool(matching_collections(entry, [collection]))
 
 
 def is_entry(text: str) -> bool:
@@ -139,3 +147,70 @@ def _exact_name(entry: str) -> str | None:
     if _PLAIN_NAME.match(entry):
         return entry
     return TableName.parse(entry).text if is_quoted_name(entry) else None
+
+
+class Registration(NamedTuple):
+    """
+    A relay as the database knows it.
+
+    Attributes:
+        name: The name of its slot.
+        number: The id of its heartbeat. The first relay's is 1.
+    """
+
+    name: str
+    number: int
+
+    @property
+    def suffix(self) -> str:
+        """What keeps the ids of its own requests apart from another relay's."""
+        return "" if self.number == 1 else f"~{self.number}"
+
+
+class SignalAddress(NamedTuple):
+    """Whether a signal is this relay's; ``refusal``: nobody can carry it out."""
+
+    is_ours: bool
+    refusal: str | None = None
+
+
+def address_of(data: str | None, relay: str | None) -> str | None:
+    """
+    Return the name of the relay that a signal is for; None: it names none.
+
+    Args:
+        data: The signal's JSON.
+        relay: The name in its row, if there is one.
+    """
+    try:
+        fields = json.loads(data or "{}")
+    except (ValueError, RecursionError):
+        return relay
+    named = fields.get("relay") if isinstance(fields, dict) else None
+    return named if isinstance(named, str) and named else relay
+
+
+def resolve_address(
+    address: str | None, own: str, registered: Sequence[str]
+) -> SignalAddress:
+    """
+    Decide whose a signal is.
+
+    Args:
+        address: The relay that it names, if it names one.
+        own: This relay's name.
+        registered: The names of all relays of the database, in their order.
+    """
+    if address == own or (address is None and list(registered) == [own]):
+        return SignalAddress(is_ours=True)
+    if address in registered:
+        return SignalAddress(is_ours=False)
+    names = ", ".join(registered)
+    if address is None:
+        reason = (
+            f"several relays follow this database: {names}; name one as "
+            '"relay" in the signal\'s data'
+        )
+    else:
+        reason = f"no relay {address!r} follows this database; there are: {names}"
+    return SignalAddress(is_ours=False, refusal=reason)

@@ -43,21 +43,21 @@ def started(
     snapshot_id: str, collections: Iterable[str], kind: str = INCREMENTAL
 ) -> Notify:
     """Tell that a signal's snapshot begins."""
-    return _of_all(snapshot_id, "STARTED", collections, kind)
+    return _snapshot_notification(snapshot_id, "STARTED", collections, kind)
 
 
 def paused(
     snapshot_id: str, collections: Iterable[str], kind: str = INCREMENTAL
 ) -> Notify:
     """Tell that tables of a snapshot wait until they are resumed."""
-    return _of_all(snapshot_id, "PAUSED", collections, kind)
+    return _snapshot_notification(snapshot_id, "PAUSED", collections, kind)
 
 
 def resumed(
     snapshot_id: str, collections: Iterable[str], kind: str = INCREMENTAL
 ) -> Notify:
     """Tell that tables of a snapshot are read again, from where they were."""
-    return _of_all(snapshot_id, "RESUMED", collections, kind)
+    return _snapshot_notification(snapshot_id, "RESUMED", collections, kind)
 
 
 def in_progress(table: StoredTable, collections: Iterable[str]) -> Notify:
@@ -68,8 +68,8 @@ def in_progress(table: StoredTable, collections: Iterable[str]) -> Notify:
         {
             **_collections(collections, table.collection),
             "current_collection_in_progress": table.collection,
-            "maximum_key": key_text(table.maximum_key),
-            "last_processed_key": key_text(table.last_key),
+            "maximum_key": readable_key(table.maximum_key),
+            "last_processed_key": readable_key(table.last_key),
         },
         _aggregate_type(table.kind),
     )
@@ -98,7 +98,7 @@ def ended(
 ) -> Notify:
     """Tell that a signal's snapshot is over."""
     told = "COMPLETED" if status == "completed" else "ABORTED"
-    return _of_all(snapshot_id, told, collections, kind)
+    return _snapshot_notification(snapshot_id, told, collections, kind)
 
 
 def answered(signal_id: str, status: str, detail: Mapping[str, Any]) -> Notify:
@@ -114,7 +114,7 @@ def answered(signal_id: str, status: str, detail: Mapping[str, Any]) -> Notify:
     return Notify(signal_id, status.upper(), told, SIGNAL)
 
 
-def key_text(key: Key | None) -> str:
+def readable_key(key: Key | None) -> str:
     """Write a key for people: its only column's text, or a JSON list of them."""
     if key is None:
         return ""
@@ -122,7 +122,7 @@ def key_text(key: Key | None) -> str:
     return texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False)
 
 
-def _of_all(
+def _snapshot_notification(
     snapshot_id: str, told: str, collections: Iterable[str], kind: str
 ) -> Notify:
     return Notify(snapshot_id, told, _collections(collections), _aggregate_type(kind))

@@ -75,7 +75,7 @@ class ChunkSize:
     size_bytes: int = 8 * 1024 * 1024
 
 
-class Pace:
+class ScanPace:
     """The pace of one table's reading."""
 
     def __init__(
@@ -142,7 +142,7 @@ class Pace:
         self.max_rows = int(max(self._floor_rows, min(self._ceiling_rows, rows)))
 
 
-class Speed:
+class ReadRate:
     """Rows a second of late: an average that forgets."""
 
     def __init__(self) -> None:

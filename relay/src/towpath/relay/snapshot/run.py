@@ -1,16 +1,24 @@
-"""One snapshot: its tables, in order, and what became of each."""
+"""
+One snapshot: its tables, in order, and what became of each.
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+How much and how fast a track reads.
+"""
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from towpath.relay.snapshot.changed_keys import MAX_CHANGED_KEYS
 from towpath.relay.snapshot.effects import AnswerSignal
+from towpath.relay.snapshot.key_requests import MAX_BATCH_KEYS
+from towpath.relay.snapshot.pace import ChunkSize, Throttle
 from towpath.relay.snapshot.stored import INCOMPLETE, StoredTable
 
 # A refused table is failed from the first and tells nothing.
 _BEGUN: Final = frozenset({"running", "paused", "completed", "incomplete", "stopped"})
 
 
-class Run:
+class SnapshotRun:
     """The tables of one signal, or of one request of the relay's own."""
 
     def __init__(self, tables: Iterable[StoredTable]) -> None:
@@ -105,7 +113,7 @@ def _account(table: StoredTable) -> Mapping[str, Any]:
     return account
 
 
-def as_resumed(table: StoredTable, known: StoredTable | None) -> StoredTable:
+def resumed_table(table: StoredTable, known: StoredTable | None) -> StoredTable:
     """
     Return where a table goes on.
 
@@ -116,3 +124,39 @@ def as_resumed(table: StoredTable, known: StoredTable | None) -> StoredTable:
     if not (table.order_by and has_ended):
         return table
     return table._replace(last_key=None, maximum_key=None, ranges=())
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotLimits:
+    """
+    Bounds of memory and speed.
+
+    Attributes:
+        chunk: What chunks should be like.
+        readers: How many chunks are read at the same time.
+        max_touches: How many touches of a table are kept.
+        batch_keys: How many keys that the relay asks for are stored together.
+    """
+
+    chunk: ChunkSize
+    readers: int = 1
+    max_touches: int = MAX_CHANGED_KEYS
+    batch_keys: int = MAX_BATCH_KEYS
+
+
+class QueuePolicy(NamedTuple):
+    """
+    How a track reads.
+
+    Attributes:
+        readers: How many tables, and ranges of a table, are read at the same time.
+        throttle: What makes it yield; None: it never does.
+        on_ended: Told of each run when it has ended.
+        ahead: How many tables more are begun while tables turn out to be tiny, so that
+            they do not wait for each other's round trips.
+    """
+
+    readers: int
+    throttle: Throttle | None
+    on_ended: Callable[[SnapshotRun], None]
+    ahead: int = 0

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from towpath.relay.snapshot.visibility import XidSnapshot
-from towpath.relay.wal.relation import Relation
+from towpath.relay.wal.messages import Relation
 
 Key = tuple[bytes, ...]
-Row = tuple[bytes | None, ...]
+RowValues = tuple[bytes | None, ...]
 
 
-def key_of(row: Row, indexes: Sequence[int]) -> Key:
+def key_of(row: RowValues, indexes: Sequence[int]) -> Key:
     """Return a row's key; key columns are never null."""
     return tuple(row[index] or b"" for index in indexes)
 
 
-class View(NamedTuple):
+class DeclaredView(NamedTuple):
     """
     An aggregate view: a row per aggregate, read in place of outbox rows that are gone.
 
@@ -74,7 +74,7 @@ class TableShape:
     order_types: tuple[str, ...] = ()
     collations: tuple[int, ...] = ()
     row_filter: str | None = None
-    view: View | None = None
+    view: DeclaredView | None = None
 
     @property
     def collection(self) -> str:
@@ -113,7 +113,7 @@ class TableShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ScanPlan:
     """
     What is to be read of a table.
 
@@ -149,7 +149,7 @@ class Chunk:
     """
 
     shape: TableShape
-    rows: Sequence[Row]
+    rows: Sequence[RowValues]
     snapshot: XidSnapshot
     is_last: bool
     size_bytes: int = 0

@@ -17,7 +17,7 @@ MAX_UNDELIVERED_KEYS: Final = 1_000
 _SHOWN_KEYS: Final = 10
 
 
-class Settled(NamedTuple):
+class SettledRows(NamedTuple):
     """
     What Kafka has acknowledged since the last time: chunks, and rows in them.
 
@@ -98,7 +98,7 @@ class StoredTable(NamedTuple):
         """Whether it is read in the one view of the database that its snapshot has."""
         return self.kind != INCREMENTAL
 
-    def after(self, settled: Settled) -> "StoredTable":
+    def after(self, settled: SettledRows) -> "StoredTable":
         """Return it with so much more delivered."""
         keys = (*self.undelivered_keys, *settled.undelivered)
         return self._replace(
@@ -141,7 +141,7 @@ class StoredTable(NamedTuple):
         return self.state in {"completed", INCOMPLETE, "failed", "stopped"}
 
 
-def outcome(table: StoredTable) -> tuple[str, str | None]:
+def scan_outcome(table: StoredTable) -> tuple[str, str | None]:
     """Return the state in which a table that is read ends, and why."""
     if table.undelivered:
         return INCOMPLETE, _incomplete_reason(table)

@@ -9,6 +9,8 @@ A chunk between its watermarks, from which the stream evicts rows.
 The high watermark of one chunk may be the low one of the next: every query starts after
 its low watermark is in the log and ends before its high one is. Whatever the stream
 brings between two parts evicts from the rest, as it did before the high watermark.
+
+A chunk on its way to Kafka: what was judged, and what was delivered of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +18,15 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final
 
+from towpath.relay.snapshot.changed_keys import ChangedKeys, TouchOutcome
 from towpath.relay.snapshot.facts import WatermarkSeen
-from towpath.relay.snapshot.shape import Chunk, Key, Row, key_of
-from towpath.relay.snapshot.touches import Left, Notes
-from towpath.relay.wal.relation import Relation
+from towpath.relay.snapshot.shape import (
+    Chunk,
+    Key,
+    RowValues,
+    key_of,
+)
+from towpath.relay.wal.messages import Relation
 
 # What is judged at once, so that long rows do not hold live changes up: a millisecond
 # of them. A single row may be longer.
@@ -27,7 +34,7 @@ PART_BYTES: Final = 256 * 1024
 
 
 @dataclass(slots=True)
-class Verdict:
+class WindowVerdict:
     """
     What becomes of a part of a chunk.
 
@@ -45,7 +52,7 @@ class Verdict:
 
     relation: Relation
     log_lsn: int
-    rows: list[Row] = field(default_factory=list)
+    rows: list[RowValues] = field(default_factory=list)
     judged: int = 0
     dropped: int = 0
     incomplete: list[Key] = field(default_factory=list)
@@ -54,7 +61,7 @@ class Verdict:
     is_last: bool = False
 
 
-_Judge = Callable[[Key], Left | None]
+_Judge = Callable[[Key], TouchOutcome | None]
 
 
 class Window:
@@ -94,7 +101,7 @@ class Window:
         """The keys looked for of which nothing was said yet."""
         return tuple(key for key in self.keys if key not in self._found)
 
-    def judge(self, notes: Notes, max_rows: int) -> Verdict:
+    def judge(self, notes: ChangedKeys, max_rows: int) -> WindowVerdict:
         """
         Judge the next rows: so many, or as many as ``PART_BYTES`` hold.
 
@@ -107,11 +114,11 @@ class Window:
             raise RuntimeError(message)
         part = _bounded(chunk.rows[self._judged : self._judged + max_rows], chunk)
         self._judged += len(part)
-        verdict = Verdict(chunk.shape.relation, low.log_lsn)
+        verdict = WindowVerdict(chunk.shape.relation, low.log_lsn)
 
-        def judge(key: Key) -> Left | None:
+        def judge(key: Key) -> TouchOutcome | None:
             left = notes.judge(key, low.sequence, chunk.snapshot)
-            if left is not None and left is not Left.FULL:
+            if left is not None and left is not TouchOutcome.FULL:
                 verdict.incomplete.append(key)
             return left
 
@@ -129,7 +136,7 @@ class Window:
         return verdict
 
     def _judge_found(
-        self, rows: Sequence[Row], judge: _Judge, verdict: Verdict
+        self, rows: Sequence[RowValues], judge: _Judge, verdict: WindowVerdict
     ) -> None:
         """Judge rows of keys that were looked for."""
         for row in rows:
@@ -138,7 +145,7 @@ class Window:
             if judge(key) is None:
                 verdict.rows.append(row)
 
-    def _judge_missing(self, judge: _Judge, verdict: Verdict) -> None:
+    def _judge_missing(self, judge: _Judge, verdict: WindowVerdict) -> None:
         """Judge the keys looked for that no row was found for."""
         missing = self.unjudged_keys
         if self.chunk is None or not self.chunk.is_last:
@@ -154,7 +161,7 @@ class Window:
             verdict.absent.extend(absent)
 
 
-def _bounded(rows: Sequence[Row], chunk: Chunk) -> Sequence[Row]:
+def _bounded(rows: Sequence[RowValues], chunk: Chunk) -> Sequence[RowValues]:
     """Return the first rows that together are not too long, and at least one."""
     if len(rows) * chunk.widest_bytes <= PART_BYTES:
         return rows
@@ -167,7 +174,7 @@ def _bounded(rows: Sequence[Row], chunk: Chunk) -> Sequence[Row]:
 
 
 def _judge_rows(
-    rows: Sequence[Row], notes: Notes, judge: _Judge, verdict: Verdict
+    rows: Sequence[RowValues], notes: ChangedKeys, judge: _Judge, verdict: WindowVerdict
 ) -> None:
     """Judge rows of a range, of which hardly any was touched. Hot path."""
     indexes = verdict.relation.key
@@ -181,3 +188,37 @@ def _judge_rows(
         key = key_of(row, indexes)
         if key not in touched or judge(key) is None:
             verdict.rows.append(row)
+
+
+@dataclass(slots=True)
+class ChunkDelivery:
+    """
+    One chunk between its first judged row and Kafka's acknowledgement.
+
+    Attributes:
+        keys: The listed keys that it reads, if it reads no range.
+        undelivered: The keys of its rows that are dead letters.
+        has_emitted: Whether any row of it went out.
+    """
+
+    chunk_id: int
+    relation: Relation
+    log_lsn: int
+    last_key: Key | None = None
+    row_count: int = 0
+    dropped: int = 0
+    keys: tuple[Key, ...] = ()
+    undelivered: tuple[Key, ...] = ()
+    has_emitted: bool = False
+    is_acknowledged: bool = False
+
+    def add(self, verdict: WindowVerdict) -> None:
+        """Take in a part."""
+        self.last_key = verdict.last_key or self.last_key
+        self.row_count += len(verdict.rows) + len(verdict.absent)
+        self.dropped += verdict.dropped
+
+    def refuse(self, chunk_id: int, keys: tuple[Key, ...]) -> None:
+        """Take in that rows are dead letters, if the chunk is this one."""
+        if chunk_id == self.chunk_id:
+            self.undelivered += keys

@@ -1,0 +1,297 @@
+"""
+The admin port: ``/metrics``, ``/health/live``, ``/health/ready``, and signals.
+
+*Live* means that the loop turns: restarting a process that does not may help, a source
+or a broker that is away is no reason to. *Ready* means that a heartbeat of this very
+process went through the source's log and came back lately.
+
+A thread of its own answers from the tally, which the loop writes, and from the source:
+nothing that a visitor does can hold the loop up. ``signal_pages`` tells of signals and
+snapshots, and takes signals. Only this host is listened to unless the configuration
+says otherwise: the port knows no login.
+
+The admin port's pages about signals and snapshots.
+
+==========================  ==========================================================
+``POST /signals``           leaves one: JSON of ``type``, ``data``, perhaps ``id``;
+                            202 and its id, 400 and why not, 409: the id is used
+``GET /signals/<id>``       its row
+``GET /snapshots``          the tables of all snapshots, the newest first
+``GET /snapshots/<id>``     the tables of one
+==========================  ==========================================================
+
+503: the source is away. Whoever reaches the port may do all this, so a web page must
+not: only ``application/json`` is taken, and nothing that a browser sends for a page.
+"""
+
+import json
+import threading
+import uuid
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import unquote
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from towpath.relay.errors import AdminPortError
+from towpath.relay.metrics import StatsCollector
+from towpath.relay.snapshot.signals import (
+    ExternalSignal,
+    SignalRejectedError,
+    parse_signal,
+    read_document,
+)
+from towpath.relay.stats import Stats
+from towpath.schemas.clock import Clock
+from towpath.schemas.failure import TowpathError
+
+# Ten thousand keys of a hundred bytes.
+MAX_BODY_BYTES: Final = 1024 * 1024
+
+_TEXT: Final = "text/plain; charset=utf-8"
+_JSON: Final = "application/json"
+_SIGNALS: Final = "/signals"
+_SNAPSHOTS: Final = "/snapshots"
+_SOURCE: Final = "the admin port"
+
+
+class PageResponse(NamedTuple):
+    """What a page says."""
+
+    status: HTTPStatus
+    body: bytes
+    content_type: str = _TEXT
+
+
+class SignalService(Protocol):
+    """Where signals are left, and what became of them."""
+
+    def leave(self, signal: ExternalSignal) -> None:
+        """
+        Leave a signal.
+
+        Raises:
+            SignalRejectedError: Another has its id.
+            TowpathError: The source is away.
+        """
+
+    def signal(self, signal_id: str) -> Any:  # noqa: ANN401 - JSON
+        """Return a signal's row, or None."""
+
+    def snapshots(self, snapshot_id: str | None) -> list[Any]:
+        """Return the tables of one snapshot, or of all."""
+
+
+class SignalPages:
+    """Answers requests about signals; from any thread."""
+
+    def __init__(self, signals: SignalService) -> None:
+        self._signals = signals
+
+    def get(self, path: str) -> PageResponse | None:
+        """Return the page at ``path``; None: it is none of these."""
+        root, _, name = path.partition("?")[0][1:].partition("/")
+        try:
+            match f"/{root}", unquote(name):
+                case "/snapshots", "":
+                    return _json_response(HTTPStatus.OK, self._signals.snapshots(None))
+                case "/snapshots", snapshot_id:
+                    return _found_response(self._signals.snapshots(snapshot_id))
+                case "/signals", signal_id if signal_id:
+                    return _found_response(self._signals.signal(signal_id))
+        except TowpathError as failure:
+            return _unavailable_response(failure)
+        return None
+
+    def refuse(self, path: str, headers: Mapping[str, str]) -> PageResponse | None:
+        """
+        Judge a POST before its body is read; None: read it.
+
+        Args:
+            path: Where it goes.
+            headers: By their names in lower case.
+        """
+        if path.partition("?")[0] != _SIGNALS:
+            return _json_response(
+                HTTPStatus.NOT_FOUND, {"reason": f"POST goes to {_SIGNALS}"}
+            )
+        if "origin" in headers or "sec-fetch-mode" in headers:
+            return _json_response(
+                HTTPStatus.FORBIDDEN, {"reason": "not from web pages"}
+            )
+        content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != _JSON:
+            reason = f"send {_JSON}, and say so in Content-Type"
+            return _json_response(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, {"reason": reason})
+        length = headers.get("content-length", "")
+        if not (length.isascii() and length.isdigit()):
+            reason = "say in Content-Length how long the body is"
+            return _json_response(HTTPStatus.LENGTH_REQUIRED, {"reason": reason})
+        if int(length) > MAX_BODY_BYTES:
+            reason = f"at most {MAX_BODY_BYTES} bytes are taken"
+            return _json_response(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"reason": reason}
+            )
+        return None
+
+    def post(self, body: bytes) -> PageResponse:
+        """Leave the signal that a body describes."""
+        try:
+            signal = read_document(body, str(uuid.uuid4()), _SOURCE)
+            parse_signal(signal.type, signal.data)
+        except SignalRejectedError as rejection:
+            return _json_response(HTTPStatus.BAD_REQUEST, {"reason": str(rejection)})
+        try:
+            self._signals.leave(signal)
+        except SignalRejectedError as rejection:
+            told = {"id": signal.signal_id, "reason": str(rejection)}
+            return _json_response(HTTPStatus.CONFLICT, told)
+        except TowpathError as failure:
+            return _unavailable_response(failure)
+        return _json_response(HTTPStatus.ACCEPTED, {"id": signal.signal_id})
+
+
+def _found_response(what: Any) -> PageResponse:  # noqa: ANN401 - JSON
+    if not what:
+        return _json_response(
+            HTTPStatus.NOT_FOUND, {"reason": "there is none of this id"}
+        )
+    return _json_response(HTTPStatus.OK, what)
+
+
+def _unavailable_response(failure: TowpathError) -> PageResponse:
+    told = {"reason": str(failure), "remedy": failure.remedy}
+    return _json_response(HTTPStatus.SERVICE_UNAVAILABLE, told)
+
+
+def _json_response(status: HTTPStatus, document: Any) -> PageResponse:  # noqa: ANN401 - JSON
+    text = json.dumps(document, ensure_ascii=False, default=str)
+    return PageResponse(status, f"{text}\n".encode(errors="replace"), _JSON)
+
+
+LOCAL_HOST: Final = "127.0.0.1"
+
+_TOLD: Final = (
+    b"/metrics, /health/live, /health/ready, /snapshots, /snapshots/ID, /signals/ID\n"
+)
+
+# A scraper that opens a connection and says nothing holds a thread for this long.
+_REQUEST_TIMEOUT_S: Final = 10.0
+
+
+class AdminPages:
+    """The admin port's pages, without the port."""
+
+    def __init__(
+        self, tally: Stats, clock: Clock, signals: SignalPages | None = None
+    ) -> None:
+        self.signals = signals
+        self._tally = tally
+        self._clock = clock
+        self._registry = CollectorRegistry()
+        self._registry.register(StatsCollector(tally, clock))
+
+    def answer(self, path: str) -> PageResponse:
+        """Return the page at ``path``; what follows a question mark is left out."""
+        match path.partition("?")[0]:
+            case "/metrics":
+                body = generate_latest(self._registry)
+                return PageResponse(HTTPStatus.OK, body, CONTENT_TYPE_LATEST)
+            case "/health/live":
+                return self._live()
+            case "/health/ready":
+                return self._ready()
+            case _:
+                found = self.signals.get(path) if self.signals else None
+                return found or PageResponse(HTTPStatus.NOT_FOUND, _TOLD)
+
+    def _live(self) -> PageResponse:
+        if self._tally.is_stuck(self._clock.monotonic_s()):
+            return PageResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"the loop is stuck\n")
+        return PageResponse(HTTPStatus.OK, b"live\n")
+
+    def _ready(self) -> PageResponse:
+        reason = self._tally.unready(self._clock.monotonic_s())
+        if reason is not None:
+            return PageResponse(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n".encode())
+        return PageResponse(HTTPStatus.OK, b"ready\n")
+
+
+class _AdminServer(ThreadingHTTPServer):
+    """A server that does not print what becomes of its visitors."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass
+
+
+class _RequestHandler(BaseHTTPRequestHandler):
+    """Reads requests, and writes what the pages answer."""
+
+    pages: AdminPages
+    timeout = _REQUEST_TIMEOUT_S
+
+    def do_GET(self) -> None:
+        self._write(self.pages.answer(self.path))
+
+    def do_POST(self) -> None:
+        signals = self.pages.signals
+        if signals is None:
+            self._write(PageResponse(HTTPStatus.NOT_FOUND, _TOLD))
+            return
+        refused = signals.refuse(
+            self.path, {k.lower(): v for k, v in self.headers.items()}
+        )
+        if refused is not None:
+            self.close_connection = True
+            self._write(refused)
+            return
+        length = int(self.headers["Content-Length"])
+        self._write(signals.post(self.rfile.read(length)))
+
+    def _write(self, answer: PageResponse) -> None:
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        self.wfile.write(answer.body)
+
+    def log_message(self, *_: Any) -> None:  # noqa: ANN401 - the library's
+        pass
+
+
+class HealthServer:
+    """Serves the admin port until it is closed."""
+
+    def __init__(self, port: int, pages: AdminPages, host: str = LOCAL_HOST) -> None:
+        """
+        Listen on ``port`` of ``host``; 0 takes a free one.
+
+        Raises:
+            AdminPortError: The port is taken.
+        """
+        handler = type("Handler", (_RequestHandler,), {"pages": pages})
+        try:
+            self._server = _AdminServer((host, port), handler)
+        except OSError as error:
+            reason = f"the admin port {host}:{port}: {error.strerror or error}"
+            raise AdminPortError(reason) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="health", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return self._server.server_port
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

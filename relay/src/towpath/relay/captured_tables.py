@@ -1,0 +1,237 @@
+"""
+Which table a topic of row changes belongs to. Pure.
+
+A topic's name tells less than a table's: Kafka takes no other characters than letters,
+digits, dots, dashes and underscores, and takes two names for one that differ only in
+dots and underscores. So two tables may come to one topic, or a table to a topic of the
+relay's own; then the rows of one would overwrite and delete those of the other.
+
+What has been announced in the relations topic counts too: a topic belongs to the table
+whose rows it has, whoever writes first after a restart.
+
+The captured tables as of now, which may become more while the relay runs.
+
+Tables that the file names are captured from the beginning; those that its expressions
+take are once the publication has them. The guardian replaces the names as a whole, in
+its own thread; whoever looks sees the names of before or those of now.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Final
+
+from towpath.relay.encode.codecs.connect_schema import sanitized_path
+from towpath.relay.encode.outbox_columns import topics_of_relay
+from towpath.relay.errors import Finding, NameCollisionError, error_finding
+from towpath.schemas import topics
+from towpath.schemas.table_name import TableName
+from towpath.settings import RecordFormat, Settings
+
+_CURE: Final = (
+    "rename one of them in the source, or leave one out of [source] tables (or name it "
+    "in exclude_tables)"
+)
+_ALONE: Final = (
+    "rename the table in the source, or leave it out of [source] tables (or name it in "
+    "exclude_tables)"
+)
+
+
+def topic_findings(
+    settings: Settings, tables: Iterable[str], announced: Collection[TableName] = ()
+) -> dict[str, Finding]:
+    """
+    Find the tables that cannot have a topic of their own.
+
+    Args:
+        settings: The configuration.
+        tables: Captured tables, and those that are to be captured.
+        announced: The tables whose rows topics may have already.
+
+    Returns:
+        What is wrong, by each table that it concerns.
+    """
+    names = [TableName.parse(text) for text in dict.fromkeys(tables)]
+    return dict(
+        chain(
+            _shared_findings(settings, names),
+            _former_findings(settings, names, announced),
+            _reserved_findings(settings, names),
+        )
+    )
+
+
+def check_topics(
+    settings: Settings, tables: Iterable[str], announced: Collection[TableName]
+) -> None:
+    """
+    Make sure that each table has a topic of its own.
+
+    Raises:
+        NameCollisionError: Some have not; all of them are named.
+    """
+    found = dict.fromkeys(topic_findings(settings, tables, announced).values())
+    if found:
+        raise NameCollisionError("\n".join(map(str, found)))
+
+
+def owners_of_topics(
+    prefix: str, tables: Iterable[str], announced: Iterable[TableName]
+) -> dict[str, TableName]:
+    """Return the table of each topic: the captured one, or the one announced in it."""
+    names = (*announced, *map(TableName.parse, tables))
+    return {topics.table_topic(prefix, name): name for name in names}
+
+
+def _shared_findings(
+    settings: Settings, names: Iterable[TableName]
+) -> Iterator[tuple[str, Finding]]:
+    """Find tables that come to one topic, or to one name of a schema's records."""
+    prefix = settings.database.prefix
+    shared: dict[tuple[str, str], list[TableName]] = {}
+    for name in names:
+        topic = topics.table_topic(prefix, name)
+        shared.setdefault(("topic", _as_kafka_compares(topic)), []).append(name)
+        if settings.relay.rows.format is RecordFormat.AVRO:
+            record = sanitized_path(f"{prefix}.{name.joined}")
+            shared.setdefault(("Avro name", record), []).append(name)
+    for (kind, place), several in shared.items():
+        if len(several) > 1:
+            texts = [name.text for name in sorted(several)]
+            used = place if kind != "topic" else _listed(prefix, sorted(several))
+            finding = error_finding(
+                f"the tables {' and '.join(texts)} have one {kind}: {used}",
+                "the rows of one would overwrite and delete those of the other",
+                _CURE,
+            )
+            yield from ((text, finding) for text in texts)
+
+
+def _former_findings(
+    settings: Settings, names: Collection[TableName], announced: Collection[TableName]
+) -> Iterator[tuple[str, Finding]]:
+    """Find tables whose topic has the rows of a table that is not captured any more."""
+    prefix = settings.database.prefix
+    former: dict[str, TableName] = {
+        _as_kafka_compares(topics.table_topic(prefix, name)): name
+        for name in announced
+        if name not in names
+    }
+    for name in names:
+        topic = topics.table_topic(prefix, name)
+        other = former.get(_as_kafka_compares(topic))
+        if other is not None and name not in announced:
+            yield (
+                name.text,
+                error_finding(
+                    f"the topic of {name.text}, {topic}, has the rows of {other.text}",
+                    "the rows of one would overwrite and delete those of the other",
+                    f"{_ALONE}; or delete that topic, if nobody needs its rows, and "
+                    "run towpath relay state repair",
+                ),
+            )
+
+
+def _reserved_findings(
+    settings: Settings, names: Iterable[TableName]
+) -> Iterator[tuple[str, Finding]]:
+    """Find tables whose topic has another use, or a name that Kafka does not take."""
+    prefix = settings.database.prefix
+    reserved = _reserved(settings)
+    for name in names:
+        topic = topics.table_topic(prefix, name)
+        use = reserved.get(_as_kafka_compares(topic))
+        if topic.startswith(topics.dead_letter_topic(prefix, "")):
+            use = "dead letters"
+        elif topics.is_backfill(topic):
+            use = "the rows that are read for one sink"
+        if use is not None:
+            what = f"the topic of the table {name.text}, {topic}, is that of {use}"
+            yield (
+                name.text,
+                error_finding(what, "readers would take one for the other", _ALONE),
+            )
+        elif not topics.is_legal_topic(topic):
+            yield (
+                name.text,
+                error_finding(
+                    f"the topic of the table {name.text} has {len(topic)} characters",
+                    f"Kafka takes {topics.MAX_TOPIC_LENGTH}",
+                    f"shorten [source] prefix, or {_ALONE}",
+                ),
+            )
+
+
+def _reserved(settings: Settings) -> Mapping[str, str]:
+    """Return what topics are used for, as Kafka compares their names."""
+    outbox, relay = settings.relay.outbox, topics_of_relay(settings.database.prefix)
+    events = {
+        outbox.topic_of(view.aggregate_type): f"the events of {view.aggregate_type}"
+        for view in outbox.view
+    }
+    uses = {
+        **events,
+        **dict.fromkeys(relay, "the relay itself"),
+        settings.signal_topic: "signals",
+    }
+    return {_as_kafka_compares(topic): use for topic, use in uses.items() if topic}
+
+
+def _listed(prefix: str, names: Iterable[TableName]) -> str:
+    """Name topics; two that differ in dots and underscores are one to Kafka."""
+    found = dict.fromkeys(topics.table_topic(prefix, name) for name in names)
+    if len(found) == 1:
+        return next(iter(found))
+    return f"{' and '.join(found)}, which Kafka takes for one"
+
+
+def _as_kafka_compares(topic: str) -> str:
+    return topic.replace(".", "_")
+
+
+class CapturedTables(Collection[str]):
+    """
+    The texts of names, in the order in which they are captured.
+
+    Attributes:
+        announced: The tables whose rows topics have, as of the last start.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = tuple(dict.fromkeys(names))
+        self.announced: frozenset[TableName] = frozenset()
+
+    def replace(self, names: Iterable[str]) -> None:
+        """Take other names; safe from any thread."""
+        self._names = tuple(dict.fromkeys(names))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, as a value that does not change."""
+        return self._names
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Collections(Collection[str]):
+    """All that can be read: the captured tables as of now, and what is fixed."""
+
+    def __init__(self, tables: CapturedTables, fixed: Iterable[str]) -> None:
+        self._tables = tables
+        self._fixed = tuple(fixed)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._fixed or name in self._tables
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._tables.names, *self._fixed))
+
+    def __len__(self) -> int:
+        return len(self._tables) + len(self._fixed)

@@ -1,0 +1,1 @@
+"""The operator's commands: status, state and its repair."""

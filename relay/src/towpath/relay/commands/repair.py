@@ -1,0 +1,198 @@
+"""``towpath relay state repair``: look at Kafka and the source, then write."""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+from towpath.relay.commands.state import newest_values, remove_key
+from towpath.relay.errors import StateLostError, StateRefusedError
+from towpath.relay.kafka.reading import partition_counts
+from towpath.relay.kafka.recovery import marked_ends, scan_topics
+from towpath.relay.kafka.state import StateTopic
+from towpath.relay.kafka.topics import KafkaTopics, captured_in
+from towpath.relay.postgres.backfill import request_tables, selects_by_table
+from towpath.relay.postgres.connect import connect, translated_errors
+from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.replication import SlotStream, Wakeup
+from towpath.relay.postgres.slot import read_slot
+from towpath.relay.postgres.source_facts import read_captured
+from towpath.relay.recovery.lineage import SourceHistory, parse_lineages
+from towpath.relay.recovery.rebuild import (
+    Evidence,
+    MismatchFacts,
+    RepairPlan,
+    find_mismatches,
+    plan_marks,
+    plan_repair,
+)
+from towpath.relay.recovery.state import State, parse_state, publishing_settings
+from towpath.schemas import topics as names
+from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.table_name import TableName
+from towpath.settings import Settings
+from towpath.settings.syntax import ROUTED_VALUE
+
+
+def prepare_repair(settings: Settings, clock: Clock | None = None) -> RepairPlan:
+    """
+    Look at what Kafka and the source have, and return what has to be written.
+
+    Raises:
+        StateRefusedError: Nothing is wrong, or the slot is gone or in use.
+        BrokerUnavailableError: Kafka does not answer.
+        SourceUnavailableError: The source does not answer.
+    """
+    time = clock or SystemClock()
+    state = _whole_state(settings)
+    if state is not None:
+        return _plan_marks(settings, state, time)
+    found = _source_history(settings, time)
+    remains = scan_topics(settings.kafka, _own_topics(settings))
+    return plan_repair(
+        Evidence(
+            marks=remains.marks,
+            published_log_lsn=remains.published_log_lsn,
+            offsets=remains.offsets,
+            found=found,
+            settings=publishing_settings(settings),
+            tables=_captured(settings),
+            at=time.now().isoformat(timespec="seconds"),
+        )
+    )
+
+
+def _plan_marks(settings: Settings, state: State, clock: Clock) -> RepairPlan:
+    """Plan for marks that do not fit their topics any more."""
+    ends = marked_ends(settings.kafka, state.marks)
+    misfits = find_mismatches(state.marks, partition_counts(settings.kafka), ends)
+    if not misfits:
+        reason = "the state is there and fits the topics: nothing is to be repaired"
+        raise StateRefusedError(reason)
+    topics = MismatchFacts(
+        misfits,
+        had=state.marks,
+        former=state.former,
+        has=scan_topics(settings.kafka, misfits).marks,
+        collections=_collections(settings, misfits),
+        at=clock.now().isoformat(timespec="seconds"),
+    )
+    return plan_marks(topics, _source_history(settings, clock))
+
+
+def _collections(settings: Settings, topics: Iterable[str]) -> dict[str, str | None]:
+    """Return what can fill each topic; without those that nothing writes any more."""
+    prefix, outbox = settings.database.prefix, settings.relay.outbox
+    filled: dict[str, str | None] = {
+        names.table_topic(prefix, TableName.parse(table)): table
+        for table in _captured(settings)
+    }
+    filled |= {
+        names.outbox_topic(outbox.topic, view.aggregate_type): view.collection
+        for view in outbox.view
+    }
+    return {
+        topic: filled.get(topic)
+        for topic in topics
+        if topic in filled or names.table_of(prefix, topic) is None
+    }
+
+
+def apply_repair(
+    settings: Settings, repair: RepairPlan, clock: Clock | None = None
+) -> None:
+    """
+    Write what a repair found; the lineage last, so that it can be repeated.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    source = settings.database
+    topics = KafkaTopics(settings.kafka, settings.topics, clock or SystemClock())
+    topics.make_again(source.prefix, repair.made)
+    topics.open(source.prefix, settings.capture.names)
+    if repair.asked:
+        # Before the marks: who repeats a half repair asks once more, never not at all.
+        with (
+            connect(source.dsn) as connection,
+            translated_errors("asking for snapshots"),
+        ):
+            selects, relay = selects_by_table(settings), source.slot
+            signal_id, asked = repair.signal_id, repair.asked
+            request_tables(
+                connection, signal_id, asked, selects, relay=relay, sweeps=True
+            )
+    topic = StateTopic(settings.kafka, source.prefix)
+    if repair.is_whole:
+        for key in set(newest_values(settings)) - set(repair.documents):
+            remove_key(settings, key)
+    for key, each in repair.documents.items():
+        if each is None:
+            remove_key(settings, key)
+        else:
+            topic.write(key, each)
+
+
+def _whole_state(settings: Settings) -> State | None:
+    """Return the state, if it tells a lineage; None if it is lost or unreadable."""
+    try:
+        state = parse_state(newest_values(settings))
+        return state if parse_lineages(state.lineage) else None
+    except (StateLostError, StateRefusedError):
+        return None
+
+
+def _source_history(settings: Settings, clock: Clock) -> SourceHistory:
+    """Ask the source what it is; its heartbeat has nothing to be compared with."""
+    source = settings.database
+    with ExitStack() as closing:
+        connection = closing.enter_context(connect(source.dsn))
+        stream = SlotStream(source.dsn, clock, Wakeup())
+        closing.callback(stream.close)
+        identity = stream.identify()
+        with translated_errors("reading the source's history"):
+            row = connection.execute(query("read_log_end")).fetchone()
+            slot = read_slot(connection, source.slot)
+        return SourceHistory(
+            system_identifier=identity.system_identifier,
+            timeline=identity.timeline,
+            forks=stream.forks(identity.timeline),
+            current_lsn=int(row[0]) if row else 0,
+            slot=slot,
+            heartbeat=0,
+            slot_name=source.slot,
+        )
+
+
+def _captured(settings: Settings) -> tuple[str, ...]:
+    with connect(settings.database.dsn) as connection:
+        return read_captured(connection, settings)
+
+
+def _own_topics(settings: Settings) -> set[str]:
+    """List the topics that streamed records may be in."""
+    source, outbox = settings.database, settings.relay.outbox
+    prefix = source.prefix
+    existing = set(partition_counts(settings.kafka))
+    own = {
+        names.table_topic(prefix, TableName.parse(table))
+        for table in captured_in(existing, settings)
+    }
+    own |= {
+        names.dead_letter_topic(prefix, "relay"),
+        names.transaction_topic(prefix),
+        names.message_topic(prefix),
+    }
+    head, _, tail = outbox.topic.partition(ROUTED_VALUE)
+    others = existing - _not_streamed(prefix)
+    return own | {
+        name
+        for name in others
+        if name.startswith(head) and name.endswith(tail) and not name.startswith("__")
+    }
+
+
+def _not_streamed(prefix: str) -> set[str]:
+    return {
+        names.state_topic(prefix),
+        names.relations_topic(prefix),
+        names.notifications_topic(prefix),
+    }

@@ -1,0 +1,399 @@
+"""
+The state in the operator's hands: show it, export it, skip a transaction.
+
+They work beside a running relay, which reads what they write when it starts or connects
+again. Whatever Postgres was told to forget cannot be had back: a slot never goes back.
+
+What every command of the state needs: the state topic as it stands, and the slot.
+
+The state, and what else is known of it, as one document for people and scripts. Pure.
+
+LSNs are written as Postgres does; positions as they stand in headers.
+"""
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.record import FIRST_PARTITION, Record
+from towpath.relay.errors import Finding, StateRefusedError
+from towpath.relay.kafka.reading import partition_counts
+from towpath.relay.kafka.recovery import marked_ends, read_parked
+from towpath.relay.kafka.state import StateTopic, write_now
+from towpath.relay.postgres.catalog import PostgresCatalog, SlotFacts
+from towpath.relay.postgres.connect import connect
+from towpath.relay.postgres.known_tables import TableReport, report_tables
+from towpath.relay.postgres.source_checks import source_problems
+from towpath.relay.recovery.lineage import Lineage, parse_lineages
+from towpath.relay.recovery.marks import TopicMarks
+from towpath.relay.recovery.state import SKIP_KEY, State, changed_settings, parse_state
+from towpath.schemas import topics as names
+from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.failure import TowpathError, UnavailableError
+from towpath.schemas.position import format_lsn, parse_lsn, parse_position
+from towpath.settings import Settings
+
+
+def newest_values(settings: Settings) -> dict[str, bytes]:
+    """
+    Return the newest value of each key of the state topic.
+
+    Raises:
+        StateRefusedError: There is no state topic.
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    require_topic(settings)
+    newest: dict[str, bytes] = {}
+    for message in StateTopic(settings.kafka, settings.database.prefix).messages():
+        key, value = (message.key() or b"").decode(errors="replace"), message.value()
+        newest.pop(key, None)
+        if value:
+            newest[key] = value
+    return newest
+
+
+def require_topic(settings: Settings) -> None:
+    """
+    Make sure that there is a state topic.
+
+    Raises:
+        StateRefusedError: There is none.
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    topic = names.state_topic(settings.database.prefix)
+    if topic not in partition_counts(settings.kafka):
+        reason = f"there is no state topic {topic}"
+        raise StateRefusedError(reason)
+
+
+def lineage_offset(settings: Settings) -> int:
+    """
+    Return what the present lineage adds to each LSN of the log.
+
+    0 where the state topic does not tell: the first lineage adds nothing.
+    """
+    try:
+        lineages = parse_lineages(parse_state(newest_values(settings)).lineage)
+    except TowpathError:
+        return 0
+    return lineages[-1].offset if lineages else 0
+
+
+def remove_key(settings: Settings, key: str) -> None:
+    """
+    Remove a key from the state topic; it is gone when this returns.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    topic = names.state_topic(settings.database.prefix)
+    name, size = key.encode(), len(key)
+    gone = Record(topic, name, None, [], b"", 0, size, FIRST_PARTITION)
+    write_now(settings.kafka, gone)
+
+
+def slot_facts(settings: Settings) -> tuple[SlotFacts | None, str | None]:
+    """Ask the server for its view of the slot; why it did not answer, otherwise."""
+    source = settings.database
+    try:
+        with connect(source.dsn) as connection:
+            return PostgresCatalog(connection).slot(source.slot), None
+    except UnavailableError as error:
+        return None, str(error)
+
+
+def table_report(settings: Settings) -> tuple[TableReport, list[Finding]]:
+    """
+    Look at all captured tables, and at publications and outbox.
+
+    Raises:
+        SourceUnavailableError: The source does not answer.
+    """
+    with connect(settings.database.dsn) as connection:
+        return report_tables(connection, settings), source_problems(
+            connection, settings
+        )
+
+
+Ends = Mapping[tuple[str, int], int]
+
+
+class StateSurroundings(NamedTuple):
+    """
+    What is known beside the state.
+
+    Attributes:
+        topic: The state topic.
+        ends: The end offset of each partition that has a mark.
+        parked: The parked aggregates.
+        skips: The documents under ``skip:``.
+        differing: Settings of the file that differ from the stored ones.
+        slot: What the server tells; None if there is no slot, or no answer.
+        source_error: Why the source did not answer; None if it did.
+    """
+
+    topic: str
+    ends: Ends
+    parked: ParkedAggregates | None
+    skips: Mapping[str, Mapping[str, Any]]
+    differing: tuple[str, ...]
+    slot: SlotFacts | None
+    source_error: str | None
+
+
+def state_document(
+    state: State, around: StateSurroundings, first: int
+) -> dict[str, Any]:
+    """
+    Return everything as one document.
+
+    Args:
+        state: What the state topic holds.
+        around: What is known beside it.
+        first: How many parked aggregates are named.
+    """
+    return {
+        "topic": around.topic,
+        "lineages": [_lineage(each) for each in parse_lineages(state.lineage)],
+        "confirmed": confirmed_document(state),
+        "marks": list(_marks(state.marks, around.ends)),
+        "parked": _parked(around.parked, first),
+        "skips": list(_skips(around.skips)),
+        "settings_differ": list(around.differing),
+        "slot": slot_document(around.slot),
+        "source_error": around.source_error,
+    }
+
+
+def confirmed_document(state: State) -> dict[str, Any] | None:
+    """Return how far Postgres was told to forget; None before the first time."""
+    told = state.confirmed
+    if told is None:
+        return None
+    return {
+        "lsn": format_lsn(told.lsn),
+        "log_lsn": format_lsn(told.log_lsn),
+        "published_log_lsn": format_lsn(told.published_log_lsn),
+        "heartbeat": told.heartbeat,
+        "is_clean": told.is_clean,
+        "at": told.at,
+    }
+
+
+def slot_document(facts: SlotFacts | None) -> dict[str, Any] | None:
+    """Return what the server tells of the slot."""
+    if facts is None:
+        return None
+    return {
+        "active": facts.is_active,
+        "holder_pid": facts.holder_pid,
+        "confirmed_lsn": format_lsn(facts.confirmed_lsn),
+        "retained_bytes": facts.retained_bytes,
+        "wal_status": facts.wal_status,
+    }
+
+
+def _lineage(lineage: Lineage) -> dict[str, Any]:
+    gap, start_lsn = lineage.gap, lineage.start_lsn
+    return {
+        "number": lineage.number,
+        "system_identifier": lineage.system_identifier,
+        "timeline": lineage.timeline,
+        "offset": lineage.offset,
+        "slot": lineage.slot,
+        "start_lsn": None if start_lsn is None else format_lsn(start_lsn),
+        "gap": None
+        if gap is None
+        else {
+            "reason": gap.reason,
+            "since_lsn": format_lsn(gap.since_lsn),
+            "at": gap.at,
+            "plan": list(gap.plan),
+            "started": gap.started,
+        },
+    }
+
+
+def _marks(marks: Mapping[str, TopicMarks], ends: Ends) -> Iterator[dict[str, Any]]:
+    for topic, of_topic in sorted(marks.items()):
+        for partition, mark in sorted(of_topic.items()):
+            end = ends.get((topic, partition))
+            yield {
+                "topic": topic,
+                "partition": partition,
+                "next_offset": mark.next_offset,
+                "end_offset": None if end in {None, -1} else end,
+                "position": mark.position.decode() if mark.position else None,
+            }
+
+
+def _parked(parked: ParkedAggregates | None, first: int) -> dict[str, Any] | None:
+    if parked is None:
+        return None
+    found: Sequence[dict[str, Any]] = [
+        {
+            "aggregate_type": aggregate_type,
+            "aggregate_id": aggregate_id.decode(errors="replace"),
+            "since": spans.bounds[-1].decode(),
+        }
+        for aggregate_id, types in parked.spans.items()
+        for aggregate_type, spans in types.items()
+        if spans.is_open
+    ]
+    return {
+        "count": len(parked),
+        "first": sorted(found, key=lambda each: str(each["since"]))[:first],
+    }
+
+
+def _skips(skips: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for key, told in sorted(skips.items()):
+        yield {
+            "lsn": key.removeprefix(SKIP_KEY),
+            "asked_at": told.get("asked_at"),
+            "done": bool(told.get("done")),
+        }
+
+
+_ALIGNMENT: Final = 8
+_NO_LIMIT: Final = 1 << 62
+
+
+def show_state(settings: Settings, first: int) -> dict[str, Any]:
+    """
+    Return everything that is known of the state, as one document.
+
+    Raises:
+        StateRefusedError: There is no state topic.
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    kafka, source = settings.kafka, settings.database
+    stored = newest_values(settings)
+    state = parse_state(stored)
+    has_letters = names.dead_letter_topic(source.prefix, "relay") in partition_counts(
+        kafka
+    )
+    facts, source_error = slot_facts(settings)
+    around = StateSurroundings(
+        topic=names.state_topic(source.prefix),
+        ends=marked_ends(kafka, state.marks),
+        parked=read_parked(kafka, source.prefix, _NO_LIMIT) if has_letters else None,
+        skips={
+            key: orjson.loads(value)
+            for key, value in stored.items()
+            if key.startswith(SKIP_KEY)
+        },
+        differing=()
+        if state.settings is None
+        else changed_settings(settings, state.settings),
+        slot=facts,
+        source_error=source_error,
+    )
+    return state_document(state, around, first)
+
+
+def export_state(settings: Settings) -> Iterator[dict[str, Any]]:
+    """
+    Return every record of the state topic, oldest first.
+
+    Raises:
+        StateRefusedError: There is no state topic.
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    require_topic(settings)
+    for message in StateTopic(settings.kafka, settings.database.prefix).messages():
+        _, timestamp_ms = message.timestamp()
+        yield {
+            "offset": message.offset(),
+            "timestamp_ms": timestamp_ms,
+            "key": (message.key() or b"").decode(errors="replace"),
+            **_exported(message.value()),
+        }
+
+
+def _exported(value: bytes | None) -> dict[str, Any]:
+    try:
+        return {"value": orjson.loads(value) if value else None}
+    except orjson.JSONDecodeError:
+        return {"value_base64": base64.b64encode(value or b"").decode()}
+
+
+def resolve_skip(settings: Settings, text: str) -> int:
+    """
+    Return the commit LSN that is meant, after making sure that it can be skipped.
+
+    Args:
+        settings: Of the relay.
+        text: An LSN as ``X/Y``, or the position of one of its records.
+
+    Raises:
+        StateRefusedError: It cannot be skipped; the message says why.
+    """
+    state = parse_state(newest_values(settings))
+    lineages = parse_lineages(state.lineage)
+    if not lineages or state.confirmed is None:
+        reason = "nothing is known of what was confirmed: the relay has not run yet"
+        raise StateRefusedError(reason)
+    lsn = _meant(text, lineages[-1].offset)
+    if lsn % _ALIGNMENT:
+        reason = f"{format_lsn(lsn)} is no commit's: those are multiples of 8"
+        raise StateRefusedError(reason)
+    facts, _ = slot_facts(settings)
+    highest = max(state.confirmed.lsn, facts.confirmed_lsn if facts else 0)
+    if lsn <= highest:
+        reason = (
+            f"{format_lsn(lsn)} is confirmed already, up to {format_lsn(highest)}: "
+            "Postgres never streams it again"
+        )
+        raise StateRefusedError(reason)
+    return lsn
+
+
+def _meant(text: str, offset: int) -> int:
+    try:
+        return parse_lsn(text)
+    except ValueError:
+        pass
+    try:
+        return parse_position(text).log_lsn - offset
+    except ValueError as error:
+        reason = f"{text!r} is neither an LSN like 0/16B3748 nor a position"
+        raise StateRefusedError(reason) from error
+
+
+def request_skip(settings: Settings, lsn: int, clock: Clock | None = None) -> None:
+    """
+    Write that a transaction is to be set aside; ``resolve_skip`` has allowed it.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    at = (clock or SystemClock()).now().isoformat(timespec="seconds")
+    lineages = parse_lineages(parse_state(newest_values(settings)).lineage)
+    # Another lineage may have a transaction at the same LSN.
+    log_lsn = lineages[-1].offset + lsn
+    StateTopic(settings.kafka, settings.database.prefix).write(
+        f"{SKIP_KEY}{format_lsn(lsn)}",
+        {"asked_at": at, "done": False, "log_lsn": log_lsn},
+    )
+
+
+def cancel_skip(settings: Settings, text: str) -> str:
+    """
+    Take a pending skip back, and return its LSN.
+
+    Raises:
+        StateRefusedError: No skip of this LSN is pending.
+    """
+    state = parse_state(newest_values(settings))
+    lineages = parse_lineages(state.lineage)
+    offset = lineages[-1].offset if lineages else 0
+    lsn = _meant(text, offset)
+    if offset + lsn not in state.skips:
+        reason = f"no skip of {format_lsn(lsn)} is pending"
+        raise StateRefusedError(reason)
+    remove_key(settings, f"{SKIP_KEY}{format_lsn(lsn)}")
+    return format_lsn(lsn)

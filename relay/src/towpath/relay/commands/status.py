@@ -1,0 +1,156 @@
+"""
+``towpath relay status``: how far the relay is, as source and state topic tell it.
+
+What became of the relay's process, as a small file that anyone may read.
+
+``<state>/relay/<slot>.json`` is replaced as a whole when a relay starts, stops or
+halts. The source tells whether the slot is followed; only this tells why it is not.
+"""
+
+import enum
+import json
+import os
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from towpath.relay.commands.state import (
+    confirmed_document,
+    newest_values,
+    slot_document,
+)
+from towpath.relay.postgres.catalog import PostgresCatalog
+from towpath.relay.postgres.connect import connect, translated_errors
+from towpath.relay.postgres.known_tables import report_tables
+from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.source_checks import source_problems
+from towpath.relay.recovery.lineage import parse_lineages
+from towpath.relay.recovery.state import parse_state
+from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.failure import TowpathError
+from towpath.settings import Settings
+
+_LOG: Final = structlog.get_logger("towpath.relay")
+
+
+class RunState(enum.StrEnum):
+    """What a relay's process does, or how it ended."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    HALTED = "halted"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """
+    The relay's process.
+
+    Attributes:
+        at: When it came to its state: RFC 3339, UTC.
+        reason: Why it halted; empty otherwise.
+        remedy: What cures that.
+    """
+
+    state: RunState
+    at: str
+    pid: int
+    reason: str = ""
+    remedy: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Say that it halted, and why; empty if it did not."""
+        if self.state is not RunState.HALTED:
+            return ""
+        return f"halted at {self.at}: {self.reason} ({self.remedy})"
+
+
+def write_process_state(
+    folder: Path, slot: str, state: RunState, now: datetime, **why: str
+) -> None:
+    """
+    Replace the file. A disk that is full must not keep a relay from running.
+
+    Args:
+        folder: The state folder.
+        slot: The relay's slot.
+        state: What the process does now.
+        now: The time.
+        why: ``reason`` and ``remedy`` of a halt.
+    """
+    told = ProcessState(state, now.isoformat(timespec="seconds"), os.getpid(), **why)
+    path = _path(folder, slot)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(asdict(told)), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        _LOG.warning("relay state file not written", path=str(path), reason=str(error))
+
+
+def read_process_state(folder: Path, slot: str) -> ProcessState | None:
+    """Read what the relay of a slot last wrote here; None if there is nothing."""
+    try:
+        told = json.loads(_path(folder, slot).read_bytes())
+        return ProcessState(**told | {"state": RunState(told["state"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _path(folder: Path, slot: str) -> Path:
+    return folder / "relay" / f"{slot}.json"
+
+
+def relay_status(settings: Settings, clock: Clock | None = None) -> dict[str, Any]:
+    """
+    Return how far the relay is, as the source and the state topic tell it.
+
+    Raises:
+        SourceUnavailableError: The source does not answer; it is the one who must.
+    """
+    source = settings.database
+    with connect(source.dsn) as connection:
+        facts = PostgresCatalog(connection).slot(source.slot)
+        with translated_errors("reading the end of the log"):
+            row = connection.execute(query("read_log_end")).fetchone()
+        tables = report_tables(connection, settings)
+        problems = source_problems(connection, settings)
+    told: dict[str, Any] = {"slot": source.slot, "exists": facts is not None}
+    if facts is not None:
+        told |= slot_document(facts) or {}
+        told["lag_bytes"] = max(0, int(row[0] if row else 0) - facts.confirmed_lsn)
+    told["source_problems"] = [str(each) for each in problems]
+    told["dropped_tables"] = list(tables.dropped)
+    told["changed_keys"] = dict(tables.changed_keys)
+    told["tables_without_snapshot"] = dict(tables.unreadable)
+    process = read_process_state(settings.state_folder, source.slot)
+    if process is not None and not told.get("active"):
+        told["relay"] = process.sentence or process.state.value
+    return told | _state_status(settings, clock or SystemClock())
+
+
+def _state_status(settings: Settings, clock: Clock) -> dict[str, Any]:
+    try:
+        state = parse_state(newest_values(settings))
+        lineages = parse_lineages(state.lineage)
+    except TowpathError as error:
+        return {"state": f"unknown: {error}"}
+    told: dict[str, Any] = {"state": "known" if lineages else "empty"}
+    if lineages:
+        gap = lineages[-1].gap
+        told["lineage"] = lineages[-1].number
+        told["gap"] = None if gap is None else gap.reason
+    stored = confirmed_document(state)
+    if state.confirmed is not None and stored is not None:
+        age = clock.now() - datetime.fromisoformat(state.confirmed.at)
+        told["stored_lsn"] = stored["lsn"]
+        told["published_log_lsn"] = stored["published_log_lsn"]
+        told["stopped_cleanly"] = state.confirmed.is_clean
+        told["marks_age_s"] = round(max(0.0, age.total_seconds()), 1)
+    told["pending_skips"] = len(state.skips)
+    return told

@@ -1,0 +1,1 @@
+"""From changes to records, without I/O. Hot path: ``outbox``, ``table``, codecs."""

@@ -1,0 +1,1 @@
+"""Codecs of keys and values: JSON, JSON with its schema, and Avro."""

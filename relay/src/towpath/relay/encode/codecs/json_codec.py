@@ -1,0 +1,362 @@
+"""
+Plain JSON: the envelope's bytes. Hot path.
+
+Everything that does not depend on the row is made once per shape. A value that the
+stream left out is left out here too, or is the placeholder where one is configured and
+the column's form can hold it: in texts and bytes, and as the one entry of their arrays
+and maps.
+
+``source`` names what Debezium's does, and ``commit_lsn``; ``origin`` only for what was
+replicated to the source itself. With Debezium's preset there are also ``ts_us``,
+``ts_ns`` and ``sequence``, its text ``["<LSN of the commit>","<LSN of the row>"]``:
+ordered by both numbers, rows are in the order of their commits.
+
+Plain JSON of many rows of one shape at once. Hot path.
+
+Column by column: a form says what stands around all values of a column, and changes
+just those that need it; then each row is joined in one go. What the rows share is made
+once for all of them.
+"""
+
+import base64
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+import orjson
+
+from towpath.relay.encode.codecs.codec import (
+    Codec,
+    EnvelopeFacts,
+    TableNames,
+    TransactionPlace,
+    Values,
+)
+from towpath.relay.encode.codecs.connect_schema import Field
+from towpath.relay.encode.rows import key_column_text
+from towpath.relay.encode.types.form import Form, Fragments, Schema
+from towpath.relay.wal.messages import UNCHANGED, Row
+from towpath.schemas import envelope
+from towpath.settings.relay import Relay
+
+NULL: Final = b"null"
+
+
+class RowColumn(NamedTuple):
+    """
+    A column of an object.
+
+    Attributes:
+        at: Its place in the row.
+        head: Its name, with the comma before it.
+        form: What its values become.
+        is_nullable: Whether a row may have none.
+    """
+
+    at: int
+    head: bytes
+    form: Form
+    is_nullable: bool = True
+
+
+def row_objects(
+    opening: bytes, columns: Sequence[RowColumn], rows: Sequence[Values], closing: bytes
+) -> list[bytes]:
+    """
+    Return each row as an object.
+
+    Args:
+        opening: What stands before each.
+        columns: What the objects hold.
+        rows: The rows, column by column.
+        closing: What stands behind each.
+
+    Raises:
+        MalformedMessageError: A value is missing that must be there.
+    """
+    parts: list[Iterable[bytes]] = []
+    constant = opening + b"{"
+    for number, (at, head, form, is_nullable) in enumerate(columns):
+        texts, mark = _fragments(form, rows[at], is_nullable=is_nullable)
+        parts += (repeat(constant + (head if number else head[1:]) + mark), texts)
+        constant = mark
+    constant += b"}" + closing
+    if not parts:
+        return [constant] * len(rows[0])
+    return list(map(b"".join, zip(*parts, repeat(constant), strict=False)))
+
+
+def _fragments(form: Form, values: Values, *, is_nullable: bool) -> Fragments:
+    present = [value for value in values if value is not None]
+    if len(present) == len(values):
+        return _written(form, present)
+    if not is_nullable:
+        key_column_text(None)
+    if not present:
+        return Fragments([NULL] * len(values))
+    texts, mark = _written(form, present)
+    found = iter(texts)
+    return Fragments(
+        [NULL if value is None else mark + next(found) + mark for value in values]
+    )
+
+
+def _written(form: Form, texts: Sequence[bytes]) -> Fragments:
+    if form.column is not None:
+        return form.column(texts)
+    return Fragments(list(map(form.json, texts)))
+
+
+_LEFT_OUT: Final = b""
+_HEX: Final = "hex:"
+
+# How the envelope of a row that a chunk read begins.
+_BEFORE_READ: Final = b'{"before":null,"after":'
+
+# Name, form, and what stands for NULL and for a value that was left out; the name
+# begins with a comma and each of the others with the name.
+_Column = tuple[bytes, Callable[[bytes], bytes], bytes, bytes]
+
+
+class JsonCodec:
+    """Writes the keys and values of one shape, for rows that have its width."""
+
+    def __init__(
+        self,
+        names: TableNames,
+        key: Sequence[Field],
+        columns: Sequence[Field],
+        *,
+        placeholder: str | None = None,
+        is_debezium: bool = False,
+    ) -> None:
+        self._columns = [_column(field, placeholder) for field in columns]
+        self._pick = _picker(columns)
+        self._row_columns = [RowColumn(f.at, _head(f), f.form) for f in columns]
+        self._row_key = [RowColumn(f.at, _head(f), f.form, f.is_nullable) for f in key]
+        self._key = [
+            (field.at, _head(field), field.form.json, field.is_nullable)
+            for field in key
+        ]
+        # Most tables have a key of one column, whose record needs no list.
+        self._only = None
+        if len(self._key) == 1:
+            ((at, head, encode, _),) = self._key
+            self._only = at, b"{" + head[1:], encode
+        self._envelope = _envelope(names)
+        self._is_debezium = is_debezium
+        self._now_us = -1
+        self._times = b""
+
+    def key(self, row: Row) -> bytes | None:
+        """
+        Return the key of a row; None for a table without one.
+
+        Raises:
+            MalformedMessageError: The row lacks a column of its key.
+        """
+        if self._only is not None:
+            at, head, encode = self._only
+            value = row[at]
+            if type(value) is bytes:
+                return head + encode(value) + b"}"
+        parts = []
+        for at, head, encode, is_nullable in self._key:
+            value = row[at]
+            if value is None and is_nullable:
+                parts.append(head + NULL)
+            else:
+                parts.append(head + encode(key_column_text(value)))
+        return b"{" + b"".join(parts)[1:] + b"}" if parts else None
+
+    def key_header(self, row: Row) -> bytes | None:
+        """Return the key of a row as headers have it: as records do."""
+        return self.key(row)
+
+    def value(
+        self,
+        before: Row | None,
+        after: Row | None,
+        facts: EnvelopeFacts,
+        *,
+        is_full: bool,
+    ) -> bytes:
+        """Return the envelope."""
+        operation, committed_us, now_us, snapshot, xid, lsn, commit_lsn, *_, at = facts
+        if now_us != self._now_us:
+            self._now_us = now_us
+            self._times = _times(now_us)
+        old = NULL
+        if before is not None:
+            old = self._object(before) if is_full else self._told(before)
+        return self._envelope % (
+            old,
+            NULL if after is None else self._object(after),
+            committed_us // 1000,
+            snapshot,
+            NULL if xid is None else b"%d" % xid,
+            NULL if lsn is None else b"%d" % lsn,
+            commit_lsn,
+            b"" if facts.origin is None else _origin(facts),
+            _finer(facts) if self._is_debezium else b"",
+            operation,
+            self._times,
+            NULL if at is None else _place_json(at),
+        )
+
+    def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
+        """
+        Return the keys of rows that a chunk read, which come column by column.
+
+        Raises:
+            MalformedMessageError: A row lacks a column of its key.
+        """
+        if not self._row_key:
+            return [None] * len(columns[0])
+        return row_objects(b"", self._row_key, columns, b"")
+
+    def reads(self, columns: Sequence[Values], facts: EnvelopeFacts) -> Sequence[bytes]:
+        """Return the envelopes of rows that a chunk read."""
+        empty = self.value(None, None, facts, is_full=False)
+        closing = empty.removeprefix(_BEFORE_READ + NULL)
+        return row_objects(_BEFORE_READ, self._row_columns, columns, closing)
+
+    def _object(self, row: Row) -> bytes:
+        if self._pick is not None:
+            row = self._pick(row)
+        parts = [
+            null
+            if value is None
+            else unchanged
+            if value is UNCHANGED
+            else head + encode(value)
+            for (head, encode, null, unchanged), value in zip(
+                self._columns, row, strict=False
+            )
+        ]
+        return b"{" + b"".join(parts)[1:] + b"}"
+
+    def _told(self, row: Row) -> bytes:
+        """Return what a key-only old row holds: the rest of it says nothing."""
+        if self._pick is not None:
+            row = self._pick(row)
+        columns = zip(self._columns, row, strict=False)
+        parts = [
+            head + encode(value)
+            for (head, encode, _, _), value in columns
+            if isinstance(value, bytes)
+        ]
+        return b"{" + b"".join(parts)[1:] + b"}"
+
+
+def _envelope(names: TableNames) -> bytes:
+    """Return what all envelopes of a table share, as a format."""
+    told = {"db": names.database, "schema": names.schema, "table": names.table}
+    head = {
+        "version": envelope.SOURCE_VERSION,
+        "connector": envelope.CONNECTOR,
+        "name": names.prefix,
+    }
+    first, second = (
+        orjson.dumps(part)[1:-1].replace(b"%", b"%%") for part in (head, told)
+    )
+    return (
+        b'{"before":%b,"after":%b,"source":{'
+        + first
+        + b',"ts_ms":%d,"snapshot":"%b",'
+        + second
+        + b',"txId":%b,"lsn":%b,"commit_lsn":%d,"xmin":null%b%b},"op":"%b",%b'
+        + b',"transaction":%b}'
+    )
+
+
+def _times(now_us: int) -> bytes:
+    times = now_us // 1000, now_us, now_us * 1000
+    return b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d' % times
+
+
+def _origin(facts: EnvelopeFacts) -> bytes:
+    told = orjson.dumps(facts.origin), facts.origin_lsn or 0
+    return b',"origin":%b,"origin_lsn":%d' % told
+
+
+def _finer(facts: EnvelopeFacts) -> bytes:
+    """Return what only Debezium's source has; a chunk's row has no LSN of its own."""
+    committed_us, commit_lsn = facts.committed_us, facts.commit_lsn
+    lsn = commit_lsn if facts.lsn is None else facts.lsn
+    sequence = orjson.dumps(f'["{commit_lsn}","{lsn}"]')
+    finer = committed_us, committed_us * 1000, sequence
+    return b',"ts_us":%d,"ts_ns":%d,"sequence":%b' % finer
+
+
+def json_maker(
+    relay: Relay,
+) -> Callable[[TableNames, Sequence[Field], Sequence[Field]], Codec]:
+    """Return what makes codecs as the configuration asks for them."""
+    placeholder = relay.rows.placeholder
+    is_debezium = relay.preset == "debezium"
+
+    def make(
+        names: TableNames, key: Sequence[Field], columns: Sequence[Field]
+    ) -> Codec:
+        return JsonCodec(
+            names, key, columns, placeholder=placeholder, is_debezium=is_debezium
+        )
+
+    return make
+
+
+def filler(schema: Schema, placeholder: str) -> bytes | None:
+    """
+    Return the placeholder in a column's form; None where the form has none.
+
+    A number or an instant has none: it would look like data. The header ``unchanged``
+    names every column that was left out, whatever stands in its place.
+    """
+    marker = placeholder.encode()
+    if placeholder.startswith(_HEX):
+        marker = bytes.fromhex(placeholder.removeprefix(_HEX))
+    if schema.kind == "string":
+        return orjson.dumps(marker.decode(errors="replace"))
+    if schema.kind == "bytes" and schema.name is None:
+        return b'"' + base64.b64encode(marker) + b'"'
+    entry = filler(schema.items, placeholder) if schema.items else None
+    if entry is None:
+        return None
+    if schema.kind == "array":
+        return b"[" + entry + b"]"
+    return b"{" + orjson.dumps(marker.decode(errors="replace")) + b":" + entry + b"}"
+
+
+def _head(field: Field) -> bytes:
+    return b"," + orjson.dumps(field.name) + b":"
+
+
+def _column(field: Field, placeholder: str | None) -> _Column:
+    head = _head(field)
+    unchanged = _LEFT_OUT
+    if placeholder is not None:
+        stands_in = filler(field.form.schema, placeholder)
+        unchanged = _LEFT_OUT if stands_in is None else head + stands_in
+    return head, field.form.json, head + NULL, unchanged
+
+
+def _picker(columns: Sequence[Field]) -> Callable[[Row], Row] | None:
+    """Return what picks the published values of a row; None if they are its first."""
+    places = [field.at for field in columns]
+    if places == list(range(len(places))):
+        return None
+    if len(places) == 1:
+        (only,) = places
+        return lambda row: (row[only],)
+    return itemgetter(*places)
+
+
+def _place_json(place: TransactionPlace) -> bytes:
+    transaction_id, total_order, collection_order = place
+    return b'{"id":%b,"total_order":%d,"data_collection_order":%d}' % (
+        orjson.dumps(transaction_id),
+        total_order,
+        collection_order,
+    )

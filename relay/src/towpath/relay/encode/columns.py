@@ -1,0 +1,237 @@
+"""
+Which columns are published, under which names, in which forms, and what the key is.
+
+====================  ================================================================
+include, exclude      columns of the value; the key keeps its columns
+mask                  ``length`` asterisks
+truncate              the first ``length`` characters; of character columns only
+hash                  hex digest of salt and value, no longer than the column
+key_columns           the record's key, instead of the table's own
+source_types          the schema tells Postgres's type, length and scale
+sanitize_names        names as Avro takes them; two that become one are refused
+====================  ================================================================
+
+Rules are regular expressions on ``schema.table.column``, and match whole. NULL stays
+NULL. The key has its columns as they are: masked, two keys would become one. The digest
+is Debezium's: over the salt and the text as Java serialises it, so that hashes of
+before stay comparable.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from towpath.relay.encode.codecs.connect_schema import Field, sanitized_all
+from towpath.relay.encode.relations import CatalogFacts, ColumnPlan
+from towpath.relay.encode.types.choose import FormChooser
+from towpath.relay.encode.types.form import Form, Schema, modes_of
+from towpath.relay.encode.types.scalar import (
+    OnLost,
+    precision_and_scale,
+    text_json,
+    text_value,
+)
+from towpath.relay.errors import NotPreparedError
+from towpath.relay.wal.messages import Column, Relation
+from towpath.settings.relay import Relay
+from towpath.settings.rows import ColumnRule, RecordFormat
+from towpath.settings.syntax import compiled
+
+OMITTED: Final = "a column of an unknown type is left out"
+
+_BPCHAR, _VARCHAR, _NUMERIC = 1042, 1043, 1700
+_LENGTH_OFFSET: Final = 4
+_BITS: Final = frozenset({1560, 1562})
+_ASTERISK: Final = "*"
+
+# How Java's object stream begins a string: short ones count in two bytes, others in 8.
+_JAVA_STRING: Final = b"\xac\xed\x00\x05t"
+_JAVA_LONG_STRING: Final = b"\xac\xed\x00\x05|"
+_SHORT_BYTES: Final = 0xFFFF
+_ASTRAL: Final = re.compile("[\U00010000-\U0010ffff]")
+
+
+class ColumnRules:
+    """Makes plans as ``[relay.rows]`` asks for them."""
+
+    def __init__(self, relay: Relay, on_lost: OnLost | None = None) -> None:
+        rows = relay.rows
+        self._rows = rows
+        self._modes = modes_of(relay)
+        self._on_lost = on_lost or _say_nothing
+        self._include = [compiled(text) for text in rows.include_columns]
+        self._exclude = [compiled(text) for text in rows.exclude_columns]
+        self._source_types = [compiled(text) for text in rows.source_types]
+        self._masks = [(list(map(compiled, rule.columns)), rule) for rule in rows.mask]
+
+    def plan(self, relation: Relation, facts: CatalogFacts) -> ColumnPlan:
+        """
+        Return what is published of a shape.
+
+        Raises:
+            NotPreparedError: The configured key names a column that is not there.
+            NameCollisionError: Two columns become one name.
+        """
+        forms = FormChooser(facts.types, self._modes, self._on_lost)
+        names = self._names(relation)
+        fields = []
+        for at, column in enumerate(relation.columns):
+            form = forms.of(column.type_oid, column.typmod)
+            if form is None:
+                self._on_lost(OMITTED)
+                continue
+            form = self._with_source_type(relation, column, facts, form)
+            is_nullable = column.name not in facts.required_names
+            fields.append(Field(at, names[column.name], form, is_nullable))
+        ruled = [
+            self._ruled(field, relation, forms)
+            for field in fields
+            if self._is_published(_full(relation, field.at))
+        ]
+        return ColumnPlan(
+            key=self._key(relation, fields),
+            columns=tuple(field for field, _ in ruled),
+            texts=frozenset(field.at for field, is_text in ruled if is_text),
+        )
+
+    def _is_published(self, full_name: str) -> bool:
+        if self._include:
+            return _matches(self._include, full_name)
+        return not _matches(self._exclude, full_name)
+
+    def _key(self, relation: Relation, fields: Sequence[Field]) -> tuple[Field, ...]:
+        """Return the key's fields in key order; only the table's own is never null."""
+        by_place = {field.at: field for field in fields}
+        return tuple(
+            by_place[at]._replace(is_nullable=at not in relation.key)
+            for at in self._key_places(relation)
+            if at in by_place
+        )
+
+    def _names(self, relation: Relation) -> dict[str, str]:
+        names = [column.name for column in relation.columns]
+        if self._rows.sanitize_names or self._rows.format is RecordFormat.AVRO:
+            return dict(sanitized_all(names, relation.name))
+        return dict(zip(names, names, strict=True))
+
+    def _key_places(self, relation: Relation) -> tuple[int, ...]:
+        wanted = self._rows.key_columns.get(relation.name)
+        if wanted is None:
+            return relation.key
+        places = {column.name: at for at, column in enumerate(relation.columns)}
+        missing = [name for name in wanted if name not in places]
+        if missing:
+            reason = f"key_columns of {relation.name}: no column {', '.join(missing)}"
+            raise NotPreparedError(reason)
+        return tuple(places[name] for name in wanted)
+
+    def _rule(self, full_name: str) -> ColumnRule | None:
+        for patterns, rule in self._masks:
+            if _matches(patterns, full_name):
+                return rule
+        return None
+
+    def _ruled(
+        self, field: Field, relation: Relation, forms: FormChooser
+    ) -> tuple[Field, bool]:
+        """Return the field under its rule, and whether that made a text of it."""
+        rule = self._rule(_full(relation, field.at))
+        if rule is None:
+            return field, False
+        column = relation.columns[field.at]
+        if rule.form == "truncate":
+            if not forms.is_characters(column.type_oid):
+                return field, False
+            return field._replace(form=_truncated(rule.length or 0)), False
+        if rule.form == "mask":
+            return field._replace(form=_constant(_ASTERISK * (rule.length or 0))), True
+        return field._replace(form=_text_form(_digest(rule, _length(column)))), True
+
+    def _with_source_type(
+        self, relation: Relation, column: Column, facts: CatalogFacts, form: Form
+    ) -> Form:
+        if not _matches(
+            self._source_types, f"{relation.full_name.joined}.{column.name}"
+        ):
+            return form
+        told = facts.types.get(column.type_oid)
+        kind = told.name if told else facts.type_names.get(column.type_oid, "text")
+        added = {"__debezium.source.column.type": kind.upper()}
+        length, scale = _length(column), None
+        if column.type_oid == _NUMERIC:
+            length, scale = precision_and_scale(column.typmod) or (None, None)
+        if length is not None:
+            added["__debezium.source.column.length"] = str(length)
+        if scale is not None:
+            added["__debezium.source.column.scale"] = str(scale)
+        added["__debezium.source.column.name"] = column.name
+        parameters = MappingProxyType({**form.schema.parameters, **added})
+        return form._replace(schema=replace(form.schema, parameters=parameters))
+
+
+def _say_nothing(_reason: str) -> None:
+    pass
+
+
+def _full(relation: Relation, place: int) -> str:
+    return f"{relation.full_name.joined}.{relation.columns[place].name}"
+
+
+def _matches(patterns: Sequence[re.Pattern[str]], full_name: str) -> bool:
+    return any(pattern.fullmatch(full_name) for pattern in patterns)
+
+
+def _length(column: Column) -> int | None:
+    """Return how long a column's texts may be; None without a bound."""
+    if column.type_oid in {_BPCHAR, _VARCHAR} and column.typmod >= _LENGTH_OFFSET:
+        return column.typmod - _LENGTH_OFFSET
+    if column.type_oid in _BITS and column.typmod >= 0:
+        return column.typmod
+    return None
+
+
+def _constant(text: str) -> Form:
+    return _text_form(lambda _: text)
+
+
+def _text_form(value: Callable[[bytes], str]) -> Form:
+    return Form(Schema("string"), lambda text: text_json(value(text).encode()), value)
+
+
+def _truncated(length: int) -> Form:
+    return _text_form(lambda text: text_value(text)[:length])
+
+
+def _digest(rule: ColumnRule, length: int | None) -> Callable[[bytes], str]:
+    algorithm = _algorithm(rule.algorithm)
+    salted = hashlib.new(algorithm, rule.salt.encode(), usedforsecurity=False)
+
+    def value(text: bytes) -> str:
+        digest = salted.copy()
+        digest.update(java_string(text.decode()))
+        return digest.hexdigest()[:length]
+
+    return value
+
+
+def _algorithm(name: str) -> str:
+    """Return Python's name of an algorithm; the configuration has checked it."""
+    plain = name.lower().replace("-", "").replace("_", "")
+    known = {one.replace("_", ""): one for one in hashlib.algorithms_guaranteed}
+    return known.get(plain, name)
+
+
+def java_string(text: str) -> bytes:
+    """Return a string, which never holds a NUL, as Java's object stream writes it."""
+    body = _ASTRAL.sub(_surrogates, text).encode("utf-8", "surrogatepass")
+    if len(body) > _SHORT_BYTES:
+        return _JAVA_LONG_STRING + len(body).to_bytes(8, "big") + body
+    return _JAVA_STRING + len(body).to_bytes(2, "big") + body
+
+
+def _surrogates(match: re.Match[str]) -> str:
+    rest = ord(match[0]) - 0x10000
+    return chr(0xD800 + (rest >> 10)) + chr(0xDC00 + (rest & 0x3FF))

@@ -1,0 +1,484 @@
+"""
+Logical messages to ``<prefix>.message``, in Debezium's shape.
+
+``{"op": "m", "message": {"prefix", "content"}, "source", "ts_*", "transaction"}``,
+keyed by ``{"prefix": ...}``, in the format of row changes. The content is written as
+``[relay.rows] binaries`` says; as bytes it is base64 in JSON.
+
+A transactional message stands at its ordinal in its transaction; ``source`` tells the
+transaction's id and commit. Any other stands at its own LSN with ordinal ``-``, has
+neither, and its time is when the relay took it: the log does not say when it was
+written.
+
+Our own messages (watermarks, heartbeats, verifier's marks, events without a table)
+are never published. What the configuration leaves out is counted.
+
+Events without a table: logical messages that say what an outbox row would say.
+
+::
+
+    {"id", "aggregate_type", "aggregate_id", "type", "payload",
+     "headers", "traceparent", "occurred_at"}
+
+The first five have to be there. A payload that is a string is its text; anything else
+is passed on byte for byte as it was written. Members that options name (``route_by``,
+placements and their like) are taken by their names. The message becomes a row of a
+table that nobody has, and goes the way of rows.
+
+Inside a transaction a message stands at its ordinal; outside at its own LSN, written
+``-``, and its record's timestamp is when it occurred, since it has no commit.
+
+A JSON object as it was written: each member's value, and its text byte for byte.
+
+A payload must not be re-serialised: numbers would lose digits, and spaces and the
+order of members would change. Values come from a strict parser; a member's text is cut
+out of the content. Where a name occurs only once, that is quick; otherwise all members
+are walked.
+"""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import orjson
+
+from towpath.relay.encode.codecs.codec import TransactionPlace
+from towpath.relay.encode.codecs.connect_schema import (
+    MAYBE_INT64,
+    MAYBE_STRING,
+    SOURCE,
+    STRING,
+    TRANSACTION,
+)
+from towpath.relay.encode.codecs.factory import Documents
+from towpath.relay.encode.dead_letters import NO_AGGREGATE, DeadLetters
+from towpath.relay.encode.outbox import EventWriter
+from towpath.relay.encode.outbox_columns import EVENT_PARTS
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.record import FIXED_BYTES, Header, Record
+from towpath.relay.encode.types.form import Schema
+from towpath.relay.errors import UnroutableError
+from towpath.relay.wal.messages import Column, Relation, Row
+from towpath.relay.wal.transactions import LogicalMessageEvent
+from towpath.schemas import envelope, headers, topics
+from towpath.settings.outbox import Outbox, OutboxColumns
+from towpath.settings.relay import Relay
+from towpath.settings.rows import Binaries, RecordFormat
+from towpath.settings.syntax import parse_placement
+
+# The name under which transactions count messages: as with a table, the topic's name
+# without the prefix.
+COLLECTION: Final = "message"
+LEFT_OUT: Final = "the configuration leaves out a logical message's prefix"
+
+OURS: Final = frozenset(
+    {"towpath.watermark", "towpath.heartbeat", "towpath.verify", "towpath.table"}
+)
+
+KEY: Final = Schema(
+    "struct",
+    name="io.debezium.connector.postgresql.MessageKey",
+    version=1,
+    fields=(("prefix", MAYBE_STRING),),
+)
+
+_FORMS: Final[Mapping[Binaries, Callable[[bytes], bytes]]] = MappingProxyType(
+    {
+        Binaries.BYTES: base64.b64encode,
+        Binaries.BASE64: base64.b64encode,
+        Binaries.BASE64_URL_SAFE: base64.urlsafe_b64encode,
+        Binaries.HEX: binascii.hexlify,
+    }
+)
+
+
+def value_schema(content: Literal["bytes", "string"]) -> Schema:
+    """Return the schema of values, by the kind of the content."""
+    block = Schema(
+        "struct",
+        name="io.debezium.connector.postgresql.Message",
+        version=1,
+        fields=(
+            ("prefix", MAYBE_STRING),
+            ("content", Schema(content, is_optional=True)),
+        ),
+    )
+    return Schema(
+        "struct",
+        name="io.debezium.connector.postgresql.MessageValue",
+        version=1,
+        fields=(
+            ("op", STRING),
+            ("ts_ms", MAYBE_INT64),
+            ("ts_us", MAYBE_INT64),
+            ("ts_ns", MAYBE_INT64),
+            ("source", SOURCE),
+            ("message", block),
+            ("transaction", TRANSACTION),
+        ),
+    )
+
+
+class MessageRecords:
+    """Turns logical messages into records."""
+
+    def __init__(
+        self,
+        prefix: str,
+        database: str,
+        relay: Relay,
+        documents: Documents,
+        on_skipped: Callable[[str], None],
+        place: Callable[[str], TransactionPlace] | None = None,
+    ) -> None:
+        """
+        Take the rules.
+
+        Args:
+            prefix: Of the topics.
+            database: The database's name, for ``source``.
+            relay: ``[relay]``: which messages, and how bytes are written.
+            documents: Makes the writers of keys and values.
+            on_skipped: Told why a message gives no record.
+            place: Counts an event into the open transaction; None without enrichment.
+        """
+        self._topic = topics.message_topic(prefix)
+        self._include = tuple(map(re.compile, relay.messages.include))
+        self._exclude = tuple(map(re.compile, relay.messages.exclude))
+        self._ours = OURS | {relay.outbox.message_prefix}
+        binaries = relay.rows.binaries
+        is_raw = binaries is Binaries.BYTES
+        self._form = None
+        if not is_raw or documents.format is not RecordFormat.AVRO:
+            self._form = _FORMS[binaries]
+        value = value_schema("bytes" if is_raw else "string")
+        self._write_key = documents.writer(KEY, f"{self._topic}-key")
+        self._write_value = documents.writer(value, f"{self._topic}-value")
+        self._on_skipped = on_skipped
+        self._place = place
+        self._names = {
+            "version": envelope.SOURCE_VERSION,
+            "connector": envelope.CONNECTOR,
+            "name": prefix,
+            "snapshot": envelope.STREAMED,
+            "db": database,
+            "schema": "",
+            "table": "",
+        }
+
+    def record(self, spoken: LogicalMessageEvent, now_us: int) -> Record | None:
+        """Return the message's record; None for one that is not published."""
+        if spoken.prefix in self._ours:
+            return None
+        if not self._is_wanted(spoken.prefix):
+            self._on_skipped(LEFT_OUT)
+            return None
+        transaction = spoken.transaction
+        if transaction is None:
+            position = b"%016x.-" % spoken.log_lsn
+            timestamp_ms = now_us // 1000
+        else:
+            position = transaction.place + b"%010d" % spoken.ordinal
+            timestamp_ms = transaction.committed_us // 1000
+        value = self._write_value(self._envelope(spoken, now_us))
+        key = self._write_key({"prefix": spoken.prefix})
+        marks: list[Header] = [(headers.POSITION, position)]
+        size = len(value) + len(key) + FIXED_BYTES
+        return Record(self._topic, key, value, marks, position, timestamp_ms, size)
+
+    def _is_wanted(self, prefix: str) -> bool:
+        if self._include and not any(each.fullmatch(prefix) for each in self._include):
+            return False
+        return not any(each.fullmatch(prefix) for each in self._exclude)
+
+    def _envelope(self, spoken: LogicalMessageEvent, now_us: int) -> dict[str, object]:
+        transaction = spoken.transaction
+        taken_us = now_us if transaction is None else transaction.committed_us
+        commit_lsn = None if transaction is None else transaction.commit_lsn
+        place = None
+        if transaction is not None and self._place is not None:
+            place = self._place(COLLECTION)
+        return {
+            "op": "m",
+            "ts_ms": now_us // 1000,
+            "ts_us": now_us,
+            "ts_ns": now_us * 1000,
+            "source": self._names
+            | {
+                "ts_ms": taken_us // 1000,
+                "ts_us": taken_us,
+                "ts_ns": taken_us * 1000,
+                "sequence": _sequence(commit_lsn, spoken.lsn),
+                "txId": transaction and transaction.xid,
+                "lsn": spoken.lsn,
+                "commit_lsn": commit_lsn,
+                "origin": transaction and transaction.origin,
+                "origin_lsn": transaction and transaction.origin_lsn,
+                "xmin": None,
+            },
+            "message": {
+                "prefix": spoken.prefix,
+                "content": self._content(spoken.content),
+            },
+            "transaction": place
+            and {
+                "id": place.transaction_id,
+                "total_order": place.total_order,
+                "data_collection_order": place.collection_order,
+            },
+        }
+
+    def _content(self, content: bytes) -> bytes | str:
+        return content if self._form is None else self._form(content).decode()
+
+
+def _sequence(commit_lsn: int | None, lsn: int) -> str:
+    """Return both LSNs in the text that row changes carry too."""
+    commit = "null" if commit_lsn is None else f'"{commit_lsn}"'
+    return f'[{commit},"{lsn}"]'
+
+
+NOT_AN_OBJECT: Final = "the message is not a JSON object"
+TOO_DEEP: Final = "the message's JSON is nested too deeply"
+
+# Numbers stay texts: only where they end is asked for.
+_DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
+_COLON: Final = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
+# Names that a search finds, and how their letters can be hidden from it.
+_PLAIN: Final = re.compile(r"[A-Za-z_]+\Z")
+_HIDDEN: Final = ("\\u004", "\\u005", "\\u006", "\\u007")
+
+
+class RawJson:
+    """One object. Members by name; the last of a name counts."""
+
+    def __init__(self, content: bytes) -> None:
+        """
+        Read the object.
+
+        Raises:
+            UnroutableError: The content is no JSON object.
+        """
+        try:
+            members = orjson.loads(content)
+        except orjson.JSONDecodeError as error:
+            raise UnroutableError(NOT_AN_OBJECT) from error
+        if not isinstance(members, dict):
+            raise UnroutableError(NOT_AN_OBJECT)
+        self.members: dict[str, Any] = members
+        self._content = content.decode()
+        self._texts: dict[str, str] | None = None
+
+    def text(self, name: str) -> bytes | None:
+        """Return a string's text, null's absence, or anything else as written."""
+        value = self.members.get(name)
+        if value is None:
+            return None
+        if isinstance(value, str):
+            return value.encode()
+        try:
+            return self._as_written(name).encode()
+        except RecursionError as error:
+            raise UnroutableError(TOO_DEEP) from error
+
+    def _as_written(self, name: str) -> str:
+        content = self._content
+        quoted = f'"{name}"'
+        is_bare = _PLAIN.match(name) and not any(h in content for h in _HIDDEN)
+        if is_bare and content.count(quoted) == 1:
+            found = _COLON.match(content, content.index(quoted) + len(quoted))
+            if found is not None:
+                start = found.end()
+                return content[start : _end(content, start)]
+        if self._texts is None:
+            self._texts = _walk(content)
+        return self._texts[name]
+
+
+def _end(content: str, start: int) -> int:
+    """Return where the value ends that begins here."""
+    end: int = _DECODER.raw_decode(content, start)[1]
+    return end
+
+
+def _walk(content: str) -> dict[str, str]:
+    """Return the text of every member of an object that is known to be one."""
+    texts: dict[str, str] = {}
+    at = _skip(content, _skip(content, 0) + 1)
+    while content[at] != "}":
+        name, at = _DECODER.raw_decode(content, at)
+        start = _skip(content, _skip(content, at) + 1)
+        end = _end(content, start)
+        texts[name] = content[start:end]
+        at = _skip(content, end)
+        if content[at] == ",":
+            at = _skip(content, at + 1)
+    return texts
+
+
+def _skip(content: str, at: int) -> int:
+    found = _SPACE.match(content, at)
+    return at if found is None else found.end()
+
+
+LACKS_MEMBERS: Final = (
+    "the message lacks id, aggregate_type, aggregate_id, type or payload"
+)
+NO_ID: Final = "the message's id is not a text"
+BAD_TIME: Final = "the message's occurred_at is not a time of RFC 3339"
+
+_NEEDED: Final = frozenset({"id", "aggregate_type", "aggregate_id", "type", "payload"})
+_TEXT: Final = 25
+_JSON: Final = 114
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# 2026-01-02T03:04:05.600000Z: how our own writers put it.
+_USUAL_LENGTH: Final = 27
+
+
+class LogicalEvents:
+    """Turns logical messages into events."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        dead: DeadLetters,
+        parked: ParkedAggregates,
+        reserved: frozenset[str],
+        on_skipped: Callable[[str], None],
+    ) -> None:
+        """
+        Resolve the options for messages, as for a table.
+
+        Args:
+            outbox: ``[relay.outbox]``.
+            dead: Where messages go that make no event.
+            parked: Which aggregates wait; ``dead`` parks in the same one.
+            reserved: Topics that no event may go to.
+            on_skipped: Told of a header that is left out.
+        """
+        self._outbox = outbox
+        self._names = _names(outbox)
+        self._dead = dead
+        self._spans = parked.spans
+        whole = outbox.model_copy(update={"columns": _columns(outbox.columns)})
+        self._writers = {
+            oid: EventWriter(_relation(self._names, oid), whole, reserved, on_skipped)
+            for oid in (_TEXT, _JSON)
+        }
+
+    def records(self, spoken: LogicalMessageEvent, now_us: int) -> Sequence[Record]:
+        """
+        Return the event of a message, or its dead letter.
+
+        Raises:
+            ParkedOverflowError: More are parked than the configuration allows.
+        """
+        aggregate = NO_AGGREGATE
+        try:
+            told = RawJson(spoken.content)
+            aggregate = told.text("aggregate_type"), told.text("aggregate_id")
+            row, payload_oid = _row(told, self._names)
+            place = _place(spoken, told.members.get("occurred_at"), now_us)
+            record = self._writers[payload_oid].event(row, *place)
+        except UnroutableError as failure:
+            place = _place(spoken, None, now_us)
+            letter = self._dead.of_message(spoken, place, str(failure), aggregate)
+            return (letter,)
+        return (self._dead.unless_held(record) if self._spans else record,)
+
+
+def _columns(columns: OutboxColumns) -> OutboxColumns:
+    """Return the mapping in which every part has a place, whatever the table lacks."""
+    absent = {part: part for part in EVENT_PARTS if not getattr(columns, part)}
+    return columns.model_copy(update=absent)
+
+
+def _names(outbox: Outbox) -> dict[str, str]:
+    """Return what the members are called, by the columns that options may name."""
+    columns = _columns(outbox.columns)
+    named = {getattr(columns, part): part for part in EVENT_PARTS}
+    placed = [parse_placement(text).column for text in outbox.placements]
+    more = (outbox.route_by, columns.timestamp, columns.schema_version, *placed)
+    return named | {name: name for name in more if name and name not in named}
+
+
+def _relation(names: Mapping[str, str], payload_oid: int) -> Relation:
+    columns = tuple(
+        Column(name, payload_oid if member == "payload" else _TEXT)
+        for name, member in names.items()
+    )
+    return Relation(
+        oid=0, schema="pg_logical_emit_message", table="()", columns=columns, key=()
+    )
+
+
+def _row(told: RawJson, names: Mapping[str, str]) -> tuple[Row, int]:
+    """Return the message as a row, and its payload's type."""
+    members = told.members
+    if not members.keys() >= _NEEDED:
+        raise UnroutableError(LACKS_MEMBERS)
+    if not isinstance(members["id"], str):
+        raise UnroutableError(NO_ID)
+    values = [
+        _READERS[member](told) if member in _READERS else told.text(member)
+        for member in names.values()
+    ]
+    return tuple(values), _TEXT if isinstance(members["payload"], str) else _JSON
+
+
+def _headers(told: RawJson) -> bytes | None:
+    value = told.members.get("headers")
+    return None if value is None else orjson.dumps(value)
+
+
+def _occurred_at(told: RawJson) -> bytes | None:
+    """Return a time as Postgres writes it, in UTC."""
+    value = told.members.get("occurred_at")
+    found = _instant(value)
+    if found is None:
+        return None
+    if isinstance(value, str) and len(value) == _USUAL_LENGTH and value[26] == "Z":
+        return f"{value[:10]} {value[11:26]}+00".encode()
+    text = found.astimezone(UTC).isoformat(" ", "microseconds")
+    return text.removesuffix(":00").encode()
+
+
+# What is more than a member's text.
+_READERS: Final[Mapping[str, Callable[[RawJson], bytes | None]]] = MappingProxyType(
+    {"headers": _headers, "occurred_at": _occurred_at}
+)
+
+
+def _instant(value: object) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        found = datetime.fromisoformat(value)  # type: ignore[arg-type]  # caught
+    except (TypeError, ValueError) as error:
+        raise UnroutableError(BAD_TIME) from error
+    if found.tzinfo is None:
+        raise UnroutableError(BAD_TIME)
+    return found
+
+
+def _place(
+    spoken: LogicalMessageEvent, occurred_at: object, now_us: int
+) -> tuple[bytes, int]:
+    """Return the position's text, and the record's timestamp in milliseconds."""
+    transaction = spoken.transaction
+    if transaction is not None:
+        position = transaction.place + b"%010d" % spoken.ordinal
+        return position, transaction.committed_us // 1000
+    now_ms = now_us // 1000
+    found = _instant(occurred_at)
+    if found is not None:
+        # Kafka takes nothing before 1970, and nothing far ahead of its own clock.
+        occurred_ms = int((found - _EPOCH).total_seconds() * 1000)
+        now_ms = min(max(1, occurred_ms), now_ms)
+    return b"%016x.-" % spoken.log_lsn, now_ms

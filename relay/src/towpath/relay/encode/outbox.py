@@ -1,0 +1,404 @@
+"""
+The outbox route: an inserted row to an event, or to the dead letters. Hot path.
+
+Only inserts are events: an update of an outbox row is counted, or stops the relay; a
+delete (also insert-then-delete in one transaction) is silence. A row that has no place
+to go parks its aggregate: later events of the same aggregate wait behind it in the dead
+letters, all others flow.
+
+An event from the parts of an outbox row: the one way, for rows and for messages.
+
+The payload is the value, untouched; the aggregate id is the key; the rest becomes
+headers. What repeats from row to row (topic, type, the row's own headers) is remembered
+by its bytes, within a bound. Options beyond the defaults are steps that change a draft;
+without them there is none. Hot path.
+
+``on_empty_payload``: an event without a payload has no value either way, and an empty
+text stays one. As ``tombstone``, a null, empty or blank payload leaves no value at all,
+no envelope either; key and headers are kept.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Final
+
+import orjson
+
+from towpath.relay.encode.dead_letters import DeadLetters
+from towpath.relay.encode.event_options import (
+    ATTRIBUTES,
+    DraftStep,
+    EventDraft,
+    cloudevent_step,
+    placement_steps,
+)
+from towpath.relay.encode.outbox_columns import (
+    EVENT_PARTS,
+    TopicRule,
+    column_names,
+    column_place,
+    continue_trace,
+    part_picker,
+    type_oid,
+)
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.record import (
+    ANY_PARTITION,
+    FIXED_BYTES,
+    Header,
+    Record,
+)
+from towpath.relay.encode.types.temporal import instant
+from towpath.relay.errors import (
+    MalformedMessageError,
+    OutboxUpdatedError,
+    UnroutableError,
+)
+from towpath.relay.wal.messages import Relation, Row, Value
+from towpath.relay.wal.transactions import Change, Transaction
+from towpath.schemas import headers
+from towpath.schemas.envelope import Operation
+from towpath.settings.outbox import EmptyPayload, OnUpdate, Outbox, Traceparent
+from towpath.settings.syntax import PlacedIn, parse_placement
+
+NO_AGGREGATE_TYPE: Final = "the row has no aggregate type"
+NO_ROUTE: Final = "the column that names the topic is null"
+HEADERS_NOT_AN_OBJECT: Final = "the row's headers are not a JSON object"
+NO_INSTANT: Final = "the row's occurred_at is not a time as Postgres writes it"
+BAD_TIMESTAMP: Final = "the row's timestamp is none that Kafka takes"
+OWN_NAME: Final = "a header of a row has a name that is the relay's own"
+
+# A service has tens of types and header objects. More than this are no repetition,
+# such as a header that is unique per row, and remembering them would only cost memory.
+_REMEMBERED: Final = 1024
+
+# Skips a named tuple's own constructor, which costs more than the tuple.
+_make: Final = tuple.__new__
+
+_AGGREGATE_TYPE_AT: Final = EVENT_PARTS.index("aggregate_type")
+_AGGREGATE_ID_AT: Final = EVENT_PARTS.index("aggregate_id")
+_PAYLOAD_AT: Final = EVENT_PARTS.index("payload")
+
+# A broker refuses, by default, what lies more than an hour after its own clock.
+_MAX_AHEAD_MS: Final = 30 * 60 * 1000
+
+_OF_THE_RELAY: Final = frozenset(
+    {
+        headers.EVENT_ID,
+        headers.EVENT_TYPE,
+        headers.AGGREGATE_TYPE,
+        headers.POSITION,
+        headers.OCCURRED_AT,
+        headers.SNAPSHOT,
+        headers.PARKED,
+        headers.RELEASED,
+    }
+)
+
+# A row's own headers, and apart from them the trace context that may be among them.
+_Known = tuple[tuple[Header, ...], bytes | None]
+
+
+class EventWriter:
+    """
+    Writes the events of one shape of the outbox.
+
+    ``event(row, position, timestamp_ms)`` returns the event of a row, or raises
+    ``UnroutableError`` with the reason why it has no place to go.
+    """
+
+    def __init__(
+        self,
+        relation: Relation,
+        outbox: Outbox,
+        reserved: frozenset[str],
+        on_skipped: Callable[[str], None],
+    ) -> None:
+        """
+        Resolve the options once.
+
+        Args:
+            relation: The table's shape.
+            outbox: The options.
+            reserved: Topics that no event may go to.
+            on_skipped: Told of a row's header that is left out.
+
+        Raises:
+            NotPreparedError: The table lacks a column that the options name.
+        """
+        self._pick = part_picker(relation, outbox.columns)
+        self._rule = TopicRule(outbox, reserved)
+        self._is_routed_by_type = not outbox.route_by
+        self._steps = tuple(self._resolve(relation, outbox))
+        self._left_out = _OF_THE_RELAY | (ATTRIBUTES if outbox.cloudevents else set())
+        self._on_skipped = on_skipped
+        self.event = self._stepped if self._steps else self._usual
+        self._known_types: dict[Value, tuple[str, Header]] = {}
+        self._known_headers: dict[bytes, _Known] = {}
+
+    def _usual(self, row: Row, position: bytes, timestamp_ms: int) -> Record:
+        event_id, aggregate_type, key, event_type, payload, extra, trace, at = (
+            self._pick(row)
+        )
+        topic, type_header = self._known_types.get(aggregate_type) or self._learn(
+            aggregate_type
+        )
+        marks: list[Header] = [
+            (headers.EVENT_ID, event_id),
+            (headers.EVENT_TYPE, event_type),
+            type_header,
+            (headers.POSITION, position),
+        ]
+        if event_type is None:
+            del marks[1]
+        size = FIXED_BYTES + len(payload or b"") + len(key or b"")
+        if at is not None:
+            try:
+                marks.append((headers.OCCURRED_AT, instant(at)))
+            except MalformedMessageError as error:
+                raise UnroutableError(NO_INSTANT) from error
+        more: tuple[Header, ...] = ()
+        if extra is not None:
+            more, own_trace = self._known_headers.get(extra) or self._entries(extra)
+            trace = trace or own_trace
+            size += 2 * len(extra)
+        if trace is not None:
+            marks.append((headers.TRACEPARENT, trace))
+            size += len(trace)
+        marks += more
+        size += len(event_type or b"")
+        return _make(
+            Record,
+            (topic, key, payload, marks, position, timestamp_ms, size, ANY_PARTITION),
+        )
+
+    def aggregate(self, row: Row) -> tuple[bytes | None, bytes | None]:
+        """Return a row's aggregate type and id."""
+        parts = self._pick(row)
+        return parts[_AGGREGATE_TYPE_AT], parts[_AGGREGATE_ID_AT]
+
+    def _stepped(self, row: Row, position: bytes, timestamp_ms: int) -> Record:
+        record = self._usual(row, position, timestamp_ms)
+        draft = EventDraft(*record[:7], parts=self._pick(row), row=row)
+        for step in self._steps:
+            step(draft)
+        return draft.record()
+
+    def _learn(self, aggregate_type: Value) -> tuple[str, Header]:
+        if not isinstance(aggregate_type, bytes):
+            raise UnroutableError(NO_AGGREGATE_TYPE)
+        topic = ""
+        if self._is_routed_by_type:
+            topic = self._rule.topic(aggregate_type.decode())
+        if len(self._known_types) >= _REMEMBERED:
+            self._known_types.clear()
+        known = topic, (headers.AGGREGATE_TYPE, aggregate_type)
+        self._known_types[aggregate_type] = known
+        return known
+
+    def _entries(self, text: bytes) -> _Known:
+        if len(self._known_headers) >= _REMEMBERED:
+            self._known_headers.clear()
+        entries = _read_entries(text)
+        if any(name in self._left_out for name in entries):
+            self._on_skipped(OWN_NAME)
+        trace = entries.pop(headers.TRACEPARENT, None)
+        kept = tuple(
+            (name, value)
+            for name, value in entries.items()
+            if name not in self._left_out
+        )
+        known = self._known_headers[text] = kept, trace
+        return known
+
+    def _resolve(self, relation: Relation, outbox: Outbox) -> Iterable[DraftStep]:
+        """Choose the steps that the options ask for; none for the defaults."""
+        columns = outbox.columns
+        if outbox.route_by:
+            yield self._route_by(column_place(relation, outbox.route_by))
+        if columns.timestamp:
+            yield _timestamp_step(column_place(relation, columns.timestamp))
+        if outbox.traceparent is Traceparent.CONTINUE:
+            yield _continue_trace
+        if columns.schema_version:
+            yield _version_step(column_place(relation, columns.schema_version))
+        yield from placement_steps(relation, outbox)
+        if outbox.on_empty_payload is EmptyPayload.TOMBSTONE:
+            yield _as_tombstone
+        if outbox.cloudevents:
+            placements = map(parse_placement, outbox.placements)
+            yield cloudevent_step(
+                outbox.cloudevents,
+                type_oid(relation, column_names(columns)[_PAYLOAD_AT]),
+                is_enveloped=any(p.place is PlacedIn.ENVELOPE for p in placements),
+            )
+
+    def _route_by(self, at: int) -> DraftStep:
+        known: dict[bytes, str] = {}
+        rule = self._rule
+
+        def step(draft: EventDraft) -> None:
+            value = draft.row[at]
+            if not isinstance(value, bytes):
+                raise UnroutableError(NO_ROUTE)
+            topic = known.get(value)
+            if topic is None:
+                topic = rule.topic(value.decode())
+                if len(known) >= _REMEMBERED:
+                    known.clear()
+                known[value] = topic
+            draft.topic = topic
+
+        return step
+
+
+def _read_entries(text: bytes) -> dict[str, bytes]:
+    """Read the row's headers object: texts as they are, other values as JSON."""
+    try:
+        entries = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise UnroutableError(HEADERS_NOT_AN_OBJECT) from error
+    if entries is None:
+        return {}
+    if not isinstance(entries, dict):
+        raise UnroutableError(HEADERS_NOT_AN_OBJECT)
+    return {
+        name: value.encode() if isinstance(value, str) else orjson.dumps(value)
+        for name, value in entries.items()
+        if value is not None
+    }
+
+
+def _continue_trace(draft: EventDraft) -> None:
+    position = draft.position
+    draft.rewrite(headers.TRACEPARENT, lambda trace: continue_trace(trace, position))
+
+
+def _as_tombstone(draft: EventDraft) -> None:
+    payload = draft.parts[_PAYLOAD_AT]
+    if payload is None or not payload.strip():
+        draft.value = None
+
+
+def _version_step(at: int) -> DraftStep:
+    def step(draft: EventDraft) -> None:
+        version = draft.row[at]
+        if isinstance(version, bytes):
+            draft.extend((headers.SCHEMA_VERSION, version))
+
+    return step
+
+
+def _timestamp_step(at: int) -> DraftStep:
+    def step(draft: EventDraft) -> None:
+        text = draft.row[at]
+        if isinstance(text, bytes):
+            draft.timestamp_ms = _milliseconds(text, draft.timestamp_ms)
+
+    return step
+
+
+def _milliseconds(text: bytes, committed_ms: int) -> int:
+    """Read a timestamp, or milliseconds; a time without a zone is UTC's."""
+    try:
+        if text.isdigit():
+            found_ms = int(text[:20])
+        else:
+            found = datetime.fromisoformat(text.decode())
+            if found.tzinfo is None:
+                found = found.replace(tzinfo=UTC)
+            found_ms = int(found.timestamp() * 1000)
+    except ValueError as error:
+        raise UnroutableError(BAD_TIMESTAMP) from error
+    if not 0 < found_ms <= committed_ms + _MAX_AHEAD_MS:
+        raise UnroutableError(BAD_TIMESTAMP)
+    return found_ms
+
+
+_CREATE: Final = Operation.CREATE
+
+UPDATED: Final = "an outbox row was updated"
+# The same where it is an error: to be logged each time, not once.
+WRONGLY_UPDATED: Final = "an outbox row was updated, which is an error"
+
+_SAID: Final[Mapping[OnUpdate, str]] = MappingProxyType(
+    {OnUpdate.WARN: UPDATED, OnUpdate.ERROR: WRONGLY_UPDATED}
+)
+
+
+class OutboxRoute:
+    """Turns the rows of one shape of the outbox table into events."""
+
+    def __init__(
+        self,
+        relation: Relation,
+        outbox: Outbox,
+        dead: DeadLetters,
+        parked: ParkedAggregates,
+        reserved: frozenset[str],
+        on_skipped: Callable[[str], None],
+    ) -> None:
+        """
+        Resolve the options for the table's shape.
+
+        Args:
+            relation: The shape.
+            outbox: ``[relay.outbox]``.
+            dead: Where unroutable rows go.
+            parked: Which aggregates wait; ``dead`` parks in the same one.
+            reserved: Topics that no event may go to.
+            on_skipped: Told why a change gives no record.
+
+        Raises:
+            NotPreparedError: The table lacks a column that the options name.
+        """
+        self._writer = EventWriter(relation, outbox, reserved, on_skipped)
+        self._event = self._writer.event
+        self._relation = relation
+        self._dead = dead
+        self._spans = parked.spans
+        self._on_update = outbox.on_update
+        self._on_skipped = on_skipped
+
+    def records(self, change: Change, _now_us: int) -> Sequence[Record]:
+        """
+        Return the event of an inserted row, or its dead letter.
+
+        Raises:
+            OutboxUpdatedError: A row was updated, and that is to stop the relay.
+            ParkedOverflowError: More are parked than the configuration allows.
+        """
+        operation, _, row, _, _, transaction, ordinal, _ = change
+        if operation is not _CREATE or row is None:
+            if operation is Operation.UPDATE:
+                self._updated(change)
+            return ()
+        try:
+            return (self.event(transaction, ordinal, row),)
+        except UnroutableError as failure:
+            return (self._unroutable(change, str(failure)),)
+
+    def event(self, transaction: Transaction, ordinal: int, row: Row) -> Record:
+        """
+        Return the event of an inserted row, or its dead letter if it is parked.
+
+        Raises:
+            UnroutableError: It has no place to go.
+            ParkedOverflowError: More are parked than the configuration allows.
+        """
+        position = transaction.place + b"%010d" % ordinal
+        record = self._event(row, position, transaction.committed_us // 1000)
+        return self._dead.unless_held(record) if self._spans else record
+
+    def _unroutable(self, change: Change, reason: str) -> Record:
+        aggregate = self._writer.aggregate(change.new or ())
+        return self._dead.of_row(self._relation, change, reason, aggregate)
+
+    def _updated(self, change: Change) -> None:
+        said = _SAID.get(self._on_update)
+        if said is None:
+            place = (change.transaction.place + b"%010d" % change.ordinal).decode()
+            reason = f"a row of {self._relation.name} was updated at {place}"
+            raise OutboxUpdatedError(reason)
+        self._on_skipped(said)

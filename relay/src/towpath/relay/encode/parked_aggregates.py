@@ -1,0 +1,194 @@
+"""
+Which aggregates are parked: their later events wait behind one that was set aside.
+
+Each aggregate has spans of positions, as a flat list ``start, end, start, ...`` of
+position texts, the last one open while it is parked. An event is held if it stands
+above a start and not above its end. Nothing but positions decides, so that a replay
+after a crash decides as the first time: what was set aside before the crash is known
+from the dead letters, whatever came later stands above what is replayed.
+
+An event without an aggregate type parks its id for every type (nobody can know whose it
+is); one without an id parks nothing. The headers by which the dead letters tell all
+that are read and written here.
+"""
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from towpath.relay.encode.record import Header
+from towpath.relay.errors import ParkedOverflowError
+from towpath.schemas import headers
+
+# An id this long is already unusual; a longer one is told by its hash.
+MAX_ID_BYTES: Final = 2048
+
+_NOWHERE: Final = b""
+
+
+@dataclass(slots=True)
+class _ParkedSpans:
+    """
+    The spans of one aggregate.
+
+    Attributes:
+        bounds: Starts and ends in turn, rising.
+        last: The highest position that was set aside.
+        released: Up to where the events were let go.
+    """
+
+    bounds: list[bytes] = field(default_factory=list)
+    last: bytes = _NOWHERE
+    released: bytes = _NOWHERE
+
+    @property
+    def is_open(self) -> bool:
+        return len(self.bounds) % 2 == 1
+
+    def holds(self, position: bytes) -> bool:
+        return bisect_left(self.bounds, position) % 2 == 1
+
+    def park(self, position: bytes) -> None:
+        self.last = max(self.last, position)
+        at = bisect_left(self.bounds, position)
+        if at % 2 == 1:
+            return
+        if at < len(self.bounds):
+            # Acknowledgements may come in any order: an earlier one lowers the start.
+            self.bounds[at] = position
+        elif position > self.released:
+            self.bounds.append(position)
+        else:
+            # Its release was read first, from another partition.
+            self.bounds[-1:] = [position] if self.bounds else [position, position]
+
+    def release(self, position: bytes) -> None:
+        self.released = max(self.released, position)
+        if self.is_open and self.last <= position:
+            self.bounds.append(self.last)
+
+
+class ParkedAggregates:
+    """
+    The parked aggregates, by id and then by type.
+
+    Args:
+        max_keys: How many may be parked at a time.
+    """
+
+    def __init__(self, max_keys: int) -> None:
+        # Empty while nothing is parked: the one question of the hot path.
+        self.spans: dict[bytes, dict[str | None, _ParkedSpans]] = {}
+        # Releases of every type of an id.
+        self._released: dict[bytes, bytes] = {}
+        self._max_keys = max_keys
+        self._open_count = 0
+
+    def __len__(self) -> int:
+        return self._open_count
+
+    def park(
+        self, aggregate_type: str | None, aggregate_id: bytes | None, position: bytes
+    ) -> None:
+        """
+        Hold the aggregate's events above ``position``; an event of its own stays so.
+
+        Raises:
+            ParkedOverflowError: More are parked than the configuration allows.
+        """
+        if aggregate_id is not None:
+            self._park(aggregate_type, aggregate_id, position)
+        self.check()
+
+    def check(self) -> None:
+        """
+        Make sure that there is room.
+
+        Raises:
+            ParkedOverflowError: More are parked than the configuration allows.
+        """
+        if self._open_count > self._max_keys:
+            reason = f"more than {self._max_keys} aggregates are parked"
+            raise ParkedOverflowError(reason)
+
+    def release(
+        self, aggregate_type: str | None, aggregate_id: bytes, position: bytes
+    ) -> None:
+        """Let go what was parked up to ``position``; without a type, of every type."""
+        known = parking_id(aggregate_id)
+        if aggregate_type is None:
+            self._released[known] = max(position, self._released.get(known, _NOWHERE))
+        else:
+            self._spans_of(aggregate_type, known)
+        types = self.spans.get(known, {})
+        for each, spans in types.items():
+            if aggregate_type not in {None, each}:
+                continue
+            was_open = spans.is_open
+            spans.release(position)
+            self._open_count += spans.is_open - was_open
+
+    def _park(
+        self, aggregate_type: str | None, aggregate_id: bytes, position: bytes
+    ) -> None:
+        spans = self._spans_of(aggregate_type, parking_id(aggregate_id))
+        was_open = spans.is_open
+        spans.park(position)
+        self._open_count += spans.is_open - was_open
+
+    def _spans_of(self, aggregate_type: str | None, known: bytes) -> _ParkedSpans:
+        types = self.spans.setdefault(known, {})
+        if aggregate_type not in types:
+            types[aggregate_type] = _ParkedSpans(
+                released=self._released.get(known, _NOWHERE)
+            )
+        return types[aggregate_type]
+
+    def holds(
+        self, aggregate_type: str | None, aggregate_id: bytes | None, position: bytes
+    ) -> bool:
+        """Tell whether an event at ``position`` has to wait behind an earlier one."""
+        if aggregate_id is None:
+            return False
+        types = self.spans.get(parking_id(aggregate_id))
+        if types is None:
+            return False
+        if aggregate_type is None:
+            return any(spans.holds(position) for spans in types.values())
+        found = (types.get(aggregate_type), types.get(None))
+        return any(spans is not None and spans.holds(position) for spans in found)
+
+    def recall(
+        self, key: bytes | None, value: bytes | None, found: Iterable[Header]
+    ) -> None:
+        """
+        Take one record of the dead letters, as a start reads them, then checks.
+
+        A release has a key, no value, the header ``released`` with a position, and
+        ``aggregate_type`` if it is not meant for every type of that id.
+        """
+        # The last of a name is the dead letter's own; an event's stand before it.
+        marks = {name: _as_bytes(value) for name, value in found}
+        aggregate_type = marks.get(headers.AGGREGATE_TYPE)
+        type_name = None if aggregate_type is None else aggregate_type.decode()
+        position = marks.get(headers.RELEASED)
+        if position is not None and value is None and key is not None:
+            self.release(type_name, key, position)
+            return
+        aggregate_id, position = marks.get(headers.PARKED), marks.get(headers.POSITION)
+        if aggregate_id is not None and position is not None:
+            self._park(type_name, aggregate_id, position)
+
+
+def parking_id(aggregate_id: bytes) -> bytes:
+    """Return an aggregate's id, or its hash if it is long."""
+    if len(aggregate_id) <= MAX_ID_BYTES:
+        return aggregate_id
+    return b"sha256:" + hashlib.sha256(aggregate_id).hexdigest().encode()
+
+
+def _as_bytes(value: str | bytes | None) -> bytes | None:
+    """Return a header's value as bytes."""
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,122 @@
+"""
+A record on its way to Kafka; made for every change, hence a plain named tuple.
+
+Where a key stands: murmur2, as Java's default partitioner and ``murmur2_random`` do it.
+
+The relay names the partition of every record: ``kafka.partitioner`` does it quickly for
+what is produced; this form is for what is looked up, and for other platforms.
+"""
+
+import zlib
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Protocol
+
+from towpath.schemas import headers as names
+
+# Room that a record's framing, position and fixed headers take beside its key, its
+# value and what a row brings along; the names of our headers add up to 80 bytes.
+FIXED_BYTES: Final = 512
+
+# By the key, as every other client of the topic would choose it.
+ANY_PARTITION: Final = -1
+
+# The only partition of topics that must read in one order; others may have been added.
+FIRST_PARTITION: Final = 0
+
+# What a barrier has for a key where the topic is compacted: the tombstone of no row.
+KEY_THAT_NEVER_WAS: Final = b"towpath-barrier"
+
+Header = tuple[str, str | bytes | None]
+
+
+class Record(NamedTuple):
+    """
+    What Kafka gets.
+
+    Attributes:
+        topic: Its topic.
+        key: What Kafka partitions and compacts by; None without.
+        value: None for a tombstone.
+        headers: Names and values, in the order written.
+        position: The position's text, which the headers carry too.
+        timestamp_ms: When the change was committed.
+        size: An upper bound of its bytes in an uncompressed batch.
+        partition: Explicit, or ``ANY_PARTITION``.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[Header]
+    position: bytes
+    timestamp_ms: int
+    size: int
+    partition: int = ANY_PARTITION
+
+
+def barrier_records(
+    topic: str, partition_count: int, *, is_compacted: bool
+) -> Iterator[Record]:
+    """
+    Return a barrier for each partition: it says nothing of any row.
+
+    Behind it, records of the partition are placed by this partition count.
+    """
+    key = KEY_THAT_NEVER_WAS if is_compacted else None
+    count = str(partition_count).encode()
+    marks: list[Header] = [(names.BARRIER, b"1"), (names.PARTITION_COUNT, count)]
+    for partition in range(partition_count):
+        yield Record(topic, key, None, marks, b"", 0, FIXED_BYTES, partition)
+
+
+class Acknowledgement(Protocol):
+    """What the client tells of one record; its length is that of the value."""
+
+    def __len__(self) -> int: ...
+
+    def topic(self) -> str | None: ...
+
+    def partition(self) -> int | None: ...
+
+    def offset(self) -> int | None: ...
+
+
+# A topic's partition, as the client names it.
+Partition = tuple[str | None, int | None]
+
+
+_SEED: Final = 0x9747B28C
+_M: Final = 0x5BD1E995
+_R: Final = 24
+_MASK: Final = 0xFFFFFFFF
+_POSITIVE: Final = 0x7FFFFFFF
+
+
+def murmur2(data: bytes) -> int:
+    """Return the 32-bit hash, unsigned."""
+    length = len(data)
+    h = _SEED ^ length
+    whole = length & ~3
+    for at in range(0, whole, 4):
+        k = int.from_bytes(data[at : at + 4], "little") * _M & _MASK
+        k ^= k >> _R
+        h = (h * _M & _MASK) ^ (k * _M & _MASK)
+    tail = data[whole:]
+    if tail:
+        h = (h ^ int.from_bytes(tail, "little")) * _M & _MASK
+    h ^= h >> 13
+    h = h * _M & _MASK
+    return h ^ h >> 15
+
+
+def partition_of(key: bytes, partition_count: int) -> int:
+    """Return the partition of a record with this key."""
+    return (murmur2(key) & _POSITIVE) % partition_count
+
+
+def place_keyless(record: Record, partition_count: int) -> Record:
+    """Give a record without a key the partition that its position names."""
+    if record.key is not None or record.partition != ANY_PARTITION:
+        return record
+    partition = zlib.crc32(record.position) % partition_count
+    return record._replace(partition=partition)

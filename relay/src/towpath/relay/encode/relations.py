@@ -1,0 +1,183 @@
+"""
+Table shapes: what the stream and the catalog say of a table, put together.
+
+The stream tells columns and types, the catalog the key's order and the types' names.
+Every shape goes to the compacted topic ``<prefix>.relations`` with the position from
+which it holds, before the first row that has it.
+
+What is published of a table's shape: made once per shape, by the column rules.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import orjson
+
+from towpath.relay.encode.codecs.connect_schema import Field
+from towpath.relay.encode.record import (
+    FIRST_PARTITION,
+    FIXED_BYTES,
+    Header,
+    Record,
+)
+from towpath.relay.encode.types.form import TypeFacts, Types
+from towpath.relay.wal.messages import Column, Relation, RelationShape
+from towpath.schemas import headers, topics
+
+
+class ColumnPlan(NamedTuple):
+    """
+    A shape's columns as records have them.
+
+    Attributes:
+        key: The columns of the record's key, in key order; empty without.
+        columns: The columns of the value, in the order of the row.
+        texts: Places of columns that became texts, whatever they were: masked, hashed.
+    """
+
+    key: tuple[Field, ...]
+    columns: tuple[Field, ...]
+    texts: frozenset[int] = frozenset()
+
+
+_TEXT: Final = TypeFacts("text", "text", category="S")
+_TEXT_OID: Final = 25
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogFacts:
+    """
+    What the catalog knows of a table.
+
+    Attributes:
+        key_names: The primary key's columns in key order, or those of another key;
+            empty without, or if no table has the name any more.
+        type_names: By type oid, as ``format_type`` writes it, without modifiers.
+        required_names: The columns that are NOT NULL.
+        other_keys: The columns of further unique indexes on columns that are NOT NULL.
+        types: The types of the columns, and all inside them.
+    """
+
+    key_names: tuple[str, ...]
+    type_names: Mapping[int, str]
+    required_names: frozenset[str]
+    other_keys: tuple[tuple[str, ...], ...] = ()
+    types: Types = field(default_factory=lambda: MappingProxyType({}))
+
+
+NOTHING_KNOWN = CatalogFacts((), {}, frozenset())
+
+
+def bind(shape: RelationShape, facts: CatalogFacts) -> Relation:
+    """
+    Return the relation that a stream's shape and the catalog make together.
+
+    The stream says which columns are the key, at the time of the rows: those of the
+    replica identity. The catalog says in which order, and which they are where the
+    stream does not tell (``full``, ``nothing``, or an identity that has none).
+    """
+    columns = tuple(Column(c.name, c.type_oid, c.typmod) for c in shape.columns)
+    return Relation(
+        oid=shape.oid,
+        schema=shape.schema,
+        table=shape.table,
+        columns=columns,
+        key=_key(shape, facts),
+        identity=shape.identity,
+    )
+
+
+def _key(shape: RelationShape, facts: CatalogFacts) -> tuple[int, ...]:
+    places = {column.name: at for at, column in enumerate(shape.columns)}
+    told = tuple(
+        at
+        for at, column in enumerate(shape.columns)
+        if column.is_key and shape.identity != "f"
+    )
+    for names in (facts.key_names, *facts.other_keys):
+        if not names or not all(name in places for name in names):
+            continue
+        key = tuple(places[name] for name in names)
+        if not told or set(key) == set(told):
+            return key
+    return told
+
+
+def relation_record(
+    prefix: str,
+    relation: Relation,
+    facts: CatalogFacts,
+    plan: ColumnPlan,
+    position: bytes,
+    timestamp_ms: int,
+) -> Record:
+    """Return the record that tells sinks a table's shape, as far as it is published."""
+    fields = {one.at: one.name for one in (*plan.columns, *plan.key)}
+    value = orjson.dumps(
+        {
+            "schema": relation.schema,
+            "table": relation.table,
+            "oid": relation.oid,
+            "columns": [
+                _column_document(
+                    relation.columns[at], fields[at], facts, is_text=at in plan.texts
+                )
+                for at in sorted(fields)
+            ],
+            "key": [one.name for one in plan.key],
+            "position": position.decode(),
+        }
+    )
+    key = relation.name.encode()
+    size = len(value) + len(key) + FIXED_BYTES
+    marks: list[Header] = [(headers.POSITION, position)]
+    topic = topics.relations_topic(prefix)
+    return Record(
+        topic, key, value, marks, position, timestamp_ms, size, FIRST_PARTITION
+    )
+
+
+def _column_document(
+    column: Column, name: str, facts: CatalogFacts, *, is_text: bool
+) -> dict[str, object]:
+    """Tell a column; what became a text is told as one, whatever it was."""
+    oid = _TEXT_OID if is_text else column.type_oid
+    told: dict[str, object] = {
+        "name": name,
+        "type": "text" if is_text else facts.type_names.get(oid, "text"),
+        "type_oid": oid,
+        "typmod": -1 if is_text else column.typmod,
+        "nullable": column.name not in facts.required_names,
+    }
+    if name != column.name:
+        told["source_name"] = column.name
+    return told if is_text else told | _type_document(oid, facts.types)
+
+
+def _type_document(type_oid: int, types: Types) -> dict[str, object]:
+    """Tell what a type is made of: ``element``, ``base``, ``labels`` or ``fields``."""
+    facts = types.get(type_oid, _TEXT)
+    inside: dict[str, object] = {}
+    if facts.element_oid:
+        inside["element"] = _named(facts.element_oid, types)
+    if facts.base_oid:
+        inside["base"] = _named(facts.base_oid, types) | {"typmod": facts.base_typmod}
+    if facts.labels:
+        inside["labels"] = list(facts.labels)
+    if facts.fields:
+        inside["fields"] = _fields(facts, types)
+    return inside
+
+
+def _fields(facts: TypeFacts, types: Types) -> list[dict[str, object]]:
+    return [
+        {"name": one.name, "typmod": one.typmod} | _named(one.type_oid, types)
+        for one in facts.fields
+    ]
+
+
+def _named(type_oid: int, types: Types) -> dict[str, object]:
+    name = types.get(type_oid, _TEXT).full_name
+    return {"type": name, "type_oid": type_oid} | _type_document(type_oid, types)

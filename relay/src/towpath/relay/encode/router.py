@@ -1,0 +1,177 @@
+"""
+Which route a relation takes: outbox, table, or none for the signal table.
+
+A shape that the registry refuses halts, or has a route of its own that sets its rows
+aside, as ``on_refused_schema`` says.
+
+Counts events into their transaction whose values have no room to tell their place.
+
+Rows of the outbox and events without a table: their payload is theirs, but END counts
+them. So does it count what is set aside as a dead letter.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from towpath.relay.encode.codecs.codec import Codec, TableNames, TransactionPlace
+from towpath.relay.encode.codecs.connect_schema import Field
+from towpath.relay.encode.columns import ColumnRules
+from towpath.relay.encode.dead_letters import DeadLetters, RefusedRoute
+from towpath.relay.encode.outbox import OutboxRoute
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.record import Record
+from towpath.relay.encode.relations import CatalogFacts
+from towpath.relay.encode.table import RouteCallbacks, SourceNames, TableRoute
+from towpath.relay.errors import SchemaRefusedError
+from towpath.relay.wal.messages import Relation
+from towpath.relay.wal.transactions import Change, LogicalMessageEvent
+from towpath.schemas import topics
+from towpath.settings.relay import Relay
+from towpath.settings.rows import RefusedSchema
+
+CountIn = Callable[[str], TransactionPlace]
+
+
+class ChangeRoute(Protocol):
+    """Makes records of changes."""
+
+    def records(self, change: Change, now_us: int, /) -> Sequence[Record]:
+        """Return the records that the change gives, in their order."""
+
+
+class LogicalRoute(Protocol):
+    """Makes records of logical messages."""
+
+    def records(self, spoken: LogicalMessageEvent, now_us: int, /) -> Sequence[Record]:
+        """Return the records that the message gives, in their order."""
+
+
+class CountedChanges:
+    """Counts what a route makes of changes."""
+
+    def __init__(self, route: ChangeRoute, collection: str, count_in: CountIn) -> None:
+        self._records = route.records
+        self._collection = collection
+        self._count_in = count_in
+
+    def records(self, change: Change, now_us: int) -> Sequence[Record]:
+        """Return what the route returns, each record counted as an event."""
+        records = self._records(change, now_us)
+        for _ in records:
+            self._count_in(self._collection)
+        return records
+
+
+class CountedEvents:
+    """Counts what a route makes of messages that belong to a transaction."""
+
+    def __init__(self, route: LogicalRoute, collection: str, count_in: CountIn) -> None:
+        self._records = route.records
+        self._collection = collection
+        self._count_in = count_in
+
+    def records(self, spoken: LogicalMessageEvent, now_us: int) -> Sequence[Record]:
+        """Return what the route returns, each record counted as an event."""
+        records = self._records(spoken, now_us)
+        if spoken.transaction is not None:
+            for _ in records:
+                self._count_in(self._collection)
+        return records
+
+
+SIGNAL_TABLE: Final = "towpath.signal"
+
+# Makes a shape's codec: names, the key's columns in key order, the value's columns.
+MakeCodec = Callable[[TableNames, Sequence[Field], Sequence[Field]], Codec]
+
+
+class Route(Protocol):
+    """What every route does with a change."""
+
+    def records(self, change: Change, now_us: int) -> Sequence[Record]:
+        """Return the records that the change gives, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """
+    Makes routes for relations as they come.
+
+    Attributes:
+        place: Prefix and database, for topics and envelopes.
+        relay: ``[relay]``: what the routes go by.
+        dead: Where unroutable rows go.
+        parked: Which aggregates wait behind one that was set aside.
+        reserved: Topics that no event may go to.
+        rules: Which columns are published, and how.
+        make_codec: Makes the codec of a shape of a table.
+        ears: Who is told what the routes see.
+    """
+
+    place: SourceNames
+    relay: Relay
+    dead: DeadLetters
+    parked: ParkedAggregates
+    reserved: frozenset[str]
+    rules: ColumnRules
+    make_codec: MakeCodec
+    ears: RouteCallbacks
+
+    def route(self, relation: Relation, facts: CatalogFacts) -> Route | None:
+        """
+        Return the route of a relation; None for signal tables.
+
+        Raises:
+            NotPreparedError: The outbox table lacks a column, or a configured key.
+            SchemaRefusedError: The registry refuses the shape, and that halts.
+        """
+        if self._is_signals(relation.name):
+            return None
+        if self.is_outbox(relation.name):
+            outbox = OutboxRoute(
+                relation,
+                self.relay.outbox,
+                self.dead,
+                self.parked,
+                self.reserved,
+                self.ears.on_skipped,
+            )
+            if self.ears.enrich is None:
+                return outbox
+            return CountedChanges(outbox, relation.name, self.ears.enrich)
+        return self.table(relation, facts)
+
+    def table(
+        self, relation: Relation, facts: CatalogFacts
+    ) -> TableRoute | RefusedRoute:
+        """
+        Return the table route of a relation.
+
+        Raises:
+            NotPreparedError: A configured key names a column that is not there.
+            SchemaRefusedError: The registry refuses the shape, and that halts.
+        """
+        prefix, database = self.place
+        topic = topics.table_topic(prefix, relation.full_name)
+        names = TableNames(prefix, database, relation.schema, relation.table, topic)
+        rows = self.relay.rows
+        try:
+            plan = self.rules.plan(relation, facts)
+            written = self.make_codec(names, plan.key, plan.columns)
+        except SchemaRefusedError as failure:
+            if rows.on_refused_schema is RefusedSchema.HALT:
+                raise
+            return RefusedRoute(relation, topic, self.dead, str(failure))
+        return TableRoute(prefix, relation, plan, written, rows, self.ears)
+
+    def is_outbox(self, name: str) -> bool:
+        """Tell whether the table of this name is the outbox."""
+        return name == self.relay.outbox.table
+
+    def is_captured(self, name: str) -> bool:
+        """Tell whether the table's rows are published as row changes."""
+        return not (self._is_signals(name) or self.is_outbox(name))
+
+    def _is_signals(self, name: str) -> bool:
+        return name in {SIGNAL_TABLE, self.relay.snapshot.signal_table}

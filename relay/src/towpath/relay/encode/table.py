@@ -1,0 +1,349 @@
+"""
+The table route: a row change to the records of its table's topic. Hot path.
+
+========================  =====================================================
+insert                    ``c``
+update                    ``u``
+update of the key         ``d`` old, tombstone old, ``c`` new
+delete                    ``d``, tombstone
+truncate                  ``t`` to every partition
+chunk row                 ``r``; a key that a chunk did not find: ``d``, tombstone
+sweep                     ``m`` to every partition
+========================  =====================================================
+
+What the codec writes, the route decides: which records there are, their keys, headers
+and positions. A value that the stream left out is taken from the old row if that has
+it, and otherwise named in the header ``unchanged``. A changed key whose new row is not
+whole is told to ``on_incomplete``: under the new key nobody has what was left out, so
+that the row must be read again by its key.
+
+What the configuration skips is counted, gives no record, and takes no number: the
+first record of a change has its plain position, the further ones ``.1``, ``.2``.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import orjson
+
+from towpath.relay.encode.codecs.codec import Codec, EnvelopeFacts
+from towpath.relay.encode.codecs.codec import TransactionPlace as Placed
+from towpath.relay.encode.record import ANY_PARTITION, FIXED_BYTES, Record
+from towpath.relay.encode.relations import ColumnPlan
+from towpath.relay.encode.rows import (
+    ReadRow,
+    ReadSlice,
+    key_column_text,
+    position_of,
+    read_envelope_facts,
+    read_records,
+    with_header,
+    with_message,
+)
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.wal.messages import UNCHANGED, Relation, Row
+from towpath.relay.wal.transactions import Change, Transaction
+from towpath.schemas import headers, topics
+from towpath.schemas.envelope import STREAMED, Operation
+from towpath.schemas.position import Position
+from towpath.settings.rows import RecordFormat, Rows
+
+_STREAMED: Final = STREAMED.encode()
+
+# Looked up once, not per record.
+_POSITION: Final = headers.POSITION
+_CREATE: Final = Operation.CREATE
+_DELETE: Final = Operation.DELETE
+
+SKIPPED_OPERATION: Final = "the configuration skips the operation"
+SKIPPED_UNCHANGED: Final = "an update changed nothing that is published"
+UNTOLD_KEY: Final = (
+    "the replica identity does not tell the whole configured key of an old row: "
+    "set REPLICA IDENTITY FULL"
+)
+
+# Skips a named tuple's own constructor, which costs more than the tuple.
+_make: Final = tuple.__new__
+
+_Key = bytes | None
+
+
+class SourceNames(NamedTuple):
+    """Where the source's names come from: topic prefix and database."""
+
+    prefix: str
+    database: str
+
+
+def _say_nothing(_reason: str) -> None:
+    pass
+
+
+def _ask_nothing(
+    _relation: Relation, _key: tuple[bytes, ...], _position: Position
+) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class RouteCallbacks:
+    """
+    Who is told what a route sees, and asked what it does not know.
+
+    Attributes:
+        on_skipped: Told why a change gives no record, or not the one it should.
+        on_incomplete: Told a relation, the texts of a key (in key order) whose row is
+            not whole in Kafka, and the change's position: it needs a snapshot of that
+            key. Told again on a replay.
+        enrich: Counts an envelope of a table in its transaction and returns its place;
+            None without enrichment.
+    """
+
+    on_skipped: Callable[[str], None] = _say_nothing
+    on_incomplete: Callable[[Relation, tuple[bytes, ...], Position], None] = (
+        _ask_nothing
+    )
+    enrich: Callable[[str], Placed] | None = None
+
+
+class TableRoute:
+    """Turns the changes of one shape of one table into records."""
+
+    def __init__(
+        self,
+        prefix: str,
+        relation: Relation,
+        plan: ColumnPlan,
+        written: Codec,
+        rows: Rows,
+        ears: RouteCallbacks,
+    ) -> None:
+        self.relation = relation
+        self.topic = topics.table_topic(prefix, relation.full_name)
+        self._plan = plan
+        self._written = written
+        self._key_of = written.key
+        self._value_of = written.value
+        self._width = len(relation.columns)
+        self._has_tombstones = rows.tombstones
+        self._is_plain = rows.format is RecordFormat.JSON
+        self._skipped = frozenset(rows.skipped_operations)
+        self._skips_unchanged = rows.skip_unchanged
+        self._key_places = tuple(field.at for field in plan.key)
+        self._ears = ears
+        self._enrich = ears.enrich
+
+    def records(self, change: Change, now_us: int) -> Sequence[Record]:
+        """
+        Return the records of a change, in the order in which they must stand.
+
+        Raises:
+            MalformedMessageError: The change lacks its key.
+        """
+        operation = change.operation
+        if operation is _CREATE:
+            if "c" in self._skipped:
+                return self._skip(SKIPPED_OPERATION)
+            new = change.new or ()
+            return (self._upsert(change, b"c", new, None, now_us),)
+        if operation is _DELETE:
+            if "d" in self._skipped:
+                return self._skip(SKIPPED_OPERATION)
+            return self._delete(change, change.old or (), now_us)
+        return self._update(change, now_us)
+
+    def truncation(
+        self, transaction: Transaction, ordinal: int, partitions: int, now_us: int
+    ) -> Sequence[Record]:
+        """Return one ``t`` per partition, at one position: no two share a partition."""
+        if "t" in self._skipped:
+            return self._skip(SKIPPED_OPERATION)
+        head = transaction.place + b"%010d" % ordinal
+        facts = self._facts(transaction, transaction.commit_lsn, b"t", now_us)
+        value = self._value_of(None, None, facts, is_full=False)
+        return [
+            self._record(None, value, head, transaction, partition)
+            for partition in range(partitions)
+        ]
+
+    def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
+        """
+        Return the records of rows that a chunk read, one each, in their order.
+
+        Raises:
+            MalformedMessageError: A row has not the width of the shape.
+        """
+        if not rows:
+            return ()
+        if set(map(len, rows)) != {self._width}:
+            reason = (
+                f"a row that has not the {self._width} values of {self.relation.name}"
+            )
+            raise MalformedMessageError(reason)
+        columns = tuple(zip(*rows, strict=True))
+        values = self._written.reads(columns, read_envelope_facts(b"r", place))
+        return read_records(self._written.keys(columns), values, place)
+
+    def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
+        """Return the records of a key, in key order, that a chunk did not find."""
+        texts = dict(zip(self.relation.key, key, strict=True))
+        row = tuple(texts.get(at) for at in range(len(self.relation.columns)))
+        value = self._value_of(
+            row, None, read_envelope_facts(b"d", place), is_full=False
+        )
+        self._note_untold_key(is_full=False)
+        name = self._key_of(row)
+        if name is None or not self._has_tombstones:
+            return read_records([name], [value], place)
+        return read_records([name, name], [value, None], place)
+
+    def sweep(self, floor: int, place: ReadSlice) -> bytes:
+        """Return the value of a sweep: of rows below the floor, which are gone."""
+        facts = read_envelope_facts(b"m", place)
+        value = self._value_of(None, None, facts, is_full=False)
+        return with_message(value, floor) if self._is_plain else value
+
+    def key_bytes(self, row: Row) -> tuple[bytes, ...]:
+        """Return the raw text of the table's own key, in key order."""
+        return tuple(key_column_text(row[index]) for index in self.relation.key)
+
+    def _update(self, change: Change, now_us: int) -> Sequence[Record]:
+        new, old = change.new or (), change.old
+        if old is not None:
+            new = fill_unchanged(new, old, self.relation, is_full=change.is_full)
+            if self._is_moved(old, new, is_full=change.is_full):
+                return self._move(change, old, new, now_us)
+        if "u" in self._skipped:
+            return self._skip(SKIPPED_OPERATION)
+        before = old if change.is_full else None
+        if self._skips_unchanged and before is not None and self._same(before, new):
+            return self._skip(SKIPPED_UNCHANGED)
+        return (self._upsert(change, b"u", new, before, now_us),)
+
+    def _is_moved(self, old: Row, new: Row, *, is_full: bool) -> bool:
+        """Tell whether the record's key changed; a key that is not told did not."""
+        # A short old row comes only when the identity changed, and tells it alone.
+        places = self._key_places if is_full else self.relation.key
+        return any(old[at] != new[at] for at in places)
+
+    def _move(
+        self, change: Change, old: Row, new: Row, now_us: int
+    ) -> Sequence[Record]:
+        in_headers = self._written.key_header
+        records: list[Record] = []
+        if "d" not in self._skipped:
+            gone, *tombstone = self._delete(change, old, now_us)
+            records = [with_header(gone, headers.NEW_KEY, in_headers(new)), *tombstone]
+        else:
+            self._note_untold_key(is_full=change.is_full)
+        if "c" not in self._skipped:
+            number = len(records)
+            came = self._upsert(change, b"c", new, None, now_us, number=number)
+            records.append(with_header(came, headers.OLD_KEY, in_headers(old)))
+            if UNCHANGED in new:
+                position = Position(change.transaction.log_lsn, change.ordinal)
+                self._ears.on_incomplete(self.relation, self.key_bytes(new), position)
+        return records or self._skip(SKIPPED_OPERATION)
+
+    def _upsert(
+        self,
+        change: Change,
+        operation: bytes,
+        new: Row,
+        before: Row | None,
+        now_us: int,
+        *,
+        number: int = 0,
+    ) -> Record:
+        transaction = change.transaction
+        facts = self._facts(transaction, change.lsn, operation, now_us)
+        value = self._value_of(before, new, facts, is_full=True)
+        position = transaction.place + b"%010d" % change.ordinal
+        if number:
+            position += b".%d" % number
+        record = self._record(self._key_of(new), value, position, transaction)
+        if change.operation is not _CREATE and UNCHANGED in new:
+            absent = [f.name for f in self._plan.columns if new[f.at] is UNCHANGED]
+            if absent:
+                return with_header(record, headers.UNCHANGED, orjson.dumps(absent))
+        return record
+
+    def _delete(self, change: Change, old: Row, now_us: int) -> tuple[Record, ...]:
+        transaction = change.transaction
+        facts = self._facts(transaction, change.lsn, b"d", now_us)
+        value = self._value_of(old, None, facts, is_full=change.is_full)
+        self._note_untold_key(is_full=change.is_full)
+        key = self._key_of(old)
+        gone = self._record(key, value, position_of(change, 0), transaction)
+        if key is None or not self._has_tombstones:
+            return (gone,)
+        return gone, self._record(key, None, position_of(change, 1), transaction)
+
+    def _note_untold_key(self, *, is_full: bool) -> None:
+        """Count an old row without the whole of its key: a configured one may lack."""
+        if not is_full and not set(self._key_places) <= set(self.relation.key):
+            self._ears.on_skipped(UNTOLD_KEY)
+
+    def _same(self, old: Row, new: Row) -> bool:
+        """Tell whether nothing that is published changed; both rows are whole."""
+        return all(old[field.at] == new[field.at] for field in self._plan.columns)
+
+    def _skip(self, reason: str) -> Sequence[Record]:
+        self._ears.on_skipped(reason)
+        return ()
+
+    def _record(
+        self,
+        key: _Key,
+        value: bytes | None,
+        position: bytes,
+        transaction: Transaction,
+        partition: int = ANY_PARTITION,
+    ) -> Record:
+        size = FIXED_BYTES + len(key or b"") + len(value or b"")
+        return _make(
+            Record,
+            (
+                self.topic,
+                key,
+                value,
+                [(_POSITION, position)],
+                position,
+                transaction.committed_us // 1000,
+                size,
+                partition,
+            ),
+        )
+
+    def _facts(
+        self, transaction: Transaction, lsn: int, operation: bytes, now_us: int
+    ) -> EnvelopeFacts:
+        xid, commit_lsn, _, committed_us, _, origin, origin_lsn = transaction
+        enrich = self._enrich
+        place = None if enrich is None else enrich(self.relation.name)
+        return _make(
+            EnvelopeFacts,
+            (
+                operation,
+                committed_us,
+                now_us,
+                _STREAMED,
+                xid,
+                lsn,
+                commit_lsn,
+                origin,
+                origin_lsn,
+                place,
+            ),
+        )
+
+
+def fill_unchanged(new: Row, old: Row, relation: Relation, *, is_full: bool) -> Row:
+    """Fill what the stream left out of a new row from what it says of the old one."""
+    if UNCHANGED not in new:
+        return new
+    return tuple(
+        before if after is UNCHANGED and (is_full or index in relation.key) else after
+        for index, (before, after) in enumerate(zip(old, new, strict=True))
+    )

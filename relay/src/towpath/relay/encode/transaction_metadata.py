@@ -1,0 +1,148 @@
+"""
+Transaction metadata: where each event stands in its transaction.
+
+One id per transaction, the same on BEGIN, on every event and on END:
+``<xid>:<LSN of the commit record, decimal>``. An xid alone would come round again.
+
+Counted as an event: each envelope of a row change (a changed key gives two, ``d`` and
+``c``), a truncate per table, each outbox event and each published logical message.
+Tombstones, what the configuration skips, and rows of a shape that the registry refuses
+are not. An outbox event that is set aside as a dead letter counts: it belongs to its
+transaction, and comes when it is replayed. Numbers
+begin at 1, and depend on the log and the configuration alone: the caller counts before
+it leaves out what Kafka already has, so that a replay gives the same numbers.
+
+BEGIN and END go to ``<prefix>.transaction``, keyed by the id. A transaction without an
+event has neither: the traffic of tables that are not captured would flood the topic.
+That is why BEGIN is told only with the first event. They are streamed records with
+positions of their own: BEGIN stands at ordinal 0, END at the number of messages in the
+transaction, with ``.1`` behind it. Their ``ts_ms`` is the commit time. In plain JSON
+the key is the id's text; with schemas it is Debezium's struct of one field.
+"""
+
+from typing import Final
+
+from towpath.relay.encode.codecs.codec import TransactionPlace
+from towpath.relay.encode.codecs.connect_schema import INT64, MAYBE_INT64, STRING
+from towpath.relay.encode.codecs.factory import Documents
+from towpath.relay.encode.record import FIXED_BYTES, Record
+from towpath.relay.encode.types.form import Schema
+from towpath.relay.wal.transactions import Transaction
+from towpath.schemas import headers, topics
+from towpath.settings.rows import RecordFormat
+
+_BEGIN: Final = "BEGIN"
+_END: Final = "END"
+
+KEY: Final = Schema(
+    "struct",
+    name="io.debezium.connector.common.TransactionMetadataKey",
+    version=1,
+    fields=(("id", STRING),),
+)
+_COUNT: Final = Schema(
+    "struct",
+    name="event.collection",
+    version=1,
+    is_optional=True,
+    fields=(("data_collection", STRING), ("event_count", INT64)),
+)
+VALUE: Final = Schema(
+    "struct",
+    name="io.debezium.connector.common.TransactionMetadataValue",
+    version=1,
+    fields=(
+        ("status", STRING),
+        ("id", STRING),
+        ("event_count", MAYBE_INT64),
+        ("data_collections", Schema("array", is_optional=True, items=_COUNT)),
+        ("ts_ms", INT64),
+        ("commit_lsn", MAYBE_INT64),
+    ),
+)
+
+
+class TransactionMetadata:
+    """
+    Counts the events of one transaction after another.
+
+    Call order: ``begin`` at each begin; ``place`` for each event, before it is written;
+    then ``due`` before the event's records are sent; ``end`` at the commit.
+    """
+
+    def __init__(self, prefix: str, documents: Documents) -> None:
+        self._topic = topics.transaction_topic(prefix)
+        self._is_plain = documents.format is RecordFormat.JSON
+        self._write_key = documents.writer(KEY, f"{self._topic}-key")
+        self._write_value = documents.writer(VALUE, f"{self._topic}-value")
+        self._transaction: Transaction | None = None
+        self._id = ""
+        self._total = 0
+        self._counts: dict[str, int] = {}
+        self._is_told = False
+
+    def begin(self, transaction: Transaction) -> None:
+        """Count from the beginning: this transaction is open now."""
+        self._transaction = transaction
+        self._id = transaction_id(transaction)
+        self._total = 0
+        self._counts = {}
+        self._is_told = False
+
+    def place(self, collection: str) -> TransactionPlace:
+        """
+        Count an event in, and return its place.
+
+        Args:
+            collection: ``schema.table``, or the last part of another topic's name.
+        """
+        self._total += 1
+        count = self._counts[collection] = self._counts.get(collection, 0) + 1
+        return TransactionPlace(self._id, self._total, count)
+
+    def due(self) -> Record | None:
+        """Return the BEGIN record, once, if the transaction has an event."""
+        if self._is_told or not self._total or self._transaction is None:
+            return None
+        self._is_told = True
+        position = self._transaction.place + b"%010d" % 0
+        return self._record(self._transaction, _BEGIN, position)
+
+    def end(self, transaction: Transaction, ordinal: int) -> Record | None:
+        """
+        Return the END record; None for a transaction without an event.
+
+        Args:
+            transaction: The one that is committed.
+            ordinal: How many messages it had.
+        """
+        if not self._total:
+            return None
+        return self._record(transaction, _END, transaction.place + b"%010d.1" % ordinal)
+
+    def _record(self, transaction: Transaction, status: str, position: bytes) -> Record:
+        is_end = status == _END
+        committed_ms = transaction.committed_us // 1000
+        collections = [
+            {"data_collection": name, "event_count": count}
+            for name, count in self._counts.items()
+        ]
+        value = self._write_value(
+            {
+                "status": status,
+                "id": self._id,
+                "event_count": self._total if is_end else None,
+                "data_collections": collections if is_end else None,
+                "ts_ms": committed_ms,
+                "commit_lsn": transaction.commit_lsn,
+            }
+        )
+        key = self._id.encode() if self._is_plain else self._write_key({"id": self._id})
+        marks: list[tuple[str, str | bytes | None]] = [(headers.POSITION, position)]
+        size = len(value) + len(key) + FIXED_BYTES
+        return Record(self._topic, key, value, marks, position, committed_ms, size)
+
+
+def transaction_id(transaction: Transaction) -> str:
+    """Return the one id by which a transaction is known to readers."""
+    return f"{transaction.xid}:{transaction.commit_lsn}"

@@ -1,0 +1,416 @@
+"""
+The tails of our topics: each partition from its mark to its end, read at start.
+
+What a dead process had published after its last marks stands there; its positions make
+the marks exact. Only headers are looked at. A partition that ends below its mark was
+truncated or made anew, and nobody can tell what it had: that stops the start.
+
+What Kafka has, when nobody knows any more: every topic of ours, from its end back.
+
+Within a partition positions of streamed records only rise, so the last one tells of all
+before it. It is looked for in a window at the end; a window full of READ rows is made
+wider. A topic without our headers is not ours. A row change also tells the LSN that it
+had in the source, which proves the offset of its lineage.
+
+The parked aggregates, as the dead letters tell them: read whole at each start.
+
+``<prefix>.dead.relay`` is read from its beginning to the end that it has by then. What
+was let go is told there too: ``ParkedAggregates.recall`` says how.
+
+Which tables the relations topic announces: those whose rows topics have.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+import orjson
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
+    AdminClient,
+    OffsetSpec,
+)
+
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.errors import PartitionCountChangedError, TopicTruncatedError
+from towpath.relay.kafka.client import REQUEST_TIMEOUT_S, make_client, relay_error
+from towpath.relay.kafka.reading import (
+    TopicOffset,
+    partition_counts,
+    read_to_ends,
+    topic_offset,
+)
+from towpath.relay.recovery.marks import Mark, TopicMarks
+from towpath.schemas import headers, topics
+from towpath.schemas.position import parse_position
+from towpath.schemas.table_name import TableName
+from towpath.schemas.topics import relations_topic, table_topic
+from towpath.settings import Kafka
+
+# How many topics one message names.
+_NAMED: Final = 5
+
+
+class Tails(NamedTuple):
+    """
+    What the topics tell.
+
+    Attributes:
+        marks: Exact, by topic.
+        log_lsn: The highest log LSN behind the stored marks, READ rows included.
+    """
+
+    marks: Mapping[str, TopicMarks]
+    log_lsn: int
+
+
+def read_tails(
+    kafka: Kafka, marks: Mapping[str, TopicMarks], *, is_transactional: bool
+) -> Tails:
+    """
+    Return what the topics themselves tell.
+
+    Args:
+        kafka: The brokers.
+        marks: As stored.
+        is_transactional: Whether only what was committed counts.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+        TopicTruncatedError: A partition ends below its mark.
+        PartitionCountChangedError: A topic has other partitions than it had.
+    """
+    places = {
+        (topic, partition): mark
+        for topic, of_topic in marks.items()
+        for partition, mark in of_topic.items()
+    }
+    log_lsn = 0
+    if places:
+        _check_counts(kafka, marks)
+        ends = end_offsets(kafka, places)
+        _check_ends(places, ends)
+        longer = {at: places[at] for at, end in ends.items() if end > places[at][0]}
+        if longer:
+            scan = TailScan(longer)
+            scan.run(kafka, is_committed=is_transactional)
+            places |= scan.found
+            log_lsn = scan.log_lsn
+        places = {at: Mark(ends[at], mark.position) for at, mark in places.items()}
+    exact = {
+        topic: {at: places[topic, at] for at in of_topic}
+        for topic, of_topic in marks.items()
+    }
+    return Tails(exact, log_lsn)
+
+
+def end_offsets(kafka: Kafka, places: Iterable[TopicOffset]) -> dict[TopicOffset, int]:
+    """
+    Return the end offset of each partition; -1 for one that is not there.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    admin = make_client(AdminClient, kafka)
+    asked = {
+        TopicPartition(*at): OffsetSpec.latest()  # type: ignore[no-untyped-call]  # the library's
+        for at in places
+    }
+    futures = admin.list_offsets(asked, request_timeout=REQUEST_TIMEOUT_S)
+    ends = {}
+    for place, future in futures.items():
+        try:
+            ends[place.topic, place.partition] = future.result().offset
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise relay_error(error, f"finding the end of {place.topic}") from error
+            ends[place.topic, place.partition] = -1
+    return ends
+
+
+def require_topics(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> None:
+    """
+    Make sure that each topic is there that has had records. Makes none.
+
+    Raises:
+        TopicTruncatedError: Topics are gone; the message tells what they had.
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    written = {topic: each for topic, each in marks.items() if published_count(each)}
+    counts = partition_counts(kafka) if written else {}
+    gone = {topic: each for topic, each in written.items() if topic not in counts}
+    if gone:
+        raise TopicTruncatedError(describe_missing_topics(gone))
+
+
+def published_count(marks: TopicMarks) -> int:
+    """Return how many records a topic has had, by its marks."""
+    return sum(mark.next_offset for mark in marks.values())
+
+
+def describe_missing_topics(gone: Mapping[str, TopicMarks]) -> str:
+    """Say which topics are gone, and what was lost with them."""
+    told = []
+    for topic, marks in sorted(gone.items()):
+        highest = max((m.position for m in marks.values() if m.position), default=b"")
+        last = f", the last change at {highest.decode()}" if highest else ""
+        told.append(
+            f"topic {topic} is gone, and what it kept of {published_count(marks)} "
+            f"records in {len(marks)} partitions{last}"
+        )
+    more = len(told) - _NAMED
+    return "; ".join(told[:_NAMED]) + (f"; and {more} more topics" if more > 0 else "")
+
+
+def _check_counts(kafka: Kafka, marks: Mapping[str, TopicMarks]) -> None:
+    counts = partition_counts(kafka)
+    for topic, of_topic in marks.items():
+        count = counts.get(topic, 0)
+        if not count:
+            raise TopicTruncatedError(describe_missing_topics({topic: of_topic}))
+        if count != len(of_topic):
+            reason = f"topic {topic} had {len(of_topic)} partitions and has {count} now"
+            raise PartitionCountChangedError(reason)
+
+
+def _check_ends(
+    places: Mapping[TopicOffset, Mark], ends: Mapping[TopicOffset, int]
+) -> None:
+    for (topic, partition), mark in sorted(places.items()):
+        end = ends[topic, partition]
+        if end < mark.next_offset:
+            what = "is gone" if end < 0 else f"ends at {end}"
+            reason = (
+                f"partition {partition} of {topic} {what}, "
+                f"but reached {mark.next_offset} before"
+            )
+            raise TopicTruncatedError(reason)
+
+
+class TailScan:
+    """Reads partitions from their marks to their ends."""
+
+    def __init__(self, places: Mapping[TopicOffset, Mark]) -> None:
+        self.found = dict(places)
+        self.log_lsn = 0
+
+    def run(self, kafka: Kafka, *, is_committed: bool) -> None:
+        """
+        Read everything.
+
+        Raises:
+            BrokerUnavailableError: Kafka does not answer.
+        """
+        starts = {at: mark.next_offset for at, mark in self.found.items()}
+        what = "the tails of our topics"
+        for message in read_to_ends(kafka, starts, what, is_committed=is_committed):
+            self.take(message)
+
+    def take(self, message: Message) -> None:
+        """Move a partition to a streamed record; a READ row moves none."""
+        told = dict(message.headers() or ())
+        position = told.get(headers.POSITION)
+        if not isinstance(position, bytes):
+            return
+        self.log_lsn = max(self.log_lsn, parse_position(position.decode()).log_lsn)
+        at = topic_offset(message)
+        before = self.found[at].position
+        is_streamed = headers.SNAPSHOT not in told
+        if is_streamed and (before is None or position > before):
+            self.found[at] = self.found[at]._replace(position=position)
+
+
+def streamed_position(message: Message) -> bytes | None:
+    """Return the position of a streamed record; None for any other record."""
+    told = dict(message.headers() or ())
+    if headers.SNAPSHOT in told:
+        return None
+    position = told.get(headers.POSITION)
+    return position if isinstance(position, bytes) else None
+
+
+# Far more than the records of one change, far less than a topic.
+_WINDOW: Final = 1_000
+_WIDER: Final = 20
+
+
+class TopicContents(NamedTuple):
+    """
+    What was found.
+
+    Attributes:
+        marks: Of each topic of ours, as exact as they ever were.
+        offsets: What is added to the source's LSNs, where a row change proves it, by
+            the log LSN of the change.
+    """
+
+    marks: Mapping[str, TopicMarks]
+    offsets: Mapping[int, int]
+
+    @property
+    def published_log_lsn(self) -> int:
+        """The highest log LSN of any streamed record; 0: there is none."""
+        positions = (
+            mark.position.decode()
+            for of_topic in self.marks.values()
+            for mark in of_topic.values()
+            if mark.position is not None
+        )
+        return max((parse_position(text).log_lsn for text in positions), default=0)
+
+
+class _PartitionScan:
+    """One partition while it is looked through."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self.start = max(0, end - _WINDOW)
+        self.position: bytes | None = None
+        self.is_ours = False
+        self.proof: tuple[int, int] | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a wider window would tell no more."""
+        return self.position is not None or not self.is_ours or self.start == 0
+
+    def widen(self) -> None:
+        """Go further back."""
+        self.start = max(0, self.end - (self.end - self.start) * _WIDER)
+
+    def take(self, message: Message) -> None:
+        """Look at one record."""
+        told = dict(message.headers() or ())
+        self.is_ours |= headers.POSITION in told
+        position = streamed_position(message)
+        if position is None or (self.position is not None and position < self.position):
+            return
+        self.position = position
+        self.proof = _commit_evidence(message, position) or self.proof
+
+
+def scan_topics(kafka: Kafka, topics: Iterable[str]) -> TopicContents:
+    """
+    Return what the topics have.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    wanted = frozenset(topics)
+    counts = partition_counts(kafka)
+    ats = [(topic, n) for topic in wanted for n in range(counts.get(topic, 0))]
+    ends = end_offsets(kafka, ats) if ats else {}
+    places = {at: _PartitionScan(max(0, end)) for at, end in ends.items()}
+    open_places = {at: place for at, place in places.items() if place.end}
+    while open_places:
+        _read_windows(kafka, open_places)
+        open_places = {a: p for a, p in open_places.items() if not p.is_settled}
+        for place in open_places.values():
+            place.widen()
+    ours = {topic for (topic, _), place in places.items() if place.is_ours}
+    return TopicContents(
+        marks={
+            topic: {
+                n: Mark(place.end, place.position)
+                for (name, n), place in sorted(places.items())
+                if name == topic
+            }
+            for topic in sorted(ours)
+        },
+        offsets=dict(place.proof for place in places.values() if place.proof),
+    )
+
+
+def marked_ends(
+    kafka: Kafka, marks: Mapping[str, TopicMarks]
+) -> dict[TopicOffset, int]:
+    """
+    Return the end offset of each marked partition; -1 for one that is not there.
+
+    A client that asks for one topic that is gone gets no answer for the others either.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    counts = partition_counts(kafka)
+    ats = [(topic, n) for topic, of_topic in marks.items() for n in of_topic]
+    there = [(topic, n) for topic, n in ats if n < counts.get(topic, 0)]
+    found = end_offsets(kafka, there) if there else {}
+    return {at: found.get(at, -1) for at in ats}
+
+
+def _read_windows(kafka: Kafka, places: Mapping[TopicOffset, _PartitionScan]) -> None:
+    """Read each window to its end."""
+    starts = {at: place.start for at, place in places.items()}
+    for message in read_to_ends(kafka, starts, "the ends of our topics"):
+        places[topic_offset(message)].take(message)
+
+
+def _commit_evidence(message: Message, position: bytes) -> tuple[int, int] | None:
+    """Return log LSN and lineage offset, if the record tells its commit's LSN."""
+    try:
+        value = orjson.loads(message.value() or b"")
+        value = value.get("payload", value)
+        commit_lsn = int(value["source"]["commit_lsn"])
+        log_lsn = parse_position(position.decode()).log_lsn
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return log_lsn, log_lsn - commit_lsn
+
+
+_PART: Final = "relay"
+
+
+def read_parked(kafka: Kafka, prefix: str, max_parked_keys: int) -> ParkedAggregates:
+    """
+    Return which aggregates are parked. Call order: the topic exists, if it ever did.
+
+    Args:
+        kafka: The brokers.
+        prefix: Of the topics.
+        max_parked_keys: How many may be parked at a time.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+        BrokerRefusedError: Kafka refuses the topic.
+        ParkedOverflowError: More are parked than that.
+    """
+    topic = topics.dead_letter_topic(prefix, _PART)
+    parked = ParkedAggregates(max_parked_keys)
+    starts = dict.fromkeys(
+        ((topic, at) for at in range(partition_counts(kafka).get(topic, 0))), 0
+    )
+    if starts:
+        for message in read_to_ends(kafka, starts, topic):
+            _apply_record(message, parked)
+        parked.check()
+    return parked
+
+
+def _apply_record(message: Message, parked: ParkedAggregates) -> None:
+    found = message.headers() or []
+    marks = found.items() if isinstance(found, dict) else found
+    parked.recall(message.key(), message.value(), marks)
+
+
+_WHAT: Final = "the announced tables"
+
+
+def read_announced(kafka: Kafka, prefix: str) -> frozenset[TableName]:
+    """
+    Return the announced tables whose topics are still there.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+        BrokerRefusedError: Kafka refuses the topic.
+    """
+    topic, existing = relations_topic(prefix), partition_counts(kafka)
+    if topic not in existing:
+        return frozenset()
+    starts = {(topic, partition): 0 for partition in range(existing[topic])}
+    found = (
+        orjson.loads(value)
+        for message in read_to_ends(kafka, starts, _WHAT)
+        if (value := message.value()) is not None
+    )
+    names = {TableName(each["schema"], each["table"]) for each in found}
+    return frozenset(name for name in names if table_topic(prefix, name) in existing)

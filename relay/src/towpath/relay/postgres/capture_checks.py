@@ -1,0 +1,365 @@
+"""
+Whether each table can be captured, from facts alone.
+
+A table that the file names must be fit to be captured. One that only an expression
+takes is left out while it is not, with a warning, unless the publication has it
+already: then leaving it out would end its stream.
+
+Generated columns: which of them are captured, and whose writers capturing would stop.
+
+Before Postgres 18 none is sent. From then on stored ones are, if the publication says
+so; virtual ones never. Where the replica identity holds a column that is not sent,
+Postgres 18 refuses every UPDATE and DELETE of the table, so it is never captured.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import structlog
+
+from towpath.relay.captured_tables import topic_findings
+from towpath.relay.errors import (
+    Finding,
+    Level,
+    error_finding,
+    warning_finding,
+)
+from towpath.relay.postgres.connect import Connection, quoted
+from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.source_facts import (
+    MemberFacts,
+    PublicationFacts,
+    SourceFacts,
+    TableFacts,
+    read_source_facts,
+)
+from towpath.schemas.table_name import TableName
+from towpath.settings import Settings
+
+_LOG = structlog.get_logger("towpath.relay.guardian")
+
+SENDING_VERSION: Final = 180000
+_LOOK_INTERVAL_S: Final = 5.0
+_UNKEYED: Final = "a delete would not tell the record's key"
+_REFUSED: Final = (
+    "Postgres refuses the application's updates and deletes of published rows"
+)
+
+
+def new_publication(version: int) -> PublicationFacts:
+    """Return what a publication made by ``relay init`` sends of a table."""
+    return PublicationFacts(
+        is_for_all=False,
+        operations=(True,) * 4,
+        via_root=True,
+        tables={},
+        sends_stored=version >= SENDING_VERSION,
+    )
+
+
+def generated_findings(
+    name: str, facts: SourceFacts, settings: Settings
+) -> Iterator[Finding]:
+    """Return what is left out of a table, and why it cannot be captured, if so."""
+    table, version = facts.tables[name], facts.server.version
+    publication = facts.publications.get(
+        settings.database.publication, new_publication(version)
+    )
+    published = publication.tables.get(name)
+    listed = published.columns if published else None
+    left_out = _left_out(table, listed, publication)
+    cure = _cure(left_out <= table.stored, settings.database.publication, version)
+    wanted = frozenset(settings.relay.rows.key_columns.get(name, table.key))
+    found: list[Finding] = []
+    if lacking := wanted & left_out:
+        found.append(
+            error_finding(
+                f"{name}: its key has generated columns not sent: "
+                f"{_listed_columns(lacking)}",
+                "records would have no key",
+                cure,
+            )
+        )
+    if publication.sends_old_rows:
+        for member in table.members:
+            found += _of_member(
+                member,
+                left_out & _identity(member, left_out, version),
+                listed,
+                cure,
+                version,
+            )
+    if left_out and listed is None and not found:
+        found.append(
+            warning_finding(
+                f"{name}: generated columns are left out: {_listed_columns(left_out)}",
+                "topics, snapshots and sinks are without them",
+                cure,
+            )
+        )
+    yield from found
+
+
+class GeneratedColumns:
+    """Reports generated columns that captured tables have or come to have."""
+
+    interval_s = _LOOK_INTERVAL_S
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._reported: set[tuple[str, Finding]] = set()
+
+    def turn(self, connection: Connection) -> None:
+        """
+        Look once, and log what is new.
+
+        Raises:
+            psycopg.Error: The connection is gone.
+            SourceUnavailableError: The same.
+        """
+        publication = {"publication": self._settings.database.publication}
+        rows = connection.execute(query("list_generating"), publication).fetchall()
+        names = [TableName(*row).text for row in rows]
+        names = [name for name in names if self._settings.capture.takes(name)]
+        found: set[tuple[str, Finding]] = set()
+        if names:
+            facts = read_source_facts(connection, self._settings, names)
+            found = {
+                (name, finding)
+                for name in facts.tables
+                for finding in generated_findings(name, facts, self._settings)
+            }
+        for name, finding in sorted(found - self._reported):
+            log = _LOG.error if finding.level is Level.ERROR else _LOG.warning
+            log(
+                "table column not published",
+                table=name,
+                reason=finding.what,
+                effect=finding.why,
+                remedy=finding.cure,
+            )
+        self._reported = found
+
+
+def _of_member(
+    member: MemberFacts,
+    lacking: frozenset[str],
+    listed: frozenset[str] | None,
+    cure: str,
+    version: int,
+) -> Iterator[Finding]:
+    """Return why the server would refuse a table's writers, if it would."""
+    if member.identity == "f" and listed is not None:
+        yield error_finding(
+            f"{member.name}: replica identity FULL and a column list",
+            _REFUSED,
+            f"run ALTER TABLE {_sql(member.name)} REPLICA IDENTITY DEFAULT, or"
+            " take the list out of the publication",
+        )
+    elif lacking:
+        yield error_finding(
+            f"{member.name}: its replica identity has generated columns that are not"
+            f" sent: {_listed_columns(lacking)}",
+            _REFUSED if version >= SENDING_VERSION else _UNKEYED,
+            cure,
+        )
+
+
+def _left_out(
+    table: TableFacts, listed: frozenset[str] | None, publication: PublicationFacts
+) -> frozenset[str]:
+    if listed is not None:
+        return (table.stored | table.virtual) - listed
+    return table.virtual if publication.sends_stored else table.stored | table.virtual
+
+
+def _identity(
+    member: MemberFacts, left_out: frozenset[str], version: int
+) -> frozenset[str]:
+    """Return what the server checks; before 18 it checks nothing of FULL."""
+    if member.identity != "f":
+        return member.identity_columns
+    return left_out if version >= SENDING_VERSION else frozenset()
+
+
+def _cure(is_stored: bool, publication: str, version: int) -> str:  # noqa: FBT001 - one caller
+    if version < SENDING_VERSION:
+        return "upgrade the server to 18 or later, or make it an ordinary column"
+    if is_stored:
+        return (
+            f"run ALTER PUBLICATION {quoted(publication)} SET"
+            " (publish_generated_columns = stored), then ask for a snapshot"
+        )
+    return "make virtual columns STORED: the server sends no others"
+
+
+def _listed_columns(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _sql(name: str) -> str:
+    return TableName.parse(name).sql
+
+
+_ORDINARY: Final = frozenset("rp")
+_PERMANENT: Final = "p"
+
+
+def tables_to_capture(facts: SourceFacts, settings: Settings) -> tuple[str, ...]:
+    """Return the tables that are captured: what expressions take, only if it is fit."""
+    return tuple(
+        name
+        for name in settings.capture.chosen(facts.tables)
+        if not _is_optional(name, facts, settings)
+        or blocking_finding(name, facts, settings) is None
+    )
+
+
+def blocking_finding(
+    name: str, facts: SourceFacts, settings: Settings
+) -> Finding | None:
+    """Return the first that stands in the way of capturing a table; None: nothing."""
+    for finding in table_findings(name, facts, settings):
+        if finding.level is Level.ERROR:
+            return finding
+    return None
+
+
+def capture_list_findings(facts: SourceFacts, settings: Settings) -> Iterator[Finding]:
+    """Tell of every table that is named or taken, and of expressions that take none."""
+    for name in settings.capture.chosen(facts.tables):
+        refused = blocking_finding(name, facts, settings)
+        if refused is not None and _is_optional(name, facts, settings):
+            yield refused._replace(
+                level=Level.WARNING, why=f"{refused.why}, so it is left out"
+            )
+        else:
+            yield from table_findings(name, facts, settings)
+    for entry in settings.capture.expressions:
+        alone = settings.capture.only(entry)
+        if not any(alone.takes(name) for name in facts.tables):
+            yield warning_finding(
+                f"[source] tables: {entry} takes no table",
+                "nothing comes from it until there is one",
+                "correct it, or make the table",
+            )
+
+
+def topic_problems(facts: SourceFacts, settings: Settings) -> list[Finding]:
+    """Find captured tables that have no topic of their own; each problem once."""
+    found = topic_findings(settings, tables_to_capture(facts, settings))
+    return list(dict.fromkeys(found.values()))
+
+
+def _is_optional(name: str, facts: SourceFacts, settings: Settings) -> bool:
+    """Tell whether a table is only taken by an expression, and not captured yet."""
+    publication = facts.publications.get(settings.database.publication)
+    is_sent = publication is not None and publication.covers(name)
+    return name not in settings.capture.names and not is_sent
+
+
+def table_findings(
+    name: str, facts: SourceFacts, settings: Settings
+) -> Iterator[Finding]:
+    """Tell what stands in the way of capturing one table, or may."""
+    table = facts.tables.get(name)
+    if table is None:
+        yield error_finding(
+            f"{name}: there is no such table",
+            "nothing would ever come from it",
+            "correct [source] tables",
+        )
+        return
+    if table.kind not in _ORDINARY:
+        yield error_finding(
+            f"{name}: not a table",
+            "views and foreign tables have no log",
+            "remove it from [source] tables",
+        )
+        return
+    publication = facts.publications.get(
+        settings.database.publication, new_publication(facts.server.version)
+    )
+    wanted = settings.relay.rows.key_columns.get(name, table.key)
+    for member in table.members:
+        yield from _member_findings(member, table, frozenset(wanted), publication)
+    if not wanted:
+        yield warning_finding(
+            f"{name}: no primary key",
+            "its rows are streamed without a key and cannot be snapshotted",
+            f"ALTER TABLE {_sql(name)} ADD PRIMARY KEY (...)",
+        )
+    yield from _key_findings(name, table, frozenset(wanted), publication)
+    yield from generated_findings(name, facts, settings)
+
+
+def _member_findings(
+    member: MemberFacts,
+    table: TableFacts,
+    wanted: frozenset[str],
+    publication: PublicationFacts,
+) -> Iterator[Finding]:
+    """Check what keeps a table's rows: whether log is written, and old rows told."""
+    alter = f"ALTER TABLE {_sql(member.name)}"
+    if member.persistence != _PERMANENT:
+        yield error_finding(
+            f"{member.name}: not logged",
+            "its changes are not in the log",
+            f"run {alter} SET LOGGED",
+        )
+    is_identified = member.identity == "f" or bool(member.identity_columns)
+    if not publication.sends_old_rows:
+        if not is_identified:
+            yield warning_finding(
+                f"{member.name}: its rows cannot be identified",
+                "only its inserts are streamed, as its publication sends no more",
+                f"run {alter} REPLICA IDENTITY FULL before it sends updates",
+            )
+    elif not is_identified:
+        cure = f"{alter} REPLICA IDENTITY FULL"
+        if table.key:
+            cure = f"{alter} REPLICA IDENTITY DEFAULT"
+        else:
+            cure = f"{alter} ADD PRIMARY KEY (...), or {cure}"
+        yield error_finding(
+            f"{member.name}: its rows cannot be identified",
+            "Postgres refuses the application's updates and deletes of published rows",
+            f"run {cure}",
+        )
+    elif member.identity != "f" and not wanted <= member.identity_columns:
+        lacking = ", ".join(sorted(wanted - member.identity_columns))
+        yield error_finding(
+            f"{member.name}: its replica identity lacks {lacking}",
+            "a delete would not tell the record's key",
+            f"run {alter} REPLICA IDENTITY "
+            + ("DEFAULT" if wanted <= set(table.key) else "FULL"),
+        )
+
+
+def _key_findings(
+    name: str, table: TableFacts, wanted: frozenset[str], publication: PublicationFacts
+) -> Iterator[Finding]:
+    published = publication.tables.get(name)
+    columns = published.columns if published else None
+    if columns is not None and not wanted <= columns:
+        lacking = ", ".join(sorted(wanted - columns))
+        yield error_finding(
+            f"{name}: the publication's column list leaves out {lacking}",
+            "records would have no key",
+            "list the key's columns too: run ALTER PUBLICATION ... SET TABLE "
+            f"{_sql(name)} ({', '.join(sorted(columns | wanted))})",
+        )
+    if table.unstable_key:
+        yield warning_finding(
+            f"{name}: the collation of {', '.join(table.unstable_key)} is not "
+            "deterministic",
+            "different keys count as equal, so it cannot be snapshotted",
+            f"ALTER TABLE {_sql(name)} ALTER COLUMN {quoted(table.unstable_key[0])} "
+            'TYPE text COLLATE "C"',
+        )
+    if table.has_row_security:
+        yield warning_finding(
+            f"{name}: row security is on",
+            "a snapshot sees only the rows that the role may see, the stream all",
+            "run ALTER ROLE ... BYPASSRLS for the role of [source] dsn",
+        )

@@ -1,0 +1,238 @@
+"""
+Signals and progress in the source database: ``towpath.signal``, ``towpath.snapshot``.
+
+Keys are stored as JSON lists of their text, so that a person can read them.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from towpath.relay.postgres.connect import Connection
+from towpath.relay.postgres.queries import query
+from towpath.relay.snapshot.effects import (
+    AnswerSignal,
+    ClaimSignal,
+    ReadEnded,
+    SaveProgress,
+    StoreKeys,
+    StoreSignal,
+)
+from towpath.relay.snapshot.facts import (
+    EndedRead,
+    KeysStored,
+    ProgressSaved,
+    SignalClaimed,
+    SignalStored,
+    UnfinishedRead,
+)
+from towpath.relay.snapshot.naming import resolve_address
+from towpath.relay.snapshot.shape import Key, KeyRange
+from towpath.relay.snapshot.stored import StoredTable
+
+
+class SnapshotStore:
+    """Writes and reads the signals and snapshots of one relay."""
+
+    def __init__(self, connection: Connection, relay: str) -> None:
+        """
+        Take what is needed.
+
+        Args:
+            connection: Nobody else uses it meanwhile.
+            relay: Whose snapshots are read and stored.
+        """
+        self._connection = connection
+        self._relay = relay
+
+    def read_unfinished(self) -> UnfinishedRead:
+        """Return the snapshots that have not ended, the first asked first."""
+        tables = self._read(None)
+        own = {"relay": self._relay}
+        place = self._connection.execute(query("read_asked_until"), own).fetchone()
+        asked_until = place[0] if place else None
+        return UnfinishedRead(tables, asked_until)
+
+    def read_ended(self, effect: ReadEnded) -> EndedRead:
+        """Return all tables of a snapshot, in their order, ended or not."""
+        return EndedRead(effect.signal_id, self._read(effect.snapshot_id))
+
+    def claim(self, effect: ClaimSignal) -> SignalClaimed | SignalStored:
+        """Look up whose a signal is; another relay's counts as answered."""
+        execute = self._connection.execute
+        row = execute(query("read_signal_relay"), {"id": effect.signal_id}).fetchone()
+        names = [name for name, _ in execute(query("list_relays"))]
+        address = effect.address or (row[0] if row else None)
+        found = resolve_address(address, self._relay, names)
+        if found.is_ours or found.refusal is not None:
+            return SignalClaimed(effect.signal_id, found.refusal)
+        return SignalStored(effect.signal_id, is_new=False)
+
+    def store_signal(self, effect: StoreSignal) -> SignalStored:
+        """Answer a signal and store its tables, unless it was answered before."""
+        with self._connection.transaction():
+            is_new = self._is_new(effect)
+            if is_new:
+                self._insert(effect.tables, "insert_snapshot")
+                for table in effect.changed:
+                    fields = {
+                        "snapshot_id": table.snapshot_id,
+                        "collection": table.collection,
+                        "state": table.state,
+                        "error": table.error,
+                        "pending_keys": _keys_json(table),
+                    }
+                    self._connection.execute(query("change_snapshot"), fields)
+                queued = {t.snapshot_id for t in effect.changed if t.state == "queued"}
+                for snapshot_id in sorted(queued):
+                    reopened = {"id": snapshot_id}
+                    self._connection.execute(query("reopen_signal"), reopened)
+        return SignalStored(effect.signal_id, is_new)
+
+    def store_keys(self, effect: StoreKeys) -> KeysStored:
+        """Store what the relay asks for; forget what it has got long ago."""
+        with self._connection.transaction():
+            self._insert(effect.tables, "store_request")
+            self._connection.execute(
+                query("delete_old_requests"), {"relay": self._relay}
+            )
+        return KeysStored(effect.snapshot_id)
+
+    def _read(self, snapshot_id: str | None) -> tuple[StoredTable, ...]:
+        names = {"snapshot_id": snapshot_id, "relay": self._relay}
+        rows = self._connection.execute(query("read_snapshots"), names).fetchall()
+        return tuple(_stored(row) for row in rows)
+
+    def _insert(self, tables: Iterable[StoredTable], statement: str) -> None:
+        fields = [
+            table._asdict()
+            | {
+                "pending_keys": _keys_json(table),
+                "order_by": Jsonb(list(table.order_by)) if table.order_by else None,
+                "relay": self._relay,
+            }
+            for table in tables
+        ]
+        # In one round trip, however many there are.
+        self._connection.cursor().executemany(query(statement), fields)
+
+    def answer_signal(self, effect: AnswerSignal) -> None:
+        """Write how a signal's run goes, beside what was written before."""
+        self._connection.execute(query("store_answer"), _answer(effect))
+
+    def save_progress(self, effect: SaveProgress) -> ProgressSaved:
+        """Store how far a table is."""
+        table = effect.table
+        fields = table._asdict() | {
+            "last_key": _key_json(table.last_key),
+            "maximum_key": _key_json(table.maximum_key),
+            "pending_keys": _keys_json(table),
+            "percent": table.percent,
+            "eta_s": table.eta_s,
+            "ranges": _ranges_json(table.ranges),
+            "key_columns": Jsonb(list(table.key_columns)),
+            "undelivered_keys": _undelivered_json(table),
+        }
+        self._connection.execute(query("save_progress"), fields)
+        return ProgressSaved(effect.request_id)
+
+    def _is_new(self, effect: StoreSignal) -> bool:
+        """Write the first answer; tell whether nothing was known of this signal."""
+        execute = self._connection.execute
+        signal = {"id": effect.signal_id}
+        owner = {"relay": self._relay if effect.is_ours else None}
+        used = execute(query("read_whether_snapshot_exists"), signal).fetchone()
+        if used is not None and used[0]:
+            reason = "this id was used by an earlier signal; choose another"
+            answer = {"status": "rejected", "detail": Jsonb({"reason": reason})}
+            execute(query("store_first_answer"), signal | answer | owner)
+            return False
+        if execute(query("store_first_answer"), _answer(effect) | owner).fetchone():
+            return True
+        known = execute(query("read_whether_signal_exists"), signal).fetchone()
+        return known is None or not known[0]
+
+
+def read_keys(
+    connection: Connection, snapshot_id: str, collection: str
+) -> tuple[Key, ...]:
+    """Return the listed keys of a table that are not delivered yet."""
+    names = {"snapshot_id": snapshot_id, "collection": collection}
+    row = connection.execute(query("read_pending_keys"), names).fetchone()
+    return _keys(row[0]) if row else ()
+
+
+def _answer(effect: StoreSignal | AnswerSignal) -> dict[str, Any]:
+    return {
+        "id": effect.signal_id,
+        "status": effect.status,
+        "detail": Jsonb(dict(effect.detail)),
+    }
+
+
+def _stored(row: tuple[Any, ...]) -> StoredTable:
+    table = StoredTable(*row)
+    return table._replace(
+        last_key=_key(row[8]),
+        maximum_key=_key(row[9]),
+        pending_keys=_keys(row[10]) if table.asked_keys is None else None,
+        order_by=tuple(table.order_by or ()),
+        ranges=_ranges(table.ranges),
+        key_columns=tuple(table.key_columns or ()),
+        undelivered_keys=_keys(row[25]),
+    )
+
+
+def _ranges(stored: Any) -> tuple[KeyRange, ...]:  # noqa: ANN401 - what JSON holds
+    return tuple(
+        KeyRange(_key(one["after"]), _bytes(one["last"]), one["done"])
+        for one in stored or ()
+    )
+
+
+def _ranges_json(ranges: tuple[KeyRange, ...]) -> Jsonb | None:
+    """Write how far each range is; without any, the last key tells."""
+    if not ranges:
+        return None
+    return Jsonb(
+        [
+            {
+                "after": None if one.after_key is None else _texts(one.after_key),
+                "last": _texts(one.last_key),
+                "done": one.is_done,
+            }
+            for one in ranges
+        ]
+    )
+
+
+def _keys(listed: list[list[str]] | None) -> tuple[Key, ...]:
+    return tuple(_bytes(texts) for texts in listed or ())
+
+
+def _keys_json(table: StoredTable) -> Jsonb | None:
+    keys = table.pending_keys
+    return None if keys is None else Jsonb([_texts(key) for key in keys])
+
+
+def _undelivered_json(table: StoredTable) -> Jsonb | None:
+    """Write the keys of dead letters; most tables have none."""
+    keys = table.undelivered_keys
+    return Jsonb([_texts(key) for key in keys]) if keys else None
+
+
+def _texts(key: Key) -> list[str]:
+    return [part.decode() for part in key]
+
+
+def _bytes(texts: list[str]) -> Key:
+    return tuple(text.encode() for text in texts)
+
+
+def _key(texts: list[str] | None) -> Key | None:
+    return None if texts is None else _bytes(texts)
+
+
+def _key_json(key: Key | None) -> Jsonb | None:
+    return None if key is None else Jsonb(_texts(key))

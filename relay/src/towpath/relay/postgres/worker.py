@@ -1,0 +1,478 @@
+"""
+The worker: does in the database what the snapshot driver wants done.
+
+Lanes, each a thread with a connection of its own, so that the loop never blocks and an
+answer never waits for a chunk. The *readers* write watermarks, read plans and read
+chunks, each of them what is asked for next; what fails is told, and the driver decides
+when to try again. The *clerk* stores and looks up: it tries until it succeeds, in turn,
+since what comes later rests on it.
+
+Tried again are, by SQLSTATE: 08 (connection), 40 (deadlock), 53 (resources), 57
+(cancelled, shut down), 58 (system), 25P0 (a session's timeouts), 25006 (a standby,
+while another server takes over), 55P03 (lock timeout), and whatever has none, because
+the connection broke.
+
+What the worker's clerk does: it stores, looks up, and lets go.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Final
+
+import psycopg
+import structlog
+
+from towpath.relay.postgres.chunk_reader import ChunkReader, Terms
+from towpath.relay.postgres.connect import (
+    Connection,
+    ConnectionWorker,
+    Effects,
+    connect,
+    failure,
+    translated_errors,
+)
+from towpath.relay.postgres.exported_snapshots import ExportedSnapshots, ViewLostError
+from towpath.relay.postgres.queries import query
+from towpath.relay.postgres.store import SnapshotStore
+from towpath.relay.postgres.tables import (
+    CATALOG_CHANGED,
+    WRONG_VALUE,
+    TableRefusedError,
+    spell,
+)
+from towpath.relay.postgres.views import CollectionCatalog
+from towpath.relay.snapshot.effects import (
+    AnswerSignal,
+    ClaimSignal,
+    InspectTables,
+    ProbeLoad,
+    ProbeVisibility,
+    ReadChunk,
+    ReadEnded,
+    ReadPlan,
+    ReleaseSnapshot,
+    SaveProgress,
+    StoreKeys,
+    StoreSignal,
+    WorkerEffect,
+    WriteWatermark,
+)
+from towpath.relay.snapshot.facts import (
+    LoadRead,
+    ReadFailed,
+    TablesInspected,
+    UnfinishedRead,
+    VisibilityRead,
+    WatermarkWritten,
+    WorkerFact,
+)
+from towpath.relay.snapshot.shape import Key, TableShape
+from towpath.relay.snapshot.visibility import XidSnapshot
+from towpath.schemas.backoff import Backoff
+from towpath.schemas.clock import Deadline, SystemClock
+from towpath.schemas.failure import Disposition, HaltError, TowpathError
+from towpath.schemas.table_name import TableName
+from towpath.settings.outbox import AggregateView
+from towpath.settings.snapshot import Watermarks
+
+_OF_COLLECTION = (*WRONG_VALUE, CATALOG_CHANGED)
+
+_LOG = structlog.get_logger("towpath.relay")
+
+LookupEffect = ProbeVisibility | InspectTables | ReadEnded | ClaimSignal | ProbeLoad
+StoreEffect = StoreSignal | StoreKeys | AnswerSignal | SaveProgress
+CommandEffect = LookupEffect | StoreEffect | ReleaseSnapshot
+
+
+class SnapshotCommands:
+    """Does one thing after another, over whichever connection it is given."""
+
+    def __init__(
+        self,
+        readable: CollectionCatalog,
+        frozen: ExportedSnapshots,
+        own_pids: Callable[[], Sequence[int]],
+        relay: str,
+    ) -> None:
+        """
+        Take what is needed.
+
+        Args:
+            readable: Where collections are looked for.
+            frozen: The views of the database that are let go of.
+            own_pids: The server's processes that work for us.
+            relay: Whose signals and snapshots are stored.
+        """
+        self._relay = relay
+        self._readable = readable
+        self._frozen = frozen
+        self._own_pids = own_pids
+
+    def perform(
+        self, connection: Connection, effect: CommandEffect
+    ) -> WorkerFact | None:
+        """
+        Do one thing; safe to repeat. None: nothing is to be told.
+
+        Raises:
+            psycopg.Error: The server refuses, or is gone.
+        """
+        match effect:
+            case ReleaseSnapshot():
+                self._frozen.thaw(effect.view)
+                return None
+            case StoreSignal() | StoreKeys() | AnswerSignal() | SaveProgress():
+                return _store(SnapshotStore(connection, self._relay), effect)
+            case _:
+                return self._look_up(connection, effect)
+
+    def _look_up(self, connection: Connection, effect: LookupEffect) -> WorkerFact:
+        match effect:
+            case ProbeVisibility():
+                row = connection.execute(query("read_visibility")).fetchone()
+                return VisibilityRead(XidSnapshot.parse(str(row[0] if row else "")))
+            case InspectTables():
+                return self._inspect(connection, effect)
+            case ReadEnded():
+                return SnapshotStore(connection, self._relay).read_ended(effect)
+            case ClaimSignal():
+                return SnapshotStore(connection, self._relay).claim(effect)
+            case ProbeLoad():
+                own = {"own_pids": list(self._own_pids())}
+                row = connection.execute(query("read_load"), own).fetchone()
+                return LoadRead(int(row[0]) if row else 0)
+
+    def _inspect(
+        self, connection: Connection, effect: InspectTables
+    ) -> TablesInspected:
+        shapes: dict[str, TableShape] = {}
+        keys: tuple[Key, ...] = ()
+        others = _exact_names(connection, effect)
+        if others:
+            return TablesInspected(effect.signal_id, {}, others)
+        known, refusals = self._describe_all(connection, effect)
+        for collection in effect.collections:
+            if collection in refusals:
+                continue
+            try:
+                shape = known.get(collection) or self._readable.describe(
+                    connection, collection, effect.order_by
+                )
+                if effect.keys:
+                    keys = spell(connection, shape, effect.keys)
+                shapes[collection] = shape
+            except TableRefusedError as refusal:
+                refusals[collection] = str(refusal)
+            except psycopg.Error as error:
+                # What a view does when it is looked at is its author's; whoever drops
+                # a collection that is looked at fails that collection alone.
+                if not (error.sqlstate or "").startswith(_OF_COLLECTION):
+                    raise
+                refusals[collection] = str(error.diag.message_primary)
+        return TablesInspected(effect.signal_id, shapes, refusals, keys)
+
+    def _describe_all(
+        self, connection: Connection, effect: InspectTables
+    ) -> tuple[dict[str, TableShape], dict[str, str]]:
+        """Describe many tables at once; none if one of them is in the way."""
+        if len(effect.collections) == 1:
+            return {}, {}
+        try:
+            found = self._readable.describe_all(
+                connection, effect.collections, effect.order_by
+            )
+        except psycopg.errors.OperationalError:
+            raise
+        except psycopg.Error as error:
+            # A table that changes while it is looked at fails by itself, and alone.
+            _LOG.debug("snapshot tables are described one by one", reason=str(error))
+            return {}, {}
+        shapes = {n: one for n, one in found.items() if isinstance(one, TableShape)}
+        refused = {n: str(one) for n, one in found.items() if n not in shapes}
+        return shapes, refused
+
+
+def _exact_names(connection: Connection, effect: InspectTables) -> dict[str, str]:
+    """Refuse expressions that are the names of tables which they were not read as."""
+    if not effect.expressions:
+        return {}
+    names = {"names": list(effect.expressions)}
+    rows = connection.execute(query("read_tables_named"), names).fetchall()
+    found = {name.joined: name for name in (TableName(*row) for row in rows)}
+    return {
+        joined: f"{name.text} is a table, which is not captured: add it to [source]"
+        " tables, or write the expression so that it is no table's name"
+        for joined, name in found.items()
+        if name.text not in effect.collections
+    }
+
+
+def _store(store: SnapshotStore, effect: StoreEffect) -> WorkerFact | None:
+    match effect:
+        case StoreSignal():
+            _LOG.info(
+                "signal",
+                signal_id=effect.signal_id,
+                status=effect.status,
+                detail=effect.detail,
+            )
+            return store.store_signal(effect)
+        case StoreKeys():
+            _LOG.info(
+                "rows are read by their new key",
+                snapshot_id=effect.snapshot_id,
+                keys={t.collection: t.asked_keys for t in effect.tables},
+            )
+            return store.store_keys(effect)
+        case SaveProgress():
+            return store.save_progress(effect)
+        case AnswerSignal():
+            store.answer_signal(effect)
+            return None
+
+
+# What one chunk may hold as COPY text. Rows take about twice as much in memory, and
+# three chunks are in flight at most.
+MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
+
+# ``lock_timeout``: a chunk's wish for a lock must not stop others behind it for long.
+# ``row_security``: a policy is an error, not fewer rows. ``synchronous_commit``: a
+# standby that is away must not stop a snapshot.
+_SESSION: Final = (
+    b"set lock_timeout = '2s'",
+    b"set row_security = off",
+    b"set synchronous_commit = local",
+    b"set standard_conforming_strings = on",
+)
+_RECOVERABLE: Final = ("08", "40", "53", "57", "58", "25P0", "25006", "55P03")
+
+# What a statement's time-out ends with.
+_CANCELLED: Final = "57014"
+
+# Shutdown waits so long for what is being stored, and then leaves the threads.
+_CLOSE_TIMEOUT_S: Final = 2.0
+
+_Reading = WriteWatermark | ReadPlan | ReadChunk
+
+
+class SnapshotWorker:
+    """Takes effects, gives facts; safe to call from the loop's thread."""
+
+    def __init__(  # noqa: PLR0913 - one place, and all by their names
+        self,
+        dsn: str,
+        wake: Callable[[], None],
+        *,
+        publication: str,
+        relay: str,
+        readers: int = 1,
+        watermarks: Watermarks = Watermarks.MESSAGES,
+        max_chunk_bytes: int = MAX_CHUNK_BYTES,
+        views: Sequence[AggregateView] = (),
+    ) -> None:
+        """
+        Start the lanes; connections are made when they are needed.
+
+        Args:
+            dsn: The source.
+            wake: Called, from another thread, when there are new facts.
+            publication: The publication that streams the tables' changes.
+            relay: The relay's name: whose signals and snapshots are stored.
+            readers: How many chunks are read at a time.
+            watermarks: How watermarks get into the log.
+            max_chunk_bytes: Bound of a chunk's size as COPY text.
+            views: The declared views of aggregates.
+        """
+        self._dsn = dsn
+        self._wake = wake
+        readable = CollectionCatalog(
+            publication, {view.collection: view for view in views}
+        )
+        self._terms = Terms(readable, watermarks, max_chunk_bytes, SystemClock())
+        self._facts: deque[WorkerFact] = deque()
+        self._failure: TowpathError | None = None
+        self._backoff = Backoff()
+        self._stopping = threading.Event()
+        self._frozen = ExportedSnapshots(self._connect)
+        self._readings: Effects[_Reading] = SimpleQueue()
+        self._readers = [self._make_reader(number) for number in range(readers)]
+        self._relay = relay
+        self._clerk = SnapshotCommands(
+            readable, self._frozen, self._reading_pids, relay
+        )
+        self._storing: ConnectionWorker[CommandEffect] = ConnectionWorker(
+            "snapshot-clerk", self._connect, self._store, self._fail
+        )
+
+    def _make_reader(self, number: int) -> ConnectionWorker[_Reading]:
+        return ConnectionWorker(
+            f"snapshot-reader-{number}",
+            self._connect,
+            self._read,
+            self._fail,
+            self._readings,
+        )
+
+    def lend(self, view: str, exported_name: str) -> None:
+        """
+        Take in a view of the database, before anything is read in it.
+
+        Args:
+            view: What ``frozen_by`` calls it.
+            exported_name: What the server calls it. Whoever lends it keeps its session
+                open until it is let go of.
+        """
+        self._frozen.lend(view, exported_name)
+
+    def read_stored(self) -> UnfinishedRead:
+        """
+        Return the snapshots that have not ended. Blocks; once, at start.
+
+        Raises:
+            TowpathError: The source cannot be asked.
+        """
+        with (
+            self._connect() as connection,
+            translated_errors("reading stored snapshots"),
+        ):
+            return SnapshotStore(connection, self._relay).read_unfinished()
+
+    def submit(self, effect: WorkerEffect) -> None:
+        """Take an effect; its answer comes back as a fact, after a wake-up."""
+        if isinstance(effect, _Reading):
+            self._readings.put(effect)
+        else:
+            self._storing.submit(effect)
+
+    def facts(self) -> Sequence[WorkerFact]:
+        """
+        Hand over the facts since the last call.
+
+        Raises:
+            TowpathError: The worker cannot go on.
+        """
+        if self._failure is not None:
+            raise self._failure
+        facts = []
+        while self._facts:
+            facts.append(self._facts.popleft())
+        return facts
+
+    def close(self) -> None:
+        """Stop reading, store what was submitted, close. Never raises."""
+        self._stopping.set()
+        for reader in self._readers:
+            reader.end(_CLOSE_TIMEOUT_S, is_urgent=True)
+        self._storing.end(_CLOSE_TIMEOUT_S, is_urgent=False)
+        deadline = Deadline(SystemClock(), _CLOSE_TIMEOUT_S)
+        for reader in self._readers:
+            reader.join(deadline.remaining_s())
+        self._storing.join(deadline.remaining_s())
+        self._frozen.close()
+
+    # In the lanes' threads -----------------------------------------------------
+
+    def _connect(self) -> Connection:
+        connection = connect(self._dsn)
+        with translated_errors("preparing a session"):
+            for setting in _SESSION:
+                connection.execute(setting)
+        return connection
+
+    def _reading_pids(self) -> list[int]:
+        pids = (reader.server_pid for reader in self._readers)
+        return [pid for pid in pids if pid is not None]
+
+    def _tell(self, fact: WorkerFact) -> None:
+        self._facts.append(fact)
+        self._wake()
+
+    def _fail(self, error: BaseException) -> None:
+        """Let the loop know that a lane is at its end."""
+        if isinstance(error, psycopg.Error):
+            error = failure(error, "storing snapshots")
+        if not isinstance(error, TowpathError):
+            told = HaltError(f"the snapshot worker failed: {error!r}")
+            told.__cause__ = error
+            error = told
+        self._failure = error
+        self._wake()
+
+    def _read(self, effect: _Reading, lane: ConnectionWorker[_Reading]) -> None:
+        """Do one thing in the reader's lane; whatever comes of it is told."""
+        if self._stopping.is_set():
+            return
+        request_id = (
+            effect.chunk_id if isinstance(effect, ReadChunk) else effect.request_id
+        )
+        try:
+            fact = self._read_with(lane.connection(), effect)
+        except TableRefusedError as refusal:
+            fact = ReadFailed(request_id, str(refusal), may_recover=False)
+        except ViewLostError as error:
+            fact = ReadFailed(request_id, str(error), may_recover=True, has_thawed=True)
+        except TowpathError as error:
+            # Connecting failed, which is not the table's fault.
+            fact = ReadFailed(request_id, str(error), may_recover=True)
+        except psycopg.Error as error:
+            reason = str(failure(error, "reading"))
+            fact = ReadFailed(
+                request_id,
+                reason,
+                may_recover=_may_recover(error),
+                has_timed_out=error.sqlstate == _CANCELLED,
+            )
+            lane.mend()
+        if isinstance(fact, ReadFailed):
+            _LOG.warning(
+                "snapshot attempt failed",
+                reason=fact.reason,
+                may_recover=fact.may_recover,
+            )
+        self._tell(fact)
+
+    def _read_with(self, connection: Connection, effect: _Reading) -> WorkerFact:
+        reader = ChunkReader(connection, self._terms, self._frozen)
+        match effect:
+            case WriteWatermark():
+                reader.write_watermark(effect.token)
+                return WatermarkWritten(effect.request_id)
+            case ReadPlan():
+                return reader.read_plan(effect)
+            case ReadChunk():
+                return reader.read_chunk(effect)
+
+    def _store(
+        self, effect: CommandEffect, lane: ConnectionWorker[CommandEffect]
+    ) -> None:
+        """Do one thing in the clerk's lane, as often as it takes."""
+        attempt = 0
+        while True:
+            try:
+                fact = self._clerk.perform(lane.connection(), effect)
+            except TowpathError as error:
+                reason, is_lost = str(error), error.disposition is Disposition.HALT
+                problem: Exception = error
+            except psycopg.Error as error:
+                reason, is_lost = (
+                    str(failure(error, "storing")),
+                    not _may_recover(error),
+                )
+                problem = error
+                lane.mend()
+            else:
+                if fact is not None:
+                    self._tell(fact)
+                return
+            if is_lost:
+                raise problem
+            _LOG.warning("trying again to store snapshots", reason=reason)
+            if self._stopping.wait(self._backoff.delay_s(attempt)):
+                return
+            attempt += 1
+
+
+def _may_recover(error: psycopg.Error) -> bool:
+    return error.sqlstate is None or error.sqlstate.startswith(_RECOVERABLE)

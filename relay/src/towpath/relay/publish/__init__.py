@@ -1,0 +1,1 @@
+"""The way into Kafka: records, their acknowledgements and checkpoints."""

@@ -1,0 +1,187 @@
+"""
+Looking back: what Kafka has, before anything is added to it.
+
+How records were delivered decides how they are looked at. What a process with
+transactions left open is aborted before it is looked at, also if today's process works
+without them; and what one without them left with a leader alone is waited for, on
+replicated topics, before the ends of the topics are believed.
+
+The state that a session starts from.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from towpath.relay.context import ProcessContext
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.kafka.producer import KafkaProducer, fence
+from towpath.relay.kafka.reading import partition_counts, replicated, write_barriers
+from towpath.relay.kafka.recovery import (
+    end_offsets,
+    read_parked,
+    read_tails,
+    require_topics,
+)
+from towpath.relay.kafka.state import StateTopic
+from towpath.relay.recovery.marks import Marks, Published
+from towpath.relay.recovery.state import (
+    CONFIRMED_KEY,
+    DELIVERY_KEY,
+    MARKS_KEY,
+    State,
+)
+from towpath.schemas import topics as names
+from towpath.schemas.table_name import TableName
+from towpath.settings import DeliveryMode, Settings
+
+
+class RecoveredState(NamedTuple):
+    """
+    What Kafka tells of what was before.
+
+    Attributes:
+        state: What the state topic holds.
+        marks: Exact, as the topics themselves tell them.
+        published: Which records are there.
+        published_log_lsn: The highest log LSN of any record, READ rows included.
+        parked: Which aggregates are parked.
+    """
+
+    state: State
+    marks: Marks
+    published: Published
+    published_log_lsn: int
+    parked: ParkedAggregates
+
+
+_TRANSACTIONAL: Final = DeliveryMode.TRANSACTIONAL
+
+
+def transactional_id(settings: Settings) -> str:
+    """Return who the relay is to the brokers, where that matters."""
+    return f"towpath-{settings.database.prefix}-{settings.database.slot}"
+
+
+def check_existing_topics(
+    world: ProcessContext, topic: StateTopic
+) -> Mapping[str, int]:
+    """
+    Look for topics that are gone before any topic is made.
+
+    Returns:
+        By topic, the partition count that its marks tell.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+        TopicTruncatedError: A topic that had records is gone.
+        StateLostError: The state cannot be read.
+    """
+    kafka = world.settings.kafka
+    if topic.topic not in partition_counts(kafka):
+        return {}
+    marks = topic.read().marks
+    require_topics(kafka, marks)
+    return {name: len(each) for name, each in marks.items()}
+
+
+def store_first_marks(world: ProcessContext, topic: StateTopic, marks: Marks) -> None:
+    """
+    Store the first marks of all captured tables' topics, with one look at their ends.
+
+    Call order: the history is decided, since marks tell that there was one; before the
+    stream begins. Topics of other kinds get theirs with their first record.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+    """
+    prefix, opened = world.settings.database.prefix, world.topics.opened
+    topics = [
+        names.table_topic(prefix, TableName.parse(table)) for table in world.captured
+    ]
+    new = {
+        name: opened[name]
+        for name in topics
+        if name in opened and not marks.knows(name)
+    }
+    places = [(name, at) for name in new for at in range(new[name].partition_count)]
+    if not places:
+        return
+    ends: dict[str, dict[int, int]] = defaultdict(dict)
+    for (name, at), end in world.topics.known_ends(places).items():
+        ends[name][at] = end
+    for name, of_topic in ends.items():
+        marks.begin(name, of_topic)
+    topic.write_all({f"{MARKS_KEY}{name}": marks.document(name) for name in ends})
+
+
+def recover(
+    world: ProcessContext, topic: StateTopic, producer: KafkaProducer
+) -> RecoveredState:
+    """
+    Return what Kafka tells of what was before. Call order: the slot is claimed.
+
+    Raises:
+        BrokerUnavailableError: Kafka does not answer.
+        BrokerRefusedError: Kafka refuses transactions.
+        TopicTruncatedError: A topic ends below what it had.
+        PartitionCountChangedError: A topic has other partitions than it had.
+        StateLostError: The state cannot be read.
+    """
+    settings = world.settings
+    state = topic.read()
+    before = DeliveryMode(state.delivery or settings.relay.delivery)
+    was_transactional = before is _TRANSACTIONAL
+    is_transactional = settings.relay.delivery is _TRANSACTIONAL
+    if was_transactional and not is_transactional:
+        fence(settings.kafka, transactional_id(settings))
+    producer.begin()
+    if was_transactional or is_transactional:
+        # What was left open hid what came behind it.
+        state = topic.read()
+    if not was_transactional:
+        _write_barriers(settings, topic, state)
+    tails = read_tails(
+        settings.kafka,
+        state.marks,
+        is_transactional=was_transactional or is_transactional,
+    )
+    if state.delivery != settings.relay.delivery:
+        topic.write(DELIVERY_KEY, {"mode": settings.relay.delivery})
+    parked = read_parked(
+        settings.kafka, settings.database.prefix, settings.relay.max_parked_keys
+    )
+    confirmed = state.confirmed
+    stored = 0 if confirmed is None else confirmed.published_log_lsn
+    published = Published(tails.marks, state.former)
+    highest = max(stored, tails.log_lsn, published.log_lsn)
+    return RecoveredState(
+        state, Marks(tails.marks, state.former), published, highest, parked
+    )
+
+
+def _write_barriers(settings: Settings, topic: StateTopic, state: State) -> None:
+    """Make sure that what a dead process left on replicated topics is seen."""
+    confirmed = state.confirmed
+    counts = replicated(settings.kafka, state.marks)
+    if confirmed is None or not confirmed.is_clean:
+        if counts:
+            write_barriers(settings.kafka, counts)
+    elif counts or settings.topics.replication_factor > 1:
+        # From here on a stop is unclean until it is not.
+        begun = confirmed._replace(is_clean=False)
+        topic.write(CONFIRMED_KEY, begun._asdict())
+
+
+def has_records(world: ProcessContext, topic: StateTopic, past: RecoveredState) -> bool:
+    """Tell whether topics of ours hold records that no state tells of."""
+    if not past.state.is_empty:
+        return False
+    facts = world.topics.open(world.settings.database.prefix, world.captured.names)
+    places = [
+        (name, partition)
+        for name, each in facts.items()
+        if name != topic.topic
+        for partition in range(each.partition_count)
+    ]
+    return any(end > 0 for end in end_offsets(world.settings.kafka, places).values())

@@ -1,0 +1,1 @@
+"""The state that a restart continues from: lineages, marks and settings. Pure."""

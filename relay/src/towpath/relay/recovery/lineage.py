@@ -1,0 +1,433 @@
+"""
+Lineages: the unbroken histories of the source's log that were followed.
+
+A lineage lives in Kafka, in the state topic, because the database may be the thing
+that was restored. Its offset lies above everything published before, so that positions
+never go back. It is *pending* until its slot is known to serve it: a crash between the
+two begins nothing anew. ``continuity`` decides which one a history belongs to.
+
+Whether the history at hand is the one that was followed before. Pure.
+
+A new lineage begins
+
+- when the server is another one, or its timeline left ours below what was published;
+- when the server went back in time: a restored volume has the identifier and timeline
+  of before, but its heartbeat counter, or its log, ends below what was streamed;
+- when the slot is gone, has lost its log, or stands beyond what we ever confirmed:
+  what we confirm is stored in Kafka before the server is told.
+
+Each new lineage is a gap: changes may never have been streamed, and streamed ones may
+have vanished from the source.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from towpath.relay.errors import (
+    HistoryChangedError,
+    NotPreparedError,
+    SlotLostError,
+    StateLostError,
+)
+from towpath.schemas.position import format_lsn
+
+_LOST: Final = "lost"
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({"lineages": ()})
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """
+    What may be missing where a lineage begins.
+
+    Attributes:
+        reason: What happened to the source, in one sentence.
+        since_lsn: What the lineage before had confirmed, in its own LSNs.
+        at: When it was noticed, in RFC 3339.
+        plan: The tables whose snapshots close the gap.
+        started: Whether these snapshots were asked for.
+    """
+
+    reason: str
+    since_lsn: int
+    at: str
+    plan: tuple[str, ...]
+    started: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """
+    One unbroken history of the source's log.
+
+    Attributes:
+        number: 1 is the first.
+        system_identifier: The database cluster's own.
+        timeline: The timeline on which it was last followed.
+        offset: What is added to each LSN.
+        slot: The slot that follows it.
+        gap: Why it is not the first; None for the first.
+        start_lsn: Where the slot stood when it took the lineage up; None while pending.
+    """
+
+    number: int
+    system_identifier: str
+    timeline: int
+    offset: int
+    slot: str
+    gap: Gap | None = None
+    start_lsn: int | None = None
+
+
+class StoredHistory(NamedTuple):
+    """
+    What Kafka tells of the past.
+
+    Attributes:
+        lineages: Every lineage, the newest last; empty at first start.
+        confirmed_lsn: The highest LSN that was to be confirmed; None if none was.
+        confirmed_log_lsn: The same with its lineage's offset.
+        published_log_lsn: The highest position in any mark or topic, READ rows too.
+        heartbeat: The highest counter that was streamed.
+        has_records: Whether some topic of ours holds records.
+    """
+
+    lineages: tuple[Lineage, ...] = ()
+    confirmed_lsn: int | None = None
+    confirmed_log_lsn: int | None = None
+    published_log_lsn: int = 0
+    heartbeat: int = 0
+    has_records: bool = False
+
+
+class Fork(NamedTuple):
+    """Where a timeline was left for the next one."""
+
+    timeline: int
+    lsn: int
+
+
+class SlotHistory(NamedTuple):
+    """
+    What the server tells of the slot.
+
+    ``is_ours`` is False for a slot of another database, kind or plugin, which
+    ``kind`` describes. ``has_streamed`` tells that it was read before.
+    """
+
+    confirmed_lsn: int
+    wal_status: str | None = None
+    invalidation_reason: str | None = None
+    is_active: bool = False
+    is_ours: bool = True
+    kind: str = ""
+    has_streamed: bool = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the log that it needs is gone."""
+        return self.wal_status == _LOST or self.invalidation_reason is not None
+
+
+class SourceHistory(NamedTuple):
+    """
+    What the source tells of itself.
+
+    Attributes:
+        system_identifier: The database cluster's own.
+        timeline: The one that it writes.
+        forks: How its timeline came to be, the oldest fork first.
+        current_lsn: The end of its log.
+        slot: The slot; None if there is none.
+        heartbeat: The counter in its heartbeat table; 0 without.
+        slot_name: What the slot is called.
+    """
+
+    system_identifier: str
+    timeline: int
+    forks: tuple[Fork, ...]
+    current_lsn: int
+    slot: SlotHistory | None
+    heartbeat: int
+    slot_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LineageDecision:
+    """
+    What to follow, and what has to be done before.
+
+    Attributes:
+        lineages: Every lineage, the one to follow last.
+        gap: What is to be announced; None if the lineage is known already.
+        is_new: Whether the lineage begins now.
+        needs_slot: Whether a slot has to be made, in place of a useless one.
+        is_changed: Whether ``lineages`` differs from what is stored.
+        confirmed_lsn: Where the slot stands, in the lineage's own LSNs.
+        heartbeat: The highest counter that was streamed in this lineage.
+    """
+
+    lineages: tuple[Lineage, ...]
+    gap: Gap | None
+    is_new: bool
+    needs_slot: bool
+    is_changed: bool
+    confirmed_lsn: int
+    heartbeat: int
+
+    @property
+    def lineage(self) -> Lineage:
+        """The lineage to follow."""
+        return self.lineages[-1]
+
+
+def lineages_document(lineages: Sequence[Lineage]) -> dict[str, Any]:
+    """Return what the state topic keeps under ``lineage``."""
+    return {"lineages": [asdict(lineage) for lineage in lineages]}
+
+
+def parse_lineages(stored: Mapping[str, Any] | None) -> tuple[Lineage, ...]:
+    """
+    Read what the state topic keeps under ``lineage``; nothing without it.
+
+    Raises:
+        StateLostError: It is something else.
+    """
+    try:
+        chosen = _NONE if stored is None else stored
+        return tuple(_lineage(each) for each in chosen["lineages"])
+    except (TypeError, KeyError, AttributeError) as error:
+        reason = "the state topic holds lineages that cannot be read"
+        raise StateLostError(reason) from error
+
+
+def _lineage(stored: Mapping[str, Any]) -> Lineage:
+    gap = stored["gap"]
+    made = None if gap is None else Gap(**{**gap, "plan": tuple(gap["plan"])})
+    return Lineage(**{**stored, "gap": made})
+
+
+# Commit LSNs are multiples of 8, and so are offsets.
+_ALIGNMENT: Final = 8
+
+
+class _KnownHistory(NamedTuple):
+    """What Kafka tells of the newest lineage, in its own LSNs."""
+
+    lineage: Lineage
+    told_lsn: int | None
+    published_lsn: int | None
+    heartbeat: int
+
+
+def choose_lineage(
+    remembered: StoredHistory, found: SourceHistory, tables: Sequence[str], at: str
+) -> LineageDecision:
+    """
+    Decide which lineage the source's history belongs to.
+
+    Args:
+        remembered: What Kafka tells.
+        found: What the source tells.
+        tables: The captured tables, whose snapshots would close a gap.
+        at: The time of a gap that is found.
+
+    Raises:
+        NotPreparedError: There is no slot and never was; or it is somebody else's.
+        StateLostError: Slot or topics tell of a past that the state topic lacks.
+    """
+    if found.slot is not None and not found.slot.is_ours:
+        reason = f"slot {found.slot_name} is {found.slot.kind}: choose another name"
+        raise NotPreparedError(reason)
+    if not remembered.lineages:
+        return _first_lineage(remembered, found)
+    known = _known_history(remembered)
+    cause = next(_reasons(known, found), None)
+    if cause is not None:
+        return _new_lineage(remembered, known, found, Gap(cause, 0, at, tuple(tables)))
+    return _continued(remembered, known, found)
+
+
+def gap_error(
+    decision: LineageDecision, found: SourceHistory
+) -> HistoryChangedError | SlotLostError:
+    """Return the error of a gap that is not to be passed by itself."""
+    reason = decision.gap.reason if decision.gap else "the history changed"
+    if found.slot is None or decision.needs_slot:
+        return SlotLostError(reason)
+    return HistoryChangedError(reason)
+
+
+def _first_lineage(remembered: StoredHistory, found: SourceHistory) -> LineageDecision:
+    """Begin the first lineage, unless something tells of one before."""
+    if remembered.has_records or (found.slot is not None and found.slot.has_streamed):
+        what = "topics hold records" if remembered.has_records else "the slot was read"
+        reason = f"{what}, but the state topic holds no lineage"
+        raise StateLostError(reason)
+    if found.slot is None:
+        reason = f"there is no slot {found.slot_name}"
+        raise NotPreparedError(reason)
+    if found.slot.is_lost:
+        reason = f"{_lost(found, found.slot)} before anything was read from it"
+        raise SlotLostError(reason)
+    start_lsn = found.slot.confirmed_lsn
+    lineage = Lineage(
+        1,
+        found.system_identifier,
+        found.timeline,
+        0,
+        found.slot_name,
+        start_lsn=start_lsn,
+    )
+    return LineageDecision((lineage,), None, True, False, True, start_lsn, 0)  # noqa: FBT003
+
+
+def _known_history(remembered: StoredHistory) -> _KnownHistory:
+    """Take for the newest lineage's what was confirmed and published in it."""
+    lineage = remembered.lineages[-1]
+    published_lsn = remembered.published_log_lsn - lineage.offset
+    told_log_lsn = remembered.confirmed_log_lsn
+    if told_log_lsn is None or told_log_lsn < lineage.offset:
+        return _KnownHistory(
+            lineage,
+            lineage.start_lsn,
+            published_lsn if published_lsn > 0 else None,
+            heartbeat=0,
+        )
+    told_lsn = max(remembered.confirmed_lsn or 0, lineage.start_lsn or 0)
+    return _KnownHistory(
+        lineage,
+        told_lsn,
+        published_lsn if published_lsn > 0 else None,
+        remembered.heartbeat,
+    )
+
+
+def _reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str]:
+    """Say what tells that the history at hand is another, the gravest first."""
+    lineage = known.lineage
+    if found.system_identifier != lineage.system_identifier:
+        yield (
+            f"the server is {found.system_identifier}, "
+            f"followed so far was {lineage.system_identifier}"
+        )
+    elif lineage.start_lsn is not None:
+        yield from _timeline_reasons(known, found)
+        yield from _regress_reasons(known, found)
+        yield from _slot_reasons(known, found)
+
+
+def _timeline_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str]:
+    ours = known.lineage.timeline
+    if found.timeline == ours:
+        return
+    fork_lsn = _fork_lsn(known, found)
+    if fork_lsn is None:
+        yield f"timeline {found.timeline} does not descend from timeline {ours}"
+    elif known.published_lsn is not None and fork_lsn <= known.published_lsn:
+        # A fork is the end of the last record that both share, so a commit that
+        # stands at the fork is not shared.
+        yield (
+            f"timeline {found.timeline} left timeline {ours} at "
+            f"{format_lsn(fork_lsn)}, published is {format_lsn(known.published_lsn)}"
+        )
+
+
+def _regress_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str]:
+    if found.heartbeat < known.heartbeat:
+        yield (
+            f"the database went back in time: its heartbeat is {found.heartbeat}, "
+            f"streamed was {known.heartbeat}"
+        )
+    told_lsn = known.told_lsn if found.timeline == known.lineage.timeline else None
+    highest_lsn = max(told_lsn or 0, known.published_lsn or 0)
+    if found.current_lsn < highest_lsn:
+        yield (
+            "the database went back in time: its log ends at "
+            f"{format_lsn(found.current_lsn)}, followed was {format_lsn(highest_lsn)}"
+        )
+
+
+def _slot_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str]:
+    slot, told_lsn = found.slot, _shared_confirmed_lsn(known, found)
+    if slot is None:
+        yield f"slot {found.slot_name} is gone"
+    elif slot.is_lost:
+        yield _lost(found, slot)
+    elif told_lsn is not None and slot.confirmed_lsn > told_lsn:
+        yield (
+            f"slot {found.slot_name} stands at {format_lsn(slot.confirmed_lsn)}, "
+            f"confirmed was {format_lsn(told_lsn)}: "
+            "it was moved or made anew by somebody else"
+        )
+
+
+def _shared_confirmed_lsn(known: _KnownHistory, found: SourceHistory) -> int | None:
+    """Return what we confirmed of the log that the server still shares with us."""
+    fork_lsn = _fork_lsn(known, found)
+    if fork_lsn is None or known.told_lsn is None:
+        return known.told_lsn
+    return min(known.told_lsn, fork_lsn)
+
+
+def _fork_lsn(known: _KnownHistory, found: SourceHistory) -> int | None:
+    """Return where our timeline was left; None if it was not, or is not known."""
+    ours = known.lineage.timeline
+    if found.timeline == ours:
+        return None
+    timelines = [fork.timeline for fork in found.forks]
+    if ours not in timelines:
+        return None
+    return min(fork.lsn for fork in found.forks[timelines.index(ours) :])
+
+
+def _lost(found: SourceHistory, slot: SlotHistory) -> str:
+    cause = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
+    return f"slot {found.slot_name} has lost log that it still needed{cause}"
+
+
+def _new_lineage(
+    remembered: StoredHistory, known: _KnownHistory, found: SourceHistory, gap: Gap
+) -> LineageDecision:
+    """Begin a lineage above everything; its slot is settled later."""
+    highest = max(remembered.published_log_lsn, remembered.confirmed_log_lsn or 0)
+    highest = max(highest, known.lineage.offset + (known.told_lsn or 0))
+    lineage = Lineage(
+        number=known.lineage.number + 1,
+        system_identifier=found.system_identifier,
+        timeline=found.timeline,
+        offset=-(-(highest + _ALIGNMENT) // _ALIGNMENT) * _ALIGNMENT,
+        slot=found.slot_name,
+        gap=replace(gap, since_lsn=known.told_lsn or 0),
+    )
+    return LineageDecision(
+        lineages=(*remembered.lineages, lineage),
+        gap=lineage.gap,
+        is_new=True,
+        needs_slot=_needs_slot(found),
+        is_changed=True,
+        confirmed_lsn=0,
+        heartbeat=0,
+    )
+
+
+def _continued(
+    remembered: StoredHistory, known: _KnownHistory, found: SourceHistory
+) -> LineageDecision:
+    """Follow the newest lineage, on the timeline that the server writes now."""
+    lineage = replace(known.lineage, timeline=found.timeline, slot=found.slot_name)
+    return LineageDecision(
+        lineages=(*remembered.lineages[:-1], lineage),
+        gap=None,
+        is_new=False,
+        needs_slot=_needs_slot(found),
+        is_changed=lineage != known.lineage,
+        confirmed_lsn=found.slot.confirmed_lsn if found.slot else 0,
+        heartbeat=known.heartbeat,
+    )
+
+
+def _needs_slot(found: SourceHistory) -> bool:
+    return found.slot is None or found.slot.is_lost

@@ -1,0 +1,345 @@
+"""
+What a lost state must have been, from what Kafka and the source still have. Pure.
+
+If only marks do not fit their topics any more, those marks are made anew. A topic that
+was deleted or truncated has lost records: it is made again as it was, and snapshots
+fill it. A topic that was given partitions uses them from the next position on.
+
+If the lineage is lost, everything is. The one question then is what was added to the
+source's LSNs. If a row change proves it, or if everything published lies within the
+server's log, the history goes on where it was, and nothing is published twice.
+Otherwise a new lineage begins above everything, with a gap whose plan is a snapshot of
+every captured table.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from towpath.relay.errors import StateRefusedError
+from towpath.relay.recovery.lineage import (
+    Gap,
+    Lineage,
+    SlotHistory,
+    SourceHistory,
+    lineages_document,
+)
+from towpath.relay.recovery.marks import (
+    Confirmed,
+    FormerCount,
+    FormerCounts,
+    Mark,
+    TopicMarks,
+    marks_document,
+)
+from towpath.relay.recovery.state import (
+    CONFIRMED_KEY,
+    LINEAGE_KEY,
+    MARKS_KEY,
+    SETTINGS_KEY,
+)
+from towpath.schemas.position import format_lsn, format_position, parse_position
+
+_ALIGNMENT: Final = 8
+_NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
+# Above every ordinal: a whole transaction stands by one partition count.
+_LAST_ORDINAL: Final = 9_999_999_999
+_NUMBER: Final = 1
+_SIGNAL: Final = "repair"
+_AGAIN_FROM: Final = (
+    "what these topics lack of the log from the confirmed position on is published"
+)
+_MOVED: Final = (
+    "topic {topic} uses {count} partitions behind position {until}: keys move. Sinks "
+    "compare positions and need nothing; a consumer that needs the order of each key "
+    "reads every partition up to its barrier (header towpath-partition-count) before "
+    "it goes on behind one"
+)
+_REQUESTED: Final = (
+    "snapshots of {tables} are asked for by signal {signal}, with a sweep"
+)
+_UNREAD: Final = (
+    "what topic {topic} lost cannot be read from a table: fill its readers from "
+    "elsewhere (docs/runbook.md, TopicTruncatedError)"
+)
+_SETTINGS: Final = (
+    "the settings of the file are taken for those of before: if they decide otherwise "
+    "than then, records that Kafka has are published again"
+)
+_AGAIN: Final = "what Kafka has of it is published again, at new positions"
+_CLOSED_BY: Final = (
+    "snapshots of every captured table close the gap: relay.on_gap says who asks"
+)
+LOST: Final = "the state topic was lost, and nothing proves where its lineage began"
+
+
+class Evidence(NamedTuple):
+    """
+    What is known without the state.
+
+    Attributes:
+        marks: What each partition has.
+        published_log_lsn: The highest log LSN of any streamed record.
+        offsets: What is added to the source's LSNs, by the log LSN that proves it.
+        found: What the source tells of itself.
+        settings: What the file says decides ordinals, routes, keys and partitions.
+        tables: The captured tables.
+        at: The time, as RFC 3339.
+    """
+
+    marks: Mapping[str, TopicMarks]
+    published_log_lsn: int
+    offsets: Mapping[int, int]
+    found: SourceHistory
+    settings: Mapping[str, Any]
+    tables: Sequence[str]
+    at: str
+
+
+class RepairPlan(NamedTuple):
+    """
+    What would be written, in this order, and what a person should know.
+
+    Attributes:
+        documents: By key; None takes a key back. The lineage comes last, so that a half
+            repair can be repeated.
+        notes: One sentence each.
+        is_whole: Whether every other key is taken back too.
+        made: Topics that are made again first, with their partition counts.
+        signal_id: Of the signal that asks for ``asked``.
+        asked: The tables and views whose records were lost.
+    """
+
+    documents: Mapping[str, Mapping[str, Any] | None]
+    notes: tuple[str, ...]
+    is_whole: bool
+    made: Mapping[str, int] = _NO_TOPICS
+    signal_id: str = ""
+    asked: tuple[str, ...] = ()
+
+
+class MarkMismatch(NamedTuple):
+    """
+    A topic that its marks do not fit.
+
+    Attributes:
+        reason: Why, for people.
+        partition_count: What it has now; 0: it is gone.
+        has_lost: Whether records are gone; otherwise partitions were added.
+    """
+
+    reason: str
+    partition_count: int
+    has_lost: bool
+
+
+class MismatchFacts(NamedTuple):
+    """
+    All that is known of topics that their marks do not fit.
+
+    Attributes:
+        misfits: By topic.
+        had: Their marks as stored.
+        former: Their former partition counts, as stored.
+        has: What they have now; without one that has nothing.
+        collections: Which table or view each topic that the relay still writes can be
+            filled from; None: from none.
+        at: The time, as RFC 3339.
+    """
+
+    misfits: Mapping[str, MarkMismatch]
+    had: Mapping[str, TopicMarks]
+    former: FormerCounts
+    has: Mapping[str, TopicMarks]
+    collections: Mapping[str, str | None]
+    at: str
+
+
+def plan_repair(evidence: Evidence) -> RepairPlan:
+    """
+    Return what the state must have been.
+
+    Raises:
+        StateRefusedError: There is no slot, or it is in use.
+    """
+    slot = _usable_slot(evidence.found)
+    offset, told = _offset(evidence)
+    lineage = _lineage(evidence, slot, offset)
+    documents: dict[str, Mapping[str, Any] | None] = {
+        f"{MARKS_KEY}{topic}": marks_document(marks)
+        for topic, marks in sorted(evidence.marks.items())
+    }
+    documents[SETTINGS_KEY] = evidence.settings
+    if offset is not None:
+        documents[CONFIRMED_KEY] = Confirmed(
+            lsn=slot.confirmed_lsn,
+            log_lsn=offset + slot.confirmed_lsn,
+            published_log_lsn=evidence.published_log_lsn,
+            heartbeat=0,
+            is_clean=False,
+            at=evidence.at,
+        )._asdict()
+    documents[LINEAGE_KEY] = lineages_document([lineage])
+    notes = (told, *_notes(slot, is_exact=offset is not None))
+    return RepairPlan(documents, notes, is_whole=True)
+
+
+def find_mismatches(
+    marks: Mapping[str, TopicMarks],
+    counts: Mapping[str, int],
+    ends: Mapping[tuple[str, int], int],
+) -> dict[str, MarkMismatch]:
+    """
+    Return the topics that marks do not fit any more.
+
+    Args:
+        marks: As stored.
+        counts: The partitions of each topic that there is.
+        ends: The end offset of each marked partition; -1 if it is gone.
+    """
+    found = {}
+    for topic, of_topic in sorted(marks.items()):
+        had, count = len(of_topic), counts.get(topic, 0)
+        short = [n for n, mark in of_topic.items() if ends[topic, n] < mark.next_offset]
+        changed = f"had {had} partitions and has {count}"
+        if not count:
+            found[topic] = MarkMismatch("is gone", 0, has_lost=True)
+        elif short:
+            reason = f"ends below its mark in partition {short[0]}"
+            found[topic] = MarkMismatch(reason, count, has_lost=True)
+        elif count != had:
+            found[topic] = MarkMismatch(changed, count, has_lost=count < had)
+    return found
+
+
+def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
+    """
+    Return new marks for topics that were truncated, made anew or given partitions.
+
+    Args:
+        topics: What is known of them.
+        found: What the source tells of itself.
+
+    Raises:
+        StateRefusedError: The slot is in use.
+    """
+    _refuse_in_use(found)
+    documents: dict[str, Mapping[str, Any] | None] = {}
+    notes = [f"topic {topic} {each.reason}" for topic, each in topics.misfits.items()]
+    for topic, each in topics.misfits.items():
+        now = topics.has.get(topic)
+        former: tuple[FormerCount, ...] = ()
+        if now is not None and not each.has_lost:
+            now = _kept(now, topics.had[topic])
+            former = (*topics.former.get(topic, ()), *_former(now, topics.had[topic]))
+            notes += [
+                _MOVED.format(
+                    topic=topic, count=each.partition_count, until=last.until.decode()
+                )
+                for last in former[-1:]
+            ]
+        document = None if now is None else marks_document(now, former)
+        documents[f"{MARKS_KEY}{topic}"] = document
+    lost = [topic for topic, each in topics.misfits.items() if each.has_lost]
+    written = [topic for topic in lost if topic in topics.collections]
+    asked = [name for topic in written if (name := topics.collections[topic])]
+    signal_id = f"{_SIGNAL}-{topics.at}"
+    if asked:
+        notes.append(_REQUESTED.format(tables=", ".join(asked), signal=signal_id))
+    unread = [topic for topic in written if topics.collections[topic] is None]
+    notes += [_UNREAD.format(topic=topic) for topic in unread]
+    return RepairPlan(
+        documents,
+        (*notes, _AGAIN_FROM),
+        is_whole=False,
+        made={
+            topic: len(topics.had[topic])
+            for topic in written
+            if not topics.misfits[topic].partition_count
+        },
+        signal_id=signal_id,
+        asked=tuple(asked),
+    )
+
+
+def _kept(now: TopicMarks, had: TopicMarks) -> TopicMarks:
+    """Return today's marks, with the positions that retention has taken since."""
+    return {
+        partition: Mark(
+            mark.next_offset,
+            mark.position or (had[partition].position if partition in had else None),
+        )
+        for partition, mark in now.items()
+    }
+
+
+def _former(now: TopicMarks, had: TopicMarks) -> tuple[FormerCount, ...]:
+    """Return the former partition count of what is published, if anything is."""
+    positions = [mark.position for mark in now.values() if mark.position]
+    if not positions:
+        return ()
+    log_lsn = parse_position(max(positions).decode()).log_lsn
+    until = format_position(log_lsn, _LAST_ORDINAL).encode()
+    return (FormerCount(len(had), until),)
+
+
+def _refuse_in_use(found: SourceHistory) -> None:
+    if found.slot is not None and found.slot.is_active:
+        reason = f"slot {found.slot_name} is in use: stop the relay first"
+        raise StateRefusedError(reason)
+
+
+def _usable_slot(found: SourceHistory) -> SlotHistory:
+    slot = found.slot
+    if slot is None or not slot.is_ours or slot.is_lost:
+        reason = (
+            f"slot {found.slot_name} is not there or of no use: drop it if there is "
+            "one, run towpath relay init, then repair the state"
+        )
+        raise StateRefusedError(reason)
+    _refuse_in_use(found)
+    return slot
+
+
+def _offset(evidence: Evidence) -> tuple[int | None, str]:
+    """Return what is added to LSNs, None if nobody knows, and how that is known."""
+    highest, end_lsn = evidence.published_log_lsn, evidence.found.current_lsn
+    if evidence.offsets:
+        log_lsn = max(evidence.offsets)
+        offset = evidence.offsets[log_lsn]
+        if offset >= 0 and offset % _ALIGNMENT == 0 and highest - offset <= end_lsn:
+            return offset, f"a row change proves that {offset} is added to LSNs"
+    elif highest <= end_lsn:
+        return 0, (
+            "nothing that was published lies beyond the server's log, which ends at "
+            f"{format_lsn(end_lsn)}: it is taken for the first lineage"
+        )
+    return None, (
+        f"published is {format_lsn(highest)}, the server's log ends at "
+        f"{format_lsn(end_lsn)}: a new lineage begins above what was published"
+    )
+
+
+def _lineage(evidence: Evidence, slot: SlotHistory, offset: int | None) -> Lineage:
+    found = evidence.found
+    gap = None
+    if offset is None:
+        above = evidence.published_log_lsn + _ALIGNMENT
+        offset = -(-above // _ALIGNMENT) * _ALIGNMENT
+        gap = Gap(LOST, slot.confirmed_lsn, evidence.at, tuple(evidence.tables))
+    return Lineage(
+        number=_NUMBER,
+        system_identifier=found.system_identifier,
+        timeline=found.timeline,
+        offset=offset,
+        slot=found.slot_name,
+        gap=gap,
+        start_lsn=None if gap else slot.confirmed_lsn,
+    )
+
+
+def _notes(slot: SlotHistory, *, is_exact: bool) -> tuple[str, ...]:
+    begin = f"the log is streamed from {format_lsn(slot.confirmed_lsn)} on"
+    if is_exact:
+        return f"{begin}; what Kafka has is left out", _SETTINGS
+    return f"{begin}; {_AGAIN}", _CLOSED_BY, _SETTINGS

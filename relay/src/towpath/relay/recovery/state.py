@@ -1,0 +1,207 @@
+"""
+The relay's state: what the compacted topic ``<prefix>.relay-state`` holds.
+
+==================  ================================================================
+``lineage``         which histories of which databases it has followed, newest last
+``confirmed``       how far Postgres may forget; stored before Postgres is told
+``marks:<topic>``   what each partition has (``marks``)
+``settings``        what decided ordinals, routes, keys and partitions
+``delivery``        whether records were written in Kafka's transactions
+``skip:<lsn>``      a transaction that an operator wants set aside
+==================  ================================================================
+
+It stands in Kafka, not in the database, because the database may be the thing that was
+restored. Values are JSON; an empty value takes the key back. Pure: ``kafka.state``
+reads and writes the topic.
+
+The settings that decide what is published where, kept beside the marks.
+
+After a crash the relay streams again what Kafka may have. Which record a change gives,
+under which number and in which partition, must then be decided as before, or what Kafka
+has would not be recognised: so it runs with the settings of then until the confirmed
+position has passed every mark, and with those of the file from there on.
+
+Another slot is another lineage, so it is always the file's. What only forms values
+(masks, and their salts) is left out: it decides nothing here, and a salt does not
+belong beside what it hides. So are the aggregate views: they form READ events alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+
+from towpath.relay.encode.record import FIRST_PARTITION, FIXED_BYTES, Record
+from towpath.relay.errors import StateLostError
+from towpath.relay.recovery.marks import (
+    NO_FORMER_COUNTS,
+    Confirmed,
+    FormerCounts,
+    TopicMarks,
+    parse_former,
+    parse_marks,
+)
+from towpath.schemas import topics
+from towpath.settings import Relay, Settings, Source
+
+LINEAGE_KEY: Final = "lineage"
+CONFIRMED_KEY: Final = "confirmed"
+SETTINGS_KEY: Final = "settings"
+MARKS_KEY: Final = "marks:"
+SKIP_KEY: Final = "skip:"
+DELIVERY_KEY: Final = "delivery"
+
+StateDocument = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """
+    What the state topic holds.
+
+    Attributes:
+        lineage: The document under ``lineage``; None if none was ever written.
+        confirmed: How far Postgres may forget; None before the first time.
+        marks: By topic.
+        former: By topic, the partition counts of before partitions were added.
+        settings: The document under ``settings``; None if none was ever written.
+        delivery: How records were written; None if nobody has said so.
+        skips: The log LSNs of transactions to set aside.
+        skipped_log_lsns: Of those that were: one that is not confirmed comes again,
+            and is set aside again.
+    """
+
+    lineage: StateDocument | None = None
+    confirmed: Confirmed | None = None
+    marks: Mapping[str, TopicMarks] = field(
+        default_factory=lambda: MappingProxyType(dict[str, TopicMarks]())
+    )
+    former: FormerCounts = field(default_factory=lambda: NO_FORMER_COUNTS)
+    settings: StateDocument | None = None
+    delivery: str | None = None
+    skips: frozenset[int] = frozenset()
+    skipped_log_lsns: frozenset[int] = frozenset()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever written."""
+        return self.lineage is None and not self.marks
+
+
+def parse_state(newest: Mapping[str, bytes]) -> State:
+    """
+    Return the state that the newest values make.
+
+    Raises:
+        StateLostError: One of them cannot be read.
+    """
+    try:
+        return _parse({key: orjson.loads(text) for key, text in newest.items()})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"the state topic holds what cannot be read: {error}"
+        raise StateLostError(reason) from error
+
+
+def _parse(documents: Mapping[str, Any]) -> State:
+    confirmed = documents.get(CONFIRMED_KEY)
+    return State(
+        lineage=documents.get(LINEAGE_KEY),
+        confirmed=None if confirmed is None else Confirmed(**confirmed),
+        marks={
+            key.removeprefix(MARKS_KEY): parse_marks(document)
+            for key, document in documents.items()
+            if key.startswith(MARKS_KEY)
+        },
+        former={
+            key.removeprefix(MARKS_KEY): former
+            for key, document in documents.items()
+            if key.startswith(MARKS_KEY) and (former := parse_former(document))
+        },
+        settings=documents.get(SETTINGS_KEY),
+        delivery=documents.get(DELIVERY_KEY, {}).get("mode"),
+        skips=_skips(documents, is_done=False),
+        skipped_log_lsns=_skips(documents, is_done=True),
+    )
+
+
+def _skips(documents: Mapping[str, Any], *, is_done: bool) -> frozenset[int]:
+    return frozenset(
+        int(document["log_lsn"])
+        for key, document in documents.items()
+        if key.startswith(SKIP_KEY) and bool(document.get("done")) == is_done
+    )
+
+
+class StateRecords:
+    """Makes the records that the loop itself writes into the state topic."""
+
+    def __init__(self, prefix: str) -> None:
+        self.topic = topics.state_topic(prefix)
+
+    def marks(self, topic: str, document: StateDocument, now_ms: int) -> Record:
+        """Return the record of a topic's marks."""
+        return self._record(f"{MARKS_KEY}{topic}", document, now_ms)
+
+    def confirmed(self, confirmed: Confirmed, now_ms: int) -> Record:
+        """Return the record of how far Postgres may forget."""
+        return self._record(CONFIRMED_KEY, confirmed._asdict(), now_ms)
+
+    def skipped(self, lsn_text: str, log_lsn: int, now_ms: int) -> Record:
+        """Return the record that says that a transaction was set aside."""
+        told = {"done": True, "log_lsn": log_lsn}
+        return self._record(f"{SKIP_KEY}{lsn_text}", told, now_ms)
+
+    def _record(self, key: str, document: StateDocument, now_ms: int) -> Record:
+        name, value = key.encode(), orjson.dumps(document)
+        size = len(name) + len(value) + FIXED_BYTES
+        return Record(self.topic, name, value, [], b"", now_ms, size, FIRST_PARTITION)
+
+
+_SOURCE: Final = frozenset({"publication", "outbox_publication", "tables"})
+_RELAY: Final = frozenset({"preset", "outbox", "rows", "transactions", "messages"})
+_LEFT_OUT: Final = MappingProxyType({"rows": "mask", "outbox": "view"})
+
+
+def publishing_settings(settings: Settings) -> dict[str, Any]:
+    """Return what decides ordinals, routes, keys and partitions, as a document."""
+    source = settings.database.model_dump(mode="json", include=set(_SOURCE))
+    relay = settings.relay.model_dump(mode="json", include=set(_RELAY))
+    for section, key in _LEFT_OUT.items():
+        relay[section].pop(key, None)
+    return {"source": source, "relay": relay}
+
+
+def with_stored(settings: Settings, stored: Mapping[str, Any]) -> Settings:
+    """
+    Return the settings with what was stored in place of what decides.
+
+    Raises:
+        StateLostError: What was stored is no configuration any more.
+    """
+    source = settings.database.model_dump() | dict(stored["source"])
+    relay = settings.relay.model_dump()
+    for name, value in stored["relay"].items():
+        relay[name] = relay[name] | value if isinstance(value, dict) else value
+    try:
+        return settings.model_copy(
+            update={
+                "source": (Source.model_validate(source),),
+                "relay": Relay.model_validate(relay),
+            }
+        )
+    except ValueError as error:
+        reason = f"the stored settings cannot be read: {error}"
+        raise StateLostError(reason) from error
+
+
+def changed_settings(settings: Settings, stored: Mapping[str, Any]) -> tuple[str, ...]:
+    """Name the settings of the file that differ from those that were stored."""
+    now = publishing_settings(settings)
+    return tuple(
+        f"{section}.{name}"
+        for section, names in now.items()
+        for name, value in names.items()
+        if stored.get(section, {}).get(name) != value
+    )

@@ -1,1 +1,0 @@
-"""From changes to records, without I/O. ``values``, ``table``, ``outbox``: hot path."""

@@ -1,0 +1,421 @@
+"""
+One attempt: every part is made anew from what the log and the state topic hold.
+
+::
+
+    claim -> what Kafka has -> what is read first -> which history -> stream
+
+Kafka is looked at only after the claim, and after the broker has been told that a dead
+process of our name is to be heard no more: what is there then is all that there is.
+
+Attempt after attempt: what may pass is tried again, anything else ends the process.
+
+Each attempt begins from what the log and the state topic hold, with everything made
+anew, so that no failure leaves half of itself behind.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Final
+
+import structlog
+
+from towpath.relay.captured_tables import check_topics
+from towpath.relay.context import ProcessContext
+from towpath.relay.encode.record import Record
+from towpath.relay.errors import SourceUnavailableError
+from towpath.relay.initial_snapshot import InitialSnapshot
+from towpath.relay.kafka.producer import KafkaProducer
+from towpath.relay.kafka.recovery import read_announced
+from towpath.relay.kafka.state import StateTopic, write_now
+from towpath.relay.kafka.topic_monitor import TopicMonitor
+from towpath.relay.ports import InterruptibleWait
+from towpath.relay.postgres.capture_checks import GeneratedColumns
+from towpath.relay.postgres.catalog import PostgresCatalog
+from towpath.relay.postgres.connect import Connection, connect
+from towpath.relay.postgres.history import HistoryStore, LineageResolver
+from towpath.relay.postgres.key_changes import KeyChanges, require_same_keys
+from towpath.relay.postgres.known_tables import KnownTables
+from towpath.relay.postgres.new_tables import NewTables
+from towpath.relay.postgres.relays import read_registration
+from towpath.relay.postgres.replication import SlotStream
+from towpath.relay.postgres.slot import ClaimWait, SlotOwnership, wait_for_slot
+from towpath.relay.postgres.slot_monitor import SlotMonitor
+from towpath.relay.postgres.source_checks import SourceChecks
+from towpath.relay.postgres.source_facts import read_captured, read_streamed
+from towpath.relay.postgres.worker import SnapshotWorker
+from towpath.relay.recover import (
+    RecoveredState,
+    check_existing_topics,
+    has_records,
+    recover,
+    store_first_marks,
+    transactional_id,
+)
+from towpath.relay.recovery import lineage as lineages
+from towpath.relay.recovery.lineage import Lineage, LineageDecision, StoredHistory
+from towpath.relay.recovery.marks import Marks
+from towpath.relay.recovery.state import (
+    CONFIRMED_KEY,
+    LINEAGE_KEY,
+    SETTINGS_KEY,
+    changed_settings,
+    publishing_settings,
+    with_stored,
+)
+from towpath.relay.snapshot.naming import Registration
+from towpath.relay.wiring import PipelineBuilder
+from towpath.schemas.backoff import Backoff
+from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.failure import Disposition, TowpathError
+from towpath.schemas.position import format_lsn
+from towpath.settings import DeliveryMode, Settings
+
+_LOG = structlog.get_logger("towpath.relay")
+
+_PUBLICATIONS: Final = frozenset({"source.publication", "source.outbox_publication"})
+
+
+class Session:
+    """From connecting to the end of one connection's lifetime."""
+
+    def __init__(self, world: ProcessContext, is_stopping: Callable[[], bool]) -> None:
+        self._world = world
+        self._is_stopping = is_stopping
+        database = world.settings.database
+        self._state = StateTopic(world.settings.kafka, database.prefix)
+        self._relay = Registration(database.slot, 1)
+        self._opening = InitialSnapshot(world, is_stopping)
+        self._why_anew: str | None = None
+        self._topic_watch: TopicMonitor | None = None
+        # By lineage, from which log LSN on the log knows the publications of the file.
+        self._known_from: dict[int, int] = {}
+
+    def run(self) -> None:
+        """
+        Follow the source; returns when told to stop.
+
+        Raises:
+            TowpathError: What ended it; its disposition says what to do.
+        """
+        while not (self._is_stopping() or self._opening.is_over):
+            self._why_anew = None
+            with ExitStack() as closing:
+                self._follow(closing)
+        self._opening.check()
+
+    def _begin_anew(self, why: str) -> None:
+        """End this connection's lifetime, from any thread."""
+        _LOG.warning("connecting anew", reason=why)
+        self._why_anew = why
+        self._world.wakeup.wake()
+
+    def _follow(self, closing: ExitStack) -> None:
+        """Follow until told to stop, or until the settings of before have served."""
+        settings, world = self._world.settings, self._world
+        source = settings.database
+        connection = closing.enter_context(connect(source.dsn))
+        self._relay = relay = read_registration(connection, source.slot)
+        self._open_topics(connection)
+        ownership = self._claim(closing)
+        producer = self._make_producer(closing)
+        past = recover(self._world, self._state, producer)
+        stream = SlotStream(source.dsn, world.clock, world.wakeup)
+        closing.callback(stream.close)
+        decision = self._decide(closing, past, connection, stream)
+        if decision is None:
+            return
+        known = KnownTables(settings, decision.lineage.number)
+        require_same_keys(connection, settings, known)
+        store_first_marks(world, self._state, past.marks)
+        catalog = PostgresCatalog(connection)
+        settings, until_log_lsn = self._settle_settings(past, decision, catalog)
+        worker = self._make_worker(closing, settings)
+        lent = self._opening.lent
+        builder = PipelineBuilder(world, settings, past, decision, relay, lent)
+        pipeline = builder.assemble(
+            producer,
+            stream,
+            catalog,
+            worker,
+            lambda stored: self._is_ending() or 0 < until_log_lsn < stored,
+        )
+        self._watch(closing, ownership, decision)
+        self._topic_watch = self._watch_topics(closing, past.marks)
+        if not self._start(stream, settings, catalog):
+            return
+        _LOG.info(
+            "streaming",
+            confirmed_lsn=format_lsn(decision.confirmed_lsn),
+            lineage=decision.lineage.number,
+            published_position=past.published.horizon.decode() or None,
+        )
+        pipeline.run(settings.relay.stop_timeout_s)
+
+    def _open_topics(self, connection: Connection) -> None:
+        """Make topics, unless two tables would share one: all of these are named."""
+        world, settings = self._world, self._world.settings
+        captured, prefix = world.captured, settings.database.prefix
+        captured.replace(read_captured(connection, settings))
+        captured.announced = read_announced(settings.kafka, prefix)
+        tables = read_streamed(connection, settings)
+        check_topics(settings, tables, captured.announced)
+        had = check_existing_topics(world, self._state)
+        world.topics.open(prefix, captured.names, had)
+
+    def _decide(
+        self,
+        closing: ExitStack,
+        past: RecoveredState,
+        connection: Connection,
+        stream: SlotStream,
+    ) -> LineageDecision | None:
+        """Return which lineage is followed; None if the stream is not needed."""
+        settings, memory = self._world.settings, self._memory(past)
+        clock, relay = self._world.clock, self._relay
+        history = LineageResolver(settings, memory, clock, connection, stream, relay)
+        found, known = history.found(0), memory.read()
+        if not self._opening.begin(closing, connection, relay, known, found):
+            return None
+        return history.follow()
+
+    def _is_ending(self) -> bool:
+        """
+        Tell whether the process is to stop.
+
+        Raises:
+            PartitionCountChangedError: A topic has other partitions than it had.
+            TopicTruncatedError: A topic was deleted.
+            SourceUnavailableError: The guardian wants a new beginning, at once: what
+                is on its way may be another process's by now.
+        """
+        if self._why_anew is not None:
+            raise SourceUnavailableError(self._why_anew)
+        if self._topic_watch is not None:
+            self._topic_watch.check()
+        return self._is_stopping() or self._opening.is_over
+
+    def _start(
+        self, stream: SlotStream, settings: Settings, catalog: PostgresCatalog
+    ) -> bool:
+        """
+        Start the stream; False if somebody else had it until now.
+
+        Whoever read the slot may have published what has not been looked at here.
+
+        Raises:
+            SlotHeldError: Another process keeps it.
+        """
+        world, names = self._world, settings.database
+        publications = (names.publication, names.outbox_publication)
+        attempts = 0
+
+        def attempt() -> bool:
+            nonlocal attempts
+            attempts += 1
+            stream.start(names.slot, publications)
+            return True
+
+        timeout_s = settings.relay.takeover_timeout_s
+        patience = ClaimWait(world.clock, world.wakeup, timeout_s, self._is_stopping)
+        wait_for_slot(names.slot, attempt, lambda: catalog.holder(names.slot), patience)
+        return attempts == 1
+
+    def _watch(
+        self, closing: ExitStack, ownership: SlotOwnership, decision: LineageDecision
+    ) -> None:
+        world, relay = self._world, self._relay
+        known = KnownTables(world.settings, decision.lineage.number)
+        keys = KeyChanges(world.settings, known, relay, self._begin_anew)
+        tables = NewTables(world.settings, world.captured, world.tally, known, relay)
+        checks = SourceChecks(world.settings, world.tally)
+        guardian = SlotMonitor(
+            world.settings,
+            world.tally,
+            world.clock,
+            ownership,
+            self._begin_anew,
+            relay=relay,
+            chores=(
+                self._opening,
+                tables,
+                keys,
+                checks,
+                GeneratedColumns(world.settings),
+            ),
+        )
+        closing.callback(guardian.close)
+        guardian.start()
+
+    def _watch_topics(self, closing: ExitStack, marks: Marks) -> TopicMonitor:
+        world = self._world
+        watch = TopicMonitor(
+            world.settings.kafka, world.topics.counts, marks.knows, world.wakeup.wake
+        )
+        closing.callback(watch.close)
+        watch.start()
+        return watch
+
+    def _claim(self, closing: ExitStack) -> SlotOwnership:
+        settings, world = self._world.settings, self._world
+        ownership = SlotOwnership(settings.database.dsn, settings.database.slot)
+        closing.callback(ownership.close)
+        ownership.acquire(
+            world.clock,
+            world.wakeup,
+            settings.relay.takeover_timeout_s,
+            self._is_stopping,
+        )
+        return ownership
+
+    def _make_producer(self, closing: ExitStack) -> KafkaProducer:
+        settings, topics = self._world.settings, self._world.topics
+        is_transactional = settings.relay.delivery is DeliveryMode.TRANSACTIONAL
+        producer = KafkaProducer(
+            settings.kafka,
+            topics.counts,
+            max_in_flight_bytes=settings.relay.max_in_flight_bytes,
+            batch_bytes=topics.batch_bytes,
+            record_bytes=topics.record_bytes,
+            transactional_id=transactional_id(settings) if is_transactional else None,
+        )
+        closing.callback(self._close_producer, producer)
+        return producer
+
+    def _close_producer(self, producer: KafkaProducer) -> None:
+        """
+        Let what is on its way arrive before anybody looks what has.
+
+        Not if the claim is lost, or the process ends: then it counts as dead.
+        """
+        if self._why_anew is None and not self._is_stopping():
+            producer.settle(self._world.settings.relay.stop_timeout_s)
+        producer.close()
+
+    def _make_worker(self, closing: ExitStack, settings: Settings) -> SnapshotWorker:
+        wanted = settings.relay.snapshot
+        worker = SnapshotWorker(
+            settings.database.dsn,
+            self._world.wakeup.wake,
+            publication=settings.database.publication,
+            relay=settings.database.slot,
+            readers=wanted.readers,
+            watermarks=wanted.watermarks,
+            max_chunk_bytes=wanted.chunk_bytes,
+            views=settings.relay.outbox.view,
+        )
+        closing.callback(worker.close)
+        self._opening.lend(worker)
+        return worker
+
+    def _memory(self, past: RecoveredState) -> HistoryStore:
+        state, topic = past.state, self._state
+        confirmed = state.confirmed
+
+        def read() -> StoredHistory:
+            return StoredHistory(
+                lineages=lineages.parse_lineages(state.lineage),
+                confirmed_lsn=None if confirmed is None else confirmed.lsn,
+                confirmed_log_lsn=None if confirmed is None else confirmed.log_lsn,
+                published_log_lsn=past.published_log_lsn,
+                heartbeat=0 if confirmed is None else confirmed.heartbeat,
+                has_records=bool(past.published.horizon)
+                or has_records(self._world, self._state, past),
+            )
+
+        def write(known: Sequence[Lineage]) -> None:
+            topic.write(LINEAGE_KEY, lineages.lineages_document(known))
+
+        def confirm(lsn: int) -> None:
+            if confirmed is not None:
+                log_lsn = confirmed.log_lsn - confirmed.lsn + lsn
+                back = confirmed._replace(lsn=lsn, log_lsn=log_lsn)
+                topic.write(CONFIRMED_KEY, back._asdict())
+
+        def publish(record: Record) -> None:
+            write_now(self._world.settings.kafka, record)
+
+        return HistoryStore(read, write, publish, confirm)
+
+    def _settle_settings(
+        self, past: RecoveredState, decision: LineageDecision, catalog: PostgresCatalog
+    ) -> tuple[Settings, int]:
+        """
+        Return the settings to run with, and until which log LSN; 0: without end.
+
+        Those of the file are stored before the first record that they form. Other
+        publications serve from where the log ended when we first looked: before that
+        they may not have been there, and nothing may be read by them.
+        """
+        settings, stored = self._world.settings, past.state.settings
+        changed = () if stored is None else changed_settings(settings, stored)
+        confirmed = decision.lineage.offset + decision.confirmed_lsn
+        horizon = past.published.log_lsn
+        if not _PUBLICATIONS.isdisjoint(changed):
+            number, offset = decision.lineage.number, decision.lineage.offset
+            if number not in self._known_from:
+                self._known_from[number] = offset + catalog.log_end()
+            horizon = max(horizon, self._known_from[number])
+        if stored is not None and changed and horizon >= confirmed:
+            _LOG.warning(
+                "the settings of before hold until what they made is passed",
+                changed=list(changed),
+                until_log_lsn=horizon,
+            )
+            return with_stored(settings, stored), horizon
+        if stored is None or changed:
+            self._state.write(SETTINGS_KEY, publishing_settings(settings))
+        return settings, 0
+
+
+# An attempt that lasted this long was well: the next failure begins a new row.
+_WELL_S: Final = 10.0
+
+
+class SessionLoop:
+    """Runs attempts until one ends well or for good."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        sleeper: InterruptibleWait,
+        is_stopping: Callable[[], bool],
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._clock = clock
+        self._sleeper = sleeper
+        self._is_stopping = is_stopping
+        self._backoff = backoff or Backoff()
+
+    def run(self, attempt: Callable[[], None]) -> None:
+        """
+        Run ``attempt`` until it returns, or the process is to stop.
+
+        Raises:
+            TowpathError: One that trying again does not cure.
+        """
+        failures = 0
+        while not self._is_stopping():
+            began_at_s = self._clock.monotonic_s()
+            try:
+                return attempt()
+            except TowpathError as failure:
+                if failure.disposition is not Disposition.RETRY:
+                    raise
+                was_well = self._clock.monotonic_s() - began_at_s > _WELL_S
+                failures = 0 if was_well else failures + 1
+                self._wait(failure, failures)
+        return None
+
+    def _wait(self, failure: TowpathError, failures: int) -> None:
+        delay_s = self._backoff.delay_s(failures)
+        _LOG.warning(
+            "trying again",
+            reason=str(failure),
+            remedy=failure.remedy,
+            delay_s=round(delay_s, 2),
+            failures=failures,
+        )
+        deadline = Deadline(self._clock, delay_s)
+        while not self._is_stopping() and not deadline.passed():
+            self._sleeper.wait(deadline.remaining_s())

@@ -1,0 +1,240 @@
+r"""
+The queries that read a table, built from its shape.
+
+Keys are compared by the server alone, in the columns' own types and collations: as rows
+(``(a, b) > (x, y)``, never ``a > x and b > y``), with the text of a key cast to its
+column's type. COPY takes no parameters, so values are written as literals.
+
+A table has two keys, mostly the same: the one that identifies a row, by which keys are
+listed, and the one by which it is read in order, to which all bounds belong.
+
+COPY's text format: the lines of a chunk to the values of its rows, and nothing else.
+
+A line holds columns between tabs and ends with a newline. ``\N`` alone is NULL. In a
+value a backslash begins an escape: ``\b \f \n \r \t \v`` are control characters, one to
+three octal digits or ``x`` and one or two hex digits are a byte, and any other
+character stands for itself. What is left are the same bytes that the stream carries.
+"""
+
+import re
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from towpath.relay.snapshot.effects import ReadChunk
+from towpath.relay.snapshot.shape import Key, RowValues, TableShape
+from towpath.schemas.table_name import TableName, quoted
+
+# ruff: noqa: S608 - names and literals are quoted here; filters are the signal's SQL
+
+
+# What base64 never begins with.
+_SPELT_BYTES: Final = "\\x"
+
+
+class _Columns(NamedTuple):
+    """The columns of a key: their names, and their types as SQL spells them."""
+
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+
+    @property
+    def row(self) -> str:
+        return _row(self.names)
+
+    def ordered(self, direction: str = "") -> str:
+        return ", ".join(f"{name}{direction}" for name in self.names)
+
+    def literals(self, key: Key) -> str:
+        parts = zip(key, self.types, strict=True)
+        return _row(_literal(part.decode(), kind) for part, kind in parts)
+
+
+def chunk_query(ask: ReadChunk, shape: TableShape) -> str:
+    """Return the COPY that reads a chunk, in its order and with the shape of now."""
+    order = _order_columns(shape)
+    if ask.keys:
+        bounds, limit = [_listed(_key_columns(shape), ask.keys)], ""
+    else:
+        ends = ((">", ask.after_key), ("<=", ask.maximum_key))
+        bounds = [
+            f"{order.row} {sign} {order.literals(key)}" for sign, key in ends if key
+        ]
+        limit = f" limit {ask.max_rows + spare_rows(ask)}"
+    where = _where(shape, ask.condition, *bounds)
+    columns = ", ".join(quoted(column.name) for column in shape.relation.columns)
+    source = _source(shape, ask.select)
+    query = f"select {columns} from {source}{where} order by {order.ordered()}{limit}"
+    return f"copy ({query}) to stdout"
+
+
+def spare_rows(ask: ReadChunk) -> int:
+    """
+    Return how many rows are read beyond a chunk, and not delivered with it.
+
+    Nothing keeps a view or a SELECT from having two rows for one key: the row behind
+    the last one tells.
+    """
+    return int(ask.shape.view is not None or ask.select is not None)
+
+
+def spelling_query(keys: Iterable[Key], shape: TableShape) -> str:
+    """Return the COPY that reads keys as the server writes them; no table is read."""
+    listed = ", ".join(map(_key_columns(shape).literals, keys))
+    return f"copy (values {listed}) to stdout"
+
+
+def maximum_key_query(shape: TableShape, select: str | None = None) -> str:
+    """Return the COPY that reads the highest key, or a null one if there is any."""
+    order = _order_columns(shape)
+    names, source = ", ".join(order.names), _source(shape, select)
+    query = (
+        f"select {names} from {source}{_where(shape, None)}"
+        f" order by {order.ordered(' desc')} limit 1"
+    )
+    return f"copy ({query}) to stdout"
+
+
+def estimate_query(
+    shape: TableShape, condition: str | None, select: str | None = None
+) -> str:
+    """Return the EXPLAIN that tells how many rows the server expects."""
+    where = _where(shape, condition)
+    return f"explain (format json) select 1 from {_source(shape, select)}{where}"
+
+
+def boundaries_query(
+    shape: TableShape,
+    condition: str | None,
+    maximum_key: Key,
+    parts: int,
+    sample_percent: float,
+) -> str:
+    """
+    Return the COPY that cuts what lies below the maximum key into parts.
+
+    A sample of the table's pages is put in order, and its rows at each n-th part taken.
+    With fewer than a hundred rows for each part there is none: the condition leaves
+    little, or nobody knows how much.
+    """
+    order = _order_columns(shape)
+    named = [f"{name} as k{at}" for at, name in enumerate(order.names)]
+    keys = ", ".join(f"k{at}" for at in range(len(named)))
+    where = _where(shape, condition, f"{order.row} < {order.literals(maximum_key)}")
+    sample = (
+        f"select {', '.join(named)},"
+        f" row_number() over (order by {order.ordered()}) as place,"
+        " count(*) over () as total"
+        f" from {table_source(shape)} tablesample system ({sample_percent:.6f}){where}"
+    )
+    query = (
+        f"select {keys} from ({sample}) sampled"
+        f" where total >= {100 * parts} and place < total"
+        f" and place * {parts} / total > (place - 1) * {parts} / total order by place"
+    )
+    return f"copy ({query}) to stdout"
+
+
+def lock_statement(shape: TableShape) -> str:
+    """
+    Return what keeps the table from being altered or rewritten meanwhile.
+
+    A view is locked with all that is below it.
+    """
+    return f"lock table {table_source(shape)} in access share mode"
+
+
+def table_source(shape: TableShape) -> str:
+    """Name the table in a FROM: children of plain inheritance are other tables."""
+    if shape.view is not None:
+        return TableName.parse(shape.view.name).sql
+    name = shape.relation.full_name.sql
+    return name if shape.partitioned else f"only {name}"
+
+
+def _literal(text: str, kind: str) -> str:
+    """Write a key's value; bytes as the server spells them, or as records do."""
+    if kind == "bytea" and not text.startswith(_SPELT_BYTES):
+        return f"decode({quoted_text(text)}, 'base64')"
+    return f"{quoted_text(text)}::{kind}"
+
+
+def quoted_text(text: str) -> str:
+    """Quote a string; ``standard_conforming_strings`` is on."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _key_columns(shape: TableShape) -> _Columns:
+    names = tuple(map(quoted, shape.relation.key_names))
+    return _Columns(names, shape.key_types)
+
+
+def _order_columns(shape: TableShape) -> _Columns:
+    if not shape.order:
+        return _key_columns(shape)
+    columns = shape.relation.columns
+    names = tuple(quoted(columns[place].name) for place in shape.order)
+    return _Columns(names, shape.order_types)
+
+
+def _source(shape: TableShape, select: str | None) -> str:
+    """Name where rows come from; a comment at a SELECT's end ends with its line."""
+    if select is None:
+        return table_source(shape)
+    return f"({select.rstrip().rstrip(';')}\n) selected"
+
+
+def _where(shape: TableShape, condition: str | None, *bounds: str) -> str:
+    """Put conditions together; a comment at the end of one ends with its line."""
+    filters = [shape.row_filter] if shape.row_filter else []
+    filters += [condition] if condition else []
+    whole = [*(f"({each}\n)" for each in filters), *bounds]
+    return f" where {' and '.join(whole)}" if whole else ""
+
+
+def _listed(key: _Columns, keys: Iterable[Key]) -> str:
+    listed = ", ".join(map(key.literals, keys))
+    # A list of rows is planned as one OR for each: eight times slower for 500.
+    rows = listed if len(key.names) == 1 else f"values {listed}"
+    return f"{key.row} in ({rows})"
+
+
+def _row(parts: Iterable[str]) -> str:
+    return f"({', '.join(parts)})"
+
+
+_TAB: Final = b"\t"
+_BACKSLASH: Final = b"\\"
+_NULL: Final = rb"\N"
+_ESCAPE: Final = re.compile(rb"\\([0-7]{1,3}|x[0-9A-Fa-f]{1,2}|.)", re.DOTALL)
+_CONTROL: Final = MappingProxyType(
+    {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+)
+
+
+def decode_lines(lines: Iterable[bytes]) -> list[RowValues]:
+    """Return the values of lines, each of which ends with its newline. Hot path."""
+    return [
+        tuple(line[:-1].split(_TAB))
+        if _BACKSLASH not in line
+        else tuple(
+            [
+                field
+                if _BACKSLASH not in field
+                else None
+                if field == _NULL
+                else _ESCAPE.sub(_unescape, field)
+                for field in line[:-1].split(_TAB)
+            ]
+        )
+        for line in lines
+    ]
+
+
+def _unescape(match: re.Match[bytes]) -> bytes:
+    escape = match[1]
+    if escape[:1] in b"01234567":
+        return bytes((int(escape, 8) & 0xFF,))
+    if escape[:1] == b"x" and len(escape) > 1:
+        return bytes((int(escape[1:], 16),))
+    return _CONTROL.get(escape, escape)

@@ -1,0 +1,1 @@
+"""The stream: its steps become records, changed keys and facts of snapshots."""

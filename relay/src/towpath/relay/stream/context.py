@@ -1,0 +1,39 @@
+"""What the loop and its desks share; made anew for every connection."""
+
+from dataclasses import dataclass
+
+from towpath.relay.encode.router import Router
+from towpath.relay.publish.in_flight import DeliveryLedger
+from towpath.relay.publish.publisher import Publisher
+from towpath.relay.snapshot.visibility import InvisibleTransactions
+from towpath.relay.stats import Stats
+from towpath.relay.stream.relations import RelationAnnouncer
+from towpath.schemas.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class LoopContext:
+    """
+    The middle of one connection's lifetime.
+
+    Attributes:
+        ledger: What Kafka has acknowledged.
+        invisible: Which streamed transactions may be invisible yet.
+        outlet: The way out.
+        router: Which records a change gives.
+        shapes: Which shapes are told.
+        tally: What is counted, across connections.
+        clock: The time.
+    """
+
+    ledger: DeliveryLedger
+    invisible: InvisibleTransactions
+    outlet: Publisher
+    router: Router
+    shapes: RelationAnnouncer
+    tally: Stats
+    clock: Clock
+
+    def now_us(self) -> int:
+        """Return the wall time in microseconds since 1970."""
+        return int(self.clock.now().timestamp() * 1_000_000)

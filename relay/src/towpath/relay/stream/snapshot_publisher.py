@@ -1,0 +1,182 @@
+"""
+Rows and sweeps of snapshots on their way out, each by the route of its collection.
+
+A row is a record of its table's topic, or of its aggregate's; what is meant for one
+sink has a topic of its own. The rows of one call were judged just before: nothing of
+the stream comes between that and the client.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from towpath.relay.encode.codecs.codec import TableNames
+from towpath.relay.encode.codecs.json_codec import json_maker
+from towpath.relay.encode.dead_letters import TOO_LARGE, RefusedRoute
+from towpath.relay.encode.record import Record
+from towpath.relay.encode.rows import (
+    ReadRoute,
+    ReadSlice,
+    read_envelope_facts,
+    sweep_records,
+    undelivered_read,
+    with_message,
+)
+from towpath.relay.encode.table import TableRoute
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.publish.in_flight import Delivery
+from towpath.relay.snapshot.effects import EmitRows, EmitSweep
+from towpath.relay.snapshot.shape import Key, key_of
+from towpath.relay.stream.context import LoopContext
+from towpath.relay.wal.messages import Relation
+from towpath.schemas import headers, topics
+
+UNREPORTED_DELETE: Final = (
+    "a key that was asked for is gone, and the configured key of its records cannot be "
+    "made of the primary key alone"
+)
+
+UNSWEPT: Final = (
+    "the sweep of a table whose schema is refused is left out: its rows were set aside"
+)
+
+# Knows the routes of collections that are no tables; None: it is a table.
+AggregateRouteOf = Callable[[Relation], ReadRoute | None]
+
+
+def _none_declared(_relation: Relation) -> None:
+    return None
+
+
+class SnapshotPublisher:
+    """Produces what the snapshot driver lets out."""
+
+    def __init__(
+        self, core: LoopContext, aggregate_route_of: AggregateRouteOf = _none_declared
+    ) -> None:
+        self._core = core
+        self._aggregate_route_of = aggregate_route_of
+        self._routes: dict[int, ReadRoute] = {}
+        self._chunks: dict[int, Delivery] = {}
+
+    def rows(self, effect: EmitRows) -> Sequence[Key]:
+        """
+        Produce rows, and deletes of keys that were not found.
+
+        Returns:
+            The keys of those that are dead letters, in the order of the table's key.
+
+        Raises:
+            DeliveryFailedError: A record was given up; nothing more may be produced.
+            UnavailableError: Kafka is away when a new topic is needed.
+        """
+        core = self._core
+        route, place, delivery = self._way_of(effect)
+        records = route.reads(effect.rows, place)
+        refused = core.outlet.tell_all(records, delivery)
+        if refused and effect.target is not None:
+            self._tell_target([records[at] for at in refused], place, delivery)
+        undelivered = [key_of(effect.rows[at], effect.relation.key) for at in refused]
+        undelivered += [
+            key
+            for key in effect.absent
+            if core.outlet.tell_all(self._deletes(route, key, place), delivery)
+        ]
+        core.tally.snapshot_rows += len(effect.rows) + len(effect.absent)
+        if effect.is_last:
+            self._end(effect.chunk_id)
+        return undelivered
+
+    def sweep(self, effect: EmitSweep) -> None:
+        """
+        Produce a sweep into every partition.
+
+        Raises:
+            DeliveryFailedError: A record was given up; nothing more may be produced.
+            UnavailableError: Kafka is away when a new topic is needed.
+        """
+        core = self._core
+        route, place, delivery = self._way_of(effect)
+        if isinstance(route, RefusedRoute):
+            core.tally.skip(UNSWEPT)
+        else:
+            facts = core.outlet.facts(place.topic)
+            records = sweep_records(
+                self._sweep_value(route, effect.floor, place),
+                effect.floor,
+                place,
+                facts.partition_count,
+                is_compacted=facts.is_compacted,
+            )
+            core.outlet.tell_all(records, delivery)
+        self._end(effect.chunk_id)
+
+    def _way_of(
+        self, effect: EmitRows | EmitSweep
+    ) -> tuple[ReadRoute, ReadSlice, Delivery]:
+        """Return by which route records go, where they stand, and who waits."""
+        now_us = self._core.now_us()
+        route = self._route_of(effect.relation, effect.log_lsn, now_us)
+        topic = _topic_of(route.topic, effect.target)
+        place = ReadSlice(effect.log_lsn, effect.snapshot_id, topic, now_us)
+        return route, place, self._delivery_of(effect.chunk_id)
+
+    def _sweep_value(self, route: ReadRoute, floor: int, place: ReadSlice) -> bytes:
+        """Return the envelope of a sweep; events have none, and get a table's."""
+        if isinstance(route, TableRoute):
+            return route.sweep(floor, place)
+        router, relation = self._core.router, route.relation
+        names = TableNames(*router.place, relation.schema, relation.table, route.topic)
+        codec = json_maker(router.relay)(names, (), ())
+        empty = codec.value(None, None, read_envelope_facts(b"m", place), is_full=False)
+        return with_message(empty, floor)
+
+    def _route_of(self, relation: Relation, log_lsn: int, now_us: int) -> ReadRoute:
+        """Return a collection's route; a table's shape is told before its rows."""
+        aggregate = self._aggregate_route_of(relation)
+        if aggregate is not None:
+            return aggregate
+        shapes = self._core.shapes
+        shapes.announce(relation, log_lsn, now_us // 1000)
+        route = self._routes.get(relation.oid)
+        if route is None or route.relation != relation:
+            facts = shapes.facts_of(relation)
+            route = self._core.router.table(relation, facts)
+            self._routes[relation.oid] = route
+        return route
+
+    def _tell_target(
+        self, records: Sequence[Record], place: ReadSlice, delivery: Delivery
+    ) -> None:
+        """Tell the sink that rows were read for that these are dead letters."""
+        for record in records:
+            if record.key is not None:
+                found = dict(record.headers).get(headers.REASON)
+                why = found.decode() if isinstance(found, bytes) else TOO_LARGE
+                told = undelivered_read(
+                    record, place, f"the row is a dead letter: {why}"
+                )
+                self._core.outlet.tell(told, delivery)
+
+    def _deletes(
+        self, route: ReadRoute, key: Key, place: ReadSlice
+    ) -> Sequence[Record]:
+        """Return the deletes of a key that is gone, where a record's key is told."""
+        try:
+            return route.absent(key, place)
+        except MalformedMessageError:
+            self._core.tally.skip(UNREPORTED_DELETE)
+            return ()
+
+    def _delivery_of(self, chunk_id: int) -> Delivery:
+        delivery = self._chunks.get(chunk_id)
+        if delivery is None:
+            delivery = self._chunks[chunk_id] = self._core.ledger.begin_chunk(chunk_id)
+        return delivery
+
+    def _end(self, chunk_id: int) -> None:
+        self._core.ledger.end_chunk(chunk_id)
+        del self._chunks[chunk_id]
+
+
+def _topic_of(topic: str, target: str | None) -> str:
+    return topic if target is None else topics.backfill_topic(topic, target)

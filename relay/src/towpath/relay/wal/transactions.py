@@ -1,0 +1,348 @@
+"""
+Binds messages to their relation and their place in the one order.
+
+::
+
+    OUTSIDE --begin--> INSIDE --row, truncate, message--> INSIDE --commit--> OUTSIDE
+
+The ordinal counts every row message, truncate and transactional logical message of a
+transaction as received, before any filter, so that it is the same on every replay.
+``log_lsn`` is the lineage's offset plus the LSN of the commit record, known at Begin.
+
+Begin, insert and commit, read directly: most of what a backlog is made of. Hot path.
+
+The same messages as ``pgoutput`` reads, without the values in between. Whatever is not
+exactly as it should be is answered by None, and left to ``pgoutput`` and the sequencer,
+which say what is wrong with it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from towpath.relay.errors import MalformedMessageError
+from towpath.relay.wal.frames import PAYLOAD_AT
+from towpath.relay.wal.messages import (
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Message,
+    Origin,
+    Relation,
+    RelationShape,
+    Row,
+    Truncate,
+    TypeName,
+    Update,
+)
+from towpath.relay.wal.pgoutput import BEGIN, COMMIT, EPOCH_US, NEW, OID_TAG, read_row
+from towpath.schemas.envelope import Operation
+from towpath.schemas.position import READ_ORDINAL
+
+
+class Transaction(NamedTuple):
+    """
+    What all changes of one transaction share.
+
+    ``place`` is the first half of their positions' text, up to and with the dot.
+    ``origin`` names the replication origin, if the transaction was replicated itself,
+    and ``origin_lsn`` is its commit there; both come after the begin, so that only what
+    follows them has them.
+    """
+
+    xid: int
+    commit_lsn: int
+    log_lsn: int
+    committed_us: int
+    place: bytes
+    origin: str | None = None
+    origin_lsn: int | None = None
+
+
+class Change(NamedTuple):
+    """
+    One row change, bound to its relation and position.
+
+    Attributes:
+        operation: Create, update or delete.
+        relation: The table's shape at this point of the stream.
+        new: The row after; None for a delete.
+        old: The former key, or the whole former row if ``is_full``; None without.
+        is_full: Whether ``old`` is the whole row.
+        transaction: Whose change it is.
+        ordinal: Its index among the transaction's messages.
+        lsn: Where the row was written: for people, never for order.
+    """
+
+    operation: Operation
+    relation: Relation
+    new: Row | None
+    old: Row | None
+    is_full: bool
+    transaction: Transaction
+    ordinal: int
+    lsn: int
+
+
+class Truncation(NamedTuple):
+    """Tables emptied together, at one position."""
+
+    relations: tuple[Relation, ...]
+    transaction: Transaction
+    ordinal: int
+    lsn: int
+
+
+class Committed(NamedTuple):
+    """The transaction is complete; ``end_lsn`` is what may be confirmed."""
+
+    transaction: Transaction
+    end_lsn: int
+
+
+class LogicalMessageEvent(NamedTuple):
+    """
+    A logical message; outside a transaction it stands at (its LSN, -1).
+
+    ``lsn`` is where it was written; outside a transaction that is what may be
+    confirmed once it is delivered.
+    """
+
+    prefix: str
+    content: bytes
+    log_lsn: int
+    ordinal: int
+    transaction: Transaction | None
+    lsn: int
+
+
+StreamStep = (
+    Transaction
+    | Change
+    | Truncation
+    | Committed
+    | LogicalMessageEvent
+    | RelationShape
+    | None
+)
+
+# Skips a named tuple's own constructor, which costs more than the tuple.
+_make: Final = tuple.__new__
+
+_CREATE: Final = Operation.CREATE
+_UPDATE: Final = Operation.UPDATE
+_DELETE: Final = Operation.DELETE
+_KEY_ONLY: Final = False
+
+
+class Sequencer:
+    """
+    Turns messages into steps, one at a time.
+
+    Call order: after a ``RelationShape`` step the caller binds the relation, before
+    the next message is fed.
+
+    Attributes:
+        steps: What ``feed`` does, by the message's type, for callers that know it.
+        offset: The lineage's.
+        relations: The bound relations, by oid.
+        transaction: The open transaction; the follower's hot path moves it too.
+        ordinal: What the next change of it will have; after its commit, how many
+            messages it had.
+    """
+
+    def __init__(self, lineage_offset: int) -> None:
+        self.offset = lineage_offset
+        self.relations: dict[int, Relation] = {}
+        self.transaction: Transaction | None = None
+        self.ordinal = 0
+        self.steps: Mapping[type, Callable[[Any, int], StreamStep]] = {
+            Begin: self._begin,
+            Commit: self._commit,
+            Insert: self._insert,
+            Update: self._update,
+            Delete: self._delete,
+            Truncate: self._truncate,
+            LogicalMessage: self._speak,
+            RelationShape: _pass_on,
+            TypeName: _leave_out,
+            Origin: self._originate,
+        }
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a transaction is open."""
+        return self.transaction is not None
+
+    def bind(self, relation: Relation) -> None:
+        """Take a relation as the shape of the rows that follow."""
+        self.relations[relation.oid] = relation
+
+    def feed(self, message: Message, lsn: int) -> StreamStep:
+        """
+        Take the next message of the stream, written at ``lsn``.
+
+        Raises:
+            MalformedMessageError: The message is out of turn, or its relation unknown.
+        """
+        return self.steps[type(message)](message, lsn)
+
+    def _begin(self, message: Begin, _lsn: int) -> Transaction:
+        if self.transaction is not None:
+            reason = "a transaction begins inside another"
+            raise MalformedMessageError(reason)
+        final_lsn, committed_us, xid = message
+        log_lsn = self.offset + final_lsn
+        transaction = _make(
+            Transaction,
+            (xid, final_lsn, log_lsn, committed_us, b"%016x." % log_lsn, None, None),
+        )
+        self.transaction = transaction
+        self.ordinal = 0
+        return transaction
+
+    def _commit(self, message: Commit, _lsn: int) -> Committed:
+        transaction = self.transaction
+        if transaction is None or transaction.commit_lsn != message.commit_lsn:
+            reason = "a commit that ends no transaction"
+            raise MalformedMessageError(reason)
+        self.transaction = None
+        return _make(Committed, (transaction, message.end_lsn))
+
+    def _originate(self, message: Origin, _lsn: int) -> None:
+        """Note the origin; a transaction of several pieces may name several."""
+        if self.transaction is None:
+            reason = "an origin outside a transaction"
+            raise MalformedMessageError(reason)
+        self.transaction = self.transaction._replace(
+            origin=message.name, origin_lsn=message.origin_lsn
+        )
+
+    def _insert(self, message: Insert, lsn: int) -> Change:
+        oid, new = message
+        relation, transaction, ordinal = self._place(oid, new)
+        return _make(
+            Change, (_CREATE, relation, new, None, _KEY_ONLY, transaction, ordinal, lsn)
+        )
+
+    def _update(self, message: Update, lsn: int) -> Change:
+        oid, new, old, is_full = message
+        relation, transaction, ordinal = self._place(oid, new)
+        return _make(
+            Change, (_UPDATE, relation, new, old, is_full, transaction, ordinal, lsn)
+        )
+
+    def _delete(self, message: Delete, lsn: int) -> Change:
+        oid, old, is_full = message
+        relation, transaction, ordinal = self._place(oid, old)
+        return _make(
+            Change, (_DELETE, relation, None, old, is_full, transaction, ordinal, lsn)
+        )
+
+    def _truncate(self, message: Truncate, lsn: int) -> Truncation:
+        transaction, ordinal = self._count()
+        relations = tuple(self._relation(oid) for oid in message.relation_oids)
+        return Truncation(relations, transaction, ordinal, lsn)
+
+    def _speak(self, message: LogicalMessage, _lsn: int) -> LogicalMessageEvent:
+        is_transactional, lsn, prefix, content = message
+        if not is_transactional:
+            log_lsn = self.offset + lsn
+            return LogicalMessageEvent(
+                prefix, content, log_lsn, READ_ORDINAL, None, lsn
+            )
+        transaction, ordinal = self._count()
+        log_lsn = transaction.log_lsn
+        return LogicalMessageEvent(prefix, content, log_lsn, ordinal, transaction, lsn)
+
+    def _place(self, oid: int, row: Row) -> tuple[Relation, Transaction, int]:
+        transaction = self.transaction
+        if transaction is None:
+            reason = "a change outside a transaction"
+            raise MalformedMessageError(reason)
+        relation = self.relations.get(oid)
+        if relation is None or len(row) != len(relation.columns):
+            reason = f"a row of unknown shape, relation {oid}"
+            raise MalformedMessageError(reason)
+        ordinal = self.ordinal
+        self.ordinal = ordinal + 1
+        return relation, transaction, ordinal
+
+    def _count(self) -> tuple[Transaction, int]:
+        transaction = self.transaction
+        if transaction is None:
+            reason = "a change outside a transaction"
+            raise MalformedMessageError(reason)
+        ordinal = self.ordinal
+        self.ordinal = ordinal + 1
+        return transaction, ordinal
+
+    def _relation(self, oid: int) -> Relation:
+        relation = self.relations.get(oid)
+        if relation is None:
+            reason = f"a truncate of unknown relation {oid}"
+            raise MalformedMessageError(reason)
+        return relation
+
+
+def _pass_on(message: RelationShape, _lsn: int) -> RelationShape:
+    return message
+
+
+def _leave_out(_message: TypeName, _lsn: int) -> None:
+    return None
+
+
+INSERT_TAG, BEGIN_TAG, COMMIT_TAG = b"IBC"
+
+_BODY_AT: Final = PAYLOAD_AT + 1
+_ROW_AT: Final = _BODY_AT + OID_TAG.size
+_BEGIN_BYTES: Final = _BODY_AT + BEGIN.size
+_COMMIT_BYTES: Final = _BODY_AT + COMMIT.size
+
+_unpack_begin: Final = BEGIN.unpack_from
+_unpack_commit: Final = COMMIT.unpack_from
+_unpack_insert: Final = OID_TAG.unpack_from
+
+# Skips a named tuple's own constructor, which costs more than the tuple.
+
+
+def parse_begin(frame: bytes, offset: int) -> Transaction | None:
+    """Return the transaction that a frame begins; ``offset`` is the lineage's."""
+    if len(frame) != _BEGIN_BYTES:
+        return None
+    lsn, committed_us, xid = _unpack_begin(frame, _BODY_AT)
+    place = b"%016x." % (offset + lsn)
+    return _make(
+        Transaction,
+        (xid, lsn, offset + lsn, committed_us + EPOCH_US, place, None, None),
+    )
+
+
+def parse_commit(frame: bytes, transaction: Transaction | None) -> int | None:
+    """Return the end LSN of the transaction if this frame ends it."""
+    if len(frame) != _COMMIT_BYTES or transaction is None:
+        return None
+    flags, lsn, end_lsn, _ = _unpack_commit(frame, _BODY_AT)
+    is_its_end = not flags and lsn == transaction.commit_lsn
+    return end_lsn if is_its_end else None
+
+
+def parse_oid(frame: bytes) -> int | None:
+    """Return the relation of an inserted row."""
+    if len(frame) < _ROW_AT:
+        return None
+    oid, form = _unpack_insert(frame, _BODY_AT)
+    return oid if form == NEW else None
+
+
+def parse_row(frame: bytes, width: int) -> Row | None:
+    """
+    Return the inserted row of so many columns.
+
+    Raises:
+        IndexError, struct.error, MalformedMessageError: The row is cut short.
+    """
+    row, end = read_row(frame, _ROW_AT)
+    return row if end == len(frame) and len(row) == width else None

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from towpath.relay.errors import TopicTruncatedError
-from towpath.relay.recovery.marks import Mark, Marks
+from towpath.relay.errors import PartitionCountChangedError, TopicTruncatedError
+from towpath.relay.recovery.marks import FormerCount, Mark, Marks
 
 TOPIC = "p.shop.orders"
 AT = (TOPIC, 0)
@@ -73,3 +73,29 @@ def test_an_offset_that_goes_back_halts(is_read):
         TopicTruncatedError, match="took a record at 3, but reached 118"
     ):
         take(3)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_topic_with_another_partition_count_halts(count):
+    """
+    Its keys would begin to stand elsewhere; a topic without marks may have any count.
+    """
+    marks = marks_of_empty_topic()
+    marks.check_count(TOPIC, 1)
+    marks.check_count("p.shop.parcels", count)
+
+    with pytest.raises(PartitionCountChangedError):
+        marks.check_count(TOPIC, count)
+
+
+def test_a_former_partition_count_is_kept_until_the_stream_has_passed_it():
+    """
+    What is published again up to there is looked for in the former partitions.
+    """
+    former = (FormerCount(1, b"0000000000000008.0000000003"),)
+    marks = Marks({TOPIC: {0: Mark(5, None)}}, {TOPIC: former})
+
+    assert [False, False, True] == [
+        marks.forget_former(TOPIC, log_lsn) for log_lsn in (7, 8, 9)
+    ]
+    assert "former" not in marks.document(TOPIC)

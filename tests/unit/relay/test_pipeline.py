@@ -77,11 +77,13 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 1000.0
+        self.until_s = float("inf")
 
     def now(self) -> datetime:
         return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now_s)
 
     def monotonic_s(self) -> float:
+        assert self.now_s < self.until_s
         return self.now_s
 
     def wait(self, delay_s: float) -> None:
@@ -578,6 +580,21 @@ def test_a_stop_with_a_silent_broker_ends_within_its_time():
         waited_s < 12,
         len(bench.producer.pending) > 0,
     )
+
+
+def test_a_stop_ends_within_its_time_though_the_client_has_no_room():
+    """
+    A record that the client does not take is not waited for beyond the deadline.
+    """
+    bench = Bench()
+    bench.producer.is_answering = False
+    bench.producer.room = 0
+    bench.stream.reads.append(frames())
+    began_s = bench.clock.now_s
+    bench.clock.until_s = began_s + 60
+    bench.run(turns=2)
+
+    assert (START, True) == (bench.confirmed, bench.clock.now_s - began_s < 12)
 
 
 def test_a_server_shutdown_is_not_delayed_by_a_silent_kafka():

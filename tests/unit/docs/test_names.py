@@ -32,6 +32,8 @@ _KEY: Final = re.compile(
 )
 _SECTION_KEY: Final = re.compile(r"\[+([a-z.]+)\]+ ([a-z_]+)")
 _METRIC: Final = re.compile(r"towpath_(?:relay|sink|snapshot|build)_[a-z_]+")
+_TEST: Final = re.compile(r"test_\w+")
+_ERROR: Final = re.compile(r"[A-Z]\w+Error")
 # What Prometheus adds to the name of a histogram.
 _SUFFIX: Final = re.compile(r"_(?:bucket|sum|count)$")
 _TARGET: Final = re.compile(r"^make ([a-z-]+)(?= |$)", re.MULTILINE)
@@ -48,6 +50,14 @@ def source() -> str:
         path.read_text(encoding="utf-8")
         for suffix in ("py", "sql", "lua")
         for path in sorted(ROOT.glob(f"*/src/**/*.{suffix}"))
+    )
+
+
+@cache
+def written_tests() -> str:
+    """Return the text of all tests."""
+    return "\n".join(
+        path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("tests/**/*.py"))
     )
 
 
@@ -106,6 +116,16 @@ def is_metric(name: str) -> bool:
     return name in source() or _SUFFIX.sub("", name) in source()
 
 
+def is_test(name: str) -> bool:
+    """Tell whether a test has that name."""
+    return f"def {name}(" in written_tests()
+
+
+def is_error(name: str) -> bool:
+    """Tell whether an error class of ours has that name."""
+    return f"class {name}(" in source()
+
+
 def is_target(name: str) -> bool:
     """Tell whether the Makefile has a target."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -162,6 +182,8 @@ CHECKS: Final[dict[str, tuple[re.Pattern[str], Callable[[str], bool]]]] = {
     "file": (_FILE, is_file),
     "key": (_KEY, is_key),
     "metric": (_METRIC, is_metric),
+    "test": (_TEST, is_test),
+    "error": (_ERROR, is_error),
 }
 
 
@@ -206,6 +228,8 @@ def test_every_name_that_a_page_uses_exists(page: Path):
         ("`relay.snapshot.nothing`", "no key: relay.snapshot.nothing"),
         ("`[relay] nothing`", "no key: [relay] nothing"),
         ("`towpath_relay_nothing_total`", "no metric: towpath_relay_nothing_total"),
+        ("`test_nothing_at_all`", "no test: test_nothing_at_all"),
+        ("`NothingError`", "no error: NothingError"),
         ("`make nothing` `x`", "no target: make nothing"),
         ("`towpath sink mend`", "no command mend: towpath sink mend"),
         ("`towpath verify --mend`", "no option --mend: towpath verify --mend"),

@@ -22,7 +22,7 @@ def marked(page: Path) -> list[Block]:
 
 
 def runnable(page: Path) -> list[Block]:
-    """List what runs for a page: its blocks, behind the first page's example."""
+    """List the blocks that run for a page, after the first page's example."""
     own = marked(page)
     if any(block.language == "toml" for block in own):
         return own

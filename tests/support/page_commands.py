@@ -46,7 +46,7 @@ def run(
     text: str, folder: Path, settings: Mapping[str, str], timeout_s: float
 ) -> tuple[int, str]:
     """
-    Run a script in a folder; what it leaves in the background is killed.
+    Run a script in a folder, and kill the processes that it leaves behind.
 
     Args:
         text: The script.
@@ -88,7 +88,7 @@ def in_project(block: Block) -> str:
 
 
 def _kill_session(shell: subprocess.Popen[bytes]) -> None:
-    """Kill the shell and what it has started, which is one group of processes."""
+    """Kill the shell and its children, which are one group of processes."""
     try:
         os.killpg(shell.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -59,6 +59,11 @@ def spans(text: str) -> list[str]:
     return _SPAN.findall(prose(text))
 
 
+def plain(text: str) -> str:
+    """Return a page's prose without its code spans."""
+    return _SPAN.sub("", prose(text))
+
+
 def links(text: str) -> list[str]:
     """List the targets of a page's links, pictures included."""
     return _LINK.findall(_SPAN.sub("`code`", prose(text)))

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from support.pages import DOCS, ROOT
+from support.pages import DOCS, ROOT, name_of, pages, plain
 
 GLOSSARY = DOCS / "glossary.md"
 _ROW = re.compile(r"^\| (\*\*.+?) \| (.+?) \| (.*?) \| ?(.*?) ?\|$", re.MULTILINE)
@@ -93,6 +93,12 @@ def used(words: set[str], names: frozenset[str]) -> dict[str, set[str]]:
     return dict(found)
 
 
+def banned_words_of(text: str) -> list[str]:
+    """List the banned words in the prose of a page."""
+    words = re.findall(r"[a-z]+", plain(text).lower())
+    return sorted(banned().intersection(words))
+
+
 # They parse every module, which takes seconds on a busy machine.
 @pytest.mark.timeout(60)
 def test_every_identifier_that_the_glossary_names_exists():
@@ -128,11 +134,34 @@ def test_no_identifier_has_a_banned_word():
 @pytest.mark.timeout(60)
 def test_a_banned_word_that_has_left_the_source_leaves_the_list():
     """
-    Whoever takes the last use of a word away deletes its entry.
+    The entry of a word goes together with its last use.
     """
     found = used(banned(), identifiers())
 
     assert [] == [word for word in STILL_IN_USE if word not in found]
+
+
+def test_no_page_uses_a_banned_word():
+    """
+    The prose of the pages keeps to the glossary, like the code.
+    """
+    found = [
+        f"{name_of(page)}: {word}"
+        for page in pages()
+        if page != GLOSSARY
+        for word in banned_words_of(page.read_text(encoding="utf-8"))
+    ]
+
+    assert found == []
+
+
+def test_a_planted_word_in_a_page_is_found():
+    """
+    Words count in prose; code spans, blocks and longer words do not.
+    """
+    text = "It was told anew: `told` is untold.\n```sh\ntold\n```\n"
+
+    assert ["anew", "told"] == banned_words_of(text)
 
 
 def test_each_term_has_one_row_and_a_meaning():

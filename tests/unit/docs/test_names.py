@@ -34,7 +34,7 @@ _SECTION_KEY: Final = re.compile(r"\[+([a-z.]+)\]+ ([a-z_]+)")
 _METRIC: Final = re.compile(r"towpath_(?:relay|sink|snapshot|build)_[a-z_]+")
 _TEST: Final = re.compile(r"test_\w+")
 _ERROR: Final = re.compile(r"[A-Z]\w+Error")
-# What Prometheus adds to the name of a histogram.
+# Prometheus adds these to the name of a histogram.
 _SUFFIX: Final = re.compile(r"_(?:bucket|sum|count)$")
 _TARGET: Final = re.compile(r"^make ([a-z-]+)(?= |$)", re.MULTILINE)
 # Names of the examples' own tables, topics and files.
@@ -188,7 +188,7 @@ CHECKS: Final[dict[str, tuple[re.Pattern[str], Callable[[str], bool]]]] = {
 
 
 def wrong_names(text: str) -> list[str]:
-    """List what a page names and the project does not have."""
+    """List the names of a page that the project does not have."""
     found = []
     for span in spans(text):
         for kind, (pattern, is_known) in CHECKS.items():

@@ -57,7 +57,7 @@ def test_a_planted_dead_link_is_found(text: str, finding: str):
 
 def test_links_to_files_headings_and_sites_are_no_findings():
     """
-    What exists is not reported, and other sites are not asked.
+    Existing targets are not reported, and other sites are not visited.
     """
     text = "[a](docs/index.md) [b](docs/index.md#learn) [c](https://example.org/x)"
 

@@ -25,7 +25,7 @@ def draw():
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_a_committed_picture_is_what_its_source_makes(draw, source):
     """
-    Whoever changes a source draws the picture again: make docs.
+    A changed source needs its picture drawn again: make docs.
     """
     committed = source.with_suffix(".svg").read_text(encoding="utf-8")
 

@@ -1,0 +1,525 @@
+"""
+The present code takes over a stack that an earlier one has filled and left mid-life.
+
+``tests/data/recording`` says what the stack holds: a relay and a driver that were
+killed, an unfinished snapshot, dead letters with parked followers, an order that no
+sink has carried out, and changes that nobody has read.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+import redis
+import requests
+from confluent_kafka import Consumer, Message
+from prometheus_client.parser import text_string_to_metric_families
+from pyiceberg.table import StaticTable
+
+from support.recording import (
+    CONFIG,
+    FOLDER,
+    PARTS,
+    SINKS,
+    WITNESS,
+    Process,
+    driver,
+    held_stack,
+    relay,
+    unpack,
+)
+from support.topics import headers_of, read_to_end
+from support.waiting import until
+from towpath.deploy.local.addresses import Addresses
+from towpath.deploy.local.configuration import write_configuration
+from towpath.settings import load
+from towpath.sinks.wait import Waiter
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+
+EXPECTED_METRICS = Path(__file__).parents[1] / "data/outside/metrics.txt"
+COMMAND = (sys.executable, "-m", "towpath.deploy.cli")
+# For engines that start on a machine that others keep busy.
+PATIENCE_S = 300.0
+# Rows that were changed and not applied when the stack was recorded, or are changed by
+# this test: the last part of their keys, or the whole of it. An empty set: all.
+TOUCHED: dict[str, set[str]] = {
+    "type": {*map(str, range(1, 24, 4)), "9", "300", "2", "3", "301"},
+    "document": {*map(str, range(5, 13)), "2"},
+    "emptied": {*map(str, range(30, 40)), "16", "50"},
+    "moment": {"1", "2", "3", "4"},
+    "orders": {"1"},
+    "page": set(),
+}
+# Columns of a warehouse's table that make its key.
+KEYS = {
+    "order_lines": ("order_id", "line_no"),
+    "type": ("region", "id"),
+}
+# Each in a transaction of its own. An order and its event; further events of parcels,
+# of which one is parked behind an earlier one.
+CHANGES = """
+update rich.type set price = 7.25 where id = 2;
+delete from rich.type where id = 3;
+insert into rich.type (id, region, words) values (301, 'eu', '{new}');
+update rich.document set title = 'taken over' where id = 2;
+delete from rich.emptied where id = 16;
+insert into rich.emptied values (50, 'new');
+update rich.page set title = title || ' taken over' where id in (7, 200, 397);
+delete from rich.page where id in (8, 201, 396);
+insert into rich.page values (401, 'new');
+update rich.moment set at = '2026-02-02 02:02Z' where id = 3;
+insert into shop.customers (id, name, email, created_at, updated_at)
+values (gen_random_uuid(), 'New', 'new@example.org', now(), now());
+update shop.orders set status = 'paid', updated_at = now() where id = 1;
+insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload)
+select gen_random_uuid(), 'order', aggregate_id, 'OrderPaid', payload
+  from shop.order_documents where aggregate_id::text = '1';
+insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload)
+values (gen_random_uuid(), 'parcel', 'two', 'ParcelSent', '{"n": 9}'),
+       (gen_random_uuid(), 'parcel', 'one', 'ParcelSent', '{"n": 9}');
+delete from towpath.outbox where aggregate_type = 'parcel' and aggregate_id = 'two'
+"""
+# Those whose later changes wait behind a dead letter have room in a warehouse again.
+MEND = "update rich.moment set at = '2026-02-02 02:02Z' where id in (1, 2)"
+MENDED = datetime(2026, 2, 2, 2, 2, tzinfo=UTC)
+UNFINISHED = "select state from towpath.snapshot where snapshot_id = 'unfinished'"
+OUTBOX = "select id::text from towpath.outbox"
+# Topics whose older records may go.
+COMPACTED = ("relay-state", "relations", "heartbeat.stack")
+# What records tell of the time of publishing.
+NOW = re.compile(rb'"ts_[mun]s":\s*\d+')
+
+Topics = dict[tuple[str, int], list[Message]]
+
+
+class Seen(NamedTuple):
+    """What the stack held at one moment, and how far its sinks were."""
+
+    topics: Topics
+    sinks: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+    progress: dict[str, dict[str, Any]]
+
+
+class Stack:
+    """The recorded stack with its parts up, and what its topics and sinks hold."""
+
+    def __init__(self, addresses: Addresses) -> None:
+        self._addresses = addresses
+        self.source = psycopg.connect(addresses.dsn("shop"), autocommit=True)
+        self.relay: Process = relay()
+        self.driver: Process = driver()
+        self.witness: Process = relay(WITNESS)
+
+    def one(self, statement: str) -> Any:
+        """Return the first value that a statement gives."""
+        row = self.source.execute(statement).fetchone()
+        return row[0] if row else None
+
+    def change(self) -> None:
+        """Change rows, some of them such as nobody has touched; add events."""
+        for statement in CHANGES.split(";"):
+            self.source.execute(statement)
+
+    def seen(self) -> Seen:
+        """Look at all there is."""
+        sinks = self.cached(), self.indexed(), self.stored()
+        return Seen(self.topics(), sinks, {sink: progress(sink) for sink in SINKS})
+
+    def has_moments(self) -> bool:
+        """Tell whether the warehouse has the rows that it had set aside."""
+        stored = self.stored()
+        rows = [stored.get(f"rich.moment:{number}") for number in (1, 2, 3)]
+        return all(row is not None and row["at"] == MENDED for row in rows)
+
+    def is_confirmed(self, slot: str, lsn: str) -> bool:
+        """Tell whether a slot's relay has confirmed so much."""
+        query = (
+            "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots"
+            " where slot_name = %s"
+        )
+        row = self.source.execute(query, (lsn, slot)).fetchone()
+        return bool(row and row[0])
+
+    def close(self) -> None:
+        """Leave no process and no connection."""
+        self.relay.kill()
+        self.driver.kill()
+        self.witness.kill()
+        self.source.close()
+
+    def wait_for(self, statement: str, expected: object) -> None:
+        """Wait until the source says something, while relay and driver live."""
+
+        def holds() -> bool:
+            for process in (self.relay, self.driver):
+                running = process.process
+                assert running is not None
+                assert running.poll() is None, process.printed()[-6000:]
+            return bool(expected == self.one(statement))
+
+        until(holds, f"{statement} is {expected}", timeout_s=PATIENCE_S)
+
+    def topics(self, prefix: str = "stack") -> Topics:
+        """Read all topics of a relay and its sinks, each partition in its order."""
+        kafka = self._addresses.kafka
+        consumer = Consumer({"bootstrap.servers": kafka, "group.id": "names"})
+        try:
+            names = consumer.list_topics(timeout=10).topics
+        finally:
+            consumer.close()
+        ours = sorted(name for name in names if name.startswith(f"{prefix}."))
+        found: Topics = {}
+        for record in read_to_end(kafka, *ours):
+            found.setdefault((record.topic(), record.partition()), []).append(record)
+        return found
+
+    def cached(self) -> dict[str, Any]:
+        """Return each key of the cache with its type, content and time to live."""
+        with redis.Redis.from_url(self._addresses.redis_url) as client:
+            kinds = {key: client.type(key) for key in client.scan_iter()}
+            content = {
+                key.decode(): (
+                    kind,
+                    client.hgetall(key) if kind == b"hash" else client.dump(key),
+                    client.pttl(key) > 0,
+                )
+                for key, kind in kinds.items()
+            }
+            # It counts batches.
+            content["stack:_witness.cache"][1].pop(b"count")
+            functions = str(client.function_list(withcode=True))
+            # Comments may become better.
+            return content | {"functions": re.sub(r"\\n *--.*?(?=\\n)", "", functions)}
+
+    def indexed(self) -> dict[str, Any]:
+        """Return each document with its version, and each index's own notes."""
+        url = self._addresses.opensearch_url
+        requests.post(f"{url}/_refresh", timeout=30).raise_for_status()
+        indexes = requests.get(f"{url}/_mapping", timeout=30).json()
+        aliases = requests.get(f"{url}/_alias", timeout=30).json()
+        found: dict[str, Any] = {
+            f"{name}/_meta": (index["mappings"], aliases[name])
+            for name, index in indexes.items()
+        }
+        words = {"size": 5000, "version": True}
+        hits = requests.get(f"{url}/_all/_search", json=words, timeout=30).json()
+        for hit in hits["hits"]["hits"]:
+            found[f"{hit['_index']}:{hit['_id']}"] = hit["_version"], hit["_source"]
+        return found
+
+    def stored(self) -> dict[str, Any]:
+        """Return each row of the warehouse, and the columns of each table."""
+        with psycopg.connect(self._addresses.dsn("warehouse")) as connection:
+            tables = connection.execute(
+                "select table_namespace || '.' || table_name, metadata_location"
+                " from iceberg_tables where iceberg_type <> 'VIEW' order by 1"
+            ).fetchall()
+        found: dict[str, Any] = {}
+        for name, location in tables:
+            table = StaticTable.from_metadata(location)
+            fields = [
+                (f.field_id, f.name, str(f.field_type)) for f in table.schema().fields
+            ]
+            found[f"{name}/columns"] = fields
+            key = KEYS.get(name.partition(".")[2], ("id",))
+            for row in table.scan().to_arrow().to_pylist():
+                found[":".join((name, *(str(row[part]) for part in key)))] = row
+        return found
+
+
+class TakeOver(NamedTuple):
+    """What there was before and after, and what commands and pages said of it."""
+
+    before: Seen
+    after: Seen
+    witness: Topics
+    outbox: set[str]
+    reports: dict[str, Any]
+    still_parked: set[str]
+    metrics: list[str]
+
+
+@pytest.fixture(scope="module")
+def taken() -> Iterator[TakeOver]:
+    """Take the recorded stack over, once for all tests."""
+    with held_stack() as held:
+        unpack(held)
+        addresses = held.up(PARTS)
+        for path in (CONFIG, WITNESS):
+            write_configuration(addresses, path)
+        stack = Stack(addresses)
+        try:
+            yield take_over(stack)
+        finally:
+            stack.close()
+
+
+def take_over(stack: Stack) -> TakeOver:
+    """Let relay and driver go on where others were killed, until all is done."""
+    before = stack.seen()
+    stack.change()
+    stack.relay.begin()
+    stack.driver.begin()
+    stack.wait_for(UNFINISHED, "completed")
+    wait_until(lambda: {"1", "2"} == parked(), "the order is carried out")
+    stack.source.execute(MEND)
+    wait_until(stack.has_moments, "the parked rows are there")
+    lsn = stack.one("select pg_current_wal_insert_lsn()::text")
+    with Waiter(load(CONFIG, {})) as waiter:
+        for sink in SINKS:
+            waiter.wait_for(lsn, sink, PATIENCE_S)
+    reports = {report["sink"]: report for report in command("verify")}
+    metrics = families(stack.relay.admin_port) + families(metrics_port())
+    stack.relay.kill()
+    stack.witness.begin()
+    wait_until(lambda: stack.is_confirmed("witness", lsn), "a witness has published")
+    outbox = {row[0] for row in stack.source.execute(OUTBOX)}
+    witness = stack.topics("witness")
+    return TakeOver(before, stack.seen(), witness, outbox, reports, parked(), metrics)
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    """Wait for what takes a while to look at."""
+    until(holds, what, timeout_s=PATIENCE_S, pause_s=1)
+
+
+def command(*words: str) -> Any:
+    """Run a command; return its document, or its documents."""
+    line = (*COMMAND, *words, "--json", "--config", str(CONFIG))
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    found, rest = [], done.stdout.strip()
+    while rest:
+        document, end = json.JSONDecoder().raw_decode(rest)
+        found.append(document)
+        rest = rest[end:].strip()
+    assert found, done.stderr
+    return found if len(found) > 1 else found[0]
+
+
+def metrics_port() -> int:
+    """Read where the driver serves its metrics."""
+    alive = json.loads((FOLDER / "sinks/cache/driver.json").read_text(encoding="utf-8"))
+    return int(alive["metrics_port"])
+
+
+def families(port: int) -> list[str]:
+    """List the metrics that a port serves, each with its type and labels."""
+    page = requests.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+    return [
+        " ".join(
+            (one.name, one.type, *sorted({n for s in one.samples for n in s.labels}))
+        )
+        for one in text_string_to_metric_families(page)
+    ]
+
+
+def parked() -> set[str]:
+    """Return the numbers of the moments that the warehouse has set aside."""
+    listed = command("dead-letters", "list", "--sink", "warehouse")
+    return {str(json.loads(one["key"])["id"]) for one in listed}
+
+
+def is_touched(place: str) -> bool:
+    """Tell whether a stored row may differ: named as table or index, colon, key."""
+    words = place.removeprefix("stack:").split(":")
+    table = words[0].rpartition(".")[2].partition("-")[0]
+    touched = TOUCHED.get(table)
+    return touched is not None and (not touched or words[-1] in touched)
+
+
+def untouched(content: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the rows that may differ."""
+    return {place: one for place, one in content.items() if not is_touched(place)}
+
+
+def progress(sink: str) -> dict[str, Any]:
+    """Read how far a sink is, as its file says."""
+    path = FOLDER / "sinks" / sink / "progress.json"
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def applied(document: dict[str, Any]) -> int:
+    """Return how many records a sink has behind it."""
+    return sum(sum(ends.values()) for ends in document["applied"].values())
+
+
+def positions(records: list[Message]) -> list[str]:
+    """Return the positions of the stream's records."""
+    return [headers_of(one)["position"] for one in records if is_streamed(one)]
+
+
+def is_streamed(record: Message) -> bool:
+    """Tell whether a record is of the stream, and neither of a snapshot nor a copy."""
+    told = headers_of(record)
+    is_ours = re.match(r"\w+\.(shop|rich|event|dead\.relay)\b", str(record.topic()))
+    return bool(is_ours and "position" in told and "snapshot" not in told)
+
+
+def streamed(topics: Topics, prefix: str) -> dict[tuple[str, int], list[object]]:
+    """Return what each partition has of the stream, byte for byte but for the time."""
+    found: dict[tuple[str, int], list[object]] = {}
+    for (topic, partition), records in topics.items():
+        place = topic.removeprefix(f"{prefix}."), partition
+        plain = [
+            (
+                *(one.key(), plainly(one.value(), prefix), one.timestamp()),
+                *((name, plainly(text, prefix)) for name, text in one.headers()),
+            )
+            for one in records
+            if is_streamed(one)
+        ]
+        if topic.startswith(f"{prefix}.") and plain:
+            found[place] = plain
+    return found
+
+
+def plainly(value: bytes | None, prefix: str) -> bytes | None:
+    """Leave out what differs from relay to relay: its name, and when it published."""
+    return value and NOW.sub(b"", value.replace(prefix.encode(), b"PREFIX"))
+
+
+def content(record: Message) -> tuple[object, ...]:
+    """Return all of a record."""
+    return (
+        *(record.offset(), record.key(), record.value(), record.headers()),
+        record.timestamp(),
+    )
+
+
+def events(topics: Topics) -> Counter[str]:
+    """Count the streamed events by their ids."""
+    told = (
+        headers_of(record)
+        for records in topics.values()
+        for record in records
+        if is_streamed(record)
+    )
+    return Counter(each["id"] for each in told if "id" in each)
+
+
+def state(topics: Topics) -> dict[str, Any]:
+    """Return the newest record of each key of the relay's state."""
+    return {
+        record.key().decode(): json.loads(record.value())
+        for (topic, _), records in topics.items()
+        if topic == "stack.relay-state"
+        for record in records
+        if record.value()
+    }
+
+
+def shape(value: object) -> object:
+    """Return the types within a document, without its values."""
+    if isinstance(value, dict):
+        return {name: shape(one) for name, one in value.items()}
+    return type(value).__name__
+
+
+def test_the_sinks_of_a_recorded_stack_equal_the_source(taken):
+    """
+    Each sink has each row, those of parked keys and of the unfinished snapshot too.
+    """
+    told = {
+        sink: (report["result"], report["differences"])
+        for sink, report in taken.reports.items()
+    }
+    rows = [
+        route["source_rows"]
+        for report in taken.reports.values()
+        for route in report["routes"]
+    ]
+
+    assert dict.fromkeys(SINKS, ("equal", 0)) == told
+    assert (True, set()) == (min(rows) > 0, taken.still_parked)
+
+
+def test_the_topics_of_a_recorded_stack_go_on_where_they_ended(taken):
+    """
+    What was there stays, and each position stands once, rising in its partition.
+    """
+    before, after = taken.before.topics, taken.after.topics
+    changed = [
+        place
+        for place, records in before.items()
+        if not place[0].endswith(COMPACTED)
+        and list(map(content, records))
+        != list(map(content, after[place][: len(records)]))
+    ]
+    repeated = [
+        place
+        for place, records in after.items()
+        if (at := positions(records)) != sorted(set(at))
+    ]
+
+    assert ([], []) == (changed, repeated)
+    assert sum(map(len, after.values())) > sum(map(len, before.values()))
+
+
+def test_each_event_of_a_recorded_stack_is_published_once(taken):
+    """
+    Those of parked aggregates stand among the dead letters, once too.
+    """
+    counts = events(taken.after.topics)
+
+    assert {1} == set(counts.values())
+    assert taken.outbox <= set(counts)
+
+
+def test_the_records_of_a_recorded_stack_are_the_same_byte_for_byte(taken):
+    """
+    A relay of the present code makes of the whole log what the earlier one made of it.
+    """
+    assert streamed(taken.witness, "witness") == streamed(taken.after.topics, "stack")
+
+
+def test_the_relay_of_a_recorded_stack_keeps_its_state(taken):
+    """
+    The lineage goes on, and each record of the state keeps its key and its members.
+    """
+    before, after = state(taken.before.topics), state(taken.after.topics)
+
+    assert before["lineage"] == after["lineage"]
+    assert {key: shape(one) for key, one in before.items()} == {
+        key: shape(after.get(key)) for key in before
+    }
+
+
+def test_no_sink_of_a_recorded_stack_begins_from_the_start(taken):
+    """
+    Each goes on at its checkpoint, and repeats one batch at most.
+    """
+    for sink in SINKS:
+        was, now = taken.before.progress[sink], taken.after.progress[sink]
+        done = applied(now) - applied(was)
+        assert 0 < now["records"] - was["records"] <= 2 * done, sink
+
+
+def test_the_metrics_of_a_recorded_stack_keep_names_types_and_labels(taken):
+    """
+    Dashboards and alarms read them by these.
+    """
+    expected = EXPECTED_METRICS.read_text(encoding="utf-8").splitlines()
+
+    assert expected == taken.metrics
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_untouched_rows_of_a_recorded_stack_stay_as_they_are(taken, sink):
+    """
+    Their keys, values, versions and columns, and what an index says of itself.
+    """
+    before = untouched(taken.before.sinks[SINKS.index(sink)])
+    after = untouched(taken.after.sinks[SINKS.index(sink)])
+
+    assert len(before) > 50
+    assert before == {place: after.get(place) for place in before}

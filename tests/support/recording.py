@@ -1,0 +1,123 @@
+"""
+A recorded stack: its archive, the folder that it lives in, and how it is started.
+
+Iceberg's metadata names files by absolute paths, so the stack stands below one folder
+wherever it was recorded and wherever it is taken over. One process at a time holds it.
+"""
+
+import fcntl
+import lzma
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from support.relay_process import RelayProcess
+from towpath.deploy.local import postgres_home
+from towpath.deploy.local.stack import Stack
+
+FOLDER: Final = Path("/tmp/towpath-recording")  # noqa: S108 - the same on every machine
+ARCHIVE: Final = Path(__file__).parents[1] / "data/recording/stack.tar.xz"
+PARTS: Final = ("postgres", "kafka", "opensearch", "redis")
+SINKS: Final = ("cache", "search", "warehouse")
+CONFIG: Final = FOLDER / "towpath.toml"
+# Of a relay that has a slot since the first change, and has never run.
+WITNESS: Final = FOLDER / "witness.toml"
+
+_COMMAND: Final = ("-m", "towpath.deploy.cli")
+# What the next start writes again: programs, logs, process files and locks.
+_LEFT_OUT: Final = {
+    *("logs", "run", "java", "owner", "lock", "postmaster.opts", "node.lock"),
+    *("jars", "modules", "plugins", "bin", "lib", ".lock", "write.lock"),
+}
+
+
+@contextmanager
+def held_stack() -> Iterator[Stack]:
+    """Hold the folder for the block; nothing of it is there before and behind."""
+    lock = FOLDER.with_name(f"{FOLDER.name}.lock")
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        stack = Stack(FOLDER)
+        _remove(stack)
+        try:
+            yield stack
+        finally:
+            _remove(stack)
+
+
+def pack(stack: Stack) -> None:
+    """Write the archive of a stopped stack; the same files give the same bytes."""
+    home = postgres_home.of(stack.state)
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
+    with (
+        lzma.open(ARCHIVE, "wb", filters=filters) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for root, name in ((home.folder, "postgres"), (stack.state.root, "state")):
+            for path in sorted(root.rglob("*")):
+                below = path.relative_to(root)
+                if not _LEFT_OUT & set(below.parts) and not path.is_symlink():
+                    _add(archive, path, f"{name}/{below}")
+
+
+def unpack(stack: Stack) -> None:
+    """Put the archive's files where the stack's parts look for them."""
+    home = postgres_home.of(stack.state)
+    stack.state.create()
+    postgres_home.create(home, stack.state)
+    with tarfile.open(ARCHIVE) as archive:
+        members = archive.getmembers()
+        for member in members:
+            place, _, member.name = member.name.partition("/")
+            root = home.folder if place == "postgres" else stack.state.root
+            archive.extract(member, root, filter="data")
+    home.data.chmod(0o700)
+    if home.user is not None:
+        for path in (home.folder, *home.folder.rglob("*")):
+            os.chown(path, home.user.uid, home.user.gid)
+
+
+class Process(RelayProcess):
+    """A process of the stack that one command of ``towpath`` runs."""
+
+    def __init__(self, config: Path, *words: str) -> None:
+        super().__init__(config, FOLDER / "logs" / f"{config.stem}-{words[0]}.log")
+        self._words = (*_COMMAND, *words, "--config", str(config))
+
+    def begin(self, *command: str) -> None:
+        """Start it; with a command, what runs in its place."""
+        self.start(*(command or self._words))
+
+
+def relay(config: Path = CONFIG) -> Process:
+    """Describe the relay of the stack."""
+    return Process(config, "relay", "run")
+
+
+def driver() -> Process:
+    """Describe the driver of the stack's sinks."""
+    return Process(CONFIG, "sink", "run", "--driver", "sinks")
+
+
+def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
+    """Add a file without what differs from one run to the next."""
+    entry = archive.gettarinfo(path, name)
+    if not (entry.isdir() or entry.isreg()):
+        return
+    entry.uid = entry.gid = entry.mtime = 0
+    entry.uname = entry.gname = ""
+    entry.type = tarfile.DIRTYPE if entry.isdir() else tarfile.REGTYPE
+    if entry.isdir():
+        archive.addfile(entry)
+        return
+    with path.open("rb") as file:
+        archive.addfile(entry, file)
+
+
+def _remove(stack: Stack) -> None:
+    stack.purge()
+    shutil.rmtree(stack.state.root, ignore_errors=True)

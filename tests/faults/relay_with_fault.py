@@ -89,43 +89,43 @@ class Fault:
 
     def within(self, *, has_value: bool) -> None:
         """Strike when the delete, or the tombstone, of a key change is sent."""
-        send = Publisher.send
+        send = Publisher.publish_change
         moving = [False]
 
-        def sent(outlet: Publisher, record: Any, delivery: Any) -> None:
-            send(outlet, record, delivery)
-            outlet.let_go()
+        def sent(publisher: Publisher, record: Any, delivery: Any) -> None:
+            send(publisher, record, delivery)
+            publisher.flush()
             is_delete = any(name == headers.NEW_KEY for name, _ in record.headers)
             is_tombstone = moving[0] and record.value is None
             moving[0] = is_delete
             if is_delete if has_value else is_tombstone:
                 self.strike()
 
-        Publisher.send = sent  # type: ignore[method-assign]
+        Publisher.publish_change = sent  # type: ignore[method-assign]
 
     def stored(self) -> None:
         """Strike when a higher LSN is stored, and not yet told."""
         settle = CheckpointWriter._settle
 
-        def settled(marking: CheckpointWriter) -> None:
-            before = marking.stored_lsn
-            settle(marking)
-            if marking.stored_lsn > before:
+        def settled(checkpoints: CheckpointWriter) -> None:
+            before = checkpoints.stored_lsn
+            settle(checkpoints)
+            if checkpoints.stored_lsn > before:
                 self.strike()
 
         CheckpointWriter._settle = settled  # type: ignore[method-assign]
 
     def told(self) -> None:
         """Strike when a higher LSN was told to Postgres."""
-        tell = Pipeline._tell
+        tell = Pipeline._confirm
 
         def told(pipeline: Pipeline, lsn: int) -> None:
-            is_new = 0 < pipeline._told_lsn < lsn
+            is_new = 0 < pipeline._confirmed_lsn < lsn
             tell(pipeline, lsn)
             if is_new:
                 self.strike()
 
-        Pipeline._tell = told  # type: ignore[method-assign]
+        Pipeline._confirm = told  # type: ignore[method-assign]
 
 
 def _writes(key: str) -> Counts:
@@ -155,7 +155,7 @@ POINTS: Final[dict[str, Callable[[Fault], None]]] = {
     "settings": lambda f: f.after(StateTopic, "write", _writes("settings")),
     "before commit": lambda f: f.before(KafkaProducer, "commit"),
     "commit": lambda f: f.after(KafkaProducer, "commit"),
-    "skipped": lambda f: f.after(Publisher, "note", _is_skip),
+    "skipped": lambda f: f.after(Publisher, "publish_internal", _is_skip),
     "stream begun": lambda f: f.after(SnapshotRunner, "resume"),
 }
 

@@ -299,7 +299,7 @@ def live(steps: list[tuple]) -> World:
 
 
 @given(STEPS)
-def test_positions_never_go_back_and_every_gap_is_told(steps: list[tuple]):
+def test_positions_never_go_back_and_every_gap_is_published(steps: list[tuple]):
     """
     Whatever happens to the source, each loss is announced, and nothing without cause.
     """

@@ -227,14 +227,14 @@ class Process:
         published = Published(found, former)
         self.ledger = DeliveryLedger(self.start_lsn)
         self.invisible = InvisibleTransactions(self.start_lsn)
-        self.tally = Stats()
-        self.outlet = Publisher(
-            self.broker, self.broker, self.ledger, _Dead(), self.tally, published
+        self.stats = Stats()
+        self.publisher = Publisher(
+            self.broker, self.broker, self.ledger, _Dead(), self.stats, published
         )
-        self.marking = CheckpointWriter(
+        self.checkpoints = CheckpointWriter(
             CheckpointStart(Marks(found, former), published.log_lsn, 0, 0),
             StateRecords("p"),
-            self.outlet,
+            self.publisher,
             self.ledger,
             self.invisible,
             self.clock,
@@ -244,9 +244,9 @@ class Process:
     def take(self, number: int, step: Record | int | None) -> None:
         """Take the stream's next step: a begin, a record, or an end."""
         if isinstance(step, Record):
-            self.outlet.send(step, self._delivery)
+            self.publisher.publish_change(step, self._delivery)
             if self.may_let_go():
-                self.outlet.let_go()
+                self.publisher.flush()
         elif step is None:
             self._delivery = self.ledger.begin()
         else:
@@ -337,7 +337,7 @@ class Life:
                 deeds[doing]()
         for step in coming:
             process.take(*step)
-        process.outlet.let_go()
+        process.publisher.flush()
         self.broker.finish_all()
         return False
 
@@ -362,8 +362,8 @@ class Life:
 
     def _turn(self, process: Process) -> None:
         self.clock.now_s += 0.2
-        process.marking.turn(self.clock.now_s, process.tally)
-        self.confirmed = max(self.confirmed, process.marking.stored_lsn)
+        process.checkpoints.turn(self.clock.now_s, process.stats)
+        self.confirmed = max(self.confirmed, process.checkpoints.stored_lsn)
 
     def _store(self, process: Process) -> None:
         self.broker.finish((STATE, 0))
@@ -418,7 +418,7 @@ def test_the_histories_refute_keyless_records_anywhere(monkeypatch):
     """
     A record without a key must stand where its position says, or a replay repeats it.
     """
-    original = Publisher.send
+    original = Publisher.publish_change
     places = iter(range(10**9))
 
     def anywhere(self: Publisher, record: Record, delivery: Any) -> None:
@@ -426,7 +426,7 @@ def test_the_histories_refute_keyless_records_anywhere(monkeypatch):
             record = record._replace(partition=next(places) % PARTITIONS)
         original(self, record, delivery)
 
-    monkeypatch.setattr(Publisher, "send", anywhere)
+    monkeypatch.setattr(Publisher, "publish_change", anywhere)
 
     seen_red()
 

@@ -65,21 +65,21 @@ class EmissionBench:
     def __init__(self, *, is_compacted: bool = False, is_refused: bool = False) -> None:
         self.sent: list[Record] = []
         self.announced: list[str] = []
-        self.tally = Stats()
+        self.stats = Stats()
         self.ledger = DeliveryLedger(0)
         self._is_refused = is_refused
         facts = TopicFacts(1000, 2, is_compacted=is_compacted)
         core = SimpleNamespace(
             ledger=self.ledger,
-            outlet=SimpleNamespace(tell_all=self._send, facts=lambda _: facts),
+            publisher=SimpleNamespace(publish_reads=self._send, facts=lambda _: facts),
             router=SimpleNamespace(
                 table=self._table, place=SourceNames("t", "db"), relay=RELAY
             ),
-            shapes=SimpleNamespace(
+            relations=SimpleNamespace(
                 announce=lambda shape, *_: self.announced.append(shape.name),
                 facts_of=lambda _: None,
             ),
-            tally=self.tally,
+            stats=self.stats,
             now_us=lambda: 7_000,
         )
         self.emission = SnapshotPublisher(
@@ -88,7 +88,7 @@ class EmissionBench:
 
     def _table(self, relation: Relation, _facts: object) -> ReadRoute:
         if self._is_refused:
-            dead = DeadLetters("t", self.tally.bury, ParkedAggregates(1))
+            dead = DeadLetters("t", self.stats.count_dead_letter, ParkedAggregates(1))
             return RefusedRoute(relation, "t.s.a", dead, "no")
         return table_route(relation)
 
@@ -129,7 +129,7 @@ def test_read_rows_go_to_their_tables_topic_after_its_shape():
         set(bench.announced),
         early,
         bench.ledger.take_delivered(),
-        bench.tally.snapshot_rows,
+        bench.stats.snapshot_rows,
     )
 
 
@@ -173,7 +173,7 @@ def test_deletes_of_absent_keys_follow_the_chunks_topic():
         2,
     ) == (
         [(record.topic, record.key) for record in bench.sent],
-        bench.tally.snapshot_rows,
+        bench.stats.snapshot_rows,
     )
 
 
@@ -186,7 +186,7 @@ def test_a_delete_with_an_unknown_record_key_is_counted():
 
     assert ([b"9"], {UNREPORTED_DELETE: 1}) == (
         [record.key for record in bench.sent],
-        bench.tally.skipped,
+        bench.stats.skipped,
     )
 
 
@@ -248,6 +248,6 @@ def test_a_table_whose_rows_are_dead_letters_is_not_swept():
 
     assert ([], {UNSWEPT: 1}, (CHUNK,)) == (
         bench.sent,
-        bench.tally.skipped,
+        bench.stats.skipped,
         bench.ledger.take_delivered(),
     )

@@ -43,7 +43,7 @@ class RecorderBench:
     def __init__(self) -> None:
         self.aggregates = {"order": ChangedKeyFeed(), "customer": ChangedKeyFeed()}
         self.recorders = {ROWS.oid: ChangedKeyFeed()}
-        self.tally = Stats()
+        self.stats = Stats()
         views = [
             {
                 "aggregate_type": "order",
@@ -60,7 +60,7 @@ class RecorderBench:
             "table": "s.events",
         }
         self.events = AggregateKeyRecorder(
-            Outbox.model_validate(outbox), self, self.tally
+            Outbox.model_validate(outbox), self, self.stats
         )
         self.events.bind(TABLE)
         self.notes = {name: self._noted(t) for name, t in self.aggregates.items()}
@@ -79,7 +79,7 @@ class RecorderBench:
         change = Change(Operation.CREATE, TABLE, row, None, False, TRANSACTION, 0, 0)
         self.events.expect()
         if is_buried:
-            self.tally.bury("why")
+            self.stats.count_dead_letter("why")
         self.events.row(change, SEQUENCE)
 
     def message(
@@ -168,7 +168,7 @@ def test_an_aggregate_id_is_compared_in_its_canonical_form(spelt, left, counted)
     desk.insert(b"order", spelt, b"OrderChanged")
 
     assert left is desk.judge()
-    assert Counter(counted) == desk.tally.skipped
+    assert Counter(counted) == desk.stats.skipped
 
 
 def test_changes_that_are_no_events_touch_no_aggregate():
@@ -194,7 +194,7 @@ def test_changes_that_are_no_events_touch_no_aggregate():
     )
 
     assert desk.judge() is None
-    assert Counter() == desk.tally.skipped
+    assert Counter() == desk.stats.skipped
 
 
 def test_a_transactional_message_touches_its_aggregate_as_a_row_does():
@@ -270,16 +270,18 @@ def test_a_skipped_truncate_touches_every_row():
     assert TouchOutcome.FULL is desk.judge(b"1", "rows")
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-def test_a_change_excluded_by_configuration_makes_the_row_read_again(is_told: bool):
+@pytest.mark.parametrize("is_published", [True, False])
+def test_a_change_excluded_by_configuration_makes_the_row_read_again(
+    is_published: bool,
+):
     """
     The stream does not carry the row, so only the snapshot can.
     """
     desk = RecorderBench()
     row = (b"1", b"v")
     change = Change(Operation.UPDATE, ROWS, row, None, False, TRANSACTION, 0, 0)
-    record_change(desk.recorders[ROWS.oid], change, SEQUENCE, is_told=is_told)
+    record_change(desk.recorders[ROWS.oid], change, SEQUENCE, is_published=is_published)
 
-    assert (TouchOutcome.FULL if is_told else TouchOutcome.PARTIAL) is desk.judge(
+    assert (TouchOutcome.FULL if is_published else TouchOutcome.PARTIAL) is desk.judge(
         b"1", "rows"
     )

@@ -81,7 +81,7 @@ def test_each_drop_reason_is_logged_once_and_counted_always():
     told: list[tuple[str, str]] = []
     stats = Stats(on_first=lambda what, reason: told.append((what, reason)))
     for reason in ("a", "a", "b"):
-        stats.bury(reason)
+        stats.count_dead_letter(reason)
         stats.skip(reason)
 
     assert (4, {"a": 2, "b": 1}) == (len(told), dict(stats.dead_letters))
@@ -184,7 +184,7 @@ def test_every_published_metric_of_the_relay_is_shown(
     )
     stats.committed(Transaction(1, 8, 8, SECOND_US, b""), 16, 3, 2 * SECOND_US)
     stats.heartbeat_seen(1, "mine", clock.now_s)
-    stats.bury("a")
+    stats.count_dead_letter("a")
     stats.skip("b")
     stats.alter("c")
     told = metrics(pages)

@@ -229,15 +229,15 @@ class Bench:
         self.producer = Producer(self.clock)
         self.topics = Topics()
         self.reader = Reader()
-        self.tally = Stats()
+        self.stats = Stats()
         self.turns_left: int | None = None
         ledger = DeliveryLedger(START)
         invisible = InvisibleTransactions(START)
         relay = Relay.model_validate({"rows": rows})
         parked = ParkedAggregates(10)
-        dead = DeadLetters("towpath", self.tally.bury, parked)
-        outlet = Publisher(
-            self.producer, self.topics, ledger, dead, self.tally, Published({})
+        dead = DeadLetters("towpath", self.stats.count_dead_letter, parked)
+        publisher = Publisher(
+            self.producer, self.topics, ledger, dead, self.stats, Published({})
         )
         rules = ColumnRules(relay)
         router = Router(
@@ -248,17 +248,17 @@ class Bench:
             frozenset(),
             rules,
             CodecFactory(relay, lambda _subject, _schema: 1).make,
-            RouteCallbacks(self.tally.skip),
+            RouteCallbacks(self.stats.skip),
         )
         self.core = LoopContext(
             ledger=ledger,
             invisible=invisible,
-            outlet=outlet,
+            publisher=publisher,
             router=router,
-            shapes=RelationAnnouncer(
-                "towpath", Catalog(), outlet, router.is_captured, rules
+            relations=RelationAnnouncer(
+                "towpath", Catalog(), publisher, router.is_captured, rules
             ),
-            tally=self.tally,
+            stats=self.stats,
             clock=self.clock,
         )
         driver = SnapshotDriver(
@@ -272,28 +272,28 @@ class Bench:
             self.core, driver, self.reader, SnapshotPublisher(self.core)
         )
         records = StateRecords("towpath")
-        marking = CheckpointWriter(
+        checkpoints = CheckpointWriter(
             CheckpointStart(AllKnown({}), 0, 0, 0),
             records,
-            outlet,
+            publisher,
             ledger,
             invisible,
             self.clock,
         )
-        events = LogicalEvents(relay.outbox, dead, parked, frozenset(), self.tally.skip)
+        events = LogicalEvents(relay.outbox, dead, parked, frozenset(), self.stats.skip)
         routes = LogicalMessageRoutes("towpath.outbox", events, None)
         listener = LogicalMessageHandler(
-            self.core, snapshots, marking, routes, "towpath"
+            self.core, snapshots, checkpoints, routes, "towpath"
         )
         aside = TransactionSkipper(self.core, skips, dead.of_skipped, records)
-        follower = StreamConsumer(
+        consumer = StreamConsumer(
             self.core, Sequencer(0), snapshots, listener, None, aside
         )
         self.pipeline = Pipeline(
             self.core,
             self.stream,
-            follower,
-            marking,
+            consumer,
+            checkpoints,
             max_in_flight_bytes,
             self._is_stopping,
         )
@@ -513,7 +513,7 @@ def test_a_large_record_is_a_dead_letter_and_the_rest_is_published():
 
     assert (1, 1, ends()[-1]) == (
         len(dead),
-        total(bench.tally.dead_letters),
+        total(bench.stats.dead_letters),
         bench.confirmed,
     )
 
@@ -546,7 +546,7 @@ def test_a_stop_finishes_the_open_transaction_only():
     bench.stream.reads += [data[:3], data[3:], [keepalive()]]
     bench.run(turns=2)
 
-    assert (ends()[0], False) == (bench.confirmed, bench.tally.is_streaming)
+    assert (ends()[0], False) == (bench.confirmed, bench.stats.is_streaming)
 
 
 def test_a_keepalive_behind_frames_that_a_stop_left_out_confirms_nothing():

@@ -92,16 +92,16 @@ def publish_twice(
     is_event: bool = True,
 ) -> tuple[Kafka, Stats, ParkedAggregates]:
     """Publish one record twice, at two positions."""
-    kafka, tally, parked = Kafka(), Stats(), ParkedAggregates(10)
-    dead = DeadLetters("towpath", tally.bury, parked)
+    kafka, stats, parked = Kafka(), Stats(), ParkedAggregates(10)
+    dead = DeadLetters("towpath", stats.count_dead_letter, parked)
     ledger = DeliveryLedger(0)
-    outlet = Publisher(kafka, kafka, ledger, dead, tally, Published({}))
+    publisher = Publisher(kafka, kafka, ledger, dead, stats, Published({}))
     marks: list[Header] = [("aggregate_type", b"order")] if is_event else []
     for position in (b"P.1", b"P.2"):
         record = Record(topic, b"42", b"v", marks, position, 9, size, partition)
-        outlet.send(record, ledger.begin())
-    outlet.let_go()
-    return kafka, tally, parked
+        publisher.publish_change(record, ledger.begin())
+    publisher.flush()
+    return kafka, stats, parked
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_an_event_that_its_topic_refuses_is_a_dead_letter(
     """
     The dead letter has its reason and is counted; its aggregate is parked.
     """
-    kafka, tally, parked = publish_twice(topic, partition=partition, size=size)
+    kafka, stats, parked = publish_twice(topic, partition=partition, size=size)
 
     assert (["towpath.dead.relay"] * 2, {reason: 2}, True, {-1}) == (
         [record.topic for record in kafka.records],
-        dict(tally.dead_letters),
+        dict(stats.dead_letters),
         parked.holds("order", b"42", b"P.2"),
         {record.partition for record in kafka.records},
     )
@@ -133,11 +133,11 @@ def test_an_event_goes_to_the_partition_that_it_asks_for(partition: int):
     """
     An event without a partition is left to the partitioner.
     """
-    kafka, tally, _ = publish_twice("e", partition=partition)
+    kafka, stats, _ = publish_twice("e", partition=partition)
 
     assert ([("e", partition)] * 2, 0) == (
         [(record.topic, record.partition) for record in kafka.records],
-        tally.dead_letters.total(),
+        stats.dead_letters.total(),
     )
 
 
@@ -145,18 +145,18 @@ def test_a_record_without_a_key_is_kept_from_a_compacted_topic():
     """
     Brokers refuse it permanently, so it is a dead letter and is not retried.
     """
-    kafka, tally, parked = Kafka(), Stats(), ParkedAggregates(10)
-    dead = DeadLetters("towpath", tally.bury, parked)
+    kafka, stats, parked = Kafka(), Stats(), ParkedAggregates(10)
+    dead = DeadLetters("towpath", stats.count_dead_letter, parked)
     ledger = DeliveryLedger(0)
-    outlet = Publisher(kafka, kafka, ledger, dead, tally, Published({}))
+    publisher = Publisher(kafka, kafka, ledger, dead, stats, Published({}))
     truncate = Record(COMPACTED, None, b"t", [], b"P", 9, 100, 1)
-    outlet.send(truncate, ledger.begin())
-    outlet.send(truncate._replace(key=b"42"), ledger.begin())
-    outlet.let_go()
+    publisher.publish_change(truncate, ledger.begin())
+    publisher.publish_change(truncate._replace(key=b"42"), ledger.begin())
+    publisher.flush()
 
     assert (["towpath.dead.relay", COMPACTED], {NO_KEY: 1}) == (
         [record.topic for record in kafka.records],
-        dict(tally.dead_letters),
+        dict(stats.dead_letters),
     )
 
 
@@ -179,14 +179,14 @@ def test_a_tables_topic_that_kafka_refuses_halts_the_relay():
 
 def publish_chunk(*records: Record) -> tuple[Kafka, Stats, Delivery, DeliveryLedger]:
     """Publish records of a chunk, all at once."""
-    kafka, tally = Kafka(), Stats()
-    dead = DeadLetters("towpath", tally.bury, ParkedAggregates(10))
+    kafka, stats = Kafka(), Stats()
+    dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
     ledger = DeliveryLedger(0)
-    outlet = Publisher(kafka, kafka, ledger, dead, tally, Published({}))
+    publisher = Publisher(kafka, kafka, ledger, dead, stats, Published({}))
     delivery = ledger.begin_chunk(1)
-    outlet.tell_all(records, delivery)
-    outlet.let_go()
-    return kafka, tally, delivery, ledger
+    publisher.publish_reads(records, delivery)
+    publisher.flush()
+    return kafka, stats, delivery, ledger
 
 
 PLAIN = Record("rows", b"1", b"value", [], b"P", 9, 100)
@@ -197,7 +197,7 @@ def test_rows_of_a_chunk_are_expected_together_and_acknowledged_one_by_one():
     """
     Nothing is in flight, and the chunk is delivered, once all are acknowledged.
     """
-    kafka, tally, delivery, ledger = publish_chunk(*ROWS)
+    kafka, stats, delivery, ledger = publish_chunk(*ROWS)
     in_flight_bytes = ledger.in_flight_bytes
     ledger.end_chunk(1)
     for offset, (record, on_delivery) in enumerate(kafka.outgoing):
@@ -206,7 +206,7 @@ def test_rows_of_a_chunk_are_expected_together_and_acknowledged_one_by_one():
 
     assert (ROWS, 2, 17 + 2 * RECORD_BYTES, 0, 0, (1,), [("rows", 0)]) == (
         kafka.records,
-        tally.records,
+        stats.records,
         in_flight_bytes,
         ledger.in_flight_bytes,
         delivery.pending,

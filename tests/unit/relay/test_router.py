@@ -30,7 +30,7 @@ def router(make_codec: MakeCodec | None = None, **relay: object) -> Router:
         reserved=frozenset(),
         rules=ColumnRules(settings),
         make_codec=make_codec or json_maker(settings),
-        ears=RouteCallbacks(),
+        callbacks=RouteCallbacks(),
     )
 
 

@@ -101,21 +101,23 @@ class ScanBench:
         self.told: list[told.WorkerFact] = []
         self.submitted: list[do.Effect] = []
         self.sent: list[object] = []
-        self.tally = Stats()
+        self.stats = Stats()
         self.ledger = DeliveryLedger(100)
         self.core = SimpleNamespace(
             ledger=self.ledger,
             invisible=InvisibleTransactions(0),
-            outlet=SimpleNamespace(
-                tell_all=self._send,
-                let_go=lambda: None,
+            publisher=SimpleNamespace(
+                publish_reads=self._send,
+                flush=lambda: None,
                 poll=lambda _: None,
                 needs_commit=False,
                 commits=0,
             ),
             router=SimpleNamespace(table=lambda *_: Route()),
-            shapes=SimpleNamespace(announce=lambda *_: None, facts_of=lambda _: None),
-            tally=self.tally,
+            relations=SimpleNamespace(
+                announce=lambda *_: None, facts_of=lambda _: None
+            ),
+            stats=self.stats,
             clock=self.clock,
             now_us=lambda: 7,
         )
@@ -159,7 +161,7 @@ def test_few_slices_are_emitted_while_much_is_in_flight():
     Live changes share the queue; a snapshot neither fills it nor stops.
     """
     bench = ScanBench(ROWS)
-    bench.tally.changes = 1
+    bench.stats.changes = 1
     bench.ledger.in_flight_bytes = MAX_AHEAD_BYTES
     sent = []
     for pause_s in (0.0, MAX_PAUSE_S / 2, MAX_PAUSE_S):
@@ -178,7 +180,7 @@ def test_on_an_idle_stream_more_slices_may_be_in_flight():
     bench.ledger.in_flight_bytes = MAX_AHEAD_BYTES
     sent = []
     for changes, pause_s in ((0, 0.0), (1, 0.0), (1, QUIET_AFTER_S * 1.1)):
-        bench.tally.changes = changes
+        bench.stats.changes = changes
         bench.clock.now_s += pause_s
         bench.turn()
         sent.append(len(bench.sent))
@@ -208,12 +210,12 @@ def test_a_chunk_is_delivered_only_once_it_is_committed():
     Rows that Kafka may still abort are not stored as read, on a busy stream too (I5).
     """
     bench = ScanBench(ROWS[:1])
-    outlet = bench.core.outlet
-    outlet.needs_commit = True
+    publisher = bench.core.publisher
+    publisher.needs_commit = True
     bench.turn()
     bench.turn()
     early = told.Delivered(5) in bench.driver.heard
-    outlet.commits += 1
+    publisher.commits += 1
     bench.turn()
 
     assert (False, True) == (early, told.Delivered(5) in bench.driver.heard)
@@ -280,9 +282,9 @@ def test_the_reason_to_yield_ends_with_the_last_snapshot():
     bench = ScanBench()
     bench.driver.yields_because = "the stream is behind"
     bench.turn()
-    yielding = bench.tally.yielding
+    yielding = bench.stats.yielding
     bench.driver.is_active = False
     bench.driver.yields_because = ""
     bench.turn()
 
-    assert ("the stream is behind", "") == (yielding, bench.tally.yielding)
+    assert ("the stream is behind", "") == (yielding, bench.stats.yielding)

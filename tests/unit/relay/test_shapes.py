@@ -44,13 +44,15 @@ class Catalog:
         return self.facts
 
 
-class Outlet:
+class Publisher:
     """Keeps published records."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[Record, Delivery | None]] = []
 
-    def tell(self, record: Record, delivery: Delivery | None = None) -> None:
+    def publish_unordered(
+        self, record: Record, delivery: Delivery | None = None
+    ) -> None:
         self.sent.append((record, delivery))
 
 
@@ -59,10 +61,10 @@ class ShapesBench:
 
     def __init__(self, **rows: object) -> None:
         self.catalog = Catalog()
-        self.outlet = Outlet()
+        self.publisher = Publisher()
         rules = ColumnRules(Relay.model_validate({"rows": rows}))
         self.shapes = RelationAnnouncer(
-            "p", self.catalog, self.outlet, lambda name: name != "s.no", rules
+            "p", self.catalog, self.publisher, lambda name: name != "s.no", rules
         )
 
     def bind(self, shape: RelationShape, log_lsn: int):
@@ -71,7 +73,7 @@ class ShapesBench:
 
     def published(self) -> list[str]:
         """List the positions of the published shapes."""
-        return [record.position.decode() for record, _ in self.outlet.sent]
+        return [record.position.decode() for record, _ in self.publisher.sent]
 
 
 def test_the_keys_order_comes_from_the_catalog():
@@ -107,7 +109,7 @@ def test_a_shape_record_suffices_to_build_a_table():
     """
     desk = ShapesBench()
     desk.bind(SHAPE, 8)
-    record = desk.outlet.sent[0][0]
+    record = desk.publisher.sent[0][0]
 
     assert (
         ("p.relations", b"s.t"),
@@ -181,7 +183,7 @@ def test_an_outdated_shape_of_a_chunk_is_not_published():
     desk.bind(WIDER, 32)
     desk.shapes.announce(bind(SHAPE, FACTS), 16, 5)
 
-    assert 1 == len(desk.outlet.sent)
+    assert 1 == len(desk.publisher.sent)
 
 
 def test_a_shape_is_delivered_with_its_transaction():
@@ -192,7 +194,7 @@ def test_a_shape_is_delivered_with_its_transaction():
     delivery = DeliveryLedger(0).begin()
     desk.shapes.bind(SHAPE, Position(8, 0), 5, delivery)
 
-    assert delivery is desk.outlet.sent[0][1]
+    assert delivery is desk.publisher.sent[0][1]
 
 
 def flagged(*names: str, identity: str = "d") -> RelationShape:
@@ -248,7 +250,7 @@ def test_a_shape_has_only_published_columns():
         mask=[{"columns": ["s.t.total"], "form": "mask", "length": 3}],
     )
     desk.bind(SHAPE, 8)
-    told = json.loads(desk.outlet.sent[0][0].value or b"")
+    told = json.loads(desk.publisher.sent[0][0].value or b"")
 
     assert (
         [("line", "integer"), ("id", "bigint"), ("total", "text")],
@@ -272,7 +274,7 @@ def test_a_shape_describes_nested_types():
     }
     desk.catalog.facts = CatalogFacts((), {}, frozenset(), types=types)
     desk.bind(SHAPE, 8)
-    line, pairs, total = json.loads(desk.outlet.sent[0][0].value or b"")["columns"]
+    line, pairs, total = json.loads(desk.publisher.sent[0][0].value or b"")["columns"]
     field = {"name": "n", "typmod": 6, "type": "numeric", "type_oid": 1700}
 
     assert (

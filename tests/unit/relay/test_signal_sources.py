@@ -122,17 +122,19 @@ class Stream:
         self.refusals: deque[SignalRefusal] = deque()
         self.inbox = Inbox(self.refusals)
         self.ledger = DeliveryLedger(100)
-        self.tally = Stats()
+        self.stats = Stats()
         self.told: list[dict] = []
         clock = SimpleNamespace(now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
         core = SimpleNamespace(
             ledger=self.ledger,
-            tally=self.tally,
+            stats=self.stats,
             clock=clock,
             now_us=lambda: 7_000,
             router=SimpleNamespace(place=SimpleNamespace(prefix="p")),
-            outlet=SimpleNamespace(
-                tell=lambda record: self.told.append(json.loads(record.value))
+            publisher=SimpleNamespace(
+                publish_unordered=lambda record: self.told.append(
+                    json.loads(record.value)
+                )
             ),
         )
         self.left = ExternalSignals(core, self.inbox, self.refusals)
@@ -189,7 +191,7 @@ def test_an_invalid_signal_row_is_rejected_and_holds_nothing(
 
     assert reason in told["additional_data"]["reason"]
     assert ("Signal", "REJECTED") == (told["aggregate_type"], told["type"])
-    assert ({REFUSED: 1}, 200) == (stream.tally.skipped, stream.ledger.acknowledged())
+    assert ({REFUSED: 1}, 200) == (stream.stats.skipped, stream.ledger.acknowledged())
 
 
 def test_watermarks_and_deleted_rows_are_no_signals(stream: Stream):

@@ -20,14 +20,14 @@ def table(name: str = "shop.line", state: str = "planned", **more) -> StoredTabl
     return StoredTable("s1", name, 0, state, 16_384, **more)
 
 
-def snapshot_stats(tally: Stats) -> SnapshotStats:
+def snapshot_stats(stats: Stats) -> SnapshotStats:
     """Make the snapshot statistics of a connection."""
-    return SnapshotStats(tally, StandingClock())
+    return SnapshotStats(stats, StandingClock())
 
 
-def signalled(tally: Stats, *tables: StoredTable) -> SnapshotStats:
+def signalled(stats: Stats, *tables: StoredTable) -> SnapshotStats:
     """Make statistics that have seen a signal with such tables being stored."""
-    made = snapshot_stats(tally)
+    made = snapshot_stats(stats)
     made.see(StoreSignal("s1", "accepted", {}, tables))
     made.see(SignalStored("s1", is_new=True))
     return made
@@ -37,16 +37,16 @@ def test_a_tables_states_are_counted():
     """
     Each state counts its tables; rows, dropped rows and the start time are shown.
     """
-    tally = Stats(tables=("shop.line", "shop.item"))
-    made = signalled(tally, table(), table("shop.item"))
-    seen = [tally.snapshot]
+    stats = Stats(tables=("shop.line", "shop.item"))
+    made = signalled(stats, table(), table("shop.item"))
+    seen = [stats.snapshot]
     for progress in (
         table(state="running"),
         table(state="running", rows=10, dropped=2),
         table(state="completed", rows=15, dropped=3),
     ):
         made.see(SaveProgress(1, progress))
-        seen.append(tally.snapshot)
+        seen.append(stats.snapshot)
 
     assert (
         [
@@ -56,49 +56,49 @@ def test_a_tables_states_are_counted():
             SnapshotProgress(1, 0, 1, 0, 0, 0, {"shop.line": 15}, None),
         ],
         3,
-    ) == (seen, tally.snapshot_dropped_rows)
+    ) == (seen, stats.snapshot_dropped_rows)
 
 
 def test_an_already_answered_signal_counts_nothing():
     """
     Streamed again after a crash, it starts nothing, so nothing waits.
     """
-    tally = Stats()
-    made = snapshot_stats(tally)
+    stats = Stats()
+    made = snapshot_stats(stats)
     made.see(StoreSignal("s1", "accepted", {}, (table(),)))
     made.see(SignalStored("s1", is_new=False))
 
-    assert tally.snapshot is None
+    assert stats.snapshot is None
 
 
 def test_refused_and_stopped_tables_are_counted_once():
     """
     A refused table counts as failed, a stopped one as stopped.
     """
-    tally = Stats()
-    made = signalled(tally, table(), table("shop.none", "failed"))
+    stats = Stats()
+    made = signalled(stats, table(), table("shop.none", "failed"))
     made.see(StoreSignal("s2", "completed", {}, (), (table(state="stopped"),)))
     made.see(SignalStored("s2", is_new=True))
     made.see(SaveProgress(1, table(state="stopped")))
 
-    assert SnapshotProgress(0, 0, 0, 1, 1, 0, {}, None) == tally.snapshot
+    assert SnapshotProgress(0, 0, 0, 1, 1, 0, {}, None) == stats.snapshot
 
 
 def test_a_resumed_snapshot_continues_its_counts():
     """
     After a reconnect, open tables are counted again, and ended ones are not forgotten.
     """
-    tally = Stats()
-    made = signalled(tally, table(), table("shop.item"))
+    stats = Stats()
+    made = signalled(stats, table(), table("shop.item"))
     made.see(SaveProgress(1, table(state="completed")))
     tables = (table(state="completed"), table("shop.item", "running", dropped=4))
-    made = snapshot_stats(tally)
+    made = snapshot_stats(stats)
     made.see(UnfinishedRead(tables))
     made.see(SaveProgress(2, table("shop.item", "running", dropped=5)))
 
     assert (SnapshotProgress(0, 1, 1, 0, 0, 0, {}, 77.0), 1) == (
-        tally.snapshot,
-        tally.snapshot_dropped_rows,
+        stats.snapshot,
+        stats.snapshot_dropped_rows,
     )
 
 
@@ -106,13 +106,13 @@ def test_rows_of_uncaptured_tables_share_one_label():
     """
     For any names in a signal, labels stay bounded by the captured tables.
     """
-    tally = Stats(tables=("shop.line",))
-    made = snapshot_stats(tally)
+    stats = Stats(tables=("shop.line",))
+    made = snapshot_stats(stats)
     made.see(StoreKeys("s1", (table("outbox.order"),), 9))
     made.see(KeysStored("s1"))
     made.see(SaveProgress(1, table("outbox.order", "running", rows=3)))
 
-    assert {OTHER: 3} == tally.snapshot.rows
+    assert {OTHER: 3} == stats.snapshot.rows
 
 
 def test_the_reason_why_snapshots_yield_is_logged_once():
@@ -120,11 +120,11 @@ def test_the_reason_why_snapshots_yield_is_logged_once():
     Each reason is logged the first time; afterwards only the metric changes.
     """
     said: list[tuple[str, str]] = []
-    tally = Stats(on_first=lambda *what: said.append(what))
+    stats = Stats(on_first=lambda *what: said.append(what))
     known = []
     for reason in ("behind", "behind", "", "behind", "busy"):
-        tally.snapshots_yield(reason)
-        known.append(tally.yielding)
+        stats.snapshots_yield(reason)
+        known.append(stats.yielding)
 
     assert ["behind", "behind", "", "behind", "busy"] == known
     assert ["behind", "busy"] == [reason for _, reason in said]
@@ -134,14 +134,14 @@ def test_a_paused_table_neither_waits_nor_runs():
     """
     A paused table needs a signal to continue, unlike one that waits for its turn.
     """
-    tally = Stats()
-    made = signalled(tally, table(), table("shop.item"))
+    stats = Stats()
+    made = signalled(stats, table(), table("shop.item"))
     made.see(SaveProgress(1, table(state="running")))
     made.see(StoreSignal("s2", "completed", {}, (), (table(state="paused"),)))
     made.see(SignalStored("s2", is_new=True))
 
     assert (1, 0, 1) == (
-        tally.snapshot.waiting,
-        tally.snapshot.running,
-        tally.snapshot.paused,
+        stats.snapshot.waiting,
+        stats.snapshot.running,
+        stats.snapshot.paused,
     )

@@ -52,7 +52,7 @@ def change(
 
 
 def route(
-    relation: Relation = LINES, ears: RouteCallbacks | None = None, **rows: object
+    relation: Relation = LINES, callbacks: RouteCallbacks | None = None, **rows: object
 ) -> TableRoute:
     """Make a route with the configuration's options."""
     relay = Relay.model_validate({"rows": rows})
@@ -61,7 +61,7 @@ def route(
     names = TableNames("towpath", "db", relation.schema, relation.table, "")
     written = json_maker(relay)(names, plan.key, plan.columns)
     return TableRoute(
-        "towpath", relation, plan, written, relay.rows, ears or RouteCallbacks()
+        "towpath", relation, plan, written, relay.rows, callbacks or RouteCallbacks()
     )
 
 
@@ -370,9 +370,9 @@ def test_a_moved_row_that_is_not_whole_needs_a_key_request():
     No consumer has the unchanged values under the new key, so the key must be read.
     """
     asked: list[tuple[Relation, tuple[bytes, ...], Position]] = []
-    ears = RouteCallbacks(on_incomplete=lambda *one: asked.append(one))
+    callbacks = RouteCallbacks(on_incomplete=lambda *one: asked.append(one))
     made = change(Operation.UPDATE, (b"2", b"7", UNCHANGED), (b"1", b"7", None))
-    *_, came = route(ears=ears).records(made, NOW_US)
+    *_, came = route(callbacks=callbacks).records(made, NOW_US)
 
     assert ([(LINES, (b"7", b"2"), Position(1160, 3))], ("unchanged", b'["note"]')) == (
         asked,
@@ -398,8 +398,10 @@ def test_a_whole_row_and_a_kept_key_need_no_key_request(made: Change):
     Only a row that moved to a new key with columns left out needs one.
     """
     asked: list[Relation] = []
-    ears = RouteCallbacks(on_incomplete=lambda relation, *_: asked.append(relation))
-    route(ears=ears).records(made, NOW_US)
+    callbacks = RouteCallbacks(
+        on_incomplete=lambda relation, *_: asked.append(relation)
+    )
+    route(callbacks=callbacks).records(made, NOW_US)
 
     assert [] == asked
 
@@ -431,7 +433,9 @@ def test_skipped_operations_are_counted():
     A change and a truncate that the configuration skips are counted with their reason.
     """
     skipped: list[str] = []
-    made = route(ears=RouteCallbacks(skipped.append), skipped_operations=["c", "t"])
+    made = route(
+        callbacks=RouteCallbacks(skipped.append), skipped_operations=["c", "t"]
+    )
     made.records(INSERT, NOW_US)
     records_left = made.truncation(TRANSACTION, 0, 3, NOW_US)
 
@@ -443,7 +447,7 @@ def test_an_update_without_a_difference_is_skipped_only_if_configured():
     A whole old row shows that nothing changed (A59).
     """
     skipped: list[str] = []
-    none = route(ears=RouteCallbacks(skipped.append), skip_unchanged=True).records(
+    none = route(callbacks=RouteCallbacks(skipped.append), skip_unchanged=True).records(
         SAME, NOW_US
     )
 
@@ -497,7 +501,7 @@ def test_an_unknown_configured_key_is_null_and_logged():
     """
     skipped: list[str] = []
     keys = {"shop.order_lines": ["order_id", "note"]}
-    made = route(ears=RouteCallbacks(skipped.append), key_columns=keys)
+    made = route(callbacks=RouteCallbacks(skipped.append), key_columns=keys)
     gone, _ = made.records(REMOVE, NOW_US)
 
     assert (b'{"order_id":7,"note":null}', [UNTOLD_KEY]) == (gone.key, skipped)
@@ -513,7 +517,7 @@ def test_each_envelope_has_its_place_in_the_transaction():
         counts[table] = counts.get(table, 0) + 1
         return TransactionPlace("9:160", counts[table], counts[table])
 
-    gone, _, came = route(ears=RouteCallbacks(enrich=enrich)).records(MOVE, NOW_US)
+    gone, _, came = route(callbacks=RouteCallbacks(enrich=enrich)).records(MOVE, NOW_US)
     block = {"id": "9:160", "total_order": 2, "data_collection_order": 2}
 
     assert (1, block) == (
@@ -527,8 +531,10 @@ def test_a_truncate_is_one_event_for_all_partitions():
     Each partition's record has the same place in the transaction.
     """
     places = iter(range(1, 9))
-    ears = RouteCallbacks(enrich=lambda _: TransactionPlace("9:160", next(places), 1))
-    made = route(ears=ears).truncation(TRANSACTION, 0, 3, NOW_US)
+    callbacks = RouteCallbacks(
+        enrich=lambda _: TransactionPlace("9:160", next(places), 1)
+    )
+    made = route(callbacks=callbacks).truncation(TRANSACTION, 0, 3, NOW_US)
 
     assert [1, 1, 1] == [envelope(r)["transaction"]["total_order"] for r in made]
 

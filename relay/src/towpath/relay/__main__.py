@@ -139,7 +139,7 @@ class Relay:
         self._clock = SystemClock()
         self._wakeup = Wakeup()
         captured = CapturedTables(settings.capture.names)
-        self._tally = Stats(
+        self._stats = Stats(
             on_first=_warn,
             run_id=uuid.uuid4().hex,
             heartbeat_interval_s=settings.relay.heartbeat_interval_s,
@@ -150,12 +150,12 @@ class Relay:
         self._inbox = SignalInbox(
             settings.database.dsn, self._wakeup.wake, refusals.append
         )
-        self._world = ProcessContext(
+        self._process = ProcessContext(
             settings=settings,
             sinks=sinks,
             topics=KafkaTopics(settings.kafka, settings.topics, self._clock),
             schema_ids=SchemaIds(settings.registry.url),
-            tally=self._tally,
+            stats=self._stats,
             clock=self._clock,
             wakeup=self._wakeup,
             captured=captured,
@@ -178,7 +178,7 @@ class Relay:
         """
         relay, source = self._settings.relay, self._settings.database
         signals = SourceSignalService(source.dsn, source.slot)
-        pages = AdminPages(self._tally, self._clock, SignalPages(signals))
+        pages = AdminPages(self._stats, self._clock, SignalPages(signals))
         health = HealthServer(relay.admin_port, pages, relay.admin_host)
         _LOG.info("relay started", admin_port=health.port, pid=os.getpid())
         # What is on its way is many small objects without cycles: looking through them
@@ -188,13 +188,13 @@ class Relay:
         attempts = SessionLoop(self._clock, self._wakeup, lambda: self._is_stopping)
         topic = self._signal_topic(signals)
         try:
-            attempts.run(Session(self._world, lambda: self._is_stopping).run)
+            attempts.run(Session(self._process, lambda: self._is_stopping).run)
         finally:
             if topic is not None:
                 topic.close()
             self._inbox.close()
             health.close()
-        _LOG.info("relay stopped", confirmed_lsn=format_lsn(self._tally.confirmed_lsn))
+        _LOG.info("relay stopped", confirmed_lsn=format_lsn(self._stats.confirmed_lsn))
 
     def _signal_topic(self, signals: SourceSignalService) -> SignalTopicReader | None:
         """Begin to take signals from Kafka, if a topic is configured."""
@@ -206,7 +206,7 @@ class Relay:
             (settings.kafka, settings.topics),
             SignalSource(name, source.prefix, f"{source.slot}-signals"),
             signals.leave,
-            self._world.refusals.append,
+            self._process.refusals.append,
         )
         topic.start()
         return topic
@@ -214,7 +214,7 @@ class Relay:
     @property
     def exit_code(self) -> int:
         """0, or 3 if Kafka had not acknowledged everything when the time was over."""
-        return UnavailableError.exit_code if self._tally.left_bytes else 0
+        return UnavailableError.exit_code if self._stats.left_bytes else 0
 
 
 def _warn(what: str, reason: str) -> None:

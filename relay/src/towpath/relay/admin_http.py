@@ -185,13 +185,13 @@ class AdminPages:
     """The admin port's pages, without the port."""
 
     def __init__(
-        self, tally: Stats, clock: Clock, signals: SignalPages | None = None
+        self, stats: Stats, clock: Clock, signals: SignalPages | None = None
     ) -> None:
         self.signals = signals
-        self._tally = tally
+        self._stats = stats
         self._clock = clock
         self._registry = CollectorRegistry()
-        self._registry.register(StatsCollector(tally, clock))
+        self._registry.register(StatsCollector(stats, clock))
 
     def answer(self, path: str) -> PageResponse:
         """Return the page at ``path``; what follows a question mark is left out."""
@@ -208,12 +208,12 @@ class AdminPages:
                 return found or PageResponse(HTTPStatus.NOT_FOUND, _TOLD)
 
     def _live(self) -> PageResponse:
-        if self._tally.is_stuck(self._clock.monotonic_s()):
+        if self._stats.is_stuck(self._clock.monotonic_s()):
             return PageResponse(HTTPStatus.SERVICE_UNAVAILABLE, b"the loop is stuck\n")
         return PageResponse(HTTPStatus.OK, b"live\n")
 
     def _ready(self) -> PageResponse:
-        reason = self._tally.unready(self._clock.monotonic_s())
+        reason = self._stats.unready(self._clock.monotonic_s())
         if reason is not None:
             return PageResponse(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n".encode())
         return PageResponse(HTTPStatus.OK, b"ready\n")

@@ -63,7 +63,7 @@ class ProcessContext(NamedTuple):
         sinks: The declared sinks, as of each call.
         topics: Knows and makes topics.
         schema_ids: Knows and registers schemas.
-        tally: What is counted.
+        stats: What is counted.
         clock: The time.
         wakeup: Ends the loop's waits.
         captured: The captured tables, as of each look.
@@ -75,7 +75,7 @@ class ProcessContext(NamedTuple):
     sinks: DeclaredSinks
     topics: KafkaTopics
     schema_ids: SchemaIds
-    tally: Stats
+    stats: Stats
     clock: Clock
     wakeup: Wakeup
     captured: CapturedTables

@@ -45,16 +45,18 @@ _NOTHING_TO_DO_S: Final = 3600.0
 class InitialSnapshot:
     """One per process: an attempt that fails does not make a start anew."""
 
-    def __init__(self, world: ProcessContext, is_stopping: Callable[[], bool]) -> None:
-        self._world = world
+    def __init__(
+        self, process: ProcessContext, is_stopping: Callable[[], bool]
+    ) -> None:
+        self._process = process
         self._is_stopping = is_stopping
-        self._wanted = world.settings.relay.snapshot
-        self._asks_at_s = world.clock.monotonic_s() + self._wanted.delay_s
+        self._wanted = process.settings.relay.snapshot
+        self._asks_at_s = process.clock.monotonic_s() + self._wanted.delay_s
         self._has_waited = False
         self._has_asked = self._wanted.mode is not FirstStart.ALWAYS
         self._has_retried = False
         self._view: SlotSnapshot | None = None
-        self._relay = Registration(world.settings.database.slot, 1)
+        self._relay = Registration(process.settings.database.slot, 1)
         self._is_over = False
         self._failures: tuple[str, ...] = ()
 
@@ -110,7 +112,7 @@ class InitialSnapshot:
         backfill.release_lost_views(connection, relay)
         if step is StartAction.ASK:
             tables = backfill.request_first_snapshot(
-                connection, self._world.settings, relay
+                connection, self._process.settings, relay
             )
             _LOG.info(
                 "the first snapshot is asked for, beside a slot that is there",
@@ -133,13 +135,13 @@ class InitialSnapshot:
         if self._view is not None or self._wanted.mode is FirstStart.INITIAL_ONLY:
             return _WATCH_INTERVAL_S
         if not self._has_asked:
-            now_s = self._world.clock.monotonic_s()
+            now_s = self._process.clock.monotonic_s()
             return max(_WATCH_INTERVAL_S, self._asks_at_s - now_s)
         return _NOTHING_TO_DO_S
 
     def turn(self, connection: Connection) -> None:
         """Look after what was begun."""
-        if not self._has_asked and self._asks_at_s <= self._world.clock.monotonic_s():
+        if not self._has_asked and self._asks_at_s <= self._process.clock.monotonic_s():
             self._ask_again(connection)
         if self._view is None and self._wanted.mode is not FirstStart.INITIAL_ONLY:
             return
@@ -158,27 +160,29 @@ class InitialSnapshot:
 
     def _wait(self) -> bool:
         """Let the delay pass, once; False if the process is to stop."""
-        delay_s, world = self._wanted.delay_s, self._world
+        delay_s, process = self._wanted.delay_s, self._process
         if self._has_waited or not delay_s:
             return not self._is_stopping()
         _LOG.info("the first start is put off", delay_s=delay_s)
-        deadline = Deadline(world.clock, delay_s)
+        deadline = Deadline(process.clock, delay_s)
         while not deadline.passed():
             if self._is_stopping():
                 return False
-            world.wakeup.wait(deadline.remaining_s())
+            process.wakeup.wait(deadline.remaining_s())
         self._has_waited = True
         return True
 
     def _make_slot(self, closing: ExitStack, connection: Connection) -> bool:
-        world, source = self._world, self._world.settings.database
+        process, source = self._process, self._process.settings.database
         require_publications(connection, source)
-        maker = SlotMaker(world.clock, world.wakeup, self._is_stopping)
+        maker = SlotMaker(process.clock, process.wakeup, self._is_stopping)
         view = maker.make(source.dsn, source.slot, connection)
         if view is None:
             return False
         closing.callback(view.close)
-        tables = backfill.store_first_snapshot(connection, world.settings, self._relay)
+        tables = backfill.store_first_snapshot(
+            connection, process.settings, self._relay
+        )
         self._view = view if tables else None
         _LOG.info(
             "slot made with a view of the database, in which the first snapshot reads",
@@ -198,7 +202,7 @@ class InitialSnapshot:
         return bool(progress.open_count)
 
     def _ask_again(self, connection: Connection) -> None:
-        settings, run_id = self._world.settings, self._world.tally.run_id
+        settings, run_id = self._process.settings, self._process.stats.run_id
         if backfill.request_at_start(connection, settings, self._relay, run_id):
             _LOG.info("all tables are asked for, as at each start")
         else:
@@ -209,4 +213,4 @@ class InitialSnapshot:
         _LOG.info("the first snapshot has ended, and so does the relay")
         self._failures = failures
         self._is_over = True
-        self._world.wakeup.wake()
+        self._process.wakeup.wake()

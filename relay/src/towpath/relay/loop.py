@@ -62,26 +62,26 @@ class Pipeline:
 
     def __init__(
         self,
-        core: LoopContext,
+        context: LoopContext,
         stream: ReplicationStream,
-        follower: StreamConsumer,
-        marking: CheckpointWriter,
+        consumer: StreamConsumer,
+        checkpoints: CheckpointWriter,
         max_in_flight_bytes: int,
         is_stopping: Callable[[], bool],
     ) -> None:
-        self._core = core
+        self._context = context
         self._stream = stream
-        self._follower = follower
-        self._snapshots = follower.snapshots
-        self._marking = marking
+        self._consumer = consumer
+        self._snapshots = consumer.snapshots
+        self._checkpoints = checkpoints
         self._max_in_flight_bytes = max_in_flight_bytes
         self._is_stopping = is_stopping
         self._has_left_out = False
-        self._told_lsn = 0
-        self._told_at_s = float("-inf")
+        self._confirmed_lsn = 0
+        self._confirmed_at_s = float("-inf")
         self._stop_timeout_s = 0.0
         self._deadline: Deadline | None = None
-        core.outlet.while_waiting = self._look_after
+        context.publisher.while_waiting = self._run_duties
 
     def run(self, stop_timeout_s: float) -> None:
         """
@@ -90,72 +90,74 @@ class Pipeline:
         Raises:
             TowpathError: What ended it; its disposition says what to do.
         """
-        core = self._core
+        context = self._context
         self._stop_timeout_s = stop_timeout_s
-        core.tally.left_bytes = 0
+        context.stats.left_bytes = 0
         self._snapshots.resume()
-        core.tally.turned_at_s = core.clock.monotonic_s()
-        core.tally.is_streaming = True
+        context.stats.turned_at_s = context.clock.monotonic_s()
+        context.stats.is_streaming = True
         try:
             while not self._is_stopping():
                 self._turn()
             self._finish(self._ending())
         except _OutOfTimeError:
-            core.tally.left_bytes = core.ledger.in_flight_bytes
+            context.stats.left_bytes = context.ledger.in_flight_bytes
             _LOG.warning(
                 "stopped before Kafka had acknowledged everything",
-                in_flight_bytes=core.ledger.in_flight_bytes,
-                stored_lsn=format_lsn(self._marking.stored_lsn),
+                in_flight_bytes=context.ledger.in_flight_bytes,
+                stored_lsn=format_lsn(self._checkpoints.stored_lsn),
                 remedy="Nothing is lost: the next start reads it from the log again.",
             )
         finally:
-            core.tally.is_streaming = False
+            context.stats.is_streaming = False
 
     def _ending(self) -> Deadline:
         """Return the one deadline of everything that is still to be done."""
         if self._deadline is None:
-            self._deadline = Deadline(self._core.clock, self._stop_timeout_s)
+            self._deadline = Deadline(self._context.clock, self._stop_timeout_s)
         return self._deadline
 
     def _turn(self) -> None:
-        core = self._core
+        context = self._context
         is_active = self._snapshots.is_active
         if is_active and self._stands_still():
-            core.outlet.poll(0.0 if self._snapshots.has_ready else POLL_INTERVAL_S)
+            context.publisher.poll(
+                0.0 if self._snapshots.has_ready else POLL_INTERVAL_S
+            )
         elif self._has_room() and not (is_active and self._snapshots.is_full):
             self._read(self._patience_s(is_active=is_active))
-            core.outlet.poll(0)
+            context.publisher.poll(0)
         else:
-            core.outlet.poll(WAIT_S)
-        self._snapshots.turn(core.clock.monotonic_s())
-        self._look_after()
+            context.publisher.poll(WAIT_S)
+        self._snapshots.turn(context.clock.monotonic_s())
+        self._run_duties()
 
     def _stands_still(self) -> bool:
         """Tell whether the stream waits for a snapshot, between two transactions."""
-        return self._snapshots.holds_stream and not self._follower.is_inside
+        return self._snapshots.holds_stream and not self._consumer.is_inside
 
     def _has_room(self) -> bool:
-        ledger = self._core.ledger
+        ledger = self._context.ledger
         return (
             ledger.in_flight_bytes < self._max_in_flight_bytes
             and ledger.unsettled_count < MAX_UNSETTLED
         )
 
-    def _look_after(self) -> None:
+    def _run_duties(self) -> None:
         """Do what must not wait, whatever else does; also while there is no room."""
-        core = self._core
+        context = self._context
         if self._is_stopping() and self._ending().passed():
             raise _OutOfTimeError
-        now_s = core.clock.monotonic_s()
-        core.tally.turned_at_s = now_s
-        self._marking.turn(now_s, core.tally)
-        self._tell_progress(now_s)
-        ledger = core.ledger
+        now_s = context.clock.monotonic_s()
+        context.stats.turned_at_s = now_s
+        self._checkpoints.turn(now_s, context.stats)
+        self._send_feedback(now_s)
+        ledger = context.ledger
         ledger.acknowledged()
         if ledger.settled_count:
             if ledger.settled_us:
-                core.tally.settled(
-                    ledger.settled_us, ledger.settled_count, core.now_us()
+                context.stats.settled(
+                    ledger.settled_us, ledger.settled_count, context.now_us()
                 )
             ledger.settled_count = 0
 
@@ -163,31 +165,31 @@ class Pipeline:
         frames = self._stream.read(timeout_s)
         if not frames:
             return
-        now_us = self._core.now_us()
+        now_us = self._context.now_us()
         # Once per read is enough, and costs nothing per frame.
-        self._core.tally.source_clock.observe(sent_us(frames[-1]), now_us)
+        self._context.stats.source_clock.observe(sent_us(frames[-1]), now_us)
         if self._is_stopping():
             self._follow_to_the_end(frames, now_us)
         else:
             self._follow(frames, now_us)
-        self._core.outlet.let_go()
+        self._context.publisher.flush()
 
     def _follow(self, frames: Sequence[bytes], now_us: int) -> None:
         at = 0
         while at < len(frames):
-            at = self._follower.follow_all(frames, at, now_us)
+            at = self._consumer.follow_all(frames, at, now_us)
             if at < len(frames):
                 self._keep_alive(frames[at])
                 at += 1
 
     def _follow_to_the_end(self, frames: Sequence[bytes], now_us: int) -> None:
         """Take what completes the open transaction, and leave out what follows it."""
-        follower = self._follower
+        consumer = self._consumer
         for frame in frames:
             if frame[0] != WAL_DATA:
                 self._keep_alive(frame)
-            elif follower.is_inside:
-                follower.follow(frame, now_us)
+            elif consumer.is_inside:
+                consumer.follow(frame, now_us)
             else:
                 # It is streamed again at next start; a later word of the server would
                 # say that it has been read.
@@ -198,77 +200,77 @@ class Pipeline:
         """Return how long to wait for the stream; ``is_active``: a snapshot is."""
         if is_active and self._snapshots.has_ready:
             return self._snapshots.patience_s
-        if self._core.ledger.in_flight_bytes:
+        if self._context.ledger.in_flight_bytes:
             return POLL_INTERVAL_S
-        if self._marking.confirmable() > self._marking.stored_lsn:
+        if self._checkpoints.confirmable() > self._checkpoints.stored_lsn:
             return MARKS_INTERVAL_S
-        is_waiting = is_active or self._core.invisible.count
+        is_waiting = is_active or self._context.invisible.count
         return TICK_INTERVAL_S if is_waiting else IDLE_INTERVAL_S
 
     def _keep_alive(self, frame: bytes) -> None:
         """Take the server's word of its progress only while nothing at all is open."""
-        core = self._core
+        context = self._context
         keepalive = parse_keepalive(frame)
-        core.tally.received_lsn = max(core.tally.received_lsn, keepalive.wal_end)
-        is_open = self._follower.is_inside or self._has_left_out
-        if not is_open and not core.invisible.count:
-            core.ledger.idle_until(keepalive.wal_end)
+        context.stats.received_lsn = max(context.stats.received_lsn, keepalive.wal_end)
+        is_open = self._consumer.is_inside or self._has_left_out
+        if not is_open and not context.invisible.count:
+            context.ledger.idle_until(keepalive.wal_end)
         if keepalive.reply_requested:
-            self._tell(self._marking.stored_lsn)
-            self._let_the_server_stop()
+            self._confirm(self._checkpoints.stored_lsn)
+            self._check_server_shutdown()
 
-    def _let_the_server_stop(self) -> None:
+    def _check_server_shutdown(self) -> None:
         """
         End the connection if the server waits for what Kafka does not store.
 
         A server that shuts down waits until its readers have confirmed everything.
         """
-        now_s = self._core.clock.monotonic_s()
-        if self._marking.unanswered_s(now_s) > UNANSWERED_S:
+        now_s = self._context.clock.monotonic_s()
+        if self._checkpoints.unanswered_s(now_s) > UNANSWERED_S:
             reason = f"Kafka has stored nothing for {UNANSWERED_S:g} s"
             raise BrokerUnavailableError(reason)
 
-    def _tell_progress(self, now_s: float) -> None:
+    def _send_feedback(self, now_s: float) -> None:
         """Send feedback by its own timer, and sooner when there is progress."""
-        waited_s = now_s - self._told_at_s
+        waited_s = now_s - self._confirmed_at_s
         if waited_s < PROGRESS_INTERVAL_S:
             return
-        self._core.tally.in_flight_bytes = self._core.ledger.in_flight_bytes
-        self._core.tally.parked_keys = len(self._core.router.parked)
-        lsn = self._marking.stored_lsn
-        if lsn > self._told_lsn or waited_s >= STATUS_INTERVAL_S:
-            self._tell(lsn)
+        self._context.stats.in_flight_bytes = self._context.ledger.in_flight_bytes
+        self._context.stats.parked_keys = len(self._context.router.parked)
+        lsn = self._checkpoints.stored_lsn
+        if lsn > self._confirmed_lsn or waited_s >= STATUS_INTERVAL_S:
+            self._confirm(lsn)
 
-    def _tell(self, lsn: int) -> None:
-        core = self._core
-        self._told_lsn = max(self._told_lsn, lsn)
-        self._told_at_s = core.clock.monotonic_s()
-        self._stream.confirm(self._told_lsn)
-        core.tally.confirmed_lsn = self._told_lsn
+    def _confirm(self, lsn: int) -> None:
+        context = self._context
+        self._confirmed_lsn = max(self._confirmed_lsn, lsn)
+        self._confirmed_at_s = context.clock.monotonic_s()
+        self._stream.confirm(self._confirmed_lsn)
+        context.stats.confirmed_lsn = self._confirmed_lsn
 
     def _finish(self, deadline: Deadline) -> None:
         """Complete the open transaction, wait for Kafka, store it, confirm."""
-        core = self._core
+        context = self._context
         # What is left of a long transaction comes again, without what Kafka has of it.
-        completing = Deadline(core.clock, deadline.remaining_s() / 2)
-        while self._follower.is_inside and not completing.passed():
+        completing = Deadline(context.clock, deadline.remaining_s() / 2)
+        while self._consumer.is_inside and not completing.passed():
             self._turn()
-        core.outlet.flush(deadline.remaining_s())
-        if core.ledger.in_flight_bytes:
+        context.publisher.drain(deadline.remaining_s())
+        if context.ledger.in_flight_bytes:
             raise _OutOfTimeError
         while not self._is_visible() and not deadline.passed():
-            self._snapshots.probe(core.clock.monotonic_s())
+            self._snapshots.probe(context.clock.monotonic_s())
             self._turn_without_reading()
-        self._marking.finish(is_clean=core.ledger.is_idle)
-        while not self._marking.settled():
+        self._checkpoints.finish(is_clean=context.ledger.is_idle)
+        while not self._checkpoints.settled():
             if deadline.passed():
                 raise _OutOfTimeError
-            core.outlet.poll(POLL_INTERVAL_S)
-        self._tell(self._marking.stored_lsn)
+            context.publisher.poll(POLL_INTERVAL_S)
+        self._confirm(self._checkpoints.stored_lsn)
 
     def _turn_without_reading(self) -> None:
-        self._core.outlet.poll(POLL_INTERVAL_S)
-        self._snapshots.turn(self._core.clock.monotonic_s())
+        self._context.publisher.poll(POLL_INTERVAL_S)
+        self._snapshots.turn(self._context.clock.monotonic_s())
 
     def _is_visible(self) -> bool:
-        return self._core.ledger.acknowledged() <= self._marking.confirmable()
+        return self._context.ledger.acknowledged() <= self._checkpoints.confirmable()

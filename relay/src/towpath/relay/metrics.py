@@ -58,8 +58,8 @@ _HELP: Final = MappingProxyType(
 class StatsCollector(Collector):
     """Shows the tally."""
 
-    def __init__(self, tally: Stats, clock: Clock) -> None:
-        self._tally = tally
+    def __init__(self, stats: Stats, clock: Clock) -> None:
+        self._stats = stats
         self._clock = clock
         self._build = {
             "version": importlib.metadata.version("towpath-relay"),
@@ -67,65 +67,65 @@ class StatsCollector(Collector):
         }
 
     def collect(self) -> Iterable[Metric]:
-        tally, now_s = self._tally, self._clock.monotonic_s()
+        stats, now_s = self._stats, self._clock.monotonic_s()
         name = telemetry.BUILD_INFO.removesuffix("_info")
         yield InfoMetricFamily(name, "What this process was built from.", self._build)
-        yield from _counters(tally)
-        yield from _gauges(tally, now_s)
-        yield from _last(tally)
+        yield from _counters(stats)
+        yield from _gauges(stats, now_s)
+        yield from _last(stats)
         yield HistogramMetricFamily(
             telemetry.RELAY_LATENCY,
             "From a commit to the acknowledgement of its last record, by the source's"
             " clock.",
-            buckets=tally.latency.buckets(),
-            sum_value=tally.latency.sum_s,
+            buckets=stats.latency.buckets(),
+            sum_value=stats.latency.sum_s,
         )
         yield _labelled(
             telemetry.RELAY_TABLE,
             "One per captured table.",
             "table",
-            dict.fromkeys(tally.tables, 1),
+            dict.fromkeys(stats.tables, 1),
         )
         yield _labelled(
             telemetry.RELAY_DROPPED_TABLE,
             "One per captured name that has no table and whose rows are kept.",
             "table",
-            dict.fromkeys(tally.dropped_tables, 1),
+            dict.fromkeys(stats.dropped_tables, 1),
         )
-        if tally.slot is not None:
-            yield from _slot(tally.slot)
-        if tally.snapshot is not None:
-            yield from _snapshot(tally.snapshot, now_s)
+        if stats.slot is not None:
+            yield from _slot(stats.slot)
+        if stats.snapshot is not None:
+            yield from _snapshot(stats.snapshot, now_s)
 
 
-def _counters(tally: Stats) -> Iterator[Metric]:
+def _counters(stats: Stats) -> Iterator[Metric]:
     counts = (
-        (telemetry.RELAY_TRANSACTIONS, "Transactions read.", tally.transactions),
+        (telemetry.RELAY_TRANSACTIONS, "Transactions read.", stats.transactions),
         (
             telemetry.RELAY_CHANGES,
             "Changes and logical messages read, whatever became of them.",
-            tally.changes,
+            stats.changes,
         ),
-        (telemetry.RELAY_RECORDS, "Records handed to Kafka.", tally.records),
+        (telemetry.RELAY_RECORDS, "Records handed to Kafka.", stats.records),
         (
             telemetry.RELAY_DUPLICATES,
             "Records left out after a restart, because Kafka had them.",
-            tally.duplicates,
+            stats.duplicates,
         ),
-        (telemetry.RELAY_MARKS, "Marks published to the state topic.", tally.marks),
-        (telemetry.SNAPSHOT_ROWS, "Snapshot rows produced.", tally.snapshot_rows),
+        (telemetry.RELAY_MARKS, "Marks published to the state topic.", stats.marks),
+        (telemetry.SNAPSHOT_ROWS, "Snapshot rows produced.", stats.snapshot_rows),
         (
             telemetry.SNAPSHOT_DROPPED_ROWS,
             "Snapshot rows left out, because the stream has a newer one.",
-            tally.snapshot_dropped_rows,
+            stats.snapshot_dropped_rows,
         ),
     )
     for name, what, value in counts:
         yield CounterMetricFamily(name, what, value)
     reasons = (
-        (telemetry.RELAY_DEAD_LETTERS, "Records set aside.", tally.dead_letters),
-        (telemetry.RELAY_SKIPPED, "Changes without a record.", tally.skipped),
-        (telemetry.RELAY_ALTERED, "Values that have no form.", tally.altered),
+        (telemetry.RELAY_DEAD_LETTERS, "Records set aside.", stats.dead_letters),
+        (telemetry.RELAY_SKIPPED, "Changes without a record.", stats.skipped),
+        (telemetry.RELAY_ALTERED, "Values that have no form.", stats.altered),
     )
     for name, what, counter in reasons:
         family = CounterMetricFamily(name, what, labels=["reason"])
@@ -134,29 +134,29 @@ def _counters(tally: Stats) -> Iterator[Metric]:
         yield family
 
 
-def _gauges(tally: Stats, now_s: float) -> Iterator[Metric]:
+def _gauges(stats: Stats, now_s: float) -> Iterator[Metric]:
     values = {
-        telemetry.RELAY_STREAMING: int(tally.is_streaming),
-        telemetry.RELAY_PARKED_KEYS: tally.parked_keys,
-        telemetry.RELAY_SOURCE_PROBLEMS: len(tally.source_problems),
-        telemetry.SNAPSHOT_YIELDING: int(bool(tally.yielding)),
-        telemetry.RELAY_IN_FLIGHT_BYTES: tally.in_flight_bytes,
-        telemetry.RELAY_IN_FLIGHT_LIMIT: tally.max_in_flight_bytes,
-        telemetry.RELAY_CONFIRMED_LSN: tally.confirmed_lsn,
-        telemetry.RELAY_RECEIVED_LSN: tally.received_lsn,
-        telemetry.RELAY_CLOCK_AHEAD: tally.source_clock.ahead_us / _MICROSECONDS,
-        telemetry.RELAY_HEARTBEATS: tally.heartbeat_counter,
-        telemetry.RELAY_HEARTBEAT_AGE: tally.heartbeat_age_s(now_s),
+        telemetry.RELAY_STREAMING: int(stats.is_streaming),
+        telemetry.RELAY_PARKED_KEYS: stats.parked_keys,
+        telemetry.RELAY_SOURCE_PROBLEMS: len(stats.source_problems),
+        telemetry.SNAPSHOT_YIELDING: int(bool(stats.yielding)),
+        telemetry.RELAY_IN_FLIGHT_BYTES: stats.in_flight_bytes,
+        telemetry.RELAY_IN_FLIGHT_LIMIT: stats.max_in_flight_bytes,
+        telemetry.RELAY_CONFIRMED_LSN: stats.confirmed_lsn,
+        telemetry.RELAY_RECEIVED_LSN: stats.received_lsn,
+        telemetry.RELAY_CLOCK_AHEAD: stats.source_clock.ahead_us / _MICROSECONDS,
+        telemetry.RELAY_HEARTBEATS: stats.heartbeat_counter,
+        telemetry.RELAY_HEARTBEAT_AGE: stats.heartbeat_age_s(now_s),
     }
     yield from _known(values)
 
 
-def _last(tally: Stats) -> Iterator[Metric]:
+def _last(stats: Stats) -> Iterator[Metric]:
     """Tell of the transaction that was read last."""
-    last, read_us = tally.last_transaction, tally.last_read_us
+    last, read_us = stats.last_transaction, stats.last_read_us
     if last is None:
         return
-    behind_s = tally.source_clock.since_s(last.committed_us, read_us)
+    behind_s = stats.source_clock.since_s(last.committed_us, read_us)
     values = {
         telemetry.RELAY_LAST_COMMIT: last.committed_us / _MICROSECONDS,
         telemetry.RELAY_LAST_READ: read_us / _MICROSECONDS,

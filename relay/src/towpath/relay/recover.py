@@ -64,7 +64,7 @@ def transactional_id(settings: Settings) -> str:
 
 
 def check_existing_topics(
-    world: ProcessContext, topic: StateTopic
+    process: ProcessContext, topic: StateTopic
 ) -> Mapping[str, int]:
     """
     Look for topics that are gone before any topic is made.
@@ -77,7 +77,7 @@ def check_existing_topics(
         TopicTruncatedError: A topic that had records is gone.
         StateLostError: The state cannot be read.
     """
-    kafka = world.settings.kafka
+    kafka = process.settings.kafka
     if topic.topic not in partition_counts(kafka):
         return {}
     marks = topic.read().marks
@@ -85,7 +85,7 @@ def check_existing_topics(
     return {name: len(each) for name, each in marks.items()}
 
 
-def store_first_marks(world: ProcessContext, topic: StateTopic, marks: Marks) -> None:
+def store_first_marks(process: ProcessContext, topic: StateTopic, marks: Marks) -> None:
     """
     Store the first marks of all captured tables' topics, with one look at their ends.
 
@@ -95,9 +95,9 @@ def store_first_marks(world: ProcessContext, topic: StateTopic, marks: Marks) ->
     Raises:
         BrokerUnavailableError: Kafka does not answer.
     """
-    prefix, opened = world.settings.database.prefix, world.topics.opened
+    prefix, opened = process.settings.database.prefix, process.topics.opened
     topics = [
-        names.table_topic(prefix, TableName.parse(table)) for table in world.captured
+        names.table_topic(prefix, TableName.parse(table)) for table in process.captured
     ]
     new = {
         name: opened[name]
@@ -108,7 +108,7 @@ def store_first_marks(world: ProcessContext, topic: StateTopic, marks: Marks) ->
     if not places:
         return
     ends: dict[str, dict[int, int]] = defaultdict(dict)
-    for (name, at), end in world.topics.known_ends(places).items():
+    for (name, at), end in process.topics.known_ends(places).items():
         ends[name][at] = end
     for name, of_topic in ends.items():
         marks.begin(name, of_topic)
@@ -116,7 +116,7 @@ def store_first_marks(world: ProcessContext, topic: StateTopic, marks: Marks) ->
 
 
 def recover(
-    world: ProcessContext, topic: StateTopic, producer: KafkaProducer
+    process: ProcessContext, topic: StateTopic, producer: KafkaProducer
 ) -> RecoveredState:
     """
     Return what Kafka tells of what was before. Call order: the slot is claimed.
@@ -128,7 +128,7 @@ def recover(
         PartitionCountChangedError: A topic has other partitions than it had.
         StateLostError: The state cannot be read.
     """
-    settings = world.settings
+    settings = process.settings
     state = topic.read()
     before = DeliveryMode(state.delivery or settings.relay.delivery)
     was_transactional = before is _TRANSACTIONAL
@@ -173,15 +173,19 @@ def _write_barriers(settings: Settings, topic: StateTopic, state: State) -> None
         topic.write(CONFIRMED_KEY, begun._asdict())
 
 
-def has_records(world: ProcessContext, topic: StateTopic, past: RecoveredState) -> bool:
+def has_records(
+    process: ProcessContext, topic: StateTopic, recovered: RecoveredState
+) -> bool:
     """Tell whether topics of ours hold records that no state tells of."""
-    if not past.state.is_empty:
+    if not recovered.state.is_empty:
         return False
-    facts = world.topics.open(world.settings.database.prefix, world.captured.names)
+    facts = process.topics.open(
+        process.settings.database.prefix, process.captured.names
+    )
     places = [
         (name, partition)
         for name, each in facts.items()
         if name != topic.topic
         for partition in range(each.partition_count)
     ]
-    return any(end > 0 for end in end_offsets(world.settings.kafka, places).values())
+    return any(end > 0 for end in end_offsets(process.settings.kafka, places).values())

@@ -79,14 +79,16 @@ _PUBLICATIONS: Final = frozenset({"source.publication", "source.outbox_publicati
 class Session:
     """From connecting to the end of one connection's lifetime."""
 
-    def __init__(self, world: ProcessContext, is_stopping: Callable[[], bool]) -> None:
-        self._world = world
+    def __init__(
+        self, process: ProcessContext, is_stopping: Callable[[], bool]
+    ) -> None:
+        self._process = process
         self._is_stopping = is_stopping
-        database = world.settings.database
-        self._state = StateTopic(world.settings.kafka, database.prefix)
+        database = process.settings.database
+        self._state = StateTopic(process.settings.kafka, database.prefix)
         self._relay = Registration(database.slot, 1)
-        self._opening = InitialSnapshot(world, is_stopping)
-        self._why_anew: str | None = None
+        self._initial_snapshot = InitialSnapshot(process, is_stopping)
+        self._restart_reason: str | None = None
         self._topic_watch: TopicMonitor | None = None
         # By lineage, from which log LSN on the log knows the publications of the file.
         self._known_from: dict[int, int] = {}
@@ -98,42 +100,42 @@ class Session:
         Raises:
             TowpathError: What ended it; its disposition says what to do.
         """
-        while not (self._is_stopping() or self._opening.is_over):
-            self._why_anew = None
+        while not (self._is_stopping() or self._initial_snapshot.is_over):
+            self._restart_reason = None
             with ExitStack() as closing:
                 self._follow(closing)
-        self._opening.check()
+        self._initial_snapshot.check()
 
-    def _begin_anew(self, why: str) -> None:
+    def _restart(self, reason: str) -> None:
         """End this connection's lifetime, from any thread."""
-        _LOG.warning("connecting anew", reason=why)
-        self._why_anew = why
-        self._world.wakeup.wake()
+        _LOG.warning("connecting anew", reason=reason)
+        self._restart_reason = reason
+        self._process.wakeup.wake()
 
     def _follow(self, closing: ExitStack) -> None:
         """Follow until told to stop, or until the settings of before have served."""
-        settings, world = self._world.settings, self._world
+        settings, process = self._process.settings, self._process
         source = settings.database
         connection = closing.enter_context(connect(source.dsn))
         self._relay = relay = read_registration(connection, source.slot)
         self._open_topics(connection)
         ownership = self._claim(closing)
         producer = self._make_producer(closing)
-        past = recover(self._world, self._state, producer)
-        stream = SlotStream(source.dsn, world.clock, world.wakeup)
+        recovered = recover(self._process, self._state, producer)
+        stream = SlotStream(source.dsn, process.clock, process.wakeup)
         closing.callback(stream.close)
-        decision = self._decide(closing, past, connection, stream)
+        decision = self._decide(closing, recovered, connection, stream)
         if decision is None:
             return
         known = KnownTables(settings, decision.lineage.number)
         require_same_keys(connection, settings, known)
-        store_first_marks(world, self._state, past.marks)
+        store_first_marks(process, self._state, recovered.marks)
         catalog = PostgresCatalog(connection)
-        settings, until_log_lsn = self._settle_settings(past, decision, catalog)
+        settings, until_log_lsn = self._choose_settings(recovered, decision, catalog)
         worker = self._make_worker(closing, settings)
-        lent = self._opening.lent
-        builder = PipelineBuilder(world, settings, past, decision, relay, lent)
-        pipeline = builder.assemble(
+        lent = self._initial_snapshot.lent
+        builder = PipelineBuilder(process, settings, recovered, decision, relay, lent)
+        pipeline = builder.build(
             producer,
             stream,
             catalog,
@@ -141,41 +143,41 @@ class Session:
             lambda stored: self._is_ending() or 0 < until_log_lsn < stored,
         )
         self._watch(closing, ownership, decision)
-        self._topic_watch = self._watch_topics(closing, past.marks)
+        self._topic_watch = self._watch_topics(closing, recovered.marks)
         if not self._start(stream, settings, catalog):
             return
         _LOG.info(
             "streaming",
             confirmed_lsn=format_lsn(decision.confirmed_lsn),
             lineage=decision.lineage.number,
-            published_position=past.published.horizon.decode() or None,
+            published_position=recovered.published.horizon.decode() or None,
         )
         pipeline.run(settings.relay.stop_timeout_s)
 
     def _open_topics(self, connection: Connection) -> None:
         """Make topics, unless two tables would share one: all of these are named."""
-        world, settings = self._world, self._world.settings
-        captured, prefix = world.captured, settings.database.prefix
+        process, settings = self._process, self._process.settings
+        captured, prefix = process.captured, settings.database.prefix
         captured.replace(read_captured(connection, settings))
         captured.announced = read_announced(settings.kafka, prefix)
         tables = read_streamed(connection, settings)
         check_topics(settings, tables, captured.announced)
-        had = check_existing_topics(world, self._state)
-        world.topics.open(prefix, captured.names, had)
+        had = check_existing_topics(process, self._state)
+        process.topics.open(prefix, captured.names, had)
 
     def _decide(
         self,
         closing: ExitStack,
-        past: RecoveredState,
+        recovered: RecoveredState,
         connection: Connection,
         stream: SlotStream,
     ) -> LineageDecision | None:
         """Return which lineage is followed; None if the stream is not needed."""
-        settings, memory = self._world.settings, self._memory(past)
-        clock, relay = self._world.clock, self._relay
-        history = LineageResolver(settings, memory, clock, connection, stream, relay)
-        found, known = history.found(0), memory.read()
-        if not self._opening.begin(closing, connection, relay, known, found):
+        settings, store = self._process.settings, self._history_store(recovered)
+        clock, relay = self._process.clock, self._relay
+        history = LineageResolver(settings, store, clock, connection, stream, relay)
+        found, known = history.found(0), store.read()
+        if not self._initial_snapshot.begin(closing, connection, relay, known, found):
             return None
         return history.follow()
 
@@ -189,11 +191,11 @@ class Session:
             SourceUnavailableError: The guardian wants a new beginning, at once: what
                 is on its way may be another process's by now.
         """
-        if self._why_anew is not None:
-            raise SourceUnavailableError(self._why_anew)
+        if self._restart_reason is not None:
+            raise SourceUnavailableError(self._restart_reason)
         if self._topic_watch is not None:
             self._topic_watch.check()
-        return self._is_stopping() or self._opening.is_over
+        return self._is_stopping() or self._initial_snapshot.is_over
 
     def _start(
         self, stream: SlotStream, settings: Settings, catalog: PostgresCatalog
@@ -206,7 +208,7 @@ class Session:
         Raises:
             SlotHeldError: Another process keeps it.
         """
-        world, names = self._world, settings.database
+        process, names = self._process, settings.database
         publications = (names.publication, names.outbox_publication)
         attempts = 0
 
@@ -217,59 +219,66 @@ class Session:
             return True
 
         timeout_s = settings.relay.takeover_timeout_s
-        patience = ClaimWait(world.clock, world.wakeup, timeout_s, self._is_stopping)
+        patience = ClaimWait(
+            process.clock, process.wakeup, timeout_s, self._is_stopping
+        )
         wait_for_slot(names.slot, attempt, lambda: catalog.holder(names.slot), patience)
         return attempts == 1
 
     def _watch(
         self, closing: ExitStack, ownership: SlotOwnership, decision: LineageDecision
     ) -> None:
-        world, relay = self._world, self._relay
-        known = KnownTables(world.settings, decision.lineage.number)
-        keys = KeyChanges(world.settings, known, relay, self._begin_anew)
-        tables = NewTables(world.settings, world.captured, world.tally, known, relay)
-        checks = SourceChecks(world.settings, world.tally)
+        process, relay = self._process, self._relay
+        known = KnownTables(process.settings, decision.lineage.number)
+        keys = KeyChanges(process.settings, known, relay, self._restart)
+        tables = NewTables(
+            process.settings, process.captured, process.stats, known, relay
+        )
+        checks = SourceChecks(process.settings, process.stats)
         guardian = SlotMonitor(
-            world.settings,
-            world.tally,
-            world.clock,
+            process.settings,
+            process.stats,
+            process.clock,
             ownership,
-            self._begin_anew,
+            self._restart,
             relay=relay,
             chores=(
-                self._opening,
+                self._initial_snapshot,
                 tables,
                 keys,
                 checks,
-                GeneratedColumns(world.settings),
+                GeneratedColumns(process.settings),
             ),
         )
         closing.callback(guardian.close)
         guardian.start()
 
     def _watch_topics(self, closing: ExitStack, marks: Marks) -> TopicMonitor:
-        world = self._world
+        process = self._process
         watch = TopicMonitor(
-            world.settings.kafka, world.topics.counts, marks.knows, world.wakeup.wake
+            process.settings.kafka,
+            process.topics.counts,
+            marks.knows,
+            process.wakeup.wake,
         )
         closing.callback(watch.close)
         watch.start()
         return watch
 
     def _claim(self, closing: ExitStack) -> SlotOwnership:
-        settings, world = self._world.settings, self._world
+        settings, process = self._process.settings, self._process
         ownership = SlotOwnership(settings.database.dsn, settings.database.slot)
         closing.callback(ownership.close)
         ownership.acquire(
-            world.clock,
-            world.wakeup,
+            process.clock,
+            process.wakeup,
             settings.relay.takeover_timeout_s,
             self._is_stopping,
         )
         return ownership
 
     def _make_producer(self, closing: ExitStack) -> KafkaProducer:
-        settings, topics = self._world.settings, self._world.topics
+        settings, topics = self._process.settings, self._process.topics
         is_transactional = settings.relay.delivery is DeliveryMode.TRANSACTIONAL
         producer = KafkaProducer(
             settings.kafka,
@@ -288,15 +297,15 @@ class Session:
 
         Not if the claim is lost, or the process ends: then it counts as dead.
         """
-        if self._why_anew is None and not self._is_stopping():
-            producer.settle(self._world.settings.relay.stop_timeout_s)
+        if self._restart_reason is None and not self._is_stopping():
+            producer.settle(self._process.settings.relay.stop_timeout_s)
         producer.close()
 
     def _make_worker(self, closing: ExitStack, settings: Settings) -> SnapshotWorker:
         wanted = settings.relay.snapshot
         worker = SnapshotWorker(
             settings.database.dsn,
-            self._world.wakeup.wake,
+            self._process.wakeup.wake,
             publication=settings.database.publication,
             relay=settings.database.slot,
             readers=wanted.readers,
@@ -305,11 +314,11 @@ class Session:
             views=settings.relay.outbox.view,
         )
         closing.callback(worker.close)
-        self._opening.lend(worker)
+        self._initial_snapshot.lend(worker)
         return worker
 
-    def _memory(self, past: RecoveredState) -> HistoryStore:
-        state, topic = past.state, self._state
+    def _history_store(self, recovered: RecoveredState) -> HistoryStore:
+        state, topic = recovered.state, self._state
         confirmed = state.confirmed
 
         def read() -> StoredHistory:
@@ -317,10 +326,10 @@ class Session:
                 lineages=lineages.parse_lineages(state.lineage),
                 confirmed_lsn=None if confirmed is None else confirmed.lsn,
                 confirmed_log_lsn=None if confirmed is None else confirmed.log_lsn,
-                published_log_lsn=past.published_log_lsn,
+                published_log_lsn=recovered.published_log_lsn,
                 heartbeat=0 if confirmed is None else confirmed.heartbeat,
-                has_records=bool(past.published.horizon)
-                or has_records(self._world, self._state, past),
+                has_records=bool(recovered.published.horizon)
+                or has_records(self._process, self._state, recovered),
             )
 
         def write(known: Sequence[Lineage]) -> None:
@@ -333,12 +342,15 @@ class Session:
                 topic.write(CONFIRMED_KEY, back._asdict())
 
         def publish(record: Record) -> None:
-            write_now(self._world.settings.kafka, record)
+            write_now(self._process.settings.kafka, record)
 
         return HistoryStore(read, write, publish, confirm)
 
-    def _settle_settings(
-        self, past: RecoveredState, decision: LineageDecision, catalog: PostgresCatalog
+    def _choose_settings(
+        self,
+        recovered: RecoveredState,
+        decision: LineageDecision,
+        catalog: PostgresCatalog,
     ) -> tuple[Settings, int]:
         """
         Return the settings to run with, and until which log LSN; 0: without end.
@@ -347,10 +359,10 @@ class Session:
         publications serve from where the log ended when we first looked: before that
         they may not have been there, and nothing may be read by them.
         """
-        settings, stored = self._world.settings, past.state.settings
+        settings, stored = self._process.settings, recovered.state.settings
         changed = () if stored is None else changed_settings(settings, stored)
         confirmed = decision.lineage.offset + decision.confirmed_lsn
-        horizon = past.published.log_lsn
+        horizon = recovered.published.log_lsn
         if not _PUBLICATIONS.isdisjoint(changed):
             number, offset = decision.lineage.number, decision.lineage.offset
             if number not in self._known_from:

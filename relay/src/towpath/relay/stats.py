@@ -242,7 +242,7 @@ class Stats:
     altered: Counter[str] = field(default_factory=Counter)
     yields: Counter[str] = field(default_factory=Counter)
 
-    def bury(self, reason: str) -> None:
+    def count_dead_letter(self, reason: str) -> None:
         """Count a dead letter."""
         self._count(
             self.dead_letters, "a record was set aside as a dead letter", reason

@@ -61,9 +61,9 @@ class PipelineBuilder:
 
     def __init__(
         self,
-        world: ProcessContext,
+        process: ProcessContext,
         settings: Settings,
-        past: RecoveredState,
+        recovered: RecoveredState,
         decision: LineageDecision,
         relay: Registration,
         lent: Collection[str] = (),
@@ -72,24 +72,24 @@ class PipelineBuilder:
         Prepare; nothing is made yet.
 
         Args:
-            world: What outlives attempts.
+            process: What outlives attempts.
             settings: To run with: those of the file, or those of before.
-            past: What Kafka tells.
+            recovered: What Kafka tells.
             decision: Which lineage is followed, and from where.
             relay: How this relay is registered.
             lent: The snapshots whose one view of the database was made with the slot.
         """
         self._relay = relay
         self._lent = lent
-        self._world = world
+        self._process = process
         self._settings = settings
-        self._past = past
+        self._recovered = recovered
         self._decision = decision
         self._records = StateRecords(settings.database.prefix)
-        self._documents = Documents(settings.relay.rows.format, world.schema_ids)
+        self._documents = Documents(settings.relay.rows.format, process.schema_ids)
         self._snapshots: SnapshotRunner | None = None
 
-    def assemble(
+    def build(
         self,
         producer: KafkaProducer,
         stream: SlotStream,
@@ -98,47 +98,50 @@ class PipelineBuilder:
         is_ending: Callable[[int], bool],
     ) -> Pipeline:
         """Return the loop, ready to run."""
-        settings, world = self._settings, self._world
+        settings, process = self._settings, self._process
         relay, prefix = settings.relay, settings.database.prefix
         metadata = None
         if relay.transactions.metadata:
             metadata = TransactionMetadata(prefix, self._documents)
-        core = self._core(producer, stream, catalog, metadata)
-        marking = self._marking(core)
-        driver = self._driver(core)
-        left = ExternalSignals(core, world.inbox, world.refusals)
-        outbox, dead = relay.outbox, core.router.dead
-        aggregates = AggregateRoutes(outbox, dead, core.tally.skip)
-        emission = SnapshotPublisher(core, aggregates.of)
-        snapshots = SnapshotRunner(core, driver, worker, emission, left)
+        context = self._loop_context(producer, stream, catalog, metadata)
+        checkpoints = self._checkpoint_writer(context)
+        driver = self._driver(context)
+        external = ExternalSignals(context, process.inbox, process.refusals)
+        outbox, dead = relay.outbox, context.router.dead
+        aggregates = AggregateRoutes(outbox, dead, context.stats.skip)
+        emission = SnapshotPublisher(context, aggregates.of)
+        snapshots = SnapshotRunner(context, driver, worker, emission, external)
         self._snapshots = snapshots
-        listener = self._listener(core, snapshots, marking, metadata)
-        follower = self._follower(core, snapshots, listener, metadata)
+        logical_messages = self._logical_messages(
+            context, snapshots, checkpoints, metadata
+        )
+        consumer = self._stream_consumer(context, snapshots, logical_messages, metadata)
         return Pipeline(
-            core,
+            context,
             stream,
-            follower,
-            marking,
+            consumer,
+            checkpoints,
             settings.relay.max_in_flight_bytes,
-            lambda: is_ending(marking.stored_log_lsn),
+            lambda: is_ending(checkpoints.stored_log_lsn),
         )
 
-    def _core(
+    def _loop_context(
         self,
         producer: KafkaProducer,
         stream: SlotStream,
         catalog: PostgresCatalog,
         metadata: TransactionMetadata | None,
     ) -> LoopContext:
-        database, tally = self._settings.database, self._world.tally
-        relay, parked = self._settings.relay, self._past.parked
+        database, stats = self._settings.database, self._process.stats
+        relay, parked = self._settings.relay, self._recovered.parked
         start_lsn = self._decision.confirmed_lsn
         ledger = DeliveryLedger(start_lsn)
-        dead = DeadLetters(database.prefix, tally.bury, parked)
-        published = self._past.published
-        outlet = Publisher(producer, self._world.topics, ledger, dead, tally, published)
-        rules = ColumnRules(relay, tally.alter)
-        captured = self._world.captured
+        dead = DeadLetters(database.prefix, stats.count_dead_letter, parked)
+        published = self._recovered.published
+        topics = self._process.topics
+        publisher = Publisher(producer, topics, ledger, dead, stats, published)
+        rules = ColumnRules(relay, stats.alter)
+        captured = self._process.captured
         owners = owners_of_topics(database.prefix, captured.names, captured.announced)
         router = Router(
             place=SourceNames(database.prefix, stream.database),
@@ -148,36 +151,36 @@ class PipelineBuilder:
             # An event among a table's rows would be taken for one of them.
             reserved=topics_of_relay(database.prefix).union(owners),
             rules=rules,
-            make_codec=CodecFactory(relay, self._world.schema_ids, owners).make,
-            ears=self._ears(metadata),
+            make_codec=CodecFactory(relay, self._process.schema_ids, owners).make,
+            callbacks=self._route_callbacks(metadata),
         )
+        is_captured, prefix = router.is_captured, database.prefix
+        relations = RelationAnnouncer(prefix, catalog, publisher, is_captured, rules)
         return LoopContext(
             ledger=ledger,
             invisible=InvisibleTransactions(start_lsn),
-            outlet=outlet,
+            publisher=publisher,
             router=router,
-            shapes=RelationAnnouncer(
-                database.prefix, catalog, outlet, router.is_captured, rules
-            ),
-            tally=tally,
-            clock=self._world.clock,
+            relations=relations,
+            stats=stats,
+            clock=self._process.clock,
         )
 
-    def _ears(self, metadata: TransactionMetadata | None) -> RouteCallbacks:
+    def _route_callbacks(self, metadata: TransactionMetadata | None) -> RouteCallbacks:
         return RouteCallbacks(
             on_skipped=self._skip,
             on_incomplete=self._complete,
             enrich=None if metadata is None else metadata.place,
         )
 
-    def _driver(self, core: LoopContext) -> SnapshotDriver:
+    def _driver(self, context: LoopContext) -> SnapshotDriver:
         settings, wanted = self._settings, self._settings.relay.snapshot
         views = {
             view.collection: view.aggregate_type for view in settings.relay.outbox.view
         }
         scope = SnapshotScope(
-            captured=Collections(self._world.captured, views),
-            sinks=self._world.sinks,
+            captured=Collections(self._process.captured, views),
+            sinks=self._process.sinks,
             views=views,
             lent=self._lent,
             start_log_lsn=self._decision.lineage.offset + self._decision.confirmed_lsn,
@@ -187,27 +190,32 @@ class PipelineBuilder:
             wanted.chunk_rows, wanted.chunk_time_ms / 1000, wanted.chunk_bytes
         )
         return SnapshotDriver(
-            core.invisible,
+            context.invisible,
             scope=scope,
             run_id=uuid.uuid4().hex,
             limits=SnapshotLimits(size, wanted.readers),
             throttle=Throttle(wanted.max_lag_s, wanted.max_active_sessions),
         )
 
-    def _marking(self, core: LoopContext) -> CheckpointWriter:
+    def _checkpoint_writer(self, context: LoopContext) -> CheckpointWriter:
         known = CheckpointStart(
-            marks=self._past.marks,
-            published_log_lsn=self._past.published_log_lsn,
+            marks=self._recovered.marks,
+            published_log_lsn=self._recovered.published_log_lsn,
             offset=self._decision.lineage.offset,
             heartbeat=self._decision.heartbeat,
         )
         return CheckpointWriter(
-            known, self._records, core.outlet, core.ledger, core.invisible, core.clock
+            known,
+            self._records,
+            context.publisher,
+            context.ledger,
+            context.invisible,
+            context.clock,
         )
 
     def _skip(self, reason: str) -> None:
         """Count a change that gives no record; some are errors each time."""
-        self._world.tally.skip(reason)
+        self._process.stats.skip(reason)
         if reason == WRONGLY_UPDATED:
             _LOG.error(reason, table=self._settings.relay.outbox.table)
 
@@ -218,20 +226,24 @@ class PipelineBuilder:
         if self._snapshots is not None:
             self._snapshots.complete_key(relation, key, position)
 
-    def _listener(
+    def _logical_messages(
         self,
-        core: LoopContext,
+        context: LoopContext,
         snapshots: SnapshotRunner,
-        marking: CheckpointWriter,
+        checkpoints: CheckpointWriter,
         metadata: TransactionMetadata | None,
     ) -> LogicalMessageHandler:
-        relay, place, skip = self._settings.relay, core.router.place, core.tally.skip
+        relay, place, skip = (
+            self._settings.relay,
+            context.router.place,
+            context.stats.skip,
+        )
         enrich = None if metadata is None else metadata.place
         events: LogicalEventRoute = LogicalEvents(
             relay.outbox,
-            core.router.dead,
-            self._past.parked,
-            core.router.reserved,
+            context.router.dead,
+            self._recovered.parked,
+            context.router.reserved,
             skip,
         )
         if enrich is not None:
@@ -242,7 +254,9 @@ class PipelineBuilder:
                 place.prefix, place.database, relay, self._documents, skip, enrich
             )
         routes = LogicalMessageRoutes(relay.outbox.message_prefix, events, messages)
-        return LogicalMessageHandler(core, snapshots, marking, routes, self._relay.name)
+        return LogicalMessageHandler(
+            context, snapshots, checkpoints, routes, self._relay.name
+        )
 
     def _skips(self) -> frozenset[int]:
         """
@@ -250,20 +264,22 @@ class PipelineBuilder:
 
         What is confirmed, or was asked for in another lineage, is past.
         """
-        state, decision = self._past.state, self._decision
+        state, decision = self._recovered.state, self._decision
         offset = decision.lineage.offset
         asked = {at - offset for at in state.skips | state.skipped_log_lsns}
         return frozenset(lsn for lsn in asked if lsn >= decision.confirmed_lsn)
 
-    def _follower(
+    def _stream_consumer(
         self,
-        core: LoopContext,
+        context: LoopContext,
         snapshots: SnapshotRunner,
-        listener: LogicalMessageHandler,
+        logical_messages: LogicalMessageHandler,
         metadata: TransactionMetadata | None,
     ) -> StreamConsumer:
         sequencer = Sequencer(self._decision.lineage.offset)
-        aside = TransactionSkipper(
-            core, self._skips(), core.router.dead.of_skipped, self._records
+        skipper = TransactionSkipper(
+            context, self._skips(), context.router.dead.of_skipped, self._records
         )
-        return StreamConsumer(core, sequencer, snapshots, listener, metadata, aside)
+        return StreamConsumer(
+            context, sequencer, snapshots, logical_messages, metadata, skipper
+        )

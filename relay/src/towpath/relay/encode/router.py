@@ -116,7 +116,7 @@ class Router:
     reserved: frozenset[str]
     rules: ColumnRules
     make_codec: MakeCodec
-    ears: RouteCallbacks
+    callbacks: RouteCallbacks
 
     def route(self, relation: Relation, facts: CatalogFacts) -> Route | None:
         """
@@ -135,11 +135,11 @@ class Router:
                 self.dead,
                 self.parked,
                 self.reserved,
-                self.ears.on_skipped,
+                self.callbacks.on_skipped,
             )
-            if self.ears.enrich is None:
+            if self.callbacks.enrich is None:
                 return outbox
-            return CountedChanges(outbox, relation.name, self.ears.enrich)
+            return CountedChanges(outbox, relation.name, self.callbacks.enrich)
         return self.table(relation, facts)
 
     def table(
@@ -163,7 +163,7 @@ class Router:
             if rows.on_refused_schema is RefusedSchema.HALT:
                 raise
             return RefusedRoute(relation, topic, self.dead, str(failure))
-        return TableRoute(prefix, relation, plan, written, rows, self.ears)
+        return TableRoute(prefix, relation, plan, written, rows, self.callbacks)
 
     def is_outbox(self, name: str) -> bool:
         """Tell whether the table of this name is the outbox."""

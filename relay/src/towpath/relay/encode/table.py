@@ -117,7 +117,7 @@ class TableRoute:
         plan: ColumnPlan,
         written: Codec,
         rows: Rows,
-        ears: RouteCallbacks,
+        callbacks: RouteCallbacks,
     ) -> None:
         self.relation = relation
         self.topic = topics.table_topic(prefix, relation.full_name)
@@ -131,8 +131,8 @@ class TableRoute:
         self._skipped = frozenset(rows.skipped_operations)
         self._skips_unchanged = rows.skip_unchanged
         self._key_places = tuple(field.at for field in plan.key)
-        self._ears = ears
-        self._enrich = ears.enrich
+        self._callbacks = callbacks
+        self._enrich = callbacks.enrich
 
     def records(self, change: Change, now_us: int) -> Sequence[Record]:
         """
@@ -243,7 +243,9 @@ class TableRoute:
             records.append(with_header(came, headers.OLD_KEY, in_headers(old)))
             if UNCHANGED in new:
                 position = Position(change.transaction.log_lsn, change.ordinal)
-                self._ears.on_incomplete(self.relation, self.key_bytes(new), position)
+                self._callbacks.on_incomplete(
+                    self.relation, self.key_bytes(new), position
+                )
         return records or self._skip(SKIPPED_OPERATION)
 
     def _upsert(
@@ -283,14 +285,14 @@ class TableRoute:
     def _note_untold_key(self, *, is_full: bool) -> None:
         """Count an old row without the whole of its key: a configured one may lack."""
         if not is_full and not set(self._key_places) <= set(self.relation.key):
-            self._ears.on_skipped(UNTOLD_KEY)
+            self._callbacks.on_skipped(UNTOLD_KEY)
 
     def _same(self, old: Row, new: Row) -> bool:
         """Tell whether nothing that is published changed; both rows are whole."""
         return all(old[field.at] == new[field.at] for field in self._plan.columns)
 
     def _skip(self, reason: str) -> Sequence[Record]:
-        self._ears.on_skipped(reason)
+        self._callbacks.on_skipped(reason)
         return ()
 
     def _record(

@@ -73,7 +73,7 @@ class NewTables:
         self,
         settings: Settings,
         captured: CapturedTables,
-        tally: Stats,
+        stats: Stats,
         known: KnownTables,
         relay: Registration,
     ) -> None:
@@ -81,7 +81,7 @@ class NewTables:
         self.interval_s = min(LOOK_INTERVAL_S, settings.relay.heartbeat_interval_s)
         self._settings = settings
         self._captured = captured
-        self._tally = tally
+        self._stats = stats
         self._refused: dict[str, str] = {}
         self._writers: dict[str, frozenset[str]] = {}
         self._store = known
@@ -209,7 +209,7 @@ class NewTables:
         if self._refused.get(name) == reason:
             return
         self._refused[name] = reason
-        self._tally.skip(REFUSED)
+        self._stats.skip(REFUSED)
         _LOG.warning("a table is not captured", table=name, reason=reason)
 
     @property
@@ -241,7 +241,7 @@ class NewTables:
         for change in found:
             self._act(connection, change)
         now = store.read(connection) if found else known
-        self._tally.dropped_tables = [n for n, each in now.items() if each.is_gone]
+        self._stats.dropped_tables = [n for n, each in now.items() if each.is_gone]
 
     def _act(self, connection: Connection, change: CapturedNameChange) -> None:
         """Publish what became of a name, and fill it if another table has it."""

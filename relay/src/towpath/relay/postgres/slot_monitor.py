@@ -183,7 +183,7 @@ class SlotMonitor:
     def __init__(  # noqa: PLR0913 - one place, and the last by their names
         self,
         settings: Settings,
-        tally: Stats,
+        stats: Stats,
         clock: Clock,
         claim: SlotClaim,
         on_lost: Callable[[str], None],
@@ -196,7 +196,7 @@ class SlotMonitor:
 
         Args:
             settings: Source, intervals and bounds.
-            tally: Takes the view of the slot; its ``run_id`` goes into each beat.
+            stats: Takes the view of the slot; its ``run_id`` goes into each beat.
             clock: The time.
             claim: The claim on the slot.
             on_lost: Is told, in the guardian's thread, why the relay must begin anew.
@@ -205,7 +205,7 @@ class SlotMonitor:
         """
         self._relay = relay
         self._settings = settings
-        self._tally = tally
+        self._stats = stats
         self._clock = clock
         self._claim = claim
         self._on_lost = on_lost
@@ -310,12 +310,12 @@ class SlotMonitor:
 
     def _note(self, look: SlotLook) -> None:
         view = self._watch.view(look, self._clock.monotonic_s())
-        self._tally.slot = view
+        self._stats.slot = view
         for crossing in self._watch.crossings(view):
             _log_crossing(crossing, view)
         if self._settings.relay.outbox.on_update is OnUpdate.WARN:
             for _ in range(self._watch.new_outbox_updates(look)):
-                self._tally.skip(OUTBOX_UPDATED)
+                self._stats.skip(OUTBOX_UPDATED)
 
     def _beat(self, connection: Connection) -> str | None:
         """Beat, unless the counter is not above our own last one: return why not."""
@@ -326,7 +326,7 @@ class SlotMonitor:
             counter = int(row[0]) if row else 0
             if before and counter <= before:
                 raise psycopg.Rollback
-            told = {"counter": counter, "run": self._tally.run_id}
+            told = {"counter": counter, "run": self._stats.run_id}
             content = json.dumps({**told, "relay": self._relay.name})
             connection.execute(query("tell_beat"), {"content": content})
         if before and counter <= before:

@@ -53,10 +53,10 @@ def source_problems(connection: Connection, settings: Settings) -> list[Finding]
 class SourceChecks:
     """The guardian's chore."""
 
-    def __init__(self, settings: Settings, tally: Stats) -> None:
+    def __init__(self, settings: Settings, stats: Stats) -> None:
         self.interval_s = min(INTERVAL_S, settings.relay.heartbeat_interval_s)
         self._settings = settings
-        self._tally = tally
+        self._stats = stats
 
     def turn(self, connection: Connection) -> None:
         """
@@ -68,7 +68,7 @@ class SourceChecks:
         found = {
             each.what: each for each in source_problems(connection, self._settings)
         }
-        known = self._tally.source_problems
+        known = self._stats.source_problems
         for what, finding in found.items():
             if what not in known:
                 is_error = finding.level is Level.ERROR
@@ -77,7 +77,7 @@ class SourceChecks:
         for what in known:
             if what not in found:
                 _LOG.info("source problem solved", what=what)
-        self._tally.source_problems = tuple(found)
+        self._stats.source_problems = tuple(found)
 
 
 def _publication_problems(

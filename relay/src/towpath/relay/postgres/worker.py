@@ -385,7 +385,7 @@ class SnapshotWorker:
         pids = (reader.server_pid for reader in self._readers)
         return [pid for pid in pids if pid is not None]
 
-    def _tell(self, fact: WorkerFact) -> None:
+    def _add_fact(self, fact: WorkerFact) -> None:
         self._facts.append(fact)
         self._wake()
 
@@ -431,7 +431,7 @@ class SnapshotWorker:
                 reason=fact.reason,
                 may_recover=fact.may_recover,
             )
-        self._tell(fact)
+        self._add_fact(fact)
 
     def _read_with(self, connection: Connection, effect: _Reading) -> WorkerFact:
         reader = ChunkReader(connection, self._terms, self._frozen)
@@ -464,7 +464,7 @@ class SnapshotWorker:
                 lane.mend()
             else:
                 if fact is not None:
-                    self._tell(fact)
+                    self._add_fact(fact)
                 return
             if is_lost:
                 raise problem

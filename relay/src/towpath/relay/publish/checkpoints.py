@@ -52,7 +52,7 @@ class CheckpointWriter:
         self,
         known: CheckpointStart,
         records: StateRecords,
-        outlet: Publisher,
+        publisher: Publisher,
         ledger: DeliveryLedger,
         invisible: InvisibleTransactions,
         clock: Clock,
@@ -63,7 +63,7 @@ class CheckpointWriter:
         self._offset = known.offset
         self._published_log_lsn = known.published_log_lsn
         self._records = records
-        self._outlet = outlet
+        self._publisher = publisher
         self._ledger = ledger
         self._invisible = invisible
         self._clock = clock
@@ -72,36 +72,36 @@ class CheckpointWriter:
         self._writing: Delivery | None = None
         self._writing_lsn = self.stored_lsn
         self._written_at_s = float("-inf")
-        outlet.admit = self._admit
+        publisher.admit = self._admit
 
     @property
     def stored_log_lsn(self) -> int:
         """The stored LSN, with the lineage's offset."""
         return self._offset + self.stored_lsn
 
-    def turn(self, now_s: float, tally: Stats) -> None:
+    def turn(self, now_s: float, stats: Stats) -> None:
         """Take in what was acknowledged; write it down when it is time."""
         self._settle()
         if self._writing is not None or now_s - self._written_at_s < MARKS_INTERVAL_S:
             return
-        self._take_in()
+        self._collect_acknowledged()
         is_new = self._moved or self.confirmable() > self.stored_lsn
-        if is_new or self._outlet.needs_commit:
+        if is_new or self._publisher.needs_commit:
             self._written_at_s = now_s
-            tally.marks += len(self._moved)
+            stats.marks += len(self._moved)
             self._write(is_clean=False)
 
     def unanswered_s(self, now_s: float) -> float:
         """Return for how long Kafka has not stored what was written down."""
         return 0.0 if self._writing is None else now_s - self._written_at_s
 
-    def saw(self, log_lsn: int) -> None:
+    def note_watermark(self, log_lsn: int) -> None:
         """Note a watermark: READ rows may stand there."""
         self._published_log_lsn = max(self._published_log_lsn, log_lsn)
 
     def finish(self, *, is_clean: bool) -> None:
         """Begin to write everything down, for the last time; ``settled`` follows."""
-        self._take_in()
+        self._collect_acknowledged()
         self._write(is_clean=is_clean)
 
     def settled(self) -> bool:
@@ -115,11 +115,11 @@ class CheckpointWriter:
 
     def _settle(self) -> None:
         if self._writing is not None and not self._writing.pending:
-            self._outlet.commit()
+            self._publisher.commit()
             self._writing = None
             self.stored_lsn = self._writing_lsn
 
-    def _take_in(self) -> None:
+    def _collect_acknowledged(self) -> None:
         ledger = self._ledger
         self._forget_former_counts()
         reached, ledger.reached = ledger.reached, {}
@@ -148,13 +148,17 @@ class CheckpointWriter:
         writing.pending = 1
         for topic in sorted(moved):
             document = self._marks.document(topic)
-            self._outlet.note(self._records.marks(topic, document, now_ms), writing)
-        self._outlet.note(self._records.confirmed(confirmed, now_ms), writing)
+            self._publisher.publish_internal(
+                self._records.marks(topic, document, now_ms), writing
+            )
+        self._publisher.publish_internal(
+            self._records.confirmed(confirmed, now_ms), writing
+        )
         writing.pending -= 1
 
     def _forget_former_counts(self) -> None:
         """Store marks without a former partition count that no replay needs."""
-        self._ended |= set(self._outlet.take_ended())
+        self._ended |= set(self._publisher.take_ended())
         passed = {
             topic
             for topic in self._ended
@@ -177,7 +181,7 @@ class CheckpointWriter:
         now_ms = int(self._clock.now().timestamp() * 1000)
         writing = self._ledger.loose()
         record = self._records.marks(topic, self._marks.document(topic), now_ms)
-        self._outlet.note(record, writing)
+        self._publisher.publish_internal(record, writing)
         while writing.pending:
-            self._outlet.poll(WAIT_S)
-            self._outlet.while_waiting()
+            self._publisher.poll(WAIT_S)
+            self._publisher.while_waiting()

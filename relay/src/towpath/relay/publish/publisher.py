@@ -58,7 +58,7 @@ class Publisher:
         catalog: TopicCatalog,
         ledger: DeliveryLedger,
         dead: DeadLetters,
-        tally: Stats,
+        stats: Stats,
         published: Published,
     ) -> None:
         self.while_waiting: Callable[[], None] = _do_nothing
@@ -71,7 +71,7 @@ class Publisher:
         self._catalog = catalog
         self._ledger = ledger
         self._dead = dead
-        self._tally = tally
+        self._stats = stats
         self._facts: dict[str, TopicFacts] = {}
         # Of the topics that have their first mark: what a record may take.
         self._limits: dict[str, int] = {}
@@ -86,7 +86,7 @@ class Publisher:
         # For notifications and shapes, which no transaction waits for.
         self._loose = ledger.loose()
 
-    def send(self, record: Record, delivery: Delivery) -> None:
+    def publish_change(self, record: Record, delivery: Delivery) -> None:
         """
         Produce a streamed record; waits while there is no room.
 
@@ -110,14 +110,16 @@ class Publisher:
         delivery.pending += 1
         self._ledger.in_flight_bytes += len(value or b"") + RECORD_BYTES
         self._outgoing.append((record, partial(delivery, position)))
-        self._tally.records += 1
+        self._stats.records += 1
 
     def takes(self, record: Record) -> bool:
         """Tell whether a record goes where it says, and is no dead letter."""
         limit_bytes = self.facts(record.topic).limit_bytes
         return record.topic != self._dead.topic and record.size <= limit_bytes
 
-    def tell(self, record: Record, delivery: Delivery | None = None) -> None:
+    def publish_unordered(
+        self, record: Record, delivery: Delivery | None = None
+    ) -> None:
         """
         Produce a record that has no place in the stream's order: READ, shape, notice.
 
@@ -125,12 +127,14 @@ class Publisher:
             DeliveryFailedError: A record was given up; nothing more may be produced.
             UnavailableError: Kafka is away when a new topic is needed.
         """
-        self.note(record, delivery)
-        self._tally.records += 1
+        self.publish_internal(record, delivery)
+        self._stats.records += 1
 
-    def tell_all(self, records: Sequence[Record], delivery: Delivery) -> Sequence[int]:
+    def publish_reads(
+        self, records: Sequence[Record], delivery: Delivery
+    ) -> Sequence[int]:
         """
-        Gather the records of a slice of a chunk, as ``send`` does. Hot path.
+        Gather the records of a slice of a chunk, as ``publish_change`` does. Hot path.
 
         Returns:
             The places of the records that are dead letters.
@@ -142,15 +146,17 @@ class Publisher:
         if not self._are_plain(records):
             refused = [at for at, one in enumerate(records) if not self.takes(one)]
             for record in records:
-                self.tell(record, delivery)
+                self.publish_unordered(record, delivery)
             return refused
         topic = records[0].topic
         delivery.expect_all([record.value or b"" for record in records])
         self._outgoing += zip(records, repeat(partial(delivery.passed_into, topic)))
-        self._tally.records += len(records)
+        self._stats.records += len(records)
         return ()
 
-    def note(self, record: Record, delivery: Delivery | None = None) -> None:
+    def publish_internal(
+        self, record: Record, delivery: Delivery | None = None
+    ) -> None:
         """
         Produce a record for the relay itself, which is not counted: mark, heartbeat.
 
@@ -166,9 +172,9 @@ class Publisher:
             delivery = self._loose
         delivery.expect(record.value)
         self._outgoing.append((record, delivery.passed))
-        self.let_go()
+        self.flush()
 
-    def let_go(self) -> None:
+    def flush(self) -> None:
         """
         Hand over what was gathered; waits while there is no room.
 
@@ -229,14 +235,14 @@ class Publisher:
         if self._ledger.failure is not None:
             raise DeliveryFailedError(self._ledger.failure)
 
-    def flush(self, timeout_s: float) -> None:
+    def drain(self, timeout_s: float) -> None:
         """
         Wait until everything is acknowledged, or the time is over.
 
         Raises:
             DeliveryFailedError: A record was given up.
         """
-        self.let_go()
+        self.flush()
         self._producer.flush(timeout_s)
         self.poll(0)
 
@@ -299,7 +305,7 @@ class Publisher:
             topic, facts.partition_count, is_compacted=facts.is_compacted
         )
         for record in records:
-            self.note(record, self._barriers)
+            self.publish_internal(record, self._barriers)
         self._ended.append(topic)
 
     def _first_of_topic(self, record: Record) -> tuple[Record, TopicFacts]:
@@ -343,7 +349,7 @@ class Publisher:
             partition = partition_of(record.key, facts.partition_count)
         if not published.has(record.topic, partition, record.position):
             return False
-        self._tally.duplicates += 1
+        self._stats.duplicates += 1
         return True
 
 

@@ -92,14 +92,14 @@ class TransactionSkipper:
 
     def __init__(
         self,
-        core: LoopContext,
+        context: LoopContext,
         commit_lsns: frozenset[int],
-        make_letter: MakeDeadLetter,
+        make_dead_letter: MakeDeadLetter,
         records: StateRecords,
     ) -> None:
         self.commit_lsns = commit_lsns
-        self._core = core
-        self._make_letter = make_letter
+        self._context = context
+        self._make_dead_letter = make_dead_letter
         self._records = records
         self._transaction: Transaction | None = None
         self._number = 0
@@ -113,7 +113,7 @@ class TransactionSkipper:
         """Tell whether this message is set aside, and not needed to go on."""
         return frame[PAYLOAD_AT] not in _NEEDED
 
-    def bury(self, frame: bytes, delivery: Delivery | None) -> None:
+    def publish_dead_letter(self, frame: bytes, delivery: Delivery | None) -> None:
         """Send a message to the dead letters."""
         transaction = self._transaction
         if transaction is None or delivery is None:
@@ -122,16 +122,16 @@ class TransactionSkipper:
         position = transaction.place + b"9999999999.%010d" % self._number
         self._number += 1
         raw = frame[PAYLOAD_AT:]
-        letter = self._make_letter(raw, position, transaction.committed_us // 1000)
-        self._core.outlet.send(letter, delivery)
+        record = self._make_dead_letter(raw, position, transaction.committed_us // 1000)
+        self._context.publisher.publish_change(record, delivery)
 
     def close(self, transaction: Transaction, delivery: Delivery | None) -> None:
         """Note that the transaction was set aside."""
         self._transaction = None
-        now_ms = self._core.now_us() // 1000
+        now_ms = self._context.now_us() // 1000
         lsn_text = format_lsn(transaction.commit_lsn)
-        told = self._records.skipped(lsn_text, transaction.log_lsn, now_ms)
-        self._core.outlet.note(told, delivery)
+        record = self._records.skipped(lsn_text, transaction.log_lsn, now_ms)
+        self._context.publisher.publish_internal(record, delivery)
 
 
 class SignalTableHandler:
@@ -139,13 +139,13 @@ class SignalTableHandler:
 
     def __init__(
         self,
-        core: LoopContext,
+        context: LoopContext,
         snapshots: SnapshotRunner,
-        listener: LogicalMessageHandler,
+        logical_messages: LogicalMessageHandler,
     ) -> None:
-        self._core = core
+        self._context = context
         self._snapshots = snapshots
-        self._listener = listener
+        self._logical_messages = logical_messages
 
     def see(self, change: Change, sequence: int) -> None:
         """Take a change of such a table."""
@@ -166,10 +166,10 @@ class SignalTableHandler:
         kind, data = texts.get("type", ""), texts.get("data")
         if kind in WINDOW_TYPES:
             log_lsn = change.transaction.log_lsn
-            self._listener.mark(data or "", log_lsn, sequence)
+            self._logical_messages.mark(data or "", log_lsn, sequence)
             return
         signal_id = texts.get("id", "")
-        self._core.ledger.hold(signal_id)
+        self._context.ledger.hold(signal_id)
         transaction = change.transaction
         position = f"{transaction.place.decode()}{change.ordinal:010d}"
         relay = texts.get("relay")
@@ -191,7 +191,7 @@ _Path = tuple[
 ]
 
 
-def _do_nothing(_step: None) -> None:
+def _ignore(_step: None) -> None:
     pass
 
 
@@ -200,27 +200,27 @@ class StreamConsumer:
 
     def __init__(
         self,
-        core: LoopContext,
+        context: LoopContext,
         sequencer: Sequencer,
         snapshots: SnapshotRunner,
-        listener: LogicalMessageHandler,
+        logical_messages: LogicalMessageHandler,
         metadata: TransactionMetadata | None,
-        aside: TransactionSkipper,
+        skipper: TransactionSkipper,
     ) -> None:
         self.snapshots = snapshots
-        self._core = core
+        self._context = context
         self._sequencer = sequencer
-        self._listener = listener
-        self._signals = SignalTableHandler(core, snapshots, listener)
+        self._logical_messages = logical_messages
+        self._signals = SignalTableHandler(context, snapshots, logical_messages)
         self._metadata = metadata
-        self._aside = aside
-        self._send = core.outlet.send
-        self._takes = core.outlet.takes
+        self._skipper = skipper
+        self._publish = context.publisher.publish_change
+        self._takes = context.publisher.takes
         self._recorders = snapshots.recorders
         self._reordered = snapshots.reordered
         self._aggregates = snapshots.aggregates
-        self._told = AggregateKeyRecorder(
-            core.router.relay.outbox, snapshots, core.tally
+        self._aggregate_keys = AggregateKeyRecorder(
+            context.router.relay.outbox, snapshots, context.stats
         )
         self._routes: dict[int, Route | None] = {}
         # Of the outbox: what makes an event of a row, and how many columns that has.
@@ -228,11 +228,11 @@ class StreamConsumer:
         self._delivery: Delivery | None = None
         self._sequence = 0
         self._now_us = 0
-        self._is_aside = False
-        ledger = core.ledger
+        self._is_skipping = False
+        ledger = context.ledger
         self._open, self._close = ledger.begin, ledger.commit
-        self._stream_commit = core.invisible.add
-        self._tally = core.tally
+        self._stream_commit = context.invisible.add
+        self._stats = context.stats
         self._paths = self._make_paths()
 
     @property
@@ -248,7 +248,7 @@ class StreamConsumer:
             MalformedMessageError: A message is not what we know.
             UnavailableError: A part that is needed is away.
         """
-        if self._metadata is None and not self._aside.commit_lsns:
+        if self._metadata is None and not self._skipper.commit_lsns:
             at = self._follow_plain(frames, at, now_us)
         while at < len(frames) and frames[at][0] == WAL_DATA:
             self.follow(frames[at], now_us)
@@ -264,7 +264,7 @@ class StreamConsumer:
         no event is plain.
         """
         sequencer, count = self._sequencer, len(frames)
-        send, offset = self._send, sequencer.offset
+        publish, offset = self._publish, sequencer.offset
         transaction, ordinal = sequencer.transaction, sequencer.ordinal
         delivery = self._delivery
         aggregates = self._aggregates
@@ -275,7 +275,7 @@ class StreamConsumer:
                 record = self._plain_event(frame, transaction, ordinal)
                 if record is not None:
                     ordinal += 1
-                    send(record, delivery)
+                    publish(record, delivery)
                     continue
             elif tag == BEGIN_TAG and transaction is None:
                 transaction = parse_begin(frame, offset)
@@ -288,7 +288,7 @@ class StreamConsumer:
                 if end_lsn is not None and transaction is not None:
                     self._close(end_lsn)
                     self._stream_commit(transaction.xid, end_lsn)
-                    self._tally.committed(transaction, end_lsn, ordinal, now_us)
+                    self._stats.committed(transaction, end_lsn, ordinal, now_us)
                     transaction = delivery = None
                     continue
             sequencer.transaction, sequencer.ordinal = transaction, ordinal
@@ -323,10 +323,10 @@ class StreamConsumer:
             UnavailableError: A part that it needs is away.
         """
         self._now_us = now_us
-        if self._is_aside and self._aside.takes(frame):
-            self._aside.bury(frame, self._delivery)
+        if self._is_skipping and self._skipper.takes(frame):
+            self._skipper.publish_dead_letter(frame, self._delivery)
             self._sequence += 1
-            self._told.pass_over(frame, self._sequencer, self._sequence)
+            self._aggregate_keys.pass_over(frame, self._sequencer, self._sequence)
             return
         try:
             parse, place, do = self._paths[frame[PAYLOAD_AT]]
@@ -337,73 +337,75 @@ class StreamConsumer:
 
     def _make_paths(self) -> dict[int, _Path]:
         """Say by tag how a message is read, placed, and what is done then."""
-        doings: dict[type, Callable[[Any], None]] = {
-            Begin: self._begun,
-            Insert: self._changed,
-            Update: self._changed,
-            Delete: self._changed,
-            Commit: self._committed,
-            RelationShape: self._shaped,
-            Truncate: self._truncated,
-            LogicalMessage: self._spoken,
+        handlers: dict[type, Callable[[Any], None]] = {
+            Begin: self._on_begin,
+            Insert: self._on_change,
+            Update: self._on_change,
+            Delete: self._on_change,
+            Commit: self._on_commit,
+            RelationShape: self._on_relation,
+            Truncate: self._on_truncate,
+            LogicalMessage: self._on_logical_message,
         }
         steps = self._sequencer.steps
         return {
-            tag: (PARSERS[tag], steps[kind], doings.get(kind, _do_nothing))
+            tag: (PARSERS[tag], steps[kind], handlers.get(kind, _ignore))
             for tag, kind in KINDS.items()
         }
 
-    def _begun(self, transaction: Transaction) -> None:
+    def _on_begin(self, transaction: Transaction) -> None:
         self._delivery = self._open(transaction.committed_us)
         if self._metadata is not None:
             self._metadata.begin(transaction)
-        if transaction.commit_lsn in self._aside.commit_lsns:
-            self._aside.open(transaction)
-            self._is_aside = True
+        if transaction.commit_lsn in self._skipper.commit_lsns:
+            self._skipper.open(transaction)
+            self._is_skipping = True
 
-    def _committed(self, step: Committed) -> None:
+    def _on_commit(self, step: Committed) -> None:
         transaction, end_lsn = step
         count = self._sequencer.ordinal
         if self._metadata is not None and self._delivery is not None:
             end = self._metadata.end(transaction, count)
             if end is not None:
-                self._send(end, self._delivery)
-        if self._is_aside:
-            self._aside.close(transaction, self._delivery)
-            self._is_aside = False
+                self._publish(end, self._delivery)
+        if self._is_skipping:
+            self._skipper.close(transaction, self._delivery)
+            self._is_skipping = False
         self._delivery = None
         self._close(end_lsn)
         self._stream_commit(transaction.xid, end_lsn)
-        self._tally.committed(transaction, end_lsn, count, self._now_us)
+        self._stats.committed(transaction, end_lsn, count, self._now_us)
 
-    def _changed(self, change: Change) -> None:
+    def _on_change(self, change: Change) -> None:
         self._sequence += 1
         oid = change.relation.oid
         route = self._routes[oid]
         if self._aggregates:
-            self._told.expect()
+            self._aggregate_keys.expect()
         records = () if route is None else route.records(change, self._now_us)
         if self._recorders and oid in self._recorders:
             # What is a dead letter is not delivered: the snapshot reads the row.
-            is_told = bool(records) and all(map(self._takes, records))
-            record_change(self._recorders[oid], change, self._sequence, is_told=is_told)
+            is_published = bool(records) and all(map(self._takes, records))
+            record_change(
+                self._recorders[oid], change, self._sequence, is_published=is_published
+            )
         if self._reordered and oid in self._reordered:
-            self._ask_for(change)
+            self._request_row(change)
         if route is None:
             self._signals.see(change, self._sequence)
             return
         self._deliver(records)
         if self._aggregates:
-            self._told.row(change, self._sequence)
+            self._aggregate_keys.row(change, self._sequence)
 
-    def _ask_for(self, change: Change) -> None:
+    def _request_row(self, change: Change) -> None:
         """Have a row read that may have moved unseen, with columns left out."""
         key = partial_key(change)
         if key is not None:
             position = Position(change.transaction.log_lsn, change.ordinal)
             self.snapshots.complete_key(change.relation, key, position)
 
-    def _truncated(self, step: Truncation) -> None:
+    def _on_truncate(self, step: Truncation) -> None:
         self._sequence += 1
         xid = step.transaction.xid
         for relation in step.relations:
@@ -411,43 +413,43 @@ class StreamConsumer:
                 self._recorders[relation.oid].touch_all(xid, self._sequence)
             route = self._routes[relation.oid]
             if not isinstance(route, TableRoute | RefusedRoute):
-                self._core.tally.skip(TRUNCATED_OUTBOX)
+                self._context.stats.skip(TRUNCATED_OUTBOX)
                 continue
-            partitions = self._core.outlet.facts(route.topic).partition_count
+            partitions = self._context.publisher.facts(route.topic).partition_count
             records = route.truncation(
                 step.transaction, step.ordinal, partitions, self._now_us
             )
             self._deliver(records)
 
-    def _shaped(self, shape: RelationShape) -> None:
+    def _on_relation(self, shape: RelationShape) -> None:
         transaction = self._sequencer.transaction
         since = Position(0, 0)
         timestamp_ms = self._now_us // 1000
         if transaction is not None:
             since = Position(transaction.log_lsn, self._sequencer.ordinal)
             timestamp_ms = transaction.committed_us // 1000
-        shapes, router = self._core.shapes, self._core.router
-        relation = shapes.bind(shape, since, timestamp_ms, self._delivery)
+        relations, router = self._context.relations, self._context.router
+        relation = relations.bind(shape, since, timestamp_ms, self._delivery)
         self._sequencer.bind(relation)
-        facts = shapes.facts_of(relation)
+        facts = relations.facts_of(relation)
         route = self._routes[relation.oid] = router.route(relation, facts)
         self._events.pop(relation.oid, None)
         if router.is_outbox(relation.name):
-            self._told.bind(relation)
+            self._aggregate_keys.bind(relation)
         if isinstance(route, OutboxRoute):
             self._events[relation.oid] = route.event, len(relation.columns)
 
-    def _spoken(self, step: LogicalMessageEvent) -> None:
+    def _on_logical_message(self, step: LogicalMessageEvent) -> None:
         self._sequence += 1
         if self._aggregates:
-            self._told.expect()
-        records = self._listener.take(step, self._sequence, self._now_us)
+            self._aggregate_keys.expect()
+        records = self._logical_messages.take(step, self._sequence, self._now_us)
         if step.transaction is not None:
             self._deliver(records)
         elif records:
-            publish_outside_transaction(self._core, records, step.lsn)
+            publish_outside_transaction(self._context, records, step.lsn)
         if self._aggregates:
-            self._told.message(step, self._sequence)
+            self._aggregate_keys.message(step, self._sequence)
 
     def _deliver(self, records: Sequence[Record]) -> None:
         """Send records of the open transaction."""
@@ -457,10 +459,10 @@ class StreamConsumer:
         if self._metadata is not None:
             self._announce(delivery)
         for record in records:
-            self._send(record, delivery)
+            self._publish(record, delivery)
 
     def _announce(self, delivery: Delivery) -> None:
         """Tell that the transaction begins, before its first event."""
         begin = self._metadata.due() if self._metadata is not None else None
         if begin is not None:
-            self._send(begin, delivery)
+            self._publish(begin, delivery)

@@ -21,17 +21,17 @@ class LoopContext:
         invisible: Which streamed transactions may be invisible yet.
         outlet: The way out.
         router: Which records a change gives.
-        shapes: Which shapes are told.
-        tally: What is counted, across connections.
+        relations: Which shapes are told.
+        stats: What is counted, across connections.
         clock: The time.
     """
 
     ledger: DeliveryLedger
     invisible: InvisibleTransactions
-    outlet: Publisher
+    publisher: Publisher
     router: Router
-    shapes: RelationAnnouncer
-    tally: Stats
+    relations: RelationAnnouncer
+    stats: Stats
     clock: Clock
 
     def now_us(self) -> int:

@@ -59,7 +59,7 @@ def partial_key(change: Change) -> tuple[bytes, ...] | None:
 
 
 def record_change(
-    touches: ChangedKeyFeed, change: Change, sequence: int, *, is_told: bool = True
+    touches: ChangedKeyFeed, change: Change, sequence: int, *, is_published: bool = True
 ) -> None:
     """
     Tell a table's recorder which keys a change touched.
@@ -68,7 +68,7 @@ def record_change(
         touches: The table's recorder.
         change: What the stream brought.
         sequence: Its place among watermarks.
-        is_told: It gave a record. A row that the configuration leaves out of the
+        is_published: It gave a record. A row that the configuration leaves out of the
             stream is in a snapshot alone, and so is read again.
     """
     relation, xid = change.relation, change.transaction.xid
@@ -78,7 +78,7 @@ def record_change(
         return
     if old is not None:
         new = fill_unchanged(new, old, relation, is_full=change.is_full)
-    partial = UNCHANGED in new or not is_told
+    partial = UNCHANGED in new or not is_published
     new_key = _key(new, relation.key)
     old_key = new_key if old is None else _key(old, relation.key)
     if old_key == new_key:
@@ -118,19 +118,19 @@ class KeyRecorder(Protocol):
 class AggregateKeyRecorder:
     """Tells the recorders of aggregates which events there were."""
 
-    def __init__(self, outbox: Outbox, touched: KeyRecorder, tally: Stats) -> None:
+    def __init__(self, outbox: Outbox, touched: KeyRecorder, stats: Stats) -> None:
         """
         Know the declared views.
 
         Args:
             outbox: ``[relay.outbox]``.
             touched: Whom to tell.
-            tally: Told of ids that are not as the view declares them; asked whether an
+            stats: Told of ids that are not as the view declares them; asked whether an
                 event became a dead letter.
         """
         self._recorders = touched.recorders
         self._aggregates = touched.aggregates
-        self._tally = tally
+        self._stats = stats
         self._views = dict(_views(outbox.view))
         self._columns = outbox.columns
         self._prefix = outbox.message_prefix
@@ -148,7 +148,7 @@ class AggregateKeyRecorder:
 
     def expect(self) -> None:
         """Look what is set aside from here on. Call order: before an event goes out."""
-        self._buried = self._tally.dead_letters.total()
+        self._buried = self._stats.dead_letters.total()
 
     def row(self, change: Change, sequence: int) -> None:
         """Take a change, of the outbox or of any other table, when it has gone out."""
@@ -223,12 +223,12 @@ class AggregateKeyRecorder:
             return
         key = None if aggregate_id is None else view.canonical(aggregate_id)
         if key is None:
-            self._tally.skip(OTHER_FORM)
+            self._stats.skip(OTHER_FORM)
             return
         is_usual = key == aggregate_id
         if not is_usual:
-            self._tally.skip(OTHER_SPELLING)
-        is_published = self._tally.dead_letters.total() == self._buried
+            self._stats.skip(OTHER_SPELLING)
+        is_published = self._stats.dead_letters.total() == self._buried
         is_whole = is_published and is_usual and xid != NO_TRANSACTION
         is_state = is_whole and view.is_state(event_type)
         touches.touch((key,), xid, sequence, partial=not is_state)

@@ -71,9 +71,9 @@ class LogicalMessageHandler:
 
     def __init__(
         self,
-        core: LoopContext,
+        context: LoopContext,
         snapshots: SnapshotRunner,
-        marking: CheckpointWriter,
+        checkpoints: CheckpointWriter,
         routes: LogicalMessageRoutes,
         relay_name: str = "",
     ) -> None:
@@ -81,16 +81,16 @@ class LogicalMessageHandler:
         Prepare.
 
         Args:
-            core: What the loop's parts share.
+            context: What the loop's parts share.
             snapshots: Told of watermarks.
-            marking: Stores how far the relay is.
+            checkpoints: Stores how far the relay is.
             routes: What becomes of messages that are not our own.
             relay_name: The slot's name: table events of other relays are left alone.
         """
-        self._core = core
+        self._context = context
         self._relay_name = relay_name
         self._snapshots = snapshots
-        self._marking = marking
+        self._checkpoints = checkpoints
         self._routes = routes
 
     def take(
@@ -115,26 +115,26 @@ class LogicalMessageHandler:
 
     def mark(self, token: str, log_lsn: int, sequence: int) -> None:
         """Take a watermark, which READ rows may stand at from now on."""
-        self._marking.saw(log_lsn)
+        self._checkpoints.note_watermark(log_lsn)
         self._snapshots.tell(WatermarkSeen(token, log_lsn, sequence))
 
     def _take_table_event(
         self, spoken: LogicalMessageEvent, now_us: int
     ) -> Sequence[Record]:
         """Publish what became of a captured table; empty its topic if that is asked."""
-        core, event = self._core, parse_table_event(spoken)
+        context, event = self._context, parse_table_event(spoken)
         if event is None or spoken.transaction is None:
-            core.tally.skip("a table event that is not ours")
+            context.stats.skip("a table event that is not ours")
             return ()
         if event.relay != self._relay_name:
             return ()
-        router = core.router
+        router = context.router
         notice = table_notification(router.place.prefix, event, now_us // 1000)
-        core.outlet.tell(notice)
+        context.publisher.publish_unordered(notice)
         if not (event.empties or event.is_swept):
             return ()
         name = topics.table_topic(router.place.prefix, event.full_name)
-        topic = core.outlet.facts(name)
+        topic = context.publisher.facts(name)
         return emptying_records(
             event,
             router,
@@ -150,25 +150,27 @@ class LogicalMessageHandler:
             counter, run_id = int(told["counter"]), str(told["run"])
             relay = told.get("relay")
         except (ValueError, KeyError, TypeError):
-            self._core.tally.skip("a heartbeat that is not ours")
+            self._context.stats.skip("a heartbeat that is not ours")
             return
         if relay != self._relay_name:
             # Another relay's, or one of before, whose counter is not this relay's.
             return
-        core = self._core
-        self._marking.heartbeat = max(self._marking.heartbeat, counter)
-        core.tally.heartbeat_seen(counter, run_id, core.clock.monotonic_s())
-        core.outlet.note(_heartbeat(core.router.place.prefix, now_us // 1000))
+        context = self._context
+        self._checkpoints.heartbeat = max(self._checkpoints.heartbeat, counter)
+        context.stats.heartbeat_seen(counter, run_id, context.clock.monotonic_s())
+        context.publisher.publish_internal(
+            _heartbeat(context.router.place.prefix, now_us // 1000)
+        )
 
 
 def publish_outside_transaction(
-    core: LoopContext, records: Sequence[Record], lsn: int
+    context: LoopContext, records: Sequence[Record], lsn: int
 ) -> None:
     """Send the records of a message outside a transaction; ``lsn`` may be confirmed."""
-    delivery: Delivery = core.ledger.begin()
+    delivery: Delivery = context.ledger.begin()
     for record in records:
-        core.outlet.send(record, delivery)
-    core.ledger.commit(lsn)
+        context.publisher.publish_change(record, delivery)
+    context.ledger.commit(lsn)
 
 
 def _heartbeat(prefix: str, now_ms: int) -> Record:

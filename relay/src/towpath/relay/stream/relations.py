@@ -36,16 +36,16 @@ class RelationAnnouncer:
         self,
         prefix: str,
         catalog: TableCatalog,
-        outlet: Publisher,
+        publisher: Publisher,
         is_captured: Callable[[str], bool],
         rules: ColumnRules,
     ) -> None:
         self._prefix = prefix
         self._catalog = catalog
-        self._outlet = outlet
+        self._publisher = publisher
         self._is_captured = is_captured
         self._rules = rules
-        self._told: dict[str, _Announced] = {}
+        self._announced: dict[str, _Announced] = {}
         self._facts: dict[int, tuple[Relation, CatalogFacts]] = {}
 
     def bind(
@@ -70,9 +70,12 @@ class RelationAnnouncer:
         facts = self._catalog.describe(shape.oid, name, type_oids)
         relation = bind(shape, facts)
         self._facts[relation.oid] = relation, facts
-        told = self._told.get(relation.name)
-        if told is None or (told.relation, told.facts) != (relation, facts):
-            self._tell(_Announced(relation, facts, since), timestamp_ms, delivery)
+        announced = self._announced.get(relation.name)
+        if announced is None or (announced.relation, announced.facts) != (
+            relation,
+            facts,
+        ):
+            self._publish(_Announced(relation, facts, since), timestamp_ms, delivery)
         return relation
 
     def announce(self, relation: Relation, log_lsn: int, timestamp_ms: int) -> None:
@@ -83,11 +86,13 @@ class RelationAnnouncer:
             SourceUnavailableError: The catalog does not answer.
         """
         since = Position(log_lsn, READ_ORDINAL)
-        told = self._told.get(relation.name)
-        if told is not None and (told.relation == relation or told.since > since):
+        announced = self._announced.get(relation.name)
+        if announced is not None and (
+            announced.relation == relation or announced.since > since
+        ):
             return
         facts = self.facts_of(relation)
-        self._tell(_Announced(relation, facts, since), timestamp_ms, None)
+        self._publish(_Announced(relation, facts, since), timestamp_ms, None)
 
     def facts_of(self, relation: Relation) -> CatalogFacts:
         """
@@ -104,16 +109,16 @@ class RelationAnnouncer:
         self._facts[relation.oid] = relation, facts
         return facts
 
-    def _tell(
-        self, told: _Announced, timestamp_ms: int, delivery: Delivery | None
+    def _publish(
+        self, announced: _Announced, timestamp_ms: int, delivery: Delivery | None
     ) -> None:
         record = relation_record(
             self._prefix,
-            told.relation,
-            told.facts,
-            self._rules.plan(told.relation, told.facts),
-            str(told.since).encode(),
+            announced.relation,
+            announced.facts,
+            self._rules.plan(announced.relation, announced.facts),
+            str(announced.since).encode(),
             timestamp_ms,
         )
-        self._outlet.tell(record, delivery)
-        self._told[told.relation.name] = told
+        self._publisher.publish_unordered(record, delivery)
+        self._announced[announced.relation.name] = announced

@@ -51,9 +51,11 @@ class SnapshotPublisher:
     """Produces what the snapshot driver lets out."""
 
     def __init__(
-        self, core: LoopContext, aggregate_route_of: AggregateRouteOf = _none_declared
+        self,
+        context: LoopContext,
+        aggregate_route_of: AggregateRouteOf = _none_declared,
     ) -> None:
-        self._core = core
+        self._context = context
         self._aggregate_route_of = aggregate_route_of
         self._routes: dict[int, ReadRoute] = {}
         self._chunks: dict[int, Delivery] = {}
@@ -69,19 +71,21 @@ class SnapshotPublisher:
             DeliveryFailedError: A record was given up; nothing more may be produced.
             UnavailableError: Kafka is away when a new topic is needed.
         """
-        core = self._core
+        context = self._context
         route, place, delivery = self._way_of(effect)
         records = route.reads(effect.rows, place)
-        refused = core.outlet.tell_all(records, delivery)
+        refused = context.publisher.publish_reads(records, delivery)
         if refused and effect.target is not None:
-            self._tell_target([records[at] for at in refused], place, delivery)
+            self._notify_target([records[at] for at in refused], place, delivery)
         undelivered = [key_of(effect.rows[at], effect.relation.key) for at in refused]
         undelivered += [
             key
             for key in effect.absent
-            if core.outlet.tell_all(self._deletes(route, key, place), delivery)
+            if context.publisher.publish_reads(
+                self._deletes(route, key, place), delivery
+            )
         ]
-        core.tally.snapshot_rows += len(effect.rows) + len(effect.absent)
+        context.stats.snapshot_rows += len(effect.rows) + len(effect.absent)
         if effect.is_last:
             self._end(effect.chunk_id)
         return undelivered
@@ -94,12 +98,12 @@ class SnapshotPublisher:
             DeliveryFailedError: A record was given up; nothing more may be produced.
             UnavailableError: Kafka is away when a new topic is needed.
         """
-        core = self._core
+        context = self._context
         route, place, delivery = self._way_of(effect)
         if isinstance(route, RefusedRoute):
-            core.tally.skip(UNSWEPT)
+            context.stats.skip(UNSWEPT)
         else:
-            facts = core.outlet.facts(place.topic)
+            facts = context.publisher.facts(place.topic)
             records = sweep_records(
                 self._sweep_value(route, effect.floor, place),
                 effect.floor,
@@ -107,14 +111,14 @@ class SnapshotPublisher:
                 facts.partition_count,
                 is_compacted=facts.is_compacted,
             )
-            core.outlet.tell_all(records, delivery)
+            context.publisher.publish_reads(records, delivery)
         self._end(effect.chunk_id)
 
     def _way_of(
         self, effect: EmitRows | EmitSweep
     ) -> tuple[ReadRoute, ReadSlice, Delivery]:
         """Return by which route records go, where they stand, and who waits."""
-        now_us = self._core.now_us()
+        now_us = self._context.now_us()
         route = self._route_of(effect.relation, effect.log_lsn, now_us)
         topic = _topic_of(route.topic, effect.target)
         place = ReadSlice(effect.log_lsn, effect.snapshot_id, topic, now_us)
@@ -124,7 +128,7 @@ class SnapshotPublisher:
         """Return the envelope of a sweep; events have none, and get a table's."""
         if isinstance(route, TableRoute):
             return route.sweep(floor, place)
-        router, relation = self._core.router, route.relation
+        router, relation = self._context.router, route.relation
         names = TableNames(*router.place, relation.schema, relation.table, route.topic)
         codec = json_maker(router.relay)(names, (), ())
         empty = codec.value(None, None, read_envelope_facts(b"m", place), is_full=False)
@@ -135,16 +139,16 @@ class SnapshotPublisher:
         aggregate = self._aggregate_route_of(relation)
         if aggregate is not None:
             return aggregate
-        shapes = self._core.shapes
-        shapes.announce(relation, log_lsn, now_us // 1000)
+        relations = self._context.relations
+        relations.announce(relation, log_lsn, now_us // 1000)
         route = self._routes.get(relation.oid)
         if route is None or route.relation != relation:
-            facts = shapes.facts_of(relation)
-            route = self._core.router.table(relation, facts)
+            facts = relations.facts_of(relation)
+            route = self._context.router.table(relation, facts)
             self._routes[relation.oid] = route
         return route
 
-    def _tell_target(
+    def _notify_target(
         self, records: Sequence[Record], place: ReadSlice, delivery: Delivery
     ) -> None:
         """Tell the sink that rows were read for that these are dead letters."""
@@ -155,7 +159,7 @@ class SnapshotPublisher:
                 told = undelivered_read(
                     record, place, f"the row is a dead letter: {why}"
                 )
-                self._core.outlet.tell(told, delivery)
+                self._context.publisher.publish_unordered(told, delivery)
 
     def _deletes(
         self, route: ReadRoute, key: Key, place: ReadSlice
@@ -164,17 +168,19 @@ class SnapshotPublisher:
         try:
             return route.absent(key, place)
         except MalformedMessageError:
-            self._core.tally.skip(UNREPORTED_DELETE)
+            self._context.stats.skip(UNREPORTED_DELETE)
             return ()
 
     def _delivery_of(self, chunk_id: int) -> Delivery:
         delivery = self._chunks.get(chunk_id)
         if delivery is None:
-            delivery = self._chunks[chunk_id] = self._core.ledger.begin_chunk(chunk_id)
+            delivery = self._chunks[chunk_id] = self._context.ledger.begin_chunk(
+                chunk_id
+            )
         return delivery
 
     def _end(self, chunk_id: int) -> None:
-        self._core.ledger.end_chunk(chunk_id)
+        self._context.ledger.end_chunk(chunk_id)
         del self._chunks[chunk_id]
 
 

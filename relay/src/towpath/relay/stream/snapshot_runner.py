@@ -74,16 +74,16 @@ Name = tuple[str, str]
 
 
 class SnapshotStats:
-    """Keeps ``tally.snapshot``, and counts dropped rows; told all facts and effects."""
+    """Keeps ``stats.snapshot``, and counts dropped rows; told all facts and effects."""
 
-    def __init__(self, tally: Stats, clock: Clock) -> None:
-        self._tally = tally
+    def __init__(self, stats: Stats, clock: Clock) -> None:
+        self._stats = stats
         self._clock = clock
         self._asked: dict[str, StoreSignal | StoreKeys] = {}
         self._open: dict[Name, str] = {}
         self._dropped: dict[Name, int] = {}
         self._began_s: dict[Name, float] = {}
-        before = tally.snapshot
+        before = stats.snapshot
         self._rows = dict(before.rows) if before is not None else {}
         self._ended = Counter[str]()
         if before is not None:
@@ -131,9 +131,9 @@ class SnapshotStats:
             if name not in self._open:
                 continue
             if table.rows:
-                known = table.collection in self._tally.tables
+                known = table.collection in self._stats.tables
                 self._rows[table.collection if known else OTHER] = table.rows
-            self._tally.snapshot_dropped_rows += table.dropped - self._dropped[name]
+            self._stats.snapshot_dropped_rows += table.dropped - self._dropped[name]
             self._dropped[name] = table.dropped
             if table.has_ended:
                 del self._open[name], self._dropped[name]
@@ -148,7 +148,7 @@ class SnapshotStats:
     def _show(self) -> None:
         states = Counter(self._open.values())
         running, paused = states[_RUNNING], states[_PAUSED]
-        self._tally.snapshot = SnapshotProgress(
+        self._stats.snapshot = SnapshotProgress(
             waiting=len(self._open) - running - paused,
             running=running,
             completed=self._ended["completed"],
@@ -179,17 +179,17 @@ class ExternalSignals:
     """
 
     def __init__(
-        self, core: LoopContext, inbox: Inbox, refusals: deque[SignalRefusal]
+        self, context: LoopContext, inbox: Inbox, refusals: deque[SignalRefusal]
     ) -> None:
         """
         Prepare.
 
         Args:
-            core: What the loop shares.
+            context: What the loop shares.
             inbox: Takes the signals.
             refusals: What every channel has refused, put there from any thread.
         """
-        self._core = core
+        self._context = context
         self._inbox = inbox
         self._refusals = refusals
 
@@ -206,28 +206,28 @@ class ExternalSignals:
             return
         name = self._inbox.put(signal_id, kind, data, change.relation.name)
         if name is not None:
-            self._core.ledger.hold(name)
+            self._context.ledger.hold(name)
 
     def turn(self) -> None:
         """Let go of what is durable, and tell of what was refused."""
         for name in self._inbox.durable():
-            self._core.ledger.release(name)
+            self._context.ledger.release(name)
         while self._refusals:
-            self._tell(self._refusals.popleft())
+            self._report_refusal(self._refusals.popleft())
 
-    def _tell(self, refusal: SignalRefusal) -> None:
-        core = self._core
+    def _report_refusal(self, refusal: SignalRefusal) -> None:
+        context = self._context
         _LOG.warning("a signal was refused", **refusal._asdict())
-        core.tally.skip(REFUSED)
+        context.stats.skip(REFUSED)
         detail = {"reason": refusal.reason, "source": refusal.source}
         told = notifications.answered(refusal.signal_id, "rejected", detail)
-        core.outlet.tell(
+        context.publisher.publish_unordered(
             notification(
-                core.router.place.prefix,
+                context.router.place.prefix,
                 told.snapshot_id,
                 told.type,
                 told.additional_data,
-                core.now_us() // 1000,
+                context.now_us() // 1000,
                 told.aggregate_type,
             )
         )
@@ -283,7 +283,7 @@ class SnapshotRunner:
 
     def __init__(
         self,
-        core: LoopContext,
+        context: LoopContext,
         driver: SnapshotDriver,
         reader: SnapshotReader,
         emission: SnapshotPublisher,
@@ -293,8 +293,8 @@ class SnapshotRunner:
         self.recorders = driver.recorders.tables
         self.aggregates = driver.recorders.aggregates
         self.reordered = driver.recorders.reordered
-        self._core = core
-        self._sight = SnapshotStats(core.tally, core.clock)
+        self._context = context
+        self._sight = SnapshotStats(context.stats, context.clock)
         self._driver = driver
         self._reader = reader
         self._is_probing = False
@@ -326,7 +326,7 @@ class SnapshotRunner:
 
     @property
     def _is_ahead(self) -> bool:
-        return self._core.ledger.in_flight_bytes >= self._max_ahead_bytes
+        return self._context.ledger.in_flight_bytes >= self._max_ahead_bytes
 
     @property
     def holds_stream(self) -> bool:
@@ -352,7 +352,7 @@ class SnapshotRunner:
         """
         request = self._driver.request_key(relation, key, position)
         if request is not None:
-            self._core.ledger.hold(request)
+            self._context.ledger.hold(request)
 
     def resume(self) -> None:
         """Take up what is stored. Call order: before the first stream message."""
@@ -369,43 +369,43 @@ class SnapshotRunner:
 
     def turn(self, now_s: float) -> None:
         """Bring facts that came in the meantime; ask for some; let rows out."""
-        core = self._core
+        context = self._context
         if self.left is not None:
             self.left.turn()
         for fact in self._reader.facts():
             self._note(fact)
             self.tell(fact)
         # The turn after the last one says that nothing yields any more.
-        if self._driver.is_active or core.tally.yielding:
+        if self._driver.is_active or context.stats.yielding:
             self._advance(now_s)
-        if core.invisible.count and now_s - self._probed_at_s >= PROBE_INTERVAL_S:
+        if context.invisible.count and now_s - self._probed_at_s >= PROBE_INTERVAL_S:
             self.probe(now_s)
 
     def _advance(self, now_s: float) -> None:
         """Take the active snapshots a step further."""
-        self._tell_delivered()
+        self._report_delivered()
         if self._driver.is_busy and now_s - self._ticked_at_s >= TICK_INTERVAL_S:
             self._ticked_at_s = now_s
             self.tell(Tick(now_s, self._lag_s()))
-        self._core.tally.snapshots_yield(self._driver.yields_because)
-        self._let_out()
+        self._context.stats.snapshots_yield(self._driver.yields_because)
+        self._emit()
 
     def _lag_s(self) -> float:
         """Return how old the newest transaction was when it was read, just now."""
-        tally, now_us = self._core.tally, self._core.now_us()
-        newest = tally.last_transaction
-        if newest is None or now_us - tally.last_read_us > RECENTLY_US:
+        stats, now_us = self._context.stats, self._context.now_us()
+        newest = stats.last_transaction
+        if newest is None or now_us - stats.last_read_us > RECENTLY_US:
             return 0.0
-        return tally.source_clock.since_s(newest.committed_us, tally.last_read_us)
+        return stats.source_clock.since_s(newest.committed_us, stats.last_read_us)
 
-    def _tell_delivered(self) -> None:
+    def _report_delivered(self) -> None:
         """Tell of chunks that Kafka has, acknowledged and visible."""
-        outlet = self._core.outlet
-        for chunk_id in self._core.ledger.take_delivered():
-            self._acknowledged.append((outlet.commits, chunk_id))
+        publisher = self._context.publisher
+        for chunk_id in self._context.ledger.take_delivered():
+            self._acknowledged.append((publisher.commits, chunk_id))
         while self._acknowledged:
             commits, chunk_id = self._acknowledged[0]
-            if outlet.needs_commit and outlet.commits <= commits:
+            if publisher.needs_commit and publisher.commits <= commits:
                 break
             self._acknowledged.popleft()
             self.tell(Delivered(chunk_id))
@@ -414,36 +414,36 @@ class SnapshotRunner:
         """Take from a fact what concerns the loop itself."""
         match fact:
             case SignalStored():
-                self._core.ledger.release(fact.signal_id)
+                self._context.ledger.release(fact.signal_id)
             case KeysStored():
-                self._core.ledger.release(fact.snapshot_id)
+                self._context.ledger.release(fact.snapshot_id)
                 del self._requested_bytes[fact.snapshot_id]
             case VisibilityRead():
                 self._is_probing = False
             case _:
                 pass
 
-    def _let_out(self) -> None:
+    def _emit(self) -> None:
         """Emit rows for a few milliseconds, unless enough of them is on its way."""
         if not self._driver.has_ready:
             return
-        core = self._core
-        now_s = core.clock.monotonic_s()
+        context = self._context
+        now_s = context.clock.monotonic_s()
         self._note_changes(now_s)
         if self._is_ahead and now_s - self._let_out_at_s < MAX_PAUSE_S:
             return
         while self._driver.has_ready:
-            self._let_out_at_s = core.clock.monotonic_s()
+            self._let_out_at_s = context.clock.monotonic_s()
             self.tell(EmitAllowed(SLICE_ROWS))
-            if self._is_ahead or core.clock.monotonic_s() >= now_s + EMIT_S:
+            if self._is_ahead or context.clock.monotonic_s() >= now_s + EMIT_S:
                 break
-        core.outlet.let_go()
-        core.outlet.poll(0)
+        context.publisher.flush()
+        context.publisher.poll(0)
 
     def _note_changes(self, now_s: float) -> None:
         """Bound what is on its way by whether changes wait behind it."""
-        if self._core.tally.changes != self._changes:
-            self._changes = self._core.tally.changes
+        if self._context.stats.changes != self._changes:
+            self._changes = self._context.stats.changes
             self._changed_at_s = now_s
         is_quiet = now_s - self._changed_at_s > QUIET_AFTER_S
         self._max_ahead_bytes = MAX_AHEAD_ALONE_BYTES if is_quiet else MAX_AHEAD_BYTES
@@ -473,13 +473,13 @@ class SnapshotRunner:
                 self._reader.submit(effect)
 
     def _notify(self, effect: Notify) -> None:
-        core = self._core
+        context = self._context
         record = notification(
-            core.router.place.prefix,
+            context.router.place.prefix,
             effect.snapshot_id,
             effect.type,
             effect.additional_data,
-            core.now_us() // 1000,
+            context.now_us() // 1000,
             effect.aggregate_type,
         )
-        core.outlet.tell(record)
+        context.publisher.publish_unordered(record)

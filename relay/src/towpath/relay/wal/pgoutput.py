@@ -90,19 +90,19 @@ class Reader:
         """Read UTF-8 up to a zero byte, and the zero byte."""
         end = self._data.find(b"\0", self._at)
         if end < 0:
-            raise MalformedMessageError(self._tell("text without an end"))
+            raise MalformedMessageError(self._described("text without an end"))
         piece = self._data[self._at : end]
         self._at = end + 1
         try:
             return piece.decode()
         except UnicodeDecodeError as error:
-            raise MalformedMessageError(self._tell("text is not UTF-8")) from error
+            raise MalformedMessageError(self._described("text is not UTF-8")) from error
 
     def bytes(self, length: int) -> bytes:
         """Read ``length`` bytes."""
         end = self._at + length
         if end > len(self._data):
-            raise MalformedMessageError(self._tell(f"{length} bytes announced"))
+            raise MalformedMessageError(self._described(f"{length} bytes announced"))
         piece = self._data[self._at : end]
         self._at = end
         return piece
@@ -111,17 +111,17 @@ class Reader:
         """Make sure that nothing is left."""
         left = len(self._data) - self._at
         if left:
-            raise MalformedMessageError(self._tell(f"{left} bytes too many"))
+            raise MalformedMessageError(self._described(f"{left} bytes too many"))
 
     def _number(self, form: Struct) -> int:
         end = self._at + form.size
         if end > len(self._data):
-            raise MalformedMessageError(self._tell("cut short"))
+            raise MalformedMessageError(self._described("cut short"))
         number: int = form.unpack_from(self._data, self._at)[0]
         self._at = end
         return number
 
-    def _tell(self, what: str) -> str:
+    def _described(self, what: str) -> str:
         return f"malformed message at byte {self._at} of {len(self._data)}: {what}"
 
 

@@ -47,20 +47,20 @@ TARGETS = [
 
 @pytest.fixture(params=TARGETS)
 def target(request) -> SinkTarget:
-    """Lend each of the targets in turn."""
+    """Return each of the targets in turn."""
     lent: SinkTarget = request.getfixturevalue(f"{request.param}_target")
     return lent
 
 
 @pytest.fixture
 def memory_target() -> SinkTarget:
-    """Lend the reference."""
+    """Return the reference sink."""
     return reference_target()
 
 
 @pytest.fixture
 def cache_target(stack) -> Iterator[SinkTarget]:
-    """Lend Redis, under a prefix of the test's own."""
+    """Return Redis, under a prefix of the test's own."""
     routes = two_routes()
     prefix = routes[0].topic.partition(".")[0]
     yield from lend(
@@ -73,7 +73,7 @@ def cache_target(stack) -> Iterator[SinkTarget]:
 
 @pytest.fixture
 def search_target(stack) -> Iterator[SinkTarget]:
-    """Lend OpenSearch, with indexes of the test's own."""
+    """Return OpenSearch, with indexes of the test's own."""
     routes = two_routes()
     relations = announced(routes)
     yield from lend(
@@ -86,7 +86,7 @@ def search_target(stack) -> Iterator[SinkTarget]:
 
 @pytest.fixture
 def webhook_target() -> Iterator[SinkTarget]:
-    """Lend a receiver that keeps rows as the guide for receivers asks."""
+    """Return a receiver that keeps rows as the guide for receivers says."""
     receiver = Receiver()
     routes = two_routes()
     options = WebhookOptions(secrets=(SECRET,), changes_per_request=3)
@@ -100,7 +100,7 @@ def webhook_target() -> Iterator[SinkTarget]:
 
 @pytest.fixture
 def warehouse_target(lake) -> Iterator[SinkTarget]:
-    """Lend the warehouse, with tables of the test's own."""
+    """Return the warehouse, with tables of the test's own."""
     described, session = lake
     unique = uuid.uuid4().hex[:8]
     orders, labels = (

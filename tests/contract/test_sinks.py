@@ -1,8 +1,7 @@
-"""
-One contract for all sinks: each ends equal to the fold of its changes.
+"""One contract for all sinks: each ends equal to the fold of its changes.
 
-The cases are those that authors of other sinks run, too; what only one of ours must
-keep is beside its own tests.
+Authors of other sinks run the same cases; the rules of only one of ours are beside its
+own tests.
 """
 
 from towpath.testing import ContractSuite

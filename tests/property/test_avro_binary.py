@@ -1,4 +1,4 @@
-"""Whatever the schema and the value, another implementation reads back the same."""
+"""Avro binary: another implementation reads back the same value, for any schema."""
 
 import io
 import json
@@ -73,12 +73,12 @@ def renamed(schema: Schema, value: Any) -> Any:
     return "NaN" if isinstance(value, float) and math.isnan(value) else value
 
 
-def told(value: Any) -> Any:
-    """Make values comparable: NaN is like no other."""
+def comparable(value: Any) -> Any:
+    """Make values comparable: NaN differs from itself."""
     if isinstance(value, dict):
-        return {name: told(entry) for name, entry in value.items()}
+        return {name: comparable(entry) for name, entry in value.items()}
     if isinstance(value, list):
-        return [told(entry) for entry in value]
+        return [comparable(entry) for entry in value]
     return "NaN" if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -92,13 +92,13 @@ def drawn(draw: st.DrawFn) -> tuple[Schema, dict[str, Any]]:
 
 
 @given(drawn())
-def test_what_is_written_reads_back_the_same(case: tuple[Schema, dict[str, Any]]):
+def test_avro_values_read_back_the_same(case: tuple[Schema, dict[str, Any]]):
     """
-    Fastavro reads every value of every schema, and nothing is left over.
+    Fastavro reads every value of every schema, and no byte is left over.
     """
     schema, value = case
     source = io.BytesIO(writer(schema)(value))
     document = fastavro.parse_schema(json.loads(avro_text(schema)))
     found = fastavro.schemaless_reader(source, document, None)
 
-    assert (renamed(schema, value), b"") == (told(found), source.read())
+    assert (renamed(schema, value), b"") == (comparable(found), source.read())

@@ -1,4 +1,4 @@
-"""A row says the same in Avro as in JSON, whatever its values and the modes."""
+"""A row has the same content in Avro as in JSON, for any values and modes."""
 
 import base64
 import io
@@ -113,23 +113,23 @@ def from_json(schema: Schema, value: Any) -> Any:
     return repr(float(value)) if schema.kind == "double" else value
 
 
-def told(value: Any) -> Any:
-    """Make Avro's values comparable: NaN is like no other."""
+def comparable(value: Any) -> Any:
+    """Make Avro's values comparable: NaN differs from itself."""
     if isinstance(value, dict):
-        return {name: told(entry) for name, entry in value.items()}
+        return {name: comparable(entry) for name, entry in value.items()}
     return repr(value) if isinstance(value, float) else value
 
 
 def without_logical_types(found: dict[str, Any]) -> dict[str, Any]:
-    """Let a reader give what is written, not what it makes of it."""
+    """Let a reader return the written values without their logical types."""
     found.pop("logicalType", None)
     return found
 
 
 @given(RELAYS, ROWS)
-def test_avro_and_json_say_the_same(relay: Relay, texts: tuple[str | None, ...]):
+def test_avro_and_json_rows_are_equal(relay: Relay, texts: tuple[str | None, ...]):
     """
-    Key and row read back from Avro are what JSON with schemas says.
+    Key and row read back from Avro equal those of JSON with schemas.
     """
     schemas: dict[str, str] = {}
 
@@ -158,5 +158,5 @@ def test_avro_and_json_say_the_same(relay: Relay, texts: tuple[str | None, ...])
         from_json(schema, envelope["after"]),
     ) == (
         read("key", avro.key(row)),
-        told(read("value", avro.value(None, row, FACTS, is_full=False))["after"]),
+        comparable(read("value", avro.value(None, row, FACTS, is_full=False))["after"]),
     )

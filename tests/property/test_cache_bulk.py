@@ -68,7 +68,9 @@ FORMS = st.sampled_from(
 
 
 class Shape(NamedTuple):
-    """How one table's keys and values are written; a strange one has odd ones, too."""
+    """
+    The spelling of one table's keys and values; a strange table has odd ones, too.
+    """
 
     key: str
     columns: dict[str, st.SearchStrategy[str]]
@@ -109,7 +111,9 @@ def keys(draw, shape):
 
 @st.composite
 def histories(draw):
-    """Draw records of a few keys: whole rows, and what is not taken as columns."""
+    """
+    Draw records of a few keys: whole rows, and records that are not taken as columns.
+    """
     shape = draw(shapes())
     few = st.sampled_from(draw(st.lists(keys(shape), min_size=1, max_size=6)))
     told = []
@@ -130,7 +134,7 @@ def histories(draw):
 
 
 def written(guard, table, floor):
-    """Write records one by one, as the sink does; return what cannot be read."""
+    """Write records one by one, as the sink does; return the unreadable ones."""
     decoded = decode(records_of(table), ROUTES)
     folded = newest_per_key(decoded.changes)
     floors, tally = Floors(), Tally()
@@ -145,12 +149,12 @@ FLOORS = st.none() | st.integers(0, 4).map(lambda n: f"{8 * n:016x}.0000000001")
 
 
 @given(histories(), FLOORS)
-def test_rows_end_as_those_that_are_written_one_by_one(told, floor):
+def test_column_rows_end_as_those_written_one_by_one(told, floor):
     """
-    Whatever the keys and values: what is taken is equal, and the rest is left.
+    For any keys and values: taken rows are equal, and the rest is left.
 
-    What cannot be read is left, too; and where each key has one change, what is counted
-    is the same.
+    Unreadable records are left, too; where each key has one change, the counts are
+    equal.
     """
     table = table_of(told)
     one_by_one, guard = GuardModel(), GuardModel()

@@ -1,4 +1,4 @@
-"""Any mapping of known properties converts, and what comes out can be loaded."""
+"""Any mapping of known properties converts, and the result can be loaded."""
 
 import re
 import tomllib
@@ -43,9 +43,9 @@ def connectors(draw: st.DrawFn) -> Connector:
 
 
 @given(connectors())
-def test_any_connector_gives_a_file_that_loads(connector: Connector) -> None:
+def test_any_debezium_connector_gives_a_file_that_loads(connector: Connector) -> None:
     """
-    Whatever the values, nothing is raised, nothing is left out, and the file loads.
+    For any values, no error is raised, no property is left out, and the file loads.
     """
     conversion = convert(connector)
     named = [each.name for each in conversion.findings if not each.is_implied]
@@ -57,9 +57,9 @@ def test_any_connector_gives_a_file_that_loads(connector: Connector) -> None:
 
 
 @given(st.lists(TEXT))
-def test_lists_are_split_at_commas_that_are_not_escaped(parts: list[str]) -> None:
+def test_debezium_lists_are_split_at_unescaped_commas(parts: list[str]) -> None:
     """
-    A comma behind a backslash stays in its entry.
+    A comma after a backslash stays in its entry.
     """
     clean = [p.replace("\\", "").replace("\0", "").strip() for p in parts]
     wanted = tuple(part for part in clean if part)

@@ -1,4 +1,4 @@
-"""The compiled check against fastavro's own opinion, over payloads of every kind."""
+"""The compiled check against fastavro's own, over payloads of every kind."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -59,8 +59,8 @@ def bent(payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
             place.update(whole)
 
 
-def judged(name: str, payload: dict[str, Any]) -> bool:
-    """Ask fastavro, with defaults put in and fields beside the schema refused."""
+def is_valid(name: str, payload: dict[str, Any]) -> bool:
+    """Ask fastavro, with defaults filled in and extra fields refused."""
     schema = event_schemas()[name].parsed
     whole = copy.deepcopy(payload)
     if not _filled(schema, whole):
@@ -84,7 +84,9 @@ def _filled(schema: Mapping[str, Any], payload: Any) -> bool:
 @pytest.mark.parametrize("name", sorted(event_schemas()))
 @settings(max_examples=10, phases=_WITHOUT_SHRINKING)
 @given(data=st.data())
-def test_the_check_accepts_exactly_what_the_schema_says(name: str, data: st.DataObject):
+def test_the_payload_check_accepts_exactly_the_schemas_values(
+    name: str, data: st.DataObject
+):
     """
     A payload passes if and only if fastavro finds it valid, strictly.
     """
@@ -94,7 +96,7 @@ def test_the_check_accepts_exactly_what_the_schema_says(name: str, data: st.Data
     differing = [
         copy.deepcopy(changed)
         for changed in bent(payload)
-        if judged(name, changed) != (schema.check(changed) is None)
+        if is_valid(name, changed) != (schema.check(changed) is None)
     ]
 
     assert differing == []

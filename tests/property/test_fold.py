@@ -82,8 +82,10 @@ def test_any_order_and_duplicates_fold_to_the_same(changes, rng: random.Random):
 
 
 @given(histories())
-def test_one_batch_tells_the_whole_history(changes):
-    """Folded into one batch, a history leaves what its changes one by one leave."""
+def test_a_fold_of_one_batch_equals_its_changes_one_by_one(changes):
+    """
+    Folded into one batch, a history has the same end as its changes one by one.
+    """
     sink = MemorySink()
     folded = newest_per_key(changes)
     sink.apply(Batch(0, folded.changes))
@@ -92,8 +94,10 @@ def test_one_batch_tells_the_whole_history(changes):
 
 
 @given(histories(), st.lists(st.integers(1, 5), max_size=8), st.booleans())
-def test_any_split_into_batches_tells_the_whole_history(changes, sizes, replayed):
-    """Batches of any size, then all of them again, leave the same."""
+def test_a_fold_of_any_split_equals_the_whole_history(changes, sizes, replayed):
+    """
+    Batches of any size, then all of them again, have the same end.
+    """
     sink = MemorySink()
     rest = list(changes)
     for size in [*sizes, len(changes)]:
@@ -107,7 +111,7 @@ def test_any_split_into_batches_tells_the_whole_history(changes, sizes, replayed
 
 @st.composite
 def deliveries(draw):
-    """Draw a history with truncations, as two partitions bring it, and its batches."""
+    """Draw a history with truncates, as two partitions deliver it, and its batches."""
     told = draw(histories(truncates=True))
     partitions = [
         [c for c in told if isinstance(c, Floor) or c.key[0] % 2 == partition]
@@ -126,8 +130,10 @@ def deliveries(draw):
 
 
 @given(deliveries(), st.booleans())
-def test_a_truncation_leaves_what_came_after_it(delivery, replayed):
-    """Whichever partition tells it first: what was before is gone, and stays gone."""
+def test_a_truncate_keeps_later_rows(delivery, replayed):
+    """
+    In either order of the partitions, earlier rows are gone, and stay gone.
+    """
     told, batches = delivery
     sink = MemorySink()
     for batch in [*batches, *(batches if replayed else [])]:
@@ -140,8 +146,10 @@ def test_a_truncation_leaves_what_came_after_it(delivery, replayed):
 
 
 @given(histories())
-def test_there_is_one_change_per_key(changes):
-    """No key stands twice in a folded batch: a MERGE would refuse it."""
+def test_a_folded_batch_has_one_change_per_key(changes):
+    """
+    A MERGE would refuse a key that stands twice.
+    """
     keys = [change.key for change in newest_per_key(changes).changes]
 
     assert sorted({change.key for change in changes}) == sorted(keys)

@@ -20,8 +20,10 @@ def test_two_keys_of_a_table_share_no_text(first, second):
 
 
 @given(KEYS, KEYS)
-def test_two_rows_of_two_routes_share_no_place(first, second):
-    """A route whose name looks like another's key does not write its rows."""
+def test_two_rows_of_two_routes_share_no_name(first, second):
+    """
+    A route whose name looks like another's key does not write its rows.
+    """
     rows = (first, second)
     places = {route_place("p", route) + key_text((key,)) for route, key in rows}
 
@@ -29,22 +31,28 @@ def test_two_rows_of_two_routes_share_no_place(first, second):
 
 
 @given(st.text(":%", min_size=0, max_size=5))
-def test_a_text_is_never_empty(part):
-    """A search index takes no empty id."""
+def test_a_key_text_is_never_empty(part):
+    """
+    A search index takes no empty id.
+    """
     assert key_text((part,)) != ""
 
 
 @given(st.text(":%3Aa0", max_size=8))
-def test_a_colon_in_a_part_is_no_joint(text):
-    """Keys that differ only in which of their colons is the joint differ as texts."""
+def test_a_colon_in_a_key_part_is_no_separator(text):
+    """
+    Keys that differ only in which colon separates their parts differ as texts.
+    """
     keys = {(text[:at], text[at + 1 :]) for at, sign in enumerate(text) if sign == ":"}
 
     assert len(keys) == len({key_text(key) for key in keys})
 
 
 @given(st.text(":%03A", min_size=1, max_size=5))
-def test_a_part_that_looks_escaped_is_another_part(text):
-    """What a key's text looks like is a key too, and has another text."""
+def test_a_key_part_that_looks_escaped_is_another_part(text):
+    """
+    A key that equals another key's text has another text itself.
+    """
     escaped = key_text((text,))
 
     assert (text == escaped) == (key_text((escaped,)) == escaped)

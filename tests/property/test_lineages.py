@@ -1,5 +1,4 @@
-"""
-Random lives of a source (restores, promotions, lost slots, crashes) and its relay.
+"""Random histories of a source (restores, promotions, lost slots) and its relay.
 
 A model of server and Kafka drives the real decision and asserts at every start of the
 relay: positions never go back, every loss is announced, and nothing without a cause.
@@ -26,7 +25,7 @@ BEGINNING_LSN = 400
 
 
 class Commit(NamedTuple):
-    """A commit record: where it stands, its own number, and the heartbeat with it."""
+    """A commit record: its place, its own number, and the heartbeat with it."""
 
     lsn: int
     number: int
@@ -58,8 +57,8 @@ class Server:
 
 
 @dataclass
-class World:
-    """The server, what Kafka holds, and what really happened."""
+class Model:
+    """The server, Kafka's contents, and the true history."""
 
     server: Server = field(default_factory=lambda: Server().with_slot())
     copies: list[Server] = field(default_factory=list)
@@ -70,7 +69,7 @@ class World:
     forgiven: set[int] = field(default_factory=set)
     is_hurt: bool = False
 
-    # What happens to the source ------------------------------------------------------
+    # Events of the source ------------------------------------------------------------
 
     def commit(self, size: int, beats: int = 0) -> None:
         """Append a commit, and some log behind it."""
@@ -87,10 +86,9 @@ class World:
         self.copies.append(replace(self.server, slot_lsn=self.server.saved_lsn))
 
     def restore(self, which: int) -> None:
-        """
-        Put a copy of the volume back.
+        """Put a copy of the volume back.
 
-        Heartbeats tell it if one was streamed in between, which the model sees to.
+        Heartbeats show it if one was streamed in between, which the model ensures.
         """
         if not self.copies:
             return
@@ -114,12 +112,12 @@ class World:
         self.is_hurt = True
 
     def idle(self, size: int) -> None:
-        """Write log that holds no commit of ours."""
+        """Write log without a commit of ours."""
         end_lsn = self.server.end_lsn + 8 * size
         self.server = replace(self.server, end_lsn=end_lsn)
 
     def promote(self, lag: int, idle: int) -> None:
-        """Promote a standby that lacks the last commits; it has the slot in step."""
+        """Promote a standby that lacks the last commits; its slot is in step."""
         old = self.server
         kept = old.commits[: len(old.commits) - lag] if lag else old.commits
         end = (
@@ -142,7 +140,7 @@ class World:
         self.is_hurt |= bool(self.vanished())
 
     def crash_server(self) -> None:
-        """Forget what was confirmed since the slot was last saved."""
+        """Forget the LSNs confirmed since the slot was last saved."""
         self.server = replace(self.server, slot_lsn=self.server.saved_lsn)
 
     def save_slot(self) -> None:
@@ -159,12 +157,14 @@ class World:
         self.server = replace(self.server, is_lost=True)
         self.is_hurt = True
 
-    def remake_slot(self) -> None:
-        """Drop the slot and make it anew, or move it on: all the same to us."""
+    def recreate_slot(self) -> None:
+        """
+        Drop the slot and create it again, or advance it: the relay treats both alike.
+        """
         self.is_hurt |= self.server.end_lsn != self.server.slot_lsn
         self.server = self.server.with_slot()
 
-    # What the relay does -------------------------------------------------------------
+    # The relay -----------------------------------------------------------------------
 
     def follow(self, crash_at: int, count: int) -> None:
         """Start the relay; it ends after one of its steps, or some commits."""
@@ -182,7 +182,7 @@ class World:
             self.confirmed = (now, log_lsn - lsn + now, heartbeat)
         self.lineages = decision.lineages
         if crash_at == 0:
-            # What is pending still lacks its slot, whatever else happens.
+            # A pending lineage has no slot yet, after any other event.
             self.is_hurt = decision.lineage.start_lsn is None
             return
         if decision.needs_slot:
@@ -199,7 +199,9 @@ class World:
             self._stream(count)
 
     def _stream(self, count: int) -> None:
-        """Publish what Kafka lacks; all of it is confirmed, in Kafka first."""
+        """
+        Publish the records that Kafka lacks; all of it is confirmed, in Kafka first.
+        """
         lineage, has = self.lineages[-1], self._numbers()
         ahead = [c for c in self.server.commits if c.lsn >= (self.server.slot_lsn or 0)]
         for commit in ahead[:count] if count else ahead:
@@ -241,10 +243,10 @@ class World:
             "towpath",
         )
 
-    # What really is ------------------------------------------------------------------
+    # The true state ------------------------------------------------------------------
 
     def lost(self) -> set[int]:
-        """Return the commits that are there and will never be streamed."""
+        """Return the existing commits that will never be streamed."""
         server = self.server
         slot = server.slot_lsn
         from_lsn = server.end_lsn if slot is None or server.is_lost else slot
@@ -252,7 +254,7 @@ class World:
         return unread - {commit.number for commit in self.published.values()}
 
     def vanished(self) -> set[int]:
-        """Return what the newest lineage has published and the server never wrote."""
+        """Return the commits of the newest lineage that the server never wrote."""
         return self._numbers() - {commit.number for commit in self.server.commits}
 
     def _numbers(self) -> set[int]:
@@ -290,20 +292,20 @@ STEPS = st.lists(
 )
 
 
-def live(steps: list[tuple]) -> World:
-    """Let a world live through steps, between two whole runs of the relay."""
-    world = World()
+def run_steps(steps: list[tuple]) -> Model:
+    """Run the model through steps, between two whole runs of the relay."""
+    world = Model()
     for name, *arguments in [("follow", 3, 0), *steps, ("follow", 3, 0)]:
         getattr(world, name)(*arguments)
     return world
 
 
 @given(STEPS)
-def test_positions_never_go_back_and_every_gap_is_published(steps: list[tuple]):
+def test_positions_never_go_back_and_every_gap_is_announced(steps: list[tuple]):
     """
-    Whatever happens to the source, each loss is announced, and nothing without cause.
+    For any history of the source, each loss is announced, and nothing without cause.
     """
-    world = live(steps)
+    world = run_steps(steps)
 
     assert sorted(world.published) == list(world.published)
 
@@ -326,18 +328,20 @@ def test_positions_never_go_back_and_every_gap_is_published(steps: list[tuple]):
         ("_slot_reasons", [("commit", 1), ("remake_slot",)]),
     ],
 )
-def test_a_blind_eye_is_found_out(monkeypatch, defect: str, steps: list[tuple]):
+def test_a_decision_that_ignores_a_cause_is_refuted(
+    monkeypatch, defect: str, steps: list[tuple]
+):
     """
-    Each kind of cause that is left out of the decision is missed by the model.
+    Each kind of cause that is left out of the decision fails in the model.
     """
     monkeypatch.setattr(rules, defect, lambda _known, _found: iter(()))
     with pytest.raises(AssertionError, match=r"not announced|went back"):
-        live(steps)
+        run_steps(steps)
 
 
-def test_an_offset_that_is_kept_is_found_out(monkeypatch):
+def test_a_lineage_that_keeps_its_offset_is_refuted(monkeypatch):
     """
-    A new lineage that took no higher offset would publish positions that go back.
+    A new lineage without a higher offset would publish positions that go back.
     """
     original = rules._new_lineage
 
@@ -348,4 +352,4 @@ def test_an_offset_that_is_kept_is_found_out(monkeypatch):
 
     monkeypatch.setattr(rules, "_new_lineage", kept)
     with pytest.raises(AssertionError, match="went back"):
-        live([("commit", 9), ("follow", 3, 0), ("load_elsewhere",)])
+        run_steps([("commit", 9), ("follow", 3, 0), ("load_elsewhere",)])

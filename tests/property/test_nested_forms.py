@@ -1,4 +1,4 @@
-"""Arrays and composites: whatever Postgres writes is read back, and nothing else."""
+"""Arrays and composites: Postgres's texts are parsed, and other texts are refused."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ def form(type_oid: int) -> Form:
 
 
 def written(type_oid: int, text: str) -> Any:
-    """Write a text as JSON and read it back."""
+    """Write a text as JSON and parse it."""
     return json.loads(form(type_oid).json(text.encode()))
 
 
@@ -83,7 +83,7 @@ def pair_out(pair: dict[str, Any]) -> str:
 
 
 @given(FLAT, st.booleans())
-def test_any_array_comes_back(items: list[str | None], bounded: bool):
+def test_any_array_survives_the_round_trip(items: list[str | None], bounded: bool):
     """
     NULL, quoted NULL, empty texts, braces and escapes; with bounds or without (B67).
     """
@@ -99,7 +99,7 @@ def test_any_array_comes_back(items: list[str | None], bounded: bool):
         )
     )
 )
-def test_any_array_of_arrays_comes_back(rows: list[list[str]]):
+def test_any_array_of_arrays_survives_the_round_trip(rows: list[list[str]]):
     """
     A second dimension is a list of lists.
     """
@@ -107,15 +107,17 @@ def test_any_array_of_arrays_comes_back(rows: list[list[str]]):
 
 
 @given(PAIRED)
-def test_any_composite_comes_back(pair: dict[str, Any]):
+def test_any_composite_survives_the_round_trip(pair: dict[str, Any]):
     """
-    Fields keep their texts, NULL and the empty text are told apart.
+    Fields keep their texts; NULL and the empty text differ.
     """
     assert pair == written(PAIR, pair_out(pair))
 
 
 @given(st.lists(st.none() | PAIRED, max_size=3))
-def test_any_array_of_composites_comes_back(pairs: list[dict[str, Any] | None]):
+def test_any_array_of_composites_survives_the_round_trip(
+    pairs: list[dict[str, Any] | None],
+):
     """
     Three levels of quoting are undone one by one.
     """
@@ -125,9 +127,9 @@ def test_any_array_of_composites_comes_back(pairs: list[dict[str, Any] | None]):
 
 
 @given(st.dictionaries(TEXTS, st.none() | TEXTS, max_size=4))
-def test_any_hstore_comes_back(pairs: dict[str, str | None]):
+def test_any_hstore_survives_the_round_trip(pairs: dict[str, str | None]):
     """
-    Keys and values may hold anything, values may be NULL.
+    Keys and values may have any characters, values may be NULL.
     """
     text = ", ".join(
         f'"{escaped(key)}"=>' + ("NULL" if value is None else f'"{escaped(value)}"')
@@ -138,9 +140,9 @@ def test_any_hstore_comes_back(pairs: dict[str, str | None]):
 
 
 @given(ODD | st.text(max_size=20))
-def test_nothing_else_is_raised(text: str):
+def test_a_nested_text_is_parsed_or_raises_one_error(text: str):
     """
-    Whatever the text, it is read or refused by the one named error.
+    For any text, it is parsed or refused by the one named error.
     """
     outcomes: list[object] = []
     for read in (form(1009).value, parse_composite, parse_hstore):

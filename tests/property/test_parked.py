@@ -1,4 +1,4 @@
-"""Parking decides the same on a replay, whatever had reached Kafka before the crash."""
+"""Parking decides the same on a replay, however much Kafka had before the crash."""
 
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ NAMES = (
 )
 OUTBOX = Relation(5, "towpath", "outbox", tuple(Column(n, 25) for n in NAMES), ())
 
-# Mostly good rows of few aggregates, so that something comes behind what is bad.
+# Mostly valid rows of few aggregates, so that some follow an invalid one.
 ROWS = st.tuples(
     st.sampled_from([*[b"order"] * 4, b"customer", b"bad topic", None]),
     st.sampled_from([*[b"1"] * 4, b"2", b"3", None]),
@@ -38,7 +38,7 @@ ROWS = st.tuples(
 
 
 class Row(NamedTuple):
-    """What differs from row to row."""
+    """The varying fields of a row."""
 
     aggregate_type: bytes | None
     aggregate_id: bytes | None
@@ -78,7 +78,9 @@ def changes(rows: list[tuple]) -> list[Change]:
 
 
 def route(stream: list[Change], parked: ParkedAggregates) -> list[Record]:
-    """Route a stream as the relay does: what is too large is set aside at the end."""
+    """
+    Route a stream as the relay does; too large records become dead letters at the end.
+    """
     dead = DeadLetters("towpath", lambda _: None, parked)
     route = OutboxRoute(OUTBOX, Outbox(), dead, parked, frozenset(), lambda _: None)
     made = []
@@ -102,14 +104,14 @@ def partition(record: Record) -> int:
     kept=st.tuples(*[st.integers(0, 30)] * PARTITIONS),
     confirmed=st.integers(0, 30),
 )
-def test_a_replay_makes_the_same_records(
+def test_a_replay_makes_the_same_dead_letters(
     rows: list[tuple], kept: tuple[int, ...], confirmed: int
 ):
     """
-    Every record that is made again is as it was the first time.
+    Every record that is made again equals the first one.
 
     Any prefix of each partition of dead letters may be in Kafka when the relay dies;
-    what is confirmed lies below the first that is not.
+    the confirmed LSN is below the first missing one.
     """
     stream = changes(rows)
     first = route(stream, ParkedAggregates(1000))
@@ -131,9 +133,9 @@ def test_a_replay_makes_the_same_records(
 
 
 @given(rows=st.lists(ROWS, max_size=30))
-def test_no_event_passes_one_that_was_set_aside(rows: list[tuple]):
+def test_no_event_passes_a_parked_one(rows: list[tuple]):
     """
-    Per aggregate: once something is set aside, nothing of it is published.
+    After an aggregate's first dead letter, none of its events is published.
     """
     made = route(changes(rows), ParkedAggregates(1000))
     waiting: set[tuple[bytes | None, bytes]] = set()
@@ -151,9 +153,9 @@ def test_no_event_passes_one_that_was_set_aside(rows: list[tuple]):
 
 
 @given(rows=st.lists(ROWS, max_size=30))
-def test_others_are_never_held_back(rows: list[tuple]):
+def test_other_aggregates_are_never_parked(rows: list[tuple]):
     """
-    An aggregate of which nothing is wrong flows, whatever others do.
+    An aggregate without a dead letter is published, for any others.
     """
     made = route(changes(rows), ParkedAggregates(1000))
     marred = {

@@ -1,4 +1,4 @@
-"""A target that lost rows ends equal to its source, whatever comes before what."""
+"""A target that lost rows ends equal to its source, in any order of events."""
 
 from copy import deepcopy
 
@@ -13,32 +13,29 @@ from towpath.sinks.jobs.owed import ROUTE_AGAIN_AFTER_S
 
 KEYS = (7,)
 LARGE = ("note", "bio")
-# What a change leaves out: most leave all that is large.
+# The columns that a change leaves out: mostly all large ones.
 KEPT = st.sampled_from([LARGE, (), ("note",), ("bio",), LARGE])
-# How much of the stream a batch holds, and of what is read for the sink.
+# The number of records of a batch, of the stream and of the sink's own topic.
 SIZES = st.sampled_from([(3, 3), (1, 0), (2, 0), (0, 1), (0, 2), (1, 1)])
 
 
-class Patient:
-    """Shows what it was set to."""
+class SetClock:
+    """Shows the set time."""
 
     now_s = 0.0
 
     def monotonic_s(self):
-        """Tell the time."""
+        """Return the time."""
         return self.now_s
 
 
-class World:
-    """
-    A source, its relay, and a cache that lost what it was told last.
+class Model:
+    """A source, its relay, and a cache that lost its last writes.
 
-    Rows can be asked for by key, or all of them at once only.
+    Rows can be requested by key, or only all of them at once.
 
-    Attributes:
-        rows: The source's, by key.
-        logs: What the stream's topic and the sink's own hold.
-        at: How far the sink has read each.
+    Attributes:     rows: The source's, by key.     logs: The records of the stream's
+    topic and of the sink's own.     at: The read offset of each.
     """
 
     def __init__(self, draw, *, by_key):
@@ -46,7 +43,7 @@ class World:
         self.rows = dict.fromkeys(KEYS)
         self.logs = ([], [])
         self.at = [0, 0]
-        self.clock = Patient()
+        self.clock = SetClock()
         self.shop = Shop(owed=InMind(clock=self.clock))
         self.shop.repairs = Asked(by_key=by_key, reading=self.shop.owed.reading)
         self.shop.begin()
@@ -57,7 +54,7 @@ class World:
         self._lose()
 
     def commit(self):
-        """Change a row; large columns that did not change are left out."""
+        """Change a row; unchanged large columns are left out."""
         self._committed += 1
         number = self._committed
         key = self._draw(st.sampled_from(KEYS))
@@ -85,7 +82,7 @@ class World:
         return position
 
     def fill(self, snapshot="lost"):
-        """Read all rows while the source goes on; then sweep."""
+        """Read all rows while the source changes; then sweep."""
         self._is_filling = True
         floor = self.read()
         for _ in range(self._draw(st.integers(0, 2))):
@@ -96,7 +93,7 @@ class World:
         self._append(1, sweep._replace(headers=told))
 
     def answer(self):
-        """Read what the sink has asked for."""
+        """Read the rows that the sink has requested."""
         asked = self.shop.repairs.keys[self._answered :]
         self._answered += len(asked)
         for _, (key,) in asked:
@@ -130,7 +127,7 @@ class World:
                 self.shop.owed.reading.clear()
 
     def finish(self):
-        """Let all come to rest."""
+        """Finish all pending work."""
         self.attend()
         self.answer()
         while self.at != [len(log) for log in self.logs]:
@@ -143,7 +140,7 @@ class World:
         self.logs[log].append(record._replace(origin=origin))
 
     def _lose(self):
-        """Let the target go back to what it was; all of its rows are asked for."""
+        """Reset the target to an earlier state; all of its rows are requested."""
         for _ in range(self._draw(st.integers(1, 2))):
             self.commit()
         self.deliver(9, 0)
@@ -169,11 +166,11 @@ def test_a_target_that_lost_rows_ends_equal_to_its_source(
     data, deaths, is_after, by_key
 ):
     """
-    Rows that are read come before or after the changes that they stand below.
+    READ rows come before or after the changes above them.
 
-    Partial changes are laid upon stale rows meanwhile, and upon rows that are absent.
+    Partial changes are merged with stale and absent rows meanwhile.
     """
-    world = World(data.draw, by_key=by_key)
+    world = Model(data.draw, by_key=by_key)
     if deaths:
         Death(*deaths, is_after=is_after).threaten(world.shop)
     steps = ["commit", "deliver", "answer", "attend"]

@@ -1,4 +1,4 @@
-"""What nearest rank promises, for any samples."""
+"""The guarantee of nearest rank, for any samples."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +10,9 @@ SHARES = st.floats(0.001, 1.0)
 
 
 @given(SAMPLES, SHARES)
-def test_a_percentile_is_the_smallest_sample_that_covers_the_share(ordered, share):
+def test_a_percentile_is_the_smallest_sample_that_covers_its_share(ordered, share):
     """
-    At least the share of samples lies at or below it, and below any smaller one less.
+    At least the share of samples is at or below it, and less below any smaller one.
     """
     found = at(ordered, share)
     covered = [sum(x <= sample for x in ordered) / len(ordered) for sample in ordered]

@@ -1,4 +1,4 @@
-"""The one order, in all its forms."""
+"""The total order of positions, in all its forms."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ POSITIONS = st.builds(Position, LOG_LSNS, ORDINALS)
 
 
 @given(POSITIONS, POSITIONS)
-def test_text_sorts_as_positions_compare(a: Position, b: Position):
+def test_position_texts_sort_as_positions_compare(a: Position, b: Position):
     """
     The text form of two positions compares exactly as the positions do.
     """
@@ -30,7 +30,7 @@ def test_text_sorts_as_positions_compare(a: Position, b: Position):
 
 
 @given(POSITIONS, POSITIONS)
-def test_version_never_contradicts_the_order(a: Position, b: Position):
+def test_a_positions_version_never_contradicts_the_order(a: Position, b: Position):
     """
     A smaller position never packs to a greater version.
     """
@@ -50,7 +50,7 @@ def test_equal_versions_are_marked_as_shared(a: Position, b: Position):
 
 
 @given(POSITIONS)
-def test_version_fits_a_signed_64_bit_integer(position: Position):
+def test_a_version_fits_a_signed_64_bit_integer(position: Position):
     """
     The packed version is never negative and never above 2**63 - 1.
     """
@@ -58,9 +58,11 @@ def test_version_fits_a_signed_64_bit_integer(position: Position):
 
 
 @given(POSITIONS, st.integers(0, 5))
-def test_text_reads_back_without_the_record_number(position: Position, number: int):
+def test_a_position_text_reads_back_without_the_record_number(
+    position: Position, number: int
+):
     """
-    Whatever record of a change it marks, the text reads back as its position.
+    The text of any record of a change reads back as its position.
     """
     text = format_position(*position, number)
 
@@ -68,7 +70,7 @@ def test_text_reads_back_without_the_record_number(position: Position, number: i
 
 
 @given(POSITIONS, st.integers(1, 9), POSITIONS)
-def test_later_records_of_a_change_stand_before_the_next_change(
+def test_later_records_of_a_change_sort_before_the_next_change(
     a: Position, number: int, b: Position
 ):
     """
@@ -102,7 +104,7 @@ def test_a_read_row_stands_between_the_transactions_around_its_watermark():
         "0000000000000008.0000000001\n",
     ],
 )
-def test_garbage_is_refused(text: str):
+def test_an_invalid_position_is_refused(text: str):
     """
     Anything but a position raises a ValueError that shows the text.
     """
@@ -111,7 +113,7 @@ def test_garbage_is_refused(text: str):
 
 
 @given(st.integers(0, (1 << 64) - 1))
-def test_lsn_reads_back(lsn: int):
+def test_an_lsn_text_reads_back(lsn: int):
     """
     An LSN written as Postgres does reads back as itself.
     """
@@ -119,15 +121,15 @@ def test_lsn_reads_back(lsn: int):
 
 
 @pytest.mark.parametrize("text", ["", "0", "0/", "/0", "0/123456789", "g/0", "0/0 "])
-def test_garbage_is_no_lsn(text: str):
+def test_an_invalid_lsn_is_refused(text: str):
     """
-    Anything but two hex halves around a slash raises a ValueError.
+    Any text but two hex halves around a slash raises a ValueError.
     """
     with pytest.raises(ValueError, match="not an LSN"):
         parse_lsn(text)
 
 
-def test_a_log_beyond_the_packed_range_is_refused():
+def test_a_position_beyond_the_packed_range_is_refused():
     """
     A position that does not fit 63 bits is an error, not a wrapped number.
     """

@@ -1,4 +1,4 @@
-"""A message's members are cut out as they were written, whatever surrounds them."""
+"""A message's members are cut out as they were written, in any surroundings."""
 
 import json
 
@@ -25,7 +25,7 @@ VALUES = st.recursive(
 
 @st.composite
 def objects(draw: st.DrawFn) -> tuple[str, dict[str, tuple[object, str]]]:
-    """Write an object in any manner; return it and each member's value and text."""
+    """Write an object in any style; return it and each member's value and text."""
     members: dict[str, tuple[object, str]] = {}
     parts = []
     for name in draw(st.lists(NAMES, max_size=4)):
@@ -46,9 +46,11 @@ def objects(draw: st.DrawFn) -> tuple[str, dict[str, tuple[object, str]]]:
 
 
 @given(objects())
-def test_every_member_is_its_text(written: tuple[str, dict[str, tuple[object, str]]]):
+def test_every_json_member_keeps_its_text(
+    written: tuple[str, dict[str, tuple[object, str]]],
+):
     """
-    Strings unquoted, null as nothing, everything else byte for byte; the last counts.
+    Strings are unquoted, null is nothing, the rest is byte for byte; the last counts.
     """
     content, members = written
     told = RawJson(content.encode())
@@ -65,7 +67,7 @@ def test_every_member_is_its_text(written: tuple[str, dict[str, tuple[object, st
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_any_content_is_an_object_or_one_named_error(content: bytes):
     """
-    Input from outside never surprises.
+    Invalid content raises only the one named error.
     """
     try:
         told = RawJson(content)

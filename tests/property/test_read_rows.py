@@ -1,4 +1,4 @@
-"""Rows that a chunk read are written many at once, and say what each alone would."""
+"""READ rows of a chunk are written together exactly as each alone."""
 
 import functools
 from typing import Any
@@ -31,7 +31,7 @@ TYPES = {
 }
 NUMERIC_12_2 = (12 << 16 | 2) + 4
 
-# What a quick look at many texts at once may take for something else.
+# Texts that a check of many at once may misread.
 NASTY = (
     '"',
     '",',
@@ -143,7 +143,7 @@ PLACE = ReadSlice(0xABC, "sig-ž", "towpath.backfill", 1_700_000_001_000_001)
 
 
 @functools.cache
-def made(preset: str, form: str, option: int) -> tuple[Codec, TableRoute]:
+def codec_and_route(preset: str, form: str, option: int) -> tuple[Codec, TableRoute]:
     """Make the codec and the route of the table under some settings."""
     rows = {"format": form, **OPTIONS[option]}
     relay = Relay.model_validate({"preset": preset, "rows": rows})
@@ -156,13 +156,13 @@ def made(preset: str, form: str, option: int) -> tuple[Codec, TableRoute]:
 
 
 @given(SETTINGS, ROWS)
-def test_many_rows_are_written_as_each_of_them_alone(
+def test_many_read_rows_are_written_as_each_alone(
     settings: tuple[str, str, int], found: list[tuple[str | None, ...]]
 ):
     """
-    Whatever format, forms and rules: each record has the bytes that its row gives.
+    For any format, forms and rules: each record has the bytes that its row gives.
     """
-    codec, route = made(*settings)
+    codec, route = codec_and_route(*settings)
     rows = [tuple(None if t is None else t.encode() for t in row) for row in found]
     expected = []
     for row in rows:
@@ -188,9 +188,9 @@ def test_many_rows_are_written_as_each_of_them_alone(
 
 
 @given(st.lists(TEXTS, min_size=1))
-def test_many_texts_are_quoted_as_each_of_them_alone(found: list[str]):
+def test_many_texts_are_quoted_as_each_alone(found: list[str]):
     """
-    However much one of them looks like the border between two.
+    For any text that looks like the separator between two.
     """
     column = [text.encode() for text in found]
     written, mark = scalar.text_column(column)

@@ -1,4 +1,4 @@
-"""Input from outside never surprises: whatever the bytes, a value or one error."""
+"""Decoding of invalid input: any bytes give a value or the one error."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 def recorded(name: str) -> list[bytes]:
-    """Read what was recorded from a server."""
+    """Read the frames recorded from a server."""
     lines = (DATA / name).read_text(encoding="ascii").splitlines()
     return [bytes.fromhex(line) for line in lines if not line.startswith("#")]
 
@@ -35,7 +35,7 @@ TAGS = st.sampled_from([bytes([tag]) for tag in b"BCORYIUDTM"])
 
 @st.composite
 def altered(draw, choices: list[bytes]) -> bytes:
-    """Choose a recorded piece and alter one byte of it."""
+    """Choose a recorded message and alter one byte of it."""
     data = draw(st.sampled_from(choices))
     at = draw(st.integers(0, len(data) - 1))
     return data[:at] + bytes([draw(st.integers(0, 255))]) + data[at + 1 :]
@@ -55,7 +55,7 @@ def take(frame: bytes) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(MESSAGES)))
-def test_every_strict_prefix_is_malformed(number: int):
+def test_every_strict_prefix_of_a_message_is_malformed(number: int):
     """
     A message cut anywhere raises the decoder's one error.
     """
@@ -72,9 +72,9 @@ def test_every_strict_prefix_is_malformed(number: int):
 
 
 @given(st.sampled_from(MESSAGES), st.binary(min_size=1, max_size=3))
-def test_extra_bytes_are_malformed(data: bytes, extra: bytes):
+def test_extra_bytes_of_a_message_are_malformed(data: bytes, extra: bytes):
     """
-    A message with bytes that nobody asked for raises the decoder's one error.
+    A message with extra bytes raises the decoder's one error.
     """
     with pytest.raises(MalformedMessageError):
         parse_message(data + extra)
@@ -83,7 +83,7 @@ def test_extra_bytes_are_malformed(data: bytes, extra: bytes):
 @given(st.one_of(st.binary(max_size=200), st.builds(bytes.__add__, TAGS, st.binary())))
 def test_random_bytes_give_a_message_or_the_one_error(data: bytes):
     """
-    Nothing but a message or the decoder's one error comes of random bytes.
+    Random bytes give either a message or the decoder's one error.
     """
     try:
         message = parse_message(data)
@@ -109,7 +109,7 @@ def test_an_altered_byte_gives_a_message_or_the_one_error(data: bytes):
 @pytest.mark.parametrize("number", range(len(FRAMES)))
 def test_every_value_of_every_byte_gives_a_message_or_the_one_error(number: int):
     """
-    In the shortest message of each kind, no single byte can surprise, at any value.
+    In the shortest message of each kind, any value of any byte is covered.
     """
     frame = FRAMES[number]
     strange = []
@@ -129,7 +129,7 @@ def test_every_value_of_every_byte_gives_a_message_or_the_one_error(number: int)
 @pytest.mark.parametrize("number", range(len(FRAMES)))
 def test_every_strict_prefix_of_a_frame_is_malformed(number: int):
     """
-    A frame cut anywhere, in its head too, raises the decoder's one error.
+    A frame cut anywhere, in its header too, raises the decoder's one error.
     """
     frame = FRAMES[number]
     accepted = []
@@ -146,7 +146,7 @@ def test_every_strict_prefix_of_a_frame_is_malformed(number: int):
 @given(st.sampled_from(FRAMES), st.binary(min_size=1, max_size=3))
 def test_extra_bytes_of_a_frame_are_malformed(frame: bytes, extra: bytes):
     """
-    A frame with bytes that nobody asked for raises the decoder's one error.
+    A frame with extra bytes raises the decoder's one error.
     """
     with pytest.raises(MalformedMessageError):
         take(frame + extra)
@@ -155,7 +155,7 @@ def test_extra_bytes_of_a_frame_are_malformed(frame: bytes, extra: bytes):
 @given(st.lists(st.one_of(st.sampled_from(MESSAGES), ALTERED), max_size=8))
 def test_messages_in_any_order_give_steps_or_the_one_error(messages: list[bytes]):
     """
-    Out of turn, doubled, missing or altered: steps, or the decoder's one error.
+    Out of order, doubled, missing or altered: steps, or the decoder's one error.
     """
     sequencer = Sequencer(0)
     try:
@@ -180,7 +180,7 @@ def test_a_message_reads_the_same_inside_its_frame(data: bytes, head: bytes):
 @given(st.binary(max_size=30))
 def test_random_frames_give_a_keepalive_or_the_one_error(frame: bytes):
     """
-    Nothing but a keepalive or the decoder's one error comes of random bytes.
+    Random bytes give either a keepalive or the decoder's one error.
     """
     for parse in (parse_keepalive, start_lsn, sent_us):
         try:
@@ -192,9 +192,9 @@ def test_random_frames_give_a_keepalive_or_the_one_error(frame: bytes):
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**52))
-def test_a_status_update_says_one_lsn_three_times(lsn: int, sent_us: int):
+def test_a_status_update_has_one_lsn_three_times(lsn: int, sent_us: int):
     """
-    Written, flushed and applied are the confirmed LSN, and no reply is asked for.
+    Written, flushed and applied are the confirmed LSN, and no reply is requested.
     """
     frame = status_update(lsn, sent_us)
 

@@ -7,7 +7,7 @@ from towpath.relay.publish.in_flight import DeliveryLedger
 
 
 class Acknowledged:
-    """What a client tells of a record of one byte."""
+    """The acknowledgement of a record of one byte."""
 
     def __len__(self) -> int:
         return 1
@@ -73,7 +73,7 @@ def test_no_history_confirms_an_unacknowledged_transaction(steps: list):
 
 
 class History:
-    """A stream made of steps, and what it knows itself of what is safe."""
+    """A stream made of steps, and its own knowledge of the safe LSN."""
 
     def __init__(self) -> None:
         self.ledger = DeliveryLedger(0)
@@ -83,7 +83,7 @@ class History:
         self.open_from = 0
 
     def safe_lsn(self) -> int:
-        """Return the start of the first transaction that must not be passed."""
+        """Return the start of the first transaction that must not be confirmed."""
         starts = [start for start, _ in self.pending]
         if self.open is not None:
             starts.append(self.open_from)
@@ -110,13 +110,13 @@ class History:
             self.pending.append((self.open_from, self.open))
 
     def acknowledge(self, number: int) -> None:
-        """Acknowledge some record that is on its way."""
+        """Acknowledge some record in flight."""
         if self.pending:
             _, delivery = self.pending.pop(number % len(self.pending))
             delivery(b"p", None, Acknowledged())
 
     def keepalive(self, _number: int) -> None:
-        """Let the server tell how far it has read, beyond everything streamed."""
+        """Send the server's read position, beyond everything streamed."""
         if self.open is None:
             self.lsn += 8
         self.ledger.idle_until(self.lsn + (8 if self.open is not None else 0))

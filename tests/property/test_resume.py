@@ -1,11 +1,9 @@
-"""
-Resume without duplicates: the real outlet, marks and ledger over a broker that crashes.
+"""Resume without duplicates: real publisher, marks and ledger over a crashing broker.
 
-The broker takes records into queues, appends them in order per partition whenever it
-likes, and acknowledges what it appended whenever it likes. At a crash each partition
-appends some more of what was on its way and loses the rest. The stream begins again at
-what Postgres was told. Between two processes topics may be given partitions, which the
-operator lets the relay use.
+The broker takes records into queues, appends them in order per partition at any time,
+and acknowledges them at any time. At a crash each partition appends some more of its
+queue and loses the rest. The stream begins again at the confirmed LSN. Between two
+processes topics may be given partitions, which the operator lets the relay use.
 """
 
 from collections import defaultdict, deque
@@ -52,7 +50,7 @@ EVERYTHING = XidSnapshot(10**6, 10**6, frozenset())
 
 @dataclass
 class Stored:
-    """What a broker tells of a record, once it stands."""
+    """The broker's acknowledgement of an appended record."""
 
     record: Record
     place: tuple[str, int]
@@ -73,7 +71,7 @@ class Stored:
 
 @dataclass
 class Broker:
-    """Partitions, what is on its way to them, and what is not acknowledged yet."""
+    """Partitions, their queues, and the records without an acknowledgement."""
 
     logs: dict[tuple[str, int], list[Record]] = field(
         default_factory=lambda: defaultdict(list)
@@ -105,7 +103,7 @@ class Broker:
             self.unheard[place].append(lambda: on_delivery(None, told))
 
     def finish(self, place: tuple[str, int]) -> None:
-        """Append what comes to a partition, and let it be heard."""
+        """Append a partition's queue, and acknowledge it."""
         while self.coming[place]:
             self.append(place)
         while self.unheard[place]:
@@ -116,7 +114,7 @@ class Broker:
             self.finish(place)
 
     def poll(self, _timeout_s: float) -> None:
-        """Waiting for something in earnest: everything comes through."""
+        """Append and acknowledge everything, as the caller waits for it."""
         self.finish_all()
 
     def flush(self, timeout_s: float) -> None:
@@ -133,7 +131,7 @@ class Broker:
         return {at: len(self.logs[topic, at]) for at in range(partition_count)}
 
     def crash(self, choose: Callable[[int], int]) -> None:
-        """Append some of what is on its way, unheard; lose the rest."""
+        """Append some of the queued records without acknowledgement; lose the rest."""
         for place in sorted(self.coming):
             for _ in range(choose(len(self.coming[place]))):
                 self.append(place, is_heard=False)
@@ -214,7 +212,7 @@ def tails(broker: Broker, documents: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Process:
-    """One relay process, as far as it matters here."""
+    """One relay process, reduced to its publishing."""
 
     broker: Broker
     clock: Clock
@@ -280,7 +278,7 @@ def records_of(number: int, rows: list[tuple[str, bytes | None]]) -> list[Record
 
 
 def lsn_of(number: int) -> int:
-    """Return the commit LSN of a transaction; its end is four bytes behind."""
+    """Return the commit LSN of a transaction; its end is four bytes after it."""
     return (number + 1) * 8
 
 
@@ -296,7 +294,7 @@ def some_history(random: Random) -> Transactions:
 
 
 @dataclass
-class Life:
+class ProcessHistory:
     """A history, streamed by one process after another."""
 
     history: Transactions
@@ -306,7 +304,7 @@ class Life:
     confirmed: int = 0
     steps: int = 120
 
-    def live(self) -> Broker:
+    def run(self) -> Broker:
         """Stream through crashes, to the end; return the broker."""
         while self._live_until_crash():
             self.broker.crash(lambda n: self.random.randint(0, n))
@@ -371,7 +369,7 @@ class Life:
 
 
 def check(history: Transactions, broker: Broker) -> None:
-    """Every record stands exactly once, in the order of positions."""
+    """Assert that every record stands exactly once, in the order of positions."""
     expected = defaultdict(list)
     for number, rows in enumerate(history):
         for record in records_of(number, rows):
@@ -388,11 +386,11 @@ def check(history: Transactions, broker: Broker) -> None:
     }
 
 
-def live(seed: int) -> None:
-    """Make up a history, stream it through crashes, and look at what stands."""
+def run_history(seed: int) -> None:
+    """Make up a history, stream it through crashes, and check the topics."""
     random = Random(seed)  # noqa: S311 - no secret
     history = some_history(random)
-    check(history, Life(history, random).live())
+    check(history, ProcessHistory(history, random).run())
 
 
 @given(st.integers(0, 2**32))
@@ -400,23 +398,23 @@ def test_no_crash_loses_or_repeats_a_record(seed: int):
     """
     Killed at any moment, any number of times, each record stands once and in order.
     """
-    live(seed)
+    run_history(seed)
 
 
-def seen_red() -> None:
-    """Make sure that some history of a thousand finds out what is broken."""
+def is_refuted() -> None:
+    """Assert that one of a thousand histories fails."""
 
     def live_a_thousand() -> None:
         for seed in range(1000):
-            live(seed)
+            run_history(seed)
 
     with pytest.raises(AssertionError):
         live_a_thousand()
 
 
-def test_the_histories_refute_keyless_records_anywhere(monkeypatch):
+def test_histories_refute_keyless_records_in_any_partition(monkeypatch):
     """
-    A record without a key must stand where its position says, or a replay repeats it.
+    A keyless record must be in its position's partition, or a replay repeats it.
     """
     original = Publisher.publish_change
     places = iter(range(10**9))
@@ -428,16 +426,16 @@ def test_the_histories_refute_keyless_records_anywhere(monkeypatch):
 
     monkeypatch.setattr(Publisher, "publish_change", anywhere)
 
-    seen_red()
+    is_refuted()
 
 
-def test_the_histories_refute_marks_that_trust_what_is_only_handed_over(monkeypatch):
+def test_histories_refute_marks_without_acknowledgements(monkeypatch):
     """
-    What is confirmed must have been acknowledged.
+    The confirmed records must have been acknowledged.
     """
     monkeypatch.setattr(DeliveryLedger, "acknowledged", _last_committed)
 
-    seen_red()
+    is_refuted()
 
 
 def _last_committed(ledger: DeliveryLedger) -> int:
@@ -446,9 +444,9 @@ def _last_committed(ledger: DeliveryLedger) -> int:
     return ledger._acknowledged_lsn
 
 
-def test_the_histories_refute_a_topic_without_its_first_mark(monkeypatch):
+def test_histories_refute_a_topic_without_its_first_mark(monkeypatch):
     """
-    A topic's first mark must stand before its first record.
+    A topic's first mark must precede its first record.
     """
 
     def unmarked(
@@ -459,12 +457,12 @@ def test_the_histories_refute_a_topic_without_its_first_mark(monkeypatch):
 
     monkeypatch.setattr(CheckpointWriter, "_admit", unmarked)
 
-    seen_red()
+    is_refuted()
 
 
-def test_the_histories_refute_a_comparison_by_the_highest_of_all(monkeypatch):
+def test_histories_refute_a_comparison_by_the_highest_position(monkeypatch):
     """
-    What one partition has says nothing of another.
+    One partition's position says nothing about another's.
     """
 
     def has(self: Published, _topic: str, _partition: int, position: bytes) -> bool:
@@ -472,12 +470,12 @@ def test_the_histories_refute_a_comparison_by_the_highest_of_all(monkeypatch):
 
     monkeypatch.setattr(Published, "has", has)
 
-    seen_red()
+    is_refuted()
 
 
-def test_the_histories_refute_one_partition_count_for_all(monkeypatch):
+def test_histories_refute_one_partition_count_for_all(monkeypatch):
     """
-    What was published by a former partition count is looked for by that count.
+    Records of a former partition count are looked up by that count.
     """
     original = Published.__init__
 
@@ -486,19 +484,19 @@ def test_the_histories_refute_one_partition_count_for_all(monkeypatch):
 
     monkeypatch.setattr(Published, "__init__", without)
 
-    seen_red()
+    is_refuted()
 
 
-def test_the_histories_refute_forgetting_what_is_published(monkeypatch):
+def test_histories_refute_forgetting_published_tails(monkeypatch):
     """
-    Without looking at the tails, what came after the last marks comes twice.
+    Without reading the tails, records after the last marks are repeated.
     """
     monkeypatch.setattr(Published, "has", lambda *_: False)
 
-    seen_red()
+    is_refuted()
 
 
-def test_an_acknowledgement_is_what_the_client_gives():
+def test_an_acknowledgement_fits_the_ledgers_protocol():
     """
     The fake fits the protocol that the ledger reads.
     """

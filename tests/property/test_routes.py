@@ -56,7 +56,7 @@ WORDS = st.sampled_from(
     st.sampled_from([ROUTES, SEARCH]),
     st.lists(WORDS, min_size=1, max_size=6).map(".".join),
 )
-def test_what_is_subscribed_has_a_route(routes, topic):
+def test_every_subscribed_topic_has_a_route(routes, topic):
     """
     A topic matches the pattern exactly if a route reads it.
 

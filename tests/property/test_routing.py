@@ -1,4 +1,4 @@
-"""Rows may be routed before they are folded, or after: it comes to the same."""
+"""Rows may be routed before they are folded, or after, with the same result."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,8 +67,8 @@ def test_routing_commutes_with_folding(route, given_changes):
     """
     Where the fold refuses nothing, the order of the two does not matter.
 
-    What is refused rests upon a delete: without the columns that a route leaves out, it
-    may be whole, and is applied then.
+    A refused change follows a delete: without excluded columns it may be whole, and is
+    applied then.
     """
     routing = Routing(route)
     folded = newest_per_key(given_changes)
@@ -85,8 +85,10 @@ KEYS = st.tuples(st.text(), st.one_of(st.integers(-(2**63), 2**63 - 1), st.text(
 
 
 @given(st.sampled_from(["{a}:{b}", "x{a}:y:{b}z", "{a}%:%{b}"]), KEYS, KEYS)
-def test_no_two_keys_come_to_one_id(template, one, other):
-    """The text of a templated key differs if the texts of the key's values differ."""
+def test_no_two_keys_have_one_templated_id(template, one, other):
+    """
+    The text of a templated key differs if the texts of the key's values differ.
+    """
     routing = Routing(Route(topic="towpath.shop.t", name="t", key=template))
     ids = [key_text(routing.key(("a", "b"), key)[1]) for key in (one, other)]
     are_equal = [str(value) for value in one] == [str(value) for value in other]

@@ -1,4 +1,4 @@
-"""Any repetition, split and crash leaves a sink equal to the fold, letters and all."""
+"""Any repetition, split and crash leaves a sink equal to the fold, dead letters too."""
 
 from typing import NamedTuple
 
@@ -14,13 +14,11 @@ from towpath.sinks.dead_letters.letter import Matter, Order, ParkedKey, Verb
 KEYS = (7, 8, 9)
 
 
-class Told(NamedTuple):
-    """
-    A source's history.
+class SourceHistory(NamedTuple):
+    """A source's history.
 
-    Attributes:
-        logs: What stands in each partition, in order; the last is the backfill's.
-        fold: By key, the position and the row that all of it comes to.
+    Attributes:     logs: The records of each partition, in order; the last is the
+    backfill's.     fold: By key, the final position and row.
     """
 
     logs: list[list[Record]]
@@ -29,7 +27,7 @@ class Told(NamedTuple):
 
 @st.composite
 def histories(draw, *, with_poison=True):
-    """Draw whole and partial changes, deletes, READ rows, and what is no change."""
+    """Draw whole and partial changes, deletes, READ rows, and unreadable records."""
     logs: list[list[Record]] = [[], [], []]
     fold: dict[str, tuple[str, dict | None]] = {}
     for number in range(1, draw(st.integers(1, 18))):
@@ -61,12 +59,12 @@ def histories(draw, *, with_poison=True):
         position = record.headers["position"].decode()
         whole = {"order_id": key, **(row or {} if unchanged else {}), **after}
         fold[str(key)] = (position, None if kind == "d" else whole)
-    return Told(logs, fold)
+    return SourceHistory(logs, fold)
 
 
 @st.composite
 def deliveries(draw):
-    """Draw a history and the batches that bring it, some of it again and again."""
+    """Draw a history and its batches, some of them repeated."""
     told = draw(histories())
     at = [0, 0, 0]
     batches = []
@@ -79,7 +77,7 @@ def deliveries(draw):
             at[number] += size
         batches.append(batch)
         if starts and draw(st.booleans()):
-            # As a query whose checkpoint is lost, or whose last batch was not noted.
+            # As a query with a lost checkpoint, or with an uncommitted last batch.
             starts -= 1
             at = [draw(st.integers(0, a)) for a in at]
     return told, batches
@@ -97,11 +95,11 @@ DEATHS = st.lists(st.integers(1, 12), max_size=6)
 
 
 @given(deliveries(), DEATHS, st.booleans())
-def test_a_sink_ends_equal_to_the_fold_whatever_dies(delivery, deaths, is_after):
+def test_a_sink_ends_equal_to_the_fold_after_any_crash(delivery, deaths, is_after):
     """
-    What is neither parked nor asked for is the fold at once; the rest, once it is told.
+    Keys without parking or refetch equal the fold at once, others after their row.
 
-    What cannot be read is set aside, once and to the last.
+    Each unreadable record is a dead letter, once.
     """
     told, batches = delivery
     shop = Shop(can_ask=True)
@@ -142,7 +140,7 @@ def test_a_sink_ends_equal_to_the_fold_whatever_dies(delivery, deaths, is_after)
 
 
 def answer(told, key):
-    """Tell the row of a key as it is in the end, as a snapshot does."""
+    """Deliver the final row of a key, as a snapshot does."""
     row = told.fold[key][1]
     if row is None:
         return change(99, "d", order=int(key), topic=FILL)
@@ -151,13 +149,15 @@ def answer(told, key):
 
 
 def is_parked(shop, key):
-    """Tell whether a key waits."""
+    """Return whether a key is parked."""
     return ParkedKey(TOPIC, b'{"order_id":%d}' % key) in shop.parked
 
 
 @given(histories(with_poison=False), st.data(), DEATHS, st.booleans())
-def test_any_order_ends_equal_to_the_fold(told, data, deaths, is_after):
-    """Whole images and deletes need no order at all, not even of one key."""
+def test_whole_rows_in_any_order_end_equal_to_the_fold(told, data, deaths, is_after):
+    """
+    Whole images and deletes need no order at all, not even within one key.
+    """
     records = [record for log in told.logs for record in log]
     twice = data.draw(st.lists(st.sampled_from(records), max_size=9)) if records else []
     left = data.draw(st.permutations([*records, *twice]))

@@ -1,4 +1,4 @@
-"""One batch or many, the same outcome, whatever of them cannot be read."""
+"""One batch or many have the same outcome, with any unreadable records."""
 
 from contextlib import contextmanager
 from itertools import pairwise
@@ -22,13 +22,11 @@ KEYS = (7, 8)
 UNREAD = "z"
 
 
-class Told(NamedTuple):
-    """
-    A source's history.
+class SourceHistory(NamedTuple):
+    """A source's history.
 
-    Attributes:
-        records: In the order of their positions.
-        fold: The row of each key that has one in the end.
+    Attributes:     records: In the order of their positions.     fold: The row of each
+    key that has one in the end.
     """
 
     records: list[Record]
@@ -37,7 +35,7 @@ class Told(NamedTuple):
 
 @st.composite
 def histories(draw):
-    """Draw changes of any kind, truncations, and what is not to be read as yet."""
+    """Draw changes of any kind, truncates, and records that are unreadable as yet."""
     records: list[Record] = []
     fold: dict[str, dict] = {}
     for number in range(1, draw(st.integers(2, 11))):
@@ -60,11 +58,11 @@ def histories(draw):
         records.append(_record(number, kind, key, after))
         if kind not in {"d", "r"} and draw(st.booleans()):
             records[-1] = _unread(records[-1])
-    return Told(records, fold)
+    return SourceHistory(records, fold)
 
 
 def _record(number, kind, key, after):
-    """Make a record; what a snapshot read stands in the sink's own topic."""
+    """Make a record; READ rows stand in the sink's own topic."""
     if kind == "r":
         return change(number, kind, order=key, topic=FILL, **after)
     if kind == "partial":
@@ -74,7 +72,7 @@ def _record(number, kind, key, after):
 
 
 def _unread(record):
-    """Have nobody know what a record says."""
+    """Make a record's operation unknown."""
     value = record.value.replace(b'"op":"c"', b'"op":"z"')
     return record._replace(value=value.replace(b'"op":"u"', b'"op":"z"'))
 
@@ -98,7 +96,7 @@ def _cut(draw, records):
 
 
 def _outcome(shop):
-    """Return the rows, which letters are open, and from where on keys wait."""
+    """Return the rows, the open dead letters, and from where on keys are parked."""
     rows = shop.sink.rows.get("orders", {})
     book = Book().read(shop.letters.entries())
     return (
@@ -117,9 +115,9 @@ def _written(batches):
 
 
 @given(histories(), st.data())
-def test_one_batch_or_many_the_same_outcome(told, data):
+def test_one_batch_or_many_have_the_same_outcome(told, data):
     """
-    Rows, letters and parked keys are the same, and so are they at the next start.
+    Rows, dead letters and parked keys are the same, also at the next start.
     """
     alone = _written([[record] for record in told.records])
     once = _written([told.records])
@@ -131,11 +129,11 @@ def test_one_batch_or_many_the_same_outcome(told, data):
 
 
 @given(histories(), st.data())
-def test_what_is_read_later_is_as_if_it_had_always_been(told, data):
+def test_records_readable_later_end_as_if_always_readable(told, data):
     """
-    Once a release knows what was set aside, a replay ends equal to the source.
+    Once a release can read the dead letters, a replay ends equal to the source.
 
-    Rows that a snapshot read may come anywhere between the streamed changes.
+    READ rows may come anywhere between the streamed changes.
     """
     logs = [[r for r in told.records if r.origin.topic == t] for t in (TOPIC, FILL)]
     order = data.draw(st.permutations([0] * len(logs[0]) + [1] * len(logs[1])))

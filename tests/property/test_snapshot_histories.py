@@ -1,18 +1,17 @@
-"""
-Random histories of a database, a relay and a broker, driving the real snapshot driver.
+"""Random histories of a database, a relay and a broker, with the real snapshot driver.
 
-The world knows only what Postgres promises: a commit is in the log before it becomes
+The model has only Postgres's promises: a commit is in the log before it becomes
 visible, and until then it keeps its row locks. Transactions commit, abort, move keys,
-leave columns out and truncate; the relay's stream, its reader, its clerk and the broker
-each go at their own pace; the relay is killed at any moment, and what it had sent
-without acknowledgement may be lost. Chunks go out in slices of any size, with the
-stream in between. Half of the signals ask for a whole table, half for keys.
+leave columns out and truncate; the relay's stream, its reader, its signal writer and
+the broker each run at their own pace; the relay is killed at any moment, and records
+without acknowledgement may be lost. Chunks are emitted in slices of any size, with the
+stream in between. Half of the signals request a whole table, half request keys.
 
-Asked of each history: no READ is older than what was delivered for its key before it,
-and none says that a key is gone whose row was delivered. A sink that was empty, or
-wrong in the keys asked for, when it asked equals the table in the end; so does one that
-followed all along and lacks what moved with columns left out. The signal says
-``completed``, and nothing is asked for twice. Wrong variants must be refuted.
+Asserted for each history: no READ is older than an earlier delivery of its key, and no
+delete follows for a key whose row was delivered. A sink that was empty, or wrong in the
+requested keys, equals the table in the end; so does one that followed all along and
+lacks rows moved with columns left out. The signal ends as ``completed``, and nothing is
+requested twice. Wrong variants must be refuted.
 """
 
 import copy
@@ -91,11 +90,11 @@ class Record(NamedTuple):
 
 
 class RefutedError(AssertionError):
-    """A history broke a promise."""
+    """A history that breaks a promise."""
 
 
-class World:
-    """The database and the broker: what survives the relay."""
+class Model:
+    """The database and the broker: the state that survives the relay."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)  # noqa: S311 - a history, no secret
@@ -151,7 +150,7 @@ class World:
             self.change(transaction)
 
     def take_xid(self) -> int:
-        """Return the next transaction's id; the lowest three are never one's."""
+        """Return the next transaction's id; the lowest three are reserved."""
         xid = self.next_xid
         self.next_xid += 1 if (xid + 1) % (1 << 32) else 4
         return xid
@@ -257,7 +256,7 @@ class World:
     # The broker ------------------------------------------------------------------
 
     def kill_relay(self) -> "Relay":
-        """Lose what was not acknowledged, as far as chance has it."""
+        """Lose records without acknowledgement, at random."""
         kept = self.random.randint(self.acknowledged, len(self.topic))
         while 0 < kept < len(self.topic) and self.are_twins(kept - 1, kept):
             kept += 1
@@ -266,15 +265,15 @@ class World:
         return Relay(self)
 
     def are_twins(self, *indexes: int) -> bool:
-        """Tell whether records are born of one change; resuming skips them as one."""
+        """Return whether records belong to one change; resuming skips them as one."""
         one, other = (self.topic[index] for index in indexes)
         return one.position == other.position and not (one.is_read or other.is_read)
 
 
 class Relay:
-    """The loop, the reader and the clerk around the real driver."""
+    """The loop, the reader and the signal writer around the real driver."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Model) -> None:
         self.world = world
         self.invisible = InvisibleTransactions(world.confirmed_lsn)
         self.driver = SnapshotDriver(
@@ -337,7 +336,7 @@ class Relay:
         world = self.world
         if self.at == len(world.log):
             return
-        # Frames that were read with the mark are followed; then it stands still.
+        # Frames that were read with the mark are followed; then the stream waits.
         if self.driver.holds_stream and world.random.random() < 0.9:
             return
         entry = world.log[self.at]
@@ -434,7 +433,7 @@ class Relay:
         self.emitted[effect.chunk_id] = len(self.world.topic)
 
     def turn(self) -> None:
-        """Let some rows out, or all that are there."""
+        """Emit some rows, or all of them."""
         self.tell(told.EmitAllowed(self.world.random.choice([1, 1, 2, 20])))
 
     # The broker and the confirmation ---------------------------------------------
@@ -458,7 +457,7 @@ class Relay:
         self.world.confirmed_lsn = max(self.world.confirmed_lsn, lsn)
 
     def is_at_its_weakest(self) -> bool:
-        """Tell whether the log was let go while progress waits to be stored."""
+        """Return whether the log is confirmed while progress waits to be stored."""
         kinds = (do.SaveProgress, do.StoreKeys)
         waits = any(isinstance(effect, kinds) for effect in self.clerk)
         waits = waits or not self.driver.requests.is_empty
@@ -466,7 +465,7 @@ class Relay:
         return waits and has_let_go and self.world.random.random() < 0.05
 
     def has_swept_in_vain(self) -> bool:
-        """Tell whether the broker does not have the sweep that was sent last."""
+        """Return whether the broker lacks the sweep that was sent last."""
         topic = self.world.topic
         is_sent = bool(topic) and topic[-1].key == SWEPT
         return is_sent and self.world.acknowledged < len(topic)
@@ -474,7 +473,7 @@ class Relay:
     # The worker ------------------------------------------------------------------
 
     def write(self) -> None:
-        """Let the clerk do one thing."""
+        """Let the signal writer do one thing."""
         if not self.clerk:
             return
         world = self.world
@@ -510,7 +509,7 @@ class Relay:
         self.facts.append(told.SignalStored(answer.signal_id, is_new))
 
     def change(self, table: StoredTable) -> None:
-        """Do what the statement does: what has ended meanwhile is left."""
+        """Do as the statement does: ended tables are unchanged."""
         stored = self.world.stored
         known = stored[table.snapshot_id]
         from_states = {"queued", "running", "paused"}
@@ -586,7 +585,7 @@ class Relay:
         return tuple(map(_key, sorted(self.world.random.sample(range(maximum), count))))
 
     def view(self, frozen_by: str | None) -> tuple[XidSnapshot, dict[int, Version]]:
-        """Return what a query sees: of now, or of when its run was frozen."""
+        """Return the rows visible to a query: now, or when its run was frozen."""
         now = self.world.snapshot(), dict(self.world.rows)
         return now if frozen_by is None else self.frozen.setdefault(frozen_by, now)
 
@@ -637,8 +636,8 @@ class Relay:
         chunk = Chunk(SHAPE, found, snapshot, is_last)
         self.facts.append(told.ChunkRead(ask.chunk_id, chunk))
 
-    def hear(self) -> None:
-        """Let the loop take what the worker and the broker have told."""
+    def receive(self) -> None:
+        """Let the loop take the answers of the worker and the broker."""
         if not self.facts:
             return
         match self.facts.popleft():
@@ -657,7 +656,7 @@ class Relay:
         self.tell(told.Tick(self.now_s))
 
 
-def _has_ended(world: World) -> bool:
+def _has_ended(world: Model) -> bool:
     return world.answers.get("signal") in {"completed", "failed", "rejected"}
 
 
@@ -672,14 +671,14 @@ def _row(key: int, version: Version) -> RowValues:
 # A history ---------------------------------------------------------------------------
 
 STEPS = 400
-# Killed so often, and also when most is known that is not stored.
+# Killed so often, and also when most progress is not stored.
 MEAN = 3
 PACES = ("database", "relay", "reader", "clerk", "broker")
 
 
-def live(seed: int, plant: Callable[[World], None] | None = None) -> World:
-    """Live through one history; at its end everything comes to rest."""
-    world = World(seed)
+def run_history(seed: int, plant: Callable[[Model], None] | None = None) -> Model:
+    """Run one history; at its end all work is finished."""
+    world = Model(seed)
     if plant is not None:
         plant(world)
     relay = Relay(world)
@@ -703,7 +702,7 @@ def live(seed: int, plant: Callable[[World], None] | None = None) -> World:
             *[lambda: _one(world, world.unseen, world.show)] * pace["database"],
             lambda: _abort(world),
             *[relay.stream] * 3 * pace["relay"],
-            *[relay.hear] * 3 * pace["relay"],
+            *[relay.receive] * 3 * pace["relay"],
             *[relay.read] * 2 * pace["reader"],
             *[relay.write] * pace["clerk"],
             *[relay.turn] * pace["relay"],
@@ -716,28 +715,34 @@ def live(seed: int, plant: Callable[[World], None] | None = None) -> World:
     return world
 
 
-def _one(world: World, transactions: list, action: Callable) -> None:
+def _one(world: Model, transactions: list, action: Callable) -> None:
     if transactions:
         action(world.random.choice(transactions))
 
 
-def _abort(world: World) -> None:
+def _abort(world: Model) -> None:
     if world.open and world.random.random() < 0.3:
         world.open.remove(world.random.choice(world.open))
 
 
-def _end_transactions(world: World) -> None:
+def _end_transactions(world: Model) -> None:
     for transaction in list(world.open):
         world.commit(transaction)
     while world.unseen:
         world.show(world.unseen[0])
 
 
-def _come_to_rest(world: World, relay: Relay) -> None:
+def _come_to_rest(world: Model, relay: Relay) -> None:
     _end_transactions(world)
     kills = world.random.choice([0, 2])
     for _ in range(3_000):
-        for action in (relay.stream, relay.hear, relay.read, relay.write, relay.tick):
+        for action in (
+            relay.stream,
+            relay.receive,
+            relay.read,
+            relay.write,
+            relay.tick,
+        ):
             action()
         relay.turn()
         if kills and relay.has_swept_in_vain():
@@ -758,7 +763,7 @@ def _come_to_rest(world: World, relay: Relay) -> None:
     raise RefutedError(message)
 
 
-def _judge(world: World) -> None:
+def _judge(world: Model) -> None:
     status = world.answers.get("signal")
     if status != "completed":
         message = f"the signal says {status}"
@@ -769,7 +774,7 @@ def _judge(world: World) -> None:
         records = sorted(records, key=lambda record: record.position)
     wrong = dict.fromkeys(world.listed, Version(0, 0))
     if world.sweeps:
-        # Rows that were deleted while nobody listened.
+        # Rows that were deleted without a running sink.
         wrong = dict.fromkeys(range(KEYS), Version(0, 0))
     asked = set(world.listed or range(KEYS))
     _compare(world, "new sink", _fold(wrong, records), asked)
@@ -777,7 +782,7 @@ def _judge(world: World) -> None:
     _compare(world, "old sink", _fold(world.first_rows, shared), set(range(KEYS)))
 
 
-def _compare(world: World, name: str, sink: dict, keys: set[int]) -> None:
+def _compare(world: Model, name: str, sink: dict, keys: set[int]) -> None:
     found = {key: row for key, row in sink.items() if row is not None and key in keys}
     rows = {key: row for key, row in world.rows.items() if key in keys}
     if found != rows:
@@ -786,7 +791,7 @@ def _compare(world: World, name: str, sink: dict, keys: set[int]) -> None:
 
 
 def _fold(rows: dict, records: list[Record]) -> dict[int, Version | None]:
-    """Return what a guarded sink has after these records."""
+    """Return a guarded sink's rows after these records."""
     sink: dict[int, Version | None] = dict(rows)
     guard: dict[int, Position] = {}
     for record in records:
@@ -803,7 +808,7 @@ def _fold(rows: dict, records: list[Record]) -> dict[int, Version | None]:
 
 
 def _merged(old: Version | None, new: Version | None) -> Version | None:
-    """Apply a change; one that lacks columns says nothing about an absent row."""
+    """Apply a change; one that lacks columns does not create an absent row."""
     if new is None or new.large is not None:
         return new
     return None if old is None else Version(new.tag, old.large)
@@ -811,11 +816,11 @@ def _merged(old: Version | None, new: Version | None) -> Version | None:
 
 @pytest.mark.timeout(300)
 @given(seed=st.integers(0, 2**48))
-def test_every_history_ends_with_sinks_that_equal_the_table(seed: int) -> None:
+def test_every_history_ends_with_sinks_equal_to_the_table(seed: int) -> None:
     """
-    Under any history no stale row is delivered, none is lost and none comes back.
+    In any history no stale row is delivered, none is lost and none returns.
     """
-    world = live(seed)
+    world = run_history(seed)
 
     assert world.answers["signal"] == "completed"
 
@@ -824,17 +829,19 @@ def test_every_history_ends_with_sinks_that_equal_the_table(seed: int) -> None:
 
 
 def _textbook_window(patch: pytest.MonkeyPatch) -> None:
-    """Only what comes after the low watermark counts."""
+    """Only changes after the low watermark count."""
     patch.setattr(XidSnapshot, "sees_streamed", lambda *_: True)
 
 
 def _no_wait_before_the_first_chunk(patch: pytest.MonkeyPatch) -> None:
-    """What was streamed before recording began is taken for visible."""
+    """Transactions streamed before recording began are taken for visible."""
     patch.setattr(InvisibleTransactions, "are_visible_until", lambda *_: True)
 
 
-def _touches_forgotten_too_early(patch: pytest.MonkeyPatch) -> None:
-    """A touch below the low watermark goes, though the chunk did not see it."""
+def _changed_keys_forgotten_too_early(patch: pytest.MonkeyPatch) -> None:
+    """
+    A change below the low watermark is forgotten, though the chunk did not see it.
+    """
     real = ChangedKeys.passed
     sees_all = XidSnapshot(1 << 40, 1 << 40, frozenset())
 
@@ -863,17 +870,17 @@ def _saved_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
 
 
 def _partial_changes_taken_for_rows(patch: pytest.MonkeyPatch) -> None:
-    """A key whose change left columns out is not read again."""
+    """A key with columns left out of its change is not read again."""
     patch.setattr(RangeReader, "_read_again", lambda *_: None)
 
 
-def _moved_rows_not_asked_for(patch: pytest.MonkeyPatch) -> None:
-    """A row that came to another key with columns left out stays as it is."""
+def _moved_rows_not_requested(patch: pytest.MonkeyPatch) -> None:
+    """A row that moved to another key with columns left out stays as it is."""
     patch.setattr(KeyRequests, "ask", lambda *_: None)
 
 
 def _requests_not_held_for(patch: pytest.MonkeyPatch) -> None:
-    """A transaction is confirmed before what it asks for is stored."""
+    """A transaction is confirmed before its key request is stored."""
     real = KeyRequests.ask
 
     def ask(self: KeyRequests, *arguments: object) -> None:
@@ -883,7 +890,7 @@ def _requests_not_held_for(patch: pytest.MonkeyPatch) -> None:
 
 
 def _requests_dropped_after_a_crash(patch: pytest.MonkeyPatch) -> None:
-    """What the relay asked for and stored is not taken up again."""
+    """Stored key requests are not resumed."""
     real = SnapshotDriver._resume
 
     def resume(self: SnapshotDriver, fact: told.UnfinishedRead) -> None:
@@ -893,13 +900,13 @@ def _requests_dropped_after_a_crash(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SnapshotDriver, "_resume", resume)
 
 
-def _asked_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:
-    """A replayed change asks for what is stored."""
+def _requested_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:
+    """A replayed change repeats a stored key request."""
     patch.setattr(KeyRequests, "resume", lambda *_: None)
 
 
 def _stored_keys_overwritten(patch: pytest.MonkeyPatch) -> None:
-    """Progress that is saved before the keys are loaded says that there are none."""
+    """Progress that is saved before the keys are loaded has none."""
     real = TableScan.table.fget
 
     def table(self: TableScan) -> StoredTable:
@@ -910,7 +917,7 @@ def _stored_keys_overwritten(patch: pytest.MonkeyPatch) -> None:
 
 
 def _judged_at_once_and_emitted_later(patch: pytest.MonkeyPatch) -> None:
-    """A chunk is judged when it is ready, though its rows go out in slices."""
+    """A chunk is judged when it is ready, though its rows are emitted in slices."""
     real = Window.judge
 
     def judge(self: Window, notes: ChangedKeys, max_rows: int) -> WindowVerdict:
@@ -925,8 +932,8 @@ def _judged_at_once_and_emitted_later(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Window, "judge", judge)
 
 
-def _absent_whatever_happens(patch: pytest.MonkeyPatch) -> None:
-    """A key that is not found is said to be gone, though the stream has touched it."""
+def _absent_despite_changes(patch: pytest.MonkeyPatch) -> None:
+    """An absent key is deleted, though the stream has changed it."""
     real = Window._judge_missing
 
     def judge_missing(self: Window, _judge: object, verdict: WindowVerdict) -> None:
@@ -936,7 +943,7 @@ def _absent_whatever_happens(patch: pytest.MonkeyPatch) -> None:
 
 
 def _versioned_by_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
-    """A READ stands above changes that came after it was read."""
+    """A READ stands above changes made after it was read."""
     real = Relay.emit
 
     def emit(self: Relay, effect: do.EmitRows) -> None:
@@ -947,22 +954,22 @@ def _versioned_by_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
 
 def _maximum_key_read_before_the_wait(patch: pytest.MonkeyPatch) -> None:
     """The maximum key is taken when recording begins."""
-    real = World.__init__
+    real = Model.__init__
 
-    def init(self: World, seed: int) -> None:
+    def init(self: Model, seed: int) -> None:
         real(self, seed)
         self.early_maximum = True
 
-    patch.setattr(World, "__init__", init)
+    patch.setattr(Model, "__init__", init)
 
 
-def _lost_touches_ignored(patch: pytest.MonkeyPatch) -> None:
-    """Above the bound touches are forgotten and nothing is recorded anew."""
+def _lost_changed_keys_ignored(patch: pytest.MonkeyPatch) -> None:
+    """Above the bound changed keys are forgotten and recording is not restarted."""
     patch.setattr(ChangedKeys, "has_overflowed", property(lambda _: False))
 
 
 def _recording_from_the_first_moment(patch: pytest.MonkeyPatch) -> None:
-    """A resume waits for what it has streamed so far, not for a mark of its own."""
+    """A resume waits for the stream so far, not for a mark of its own."""
     real = TableScan.__init__
 
     def init(self: TableScan, *arguments: object) -> None:
@@ -975,7 +982,7 @@ def _recording_from_the_first_moment(patch: pytest.MonkeyPatch) -> None:
 
 
 def _readers_that_forget_for_each_other(patch: pytest.MonkeyPatch) -> None:
-    """What one reader of a table has passed is forgotten for all of them."""
+    """Changed keys that one reader has passed are forgotten for all of them."""
     real = ChangedKeys._forget
 
     def passed(self: ChangedKeys, reader: int, low: int, snapshot: XidSnapshot) -> None:
@@ -986,7 +993,7 @@ def _readers_that_forget_for_each_other(patch: pytest.MonkeyPatch) -> None:
 
 
 def _frozen_rows_that_nothing_touches(patch: pytest.MonkeyPatch) -> None:
-    """Rows of one view are let out whatever the stream has brought after its mark."""
+    """Rows of one view are emitted whatever the stream has after its mark."""
     real = Window.judge
 
     def judge(self: Window, notes: ChangedKeys, max_rows: int) -> WindowVerdict:
@@ -997,7 +1004,7 @@ def _frozen_rows_that_nothing_touches(patch: pytest.MonkeyPatch) -> None:
 
 
 def _views_that_outlive_their_run(patch: pytest.MonkeyPatch) -> None:
-    """What is resumed is read in the view of before, behind a later mark."""
+    """A resumed table is read in the earlier view, after a later mark."""
     patch.setattr(ConsistentPoints, "drop", lambda *_: "")
     real = TableScan._see
 
@@ -1011,7 +1018,7 @@ def _views_that_outlive_their_run(patch: pytest.MonkeyPatch) -> None:
 
 
 def _swept_from_the_last_mark(patch: pytest.MonkeyPatch) -> None:
-    """What was delivered before a crash is swept away."""
+    """Rows delivered before a crash are swept away."""
     real = TableScan._sweep
 
     def sweep(self: TableScan) -> list[do.Effect]:
@@ -1022,7 +1029,7 @@ def _swept_from_the_last_mark(patch: pytest.MonkeyPatch) -> None:
 
 
 def _swept_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
-    """The signal says completed while the sweep may be lost."""
+    """The signal completes while the sweep may be lost."""
     real = TableScan._sweep
 
     def sweep(self: TableScan) -> list[do.Effect]:
@@ -1033,7 +1040,7 @@ def _swept_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TableScan, "_sweep", sweep)
 
 
-# Of the scarcest variant one history in 500 shows the defect.
+# Of the rarest variant one history in 500 shows the defect.
 HISTORIES = 4_000
 
 
@@ -1043,20 +1050,20 @@ HISTORIES = 4_000
     [
         _textbook_window,
         _no_wait_before_the_first_chunk,
-        _touches_forgotten_too_early,
+        _changed_keys_forgotten_too_early,
         _confirmed_beyond_invisible,
         _saved_before_the_broker_has_it,
         _partial_changes_taken_for_rows,
-        _moved_rows_not_asked_for,
+        _moved_rows_not_requested,
         _requests_not_held_for,
         _requests_dropped_after_a_crash,
-        _asked_again_after_a_crash,
+        _requested_again_after_a_crash,
         _stored_keys_overwritten,
         _judged_at_once_and_emitted_later,
-        _absent_whatever_happens,
+        _absent_despite_changes,
         _versioned_by_the_high_watermark,
         _maximum_key_read_before_the_wait,
-        _lost_touches_ignored,
+        _lost_changed_keys_ignored,
         _recording_from_the_first_moment,
         _readers_that_forget_for_each_other,
         _frozen_rows_that_nothing_touches,
@@ -1065,11 +1072,11 @@ HISTORIES = 4_000
         _swept_before_the_broker_has_it,
     ],
 )
-def test_wrong_variants_of_the_rule_are_refuted(
+def test_wrong_variants_of_the_snapshot_rule_are_refuted(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The histories are hard enough to find each defect that was planted.
+    The histories are hard enough to find each planted defect.
     """
     plant(monkeypatch)
     refutations = filter(_is_refuted, range(HISTORIES))
@@ -1079,7 +1086,7 @@ def test_wrong_variants_of_the_rule_are_refuted(
 
 def _is_refuted(seed: int) -> bool:
     try:
-        live(seed)
+        run_history(seed)
     except RefutedError:
         return True
     return False

@@ -32,7 +32,7 @@ def transaction(number: int) -> Transaction:
 
 
 def stream(metadata: TransactionMetadata, history: list, first: int = 0):
-    """Stream transactions from one on; give what becomes of them."""
+    """Stream transactions from one on; return their records."""
     records: list[Record] = []
     places = []
     for number, messages in enumerate(history[first:], start=first):
@@ -45,9 +45,9 @@ def stream(metadata: TransactionMetadata, history: list, first: int = 0):
 
 
 @given(HISTORIES)
-def test_end_counts_what_the_places_counted(history: list):
+def test_end_counts_equal_the_counted_places(history: list):
     """
-    A78, A80: per transaction, places number its events without gaps, END agrees.
+    A78, A80: places number a transaction's events without gaps, and END agrees.
     """
     records, places = stream(made(), history)
     ends = [json.loads(record.value) for record in records[1::2]]
@@ -70,7 +70,7 @@ def test_end_counts_what_the_places_counted(history: list):
 
 
 @given(HISTORIES)
-def test_positions_of_boundaries_rise_strictly(history: list):
+def test_positions_of_begin_and_end_rise_strictly(history: list):
     """
     BEGIN and END alternate, in the topic's strictly rising order of positions.
     """
@@ -85,9 +85,9 @@ def test_positions_of_boundaries_rise_strictly(history: list):
 
 
 @given(HISTORIES, st.data())
-def test_a_replay_from_any_transaction_gives_the_same(history: list, draw):
+def test_a_replay_repeats_transaction_metadata(history: list, draw):
     """
-    After a crash, a new process that begins at any transaction repeats the very same.
+    After a crash, a new process that begins at any transaction gives the same records.
     """
     records, places = stream(made(), history)
     first = draw.draw(st.integers(0, len(history)))
@@ -100,7 +100,7 @@ def test_a_replay_from_any_transaction_gives_the_same(history: list, draw):
 
 
 @given(HISTORIES, HISTORIES, st.integers(0, 12))
-def test_a_transaction_cut_short_leaves_nothing_behind(
+def test_an_interrupted_transaction_leaves_no_counts(
     before: list, history: list, cut: int
 ):
     """

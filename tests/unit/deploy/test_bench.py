@@ -46,9 +46,9 @@ def test_connect_gets_the_locked_archives_only():
     )
 
 
-def test_the_next_benchmark_clears_away_what_a_killed_one_left(tmp_path: Path):
+def test_the_next_benchmark_removes_a_killed_ones_folder(tmp_path: Path):
     """
-    A folder whose owner lives, or that was kept, stays; one of nobody's goes.
+    A folder whose owner is alive, or that was kept, stays; an abandoned one goes.
     """
     folders = {}
     for name, owner in (("mine", os.getpid()), ("left", PID_OF_NOBODY), ("kept", None)):

@@ -1,4 +1,6 @@
-"""What the shop's reports come to, what differs after it, and the command's answer."""
+"""
+The sums of the shop's reports, the differences after it, and the command's answer.
+"""
 
 import json
 from contextlib import nullcontext
@@ -13,9 +15,9 @@ from towpath.loadtests.bench.sinks.result import CatchUp, Reading
 from towpath.schemas.failure import UsageError
 
 
-def test_samples_that_are_still_awaited_are_lost():
+def test_samples_still_awaited_at_the_end_are_lost():
     """
-    Nobody waits any longer: a reader that never found its row is no fast one.
+    A reader that never found its row is no fast one.
     """
     latency = {"count": 9, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
     seen = {"sinks": {"cache": {"latency": latency, "lost": 1, "awaited": 2}}}
@@ -34,7 +36,7 @@ def test_the_rate_is_that_between_two_reports():
     assert checkout.per_s(before, after) == 20.0
 
 
-def test_failed_requests_and_failed_looks_are_counted():
+def test_failed_requests_and_samples_are_counted():
     """
     Both sides' failures are failures of the rate.
     """
@@ -70,7 +72,7 @@ def test_a_difference_is_a_finding_by_its_sink():
 
 def test_a_sink_that_could_not_be_compared_ends_the_benchmark():
     """
-    No figure stands upon a comparison that did not happen.
+    No figure is published without a comparison.
     """
     found = [SinkResult(name="search", failure="it went away")]
 
@@ -100,17 +102,17 @@ def test_one_difference_ends_all_figures(monkeypatch, capsys, findings, code, ca
     )
 
 
-def test_rates_stand_between_commas():
+def test_rates_are_separated_by_commas():
     """
-    They are run in the order in which they were said.
+    They are run in the given order.
     """
     assert (20.0, 40.0, 2.5) == rates_of("20,40, 2.5")
 
 
 @pytest.mark.parametrize("text", ["20,", "20;40", "0,20", "-1"])
-def test_what_is_no_list_of_rates_is_refused(text):
+def test_an_invalid_list_of_rates_is_refused(text):
     """
-    A wrong word is told before anything is started.
+    An invalid word is reported before anything is started.
     """
     with pytest.raises(UsageError, match="is no list of rates"):
         rates_of(text)

@@ -12,11 +12,11 @@ from towpath.deploy.cli.places import config_file, state_folder
 from towpath.schemas.failure import ConfigurationError, UnavailableError
 
 
-def test_a_failure_of_ours_is_told_with_its_remedy(
+def test_our_failure_is_printed_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    Message and remedy go to standard error, and the class says the exit code.
+    Message and remedy go to standard error, and the class decides the exit code.
     """
 
     def fail(_: list[str]) -> None:
@@ -37,7 +37,7 @@ def test_mistakes_of_the_configuration_exit_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    All mistakes are told, one a line.
+    All mistakes are printed, one a line.
     """
 
     def fail(_: list[str]) -> None:
@@ -50,7 +50,7 @@ def test_mistakes_of_the_configuration_exit_2(
     assert "kafka: missing\nrelay.x: unknown key" in capsys.readouterr().err
 
 
-def test_a_mistake_of_the_program_is_not_hidden(
+def test_an_unexpected_exception_is_not_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """
@@ -79,7 +79,7 @@ def test_an_interrupted_command_exits_130(monkeypatch: pytest.MonkeyPatch) -> No
     assert root.run([]) == root.INTERRUPTED
 
 
-def test_places_follow_option_then_variable_then_default(
+def test_paths_follow_option_then_variable_then_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -109,9 +109,9 @@ def test_places_follow_option_then_variable_then_default(
     assert expected == found
 
 
-def test_a_reader_that_ends_early_is_no_failure(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_no_failure(tmp_path: Path) -> None:
     """
-    ``towpath config show | head -1``: one line is read, and nothing is printed of it.
+    ``towpath config show | head -1``: one line is read, and no error is printed.
     """
     path = tmp_path / "towpath.toml"
     path.write_text(
@@ -129,11 +129,11 @@ def test_a_reader_that_ends_early_is_no_failure(tmp_path: Path) -> None:
     assert (root.READER_GONE, b"") == (done.returncode, done.stderr)
 
 
-def test_a_driver_that_no_sink_has_is_refused(
+def test_an_unknown_driver_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    No engine is started for it; the drivers that there are, are named.
+    No engine is started for it; the existing drivers are named.
     """
     path = tmp_path / "towpath.toml"
     path.write_text(

@@ -62,7 +62,7 @@ def test_the_loader_refuses_a_planted_mistake(
         compose_file.document(tmp_path, {})
 
 
-def test_the_file_holds_what_is_promised(document: dict[str, Any]) -> None:
+def test_the_compose_file_keeps_its_rules(document: dict[str, Any]) -> None:
     """
     Versions, restarts, health checks, limits, rights, ports, dependencies, volumes.
     """
@@ -111,7 +111,7 @@ def test_the_file_holds_what_is_promised(document: dict[str, Any]) -> None:
         ("kafka", {"mem_limit": str(2**32)}, "all: "),
     ],
 )
-def test_a_broken_promise_is_found(
+def test_a_broken_compose_rule_is_found(
     document: dict[str, Any], service: str, planted: dict[str, Any], finding: str
 ) -> None:
     """

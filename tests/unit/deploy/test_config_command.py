@@ -1,4 +1,4 @@
-"""``towpath config``: what it prints, where, and how it ends."""
+"""``towpath config``: its output, where it goes, and its exit codes."""
 
 import json
 import tomllib
@@ -47,7 +47,7 @@ def test_check_prints_one_line(
     )
 
 
-def test_show_prints_what_is_in_force_without_secrets(
+def test_show_prints_the_effective_configuration_without_secrets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -66,7 +66,7 @@ def test_show_prints_what_is_in_force_without_secrets(
     assert document["relay"]["rows"]["decimals"] == "string"
 
 
-def test_check_tells_every_mistake_and_exits_2(
+def test_check_reports_every_mistake_and_exits_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
@@ -124,7 +124,7 @@ def test_without_out_the_file_is_on_standard_output(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """
-    So that it can be piped; the report goes to standard error.
+    The output can be piped; the report goes to standard error.
     """
     assert root.run(["config", "from-debezium", str(DATA / "outbox.json")]) == 0
 
@@ -150,11 +150,11 @@ def test_a_conversion_is_one_json_document(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 1}'])
-def test_garbage_exits_2_with_one_sentence(
+def test_an_invalid_connector_exits_2_with_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     """
-    What is no connector is refused; nothing is written.
+    It is refused, and nothing is written.
     """
     path = tmp_path / "connector.json"
     path.write_text(text, encoding="utf-8")
@@ -179,7 +179,7 @@ def test_a_missing_connector_exits_2(
     assert (code, "absent.json: No such file" in capsys.readouterr().err) == (2, True)
 
 
-def test_an_option_that_the_client_library_does_not_know_is_a_mistake(
+def test_an_option_unknown_to_the_client_library_is_a_mistake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
@@ -193,11 +193,11 @@ def test_an_option_that_the_client_library_does_not_know_is_a_mistake(
     assert "socket.keepalive.enabel" in capsys.readouterr().err
 
 
-def test_a_topic_that_only_an_expression_takes_is_named(
+def test_a_topic_that_only_an_expression_matches_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    The file cannot tell whether it is mistyped, and says which command can.
+    The file cannot show whether it is mistyped, and names the command that can.
     """
     text = (
         'version = 1\n[[source]]\ndsn = "postgresql:///x"\n'

@@ -17,9 +17,9 @@ def test_a_fresh_folder_is_marked(tmp_path):
     assert names == [MARK]
 
 
-def test_an_older_demo_is_removed(tmp_path):
+def test_an_earlier_demos_folder_is_emptied(tmp_path):
     """
-    What an earlier demo has left in its folder is gone when the next one takes it.
+    The files of an earlier demo are gone when the next one takes its folder.
     """
     with taken(tmp_path):
         (tmp_path / "sinks" / "cache").mkdir(parents=True)
@@ -32,7 +32,7 @@ def test_an_older_demo_is_removed(tmp_path):
 
 def test_nothing_is_removed_from_a_folder_without_the_mark(tmp_path):
     """
-    A folder that holds something of somebody else's is refused and left as it is.
+    A folder with other files is refused and left as it is.
     """
     (tmp_path / "precious").write_text("mine")
     with pytest.raises(NotADemoFolderError), taken(tmp_path):
@@ -54,7 +54,7 @@ def test_a_folder_in_which_a_demo_works_is_refused(tmp_path):
     assert kept == "first"
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     """
     A file in the way is one clear error, not a traceback.
     """

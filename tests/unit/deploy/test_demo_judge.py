@@ -1,4 +1,4 @@
-"""What the demo and the benchmark take from a comparison."""
+"""The facts that the demo and the benchmark take from a comparison."""
 
 import json
 
@@ -39,21 +39,27 @@ def findings(*routes, error=None):
         ([DIFFERENT, BROKEN], (10, 1, GONE)),
     ],
 )
-def test_only_what_was_compared_to_the_end_has_no_differences(routes, expected):
-    """Keys that never stood still are no more equal than a route that was not read."""
+def test_only_a_complete_comparison_has_no_differences(routes, expected):
+    """
+    Keys that kept changing are no more equal than a route that was not read.
+    """
     assert expected == findings(*routes)
 
 
 def test_a_difference_is_named():
-    """With its route, for whoever looks for it."""
+    """
+    It is named with its route.
+    """
     document = as_json(Verification("cache", [DIFFERENT]))
     found = read_findings("cache", Outcome(1, document, ""))
 
     assert found.named == ("lines 9: the sink does not have it",)
 
 
-def test_what_could_not_begin_has_no_differences():
-    """The whole says why, not a route."""
+def test_a_comparison_that_could_not_begin_has_no_differences():
+    """
+    The whole says why, not a route.
+    """
     assert findings(error="not at rest") == (0, None, "not at rest")
 
 
@@ -65,8 +71,10 @@ def test_what_could_not_begin_has_no_differences():
         (Outcome(1, json.dumps({"routes": []}), ""), '{"routes": []}'),
     ],
 )
-def test_what_is_no_report_is_no_comparison(outcome, failure):
-    """What it said instead is told."""
+def test_an_invalid_report_is_no_comparison(outcome, failure):
+    """
+    The command's actual output is reported.
+    """
     found = read_findings("cache", outcome)
 
     assert (None, failure) == (found.differences, found.failure)

@@ -6,7 +6,7 @@ PARENTS = {10: 1, 20: 10, 21: 20, 22: 21, 30: 10}
 NAMES = {20: "serving"}
 
 
-def test_a_part_owns_its_children_and_theirs():
+def test_a_demo_part_owns_its_descendants():
     """
     A process below a part belongs to it, however deep.
     """
@@ -16,7 +16,7 @@ def test_a_part_owns_its_children_and_theirs():
     assert expected == actual
 
 
-def test_what_belongs_to_no_part_is_ours():
+def test_other_processes_belong_to_the_demo_itself():
     """
     The demo itself and commands that it runs are summed up under its own name.
     """
@@ -26,7 +26,7 @@ def test_what_belongs_to_no_part_is_ours():
     assert expected == actual
 
 
-def test_this_process_holds_something():
+def test_the_demos_own_memory_is_measured():
     """
     Without any part the memory of this very process is found.
     """

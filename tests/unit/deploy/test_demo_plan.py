@@ -1,4 +1,4 @@
-"""What the demo decides before it begins."""
+"""The demo's decisions before it begins."""
 
 import pytest
 

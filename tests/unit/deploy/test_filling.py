@@ -1,4 +1,4 @@
-"""A sink is filled once, whatever interrupts whoever asked for it."""
+"""A sink is filled once, whatever interrupts the request."""
 
 import pytest
 
@@ -47,7 +47,7 @@ class Relay:
             raise UnavailableError(message)
 
     def state(self, _dsn, signal_id):
-        """Tell that whatever was asked for is completed."""
+        """Return that every request is completed."""
         known = any(signal_id == asked[0] for asked in self.asked)
         return ("completed", {}) if known else None
 
@@ -60,7 +60,7 @@ class Clock:
         return 0.0
 
     def wait(self, _delay_s):
-        """Nobody waits here."""
+        """Do nothing."""
         pytest.fail("waited")
 
 
@@ -83,8 +83,10 @@ def test_a_table_is_read_once_for_all_its_routes(settings):
         filling.collections_of(settings, sink, "name")
 
 
-def test_what_was_asked_for_is_not_asked_for_again(settings, monkeypatch):
-    """The source took the signal, and its answer was lost: the id finds it."""
+def test_a_requested_fill_is_not_requested_again(settings, monkeypatch):
+    """
+    The source took the signal, and its answer was lost: the id finds it.
+    """
     relay = Relay(monkeypatch, fails=1)
     with pytest.raises(UnavailableError):
         fill(settings)
@@ -96,8 +98,10 @@ def test_what_was_asked_for_is_not_asked_for_again(settings, monkeypatch):
     ] == relay.asked
 
 
-def test_each_filling_has_an_id_of_its_own(settings, monkeypatch):
-    """One that has ended is not gone on with."""
+def test_each_fill_has_an_id_of_its_own(settings, monkeypatch):
+    """
+    An ended fill is not resumed.
+    """
     Relay(monkeypatch)
     first, _ = fill(settings)
     filling.end(settings, settings.sink[0], first, is_applied=True)
@@ -117,42 +121,44 @@ def test_two_fillings_do_not_mix(settings, monkeypatch):
 
 
 @pytest.fixture
-def lacking(settings):
-    """Give a function that lists the routes that lack rows."""
+def missing_rows(settings):
+    """Return a function that lists the routes with missing rows."""
     return lambda: unfilled.routes(settings.state_folder, "cache")
 
 
-def test_what_is_filled_again_lacks_rows_until_it_is_done(
-    settings, monkeypatch, lacking
+def test_a_refilled_route_is_incomplete_until_it_is_done(
+    settings, monkeypatch, missing_rows
 ):
-    """All routes that read the table, from before the signal; so after a crash too."""
+    """
+    All routes that read the table, from before the signal; so after a crash too.
+    """
     Relay(monkeypatch)
     sink = settings.sink[0]
     seen = []
     for is_applied in (False, True):
         begun, _ = filling.begin(settings, sink, ["shop.customers"], has_sweep=True)
         filling.begin(settings, sink, ["shop.customers"], has_sweep=True)
-        seen.append(lacking())
+        seen.append(missing_rows())
         filling.end(settings, sink, begun, is_applied=is_applied)
-        seen.append(lacking())
+        seen.append(missing_rows())
 
     assert [("customers", "names"), ()] * 2 == seen
 
 
-def test_a_new_sink_lacks_nothing_that_it_could_rest_upon(
-    settings, monkeypatch, lacking
-):
-    """Its rows are absent, not stale."""
+def test_a_new_sink_has_no_stale_rows(settings, monkeypatch, missing_rows):
+    """
+    Its rows are absent, not stale.
+    """
     Relay(monkeypatch)
     fill(settings, has_sweep=False)
 
-    assert () == lacking()
+    assert () == missing_rows()
 
 
-def test_a_loss_from_before_is_cured_and_one_of_meanwhile_is_not(
-    settings, monkeypatch, lacking
-):
-    """What was lost while the snapshot ran may have been filled before."""
+def test_a_fill_repairs_earlier_losses_only(settings, monkeypatch, missing_rows):
+    """
+    Rows lost while the snapshot ran may have been filled before.
+    """
     Relay(monkeypatch)
     folder, sink = settings.state_folder, settings.sink[0]
     for route in ("lines", "customers"):
@@ -162,14 +168,16 @@ def test_a_loss_from_before_is_cured_and_one_of_meanwhile_is_not(
     begun, is_old = fill(settings)
     filling.end(settings, sink, begun, is_applied=True)
 
-    assert (True, ("lines",)) == (is_old, lacking())
+    assert (True, ("lines",)) == (is_old, missing_rows())
 
 
-def test_a_filling_that_fails_cures_nothing(settings, monkeypatch, lacking):
-    """The loss of before is still one."""
+def test_a_failed_fill_repairs_nothing(settings, monkeypatch, missing_rows):
+    """
+    The earlier loss is still one.
+    """
     Relay(monkeypatch)
     unfilled.begin(settings.state_folder, "cache", "lines", "repair-1")
     begun, _ = fill(settings)
     filling.end(settings, settings.sink[0], begun, is_applied=False)
 
-    assert ("lines",) == lacking()
+    assert ("lines",) == missing_rows()

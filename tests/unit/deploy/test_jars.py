@@ -211,9 +211,9 @@ def test_ivy_shares_out_by_size(tmp_path: Path) -> None:
     assert len(alone) == 1
 
 
-def test_no_host_is_named() -> None:
+def test_no_archive_host_is_named() -> None:
     """
-    Where archives come from is Maven's and Ivy's own business: no address is told.
+    Maven and Ivy know where archives come from: no address is given.
     """
     text = maven._PARENT + maven._DEPENDENCY + ivy._SETTINGS + ivy._DEPENDENCY
     told = text.replace("http://maven.apache.org/POM/4.0.0", "")

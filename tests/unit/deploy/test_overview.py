@@ -1,4 +1,4 @@
-"""What ``towpath status`` finds wrong, and how it looks."""
+"""The findings of ``towpath status``, and their form."""
 
 import io
 
@@ -57,7 +57,7 @@ SINK = {
 
 
 def document(*, part=(), relay=(), sink=()):
-    """Describe a platform that is well, changed as told."""
+    """Describe a healthy platform, with the test's changes."""
     return {
         "parts": [PART | dict(part)],
         "relay": RELAY | dict(relay),
@@ -67,20 +67,20 @@ def document(*, part=(), relay=(), sink=()):
 
 
 def wrong(**changed):
-    """Return what is wrong with a platform that keeps at most 5,000 bytes of log."""
+    """Return the findings for a platform that keeps at most 5,000 bytes of log."""
     return list(wrong_with(document(**changed), critical_bytes=5000))
 
 
-def test_nothing_is_wrong_with_a_platform_that_is_well():
+def test_a_healthy_platform_has_no_finding():
     """
-    A lag between the budget and twice of it is no reason to look.
+    A lag between the budget and twice of it is no finding.
     """
     assert [] == wrong()
 
 
-def test_each_thing_that_is_wrong_has_its_sentence():
+def test_each_finding_of_the_status_has_its_sentence():
     """
-    Parts, relay, slot, sink, lag, driver and parked keys are each told by name.
+    Parts, relay, slot, sink, lag, driver and parked keys are each named.
     """
     found = [
         wrong(part={"state": PartState.STOPPED}),
@@ -113,7 +113,7 @@ def test_each_thing_that_is_wrong_has_its_sentence():
     ] == found
 
 
-def test_a_sink_that_is_too_far_behind_stands_out():
+def test_a_lagging_sink_is_marked():
     """
     Above twice its budget its row is marked, in colour and without.
     """
@@ -132,7 +132,7 @@ def test_a_sink_that_is_too_far_behind_stands_out():
     assert (False, True) == ("\x1b[1;31m" in well, "\x1b[1;31m" in late)
 
 
-def test_everything_stands_on_one_screen():
+def test_the_whole_status_fits_on_one_screen():
     """
     Parts, relay, snapshots and sinks with their lag, and what is wrong below.
     """

@@ -57,7 +57,7 @@ def _pair(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return [*ports.one_each(("orders", "relay")).values()]
 
 
-def test_a_full_range_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_port_range_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     When every port is taken, the error names the range.
     """

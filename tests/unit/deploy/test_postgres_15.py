@@ -86,7 +86,7 @@ def test_otherwise_the_archive_is_unpacked_once(
     Another release, or none, is left aside; root's copy lies where all may run it.
     """
     monkeypatch.setattr(os, "geteuid", lambda: uid)
-    # Whoever runs this may not give files away, as the root that it plays may.
+    # The user who runs this may not give files away, as the root that it plays may.
     for name in ("chown", "lchown"):
         monkeypatch.setattr(os, name, lambda *_args, **_options: None)
     bin_folder = _server(tmp_path / "bin", release) if release else tmp_path / "none"

@@ -54,8 +54,8 @@ class Rebuild:
 
 
 @pytest.fixture
-def world(monkeypatch):
-    """Lend a world whose snapshot and dead letters a test decides."""
+def bench(monkeypatch):
+    """Return a bench whose snapshot and dead letters a test decides."""
     lent = SimpleNamespace(status="completed", aside=itertools.repeat(0), asked=[])
 
     def carry_out(_dsn, sink, asked, *_):
@@ -77,36 +77,36 @@ def rebuilt(settings):
     return code, [what for what, _ in rebuild.done]
 
 
-def test_a_filled_index_takes_the_old_ones_place(world):
+def test_a_filled_index_takes_the_old_ones_place(bench):
     """
     The snapshot is of the route's own table, for this sink alone.
     """
     assert (0, ["retire", "begin", "swap", "retire"]) == rebuilt(settings())
-    assert [("it", ("shop.orders",))] == world.asked
+    assert [("it", ("shop.orders",))] == bench.asked
 
 
 @pytest.mark.parametrize("status", ["failed", "rejected"])
-def test_a_failed_snapshot_replaces_nothing(world, status):
+def test_a_failed_snapshot_replaces_nothing(bench, status):
     """
     The new index goes, the old one stays.
     """
-    world.status = status
+    bench.status = status
 
     assert (1, ["retire", "begin", "give up"]) == rebuilt(settings())
 
 
-def test_records_set_aside_meanwhile_replace_nothing(world):
+def test_dead_letters_written_meanwhile_replace_nothing(bench):
     """
-    The new index may lack them: it stays where it is until someone has looked.
+    The new index may lack them: it stays until the operator has looked.
     """
-    world.aside = iter([5, 6])
+    bench.aside = iter([5, 6])
 
     assert (1, ["retire", "begin"]) == rebuilt(settings())
 
 
 def test_only_known_routes_of_a_search_sink_are_rebuilt():
     """
-    What can be named instead is told.
+    The message lists the routes that can be named.
     """
     search, cache = settings().sink[0], settings("cache").sink[0]
     chosen = [route.name for route in command._chosen(search, "lines")]

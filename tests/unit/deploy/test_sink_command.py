@@ -1,4 +1,4 @@
-"""What is read to fill a new sink, and what is told once it is filled."""
+"""The tables read to fill a new sink, and the report once it is filled."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def settings(view: str, *names: str) -> Settings:
 
 def test_a_sink_is_filled_from_its_tables_and_its_views():
     """
-    What no route reads is not asked for; without a sink everything is.
+    Tables without a route are not requested; without a sink all are.
     """
     chosen = settings("order")
 
@@ -73,9 +73,9 @@ def test_a_further_view_alone_does_not_fill_an_aggregate():
         collections_of(alone, alone.sink[0])
 
 
-def test_parked_keys_are_told_with_a_command_that_lists_them(tmp_path, capsys):
+def test_parked_keys_are_reported_with_a_command_that_lists_them(tmp_path, capsys):
     """
-    It is taken as it stands.
+    The command works as it is printed.
     """
     chosen = settings("order").model_copy(update={"state_folder": tmp_path})
     progress = Progress("search", parked=3)

@@ -93,7 +93,7 @@ class Broker:
 
 
 def drop(config, planned, erase=None, **means):
-    """Drop a sink; return what was told."""
+    """Drop a sink; return the report."""
     told = []
     parts = {"broker": Broker(), "clock": Clock(), "tell": told.append, **means}
     environ = parts.pop("environ", {})
@@ -113,7 +113,7 @@ def config(tmp_path):
 
 
 def unreachable(*_):
-    """Take nothing away: the target does not answer."""
+    """Fail as an unreachable target."""
     message = "no target"
     raise UnavailableError(message)
 
@@ -130,8 +130,10 @@ def plan(config, *, has_data=True, name="cache"):
         ("search", HEAD + CACHE + TAIL),
     ],
 )
-def test_a_block_goes_with_its_comments(name, text):
-    """All else stays letter by letter, also what only looks like a block."""
+def test_a_sinks_block_is_removed_with_its_comments(name, text):
+    """
+    All else stays letter by letter, also text that only looks like a block.
+    """
     whole = HEAD + CACHE + SEARCH + TAIL
 
     assert text.split() == without_sink(whole, name).split()
@@ -142,8 +144,10 @@ def test_the_last_block_goes_too():
     assert "sink" not in tomllib.loads(without_sink(HEAD + CACHE, "cache"))
 
 
-def test_a_block_that_cannot_be_told_apart_is_left():
-    """A list in one line, or a text that looks like a header."""
+def test_an_ambiguous_block_is_left():
+    """
+    A list in one line, or a text that looks like a header.
+    """
     inline = 'sink = [{name = "a"}, {name = "b"}]\n'
     with pytest.raises(UsageError, match="cannot be told from the rest"):
         without_sink(inline, "a")
@@ -163,8 +167,10 @@ def test_a_dropped_sink_leaves_nothing(config, tmp_path):
     assert ["search"] == [path.name for path in (tmp_path / "state/sinks").iterdir()]
 
 
-def test_a_drop_that_was_interrupted_is_ended_by_the_next(config, tmp_path):
-    """Its data goes although nobody says so again; a new sink waits for that."""
+def test_an_interrupted_drop_is_finished_by_the_next(config, tmp_path):
+    """
+    Its data goes without a repeated option; a new sink waits for that.
+    """
     sink = load(config, {}).sink[0]
     with pytest.raises(UnavailableError):
         drop(config, plan(config), unreachable)
@@ -178,8 +184,10 @@ def test_a_drop_that_was_interrupted_is_ended_by_the_next(config, tmp_path):
     assert not (tmp_path / "state/sinks/cache").exists()
 
 
-def test_what_is_left_to_do_is_written_before_the_block_goes(config, tmp_path):
-    """Nobody else may read it: an address may hold a password."""
+def test_the_remaining_steps_are_written_before_the_block_goes(config, tmp_path):
+    """
+    Only the owner may read the file: an address may hold a password.
+    """
     held = hold(tmp_path / "state", "cache")
     with pytest.raises(SinkHeldError):
         drop(config, plan(config), lambda *_: None)
@@ -189,8 +197,10 @@ def test_what_is_left_to_do_is_written_before_the_block_goes(config, tmp_path):
     assert 0o600 == left.stat().st_mode & 0o777
 
 
-def test_nothing_goes_while_the_driver_has_the_sink(config, tmp_path):
-    """It is waited for, and told."""
+def test_nothing_is_dropped_while_the_driver_has_the_sink(config, tmp_path):
+    """
+    The drop waits for it, and says so.
+    """
     held = hold(tmp_path / "state", "cache")
     clock = Clock()
     with pytest.raises(SinkHeldError, match="did not let go in 60 s"):
@@ -201,8 +211,10 @@ def test_nothing_goes_while_the_driver_has_the_sink(config, tmp_path):
     assert clock.now_s >= 60
 
 
-def test_a_folder_is_held_by_one(tmp_path):
-    """Who lets go lets the next one in."""
+def test_a_sinks_folder_has_one_holder(tmp_path):
+    """
+    Releasing it lets the next one in.
+    """
     first = hold(tmp_path, "cache")
     second = hold(tmp_path, "cache")
     first.release()
@@ -218,8 +230,10 @@ def test_an_unknown_sink_is_not_dropped(config):
         plan(config, name="cash")
 
 
-def test_state_that_was_left_behind_goes(config, tmp_path):
-    """Whoever cut the block by hand is rid of the rest; data is not guessed."""
+def test_state_left_behind_is_dropped(config, tmp_path):
+    """
+    After the block was cut by hand the rest goes too; data is not guessed.
+    """
     config.write_text(HEAD + SEARCH + TAIL)
     with pytest.raises(UnknownSinkError):
         plan(config)
@@ -263,8 +277,10 @@ def test_a_table_that_another_warehouse_writes_too_stays(config, tmp_path):
         plan(config, name="lake")
 
 
-def test_a_file_that_would_be_wrong_is_left_as_it_is(config, tmp_path):
-    """An override of the sink that goes, for example."""
+def test_an_invalid_file_is_left_as_it_is(config, tmp_path):
+    """
+    An override of the dropped sink makes it invalid, for example.
+    """
     text = config.read_text()
     environ = {"TOWPATH_SINK__CACHE__URL": "redis://other"}
     with pytest.raises(ConfigurationError):
@@ -292,7 +308,7 @@ OTHERS = (
 
 @pytest.fixture
 def signals(monkeypatch):
-    """Lend the snapshots that go on, and what is signalled about them."""
+    """Return the running snapshots, and the signals about them."""
     open_, sent = [], []
     module = own_topics.signals
     monkeypatch.setattr(module, "progress", lambda _, own: open_ if own else [])
@@ -321,16 +337,20 @@ def test_topics_of_its_own_go_and_are_listed(config, tmp_path, has_data):
     ] == told
 
 
-def test_a_topic_that_the_broker_keeps_is_told_with_its_reason(config):
-    """Who may not delete topics is rid of the sink all the same."""
+def test_a_topic_that_the_broker_keeps_is_reported_with_its_reason(config):
+    """
+    The sink is dropped even without the right to delete topics.
+    """
     broker = Broker(OWN[0], kept=OWN)
     told = drop(config, plan(config), broker=broker)
 
     assert f"kept: topic {OWN[0]}: not allowed" in told
 
 
-def test_what_is_still_read_for_it_is_stopped_before_its_topics_go(config, signals):
-    """The relay is not left with rows for a topic that is gone."""
+def test_snapshots_for_a_sink_are_stopped_before_its_topics_go(config, signals):
+    """
+    The relay keeps no rows for a deleted topic.
+    """
     going, sent = signals
     place = ("shop.orders", "cache")
     for number, state in enumerate(("running", "paused", "queued", "completed")):
@@ -347,8 +367,10 @@ def test_what_is_still_read_for_it_is_stopped_before_its_topics_go(config, signa
     assert [part for stop in stops for part in (stop, "answered")] + [list(OWN)] == sent
 
 
-def test_a_source_that_is_gone_keeps_nobody_from_dropping(config, monkeypatch):
-    """Nothing is read from it either; that is told."""
+def test_an_unavailable_source_does_not_prevent_a_drop(config, monkeypatch):
+    """
+    No snapshot reads from it either; that is reported.
+    """
 
     def fail(*_, **__):
         message = "the source does not answer"

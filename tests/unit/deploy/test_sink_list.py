@@ -1,4 +1,4 @@
-"""What ``towpath sink list`` says of sinks beside their numbers."""
+"""The output of ``towpath sink list`` beside the sinks' numbers."""
 
 from datetime import timedelta
 
@@ -91,9 +91,9 @@ def listed(tmp_path, monkeypatch, capsys, relay):
     return run
 
 
-def test_a_changed_block_that_a_running_driver_refuses_is_told(listed):
+def test_a_changed_block_that_a_running_driver_refuses_is_reported(listed):
     """
-    It runs as it was, which is no failure; once the driver is gone nothing runs.
+    It runs as before, which is no failure; without the driver nothing runs.
     """
     code, line = listed(alive_s_ago=1, refused="no column x.")
     _, last = listed(alive_s_ago=99, refused="no column x.")
@@ -105,22 +105,28 @@ def test_a_changed_block_that_a_running_driver_refuses_is_told(listed):
     assert last == "cache: its driver sinks does not run"
 
 
-def test_a_sink_that_has_failed_says_why(listed):
-    """And exits by 1."""
+def test_a_failed_sink_has_its_reason(listed):
+    """
+    The command exits with 1.
+    """
     told = listed(alive_s_ago=1, state=State.FAILED, error="Redis is away.")
 
     assert (1, "cache: Redis is away.") == told
 
 
 def test_a_sink_without_a_driver_is_stopped(listed):
-    """Whatever its file says: a driver that has gone, or is just starting, wrote it."""
+    """
+    A driver that has gone, or is just starting, wrote its file.
+    """
     assert (1, "cache: its driver sinks does not run") == listed(
         alive_s_ago=99, state=State.RUNNING
     )
 
 
-def test_a_relay_that_has_halted_is_told_beside_sinks_that_run(listed, relay):
-    """Nothing new comes to them."""
+def test_a_halted_relay_is_reported_beside_running_sinks(listed, relay):
+    """
+    No new records come to them.
+    """
     relay |= {"active": False, "halted": "halted at 12:00: the slot is gone (make one)"}
 
     code, line = listed(alive_s_ago=1, state=State.RUNNING)

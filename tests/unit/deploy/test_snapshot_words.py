@@ -1,4 +1,4 @@
-"""What the words of ``towpath snapshot`` ask for, and how its answers look."""
+"""Signals made of the arguments of ``towpath snapshot``, and how its answers look."""
 
 import io
 import uuid
@@ -68,7 +68,7 @@ def test_filters_are_split_at_their_first_sign():
 @pytest.mark.parametrize("word", ["amount > 5", "shop.orders=", "=x", ""])
 def test_a_filter_without_a_table_is_a_mistake(word):
     """
-    What is no pair is told before anything is asked.
+    An invalid pair is reported before any request.
     """
     with pytest.raises(UsageError) as mistake:
         conditions([word])
@@ -101,9 +101,9 @@ def test_keys_come_from_words_and_files(tmp_path: Path):
         ([str(n) for n in range(10_001)], None, "one signal takes 10,000"),
     ],
 )
-def test_keys_that_cannot_be_read_are_told(tmp_path: Path, words, text, reason):
+def test_unreadable_keys_are_reported(tmp_path: Path, words, text, reason):
     """
-    Each mistake in keys is named before anything is asked.
+    Each mistake in keys is named before any request.
     """
     file = None if text is None else tmp_path / "keys"
     if file is not None:
@@ -124,14 +124,14 @@ def test_keys_that_cannot_be_read_are_told(tmp_path: Path, words, text, reason):
         ({"estimated_rows": None}, ""),
     ],
 )
-def test_the_time_left_is_told_where_it_is_known(fields, left):
+def test_the_time_left_is_shown_where_it_is_known(fields, left):
     """
-    The relay's own estimate counts; without it what is left by the speed of late.
+    The relay's own estimate counts; without it the recent speed does.
     """
     assert left == time_text(time_left_s(table(**fields)))
 
 
-def test_a_table_tells_how_far_it_is():
+def test_a_tables_progress_is_shown():
     """
     State, rows, speed, time left, last key and error stand beside the bar.
     """
@@ -142,9 +142,9 @@ def test_a_table_tells_how_far_it_is():
     assert told_of(table("failed", error="it lost its key")).endswith("it lost its key")
 
 
-def test_a_table_of_which_nothing_is_heard_says_so():
+def test_a_table_without_progress_says_so():
     """
-    Whoever waits while the relay is gone is told so, and not while it only waits.
+    While the relay is down this is reported, but not while the table only waits.
     """
     quiet = {"quiet_s": 95.0}
     told = [told_of(table(**fields)) for fields in (quiet, {"quiet_s": 3.0})]
@@ -193,9 +193,9 @@ def test_lists_and_bars_show_names_as_they_are():
     ]
 
 
-def test_a_relay_that_does_not_answer_is_told_with_its_cure(monkeypatch):
+def test_a_relay_that_does_not_answer_is_reported_with_its_remedy(monkeypatch):
     """
-    After the time the command says so: the signal waits for a relay.
+    After the time-out the command says that the signal waits for a relay.
     """
     clock = TurnedClock()
     monkeypatch.setattr(signals, "state", lambda *_: (None, None))
@@ -208,7 +208,7 @@ def test_a_relay_that_does_not_answer_is_told_with_its_cure(monkeypatch):
 
 def test_watching_ends_with_the_snapshot(monkeypatch):
     """
-    A resumed snapshot still has the answer of before: its tables tell that it goes on.
+    A resumed snapshot still has its earlier answer: its tables show that it continues.
     """
     looks = iter(
         [
@@ -236,7 +236,7 @@ def test_watching_ends_with_the_snapshot(monkeypatch):
 
 def test_an_unknown_snapshot_is_a_mistake(monkeypatch):
     """
-    There is nothing to watch where neither signal nor table has the id.
+    Neither a signal nor a table has the id.
     """
     monkeypatch.setattr(signals, "progress", lambda *_: [])
     monkeypatch.setattr(signals, "state", lambda *_: None)
@@ -246,7 +246,7 @@ def test_an_unknown_snapshot_is_a_mistake(monkeypatch):
     assert "there is no snapshot s1" in str(mistake.value)
 
 
-def test_the_reason_is_that_of_the_tables_that_failed():
+def test_the_reason_is_that_of_the_failed_tables():
     """
     Where the signal has no reason of its own, its tables' are told.
     """

@@ -1,4 +1,4 @@
-"""Which sinks ``towpath verify`` compares, and what it exits by."""
+"""The sinks that ``towpath verify`` compares, and its exit code."""
 
 import pytest
 
@@ -68,13 +68,17 @@ def run(tmp_path, monkeypatch):
     ids=str,
 )
 def test_the_worst_of_all_sinks_counts(run, words, codes, code, asked):
-    """A difference beats what could not be told; a silent part holds back no other."""
+    """
+    A difference outweighs an error; an unavailable sink holds back no other.
+    """
     assert (code, asked) == run(dict(zip("abc", codes, strict=True)), *words)
 
 
 @pytest.mark.parametrize("option", [("--route", "a"), ("--continuous",)])
 @pytest.mark.parametrize("names", [(), ("a", "b")], ids=["all", "two"])
-def test_what_is_for_one_sink_asks_for_its_name(run, capsys, names, option):
-    """Nothing is compared, and the message says what to add."""
+def test_an_option_for_one_sink_needs_its_name(run, capsys, names, option):
+    """
+    Nothing is compared, and the message says what to add.
+    """
     assert (2, "") == run({}, *names, *option)
     assert "are for one sink: name it" in capsys.readouterr().err

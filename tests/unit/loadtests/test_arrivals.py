@@ -13,9 +13,9 @@ def test_due_moments_follow_from_the_rate_alone():
     assert [0.5, 0.0, 0.1, 0.6] == [round(wait_s, 3) for wait_s in waits]
 
 
-def test_lateness_is_told_beyond_what_a_scheduler_needs():
+def test_lateness_is_reported_beyond_a_schedulers_jitter():
     """
-    It counts from the due moment; a few milliseconds are nobody's fault.
+    It counts from the due moment, above a few milliseconds.
     """
     schedule = Schedule(100.0)
     schedule.next_in_s(100.0, 1.0)

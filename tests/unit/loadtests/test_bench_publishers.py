@@ -1,4 +1,4 @@
-"""What Debezium is told: its makers' defaults, or tuned for what is measured."""
+"""Debezium's settings: its defaults, or tuned for the measurement."""
 
 from types import SimpleNamespace
 
@@ -46,8 +46,10 @@ def test_the_connector_reads_the_runs_slot_and_writes_its_topic():
         (DEBEZIUM_TUNED, True, TUNED - {"max.batch.size"}),
     ],
 )
-def test_stock_is_stock_and_tuned_is_for_the_case(system, is_steady, tuned):
+def test_stock_settings_are_defaults_and_tuned_ones_fit_the_case(
+    system, is_steady, tuned
+):
     """
-    A drain wants large batches; a steady load wants nobody to wait.
+    A drain uses large batches; a steady load uses no linger.
     """
     assert tuned == TUNED & set(told(system, is_steady=is_steady))

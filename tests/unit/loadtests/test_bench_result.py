@@ -120,9 +120,9 @@ def test_the_cases_have_their_names():
     ) == CASES
 
 
-def test_the_order_alternates():
+def test_the_order_of_systems_alternates():
     """
-    Nobody is always the first on a cold machine.
+    No system is always the first on a cold machine.
     """
     assert [("a", "b"), ("b", "a"), ("a", "b")] == [
         in_turn(("a", "b"), number) for number in range(3)

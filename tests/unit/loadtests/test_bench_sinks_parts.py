@@ -1,4 +1,4 @@
-"""What the benchmark of sinks reads and writes: progress, reports, commands, rows."""
+"""Files and rows of the benchmark of sinks: progress, reports, commands."""
 
 import json
 import tomllib
@@ -24,9 +24,9 @@ EQUAL = {
 }
 
 
-def test_a_sink_that_has_written_nothing_is_at_the_start(tmp_path: Path):
+def test_a_sink_without_a_batch_is_at_the_start(tmp_path: Path):
     """
-    Neither file is there before the first batch.
+    Neither file exists before the first batch.
     """
     follower = Follower(tmp_path, "t")
 
@@ -60,7 +60,7 @@ def test_progress_is_the_topics_own_and_dated_by_the_sink(tmp_path: Path):
     )
 
 
-def test_half_a_log_of_offsets_dates_nothing(tmp_path: Path):
+def test_a_partial_log_of_offsets_dates_nothing(tmp_path: Path):
     """
     It is being written: the next look finds it whole.
     """
@@ -93,7 +93,7 @@ def test_differences_and_missing_rows_are_findings(report, rows, findings):
         {"routes": [], "error": "it went away"},
     ],
 )
-def test_what_could_not_be_compared_is_no_proof(told):
+def test_a_failed_comparison_is_no_proof(told):
     """
     It is an error, neither equal nor different, of a route or of all.
     """
@@ -138,7 +138,7 @@ def test_a_document_of_the_bulk_load_has_the_columns_and_no_version():
     ) == (action, document, len(position))
 
 
-def test_pieces_hold_everything_in_order():
+def test_slices_hold_every_row_in_order():
     """
     The last one is shorter.
     """

@@ -50,7 +50,9 @@ def result(*findings: str) -> Result[Checkout | CatchUp]:
 
 
 def shown(found: Result[Checkout | CatchUp]) -> str:
-    """Draw the cases of a verified result, and what closes it."""
+    """
+    The results of the benchmark of sinks: the rate that counts, ratios, the table.
+    """
     drawn = io.StringIO()
     console = Console(file=drawn, width=200)
     for one in found.cases if found.verified else ():
@@ -61,7 +63,7 @@ def shown(found: Result[Checkout | CatchUp]) -> str:
 
 def test_the_highest_rate_that_met_all_budgets_counts():
     """
-    A rate that missed one budget is told, and its figures are not the case's.
+    A rate that missed one budget is reported, and its figures are not the case's.
     """
     told = Checkout(rates=(MET, replace(MET, rate_per_s=15.0), SLOW)).as_json()
 
@@ -75,9 +77,9 @@ def test_the_highest_rate_that_met_all_budgets_counts():
     )
 
 
-def test_if_no_rate_met_all_the_lowest_is_told():
+def test_without_a_rate_that_met_all_the_lowest_is_shown():
     """
-    Its figures are there, and nothing says that it was met.
+    Its figures are shown, and marked as not met.
     """
     told = Checkout(rates=(replace(SLOW, rate_per_s=80.0), SLOW)).as_json()
 

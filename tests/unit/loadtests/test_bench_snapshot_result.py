@@ -1,4 +1,4 @@
-"""The case of a million rows: its ratios, its JSON, and what a person reads."""
+"""The case of a million rows: its ratios, its JSON, and its table."""
 
 import io
 from array import array
@@ -74,7 +74,7 @@ def shown(found: Result[FillCase]) -> str:
 
 def test_a_ratio_is_the_lower_of_both_loads_and_to_the_faster_of_two():
     """
-    Nobody is made to look slow by the worse of its two tuned ways.
+    No system is measured by the worse of its two tuned ways.
     """
     told = result(WHOLE).as_json()["cases"][CASE]
 
@@ -96,7 +96,7 @@ FIGURES = (
 )
 
 
-def test_what_was_not_measured_has_no_ratio():
+def test_a_missing_measurement_has_no_ratio():
     """
     Without Debezium its ratios are null, and the share of COPY is there.
     """
@@ -171,9 +171,9 @@ def test_a_rate_counts_the_table_from_the_first_append_to_the_last():
     } == found
 
 
-def test_latency_is_told_of_updates_before_the_snapshot_and_during_it():
+def test_latency_is_shown_of_updates_before_and_during_the_snapshot():
     """
-    What was committed in the warm-up, or after the last row, counts for neither.
+    Commits in the warm-up, or after the last row, count for neither.
     """
     updated_at = [(committed_ms * 1000, at_ms) for committed_ms, at_ms in UPDATES]
     notes = Notes(array("q", (1500, 2000)), updated_at)

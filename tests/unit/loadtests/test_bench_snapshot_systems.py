@@ -1,4 +1,4 @@
-"""What Debezium is told for a snapshot: its makers' defaults, or made fast."""
+"""Debezium's settings for a snapshot: its defaults, or tuned."""
 
 from types import SimpleNamespace
 
@@ -53,7 +53,7 @@ def test_stock_is_stock_and_tuned_is_tuned(
 
 def test_every_system_writes_the_tables_topic():
     """
-    Prefix, schema and table, whoever writes; COPY writes none.
+    Prefix, schema and table are the same for all; COPY writes none.
     """
     assert ("x.bench.item", ["copy", "relay"], 6) == (
         run(DEBEZIUM_STOCK).topic,

@@ -1,4 +1,4 @@
-"""The judgement over a table's topic: what is lost, stale or wrong in it is counted."""
+"""The verdict over a table's topic: lost, stale and wrong rows are counted."""
 
 from array import array
 
@@ -72,9 +72,9 @@ def test_a_whole_topic_is_clean(records):
         ([*WHOLE, update(3)], ("1 changed", "1 unknown")),
     ],
 )
-def test_whatever_is_wrong_is_named(records, findings):
+def test_each_kind_of_difference_is_counted_alone(records, findings):
     """
-    Each kind of difference has its count, and alone.
+    Each kind of difference has its own count.
     """
     verdict, _ = judge(EXPECTED, records)
 
@@ -82,9 +82,9 @@ def test_whatever_is_wrong_is_named(records, findings):
 
 
 @pytest.mark.parametrize("log_lsn", [100, 200])
-def test_a_position_below_a_delivered_change_is_stale_whatever_the_row_says(log_lsn):
+def test_a_position_below_a_delivered_change_is_stale(log_lsn):
     """
-    A watermark at a commit's own place stands below its changes.
+    A watermark at a commit's own place stands below its changes, whatever the row has.
     """
     records = [READ_1, READ_3, update(1, 100), update(2, 200), read(2, 2, log_lsn)]
     verdict, _ = judge(EXPECTED, records)
@@ -92,9 +92,9 @@ def test_a_position_below_a_delivered_change_is_stale_whatever_the_row_says(log_
     assert 1 == verdict.stale
 
 
-def test_what_others_deliver_stale_is_no_finding_but_what_they_lose_is():
+def test_other_systems_stale_rows_are_no_finding_but_lost_ones_are():
     """
-    Forgiven is freshness; completeness and final values are not.
+    Stale reads are allowed; missing rows and wrong final values are not.
     """
     verdict, _ = judge(EXPECTED, [*WHOLE[1:], read(2, 1)])
 
@@ -102,9 +102,9 @@ def test_what_others_deliver_stale_is_no_finding_but_what_they_lose_is():
 
 
 @pytest.mark.parametrize(("is_initial", "missing"), [(True, 0), (False, 1)])
-def test_an_initial_snapshot_need_not_stream_what_it_has_read(is_initial, missing):
+def test_an_initial_snapshot_need_not_stream_rows_it_has_read(is_initial, missing):
     """
-    Whoever follows a table from before its snapshot streams every update of it.
+    A system that follows a table from before its snapshot streams every update.
     """
     expected = EXPECTED._replace(is_initial=is_initial)
     verdict, _ = judge(expected, [READ_1, READ_3, read(2, 1), update(2)])

@@ -1,4 +1,4 @@
-"""The judgement over a topic: whatever is wrong with it is found and counted."""
+"""The verdict over a topic: every difference is found and counted."""
 
 import pytest
 
@@ -54,14 +54,14 @@ def test_a_whole_topic_is_clean():
 )
 def test_a_planted_difference_is_found(arrivals: list[Arrival], finding: str):
     """
-    Loss, repeats, strangers, another payload or key, and disorder are each counted.
+    Loss, repeats, unknown events, changed payloads or keys, and disorder are counted.
     """
     assert (finding,) == judge(FACTS, arrivals).findings()
 
 
-def test_what_a_restart_repeats_is_no_disorder():
+def test_a_repeat_after_a_restart_is_no_disorder():
     """
-    A repeat stands behind later events of its key; it counts as a repeat only.
+    A repeat follows later events of its key; it counts as a repeat only.
     """
     verdict = judge(FACTS, [*WHOLE[:2], arrival(0, 2), *WHOLE[2:]])
 

@@ -54,7 +54,7 @@ def nowhere(folder: Path) -> Place:
 
 
 def said(actor: Any) -> list[str]:
-    """Return what an actor says in its first steps."""
+    """Return the statements of an actor's first steps."""
     session = Session()
     actor.rest = lambda _longest_s: actor.random.random()
     for _ in range(STEPS):
@@ -65,7 +65,7 @@ def said(actor: Any) -> list[str]:
 @pytest.mark.parametrize("kind", ["writer", "shaper"])
 def test_a_seed_gives_the_same_steps_again(tmp_path: Path, kind: str):
     """
-    Two actors of one seed say the same; one of another seed does not.
+    Two actors of one seed do the same; one of another seed does not.
     """
     place = nowhere(tmp_path)
     options = Options(minutes=1, seed=0, late=False)

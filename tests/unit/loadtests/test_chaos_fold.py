@@ -1,4 +1,4 @@
-"""The judge of chaos: what it takes for wrong, and what it has in the end."""
+"""The verdict of chaos: wrong records, and the final rows."""
 
 import json
 
@@ -20,7 +20,7 @@ class Topic:
     def __init__(self, *, is_ordered: bool = True) -> None:
         self.fold = Fold("s.a", is_ordered=is_ordered)
 
-    def say(self, lsn: int, op: str, after: dict | None, *missing: str) -> None:
+    def change(self, lsn: int, op: str, after: dict | None, *missing: str) -> None:
         """Append a change."""
         headers = [("position", at(lsn))]
         if missing:
@@ -29,7 +29,7 @@ class Topic:
         self.fold.take(0, None if op == "t" else KEY, value, headers)
 
     def say_dropped(self, lsn: int, *more: tuple[str, bytes]) -> None:
-        """Append what the relay writes where a table was dropped or made again."""
+        """Append the relay's records of a dropped or recreated table."""
         headers = [("position", at(lsn)), ("dropped", b"16384"), *more]
         self.fold.take(0, None, b'{"op": "t", "after": null}', headers)
 
@@ -50,13 +50,13 @@ def row(version: int, **more: object) -> dict:
     return {"id": 1, "v": version, **more}
 
 
-def test_a_table_that_was_made_again_brings_its_rows_back():
+def test_a_recreated_table_brings_its_rows_back():
     """
     Where a sweep follows, its rows may be read again; without one they are all gone.
     """
     swapped, emptied = Topic(), Topic()
     for topic in (swapped, emptied):
-        topic.say(10, "c", row(1))
+        topic.change(10, "c", row(1))
     swapped.say_dropped(20)
     emptied.say_dropped(20, ("sweep", at(20)), ("sweep_partitions", b"1"))
     kept = swapped.rows(), emptied.rows()
@@ -72,10 +72,10 @@ def test_the_newest_position_wins():
     A read row stands above what was before its mark, below what came after.
     """
     topic = Topic()
-    topic.say(10, "c", row(1))
+    topic.change(10, "c", row(1))
     topic.read(20, row(2))
-    topic.say(15, "u", row(2))
-    topic.say(30, "u", row(3))
+    topic.change(15, "u", row(2))
+    topic.change(30, "u", row(3))
 
     assert [row(3)] == topic.rows()
     assert {} == topic.fold.wrong
@@ -84,12 +84,12 @@ def test_the_newest_position_wins():
 @pytest.mark.parametrize(
     ("what", "lsn", "version"), [("older", 5, 1), ("stale", 20, 0)]
 )
-def test_a_read_behind_an_event_is_wrong(what: str, lsn: int, version: int):
+def test_a_read_row_below_its_event_is_wrong(what: str, lsn: int, version: int):
     """
     By its position, or by its counter.
     """
     topic = Topic()
-    topic.say(10, "u", row(1))
+    topic.change(10, "u", row(1))
     topic.read(lsn, row(version))
 
     assert {what: 1} == topic.fold.wrong
@@ -100,21 +100,21 @@ def test_a_deleted_row_that_comes_back_is_wrong():
     Its counter is not above the last that was told; a new row's is.
     """
     topic = Topic()
-    topic.say(10, "c", row(1))
-    topic.say(20, "d", None)
+    topic.change(10, "c", row(1))
+    topic.change(20, "d", None)
     topic.read(30, row(1))
     topic.read(40, row(2))
 
     assert {"resurrected": 1} == topic.fold.wrong
 
 
-def test_a_truncate_empties_what_stands_below():
+def test_a_truncate_removes_older_rows():
     """
     Rows are gone, and a row that was read before it is refused as older.
     """
     topic = Topic()
     topic.read(10, row(1))
-    topic.say(20, "t", None)
+    topic.change(20, "t", None)
     gone = topic.rows()
     topic.read(15, row(1))
 
@@ -122,12 +122,12 @@ def test_a_truncate_empties_what_stands_below():
     assert {"older": 1} == topic.fold.wrong
 
 
-def test_a_sweep_takes_what_stands_below_its_floor():
+def test_a_sweep_removes_rows_below_its_floor():
     """
     A row that was read or changed since the floor stays.
     """
     topic = Topic()
-    topic.say(10, "c", row(1))
+    topic.change(10, "c", row(1))
     value = json.dumps({"op": "m", "after": None}).encode()
     headers = [("position", at(40, None)), ("snapshot", b"s1")]
     topic.fold.take(0, None, value, [*headers, ("sweep", at(10, None))])
@@ -154,21 +154,21 @@ def test_a_record_that_comes_twice_is_wrong():
     Streamed positions rise in each partition.
     """
     topic = Topic()
-    topic.say(10, "c", row(1))
-    topic.say(10, "c", row(1))
+    topic.change(10, "c", row(1))
+    topic.change(10, "c", row(1))
 
     assert {"twice": 1} == topic.fold.wrong
 
 
-def test_a_partial_change_lies_over_the_row():
+def test_a_partial_change_is_merged_with_the_row():
     """
-    What it leaves out stays; without a row before, it is told as incomplete.
+    Columns that it leaves out stay; without a row before, it is incomplete.
     """
     topic = Topic()
-    topic.say(10, "u", row(1), "large")
+    topic.change(10, "u", row(1), "large")
     incomplete = topic.fold.incomplete()
     topic.read(20, row(1, large="x"))
-    topic.say(30, "u", row(2), "large")
+    topic.change(30, "u", row(2), "large")
 
     assert ([KEY], []) == (incomplete, topic.fold.incomplete())
     assert [row(2, large="x")] == topic.rows()
@@ -179,7 +179,7 @@ def test_two_topics_fill_each_other():
     A reader of a sink's own topic may meet the older full row after the partial change.
     """
     topic = Topic(is_ordered=False)
-    topic.say(30, "u", row(2, note="new"), "large")
+    topic.change(30, "u", row(2, note="new"), "large")
     topic.read(20, row(1, note="old", large="x"))
 
     assert [row(2, note="new", large="x")] == topic.rows()

@@ -5,7 +5,7 @@ from towpath.loadtests.percentile import Latency, at
 
 def test_no_samples_have_no_percentiles():
     """
-    Without samples there is a count of nothing, and no number that nobody measured.
+    Without samples the count is zero, and there is no number.
     """
     expected = Latency(0, None, None, None)
     actual = Latency.of([])

@@ -17,9 +17,9 @@ def test_a_sample_lasts_from_the_answer_to_the_first_sight():
     assert expected == actual
 
 
-def test_only_the_first_sight_counts():
+def test_only_the_first_sighting_of_an_order_counts():
     """
-    An order that is seen again changes nothing, nor does one that nobody awaited.
+    An order that is seen again changes nothing, nor does an unknown one.
     """
     samples = Samples()
     samples.await_order(1, 10.0)

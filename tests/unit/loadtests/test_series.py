@@ -1,4 +1,4 @@
-"""A run over time, from the sums that statistics are."""
+"""A run over time, from cumulative statistics."""
 
 from towpath.loadtests.series import Series, Step, Totals, percentile, step_width_s
 

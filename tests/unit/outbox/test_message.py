@@ -1,4 +1,4 @@
-"""What is looked at before an event is written into the log."""
+"""Checks before an event is written into the log."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ EVENT = OutboxEvent(
 
 
 class Spy:
-    """Stands where a session would, and keeps what it was told to execute."""
+    """Stands in for a session, and keeps the executed statements."""
 
     def __init__(self) -> None:
         self.told: list[dict[str, object]] = []
@@ -101,11 +101,11 @@ def test_messages_belong_to_the_transaction_and_carry_the_prefix():
         ({"headers": {"position": "0"}}, "headers.position"),
     ],
 )
-def test_a_bad_event_is_refused_before_anything_is_written(
+def test_an_invalid_event_is_refused_before_anything_is_written(
     change: dict[str, object], field: str
 ):
     """
-    By the rules of the table's writer; of several events none is written.
+    The rules are those of the table's writer; of several events none is written.
     """
     spy = Spy()
     with pytest.raises(InvalidEventError) as caught:
@@ -114,9 +114,9 @@ def test_a_bad_event_is_refused_before_anything_is_written(
     assert (field, []) == (caught.value.field, spy.told)
 
 
-def test_no_events_are_no_statement():
+def test_emitting_no_events_executes_no_statement():
     """
-    Emitting nothing asks nothing of the session.
+    Emitting nothing executes nothing in the session.
     """
     with Session() as unbound:
         emit_all(unbound, [])

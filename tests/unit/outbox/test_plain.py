@@ -46,9 +46,9 @@ def test_values_become_what_json_can_hold(value, expected):
     assert expected == plain(value)
 
 
-def test_an_enum_becomes_its_value_and_not_its_kind():
+def test_an_enum_becomes_its_value():
     """
-    What comes out is text and nothing more, whatever writes it.
+    The result is plain text for any serialiser.
     """
     assert type(plain(Colour.RED)) is str
 
@@ -61,9 +61,9 @@ def test_an_instant_without_a_zone_is_refused():
         plain({"at": AT.replace(tzinfo=None)})
 
 
-def test_what_has_no_json_form_is_left_for_the_schema_to_refuse():
+def test_a_value_without_a_json_form_is_left_for_the_schema():
     """
-    An unknown object comes out as it went in.
+    An unknown object is unchanged.
     """
     thing = object()
 

@@ -1,4 +1,4 @@
-"""What is looked at before an event is written: nothing undeliverable gets through."""
+"""Checks before an event is written: no undeliverable event gets through."""
 
 import dataclasses
 from datetime import UTC, datetime
@@ -111,9 +111,9 @@ def test_a_bad_event_is_refused_before_anything_is_written(
     assert (field, 0) == (caught.value.field, rows)
 
 
-def test_no_events_are_no_statement():
+def test_recording_no_events_executes_no_statement():
     """
-    Recording nothing asks nothing of the session.
+    Recording nothing executes nothing in the session.
     """
     with Session() as unbound:
         record_several(unbound, [])

@@ -1,4 +1,4 @@
-"""Which changes of an event schema later readers survive, one rule at a time."""
+"""Compatible changes of an event schema for later readers, one rule at a time."""
 
 import fastavro
 import pytest
@@ -68,9 +68,9 @@ NODE = {
         ),
     ],
 )
-def test_a_change_that_readers_survive_has_no_finding(old, new):
+def test_a_compatible_schema_change_has_no_finding(old, new):
     """
-    What Avro resolves is compatible.
+    Changes that Avro resolves are compatible.
     """
     assert compare(old, new) == ()
 
@@ -143,7 +143,7 @@ def test_a_change_that_readers_survive_has_no_finding(old, new):
         ),
     ],
 )
-def test_a_change_that_readers_do_not_survive_is_found(old, new, path, reason):
+def test_an_incompatible_schema_change_is_found(old, new, path, reason):
     """
     Each broken rule is one finding with its place and its reason.
     """

@@ -1,4 +1,4 @@
-"""The dashboard shows what there is, and nothing that there is not."""
+"""The dashboard shows every existing metric, and no other."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def shown() -> set[str]:
 
 def test_every_metric_of_the_dashboard_exists():
     """
-    A panel that asks for a name which nobody tells would be empty for ever.
+    A panel of an unknown metric would be empty for ever.
     """
     assert set() == shown() - PUBLISHED
 

@@ -1,4 +1,4 @@
-"""Event schemas: what is released, and what their check says of a payload."""
+"""Event schemas: the released files, and the check of a payload."""
 
 import hashlib
 
@@ -152,7 +152,7 @@ def test_an_unknown_event_type_is_refused():
         ("a.v1.avsc", '{"type": "enum", "name": "A", "symbols": ["B"]}'),
     ],
 )
-def test_a_file_that_is_no_event_schema_is_refused(file_name: str, text: str):
+def test_an_invalid_event_schema_file_is_refused(file_name: str, text: str):
     """
     A file without a version, and one that holds no record, are named.
     """

@@ -101,7 +101,7 @@ def test_other_texts_of_a_table_name_are_read(text, schema, table):
 
 
 @pytest.mark.parametrize("text", ["", "orders", ".orders", "shop.", '"a".'])
-def test_what_is_no_table_name_is_refused(text):
+def test_an_invalid_table_name_is_refused(text):
     """
     A name has a schema and a table.
     """

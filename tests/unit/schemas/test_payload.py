@@ -42,7 +42,7 @@ def told(schema, value) -> tuple[str, str] | None:
         (TREE, {"value": 1, "children": [{"value": 2, "children": []}]}),
     ],
 )
-def test_what_a_type_allows_is_accepted(schema, value):
+def test_a_value_of_the_type_is_accepted(schema, value):
     """
     A value of the type has no mismatch.
     """
@@ -82,9 +82,9 @@ def test_what_a_type_allows_is_accepted(schema, value):
         ),
     ],
 )
-def test_what_a_type_does_not_allow_is_told_with_its_place(schema, value, expected):
+def test_a_value_of_another_type_is_refused_with_its_place(schema, value, expected):
     """
-    The first mismatch says where it is and what is wrong.
+    The first mismatch has its place and its reason.
     """
     assert expected == told(schema, value)
 

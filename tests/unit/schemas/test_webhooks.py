@@ -21,9 +21,9 @@ def headers(*secrets: str) -> dict[str, str]:
     return signed([secret_bytes(s) for s in secrets], WEBHOOK_ID, SIGNED_S, BODY)
 
 
-def test_the_example_of_the_specification_is_signed_as_it_says():
+def test_the_specifications_example_is_signed_identically():
     """
-    Any library that follows the specification can check what we sign.
+    Any library that follows the specification can check our signatures.
     """
     assert headers(SECRET) == {
         "webhook-id": WEBHOOK_ID,
@@ -57,7 +57,7 @@ def test_a_secret_can_be_changed_at_either_end_first(sent_with, taken):
         ("webhook-signature", "v1,ä"),
     ],
 )
-def test_a_request_that_was_touched_is_refused(name: str, value: str):
+def test_an_altered_request_is_refused(name: str, value: str):
     """
     Id, time and signature belong together.
     """
@@ -67,7 +67,7 @@ def test_a_request_that_was_touched_is_refused(name: str, value: str):
 
 def test_another_body_or_another_secret_is_refused():
     """
-    Nobody without the secret can write a request, or change one.
+    A request cannot be written or changed without the secret.
     """
     with pytest.raises(SignatureRefusedError):
         verify([SECRET], headers(SECRET), BODY + b" ", SIGNED_S)
@@ -78,7 +78,7 @@ def test_another_body_or_another_secret_is_refused():
 @pytest.mark.parametrize("late_s", [webhooks.TOLERANCE_S + 1, -301])
 def test_an_old_request_is_refused(late_s: int):
     """
-    What was recorded cannot be sent again next week, nor what a wrong clock signed.
+    A recorded request cannot be sent again later, nor one signed with a wrong clock.
     """
     with pytest.raises(SignatureRefusedError, match="within 300 s"):
         verify([SECRET], headers(SECRET), BODY, SIGNED_S + late_s)
@@ -88,9 +88,9 @@ def test_an_old_request_is_refused(late_s: int):
     "text",
     ["", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_no base64", "whsec_c2hvcnQ="],
 )
-def test_what_is_no_secret_is_told_without_repeating_it(text: str):
+def test_an_invalid_secret_is_reported_without_repeating_it(text: str):
     """
-    The message says what a secret is, and shows none.
+    The message describes a secret, and shows none.
     """
     with pytest.raises(ValueError, match="must be whsec_ and 24 to 64") as caught:
         secret_bytes(text)

@@ -1,4 +1,4 @@
-"""What the shop's commands take and refuse, field by field."""
+"""Validation of the shop's commands, field by field."""
 
 import json
 from decimal import Decimal

@@ -40,9 +40,9 @@ def error_with(state: str | None, kind=psycopg2.DatabaseError) -> DBAPIError:
         ("22003", type(None)),
     ],
 )
-def test_an_error_is_known_by_its_state(state: str, failure: type):
+def test_a_database_error_is_classified_by_its_state(state: str, failure: type):
     """
-    What may be tried again is a failure of ours; everything else stays what it was.
+    A retryable error is a failure of ours; all others stay as they are.
     """
     assert failure is type(failure_of(error_with(state)))
 

@@ -1,4 +1,4 @@
-"""The rules of an order: what may happen to it, and what it says when it does."""
+"""The rules of an order: its transitions, and its events."""
 
 import uuid
 from dataclasses import replace
@@ -44,14 +44,14 @@ PAID = replace(STATE, status=OrderStatus.PAID, updated_at=LATER)
 CANCELLED = replace(STATE, status=OrderStatus.CANCELLED, updated_at=LATER)
 
 
-def test_placing_an_order_says_so():
+def test_placing_an_order_records_an_event():
     """
     A new order's first event carries its whole state.
     """
     assert Order.place(STATE).events == [OrderPlaced(STATE)]
 
 
-def test_paying_changes_the_state_and_says_so():
+def test_paying_an_order_records_an_event():
     """
     A placed order becomes paid, at the time it was, with one event of the new state.
     """
@@ -62,7 +62,7 @@ def test_paying_changes_the_state_and_says_so():
     assert (order.state, order.events) == (PAID, [OrderPaid(PAID)])
 
 
-def test_cancelling_changes_the_state_and_says_why():
+def test_cancelling_an_order_records_its_reason():
     """
     A placed order becomes cancelled, with one event that has the reason.
     """
@@ -76,9 +76,9 @@ def test_cancelling_changes_the_state_and_says_why():
     assert expected == (order.state, order.events)
 
 
-def test_what_is_already_done_is_not_said_again():
+def test_a_repeated_transition_records_no_event():
     """
-    Paying a paid order and cancelling a cancelled one change and say nothing.
+    Paying a paid order and cancelling a cancelled one change and record nothing.
     """
     paid, cancelled = Order(PAID), Order(CANCELLED)
 
@@ -90,9 +90,11 @@ def test_what_is_already_done_is_not_said_again():
     assert expected == [(o.state, o.events) for o in (paid, cancelled)]
 
 
-def test_an_order_goes_one_way_only():
+def test_an_order_has_no_way_back():
     """
-    A paid order cannot be cancelled, a cancelled one not paid; neither says a thing.
+    A paid order cannot be cancelled, a cancelled one not paid.
+
+    Neither records an event.
     """
     paid, cancelled = Order(PAID), Order(CANCELLED)
 
@@ -104,7 +106,7 @@ def test_an_order_goes_one_way_only():
     assert [[], []] == [paid.events, cancelled.events]
 
 
-def test_registering_a_customer_says_so():
+def test_registering_a_customer_records_an_event():
     """
     A new customer's event carries its whole state.
     """

@@ -1,4 +1,4 @@
-"""From what the domain says to what the outbox takes: every event fits its schema."""
+"""From domain events to outbox events: every event fits its schema."""
 
 import uuid
 from dataclasses import replace
@@ -95,7 +95,7 @@ def test_every_domain_event_has_a_schema_and_the_other_way_round():
 
 
 @given(_SAID)
-def test_whatever_the_domain_says_fits_its_schema(said):
+def test_every_domain_event_fits_its_schema(said):
     """
     No state that the domain can reach gives an event that would be refused.
     """
@@ -106,7 +106,7 @@ def test_whatever_the_domain_says_fits_its_schema(said):
     assert type(said).__name__ == schema.name
 
 
-def test_a_cancelled_order_is_said_in_full():
+def test_a_cancelled_orders_event_has_its_whole_state():
     """
     The event has the order's number as its key and its whole state as its payload.
     """

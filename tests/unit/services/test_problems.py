@@ -65,7 +65,7 @@ def client():
 )
 def test_a_failure_is_a_problem_document(client, how, status, slug, retry_after):
     """
-    Its class decides status, type and whether to try again.
+    Its class decides status, type and whether to retry.
     """
     response = client.get(f"/fail/{how}")
     told = (
@@ -87,9 +87,9 @@ def test_a_failure_is_a_problem_document(client, how, status, slug, retry_after)
     assert expected == told
 
 
-def test_an_unforeseen_failure_tells_the_caller_nothing(client):
+def test_an_unforeseen_failure_is_hidden_from_the_caller(client):
     """
-    What went wrong inside stays in the log.
+    The cause stays in the log.
     """
     assert "secret" not in client.get("/fail/bug").text
 
@@ -98,7 +98,7 @@ def test_an_unforeseen_failure_tells_the_caller_nothing(client):
     ("method", "path", "status"),
     [("GET", "/nowhere", 404), ("PUT", "/things", 405), ("GET", "/abort/418", 418)],
 )
-def test_what_the_framework_refuses_is_a_problem_too(client, method, path, status):
+def test_the_frameworks_refusals_are_problem_documents(client, method, path, status):
     """
     Unknown routes and methods have the same form as everything else.
     """
@@ -131,9 +131,9 @@ def test_a_wrong_method_names_the_right_ones(client):
         (b" " * 101, "application/json", 413, None),
     ],
 )
-def test_a_body_that_cannot_be_read_is_refused(client, body, media_type, status, slug):
+def test_an_unreadable_body_is_refused(client, body, media_type, status, slug):
     """
-    By its media type, its size, its encoding, its syntax or its shape.
+    The reason may be its media type, size, encoding, syntax or shape.
     """
     response = client.post("/things", data=body, content_type=media_type)
     kind = response.json["type"].removeprefix("urn:towpath:problem:")
@@ -141,7 +141,7 @@ def test_a_body_that_cannot_be_read_is_refused(client, body, media_type, status,
     assert (status, slug or kind) == (response.status_code, kind)
 
 
-def test_all_wrong_fields_are_told_at_once(client):
+def test_all_wrong_fields_are_reported_at_once(client):
     """
     One answer lists every field and what is wrong with it.
     """

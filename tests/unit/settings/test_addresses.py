@@ -18,7 +18,7 @@ def mistakes(
     registry: str | None = None,
     **relay: object,
 ) -> tuple[str, ...]:
-    """List what is wrong with a file that has these addresses."""
+    """List the mistakes of a file that has these addresses."""
     route = {"topic": "towpath.shop.orders", "name": "shop.orders"}
     sink = {"name": "it", "kind": kind, "url": url or ADDRESSES[kind], "route": [route]}
     if kind == "warehouse":
@@ -42,9 +42,9 @@ def mistakes(
 
 
 @pytest.mark.parametrize("kind", ["cache", "search", "warehouse", "webhook"])
-def test_an_address_of_the_kind_is_taken(kind: str):
+def test_a_valid_address_is_accepted(kind: str):
     """
-    And nothing else of such a file is wrong.
+    Such a file has no other mistake either.
     """
     assert () == mistakes(kind)
 
@@ -63,7 +63,7 @@ def test_an_address_of_the_kind_is_taken(kind: str):
 )
 def test_an_address_of_another_kind_is_a_mistake(kind: str, url: str, expected: str):
     """
-    The sink is named, and what its address begins with.
+    The message names the sink and the expected prefix.
     """
     told = "\n".join(mistakes(kind, url))
 
@@ -104,9 +104,9 @@ def test_a_source_is_an_address_of_libpq(dsn: str, *, is_fit: bool):
         ("postgresql://localhost", False),
     ],
 )
-def test_a_registry_url_has_a_scheme_of_the_web(url: str, *, is_fit: bool):
+def test_a_registry_url_has_an_http_scheme(url: str, *, is_fit: bool):
     """
-    Whatever the records' format is.
+    The format of the records does not matter.
     """
     expected = () if is_fit else ("registry.url: must begin with http:// or https://",)
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def options(client: dict[str, str]) -> dict[str, str]:
-    """Return what Spark is told beside the address."""
+    """Return Spark's options beside the address."""
     found = spark_options(Kafka(bootstrap_servers="b:1", client=client), FILES.get)
     assert "b:1" == found.pop("kafka.bootstrap.servers")
     return {name.removeprefix("kafka."): text for name, text in found.items()}
@@ -152,7 +152,7 @@ def options(client: dict[str, str]) -> dict[str, str]:
         ),
     ],
 )
-def test_spark_is_told_the_same_in_its_own_words(client, expected):
+def test_spark_gets_the_same_settings_in_its_own_words(client, expected):
     """
     Each setting of librdkafka that Java's library has arrives there; tuning stays.
     """
@@ -181,9 +181,9 @@ def test_an_authority_that_is_no_file_is_refused(tmp_path: Path):
         spark_options(Kafka(bootstrap_servers="b:1", client=client))
 
 
-def test_librdkafka_is_told_all_of_it_below_what_the_client_needs():
+def test_librdkafka_gets_all_settings_below_the_clients_own():
     """
-    A client's own needs stand above the setting, and its defaults below.
+    A client's own needs override the setting, and the setting overrides defaults.
     """
     kafka = Kafka(bootstrap_servers="b:1", client={"a": "1", "b": "1", "c": "1"})
     found = client_settings(kafka, own={"a": "2"}, defaults={"b": "0", "d": "0"})
@@ -248,7 +248,7 @@ def test_a_password_is_in_no_representation():
         ),
     ],
 )
-def test_what_would_leave_a_client_in_plaintext_is_a_mistake(
+def test_a_setting_that_leaves_a_client_in_plaintext_is_a_mistake(
     client: dict[str, str], mistake: str, tmp_path: Path
 ):
     """
@@ -291,9 +291,9 @@ MAKERS = {
 }
 
 
-def test_every_client_is_made_in_one_place_of_its_member():
+def test_every_kafka_client_is_made_in_one_place_of_its_member():
     """
-    Nobody else makes a client, or spells an address, so none forgets TLS and login.
+    No other module makes a client, or reads an address, so none forgets TLS and login.
     """
     making = re.compile(r"\b(Consumer|Producer|AdminClient)\([^)]|bootstrap\.servers\"")
     found = [

@@ -1,4 +1,4 @@
-"""The engine's section, and who writes a sink's target."""
+"""The engine's section, and which process writes a sink's target."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def settings(
 @pytest.mark.parametrize("kind", ["cache", "search"])
 def test_executors_write_a_cache_and_an_index(kind: str):
     """
-    Their guards decide each key by itself, whoever writes it.
+    Their guards decide each key by itself, for any writer.
     """
     assert WriteFrom.EXECUTORS is settings(kind).sink[0].write_from
 
@@ -83,9 +83,9 @@ def test_settings_of_the_engine_come_from_the_file_and_from_secrets(tmp_path: Pa
         ("spark.sql.session.timeZone", "set by the driver itself"),
     ],
 )
-def test_what_decides_what_is_written_is_not_for_the_file(name: str, told: str):
+def test_settings_that_decide_the_output_are_not_configurable(name: str, told: str):
     """
-    Nor is what is no setting of the engine at all.
+    Nor is a key that is no setting of the engine at all.
     """
     with pytest.raises(ConfigurationError, match=told):
         settings(settings={name: "x"})

@@ -34,7 +34,7 @@ def read(folder: Path, text: str, **environ: str) -> Settings:
 
 
 def mistakes(folder: Path, text: str, **environ: str) -> tuple[str, ...]:
-    """Return what is wrong with a file of this text."""
+    """Return the mistakes of a file of this text."""
     with pytest.raises(ConfigurationError) as caught:
         read(folder, text, **environ)
     return caught.value.mistakes
@@ -42,7 +42,7 @@ def mistakes(folder: Path, text: str, **environ: str) -> tuple[str, ...]:
 
 def test_a_good_file_is_read_with_its_defaults(tmp_path: Path):
     """
-    What is not written has its documented default.
+    A missing key has its documented default.
     """
     settings = read(tmp_path, GOOD)
 
@@ -98,7 +98,7 @@ def test_variables_of_the_command_line_are_left_alone(tmp_path: Path):
     assert read(tmp_path, GOOD, TOWPATH_CONFIG="x", TOWPATH_STATE="y").version == 1
 
 
-def test_every_mistake_is_told_at_once_with_the_nearest_name(tmp_path: Path):
+def test_every_mistake_is_reported_at_once_with_the_nearest_name(tmp_path: Path):
     """
     Unknown keys, missing keys and bad values of every section stand in one message.
     """
@@ -181,9 +181,9 @@ def test_two_routes_of_one_name_are_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["version = ", "\udcff"])
-def test_what_is_not_toml_is_one_clear_error(tmp_path: Path, text: str):
+def test_invalid_toml_is_one_clear_error(tmp_path: Path, text: str):
     """
-    A file that cannot be parsed says where.
+    The error says where the file cannot be parsed.
     """
     path = tmp_path / "towpath.toml"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))

@@ -73,9 +73,9 @@ def test_every_line_is_json_with_time_level_logger_and_event():
     )
 
 
-def test_a_failure_is_told_without_the_values_of_its_variables():
+def test_a_failure_is_logged_without_the_values_of_its_variables():
     """
-    Tracebacks name places; what stood in local variables may be a credential.
+    Tracebacks name places; local variables may hold a credential.
     """
     told = talk().stderr
 
@@ -128,9 +128,9 @@ def test_people_read_lines_with_log_addresses():
     )
 
 
-def test_a_terminal_gets_lines_for_people():
+def test_a_terminal_gets_readable_lines():
     """
-    Without a word about it: what is no terminal gets JSON.
+    By default any other output gets JSON.
     """
     ours, theirs = pty.openpty()
     subprocess.run(

@@ -1,4 +1,4 @@
-"""What a wrong configuration is told: every mistake at once, with a way out."""
+"""The messages of a wrong configuration: every mistake at once, with a remedy."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def read(folder: Path, more: str, **environ: str) -> Settings:
 
 
 def mistakes(folder: Path, more: str, **environ: str) -> tuple[str, ...]:
-    """Return what is wrong with the good file and more text."""
+    """Return the mistakes of the good file with more text."""
     with pytest.raises(ConfigurationError) as caught:
         read(folder, more, **environ)
     return caught.value.mistakes
@@ -158,7 +158,7 @@ def test_each_mistake_says_what_was_expected(
     tmp_path: Path, more: str, mistake: str
 ) -> None:
     """
-    The key, what it takes, what stands there, and the nearest valid word.
+    The key, its valid values, the given value, and the nearest valid word.
     """
     assert mistakes(tmp_path, more) == (mistake,)
 
@@ -212,12 +212,14 @@ def test_sections_that_contradict_each_other_are_mistakes(
     tmp_path: Path, more: str, mistake: str
 ) -> None:
     """
-    What can be seen without a server is seen when the file is read.
+    They are found when the file is read, without a server.
     """
     assert mistakes(tmp_path, more)[0] == mistake
 
 
-def test_contradictions_are_told_together_with_other_mistakes(tmp_path: Path) -> None:
+def test_contradictions_are_reported_together_with_other_mistakes(
+    tmp_path: Path,
+) -> None:
     """
     A wrong value elsewhere does not hide that two sections contradict each other.
     """
@@ -244,7 +246,7 @@ def test_contradictions_are_told_together_with_other_mistakes(tmp_path: Path) ->
 
 def test_a_check_is_left_out_while_its_keys_are_wrong(tmp_path: Path) -> None:
     """
-    A table's name that is a mistake is not told again as a table that is missing.
+    A mistyped table is not reported again as a missing table.
     """
     path = tmp_path / "towpath.toml"
     text = GOOD.replace('"shop.orders"', '"orders"')
@@ -357,7 +359,7 @@ def test_a_bad_value_is_named_by_its_variable(
     tmp_path: Path, variable: str, value: str, mistake: str
 ) -> None:
     """
-    Whoever set a variable reads its name, not a key of a file that is right.
+    The message names the variable, not a key of a file that is right.
     """
     assert mistakes(tmp_path, "", **{variable: value}) == (mistake,)
 
@@ -377,7 +379,7 @@ def test_brokers_are_hosts_with_ports(
     tmp_path: Path, address: str, *, is_good: bool
 ) -> None:
     """
-    An address that no client could connect to is told before one tries.
+    An invalid address is reported before a client tries it.
     """
     environ = {"TOWPATH_KAFKA__BOOTSTRAP_SERVERS": address}
     if is_good:
@@ -387,9 +389,9 @@ def test_brokers_are_hosts_with_ports(
     assert "must be host:port" in mistakes(tmp_path, "", **environ)[0]
 
 
-def test_an_unlikely_name_is_no_guess(tmp_path: Path):
+def test_an_unlikely_key_has_no_suggestion(tmp_path: Path):
     """
-    A key that is like none says which keys there are, and proposes nothing.
+    A key that resembles none lists the valid keys, and proposes nothing.
     """
     path = tmp_path / "towpath.toml"
     path.write_text(

@@ -1,4 +1,4 @@
-"""What the outbox's options must agree on."""
+"""Consistency of the outbox's options."""
 
 from pathlib import Path
 
@@ -30,9 +30,11 @@ url = "http://localhost:1"
         ('cloudevents = "/x"\ncolumns = { type = "" }', "needs relay.outbox.columns"),
     ],
 )
-def test_options_that_contradict_are_mistakes(tmp_path: Path, options: str, told: str):
+def test_outbox_options_that_contradict_are_mistakes(
+    tmp_path: Path, options: str, told: str
+):
     """
-    Each is told with the key that is wrong, before anything starts (A50).
+    Each names its wrong key, before anything starts (A50).
     """
     path = tmp_path / "towpath.toml"
     path.write_text(FILE + options, encoding="utf-8")

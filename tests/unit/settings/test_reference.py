@@ -55,7 +55,7 @@ def words_of(key: Key) -> list[str]:
 
 def test_the_reference_has_every_key_and_no_other():
     """
-    Whoever adds, renames or removes a key changes the reference with it.
+    Adding, renaming or removing a key changes the reference with it.
     """
     assert sorted(key.name for key in keys(Settings)) == sorted(documented())
 

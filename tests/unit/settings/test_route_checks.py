@@ -1,4 +1,4 @@
-"""What a sink's routes must agree on."""
+"""Consistency of a sink's routes."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def test_a_route_of_aggregates_is_read(tmp_path: Path):
 @pytest.mark.parametrize("kind", ["cache", "warehouse"])
 def test_only_an_index_keeps_aggregates(tmp_path: Path, kind: str):
     """
-    Others are told so before anything starts.
+    Other sinks are refused before anything starts.
     """
     with pytest.raises(ConfigurationError, match="only a search index keeps aggreg"):
         load(write(tmp_path, kind), {})
@@ -86,7 +86,7 @@ def test_a_route_that_contradicts_itself_is_a_mistake(
     tmp_path: Path, change: tuple[str, str], told: str
 ):
     """
-    Each is told with what it lacks or has too much.
+    The message names the missing or superfluous key.
     """
     with pytest.raises(ConfigurationError, match=told):
         load(write(tmp_path, "search", change), {})
@@ -131,10 +131,12 @@ def two_sinks(folder: Path, *sinks: dict[str, str]) -> Path:
         ("cache", "All/Orders", True),
     ],
 )
-def test_a_place_has_a_name_that_its_target_takes(
+def test_a_route_name_is_one_that_its_target_accepts(
     tmp_path: Path, kind: str, name: str, is_fit: bool
 ):
-    """What the target would refuse when the sink starts is told with the file."""
+    """
+    A name that the target would refuse at the start is refused with the file.
+    """
     more = 'folder = "lake"' if kind == "warehouse" else ""
     sink = {"sink": "it", "kind": kind, "name": name, "more": more}
     try:

@@ -1,4 +1,4 @@
-"""What a route says of columns and ids is checked before anything starts."""
+"""A route's columns and ids are checked before anything starts."""
 
 import re
 from pathlib import Path
@@ -155,7 +155,7 @@ def test_a_route_that_contradicts_itself_is_a_mistake(route: dict, kind: str, to
     assert re.search(re.escape(told), mistake), mistake
 
 
-def test_every_mistake_is_told_at_once():
+def test_every_mistake_of_the_routes_is_reported_at_once():
     """
     Of several routes, and several of one.
     """
@@ -195,9 +195,9 @@ def test_a_topic_in_two_shapes_is_of_a_cache_only():
         ("{a}:", "nothing stands between two colons"),
     ],
 )
-def test_a_template_that_two_keys_could_share_is_none(text: str, told: str):
+def test_a_template_that_two_keys_could_share_is_a_mistake(text: str, told: str):
     """
-    Each is told with what is wrong with it, and what would be right.
+    The message names the mistake and a correct template.
     """
     (mistake,) = mistakes({"key": text})
 

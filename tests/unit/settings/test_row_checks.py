@@ -52,15 +52,19 @@ def mistakes(relay: dict, *sinks: dict) -> tuple[str, ...]:
         ("unknown_types", "bytes", '"text" or "omit"'),
     ],
 )
-def test_a_form_that_sinks_cannot_read_is_a_mistake(key: str, form: str, cure: str):
-    """It is told with the sinks that would read it, and with what they can read."""
+def test_a_row_form_that_sinks_cannot_read_is_a_mistake(key: str, form: str, cure: str):
+    """
+    The message names the sinks that would read it, and the forms that they can read.
+    """
     told = f'relay.rows.{key}: sinks of tables (cache) cannot read "{form}": set it to '
 
     assert (told + cure,) == mistakes({"rows": {key: form}}, CACHE, LAKE)
 
 
-def test_all_forms_of_the_preset_are_told_at_once():
-    """What the file does not name is told with the preset that gives it."""
+def test_all_forms_of_the_preset_are_reported_at_once():
+    """
+    A form that the file does not set is reported with the preset that does.
+    """
     found = mistakes({"preset": "debezium", "rows": {"hstore": "map"}}, CACHE)
     keys = ["format", "decimals", "times", "intervals", "hstore"]
     gives = ', which relay.preset = "debezium" gives: set it to '
@@ -77,8 +81,10 @@ def test_all_forms_of_the_preset_are_told_at_once():
         {"mask": [{"columns": ["shop.orders.name"], "form": "mask", "length": 3}]},
     ],
 )
-def test_what_sinks_can_read_is_no_mistake(rows: dict):
-    """What is left out, renamed or masked is announced so, and read like any other."""
+def test_row_forms_that_sinks_can_read_are_no_mistake(rows: dict):
+    """
+    An excluded, renamed or masked column is announced so, and read like any other.
+    """
     assert () == mistakes({"rows": rows}, CACHE)
 
 
@@ -103,8 +109,10 @@ def test_a_relay_without_sinks_of_tables_writes_any_form(sinks: tuple[dict, ...]
     assert () == mistakes({"preset": "debezium"}, *sinks)
 
 
-def test_a_form_that_is_none_is_told_once():
-    """What is wrong with the key itself hides what it would contradict."""
+def test_an_invalid_row_form_is_reported_once():
+    """
+    A mistake in the key itself hides its contradictions.
+    """
     (told,) = mistakes({"rows": {"format": "xml"}}, CACHE)
 
     assert "sinks of tables" not in told

@@ -65,9 +65,9 @@ def test_a_kind_that_a_package_adds_is_known_with_its_options(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("plugged")
-def test_a_package_does_not_take_a_built_in_kind_away(tmp_path: Path):
+def test_a_package_does_not_replace_a_built_in_kind(tmp_path: Path):
     """
-    What bears the name of a built-in kind is not listed, and not used.
+    A kind with the name of a built-in one is not listed, and not used.
     """
     assert installed_kinds() == ("heap",)
     assert read(tmp_path, "cache", url="redis://localhost").kind is SinkKind.CACHE
@@ -95,7 +95,7 @@ def test_an_unknown_kind_names_those_of_packages_too(tmp_path: Path):
 )
 def test_a_section_belongs_to_its_kind(tmp_path: Path, kind, more, told):
     """
-    What a kind has no use for, and what it cannot be without, is told.
+    Superfluous and missing sections of a kind are reported.
     """
     with pytest.raises(ConfigurationError, match=told) as caught:
         read(tmp_path, kind, more)
@@ -103,9 +103,9 @@ def test_a_section_belongs_to_its_kind(tmp_path: Path, kind, more, told):
     assert SECRET not in str(caught.value)
 
 
-def test_a_webhook_is_posted_to_an_address_of_the_web(tmp_path: Path):
+def test_a_webhook_has_an_http_address(tmp_path: Path):
     """
-    Any other address is a mistake, told before anything runs.
+    Any other address is a mistake, reported before anything runs.
     """
     with pytest.raises(ConfigurationError, match="must begin with http:// or https://"):
         read(tmp_path, "webhook", HOOK, url="redis://localhost")
@@ -126,9 +126,9 @@ def test_webhooks_tell_rows_and_events(tmp_path: Path, topic: str, route: str):
     assert (SECRET,) == load(path, {}).sink_named("told").webhook.secrets
 
 
-def test_the_secrets_of_a_webhook_are_masked_wherever_they_are_shown(tmp_path: Path):
+def test_a_webhooks_secrets_are_masked(tmp_path: Path):
     """
-    Who prints the configuration prints no secret of it.
+    A printed configuration contains no secret of it.
     """
     shown = masked(read(tmp_path, "webhook", HOOK).model_dump(mode="json"))
 

@@ -1,4 +1,4 @@
-"""Names and expressions of ``[[source]] tables``, and what they take."""
+"""Names and expressions of ``[[source]] tables``, and the tables that they match."""
 
 from pathlib import Path
 from typing import Any
@@ -72,9 +72,9 @@ def test_names_come_first_and_each_table_once():
     )
 
 
-def test_the_outbox_and_the_signal_table_are_apart():
+def test_expressions_exclude_the_outbox_and_the_signal_table():
     """
-    An expression never takes what has a use of its own.
+    An expression never matches a table with a use of its own.
     """
     settings = settings_of(
         source={"tables": [".*"]},
@@ -131,9 +131,11 @@ def test_the_outbox_and_the_signal_table_are_apart():
         ),
     ],
 )
-def test_contradictions_are_told(sections: dict[str, Any], mistake: str):
+def test_contradicting_table_entries_are_reported(
+    sections: dict[str, Any], mistake: str
+):
     """
-    What an entry cannot mean, or two keys cannot both mean, is one sentence.
+    An impossible entry, or two contradicting keys, is one sentence.
     """
     with pytest.raises(ConfigurationError) as refused:
         settings_of(**sections)

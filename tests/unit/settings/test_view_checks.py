@@ -1,4 +1,4 @@
-"""What declared aggregate views must agree on."""
+"""Consistency of declared aggregate views."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ view = "s.other"
 
 
 def mistakes(folder: Path, **parts: str) -> str:
-    """Return what a file with a view has wrong."""
+    """Return the mistakes of a file with a view."""
     path = folder / "towpath.toml"
     told = {"tables": "[]", "options": "", "name": "order", "more": ""}
     path.write_text(FILE.format(**told | parts), encoding="utf-8")
@@ -53,16 +53,16 @@ def mistakes(folder: Path, **parts: str) -> str:
         ({"name": "an order"}, "an order makes no topic name"),
     ],
 )
-def test_what_a_view_contradicts_is_a_mistake(tmp_path: Path, parts: dict, told: str):
+def test_a_view_that_contradicts_is_a_mistake(tmp_path: Path, parts: dict, told: str):
     """
-    Each is told with its cure, before anything starts.
+    Each names its remedy, before anything starts.
     """
     assert told in mistakes(tmp_path, **parts)
 
 
-def test_all_mistakes_of_views_are_told_at_once(tmp_path: Path):
+def test_all_mistakes_of_views_are_reported_at_once(tmp_path: Path):
     """
-    Nobody starts three times to learn of three mistakes.
+    Three mistakes need one start, not three.
     """
     found = mistakes(
         tmp_path,

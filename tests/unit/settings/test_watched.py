@@ -39,9 +39,9 @@ def test_a_file_is_read_once_until_it_changes(tmp_path):
     assert "kafka:2" == changed.kafka.bootstrap_servers
 
 
-def test_mistakes_are_told_once_for_each_change(tmp_path):
+def test_mistakes_are_reported_once_for_each_change(tmp_path):
     """
-    A missing file is asked for at each look; what it becomes is read.
+    A missing file is looked for each time; once it exists it is read.
     """
     path = tmp_path / "towpath.toml"
     watched = WatchedFile(path, {})

@@ -1,4 +1,4 @@
-"""Columns that were altered: which rows are asked for, how often, and what is kept."""
+"""Altered columns: which rows are refetched, how often, and what is stored."""
 
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ class Announced:
     shape = None
 
     def refresh(self):
-        """Learn nothing."""
+        """Do nothing."""
 
     def known(self, _topic):
         """Return it."""
@@ -37,7 +37,7 @@ class Announced:
 
 
 class Repairs:
-    """Takes note of what is asked for, unless nobody can be asked."""
+    """Records refetch requests, unless requests are impossible."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -45,7 +45,7 @@ class Repairs:
         self.fail = False
 
     def ask_columns(self, route, columns, _why):
-        """Take note, as the real ones do."""
+        """Record the request, as the real ones do."""
         if self.fail:
             message = "no broker"
             raise BrokerUnavailableError(message)
@@ -55,8 +55,8 @@ class Repairs:
         return snapshot_id
 
 
-class Place:
-    """One sink that begins again and again."""
+class AlteredBench:
+    """One sink that starts again and again."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -78,25 +78,27 @@ class Place:
         self.made = Reshaping(plan, self.announced, self.repairs, clock)
 
     def become(self, *columns):
-        """Announce a shape and look; return what was asked for until now."""
+        """Announce a shape and check it; return all requests until now."""
         self.announced.shape = RelationShape("shop", "orders", columns, ("id",), "0")
         self.made.look()
         return self.repairs.asked
 
     @property
     def lacking(self):
-        """What is noted to be read."""
+        """Return the stored refetches."""
         return unfilled.noted(self.folder, "s", ["orders"])
 
 
 @pytest.fixture
 def place(tmp_path):
-    """Lend a sink."""
-    return Place(tmp_path)
+    """Return a sink."""
+    return AlteredBench(tmp_path)
 
 
-def test_a_first_shape_and_the_same_again_ask_for_nothing(place):
-    """Whoever adds a sink fills it; a restart, and an unannounced table, alter none."""
+def test_an_unchanged_shape_refetches_nothing(place):
+    """
+    A new sink is filled anyway; a restart, and an unannounced table, alter none.
+    """
     place.made.look()
     place.become(ID, NOTE)
     place.begin()
@@ -104,8 +106,10 @@ def test_a_first_shape_and_the_same_again_ask_for_nothing(place):
     assert [] == place.become(NOTE, ID)
 
 
-def test_an_added_and_a_renamed_column_are_asked_for_once(place):
-    """By one snapshot for both, also when the sink did not run meanwhile."""
+def test_added_and_renamed_columns_are_refetched_once(place):
+    """
+    One snapshot serves both, also if the sink did not run meanwhile.
+    """
     place.become(ID, NOTE)
     place.begin()
     place.become(ID, Column("remark", "text"), TOTAL)
@@ -128,10 +132,12 @@ def test_an_added_and_a_renamed_column_are_asked_for_once(place):
         (TOTAL, Column("n", "real", nullable=False), False),
     ],
 )
-def test_a_type_is_another_where_values_are_written_again(
+def test_a_type_change_that_rewrites_values_is_refetched(
     place, before, after, is_asked
 ):
-    """More room for the same values alters none of them."""
+    """
+    More room for the same values alters none of them.
+    """
     place.become(ID, before)
 
     assert is_asked == bool(place.become(ID, after))
@@ -147,8 +153,10 @@ def test_a_type_is_another_where_values_are_written_again(
         ),
     ],
 )
-def test_a_target_with_types_is_not_filled_with_values_of_another(place, block, cure):
-    """It could refuse every row: the log names the command; columns are still added."""
+def test_a_typed_target_is_not_refetched_for_another_type(place, block, cure):
+    """
+    It could refuse every row: the log names the command; columns are still added.
+    """
     place.block = block
     place.begin()
     place.become(ID, TOTAL)
@@ -161,8 +169,10 @@ def test_a_target_with_types_is_not_filled_with_values_of_another(place, block, 
     )
 
 
-def test_a_route_asks_for_columns_that_it_takes_by_the_name_in_the_source(place):
-    """What it leaves out alters none of its rows; names may be sanitised."""
+def test_a_route_refetches_only_columns_that_it_takes(place):
+    """
+    An excluded column alters none of its rows; names may be sanitised.
+    """
     place.route = {**ORDERS, "exclude": ["note"], "rename": {"n": "total"}}
     place.begin()
     place.become(ID)
@@ -173,8 +183,10 @@ def test_a_route_asks_for_columns_that_it_takes_by_the_name_in_the_source(place)
     )
 
 
-def test_who_is_not_to_be_filled_names_the_command(place):
-    """``fill_added_columns = false``: it is logged, and nothing counts as lacking."""
+def test_without_filling_the_command_is_logged(place):
+    """
+    ``fill_added_columns = false``: it is logged, and nothing counts as missing.
+    """
     place.block = {**LAKE, "warehouse": {"fill_added_columns": False}}
     place.begin()
     place.become(ID)
@@ -188,8 +200,10 @@ def test_who_is_not_to_be_filled_names_the_command(place):
     )
 
 
-def test_what_could_not_be_asked_for_is_asked_for_again(place):
-    """The batch is not written before."""
+def test_a_failed_refetch_of_columns_is_requested_again(place):
+    """
+    The batch is not written before.
+    """
     written = []
     writing = SimpleNamespace(write=lambda *batch: written.append(batch))
     place.become(ID)
@@ -208,8 +222,10 @@ def test_what_could_not_be_asked_for_is_asked_for_again(place):
     )
 
 
-def test_a_column_that_is_dropped_meanwhile_does_not_leave_a_route_lacking(place):
-    """Its snapshot fails; what else it was to read is asked for again."""
+def test_a_column_dropped_meanwhile_leaves_no_route_incomplete(place):
+    """
+    Its snapshot fails; the other columns of the request are requested again.
+    """
     place.become(ID)
     place.become(ID, NOTE, TOTAL)
     place.begin()

@@ -1,4 +1,6 @@
-"""One micro-batch: what arrives, what is set aside, in which order it is durable."""
+"""
+One micro-batch: its records, its dead letters, and the order of what becomes durable.
+"""
 
 from dataclasses import replace
 
@@ -23,7 +25,9 @@ from towpath.sinks.memory import MemorySink
 
 
 def test_kafkas_columns_become_records():
-    """Headers find their rows, whatever their number, over chunks as well."""
+    """
+    Headers belong to their rows, for any number of them and over several chunks.
+    """
     some = table(
         (TOPIC, 1, 5, b"k", None, []),
         (TOPIC, 2, 6, None, b"v", [("a", b"1"), ("b", b"2"), ("c", None)]),
@@ -40,12 +44,16 @@ def test_kafkas_columns_become_records():
 
 
 def test_an_empty_batch_has_no_records():
-    """The engine may hand over nothing at all."""
+    """
+    The engine may hand over an empty batch.
+    """
     assert records_of(table()) == []
 
 
-def test_a_batch_is_folded_written_and_told():
-    """Counts say what became of every record."""
+def test_a_batch_is_folded_written_and_counted():
+    """
+    Counts cover every record.
+    """
     sink, letters = MemorySink(), Letters()
     writer = BatchWriter(ROUTES, sink, desk_of(letters))
     result = writer.write(
@@ -59,7 +67,7 @@ def test_a_batch_is_folded_written_and_told():
 
 
 class Safe(MemorySink):
-    """Keeps how much it was given at once, and below what it may forget."""
+    """Records the size of each call, and the position below which it may purge."""
 
     def __init__(self):
         super().__init__()
@@ -78,9 +86,9 @@ class Safe(MemorySink):
         (5, [(2, None), (2, None), (1, "safe")]),
     ],
 )
-def test_a_large_batch_is_written_in_parts(monkeypatch, count, told):
+def test_a_large_batch_is_written_in_slices(monkeypatch, count, told):
     """
-    What lies below the safe position may stand in any of them: the last one tells it.
+    The safe position is given with the last slice, as any slice may have older records.
     """
     monkeypatch.setattr(batches, "PART_RECORDS", 2)
     sink, letters = Safe(), Letters()
@@ -93,7 +101,7 @@ def test_a_large_batch_is_written_in_parts(monkeypatch, count, told):
 
 
 class Dying(MemorySink):
-    """Does not answer at one of its flushes, before or after it."""
+    """Fails at one of its flushes, before or after it."""
 
     def __init__(self, flush, *, is_done):
         super().__init__()
@@ -111,10 +119,12 @@ class Dying(MemorySink):
 
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize("flush", range(5))
-def test_a_batch_that_ends_between_two_parts_comes_to_the_same(
+def test_a_batch_interrupted_between_two_slices_ends_the_same(
     monkeypatch, flush, is_done
 ):
-    """Rows, keys set aside and letters: what the finished parts did is absorbed."""
+    """
+    Rows, parked keys and dead letters of finished slices are absorbed.
+    """
     unreadable = (*row(3, "c", order=1)[:4], b"{", row(3, "c")[5])
     told = [
         *(row(1, "c", order=1, note="a"), row(2, "c", order=2, note="a"), unreadable),
@@ -138,8 +148,10 @@ def test_a_batch_that_ends_between_two_parts_comes_to_the_same(
     )
 
 
-def test_poison_is_set_aside_and_the_rest_is_written():
-    """A record that cannot be read holds nothing back."""
+def test_an_unreadable_record_is_a_dead_letter_and_the_rest_is_written():
+    """
+    An unreadable record holds no other key back.
+    """
     sink, letters = MemorySink(), Letters()
     poison = (TOPIC, 0, 2, b"{}", b"{", [])
     result = BatchWriter(ROUTES, sink, desk_of(letters)).write(
@@ -153,8 +165,10 @@ def test_poison_is_set_aside_and_the_rest_is_written():
     )
 
 
-def test_all_pieces_of_a_refused_change_are_set_aside():
-    """Two partial changes that were folded into one are two dead letters."""
+def test_all_records_of_a_refused_change_are_dead_letters():
+    """
+    Two partial changes that were folded into one are two dead letters.
+    """
     sink, letters = MemorySink(), Letters()
     batch = table(
         row(1, "u", order=9, a=1, unchanged=["b"]),
@@ -166,8 +180,10 @@ def test_all_pieces_of_a_refused_change_are_set_aside():
     assert (1, [(1, ABSENT_ROW), (3, ABSENT_ROW)]) == (result.rows, letters.told())
 
 
-def test_a_partial_change_upon_a_delete_leaves_the_delete():
-    """The delete is applied, and only what came after it is set aside."""
+def test_a_partial_change_after_a_delete_keeps_the_delete():
+    """
+    The delete is applied, and only the later change is a dead letter.
+    """
     sink, letters = MemorySink(), Letters()
     batch = table(row(1, "c", a=1, b=1), row(2, "d"), row(3, "u", a=2, unchanged=["b"]))
     BatchWriter(ROUTES, sink, desk_of(letters)).write(batch, 0)
@@ -176,15 +192,19 @@ def test_a_partial_change_upon_a_delete_leaves_the_delete():
 
 
 def test_a_batch_fails_if_its_dead_letters_are_not_durable():
-    """Nothing is set aside silently: the batch comes again."""
+    """
+    No record is lost silently: the batch is retried.
+    """
     writer = BatchWriter(ROUTES, MemorySink(), desk_of(Letters(fail=True)))
 
     with pytest.raises(BrokerUnavailableError):
         writer.write(table(row(1, "u", a=1, unchanged=["b"])), 0)
 
 
-def test_a_floor_of_a_batch_takes_away_what_is_below_it():
-    """Rows of earlier batches, rows of the same batch; what is newer stays."""
+def test_a_floor_in_a_batch_deletes_older_rows():
+    """
+    Rows of earlier batches and of the same batch go; newer ones stay.
+    """
     sink = MemorySink()
     writer = BatchWriter(ROUTES, sink, desk_of(Letters()))
     writer.write(table(row(1, "c", order=7), row(2, "c", order=8)), 0)
@@ -200,7 +220,7 @@ def test_a_floor_of_a_batch_takes_away_what_is_below_it():
 
 
 class Particular(MemorySink):
-    """Refuses a call as a whole if it holds one of the given orders."""
+    """Refuses a whole call that contains one of the given orders."""
 
     def __init__(self, *poison):
         super().__init__()
@@ -208,7 +228,7 @@ class Particular(MemorySink):
         self.calls = 0
 
     def apply(self, batch):
-        """Refuse, and say nothing of which."""
+        """Refuse, without naming the order."""
         self.calls += 1
         if self.poison & {change.key[0] for change in batch.changes}:
             message = "no such field"
@@ -216,8 +236,10 @@ class Particular(MemorySink):
         super().apply(batch)
 
 
-def test_the_poison_row_of_a_refused_batch_is_found():
-    """Of two hundred rows two are refused, each alone; the rest is written."""
+def test_the_refused_rows_of_a_batch_are_found_by_bisection():
+    """
+    Of two hundred rows two are refused, each alone; the rest is written.
+    """
     sink, letters = Particular(31, 170), Letters()
     batch = table(*(row(n, "c", order=n) for n in range(200)))
     result = BatchWriter(ROUTES, sink, desk_of(letters)).write(batch, 0)
@@ -231,7 +253,9 @@ def test_the_poison_row_of_a_refused_batch_is_found():
 
 
 def test_a_floor_of_a_refused_batch_counts():
-    """What is no change is not lost in the search for the one that is refused."""
+    """
+    The bisection for the refused change does not lose the floor.
+    """
     sink = Particular(9)
     writer = BatchWriter(ROUTES, sink, desk_of(Letters()))
     writer.write(table(row(1, "c", order=7)), 0)
@@ -241,8 +265,10 @@ def test_a_floor_of_a_refused_batch_counts():
     assert {"8"} == sink.rows["orders"].keys()
 
 
-def test_a_target_that_refuses_everything_is_broken_not_poisoned():
-    """Nothing is set aside: the topic must not run empty into the dead letters."""
+def test_a_target_that_refuses_everything_is_broken():
+    """
+    No record becomes a dead letter: the topic must not drain into the dead letters.
+    """
     letters = Letters()
     writer = BatchWriter(ROUTES, Particular(*range(200)), desk_of(letters))
     with pytest.raises(EveryChangeRefusedError, match="no such field"):
@@ -251,9 +277,11 @@ def test_a_target_that_refuses_everything_is_broken_not_poisoned():
     assert [] == letters.told()
 
 
-def test_small_batches_do_not_run_empty_into_the_dead_letters():
+def test_small_refused_batches_do_not_drain_the_topic():
     """
-    Those refused whole count together, also after a restart; a call taken ends that.
+    Wholly refused batches count together, also after a restart.
+
+    An accepted call ends that.
     """
     sink, letters, in_a_row = Particular(*range(200)), Letters(), InARow()
     batches = [
@@ -261,7 +289,7 @@ def test_small_batches_do_not_run_empty_into_the_dead_letters():
     ]
 
     def write_all(batches):
-        """Write with a new writer; return how many batches got through."""
+        """Write with a new writer; return the number of written batches."""
         desk = replace(desk_of(letters), in_a_row=in_a_row)
         writer = BatchWriter(ROUTES, sink, desk)
         for number, batch in enumerate(batches):
@@ -278,8 +306,10 @@ def test_small_batches_do_not_run_empty_into_the_dead_letters():
     assert ([25, 0, 0], 5, 51) == (refused, mended, len(letters.told()))
 
 
-def test_a_row_that_a_partial_change_lacks_is_asked_for():
-    """Once per key, also where a delete of the same batch took it; not set aside."""
+def test_a_missing_row_of_a_partial_change_is_refetched():
+    """
+    Once per key, also if a delete of the same batch removed it; it is no dead letter.
+    """
     letters, repairs = Letters(), Asked()
     batch = table(
         row(1, "u", order=9, a=1, unchanged=["b"]),
@@ -298,11 +328,11 @@ def test_a_row_that_a_partial_change_lacks_is_asked_for():
     )
 
 
-def test_a_row_that_was_read_is_not_laid_over_what_came_since():
+def test_a_refetched_row_does_not_overwrite_newer_changes():
     """
     The whole change stands between the two, and came in the batch before.
 
-    In the target's order each finds its place.
+    The target orders both by position.
     """
     shop = Shop()
     shop.write(change(1, "c", note="old", status="placed"))
@@ -319,8 +349,10 @@ def test_a_row_that_was_read_is_not_laid_over_what_came_since():
     )
 
 
-def test_what_comes_after_a_row_that_is_refused_is_refused_too():
-    """It would be laid upon a row from before it."""
+def test_partial_changes_after_a_refused_row_are_refused_too():
+    """
+    They would be merged with an older row.
+    """
     shop = Shop()
     shop.write(change(1, "c", note="old", status="placed"))
     shop.write(

@@ -1,4 +1,4 @@
-"""A writer that dies at any call, on either side of it, ends as one that never did."""
+"""A writer that dies at any call, before or after it, ends like one that never does."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.dead_letters.letter import Matter, Order, Verb
 
 POISON = Record(Origin(TOPIC, 1, 5), b"{}", b"{", {})
-# Orders 7, 8 and 9: 7 is parked, asked for, and replayed; 8 is read anew, 9 lacks its
+# Orders 7, 8 and 9: 7 is parked, refetched and replayed; 8 is read again, 9 lacks its
 # row.
 BATCHES = (
     (
@@ -33,7 +33,7 @@ ORDER = Order("one", Verb.REPLAY, Matter(TOPIC, b'{"order_id":7}'))
 
 
 def run(death=None):
-    """Write all batches, one after the other, however often the writer dies."""
+    """Write all batches in turn, however often the writer dies."""
     shop = Shop(can_ask=True)
     if death is not None:
         death.threaten(shop)
@@ -53,8 +53,10 @@ def run(death=None):
 
 
 @pytest.mark.parametrize("is_after", [False, True])
-def test_a_death_at_any_call_changes_nothing_in_the_end(is_after: bool):
-    """Rows, tombstones, open letters and answers are those of an undisturbed run."""
+def test_a_crash_at_any_call_changes_nothing_in_the_end(is_after: bool):
+    """
+    Rows, tombstones, open dead letters and answers are those of an undisturbed run.
+    """
     expected = run()
     deaths = 0
     while True:

@@ -1,4 +1,4 @@
-"""The rows of a batch, given as they come, and all of them again if need be."""
+"""The rows of a batch, given as they arrive, and again from the start if needed."""
 
 import pytest
 
@@ -8,14 +8,14 @@ from towpath.sinks.jobs.query import Rows
 
 
 class Log:
-    """Three portions of two records; a broker that goes away at some of them."""
+    """Three slices of two records; a broker that is lost at some of them."""
 
     def __init__(self, *away_at):
         self.away_at = [*away_at]
         self.begun = 0
 
     def __call__(self):
-        """Read from the first portion."""
+        """Read from the first slice."""
         self.begun += 1
         for portion in range(3):
             if [portion] == self.away_at[:1]:
@@ -30,9 +30,9 @@ def offsets(tables):
     return [offset for one in tables for offset in one.column("offset").to_pylist()]
 
 
-def test_rows_are_read_once():
+def test_batch_rows_are_read_once():
     """
-    Whoever asks again, or for the rest, is given what is here already.
+    A second reader, or one of the rest, gets the rows already read.
     """
     log = Log()
     rows = Rows(None, log, 6)
@@ -45,9 +45,9 @@ def test_rows_are_read_once():
     )
 
 
-def test_a_batch_that_could_not_be_read_is_read_from_its_beginning():
+def test_a_batch_that_could_not_be_read_is_read_from_its_start():
     """
-    Nothing stands in it twice then.
+    No row is in it twice then.
     """
     log = Log(2, 0)
     rows = Rows(None, log, 6)
@@ -61,7 +61,7 @@ def test_a_batch_that_could_not_be_read_is_read_from_its_beginning():
 @pytest.mark.parametrize("away_at", [0, 1, 2])
 def test_a_batch_that_fails_halfway_is_given_whole(away_at):
     """
-    Whatever was given before the failure comes again, before all the rest.
+    Rows given before the failure come again, before all the rest.
     """
     log = Log(away_at)
     rows = Rows(None, log, 6)

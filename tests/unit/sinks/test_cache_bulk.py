@@ -1,4 +1,4 @@
-"""Rows that the cache takes as columns: which, how they are called for, what counts."""
+"""Rows that the cache takes as columns: selection, calls and counts."""
 
 import orjson
 import pyarrow as pa
@@ -52,12 +52,12 @@ def columns_of(*told):
 
 
 def changes_of(*told):
-    """Return what the records come to in the ordinary way."""
+    """Return the changes that the record path makes of the records."""
     return newest_per_key(decode(told, ROUTES).changes).changes
 
 
-def ends(*told, floor=None):
-    """Write records as columns, and one by one; return what each comes to."""
+def both_ways(*told, floor=None):
+    """Write records as columns, and one by one; return both results."""
     bulky, one_by_one = GuardModel(), GuardModel()
     taken = bulk.take(columns_of(*told), floor)
     assert taken is not None
@@ -66,8 +66,8 @@ def ends(*told, floor=None):
     return one_by_one.rows, bulky.rows
 
 
-def places(*told):
-    """Return where the records stand that are taken."""
+def taken_places(*told):
+    """Return the places of the records that are taken."""
     taken = bulk.take(columns_of(*told))
     return None if taken is None else taken.places.to_pylist()
 
@@ -89,24 +89,30 @@ def places(*told):
         [{"gone": None}],
     ],
 )
-def test_values_are_written_as_one_by_one(rows):
-    """Text, numbers, nulls, lists: what Arrow cannot keep is written by itself."""
+def test_column_values_are_written_as_one_by_one(rows):
+    """
+    Text, numbers, nulls, lists: values that Arrow cannot represent are written singly.
+    """
     told = [record(n, **row) for n, row in enumerate(rows)]
-    expected, found = ends(*told)
+    expected, found = both_ways(*told)
 
     assert expected == found
 
 
-def test_instants_that_come_late_stay_texts():
-    """A column that is null in all rows that are looked at is no instant, either."""
+def test_late_instants_stay_texts():
+    """
+    A column that is null in all sampled rows is not parsed as an instant either.
+    """
     late = [None] * 500 + ["2026-11-22T12:00:00Z"] + [None] * 499
-    expected, found = ends(*[record(n, gone_at=at) for n, at in enumerate(late)])
+    expected, found = both_ways(*[record(n, gone_at=at) for n, at in enumerate(late)])
 
     assert expected == found
 
 
-def test_numbers_keep_how_they_are_written():
-    """What JSON can write in several ways becomes what the ordinary way makes of it."""
+def test_numbers_keep_their_spelling():
+    """
+    A number that JSON can spell in several ways is written as the record path does.
+    """
     texts = [
         b"1.0",
         b"1",
@@ -121,7 +127,7 @@ def test_numbers_keep_how_they_are_written():
         record(n, envelope({"id": n, "ratio": "?"}).replace(b'"?"', text))
         for n, text in enumerate(texts)
     ]
-    expected, found = ends(*told)
+    expected, found = both_ways(*told)
 
     assert expected == found
 
@@ -135,9 +141,11 @@ def test_numbers_keep_how_they_are_written():
         [b'{"k":true}', b'{"k":false}'],
     ],
 )
-def test_keys_are_written_as_one_by_one(keys):
-    """Whatever their types: no two rows share a name, and each has its own."""
-    expected, found = ends(*[record(n, key=key) for n, key in enumerate(keys)])
+def test_column_keys_are_written_as_one_by_one(keys):
+    """
+    For all key types: no two rows share a name, and each has its own.
+    """
+    expected, found = both_ways(*[record(n, key=key) for n, key in enumerate(keys)])
 
     assert (expected, len(keys)) == (found, len(found))
 
@@ -161,26 +169,32 @@ def test_keys_are_written_as_one_by_one(keys):
         b"",
     ],
 )
-def test_a_key_of_another_form_is_left(key):
-    """Its neighbours are taken; what its name is, the ordinary way says."""
-    assert [0, 2] == places(record(1), record(2, key=key), record(3))
+def test_a_key_of_another_form_is_left_to_the_record_path(key):
+    """
+    Its neighbours are taken; the record path makes its name.
+    """
+    assert [0, 2] == taken_places(record(1), record(2, key=key), record(3))
 
 
 @pytest.mark.parametrize(
     "key", [b"{}", b"[1]", b'{"id":1.5}', b'{"id":null}', b'{"id":[1]}', b"{", b"\xff"]
 )
-def test_nothing_is_taken_if_the_first_key_is_strange(key):
-    """There is no form then that the others could have, too."""
-    assert places(record(1, key=key), record(2)) is None
+def test_a_slice_whose_first_key_is_invalid_is_not_taken(key):
+    """
+    There is no key form that the others could share.
+    """
+    assert taken_places(record(1, key=key), record(2)) is None
 
 
-def test_a_text_key_with_an_escape_is_left():
-    """Two ways to write one text are one key only once they are read."""
+def test_a_text_key_with_an_escape_is_left_to_the_record_path():
+    """
+    Two spellings of one text are one key only after parsing.
+    """
     told = [
         record(n, key=orjson.dumps({"k": k})) for n, k in enumerate(["a", "\n", "b"])
     ]
 
-    assert [0, 2] == places(*told)
+    assert [0, 2] == taken_places(*told)
 
 
 DEEP = b"[" * 800 + b"]" * 800
@@ -214,43 +228,53 @@ DEEP = b"[" * 800 + b"]" * 800
         envelope({"id": None}),
     ],
 )
-def test_a_portion_with_a_value_to_be_judged_is_not_taken(value):
-    """Whether it can be read is the ordinary way's to say, and of which record."""
+def test_a_slice_with_a_questionable_value_is_not_taken(value):
+    """
+    The record path decides whether a value can be read, and of which record.
+    """
     told = [record(n) for n in range(100)]
-    # Not one of those that are looked at first.
+    # A value after the sampled ones.
     told[1] = record(1, value)
 
-    assert places(*told) is None
+    assert taken_places(*told) is None
 
 
-def test_records_that_are_objects_only_together_are_not_taken():
-    """Neither one that goes on in the next, nor one whose rest makes up for it."""
+def test_records_that_are_json_only_together_are_not_taken():
+    """
+    Neither one that continues in the next, nor one whose rest completes it.
+    """
     begun = b'{"op":"r","after":{"id":1},"x":[{}'
     told = [record(n) for n in range(100)]
     for place, value in enumerate([begun, b",{}]}", envelope(ROW) * 2], start=1):
         told[4 * place + 1] = record(place, value)
 
-    assert places(*told) is None
+    assert taken_places(*told) is None
 
 
-def test_what_follows_a_row_is_one_object_for_each():
-    """A second one there would be told to the wrong records."""
+def test_an_envelope_with_two_objects_is_not_taken():
+    """
+    A second object would be attributed to the wrong records.
+    """
     told = [record(n, envelope(ROW, lsn=n)) for n in range(100)]
     told[1] = record(1, envelope(ROW) + b'{"op":"d"}')
 
-    assert places(*told) is None
+    assert taken_places(*told) is None
 
 
 def test_brackets_in_texts_do_not_nest():
-    """A text may hold as many of them as it likes, and JSON that is a text."""
+    """
+    A text may have any number of brackets, also JSON as a text.
+    """
     told = [record(1, note='{"[' * 2000), record(2, note=DEEP.decode())]
-    expected, found = ends(*told)
+    expected, found = both_ways(*told)
 
     assert expected == found
 
 
-def test_nesting_that_would_take_the_process_with_it_is_refused():
-    """Arrow runs out of stack where the ordinary way says that it cannot be read."""
+def test_deep_nesting_is_refused():
+    """
+    Arrow would run out of stack where the record path reports an unreadable record.
+    """
     deep = b"[" * 100_000 + b"]" * 100_000
     value = envelope(ROW).replace(b'"before":null', b'"before":%b' % deep)
 
@@ -268,15 +292,19 @@ def test_nesting_that_would_take_the_process_with_it_is_refused():
     ],
 )
 def test_envelopes_of_other_forms_are_read(form):
-    """Where the operation stands, and what the source says, is the writer's affair."""
+    """
+    The place of the operation and the fields of the source are the writer's choice.
+    """
     row = orjson.dumps({**ROW, "doc": {"source": {"a": 1}}}).decode()
-    expected, found = ends(record(1), record(2, (form % row).encode()))
+    expected, found = both_ways(record(1), record(2, (form % row).encode()))
 
     assert expected == found
 
 
-def test_what_is_no_whole_row_is_left():
-    """A delete by itself; what cannot be told apart takes all of its key with it."""
+def test_a_record_that_is_no_whole_row_is_left_to_the_record_path():
+    """
+    A delete is left alone; an ambiguous record takes all of its key with it.
+    """
     told = [
         record(1),
         record(2, envelope(None, "d")),
@@ -284,18 +312,22 @@ def test_what_is_no_whole_row_is_left():
         record(4),
     ]
 
-    assert [3] == places(*told)
+    assert [3] == taken_places(*told)
 
 
 def test_each_row_is_read_by_its_own_operation():
-    """What follows the row is read once where it is the same, and told to each."""
+    """
+    Equal envelope ends are parsed once, and apply to each row.
+    """
     told = [record(n, envelope(ROW, "crud"[n % 4], lsn=n % 3)) for n in range(24)]
 
-    assert [n for n in range(24) if n % 4 != 3] == places(*told)
+    assert [n for n in range(24) if n % 4 != 3] == taken_places(*told)
 
 
 def test_the_newest_row_of_a_key_is_written_once():
-    """Of equal positions the first, as the fold has it; the older count as taken."""
+    """
+    Of equal positions the first counts, as in the fold; older ones count as applied.
+    """
     at = b"%016x.0000000000"
     told = [
         record(n, key=b'{"id":%d}' % key, position=at % position, note=str(n))
@@ -304,7 +336,7 @@ def test_the_newest_row_of_a_key_is_written_once():
     taken = bulk.take(columns_of(*told))
     guard = GuardModel()
     guard.take(taken, ROUTE)
-    expected, found = ends(*told)
+    expected, found = both_ways(*told)
 
     assert (5, [2, 0]) == (len(taken.places), guard.counts)
     assert (expected, ["1", "2"]) == (
@@ -314,7 +346,9 @@ def test_the_newest_row_of_a_key_is_written_once():
 
 
 def test_rows_below_the_floor_are_counted_and_not_written():
-    """One that stands at the floor is written; of a key, only the newest counts."""
+    """
+    A row at the floor is written; of a key, only the newest counts.
+    """
     told = [record(n) for n in (1, 2, 3)]
     told += [record(4, key=b'{"id":3}'), record(1, key=b'{"id":2}')]
     taken = bulk.take(columns_of(*told), f"{8 * 2:016x}.0000000000")
@@ -327,23 +361,25 @@ def test_rows_below_the_floor_are_counted_and_not_written():
     assert bulk.take(columns_of(*told), f"{8 * 9:016x}.0000000000") is None
 
 
-def test_rows_that_are_read_in_several_blocks_are_the_same(monkeypatch):
-    """Whatever one block is taken for alone: numbers, nulls, instants."""
+def test_rows_in_several_blocks_are_read_alike(monkeypatch):
+    """
+    One block's inferred types do not differ from the whole: numbers, nulls, instants.
+    """
     found = [None, 1, None, 2.5, 2**63]
     told = [record(n, size=found[n // 9], at=None) for n in range(45)]
     told += [record(n, size=7, at="2026-11-22") for n in range(45, 50)]
     monkeypatch.setattr(reading, "_BLOCK_BYTES", 1024)
-    expected, found = ends(*told)
+    expected, found = both_ways(*told)
 
     assert expected == found
 
 
-def test_a_portion_beyond_what_offsets_reach_is_not_taken(monkeypatch):
+def test_a_slice_beyond_32_bit_offsets_is_not_taken(monkeypatch):
     """Arrow counts the bytes of a column in 32 bits."""
     monkeypatch.setattr(bulk, "_MOST_BYTES", 500)
 
-    assert places(record(1)) is not None
-    assert places(record(1), record(2)) is None
+    assert taken_places(record(1)) is not None
+    assert taken_places(record(1), record(2)) is None
 
 
 @pytest.mark.parametrize(
@@ -356,8 +392,10 @@ def test_a_portion_beyond_what_offsets_reach_is_not_taken(monkeypatch):
         (4, script.BYTES_PER_CALL // 3, [2, 2]),
     ],
 )
-def test_calls_are_bounded_as_those_of_single_rows(count, width, expected):
-    """Neither too many rows nor too many bytes, and none is left out."""
+def test_column_calls_are_bounded_as_those_of_single_rows(count, width, expected):
+    """
+    No call has too many rows or bytes, and no row is left out.
+    """
     told = [record(n, envelope({"id": n, "note": "x" * width})) for n in range(count)]
     cut = list(bulk.calls(bulk.take(columns_of(*told)), "p:items:"))
     names = [name for call in cut for name in words(call.keys)]
@@ -383,26 +421,26 @@ class Server:
         self.all = (self,)
 
     def look(self):
-        """Find that there is nobody else."""
+        """Report no other server."""
 
     def of(self, _):
-        """Hold every name."""
+        """Own every key."""
         return self
 
     def get_connection(self):
-        """Lend the one connection."""
+        """Return the one connection."""
         return self
 
     def release(self, _):
         """Take it back."""
 
     def disconnect(self):
-        """Forget what was on its way."""
+        """Drop pending calls."""
         self.answers.clear()
         self.flying.clear()
 
     def send_packed_command(self, parts, *, check_health):
-        """Carry out calls as they come."""
+        """Execute calls as they arrive."""
         assert not check_health
         (packed,) = parts
         while packed:
@@ -438,20 +476,24 @@ class Server:
 
 @pytest.fixture
 def server():
-    """Lend a server."""
+    """Return a server."""
     return Server()
 
 
 @pytest.fixture
 def sink(server):
-    """Lend a sink of it, open."""
+    """Return an open sink on the server."""
     made = CacheSink("redis://unused", PREFIX, 60)
     made._servers = server
     return made
 
 
-def test_columns_arrive_as_rows_do(sink, server):
-    """The same names, positions and texts; what waits is bounded, and all counts."""
+def test_columns_are_stored_as_rows_are(sink, server):
+    """
+    The names, positions and texts are the same.
+
+    Pending calls are bounded, and all count.
+    """
     told = [record(n, note='"' * (n % 50)) for n in range(20_000)]
     at = sink.send_columns(columns_of(*told))
     waiting = sum(server.flying)
@@ -467,12 +509,14 @@ def test_columns_arrive_as_rows_do(sink, server):
         counted.stale,
     )
     assert 0 < waiting <= BYTES_IN_FLIGHT
-    # Calls go out some at once.
+    # Calls are sent several at once.
     assert server.most_flying_bytes < BYTES_IN_FLIGHT + 200_000
 
 
-def test_what_the_cache_has_newer_is_stale(sink):
-    """So are rows below a floor, which are not even sent."""
+def test_rows_older_than_the_caches_are_stale(sink):
+    """
+    So are rows below a floor, which are not even sent.
+    """
     sink.send_columns(columns_of(*[record(n) for n in range(1, 5)]))
     sink._floors.learn(ROUTE, f"{8 * 2:016x}.0000000000")
     older = [record(n, key=b'{"id":4}') for n in (1, 3)]
@@ -483,15 +527,19 @@ def test_what_the_cache_has_newer_is_stale(sink):
     assert (5, 2) == (counted.applied, counted.stale)
 
 
-def test_a_cluster_takes_no_columns(sink, server):
-    """Each of its calls is of one slot."""
+def test_a_redis_cluster_takes_no_columns(sink, server):
+    """
+    Each call to a cluster is of one slot.
+    """
     server.is_cluster = True
 
     assert sink.send_columns(columns_of(record(1))) is None
 
 
-def test_a_failure_drops_what_was_counted(sink, server):
-    """The batch comes again, whole."""
+def test_a_failure_drops_the_counts_of_its_batch(sink, server):
+    """
+    The batch is retried whole.
+    """
     sink.send_columns(columns_of(record(1)))
     server.fails = True
     with pytest.raises(TargetUnavailableError):
@@ -502,8 +550,10 @@ def test_a_failure_drops_what_was_counted(sink, server):
     assert [0] == sink.send_columns(columns_of(record(1))).to_pylist()
 
 
-def test_a_portion_of_a_batch_is_taken_as_if_it_were_all():
-    """Where it begins in the columns of a batch, and in how many pieces, is no odds."""
+def test_a_slice_of_a_batch_is_taken_like_a_whole_batch():
+    """
+    Its start in the batch's columns, and the number of chunks, do not matter.
+    """
     told = [record(n, note=f"{n}") for n in range(20)]
     told[3] = told[3]._replace(headers={"position": b"?"})
     told[14] = record(14, envelope(None, "d"))

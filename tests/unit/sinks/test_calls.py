@@ -35,7 +35,7 @@ def written(made, *aliases):
         (4, script.BYTES_PER_CALL // 3, [2, 2]),
     ],
 )
-def test_calls_of_the_cache_are_bounded(count: int, width: int, expected: list[int]):
+def test_calls_to_the_cache_are_bounded(count: int, width: int, expected: list[int]):
     """Neither too many rows nor too many bytes go into one call."""
     changes = [change(n, {"id": n, "text": "x" * width}) for n in range(count)]
     cut = list(script.calls("p", changes))
@@ -55,7 +55,7 @@ def test_calls_of_the_cache_are_bounded(count: int, width: int, expected: list[i
         (4, 4096 // 3, [2, 2]),
     ],
 )
-def test_calls_of_the_index_are_bounded(count: int, width: int, expected: list[int]):
+def test_calls_to_the_index_are_bounded(count: int, width: int, expected: list[int]):
     """Neither too many documents nor too many bytes go into one call."""
     changes = [change(n, {"id": n, "text": "x" * width}) for n in range(count)]
     options = SearchOptions(call_documents=10, call_bytes=4096)
@@ -74,8 +74,10 @@ def test_calls_to_a_cluster_touch_one_slot_each():
     assert set(range(50_000)) == {c.key[0] for call in cut for c in call.changes}
 
 
-def test_two_releases_of_the_guard_have_different_names():
-    """The names carry a digest, and nothing keeps its plain name."""
+def test_two_versions_of_the_guard_have_different_names():
+    """
+    The function names carry a digest.
+    """
     guard = script.library()
     digest = guard.apply.split("_")[1]
 
@@ -97,7 +99,9 @@ def test_the_cache_gets_text_and_the_names_of_nulls():
 
 
 def test_a_deleted_document_keeps_its_key_and_its_version():
-    """A delete is a document: its version must outlive it."""
+    """
+    A delete is a document, since its version must outlive the row.
+    """
     (document,) = written(change(7), "orders")
     action, source = document.lines.splitlines()
 
@@ -114,8 +118,10 @@ def test_a_deleted_document_keeps_its_key_and_its_version():
     ) == (orjson.loads(action), orjson.loads(source))
 
 
-def test_a_document_goes_to_each_alias_of_its_route():
-    """While a rebuild fills a second index, both get the same document."""
+def test_a_document_is_written_to_each_alias_of_its_route():
+    """
+    During a rebuild both indexes get the same document.
+    """
     first, second = written(change(7, {"id": 7}), "orders", "orders-next")
     lines = [one.lines.splitlines() for one in (first, second)]
 

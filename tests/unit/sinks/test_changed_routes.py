@@ -1,4 +1,4 @@
-"""A block that has changed since the sink ran: what is named, what is asked for."""
+"""A changed block of a sink: what is reported, and what is refetched."""
 
 from datetime import UTC, datetime
 
@@ -27,12 +27,12 @@ class Clock:
     """A clock that stands still."""
 
     def now(self):
-        """Tell a fixed time."""
+        """Return a fixed time."""
         return datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Repairs:
-    """Takes note of what is asked for, unless nobody can be asked."""
+    """Records refetch requests, unless requests are impossible."""
 
     def __init__(self):
         self.asked = []
@@ -40,7 +40,7 @@ class Repairs:
         self.fail = False
 
     def ask_all(self, route, _why):
-        """Take note."""
+        """Record the request."""
         if self.fail:
             message = "no broker"
             raise BrokerUnavailableError(message)
@@ -50,13 +50,13 @@ class Repairs:
 
 @pytest.fixture
 def repairs():
-    """Lend whom to ask."""
+    """Return the refetch requests."""
     return Repairs()
 
 
 @pytest.fixture
 def run(tmp_path, repairs):
-    """Lend a start of the sink with these routes."""
+    """Return a start of the sink with these routes."""
 
     def start(*routes, **block):
         told = {"name": "s", **CACHE, **block, "route": routes}
@@ -68,8 +68,10 @@ def run(tmp_path, repairs):
     return start
 
 
-def test_a_new_sink_and_one_that_did_not_change_ask_for_nothing(run, repairs):
-    """Whoever adds a sink fills it; a restart is no change."""
+def test_an_unchanged_or_new_sink_refetches_nothing(run, repairs):
+    """
+    A new sink is filled when it is added; a restart is no change.
+    """
     found = [run(ORDERS), run(ORDERS), run(ORDERS, trigger_ms=7, budget_s=3)]
 
     assert ([(), (), ()], []) == (found, repairs.asked)
@@ -86,8 +88,10 @@ def test_a_new_sink_and_one_that_did_not_change_ask_for_nothing(run, repairs):
         {"topic": "towpath.shop.old_orders"},
     ],
 )
-def test_a_route_that_says_something_else_is_filled_anew(run, repairs, said):
-    """Once; the others are left alone, and the next start finds nothing."""
+def test_a_changed_route_is_refetched(run, repairs, said):
+    """
+    Once; the others are unchanged, and the next start finds nothing.
+    """
     run(ORDERS, LINES)
     found = [run(ORDERS | said, LINES), run(ORDERS | said, LINES)]
 
@@ -97,8 +101,10 @@ def test_a_route_that_says_something_else_is_filled_anew(run, repairs, said):
     )
 
 
-def test_routes_come_and_go(run, repairs, tmp_path):
-    """One that came is filled; one that is gone is not waited for any more."""
+def test_added_routes_are_filled_and_removed_ones_forgotten(run, repairs, tmp_path):
+    """
+    A new route is filled; a removed one is not waited for any more.
+    """
     run(ORDERS)
     unfilled.begin(tmp_path, "s", "orders", "repair-1")
     found = run(LINES)
@@ -121,32 +127,38 @@ def test_routes_come_and_go(run, repairs, tmp_path):
         ("redis://me:another@cache:6379/0", []),
     ],
 )
-def test_another_target_is_filled_and_another_password_is_none(
-    run, repairs, url, asked
-):
-    """What the old one holds, the new one lacks."""
+def test_another_target_is_filled_but_not_another_password(run, repairs, url, asked):
+    """
+    The new target lacks the old one's rows.
+    """
     run(ORDERS)
     run(ORDERS, url=url)
 
     assert asked == repairs.asked
 
 
-def test_a_receiver_that_moves_is_told_nothing_twice(run, repairs):
-    """Nobody can read back what it has."""
+def test_a_moved_receiver_gets_nothing_twice(run, repairs):
+    """
+    A receiver's contents cannot be read back.
+    """
     run(ORDERS, **HOOK)
 
     assert ((), []) == (run(ORDERS, **HOOK | {"url": "https://eu/"}), repairs.asked)
 
 
-def test_no_password_is_written_down(run, tmp_path):
-    """The state folder is read by many."""
+def test_no_password_is_stored(run, tmp_path):
+    """
+    Several users can read the state folder.
+    """
     run(ORDERS)
 
     assert b"secret" not in (tmp_path / "sinks/s" / BLOCK_FILE).read_bytes()
 
 
-def test_what_could_not_be_asked_for_is_asked_for_at_the_next_start(run, repairs):
-    """The block counts as taken only then."""
+def test_a_failed_request_is_repeated_at_the_next_start(run, repairs):
+    """
+    The block counts as taken only then.
+    """
     run(ORDERS)
     repairs.fail = True
     with pytest.raises(BrokerUnavailableError):
@@ -157,8 +169,12 @@ def test_what_could_not_be_asked_for_is_asked_for_at_the_next_start(run, repairs
     assert ["lines"] == repairs.asked
 
 
-def test_what_nobody_can_fill_is_told_with_its_command(run, repairs, tmp_path):
-    """Of an event log there is none; each change can be looked up."""
+def test_a_route_that_cannot_be_filled_is_logged_with_its_command(
+    run, repairs, tmp_path
+):
+    """
+    An event log has no such command; each change is logged.
+    """
     warehouse = {"kind": "warehouse", "url": "postgresql://c/w", "folder": "/lake"}
     lines = LINES | {"name": "shop.lines"}
     repairs.can = False

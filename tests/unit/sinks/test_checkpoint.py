@@ -1,4 +1,4 @@
-"""Offsets as the engine writes them, and as it wants to be told them."""
+"""Offsets as the engine writes them, and as it expects them."""
 
 import orjson
 import pytest
@@ -19,7 +19,7 @@ def write_offsets(path, offsets):
     path.write_bytes(b"v1\n" + orjson.dumps(offsets))
 
 
-def test_the_offsets_of_a_batch_stand_in_its_last_line(tmp_path):
+def test_a_batchs_offsets_are_in_its_last_line(tmp_path):
     """Version and metadata come first."""
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "3").write_text(
@@ -39,21 +39,25 @@ def test_the_offsets_of_a_batch_stand_in_its_last_line(tmp_path):
     ],
 )
 def test_a_late_sink_begins_where_it_was_declared(stored, existing, expected):
-    """What is new since begins at its earliest record; what is gone is left out."""
+    """
+    A topic created since begins at its earliest record; a deleted one is left out.
+    """
     if expected is None:
         expected = {"a": {"0": 5}, "b": {"0": -2}}
 
     assert expected == orjson.loads(starting_offsets(stored, existing))
 
 
-def test_a_sink_that_was_always_there_begins_at_the_beginning():
-    """Without stored offsets, everything that is retained is read."""
+def test_a_sink_without_stored_offsets_begins_at_the_earliest():
+    """
+    Without stored offsets, all retained records are read.
+    """
     assert starting_offsets({}, {"a": {"0": 8}}) == "earliest"
 
 
 def test_a_batch_begins_where_the_one_before_it_ended(tmp_path):
     """
-    The first begins as the query does; a partition that came up at its first record.
+    The first begins as the query does; a new partition at its first record.
     """
     write_offsets(tmp_path / "sources" / "0" / "0", {"a": {"0": 5}})
     write_offsets(tmp_path / "offsets" / "0", {"a": {"0": 7}, "b": {"0": 2}})
@@ -68,9 +72,9 @@ def test_a_batch_begins_where_the_one_before_it_ended(tmp_path):
 @pytest.mark.parametrize(
     "after", [{"a": {"0": 6}}, {"a": {"1": 8}}, {"b": {"0": 8}}, {}]
 )
-def test_a_partition_that_ends_before_it_ended_is_named(tmp_path, after):
+def test_a_partition_that_lost_records_is_an_error(tmp_path, after):
     """
-    Or one that is gone, with its topic or alone: nobody may read on as if it were not.
+    So is a deleted one, with its topic or alone: reading must not continue silently.
     """
     write_offsets(tmp_path / "offsets" / "3", {"a": {"0": 7}})
     write_offsets(tmp_path / "offsets" / "4", after)
@@ -80,7 +84,7 @@ def test_a_partition_that_ends_before_it_ended_is_named(tmp_path, after):
 
 def test_a_batch_is_planned_until_it_is_committed(tmp_path):
     """
-    What it is to read may be gone, though all that was read is there.
+    Its planned records may be deleted, though all read ones exist.
     """
     write_offsets(tmp_path / "offsets" / "0", {"a": {"0": 7}})
     before = planned(tmp_path)

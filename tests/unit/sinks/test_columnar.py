@@ -1,4 +1,4 @@
-"""Large batches of a sink that takes columns: nothing is lost between the two ways."""
+"""Large batches of a sink that takes columns: both paths together lose nothing."""
 
 import random
 
@@ -21,7 +21,7 @@ from towpath.sinks.ports import Batch, Columnar
 
 
 class ColumnSink(MemorySink):
-    """Takes whole rows as columns, newest last; ``refuses`` is what it raises."""
+    """Takes whole rows as columns, newest last; ``refuses`` is the error it raises."""
 
     def __init__(self, *, refuses=False):
         super().__init__()
@@ -49,8 +49,8 @@ class ColumnSink(MemorySink):
         self.taken += len(rows)
 
 
-class Handed:
-    """A batch that is here already, three records at a time."""
+class BatchInMemory:
+    """A batch in memory, three records at a time."""
 
     def __init__(self, *rows):
         self.table = table(*rows)
@@ -61,8 +61,8 @@ class Handed:
             yield self.table.slice(begin, 3)
 
 
-def poison(offset):
-    """Make one that cannot be read."""
+def unreadable(offset):
+    """Make a record that cannot be read."""
     return (TOPIC, 0, offset, b"{}", b"{", [])
 
 
@@ -71,40 +71,42 @@ BATCH = (
     row(9, "u", order=3, note="c", unchanged=["body"]),
     row(10, "d", order=4),
     (TOPIC, 0, 11, b'{"order_id":4}', None, row(10, "d", order=4)[-1]),
-    poison(12),
+    unreadable(12),
     row(13, "c", order=4, note="again"),
 )
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    """Make batches of a few records large ones, in parts of two."""
+    """Make batches of a few records large ones, in slices of two."""
     monkeypatch.setattr(by_column, "LEAST_RECORDS", 5)
     monkeypatch.setattr(batch, "PART_RECORDS", 2)
     monkeypatch.setattr(columnar, "GROUP_RECORDS", 5)
 
 
 def written(sink, *rows, letters=None, parked=None):
-    """Write one batch; return what is told of it."""
+    """Write one batch; return its counts."""
     desk = desk_of(letters or Letters(), parked=parked)
     writer = BatchWriter(ROUTES, sink, desk)
-    return FromColumns(writer, sink, desk).write(Handed(*rows), 0)
+    return FromColumns(writer, sink, desk).write(BatchInMemory(*rows), 0)
 
 
 def expected():
-    """Write it the ordinary way."""
+    """Write it on the record path."""
     sink = MemorySink()
-    BatchWriter(ROUTES, sink, desk_of(Letters())).write(Handed(*BATCH).table, 0)
+    BatchWriter(ROUTES, sink, desk_of(Letters())).write(BatchInMemory(*BATCH).table, 0)
     return sink.rows
 
 
-def test_what_is_plain_is_taken_and_the_rest_comes_as_ever():
-    """The end is the same, and every record is counted once."""
+def test_plain_rows_are_taken_as_columns_and_the_rest_as_records():
+    """
+    The end is the same, and every record is counted once.
+    """
     sink, letters = ColumnSink(), Letters()
     told = written(sink, *BATCH, letters=letters)
     assert isinstance(sink, Columnar)
 
-    # Orders 3 and 4 have more than whole rows: all of theirs comes the ordinary way.
+    # Orders 3 and 4 have more than whole rows: their records go the record path.
     assert (6, expected()) == (sink.taken, sink.rows)
     assert (13, 1, 1, row(13, "c", order=4)[-1][0][1].decode()) == (
         told.records,
@@ -112,28 +114,34 @@ def test_what_is_plain_is_taken_and_the_rest_comes_as_ever():
         len(letters.told()),
         told.position,
     )
-    # In parts of two nothing is folded, so each change counts.
+    # In slices of two nothing is folded, so each change counts.
     assert (12, 0) == (told.rows, told.stale)
 
 
-def test_a_batch_of_plain_rows_alone_is_flushed_and_told():
-    """Nothing is left for the ordinary way, but its flush."""
+def test_a_batch_of_plain_rows_is_flushed_and_counted():
+    """
+    Only the flush is left for the record path.
+    """
     sink = ColumnSink()
     told = written(sink, *BATCH[:8])
 
     assert (8, 8, 8) == (sink.taken, told.rows, told.records)
 
 
-def test_a_small_batch_goes_record_by_record():
-    """Columns are worth it only for many."""
+def test_a_small_batch_is_written_record_by_record():
+    """
+    Columns pay off only for many records.
+    """
     sink = ColumnSink()
     told = written(sink, *BATCH[:4])
 
     assert (0, 4) == (sink.taken, told.rows)
 
 
-def test_nothing_is_taken_while_a_key_is_parked():
-    """What stands behind a parked key is the ordinary way's to hold back."""
+def test_no_columns_are_taken_while_a_key_is_parked():
+    """
+    The record path holds back changes of a parked key.
+    """
     letters, parked = Letters(), ParkedKeys()
     unread = (TOPIC, 0, 1, b'{"order_id":1}', b"{", row(1, "c", order=1)[-1])
     written(ColumnSink(), unread, letters=letters, parked=parked)
@@ -143,8 +151,10 @@ def test_nothing_is_taken_while_a_key_is_parked():
     assert (1, 0) == (told.parked, sink.taken)
 
 
-def test_a_whole_row_behind_what_cannot_be_read_is_not_taken(monkeypatch):
-    """It waits behind it; the other keys are taken."""
+def test_a_whole_row_after_an_unreadable_record_is_not_taken(monkeypatch):
+    """
+    It is parked; the other keys are taken.
+    """
     monkeypatch.setattr(batch, "PART_RECORDS", 9)
     sink, letters = ColumnSink(), Letters()
     rows = (*BATCH[:8], row(9, "z", order=3), row(10, "u", order=3, note="c"))
@@ -159,8 +169,10 @@ def test_a_whole_row_behind_what_cannot_be_read_is_not_taken(monkeypatch):
     )
 
 
-def test_a_batch_that_is_refused_is_tried_record_by_record():
-    """Whose fault it is shows there."""
+def test_a_refused_batch_is_retried_record_by_record():
+    """
+    The record path finds the refused change.
+    """
     sink = ColumnSink(refuses=True)
     told = written(sink, *BATCH)
 
@@ -168,7 +180,7 @@ def test_a_batch_that_is_refused_is_tried_record_by_record():
 
 
 @pytest.mark.timeout(30)
-def test_any_history_ends_as_in_one_piece():
+def test_any_history_in_columns_ends_as_in_records():
     """
     A partial change is folded with the whole row before it, also above a delete.
     """
@@ -179,21 +191,21 @@ def test_any_history_ends_as_in_one_piece():
         desks = [desk_of(Letters()) for _ in range(2)]
         BatchWriter(ROUTES, whole, desks[0]).write(table(*rows), 0)
         writer = BatchWriter(ROUTES, taking, desks[1])
-        FromColumns(writer, taking, desks[1]).write(Handed(*rows), 0)
+        FromColumns(writer, taking, desks[1]).write(BatchInMemory(*rows), 0)
         letters = [len(desk.letters.told()) for desk in desks]
 
         assert (whole.rows, [0, 0]) == (taking.rows, letters)
 
 
-def test_a_row_that_is_owed_goes_record_by_record():
+def test_a_row_with_a_pending_refetch_is_written_as_a_record():
     """
-    What settles it is seen to, and whatever is left of the batch is taken.
+    The refetch is settled, and the rest of the batch is taken as columns.
     """
     sink, desk = ColumnSink(), desk_of(Letters(), repairs=Asked())
     writer = BatchWriter(ROUTES, sink, desk)
-    writer.write(Handed(row(1, "u", order=1, unchanged=["note"])).table, 0)
+    writer.write(BatchInMemory(row(1, "u", order=1, unchanged=["note"])).table, 0)
     owed = len(desk.owed)
     rows = [row(2, "c", order=order, note="a") for order in range(1, 9)]
-    FromColumns(writer, sink, desk).write(Handed(*rows), 1)
+    FromColumns(writer, sink, desk).write(BatchInMemory(*rows), 1)
 
     assert (1, 0, 7, 8) == (owed, len(desk.owed), sink.taken, len(sink.rows["orders"]))

@@ -1,4 +1,4 @@
-"""Rows taken as columns: what is plain comes out as the ordinary way has it."""
+"""Rows taken as columns: plain ones come out as on the record path."""
 
 import random
 
@@ -100,7 +100,7 @@ def batch(*records):
 
 
 def taken(table, read=None):
-    """Take what can be taken; return each key's newest row, and all places."""
+    """Take all plain rows; return each key's newest row, and all places."""
     (columns,) = plain_columns(table, read or routes())
     laid = bulk.lay_out(TABLE, columns)
     if laid is None:
@@ -108,13 +108,13 @@ def taken(table, read=None):
     return laid._replace(rows=newest_rows(laid.rows, TABLE.key, POSITION))
 
 
-def ordinary(table):
-    """Lay out the same the ordinary way."""
+def as_records(table):
+    """Lay out the same rows on the record path."""
     changes = decode(records_of(table), routes()).changes
     return rows.lay_out(TABLE, newest_per_key(changes).changes).rows
 
 
-def test_rows_come_out_as_the_ordinary_way_has_them():
+def test_column_rows_equal_those_of_the_record_path():
     """Every type, nulls, missing columns, repeated keys in any order, READ rows."""
     chance = random.Random(7)  # noqa: S311 - shuffles rows
     told = [record(n, chance.randrange(40), ROW) for n in range(1, 60)]
@@ -131,7 +131,7 @@ def test_rows_come_out_as_the_ordinary_way_has_them():
     found = taken(table)
 
     assert len(told) == len(found.places)
-    expected = ordinary(table).sort_by(by_key).to_pylist()
+    expected = as_records(table).sort_by(by_key).to_pylist()
 
     assert expected == found.rows.sort_by(by_key).to_pylist()
 
@@ -155,8 +155,10 @@ def test_rows_come_out_as_the_ordinary_way_has_them():
         record(5, 5, ROW, "t"),
     ],
 )
-def test_what_is_not_plain_is_left(odd):
-    """Its neighbours are taken, and it is not."""
+def test_records_that_are_not_plain_are_left_to_the_record_path(odd):
+    """
+    Their neighbours are taken.
+    """
     found = taken(batch(record(1, 1, ROW), odd, record(9, 9, ROW)))
 
     assert ([0, 2], [1, 9]) == (
@@ -180,12 +182,16 @@ def test_what_is_not_plain_is_left(odd):
     ],
 )
 def test_a_batch_with_a_value_that_does_not_fit_is_not_taken(row):
-    """Whether it is refused, converted or left out is the ordinary way's to say."""
+    """
+    The record path decides whether it is refused, converted or left out.
+    """
     assert taken(batch(record(1, 1, ROW), record(2, 2, ROW | row))) is None
 
 
 def test_a_value_that_is_no_json_is_not_taken():
-    """It would be one row too few, or none at all."""
+    """
+    It would give one row too few, or none at all.
+    """
     broken = record(2, 2, ROW) | {"value": b"\n"}
 
     assert taken(batch(record(1, 1, ROW), broken)) is None
@@ -196,12 +202,16 @@ def test_a_value_that_is_no_json_is_not_taken():
     [{"exclude": ("paid",)}, {"constants": {"a": 1}}, {"kind": RouteKind.EVENT_LOG}],
 )
 def test_a_route_that_changes_rows_takes_no_columns(options):
-    """Its rule stands in one place."""
+    """
+    Its rules are applied in one place.
+    """
     assert [] == plain_columns(batch(record(1, 1, ROW)), routes(**options))
 
 
-def test_newest_rows_are_found_among_more_text_than_one_array_holds():
-    """Five pieces of half a GiB, and a newer row of their key: none is copied."""
+def test_newest_rows_are_found_among_several_gib_of_text():
+    """
+    Five chunks of half a GiB, and a newer row of their key: none is copied.
+    """
     half = 2**29
     piece = pa.StringArray.from_buffers(
         1, pa.array([0, half], pa.int32()).buffers()[1], pa.py_buffer(bytes(half))

@@ -46,7 +46,7 @@ name = "orders2"
 
 
 class Cluster:
-    """Topics with fixed ends; counts who asks."""
+    """Topics with fixed ends; counts requests."""
 
     def __init__(self, *, fail=False):
         self._fail = fail
@@ -65,11 +65,11 @@ class Cluster:
         return ["towpath.shop.orders", "towpath.shop.orders.backfill.cache"]
 
     def topic_ids(self, names):
-        """Tell who they are, until their ends were asked for."""
+        """Return their ids, until their ends were requested."""
         return {name: f"{name}'s" for name in names if not self.has_told}
 
     def end_offsets(self, names):
-        """Tell the ends."""
+        """Return the ends."""
         self.has_told = True
         return {name: {"0": 40, "1": 2} for name in names}
 
@@ -81,11 +81,11 @@ class Clock:
         self._now_s = 0.0
 
     def now(self):
-        """Tell a fixed time."""
+        """Return a fixed time."""
         return datetime(2026, 1, 1, tzinfo=UTC)
 
     def monotonic_s(self):
-        """Tell the seconds waited."""
+        """Return the seconds waited."""
         return self._now_s
 
     def wait(self, delay_s):
@@ -124,8 +124,10 @@ def test_a_declared_sink_has_its_offsets_and_its_block(config, tmp_path):
     )
 
 
-def test_a_declared_sink_knows_the_topics_that_it_begins_in(config, tmp_path):
-    """One that is made anew before its first start has none of these offsets."""
+def test_a_declared_sink_stores_the_ids_of_its_topics(config, tmp_path):
+    """
+    A topic recreated before its first start has none of these offsets.
+    """
     declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
     noted = (tmp_path / "state/sinks/search2/topic_ids.json").read_bytes()
 
@@ -143,8 +145,10 @@ def test_a_declared_sink_knows_the_topics_that_it_begins_in(config, tmp_path):
         (BLOCK, Cluster(fail=True), UnavailableError),
     ],
 )
-def test_a_block_that_will_not_do_changes_nothing(config, block, cluster, error):
-    """The configuration stays as it was, and nothing lies beside it."""
+def test_an_invalid_block_changes_nothing(config, block, cluster, error):
+    """
+    The configuration stays as it was, and no file lies beside it.
+    """
     with pytest.raises(error):
         declare.declare_sink(config, block, {}, cluster, Clock())
 
@@ -154,16 +158,20 @@ def test_a_block_that_will_not_do_changes_nothing(config, block, cluster, error)
     )
 
 
-def test_what_a_snapshot_comes_on_is_there_before_the_query_starts(config):
-    """The engine fails on a topic that appears between its listing and its start."""
+def test_a_backfill_topic_exists_before_the_query_starts(config):
+    """
+    The engine fails on a topic that appears between its listing and its start.
+    """
     cluster = Cluster()
     declare.declare_sink(config, BLOCK, {}, cluster, Clock())
 
     assert ["towpath.shop.orders.backfill.search2"] == cluster.made
 
 
-def test_a_sink_that_was_declared_is_gone_on_with(config, tmp_path):
-    """Whoever adds it again after a crash changes nothing, also once it has run."""
+def test_an_already_declared_sink_is_resumed(config, tmp_path):
+    """
+    Adding it again after a crash changes nothing, also once it has run.
+    """
     first = declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
     text = config.read_text()
     (tmp_path / "state/sinks/search2/checkpoint").mkdir(parents=True)
@@ -173,8 +181,10 @@ def test_a_sink_that_was_declared_is_gone_on_with(config, tmp_path):
     assert (first, text, []) == (again, config.read_text(), cluster.made)
 
 
-def test_a_sink_that_has_everything_is_not_added_again(config):
-    """It is refilled by a command of its own."""
+def test_a_filled_sink_is_not_added_again(config):
+    """
+    A refill has a command of its own.
+    """
     declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
     declare.mark_ready(load(config, {}), "search2")
 
@@ -183,7 +193,9 @@ def test_a_sink_that_has_everything_is_not_added_again(config):
 
 
 def test_another_sink_of_a_declared_name_is_refused(config):
-    """What is declared stays as it is."""
+    """
+    The declared sink stays as it is.
+    """
     declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
 
     with pytest.raises(SinkExistsError, match="is another one"):
@@ -192,8 +204,10 @@ def test_another_sink_of_a_declared_name_is_refused(config):
         )
 
 
-def test_a_declared_sink_has_applied_what_it_begins_behind(config):
-    """Records below its start count as applied, before its first batch and ever."""
+def test_a_declared_sink_has_applied_records_below_its_start(config):
+    """
+    They count as applied, before its first batch and afterwards.
+    """
     declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
     settings = load(config, {})
     progress = read_progress(progress_path(settings.state_folder, "search2"), "search2")
@@ -205,8 +219,10 @@ def test_a_declared_sink_has_applied_what_it_begins_behind(config):
     )
 
 
-def test_a_name_that_left_a_checkpoint_behind_is_refused(config, tmp_path):
-    """Its query would go on where the old one ended, and miss what lies between."""
+def test_a_name_with_an_old_checkpoint_is_refused(config, tmp_path):
+    """
+    Its query would continue at the old end, and miss the records between.
+    """
     (tmp_path / "state/sinks/search2/checkpoint").mkdir(parents=True)
 
     with pytest.raises(SinkExistsError, match="has run before"):
@@ -214,7 +230,7 @@ def test_a_name_that_left_a_checkpoint_behind_is_refused(config, tmp_path):
 
 
 @pytest.mark.parametrize("state", [State.RUNNING, State.READY])
-def test_a_running_sink_is_waited_for(config, state):
+def test_a_declared_sink_is_waited_for_until_it_runs(config, state):
     """Waiting ends when the query runs."""
     settings = write(config, state=state)
     clock = Clock()
@@ -223,24 +239,30 @@ def test_a_running_sink_is_waited_for(config, state):
     assert clock.monotonic_s() == 0
 
 
-def test_a_sink_that_does_not_run_tells_why(config):
-    """The sink's own error is what the waiting ends with."""
+def test_a_declared_sink_that_does_not_run_reports_its_error(config):
+    """
+    The wait ends with the sink's own error.
+    """
     settings = write(config, state=State.FAILED, error="the cache does not answer")
 
     with pytest.raises(SinkNotRunningError, match="the cache does not answer"):
         declare.wait_running(settings, "cache", Clock(), 10)
 
 
-def test_a_sink_that_lags_tells_by_how_much(config):
-    """What was not applied in time is counted."""
+def test_a_lagging_sink_reports_its_lag(config):
+    """
+    Records not applied in time are counted.
+    """
     settings = write(config, state=State.RUNNING, applied={"a": {"0": 7}})
 
     with pytest.raises(SinkNotRunningError, match="5 records behind"):
         declare.wait_applied(settings, "cache", {"a": {"0": 9, "1": 3}}, Clock(), 1)
 
 
-def test_a_sink_that_goes_on_is_waited_for(config):
-    """However long all of it takes: the bound is on the time between two batches."""
+def test_a_sink_with_progress_is_waited_for(config):
+    """
+    The bound is on the time between two batches, not on the total.
+    """
     settings = write(config, applied={"a": {"0": 0}})
 
     class Applying(Clock):
@@ -254,8 +276,10 @@ def test_a_sink_that_goes_on_is_waited_for(config):
     assert clock.monotonic_s() >= 9
 
 
-def test_what_is_applied_is_not_waited_for(config):
-    """Topics that nobody asks about do not count."""
+def test_applied_topics_are_not_waited_for(config):
+    """
+    Topics outside the request do not count.
+    """
     settings = write(config, applied={"a": {"0": 9}, "b": {"0": 1}})
     clock = Clock()
     declare.wait_applied(settings, "cache", {"a": {"0": 9}}, clock, 1)
@@ -263,8 +287,10 @@ def test_what_is_applied_is_not_waited_for(config):
     assert clock.monotonic_s() == 0
 
 
-def test_what_is_left_is_counted_in_records(config):
-    """Topics that exist and were never read count in full."""
+def test_the_remaining_work_is_counted_in_records(config):
+    """
+    Topics that exist and were never read count in full.
+    """
     ends = declare.sink_ends(load(config, {}), "cache", Cluster())
     applied = {"towpath.shop.orders": {"0": 30}}
 
@@ -272,13 +298,17 @@ def test_what_is_left_is_counted_in_records(config):
 
 
 def test_an_unknown_sink_is_refused_with_the_known_ones(config):
-    """The error names what could have been meant."""
+    """
+    The error lists the known names.
+    """
     with pytest.raises(UnknownSinkError, match=r"no sink is named cash; .*: cache"):
         declare.sink_named(load(config, {}), "cash")
 
 
 def test_a_filled_sink_is_marked_ready(config, tmp_path):
-    """The mark is a file that the driver sees."""
+    """
+    The mark is a file that the driver reads.
+    """
     declare.mark_ready(load(config, {}), "cache")
 
     assert (tmp_path / "state/sinks/cache/ready").exists()

@@ -1,4 +1,4 @@
-"""Records become changes and events; what cannot be read becomes poison."""
+"""Records become changes and events; unreadable ones become dead letters."""
 
 import orjson
 import pytest
@@ -36,7 +36,7 @@ def row_change(value, *, key=b'{"order_id":7}', topic="towpath.shop.orders", **h
 
 
 def changed(row, *, unchanged=ALL_PRESENT, is_read=False, position=POSITION):
-    """Make the change that such a record says."""
+    """Decode such a record to its change."""
     origin = Origin("towpath.shop.orders", 1, 42)
     return Change(
         "orders", (7,), ("order_id",), position, row, unchanged, is_read, origin
@@ -44,8 +44,10 @@ def changed(row, *, unchanged=ALL_PRESENT, is_read=False, position=POSITION):
 
 
 @pytest.mark.parametrize("operation", ["c", "u"])
-def test_an_image_is_a_change_with_exact_values(operation: str):
-    """Integers beyond 2^53 and numerics as text arrive digit by digit."""
+def test_an_after_image_is_a_change_with_exact_values(operation: str):
+    """
+    Integers beyond 2^53 and numerics as text keep every digit.
+    """
     row = {"order_id": 7, "big": 9223372036854775807, "total": "12.50", "note": None}
     decoded = decode([row_change({"op": operation, "after": row})], ROUTES)
 
@@ -60,8 +62,10 @@ def test_a_delete_and_its_tombstone_are_deletes_at_one_position():
     assert [changed(None)] * 2 == decode([delete, tombstone], ROUTES).changes
 
 
-def test_left_out_columns_are_not_nulls():
-    """The header unchanged makes a change partial."""
+def test_unchanged_columns_are_not_null():
+    """
+    The header ``unchanged`` makes a change partial.
+    """
     record = row_change({"op": "u", "after": {"order_id": 7}}, unchanged='["note"]')
 
     expected = [changed({"order_id": 7}, unchanged=frozenset({"note"}))]
@@ -70,7 +74,9 @@ def test_left_out_columns_are_not_nulls():
 
 
 def test_a_placeholder_is_no_value():
-    """What stands in place of an unchanged column is not the column's value (B58)."""
+    """
+    The placeholder of an unchanged column is not the column's value (B58).
+    """
     row = {"order_id": 7, "note": "__unavailable"}
     record = row_change({"op": "u", "after": row}, unchanged='["note"]')
 
@@ -79,8 +85,10 @@ def test_a_placeholder_is_no_value():
     assert expected == decode([record], ROUTES).changes
 
 
-def test_a_snapshot_row_says_so():
-    """READ rows of the sink's own backfill topic go to the same route."""
+def test_a_read_row_is_marked_as_read():
+    """
+    READ rows of the sink's own backfill topic go to the same route.
+    """
     position = "00000000016b3748.-"
     record = row_change({"op": "r", "after": {"order_id": 7}}, position=position)
 
@@ -98,7 +106,9 @@ def test_a_composite_key_keeps_its_order():
 
 
 def test_an_array_in_a_key_is_its_text():
-    """A key must have a hash, and lists have none."""
+    """
+    A key must be hashable, and lists are not.
+    """
     record = row_change({"op": "d"}, key=b'{"days":[1,null],"name":"a[1]"}')
     (change,) = decode([record], ROUTES).changes
 
@@ -106,7 +116,9 @@ def test_an_array_in_a_key_is_its_text():
 
 
 def test_a_composite_value_in_a_key_is_its_text():
-    """The relay writes it as an object; a brace in a text says nothing."""
+    """
+    The relay writes it as an object; a brace in a text means nothing.
+    """
     key = b'{"at":{"x":1,"y":[2,{}]},"name":"a{b","no":7}'
     partial = row_change({"op": "u", "after": {"v": 1}}, key=key, unchanged='["w"]')
     decoded = decode([row_change({"op": "d"}, key=key), partial], ROUTES)
@@ -139,8 +151,10 @@ def test_a_composite_value_in_a_key_is_its_text():
         (row_change({"op": "d"}, topic="elsewhere"), "no route"),
     ],
 )
-def test_what_cannot_be_read_is_poison(record: Record, reason: str):
-    """A bad record is set aside with its reason, and its neighbours are read."""
+def test_an_unreadable_record_is_a_dead_letter(record: Record, reason: str):
+    """
+    It has its reason, and its neighbours are read.
+    """
     decoded = decode([record, row_change({"op": "d"})], ROUTES)
     (poison,) = decoded.poison
 
@@ -151,8 +165,10 @@ def test_what_cannot_be_read_is_poison(record: Record, reason: str):
     )
 
 
-def test_every_strict_prefix_of_a_value_is_poison():
-    """A truncated value is never half a row."""
+def test_every_strict_prefix_of_a_value_is_unreadable():
+    """
+    A truncated value is never half a row.
+    """
     value = orjson.dumps({"op": "c", "after": {"order_id": 7, "note": "é"}})
     records = [row_change(value[:length]) for length in range(len(value))]
     decoded = decode(records, ROUTES)
@@ -173,8 +189,10 @@ def event(value=b'{"total": "1.00"}', key=b"7", **headers):
     return Record(Origin("outbox.event.order", 0, 3), key, value, given | headers)
 
 
-def test_an_event_keeps_its_payload_untouched():
-    """The payload's text, white space included, is what the log stores."""
+def test_an_events_payload_is_unchanged():
+    """
+    The log stores the payload's text, white space included.
+    """
     expected = EventRow(
         route="events",
         id="0b9d5c7e-8d5b-4c52-9a3e-1f4e5d6c7b8a",
@@ -193,25 +211,29 @@ def test_an_event_keeps_its_payload_untouched():
 
 @pytest.mark.parametrize("topic", ["towpath.shop.orders", "outbox.event.order"])
 @pytest.mark.parametrize("key", [None, b"towpath-barrier"])
-def test_a_barrier_says_nothing(topic: str, key: bytes | None):
+def test_a_barrier_is_skipped(topic: str, key: bytes | None):
     """
-    What the relay writes to see the end of a replicated topic is passed over.
+    The relay's record that marks the end of a replicated topic is no change.
     """
     barrier = Record(Origin(topic, 1, 42), key, None, {"towpath-barrier": b"1"})
 
     assert ([], [], [], 0, []) == decode([barrier], ROUTES)
 
 
-def test_a_truncation_is_a_floor_at_its_position():
-    """It needs no key, and counts from the first partition that tells it."""
+def test_a_truncate_is_a_floor_at_its_position():
+    """
+    It needs no key, and counts from its first partition.
+    """
     record = row_change({"op": "t", "after": None}, key=None)
     floor = Floor("orders", POSITION, needs_all=False, origin=record.origin)
 
     assert ([], [], [], 0, [floor]) == decode([record], ROUTES)
 
 
-def test_a_route_may_keep_what_was_truncated():
-    """The truncation is counted as skipped, and takes nothing away."""
+def test_a_route_may_keep_truncated_rows():
+    """
+    The truncate is counted as skipped, and deletes nothing.
+    """
     route = {"topic": "towpath.shop.orders", "name": "orders", "on_truncate": "keep"}
     told = {"name": "cache", "kind": "cache", "url": "redis://unused", "route": [route]}
     record = row_change({"op": "t", "after": None}, key=None)
@@ -221,7 +243,9 @@ def test_a_route_may_keep_what_was_truncated():
 
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_a_dropped_table_is_truncated_as_the_route_says(*, is_kept: bool):
-    """The relay empties a dropped table's topic; on_truncate keep leaves the rows."""
+    """
+    The relay empties a dropped table's topic; ``on_truncate = "keep"`` leaves the rows.
+    """
     on_truncate = {"on_truncate": "keep"} if is_kept else {}
     route = {"topic": "towpath.shop.orders", "name": "orders", **on_truncate}
     told = {"name": "cache", "kind": "cache", "url": "redis://unused", "route": [route]}
@@ -233,8 +257,10 @@ def test_a_dropped_table_is_truncated_as_the_route_says(*, is_kept: bool):
     assert [] == decoded.poison
 
 
-def test_a_table_made_again_is_not_emptied_before_its_sweep():
-    """The truncate before the fill is for readers that know no sweeps."""
+def test_a_recreated_table_is_not_emptied_before_its_sweep():
+    """
+    The truncate before the fill is for consumers without sweeps.
+    """
     record = row_change({"op": "t"}, key=None, dropped="42")
 
     assert ([], [], [], 1, []) == decode([record], ROUTES)
@@ -242,7 +268,9 @@ def test_a_table_made_again_is_not_emptied_before_its_sweep():
 
 @pytest.mark.parametrize("key", [None, b'{"sweep": 1}'])
 def test_a_sweep_is_a_floor_below_its_own_position(key: bytes | None):
-    """Its value says nothing to a sink; every partition must tell it."""
+    """
+    A sink ignores its value; every partition must deliver it.
+    """
     floor = "000000000000abc8.-"
     message = {"prefix": "towpath.sweep", "content": "MDA="}
     value = {"op": "m", "before": None, "after": None, "message": message}
@@ -255,16 +283,20 @@ def test_a_sweep_is_a_floor_below_its_own_position(key: bytes | None):
 
 
 @pytest.mark.parametrize(("count", "expected"), [("6", 6), ("six", 0)])
-def test_a_sweep_says_into_how_many_partitions_it_was_written(count, expected):
-    """Of one that does not say so it is asked how many there are."""
+def test_a_sweep_has_its_partition_count(count, expected):
+    """
+    For one without a count, the current number of partitions is requested.
+    """
     told = {"sweep": "000000000000abc8.-", "sweep_partitions": count}
     record = row_change({"op": "m"}, key=None, **told)
 
     assert [expected] == [one.partitions for one in decode([record], ROUTES).floors]
 
 
-def test_a_sweep_is_no_event_of_a_log():
-    """A log keeps what happened; an index of aggregates has a floor as any other."""
+def test_a_sweep_is_ignored_by_an_event_log():
+    """
+    A log keeps past events; an index of aggregates has a floor like any other.
+    """
     record = event(b'{"op": "m"}', sweep=b"000000000000abc8.-", snapshot=b"s")
     (floor,) = decode([record], AGGREGATES).floors
 
@@ -272,8 +304,10 @@ def test_a_sweep_is_no_event_of_a_log():
     assert ("orders", "000000000000abc8.-") == floor[:2]
 
 
-def test_an_event_read_by_a_snapshot_is_skipped_and_counted():
-    """An event log holds what happened, not what was read again."""
+def test_a_read_event_is_skipped_by_an_event_log_and_counted():
+    """
+    An event log has events as they happened, not rows read again.
+    """
     decoded = decode([event(snapshot=b"ad-hoc-1"), event(value=None)], ROUTES)
 
     assert (1, [None], []) == (
@@ -292,8 +326,10 @@ def test_an_event_read_by_a_snapshot_is_skipped_and_counted():
         (event(position=b""), "not a position"),
     ],
 )
-def test_an_unreadable_event_is_poison(record: Record, reason: str):
-    """An event without what the log needs is set aside."""
+def test_an_unreadable_event_is_a_dead_letter(record: Record, reason: str):
+    """
+    An event without the fields that the log needs is refused.
+    """
     (poison,) = decode([record], ROUTES).poison
 
     assert isinstance(poison, Poison)
@@ -321,7 +357,7 @@ AGGREGATES = Routes(
 
 
 def state(row, *, text=None, is_read=False, position=POSITION, topic=None):
-    """Make the change that an event with its aggregate's state says."""
+    """Decode an event with its aggregate's state."""
     origin = Origin(topic or "outbox.event.order", 0, 3)
     key = ("7",)
     return Change(
@@ -330,7 +366,9 @@ def state(row, *, text=None, is_read=False, position=POSITION, topic=None):
 
 
 def test_an_event_is_its_aggregates_document():
-    """The payload is the row, lists and all; its text is kept beside it."""
+    """
+    The payload is the row, lists and all; its text is kept beside it.
+    """
     text = b'{"total": 1.10000000000000000001,\n "lines": [{"no": 1}]}'
     decoded = decode([event(text, type=b"OrderPaid")], AGGREGATES)
     (change,) = decoded.changes
@@ -339,8 +377,10 @@ def test_an_event_is_its_aggregates_document():
     assert [state(change.row, text=text)] == decoded.changes
 
 
-def test_a_snapshots_event_is_a_document_below_its_position():
-    """READ events count, also those that come on the sink's own backfill topic."""
+def test_a_read_event_is_a_document_at_its_position():
+    """
+    READ events count, also those of the sink's own backfill topic.
+    """
     text = b'{"total": "1.00"}'
     position = "00000000016b3748.-"
     given = {"snapshot": b"s", "position": position.encode()}
@@ -356,8 +396,10 @@ def test_a_snapshots_event_is_a_document_below_its_position():
     ] == decode([shared, own], AGGREGATES).changes
 
 
-def test_a_deleting_event_and_a_missing_value_delete_the_document():
-    """What the payload of a deleting event says does not matter."""
+def test_a_deleting_event_or_a_missing_value_deletes_the_document():
+    """
+    The payload of a deleting event does not matter.
+    """
     deleting = event(b"{}", type=b"OrderDeleted")
     tombstone = event(None)
     absent = tombstone._replace(
@@ -370,7 +412,9 @@ def test_a_deleting_event_and_a_missing_value_delete_the_document():
 
 
 def test_an_event_without_the_state_is_left_out_and_counted():
-    """A reminder does not replace the order by what it says."""
+    """
+    A reminder event does not replace the order's document.
+    """
     said = [event(type=b"OrderReminded"), event(None, type=b"OrderSeen"), event()]
     decoded = decode(said, AGGREGATES)
 
@@ -388,8 +432,10 @@ def test_an_event_without_the_state_is_left_out_and_counted():
         (event(position=b"1"), "the header position"),
     ],
 )
-def test_a_document_that_cannot_be_read_is_poison(record: Record, reason: str):
-    """It is set aside with its reason; the aggregate's document stays as it was."""
+def test_an_unreadable_document_is_a_dead_letter(record: Record, reason: str):
+    """
+    It has its reason; the aggregate's document stays as it was.
+    """
     decoded = decode([record], AGGREGATES)
 
     assert ([], 0, True) == (

@@ -1,4 +1,4 @@
-"""Which sinks a driver starts, starts anew and lets go of, as its file changes."""
+"""Which sinks a driver starts, restarts and stops, as its file changes."""
 
 import threading
 from datetime import UTC, datetime
@@ -49,11 +49,11 @@ class Clock:
     now_s = 0.0
 
     def now(self):
-        """Tell a fixed time."""
+        """Return a fixed time."""
         return datetime(2026, 1, 1, tzinfo=UTC)
 
     def monotonic_s(self):
-        """Tell the test's time."""
+        """Return the test's time."""
         return self.now_s
 
 
@@ -73,17 +73,17 @@ class Supervisor:
         """Begin."""
 
     def join(self, _timeout_s):
-        """Tell whether it has ended."""
+        """Return whether it has ended."""
         return self.has_ended
 
     def end(self):
-        """End, having been told to."""
+        """End after a request to stop."""
         assert self.stop.is_set()
         self.has_ended = True
 
 
-class Place:
-    """A driver, its file, and what its check says."""
+class DriverBench:
+    """A driver, its file, and its check's answers."""
 
     def __init__(self, folder):
         self.state = folder / "state"
@@ -97,7 +97,7 @@ class Place:
         self._is_new = False
 
     def write(self, *sinks):
-        """Write the file: names, or names with other things that are said of them."""
+        """Write the file: names, or names with further options."""
         said = [one if isinstance(one, tuple) else (one, {}) for one in sinks]
         blocks = [
             SINK.format(**{"driver": "serving", "trigger_ms": 1} | more, name=name)
@@ -126,23 +126,25 @@ class Place:
 
 
 def running():
-    """List the supervisors that were not told to stop."""
+    """List the supervisors without a request to stop."""
     return [one for one in Supervisor.made if not one.stop.is_set()]
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """Lend a driver without an engine."""
+    """Return a driver without an engine."""
     Supervisor.made = []
     monkeypatch.setattr(module, "Supervisor", Supervisor)
-    lent = Place(tmp_path)
+    lent = DriverBench(tmp_path)
     yield lent
     for left in lent.driver._running.values():
         left.held.release()
 
 
-def test_sinks_come_and_go_and_others_are_not_touched(place):
-    """The folder of one that goes is free only once it has ended."""
+def test_added_and_removed_sinks_leave_others_running(place):
+    """
+    The folder of a removed sink is free only once it has ended.
+    """
     assert [("a", 1), ("b", 1)] == place.look("a", "b", ("x", {"driver": "other"}))
     assert [("b", 1), ("c", 1)] == place.look("b", "c")
     assert hold(place.state, "a") is None
@@ -154,8 +156,10 @@ def test_sinks_come_and_go_and_others_are_not_touched(place):
     assert ["a", "b", "c"] == [one.sink.name for one in Supervisor.made]
 
 
-def test_a_sink_that_goes_to_another_driver_is_let_go(place):
-    """It is held by one driver at a time."""
+def test_a_sink_moved_to_another_driver_is_stopped(place):
+    """
+    One driver at a time holds it.
+    """
     place.look("a")
     place.look(("a", {"driver": "other"}))
     Supervisor.made[0].end()
@@ -166,8 +170,10 @@ def test_a_sink_that_goes_to_another_driver_is_let_go(place):
     free.release()
 
 
-def test_a_sink_whose_block_has_changed_starts_anew_once_the_old_has_ended(place):
-    """Never two at once; its neighbour goes on, and nothing happens twice."""
+def test_a_changed_sink_is_restarted_once_the_old_one_has_ended(place):
+    """
+    Never two run at once; its neighbour continues, and nothing happens twice.
+    """
     place.look("a", "b")
     changed = ("a", {"trigger_ms": 9})
     assert [("b", 1)] == place.look(changed, "b")
@@ -179,8 +185,10 @@ def test_a_sink_whose_block_has_changed_starts_anew_once_the_old_has_ended(place
     assert ["a"] == place.checked
 
 
-def test_a_block_that_does_not_fit_leaves_the_sink_as_it_was(place):
-    """All of it is told, once; the next change is looked at."""
+def test_an_invalid_block_leaves_the_sink_unchanged(place):
+    """
+    Its mistakes are logged once; the next change is checked again.
+    """
     place.look("a")
     place.answers = [SinkUnfitError("no column x\nno column y")]
     with structlog.testing.capture_logs() as logs:
@@ -192,8 +200,10 @@ def test_a_block_that_does_not_fit_leaves_the_sink_as_it_was(place):
     assert [] == place.look(("a", {"trigger_ms": 10}))
 
 
-def test_a_block_that_was_refused_is_checked_again_after_a_while(place):
-    """Its target may be mended while the file stays as it is; it is told once."""
+def test_a_refused_block_is_checked_again_after_a_while(place):
+    """
+    Its target may be repaired while the file is unchanged; it is logged once.
+    """
     place.look("a")
     place.answers = [SinkUnfitError("no cache"), SinkUnfitError("no cache")]
     seen = []
@@ -210,8 +220,10 @@ def test_a_block_that_was_refused_is_checked_again_after_a_while(place):
     )
 
 
-def test_a_block_that_is_refused_can_be_read_of_until_one_fits(place):
-    """It stands in the sink's progress, which goes on; also beyond the driver's end."""
+def test_a_refused_block_is_shown_in_the_sinks_progress(place):
+    """
+    It stays there while the sink runs, and beyond the driver's end, until one fits.
+    """
     said = []
 
     def note():
@@ -231,8 +243,10 @@ def test_a_block_that_is_refused_can_be_read_of_until_one_fits(place):
     assert [None, text, None, text, None] == said
 
 
-def test_a_driver_that_begins_knows_nothing_of_a_block_that_was_refused(place):
-    """What the file says then is what runs."""
+def test_a_new_driver_forgets_a_refused_block(place):
+    """
+    The current file is in effect from then on.
+    """
     path = progress_path(place.state, "a")
     now = datetime(2026, 1, 1, tzinfo=UTC)
     write_progress(path, Progress("a", refused="no column x."), now)
@@ -241,8 +255,10 @@ def test_a_driver_that_begins_knows_nothing_of_a_block_that_was_refused(place):
     assert read_progress(path, "a").refused is None
 
 
-def test_a_block_that_was_taken_back_is_refused_again_when_it_comes_again(place):
-    """Whoever writes it twice is told twice."""
+def test_a_withdrawn_block_is_refused_again_when_it_returns(place):
+    """
+    Writing it twice logs it twice.
+    """
     place.look("a")
     for _ in range(2):
         place.answers = [SinkUnfitError("no column x")]
@@ -252,8 +268,10 @@ def test_a_block_that_was_taken_back_is_refused_again_when_it_comes_again(place)
     assert ["a", "a"] == place.checked
 
 
-def test_a_block_that_cannot_be_checked_now_is_checked_again(place):
-    """A broker that is away does not decide anything."""
+def test_a_block_that_cannot_be_checked_is_checked_again(place):
+    """
+    An unavailable broker decides nothing.
+    """
     place.look("a")
     place.answers = [UnavailableError("no broker")]
 
@@ -261,8 +279,10 @@ def test_a_block_that_cannot_be_checked_now_is_checked_again(place):
     assert [] == place.look()
 
 
-def test_a_sink_that_fails_takes_any_block(place):
-    """It has nothing to lose, and tells itself what is still wrong."""
+def test_a_failing_sink_takes_any_block(place):
+    """
+    It has nothing to lose, and reports the remaining mistakes itself.
+    """
     place.look("a")
     Supervisor.made[0].report.failed("no cache", remedy="Start it.", retry_after_s=1)
     place.answers = [SinkUnfitError("no column x")]
@@ -271,8 +291,10 @@ def test_a_sink_that_fails_takes_any_block(place):
     assert [] == place.checked
 
 
-def test_a_supervisor_that_ended_unasked_is_started_again(place):
-    """The sink says so until it runs; its folder is held all the while."""
+def test_a_supervisor_that_ended_by_itself_is_restarted(place):
+    """
+    The sink shows it until it runs; its folder is held meanwhile.
+    """
     place.look("a", "b")
     Supervisor.made[0].has_ended = True
     place.look()
@@ -283,8 +305,10 @@ def test_a_supervisor_that_ended_unasked_is_started_again(place):
     assert hold(place.state, "a") is None
 
 
-def test_a_sink_whose_folder_cannot_be_made_is_tried_again(place):
-    """The others run meanwhile."""
+def test_a_sink_whose_folder_cannot_be_created_is_retried(place):
+    """
+    The others run meanwhile.
+    """
     in_the_way = place.state / "sinks" / "a"
     in_the_way.parent.mkdir(parents=True)
     in_the_way.touch()

@@ -1,4 +1,4 @@
-"""Sinks as executors make them: of what they are sent, without the driver's part."""
+"""Sinks as executors build them: from the plan they get, without the driver's part."""
 
 import pickle
 
@@ -16,8 +16,8 @@ from towpath.sinks.search.indexes import Indexes
 ROUTE = Route(topic="towpath.shop.orders", name="orders")
 
 
-def told(kind: str, **more) -> Told:
-    """Say what an executor is sent."""
+def plan(kind: str, **more) -> Told:
+    """Return the plan that an executor gets."""
     sink = Sink(name="one", kind=kind, url="redis://unused", route=(ROUTE,), **more)
     return Told(sink, Kafka(bootstrap_servers="unused:9092"), "towpath", 3600)
 
@@ -26,11 +26,11 @@ class Fields:
     """Fields of any route."""
 
     def described(self, _route):
-        """Describe nothing much."""
+        """Return a minimal description."""
         return Described("the table shop.orders", {})
 
     def refresh(self):
-        """All is known."""
+        """Do nothing."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,25 +39,25 @@ def _no_broker(monkeypatch):
     monkeypatch.setattr(executor, "_relations", lambda *_: None)
 
 
-def test_what_is_sent_makes_a_cache_that_looks_for_no_losses():
+def test_an_executors_cache_looks_for_no_losses():
     """
-    The driver's own sink does, behind all that executors write.
+    The driver's own sink does, after all executors have written.
     """
-    sent = pickle.loads(pickle.dumps(told("cache")))  # noqa: S301 - our own
+    sent = pickle.loads(pickle.dumps(plan("cache")))  # noqa: S301 - our own
     made = sent.make()
 
-    assert (told("cache"), True, None) == (
+    assert (plan("cache"), True, None) == (
         sent,
         isinstance(made, CacheSink),
         made._losses,
     )
 
 
-def test_an_index_that_is_not_there_is_left_to_the_driver():
+def test_a_missing_index_is_left_to_the_driver():
     """
-    It asks for the rows that went with it; an executor would only hide the loss.
+    The driver has its rows refetched; an executor would only hide the loss.
     """
-    made = told("search").make()
+    made = plan("search").make()
     indexes = Indexes(None, (ROUTE,), Fields(), SearchOptions())
     indexes.may_make = made._indexes.may_make
     made.close()
@@ -66,9 +66,9 @@ def test_an_index_that_is_not_there_is_left_to_the_driver():
         indexes.ensure("orders")
 
 
-def test_a_kind_that_executors_cannot_write_is_not_made(tmp_path):
+def test_a_kind_without_executor_support_is_not_built(tmp_path):
     """
     The configuration refuses it before.
     """
     with pytest.raises(UsageError, match="from the driver"):
-        told("warehouse", folder=tmp_path).make()
+        plan("warehouse", folder=tmp_path).make()

@@ -1,4 +1,4 @@
-"""A batch on the executors: who writes what, in which order, and what comes back."""
+"""A batch on the executors: who writes which rows, in which order, and the outcomes."""
 
 import pytest
 
@@ -36,18 +36,18 @@ SINK = SinkSettings.model_validate(
 
 
 class Frame:
-    """A batch on two executors, parted by key as the engine parts it."""
+    """A batch on two executors, split by key as the engine splits it."""
 
     defaultParallelism = 2  # noqa: N815 - the engine's
 
     def __init__(self, *rows):
         self.rows = rows
         self.sparkSession = self.sparkContext = self
-        # As they stand in the topics' partitions.
+        # In the order of the topics' partitions.
         self.parted = [rows[::2], rows[1::2]]
 
     def repartition(self, count, column):
-        """Have rows of one key together."""
+        """Bring rows of one key together."""
         at = COLUMNS.index(column)
         keys = sorted({r[at] for r in self.rows})
         self.parted = [
@@ -58,26 +58,26 @@ class Frame:
 
     @property
     def rdd(self):
-        """Be the parts."""
+        """Return the slices."""
         return self
 
     def mapPartitions(self, function):  # noqa: N802 - the engine's
-        """Run each part, also one without rows."""
+        """Run each slice, also one without rows."""
         self.told = [done for part in self.parted for done in function(iter(part))]
         return self
 
     def collect(self):
-        """Return what the parts told."""
+        """Return the slices' outcomes."""
         return self.told
 
     def select(self, *columns):
-        """Have these columns, which are all."""
+        """Return these columns, which are all."""
         assert columns == COLUMNS
         return self
 
 
 class Noting(MemorySink):
-    """A sink that notes what is done with it."""
+    """A sink that records its calls."""
 
     def __init__(self, name, notes, failure=None, rows=None):
         super().__init__()
@@ -105,7 +105,7 @@ class Noting(MemorySink):
 
 
 class Bench:
-    """A sink's query of which batches are spread, and what happened in it."""
+    """A sink's query whose batches run on executors, and its events."""
 
     def __init__(self, folder, failure=None, heads=None):
         self.notes = []
@@ -122,7 +122,7 @@ class Bench:
         return Noting("executor", self.notes, self.failure, self.here.rows)
 
     def write(self, *rows, batch_id=1, records=10):
-        """Write a batch that may have so many records."""
+        """Write a batch with a bound on its records."""
         self.notes.clear()
         batch = Rows(Frame(*rows), rows_of(rows).portions, records)
         return self.writing.write(batch, batch_id)
@@ -130,15 +130,15 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path):
-    """Lend a bench; no executor has a sink open."""
+    """Return a bench; no executor has a sink open."""
     spread_part.forget("cache")
     yield Bench(tmp_path)
     spread_part.forget("cache")
 
 
-def test_the_drivers_flush_stands_around_what_executors_write(bench):
+def test_the_drivers_flush_encloses_the_executors_writes(bench):
     """
-    Its connections are taken before, and its witness is written behind all rows.
+    Its connections are opened before, and its witness is written after all rows.
     """
     result = bench.write(row(1, "c"), row(2, "u"), row(3, "c", order=8))
     steps = [note[:2] for note in bench.notes]
@@ -154,9 +154,9 @@ def test_the_drivers_flush_stands_around_what_executors_write(bench):
     )
 
 
-def test_all_changes_of_a_key_are_folded_in_one_part(bench):
+def test_all_changes_of_a_key_are_folded_in_one_task(bench):
     """
-    Wherever they stand in the batch: a partial change finds the row it rests upon.
+    For any place in the batch: a partial change finds the row it is merged with.
     """
     read = row(1, "c", note="kept", status="placed")
     partial = row(5, "u", status="paid", unchanged=["note"])
@@ -167,11 +167,11 @@ def test_all_changes_of_a_key_are_folded_in_one_part(bench):
     assert {0} == {note[2] for note in bench.notes if note[:2] == ("driver", "apply")}
 
 
-def test_what_must_be_asked_for_is_written_from_the_driver(bench):
+def test_a_batch_that_needs_refetches_is_written_by_the_driver(bench):
     """
-    A partial change of a route that lacks rows, or of a row that is owed, is not plain.
+    A partial change of an incomplete route, or of a row being refetched, is not plain.
 
-    Nor is one upon a row that was read: what stands between may be in the target.
+    Nor is one after a READ row: a change in between may be in the target.
     """
     for order in (7, 8, 9):
         bench.write(row(1, "c", order=order, note="a", status="placed"), records=1)
@@ -195,9 +195,9 @@ def test_what_must_be_asked_for_is_written_from_the_driver(bench):
     )
 
 
-def test_a_loss_that_the_flush_finds_has_the_batch_written_again(bench):
+def test_a_loss_found_by_the_drivers_flush_repeats_the_batch(bench):
     """
-    Its partial changes may have been laid upon what was left.
+    Its partial changes may have been merged with the remaining rows.
     """
     bench.write(row(1, "c", note="a"), row(2, "c", order=8), row(3, "c", order=9))
     flush = bench.here.flush
@@ -212,9 +212,9 @@ def test_a_loss_that_the_flush_finds_has_the_batch_written_again(bench):
     assert [("orders", (7,))] == bench.desk.repairs.keys
 
 
-def test_tombstones_are_forgotten_behind_the_batch_only(bench):
+def test_tombstones_are_purged_only_after_the_batch(bench):
     """
-    It may hold records from below the safe position, which was looked up since.
+    It may have records from below the safe position, which was looked up since.
     """
     bench.desk.safe._found = "safe"
     bench.write(row(1, "c"))
@@ -237,9 +237,9 @@ def test_executors_purge_no_tombstone_above_a_dead_letter(tmp_path):
     assert lowest is not None
 
 
-def test_a_small_batch_goes_from_the_driver(bench):
+def test_a_small_batch_is_written_by_the_driver(bench):
     """
-    A task would cost it more than that.
+    A task would cost more than that.
     """
     bench.write(row(1, "c"), records=2)
     small = {note[0] for note in bench.notes}
@@ -257,11 +257,11 @@ def test_a_small_batch_goes_from_the_driver(bench):
     ],
     ids=["poison", "floor", "refused"],
 )
-def test_what_is_not_plain_has_the_driver_write_all_of_it(
+def test_a_batch_that_is_not_plain_is_written_by_the_driver(
     bench, strange, left, letters, asked
 ):
     """
-    It sets aside, sweeps and asks; what executors wrote already is absorbed.
+    The driver writes dead letters, sweeps and requests; executors' writes are absorbed.
     """
     result = bench.write(row(1, "c", note="a"), row(10, "c", order=8), strange)
 
@@ -275,7 +275,7 @@ def test_what_is_not_plain_has_the_driver_write_all_of_it(
 
 def test_a_parked_key_is_left_to_the_driver(bench):
     """
-    Its followers are parked behind it, and the rest is written by executors again.
+    Its changes are parked, and the rest is written by executors again.
     """
     poison = (TOPIC, 0, 2, b'{"order_id":7}', b"{", row(2, "c")[-1])
     bench.write(row(1, "c", order=8), poison)
@@ -287,7 +287,7 @@ def test_a_parked_key_is_left_to_the_driver(bench):
     assert ("executor", "apply", 1, None) in bench.notes
 
 
-def test_executors_open_a_sink_anew_behind_a_batch_of_the_driver(bench):
+def test_executors_reopen_a_sink_after_a_batch_of_the_driver(bench):
     """
     It may have carried out a floor, which they learn when they open the sink.
     """
@@ -308,7 +308,7 @@ def test_executors_open_a_sink_anew_behind_a_batch_of_the_driver(bench):
         TargetBusyError("the cache is full", retry_after_s=5.0),
     ],
 )
-def test_a_target_that_is_away_has_the_batch_tried_again(bench, failure):
+def test_an_unavailable_target_has_the_batch_retried(bench, failure):
     """
     The pause that it asks for comes back with its answer.
     """
@@ -325,9 +325,9 @@ def test_a_target_that_is_away_has_the_batch_tried_again(bench, failure):
     "failure",
     [IndexGoneError("no index"), BatchRefusedError("too large"), KeyError("x")],
 )
-def test_any_other_failure_is_the_drivers_to_meet(bench, failure):
+def test_any_other_failure_of_an_executor_is_left_to_the_driver(bench, failure):
     """
-    It makes an index anew, halves a batch, or ends the query with the same error.
+    It recreates an index, halves a batch, or ends the query with the same error.
     """
     bench.failure = failure
     bench.write(row(1, "c"))
@@ -336,9 +336,9 @@ def test_any_other_failure_is_the_drivers_to_meet(bench, failure):
     assert ("executor", "close") in bench.notes
 
 
-def test_a_part_without_changes_needs_no_sink(bench):
+def test_a_slice_without_changes_needs_no_sink(bench):
     """
-    Nor does one of records that say nothing.
+    The same holds for records without a change.
     """
     errand = Errand(SINK, bench.make, "a", frozenset(), frozenset(), 0)
     barrier = (TOPIC, 0, 1, b"{}", None, [(names.BARRIER, b"1")])

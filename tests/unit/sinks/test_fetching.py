@@ -20,36 +20,38 @@ class Message:
         self._value = value
 
     def topic(self):
-        """Tell the topic."""
+        """Return the topic."""
         return TOPIC
 
     def partition(self):
-        """Tell the partition."""
+        """Return the partition."""
         return 0
 
     def offset(self):
-        """Tell the offset."""
+        """Return the offset."""
         return self._offset
 
     def key(self):
-        """Tell the key."""
+        """Return the key."""
         return b"{}"
 
     def value(self):
-        """Tell the value."""
+        """Return the value."""
         return self._value
 
     def headers(self):
-        """Tell the headers, or fail as the client does over a name that is no text."""
+        """
+        Return the headers, or fail as the client does over a name that is not UTF-8.
+        """
         if self._headers is None:
             message = "returned a result with an exception set"
             raise SystemError(message)
         return self._headers
 
 
-def test_a_header_whose_name_is_no_text_leaves_its_record_without_any():
+def test_a_header_with_an_invalid_name_leaves_its_record_without_headers():
     """
-    So it has no position, and is set aside; the records beside it are as they were.
+    Without a position the record is a dead letter; its neighbours are unchanged.
     """
     told = [Message(0, [("position", b"1")]), Message(1, None), Message(2, [])]
 
@@ -62,8 +64,10 @@ def test_a_header_whose_name_is_no_text_leaves_its_record_without_any():
 @pytest.mark.parametrize(
     "values", [[], [b""], [b"a", b"", b"bcd"], [b"a", None, b"bc"], [None]]
 )
-def test_values_are_as_they_were(monkeypatch, values, most):
-    """Empty ones, none at all, and more of them than find room in one array."""
+def test_fetched_values_are_unchanged(monkeypatch, values, most):
+    """
+    Empty values, nulls, and more bytes than fit into one array are kept.
+    """
     monkeypatch.setattr(fetching, "_MOST_BYTES", most)
     table = table_of([Message(n, [], value) for n, value in enumerate(values)])
     table.validate(full=True)
@@ -75,7 +79,7 @@ def test_values_are_as_they_were(monkeypatch, values, most):
 
 
 class Broker:
-    """A client whose broker answers how far a partition reaches, or does not."""
+    """A client whose broker returns a partition's end, or does not answer."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -90,12 +94,12 @@ class Broker:
 
 
 class Passing(SystemClock):
-    """A clock that goes on a second with each look at it."""
+    """A clock that advances one second with each look."""
 
     now_s = 0.0
 
     def monotonic_s(self):
-        """Tell the time."""
+        """Return the time."""
         self.now_s += 1
         return self.now_s
 
@@ -109,9 +113,9 @@ class Passing(SystemClock):
         ((0, 20), BrokerUnavailableError, fetching._MOST_LOOKS),
     ],
 )
-def test_silence_is_borne_as_long_as_the_broker_has_the_records(answer, error, looks):
+def test_silence_is_accepted_while_the_broker_has_the_records(answer, error, looks):
     """
-    A large answer takes its time; what is not there any more is named at once.
+    A large answer takes its time; deleted records are an error at once.
     """
     broker = Broker(answer)
     silence = _Silence(broker, Passing())
@@ -126,9 +130,9 @@ def test_silence_is_borne_as_long_as_the_broker_has_the_records(answer, error, l
     assert looks == broker.asked
 
 
-def test_whoever_gets_on_is_not_silent():
+def test_progress_of_a_fetch_is_no_silence():
     """
-    Only what the batch lacks counts: what others give meanwhile is no progress.
+    Only the batch's missing records count as progress.
     """
     broker = Broker((0, 20))
     silence = _Silence(broker, Passing())

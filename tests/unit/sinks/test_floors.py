@@ -1,4 +1,4 @@
-"""Which floors are carried out, and which changes they keep out."""
+"""Which floors are carried out, and which changes they reject."""
 
 from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
 from towpath.sinks.floors import Floors
@@ -23,8 +23,10 @@ def change(number, route="orders"):
     return Change(route, (1,), ("id",), at(number), row, ALL_PRESENT, False, ORIGIN)
 
 
-def test_a_floor_that_the_target_remembers_is_carried_out_again():
-    """Whoever noted it may have ended before the rows were gone."""
+def test_a_remembered_floor_is_carried_out_again():
+    """
+    The process may have ended between storing it and deleting the rows.
+    """
     floors = Floors()
     floors.learn("orders", at(5))
 
@@ -32,7 +34,9 @@ def test_a_floor_that_the_target_remembers_is_carried_out_again():
 
 
 def test_a_floor_is_carried_out_once():
-    """Every partition tells a truncation, and the rows are taken away by the first."""
+    """
+    Every partition has the truncate, and the first one deletes the rows.
+    """
     floors = Floors()
     floors.learn("orders", at(5))
     floors.carried_out("orders", at(5))
@@ -44,15 +48,19 @@ def test_a_floor_is_carried_out_once():
 
 
 def test_a_lower_floor_is_not_carried_out():
-    """Nothing can be left below it that is not below the higher one."""
+    """
+    All rows below it are below the higher one.
+    """
     floors = Floors()
     floors.learn("orders", at(5))
 
     assert [] == floors.due([floor(4)])
 
 
-def test_changes_below_are_counted_as_stale():
-    """Each route has a floor of its own."""
+def test_changes_below_the_floor_are_stale():
+    """
+    Each route has a floor of its own.
+    """
     floors, tally = Floors(), Tally()
     floors.learn("orders", at(5))
     floors.learn("orders", at(4))

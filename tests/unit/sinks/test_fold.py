@@ -1,4 +1,4 @@
-"""The corners of the fold that a history seldom meets."""
+"""Corner cases of the fold that a random history seldom has."""
 
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Floor, Origin, Refusal
 from towpath.sinks.fold import ABSENT_ROW, Folded, first_per_event, newest_per_key
@@ -13,7 +13,7 @@ def change(number, row, *, unchanged=(), key=1, route="orders"):
     return Change(route, (key,), ("id",), position, row, missing, False, ORIGIN)
 
 
-def test_a_partial_change_takes_what_it_lacks_from_below():
+def test_a_partial_change_takes_missing_columns_from_older_ones():
     """Each column has the newest value present, null included."""
     folded = newest_per_key(
         [
@@ -26,8 +26,10 @@ def test_a_partial_change_takes_what_it_lacks_from_below():
     assert (change(3, {"id": 1, "a": 3, "b": None, "c": 1}),) == folded.changes
 
 
-def test_partial_changes_alone_stay_partial():
-    """What every change left out is left to the target."""
+def test_folded_partial_changes_stay_partial():
+    """
+    Columns that every change left out are left to the target.
+    """
     folded = newest_per_key(
         [
             change(1, {"id": 1, "a": 1}, unchanged=["b", "c"]),
@@ -40,8 +42,10 @@ def test_partial_changes_alone_stay_partial():
     assert (expected,) == folded.changes
 
 
-def test_a_partial_change_upon_a_delete_is_refused():
-    """The delete remains, and each of the partial changes is named."""
+def test_a_partial_change_after_a_delete_is_refused():
+    """
+    The delete remains, and each of the partial changes is refused by name.
+    """
     delete = change(2, None)
     partials = [
         change(3, {"id": 1, "a": 3}, unchanged=["b"]),
@@ -62,11 +66,12 @@ def test_a_read_row_stands_below_the_changes_of_its_log_position():
     assert (row,) == newest_per_key([row, read]).changes
 
 
-def test_nothing_is_merged_with_what_another_topic_brought():
+def test_changes_of_different_topics_are_not_merged():
     """
-    What the stream said in between may be in the target: each is applied by itself.
+    A change in between may be in the target already: each is applied by itself.
 
-    So it is with a delete that was read. Above a whole row nothing is left to merge.
+    The same holds for a delete that was read. Above a whole row nothing is left to
+    merge.
     """
     read = change(1, {"id": 1, "a": 1, "b": 1})
     read = read._replace(is_read=True, origin=Origin("orders.backfill.cache", 0, 0))
@@ -89,11 +94,11 @@ def test_nothing_is_merged_with_what_another_topic_brought():
     ]
 
 
-def test_nothing_is_merged_with_what_another_partition_brought():
+def test_changes_of_different_partitions_are_not_merged():
     """
-    A key has moved: a change in between may stand in the target, or come yet.
+    A key has moved: a change in between may be in the target, or come later.
 
-    Above a whole row it is applied by itself; above a partial one its row is asked for.
+    Above a whole row it is applied by itself; above a partial one its row is refetched.
     """
     moved = Origin("orders", 1, 0)
     whole = change(5, {"id": 1, "a": 5, "b": 5})
@@ -116,22 +121,28 @@ def test_nothing_is_merged_with_what_another_partition_brought():
 
 
 def test_equal_keys_of_two_routes_are_two_rows():
-    """The route is part of what a key belongs to."""
+    """
+    The route is part of a row's identity.
+    """
     both = (change(1, {"id": 1}), change(2, {"id": 1}, route="customers"))
 
     assert both == newest_per_key(both).changes
 
 
-def test_an_event_is_kept_once():
-    """An event id that comes twice in a batch is one event."""
+def test_a_repeated_event_is_kept_once():
+    """
+    An event id that comes twice in a batch is one event.
+    """
     event = EventRow("log", "id", "order", "7", "T", "{}", "{}", "p", "t", ORIGIN)
     other = event._replace(route="other")
 
     assert (event, other) == first_per_event([event, other, event])
 
 
-def test_nothing_above_a_floor_rests_upon_what_was_below_it():
-    """A partial change above a truncation does not take columns from before it."""
+def test_no_change_above_a_floor_merges_with_one_below_it():
+    """
+    A partial change above a truncate does not take older columns.
+    """
     floor = Floor("orders", f"{2:016x}.0000000005", needs_all=False, origin=ORIGIN)
     lower = floor._replace(position=f"{1:016x}.-")
     partial = change(3, {"id": 1, "a": 3}, unchanged=["b"])
@@ -150,7 +161,9 @@ def test_nothing_above_a_floor_rests_upon_what_was_below_it():
 
 
 def test_a_row_at_the_floor_stays():
-    """Below means below."""
+    """
+    The floor deletes only rows below it.
+    """
     row = change(2, {"id": 1})
     floor = Floor("orders", row.position, needs_all=True, origin=ORIGIN)
 

@@ -1,4 +1,4 @@
-"""What waits behind a record that cannot be read, or an event that was refused."""
+"""Changes held back after an unreadable record, and events after a refused one."""
 
 from dataclasses import replace
 
@@ -21,19 +21,19 @@ UNKNOWN = "the value is not an envelope: it names no operation"
 LOG = "outbox.event.order"
 
 
-def told(book):
-    """Return the numbers of the open letters."""
+def open_orders(book):
+    """Return the orders of the open dead letters."""
     return sorted(x.record.origin.offset for m in book.letters for x in book.of(m))
 
 
 def open_letters(letters):
     """Read the topic."""
-    return told(Book().read(letters.entries()))
+    return open_orders(Book().read(letters.entries()))
 
 
-def test_what_follows_in_the_same_batch_waits_behind_what_cannot_be_read():
+def test_changes_after_an_unreadable_record_of_their_key_are_parked():
     """
-    Its older row stays; another key, and what comes before, goes on.
+    Its older row stays; other keys, and earlier changes, are applied.
     """
     shop = Shop()
     shop.write(change(1, "c", note="a", status="new"))
@@ -52,9 +52,9 @@ def test_what_follows_in_the_same_batch_waits_behind_what_cannot_be_read():
     )
 
 
-def test_what_tells_no_position_holds_nothing_back():
+def test_a_record_without_a_position_parks_nothing():
     """
-    Nothing tells what comes after it, in one batch as in two.
+    Its later changes are unknown, in one batch as in two.
     """
     shop = Shop()
     lone = change(1, "z")._replace(headers={})
@@ -67,9 +67,9 @@ def test_what_tells_no_position_holds_nothing_back():
     )
 
 
-def test_a_replay_keeps_the_order_behind_what_still_cannot_be_read():
+def test_a_replay_keeps_the_order_after_an_unreadable_record():
     """
-    The follower is not applied alone, and the answer says what is in its way.
+    The parked change is not applied alone, and the answer names the unreadable record.
     """
     shop = Shop()
     shop.write(change(1, "c", note="a", status="new"))
@@ -83,9 +83,9 @@ def test_a_replay_keeps_the_order_behind_what_still_cannot_be_read():
     )
 
 
-def test_a_row_as_it_is_supersedes_what_cannot_be_read_in_its_batch():
+def test_a_whole_row_supersedes_an_unreadable_record_of_its_batch():
     """
-    What stands above it flows, up to the next that cannot be read.
+    Later changes are applied, up to the next unreadable record.
     """
     shop = Shop()
     result = shop.write(
@@ -102,9 +102,9 @@ def test_a_row_as_it_is_supersedes_what_cannot_be_read_in_its_batch():
     )
 
 
-def test_a_truncation_supersedes_what_cannot_be_read_in_its_batch():
+def test_a_truncate_supersedes_an_unreadable_record_of_its_batch():
     """
-    Below it there is no row, so what comes after it need not wait.
+    Below it there is no row, so later changes need not wait.
     """
     shop = Shop()
     headers = {"position": b"%016x.0000000000" % 16}
@@ -118,8 +118,8 @@ def test_a_truncation_supersedes_what_cannot_be_read_in_its_batch():
     )
 
 
-class Teller(MemorySink):
-    """Tells events in their order, and has some refused until it is mended."""
+class OrderedReceiver(MemorySink):
+    """Accepts events in order, and refuses some until it is repaired."""
 
     tells_in_order = True
 
@@ -135,7 +135,7 @@ class Teller(MemorySink):
         return replace(super().flush(), refused_events=refused)
 
 
-class Log:
+class EventLog:
     """A sink of the events of an outbox topic, and its dead letters."""
 
     def __init__(self, sink, *more):
@@ -157,8 +157,8 @@ class Log:
         """Write a batch."""
         return self.writer.write_records(list(records), 0)
 
-    def told(self):
-        """Return the ids of the events that were told, in order."""
+    def accepted_ids(self):
+        """Return the ids of the accepted events, in order."""
         return [event.id for event in self.sink.events.values()]
 
 
@@ -172,8 +172,8 @@ def event(number, key=b"7", **headers):
         "position": f"{number * 8:016x}.0000000000",
         **headers,
     }
-    told = {name: text.encode() for name, text in given.items() if text}
-    return Record(Origin(LOG, 0, number), key, orjson.dumps({"n": number}), told)
+    values = {name: text.encode() for name, text in given.items() if text}
+    return Record(Origin(LOG, 0, number), key, orjson.dumps({"n": number}), values)
 
 
 @pytest.mark.parametrize(
@@ -183,44 +183,44 @@ def event(number, key=b"7", **headers):
         pytest.param(event(2, id=""), [], id="cannot be read"),
     ],
 )
-def test_later_events_of_an_aggregate_wait_behind_one_that_was_set_aside(
+def test_later_events_of_an_aggregate_wait_after_a_dead_letter(
     bad: Record, replayed: list[str]
 ):
     """
-    Also those of later batches; a replay tells all of them in their order, or none.
+    So do those of later batches; a replay sends all of them in order, or none.
     """
-    log = Log(Teller())
+    log = EventLog(OrderedReceiver())
     log.write(event(1), bad, event(3, b"8"))
     first = log.write(event(4), event(5, b"8"))
-    told_before = log.told()
+    accepted_before = log.accepted_ids()
     log.sink.refuses.clear()
     log.letters.ask(Order("mend", Verb.REPLAY, Matter(LOG, b"7")))
     log.orders.attend()
 
     assert ((1, 1), ["e1", "e3", "e5"], replayed) == (
         (first.behind, first.parked),
-        told_before,
-        log.told()[3:],
+        accepted_before,
+        log.accepted_ids()[3:],
     )
 
 
-def test_a_log_that_keeps_no_order_holds_no_event_back():
+def test_an_unordered_event_log_parks_no_event():
     """
-    Each event stands for itself there.
+    Each event is independent there.
     """
-    log = Log(MemorySink())
+    log = EventLog(MemorySink())
     log.write(event(2, id=""), event(3))
     result = log.write(event(4))
 
-    assert (0, ["e3", "e4"]) == (result.parked, log.told())
+    assert (0, ["e3", "e4"]) == (result.parked, log.accepted_ids())
 
 
 def test_no_row_supersedes_an_event():
     """
-    A document that is read anew says what is, not what happened.
+    A document that is read again is a state, not an event.
     """
     state = {"name": "orders", "kind": "aggregate", "state_types": ["OrderPaid"]}
-    log = Log(Teller(), {"topic": LOG, **state})
+    log = EventLog(OrderedReceiver(), {"topic": LOG, **state})
     log.write(event(2))
     document = event(9, snapshot="s1")._replace(
         origin=Origin(f"{LOG}.backfill.hook", 0, 9)

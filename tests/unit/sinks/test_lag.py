@@ -1,4 +1,4 @@
-"""How far a sink is behind, against its budget."""
+"""A sink's lag, against its budget."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -26,21 +26,21 @@ def sink(**changed):
 
 
 class Oldest:
-    """Knows when the record at each place was made; remembers what was asked."""
+    """Knows the time of the record at each place; keeps the requests."""
 
     def __init__(self, **ages_s):
         self.asked = []
         self._ages_s = ages_s
 
     def oldest_ms(self, places):
-        """Return the lowest time of the places."""
+        """Return the earliest time of the places."""
         self.asked.append(dict(places))
         ages_s = [self._ages_s[topic[-6:]] for topic, _ in places]
         at = [(NOW - timedelta(seconds=age_s)).timestamp() for age_s in ages_s]
         return round(min(at) * 1000) if at else None
 
 
-def test_the_lag_is_the_age_of_the_oldest_record_that_is_not_applied():
+def test_the_lag_is_the_age_of_the_oldest_unapplied_record():
     """
     Records are counted per partition; those of other topics are not the sink's.
     """
@@ -51,9 +51,9 @@ def test_the_lag_is_the_age_of_the_oldest_record_that_is_not_applied():
     assert (Lag(6, 7.5), [{(TOPIC, 0): 4}]) == (lag, oldest.asked)
 
 
-def test_a_sink_that_has_everything_is_not_behind_however_old_the_last_record():
+def test_a_sink_without_unapplied_records_has_no_lag():
     """
-    Nothing behind is zero, and nobody is asked.
+    The lag is zero for an old last record too, without a request.
     """
     oldest = Oldest(orders=86_400.0)
     lag = lag_of(sink(), {TOPIC: {"0": 10}}, {TOPIC: {"0": 10}}, oldest, NOW)
@@ -61,9 +61,9 @@ def test_a_sink_that_has_everything_is_not_behind_however_old_the_last_record():
     assert (Lag(0, 0.0), []) == (lag, oldest.asked)
 
 
-def test_a_partition_of_which_the_progress_says_nothing_counts_in_full():
+def test_a_partition_without_progress_counts_in_full():
     """
-    A new partition, and a new topic of the sink's own, begin at the first record.
+    A new partition, and a new backfill topic, begin at the first record.
     """
     backfill = f"{TOPIC}.backfill.cache"
     ends = {TOPIC: {"0": 3, "1": 2}, backfill: {"0": 4}}
@@ -73,7 +73,7 @@ def test_a_partition_of_which_the_progress_says_nothing_counts_in_full():
     assert (Lag(6, 2.0), [{(TOPIC, 1): 0, (backfill, 0): 0}]) == (lag, oldest.asked)
 
 
-def test_a_record_from_the_future_is_new():
+def test_a_record_from_the_future_has_no_lag():
     """
     The source's clock may be ahead of ours; no lag is below zero.
     """
@@ -92,16 +92,16 @@ def test_a_record_from_the_future_is_new():
         ([20.1, 10, 10.1, 20, 20.1], [0, 1, 4]),
     ],
 )
-def test_the_alarm_is_raised_above_twice_the_budget_and_cleared_within_it(lags_s, told):
+def test_the_lag_alarm_begins_above_twice_the_budget_and_ends_within_it(lags_s, told):
     """
-    D-11: each crossing is told once; a lag between the two changes nothing.
+    D-11: each crossing is logged once; a lag between the two changes nothing.
     """
     alarm = Alarm(10.0)
 
     assert told == [n for n, lag_s in enumerate(lags_s) if alarm.take(lag_s)]
 
 
-def test_the_budget_is_the_kinds_unless_the_sink_has_its_own():
+def test_the_lag_budget_is_the_kinds_unless_the_sink_has_its_own():
     """
     D-02 to D-04: seconds for a cache, a minute for an index, an hour for a warehouse.
     """

@@ -1,4 +1,6 @@
-"""Parked keys: what waits, what lets a key go, what is asked of the dead letters."""
+"""
+Parked keys: which changes wait, what releases a key, and the dead-letter commands.
+"""
 
 import pytest
 
@@ -32,15 +34,17 @@ from towpath.sinks.ports import Batch
 
 @pytest.fixture
 def shop():
-    """Lend a shop whose order 7 is parked behind a note that the sink refuses."""
+    """Return a shop whose order 7 is parked after a note that the sink refuses."""
     made = Shop()
     made.write(change(1, "c", note="a"), change(2, "c", order=8, note="b"))
     made.write(change(3, note="bad"))
     return made
 
 
-def test_later_changes_wait_behind_their_key_and_nobody_elses(shop: Shop):
-    """The follower is set aside, although the sink would take it."""
+def test_later_changes_wait_after_their_own_key_only(shop: Shop):
+    """
+    A later change is parked, although the sink would take it.
+    """
     result = shop.write(change(4, note="c"), change(5, order=8, note="d"))
 
     assert (
@@ -55,7 +59,9 @@ def test_later_changes_wait_behind_their_key_and_nobody_elses(shop: Shop):
 
 
 def test_a_key_stays_parked_over_a_restart(shop: Shop):
-    """The topic is the truth: a driver that knows nothing reads it there."""
+    """
+    The topic is the source of truth: a new driver reads it there.
+    """
     shop.begin()
     shop.write(change(4, "d"))
 
@@ -65,8 +71,10 @@ def test_a_key_stays_parked_over_a_restart(shop: Shop):
     )
 
 
-def test_a_batch_that_comes_again_sets_nothing_aside_twice(shop: Shop):
-    """Also after a restart, and from the first record on: positions decide."""
+def test_a_repeated_batch_writes_no_dead_letter_twice(shop: Shop):
+    """
+    Also after a restart, and from the first record on: positions decide.
+    """
     again = (change(1, "c", note="a"), change(3, note="bad"), change(4, note="c"))
     shop.write(*again)
     shop.begin()
@@ -78,8 +86,10 @@ def test_a_batch_that_comes_again_sets_nothing_aside_twice(shop: Shop):
     )
 
 
-def test_a_row_read_anew_above_all_that_waits_lets_the_key_go(shop: Shop):
-    """Also from the sink's own topic; what comes after it is applied again."""
+def test_a_row_read_above_all_parked_changes_releases_the_key(shop: Shop):
+    """
+    So does one from the sink's own topic; later changes are applied again.
+    """
     shop.write(change(4, note="c"))
     fill = change(5, "r", topic=FILL, note="as it is")
     first = shop.write(fill)
@@ -93,8 +103,10 @@ def test_a_row_read_anew_above_all_that_waits_lets_the_key_go(shop: Shop):
     )
 
 
-def test_a_row_that_was_read_as_gone_lets_the_key_go(shop: Shop):
-    """A snapshot of keys tells so of a key that it does not find."""
+def test_a_row_read_as_absent_releases_the_key(shop: Shop):
+    """
+    A snapshot of keys deletes a key that it does not find.
+    """
     gone = change(4, "d")
     gone = gone._replace(headers={"position": b"%016x.-" % 40})
     result = shop.write(gone)
@@ -111,24 +123,30 @@ def test_a_row_that_was_read_as_gone_lets_the_key_go(shop: Shop):
         pytest.param(change(5, "r", note="bad"), id="refused itself"),
     ],
 )
-def test_nothing_less_lets_the_key_go(shop: Shop, read: Record):
-    """What says less than the whole row as it is leaves the key parked."""
+def test_a_partial_or_older_row_does_not_release_a_parked_key(shop: Shop, read: Record):
+    """
+    Only a whole current row releases the key.
+    """
     shop.write(change(4, note="c"))
     result = shop.write(read)
 
     assert (1, "a") == (result.parked, shop.sink.notes["7"])
 
 
-def test_a_floor_above_all_that_waits_lets_the_key_go(shop: Shop):
-    """Below it there is no row, and nothing that could be replayed."""
+def test_a_floor_above_all_parked_changes_releases_the_key(shop: Shop):
+    """
+    Below it there is no row, and nothing to replay.
+    """
     headers = {"position": b"%016x.0000000000" % 80}
     truncated = Record(Origin(TOPIC, 0, 9), None, b'{"op": "t"}', headers)
 
     assert (0, {}) == (shop.write(truncated).parked, shop.sink.notes)
 
 
-def test_a_replay_is_in_order_and_ends_what_is_parked(shop: Shop):
-    """The partial change is merged with the one before it, which was refused."""
+def test_a_replay_is_in_order_and_releases_the_key(shop: Shop):
+    """
+    The partial change is merged with the one before it, which was refused.
+    """
     shop.write(change(5, status="paid", unchanged=["note"]), change(4, note="c"))
     shop.sink.is_mended = True
     said = shop.ask(Verb.REPLAY)
@@ -141,8 +159,10 @@ def test_a_replay_is_in_order_and_ends_what_is_parked(shop: Shop):
     )
 
 
-def test_a_replay_does_not_overwrite_what_is_newer(shop: Shop):
-    """It goes through the same guard as any batch."""
+def test_a_replay_does_not_overwrite_newer_rows(shop: Shop):
+    """
+    It goes through the same guard as any batch.
+    """
     shop.sink.is_mended = True
     newer = decode([change(100, "r", note="newer")], ROUTES).changes
     shop.sink.apply(Batch(0, tuple(newer)))
@@ -151,8 +171,10 @@ def test_a_replay_does_not_overwrite_what_is_newer(shop: Shop):
     assert (True, "newer") == (isinstance(said, Ending), shop.sink.notes["7"])
 
 
-def test_a_replay_that_is_refused_again_leaves_all_as_it_is(shop: Shop):
-    """The answer says why, and the letters stay open."""
+def test_a_replay_that_is_refused_again_changes_nothing(shop: Shop):
+    """
+    The answer has the reason, and the dead letters stay open.
+    """
     said = shop.ask(Verb.REPLAY)
 
     assert (Answer, "the note is too long", 1, 1) == (
@@ -163,8 +185,10 @@ def test_a_replay_that_is_refused_again_leaves_all_as_it_is(shop: Shop):
     )
 
 
-def test_what_was_given_up_is_asked_for_and_does_not_come_back():
-    """The key flows again; its letters are not set aside when they come again."""
+def test_a_discarded_dead_letter_is_refetched_and_stays_discarded():
+    """
+    The key is released; its records are no dead letters when they come again.
+    """
     shop = Shop(can_ask=True)
     shop.write(change(3, note="bad"))
     said = shop.ask(Verb.DISCARD)
@@ -181,8 +205,10 @@ def test_what_was_given_up_is_asked_for_and_does_not_come_back():
 
 
 @pytest.mark.parametrize("headers", [None, {}], ids=["with a position", "without one"])
-def test_the_row_of_a_record_that_cannot_be_read_is_asked_for_all_the_same(headers):
-    """Its key says which row it was about."""
+def test_the_row_of_an_unreadable_record_is_refetched(headers):
+    """
+    Its key identifies the row.
+    """
     shop = Shop(can_ask=True)
     cut = change(3)._replace(value=b'{"op": "u", "aft')
     shop.write(cut if headers is None else cut._replace(headers=headers))
@@ -196,8 +222,10 @@ def test_the_row_of_a_record_that_cannot_be_read_is_asked_for_all_the_same(heade
     )
 
 
-def test_a_record_without_a_readable_key_is_given_up_alone():
-    """Nothing tells which row it was about, and the ending does not claim one."""
+def test_a_record_without_a_readable_key_is_discarded_alone():
+    """
+    Its row is unknown, and the end record names none.
+    """
     shop = Shop(can_ask=True)
     shop.write(change(3)._replace(key=b"{cut"))
     said = shop.ask(Verb.DISCARD, Matter(TOPIC, b"{cut"))
@@ -205,8 +233,10 @@ def test_a_record_without_a_readable_key_is_given_up_alone():
     assert ("discarded", []) == (said.how, shop.repairs.keys)
 
 
-def test_an_order_waits_for_a_sink_that_does_not_run(shop: Shop):
-    """It stands in the topic, and is taken at the next start, once."""
+def test_a_command_waits_for_a_stopped_sink(shop: Shop):
+    """
+    It stands in the topic, and is carried out at the next start, once.
+    """
     shop.sink.is_mended = True
     shop.letters.ask(Order("one", Verb.REPLAY, KEY))
     shop.begin()
@@ -218,8 +248,10 @@ def test_an_order_waits_for_a_sink_that_does_not_run(shop: Shop):
     assert ("bad", count) == (shop.sink.notes["7"], len(shop.letters.records))
 
 
-def test_an_order_outlives_a_broker_that_is_away(shop: Shop):
-    """What cannot be answered now is carried out again."""
+def test_a_command_survives_an_unavailable_broker(shop: Shop):
+    """
+    A command that cannot be answered is carried out again.
+    """
     shop.sink.is_mended = True
     shop.letters.ask(Order("one", Verb.REPLAY, KEY))
     shop.letters.fail = True
@@ -239,10 +271,12 @@ def test_an_order_outlives_a_broker_that_is_away(shop: Shop):
         (False, False, [], [("orders", ("7",))], "erased"),
     ],
 )
-def test_keys_are_erased_only_after_their_rows_were_asked_for(
+def test_keys_are_erased_only_after_their_rows_were_requested(
     can_ask, is_read_again, asked, erased, said
 ):
-    """An end of the sink in between leaves no row missing; parked letters stay."""
+    """
+    A crash in between leaves no row missing; parked dead letters stay.
+    """
     shop = Shop(can_ask=can_ask)
     seen = []
 
@@ -264,8 +298,10 @@ def test_keys_are_erased_only_after_their_rows_were_asked_for(
     )
 
 
-def test_a_withdrawn_order_erases_nothing(shop: Shop):
-    """A sink that starts later finds the order answered by whoever gave it."""
+def test_a_withdrawn_command_erases_nothing(shop: Shop):
+    """
+    A sink that starts later finds the command answered by its sender.
+    """
     shop.sink.erase = lambda _route, _keys: pytest.fail("erased")
     matter = Matter(TOPIC, None)
     shop.letters.ask(Order("e", Verb.ERASE, matter, "orders", ("7",)))
@@ -278,8 +314,10 @@ def test_a_withdrawn_order_erases_nothing(shop: Shop):
     ]
 
 
-def test_a_sink_that_cannot_erase_says_so(shop: Shop):
-    """Nor does it for a route that it does not have."""
+def test_a_sink_without_erase_says_so(shop: Shop):
+    """
+    The same holds for a route that it does not have.
+    """
     order = Order("e", Verb.ERASE, Matter(TOPIC, None), "orders", ("7",))
     said = shop.carry_out(order)
     stray = shop.carry_out(order._replace(id="f", route="gone"))
@@ -287,15 +325,19 @@ def test_a_sink_that_cannot_erase_says_so(shop: Shop):
     assert (CANNOT_ERASE, NO_ROUTE) == (said.text, stray.text)
 
 
-def test_an_order_about_nothing_is_answered(shop: Shop):
-    """Somebody else may have been quicker."""
+def test_a_command_without_dead_letters_is_answered(shop: Shop):
+    """
+    Another command may have been quicker.
+    """
     said = shop.ask(Verb.REPLAY, Matter(TOPIC, b'{"order_id":99}'))
 
     assert NOTHING_OPEN == said.text
 
 
-def test_a_lone_letter_is_replayed_by_its_record(shop: Shop):
-    """A record without a position parks nothing, and still has its place."""
+def test_a_single_dead_letter_is_replayed_by_its_record(shop: Shop):
+    """
+    A record without a position parks nothing, and still has its offset.
+    """
     lone = change(9, "c", order=9, note="x")._replace(headers={})
     shop.write(lone)
     matter = Matter(TOPIC, b'{"order_id":9}', (0, 9))
@@ -309,8 +351,10 @@ def test_a_lone_letter_is_replayed_by_its_record(shop: Shop):
     )
 
 
-def test_a_letter_gives_the_record_back_as_it_was():
-    """Also one whose own headers have the names of ours."""
+def test_a_dead_letter_restores_the_original_record():
+    """
+    Also one whose own headers have the names of ours.
+    """
     headers = {"position": b"x", "reason": b"its own", "topic": b"mine", "parked": b""}
     letter = Letter(
         Record(Origin("a.b", 2, 3), None, b"v", headers), "why", "route", False
@@ -319,8 +363,10 @@ def test_a_letter_gives_the_record_back_as_it_was():
     assert letter == entry_of(None, b"v", letter_headers(letter))
 
 
-def test_more_parked_keys_than_can_be_kept_are_refused_before_they_are_written():
-    """The process stops, and nothing is set aside that it would not remember."""
+def test_too_many_parked_keys_are_refused_before_they_are_written():
+    """
+    The process halts, and no dead letter is written that it would not remember.
+    """
     parked = ParkedKeys(max_keys=1)
     letters = Letters()
     desk = desk_of(letters, parked=parked)
@@ -333,8 +379,10 @@ def test_more_parked_keys_than_can_be_kept_are_refused_before_they_are_written()
     assert [] == letters.records
 
 
-def test_a_letter_below_what_is_parked_counts_from_there(shop: Shop):
-    """An older change that comes again and is refused is not lost."""
+def test_a_dead_letter_below_the_parked_start_lowers_it(shop: Shop):
+    """
+    An older change that comes again and is refused is not lost.
+    """
     shop.write(change(4, note="c"))
     shop.write(change(2, note="bad"))
     open_ = Book().read(shop.letters.entries()).of(KEY)
@@ -346,8 +394,10 @@ def test_a_letter_below_what_is_parked_counts_from_there(shop: Shop):
 
 
 @pytest.mark.parametrize("text", ['{"order_id":7}', "7"])
-def test_a_key_is_found_by_its_text_and_by_its_values(shop: Shop, text: str):
-    """As the records have it, or as a person says it."""
+def test_a_parked_key_is_found_by_its_text_and_by_its_values(shop: Shop, text: str):
+    """
+    Both the records' spelling and a user's work.
+    """
     shop.write(change(4, note="c"))
     (line,) = view.listed(Book().read(shop.letters.entries()), text)
 
@@ -359,23 +409,25 @@ def test_a_key_is_found_by_its_text_and_by_its_values(shop: Shop, text: str):
     )
 
 
-def test_who_asks_is_told_what_became_of_it(shop: Shop):
-    """And that nobody answered, where nobody runs."""
+def test_a_commands_sender_gets_the_answer(shop: Shop):
+    """
+    Without a running sink the sender learns that there was no answer.
+    """
 
     class Topic:
-        """The topic as the one who asks sees it; the sink runs in between."""
+        """The topic as the sender sees it; the sink runs in between."""
 
         is_running = True
 
         def ask(self, orders):
-            """Take orders; the sink answers at once, if it runs."""
+            """Take commands; the sink answers at once, if it runs."""
             self.before = len(shop.letters.records)
             shop.letters.ask(*orders)
             if self.is_running:
                 shop.orders.attend()
 
         def since(self):
-            """Read on."""
+            """Read further."""
             return [entry_of(*record) for record in shop.letters.records[self.before :]]
 
     shop.sink.is_mended = True
@@ -387,8 +439,10 @@ def test_who_asks_is_told_what_became_of_it(shop: Shop):
     assert ("replayed", None) == (done[KEY].how, waiting[KEY])
 
 
-def test_letters_that_were_not_durable_are_set_aside_by_the_next_attempt(shop: Shop):
-    """The same writer writes the batch again: it must not take them for written."""
+def test_dead_letters_that_were_not_durable_are_written_by_the_retry(shop: Shop):
+    """
+    The same writer retries the batch: it must not count them as written.
+    """
     batch = (change(4, note="c"), change(5, order=9, note="bad"))
     shop.letters.fail = True
     with pytest.raises(BrokerUnavailableError):

@@ -1,4 +1,4 @@
-"""A parked key whose row changes on: the row is read as it is, which may free it."""
+"""A parked key whose row changes again: the row is refetched, which may release it."""
 
 import pytest
 
@@ -15,19 +15,19 @@ class Clock:
     now_s = 0.0
 
     def monotonic_s(self):
-        """Tell its time."""
+        """Return its time."""
         return self.now_s
 
 
 @pytest.fixture
 def clock():
-    """Lend a clock."""
+    """Return a clock."""
     return Clock()
 
 
 @pytest.fixture
 def shop(clock):
-    """Lend a shop with a parked order."""
+    """Return a shop with a parked order."""
     shop = Shop(can_ask=True, owed=InMind(clock=clock))
     shop.write(change(1, "c", note="a", bio="x"))
     shop.write(change(2, note="bad", unchanged=["bio"]))
@@ -36,14 +36,16 @@ def shop(clock):
 
 
 def read(number, note="good", operation="r"):
-    """Make the answer to a question."""
+    """Make the answer to a refetch."""
     record = change(number, operation, topic=FILL, note=note, bio="x")
     return record._replace(headers={"position": f"{number * 8:016x}.-".encode()})
 
 
 @pytest.mark.parametrize("unchanged", [["bio"], None])
-def test_a_change_behind_has_its_row_asked_for_which_lets_the_key_go(shop, unchanged):
-    """Whole or partial: both wait, and the row as it is stands above both."""
+def test_a_change_of_a_parked_key_requests_a_refetch_which_releases_it(shop, unchanged):
+    """
+    Whole or partial: both wait, and the refetched row stands above both.
+    """
     shop.write(change(3, note="good", unchanged=unchanged))
     owed = len(shop.owed)
     shop.write(read(4))
@@ -57,8 +59,10 @@ def test_a_change_behind_has_its_row_asked_for_which_lets_the_key_go(shop, uncha
     assert {"7": "good"} == shop.sink.notes
 
 
-def test_a_delete_behind_lets_the_key_go(shop):
-    """The answer says that there is no row."""
+def test_a_refetched_delete_releases_the_key(shop):
+    """
+    The answer says that there is no row.
+    """
     shop.write(change(3, "d"))
     shop.write(read(4, operation="d"))
 
@@ -69,8 +73,12 @@ def test_a_delete_behind_lets_the_key_go(shop):
     )
 
 
-def test_a_row_is_asked_for_once_however_often_it_changes(shop, clock):
-    """Until the answer comes, or does not for a while; it may come too early."""
+def test_a_parked_row_is_refetched_once_at_a_time(shop, clock):
+    """
+    It is not requested again until the answer comes, or is overdue.
+
+    It may come too early.
+    """
     for number in (3, 5):
         shop.write(change(number, note="good"))
     one = list(shop.repairs.keys)
@@ -88,8 +96,10 @@ def test_a_row_is_asked_for_once_however_often_it_changes(shop, clock):
     )
 
 
-def test_a_row_that_is_refused_as_it_is_waits_for_its_next_change(shop):
-    """Nobody waits for it meanwhile, and it is not asked for again and again."""
+def test_a_refused_refetched_row_waits_for_its_next_change(shop):
+    """
+    It is not requested again and again meanwhile.
+    """
     shop.write(change(3, note="bad"))
     shop.write(read(4, note="bad"))
     refused = len(shop.parked), len(shop.owed), list(shop.repairs.keys)
@@ -103,8 +113,10 @@ def test_a_row_that_is_refused_as_it_is_waits_for_its_next_change(shop):
     )
 
 
-def test_what_comes_again_asks_for_nothing_new(shop):
-    """The question was durable before the letter was."""
+def test_a_repeated_batch_requests_no_second_refetch(shop):
+    """
+    The request was durable before the dead letter was.
+    """
     shop.write(change(3, note="good"))
     shop.begin()
     shop.write(change(2, note="bad", unchanged=["bio"]), change(3, note="good"))
@@ -112,8 +124,10 @@ def test_what_comes_again_asks_for_nothing_new(shop):
     assert [ASKED] == shop.repairs.keys
 
 
-def test_where_nobody_can_be_asked_the_key_stays_parked():
-    """As ever: it can be replayed or given up."""
+def test_without_signals_a_parked_key_stays_parked():
+    """
+    It can be replayed or discarded.
+    """
     shop = Shop()
     shop.write(change(1, "c", note="bad"))
     shop.write(change(2, note="good"))
@@ -123,8 +137,10 @@ def test_where_nobody_can_be_asked_the_key_stays_parked():
     assert ((1, 0), "replayed") == (held, shop.ask(Verb.REPLAY).how)
 
 
-def test_a_question_that_cannot_be_sent_leaves_the_batch_to_come_again(shop):
-    """Nothing of it is set aside before."""
+def test_a_refetch_that_cannot_be_sent_fails_the_batch(shop):
+    """
+    None of its dead letters is written before.
+    """
     shop.repairs = Asked()
     letters = len(shop.letters.records)
 

@@ -1,4 +1,4 @@
-"""A row that a partial change may rest upon wrongly is owed until it is whole."""
+"""A row that a partial change may have been merged with wrongly is refetched."""
 
 import pytest
 
@@ -19,7 +19,7 @@ ASKED = ("orders", (7,))
 
 @pytest.fixture
 def shop():
-    """Lend a shop whose target lost what it was told last, and that lacks rows."""
+    """Return a shop whose target lost its last writes, and has missing rows."""
     shop = Shop(can_ask=True)
     shop.write(change(1, "c", note="old", bio="old", status="placed"))
     shop.owed.routes.add("orders")
@@ -27,7 +27,7 @@ def shop():
 
 
 def paid(number, *unchanged, **after):
-    """Make a partial change; the note is left out if nothing else is."""
+    """Make a partial change; without further changes only the note is left out."""
     return change(number, unchanged=list(unchanged or ("note",)), **after)
 
 
@@ -37,9 +37,9 @@ def row_of(shop):
     return {name: value for name, value in stored.items() if name != "order_id"}
 
 
-def test_what_a_stale_row_was_merged_into_is_read_again(shop):
+def test_a_row_merged_with_a_stale_one_is_refetched(shop):
     """
-    The row that was read comes too late: it stands below the change, and is dropped.
+    An earlier READ row comes too late: it stands below the change, and is dropped.
     """
     shop.write(paid(5, bio="new", status="paid"))
     shop.write(change(4, "r", topic=FILL, note="new", bio="old", status="placed"))
@@ -53,8 +53,10 @@ def test_what_a_stale_row_was_merged_into_is_read_again(shop):
     )
 
 
-def test_a_change_above_its_answer_in_one_batch_asks_for_nothing_more(shop):
-    """It rests upon the row that was read; a row that is hot is not asked for ever."""
+def test_a_change_above_its_answer_in_one_batch_needs_no_refetch(shop):
+    """
+    It is merged with the READ row; a hot row is not refetched for ever.
+    """
     shop.owed.routes.clear()
     shop.sink.rows.clear()
     shop.write(paid(5, status="paid", bio="new"))
@@ -70,8 +72,10 @@ def test_a_change_above_its_answer_in_one_batch_asks_for_nothing_more(shop):
     )
 
 
-def test_while_rows_lack_such_a_change_is_asked_for_all_the_same(shop):
-    """Keys may have moved: what was said in between may come yet."""
+def test_while_rows_are_missing_such_a_change_is_refetched(shop):
+    """
+    Keys may have moved: a change in between may come later.
+    """
     shop.write(paid(5, status="paid", bio="new"))
     shop.write(
         change(6, "r", topic=FILL, note="new", bio="new", status="paid"),
@@ -81,16 +85,20 @@ def test_while_rows_lack_such_a_change_is_asked_for_all_the_same(shop):
     assert ([ASKED, ASKED], 1) == (shop.repairs.keys, len(shop.owed))
 
 
-def test_a_route_that_lacks_nothing_asks_for_nothing(shop):
-    """A partial change finds the row that it rests upon."""
+def test_a_complete_route_refetches_nothing(shop):
+    """
+    A partial change finds the row that it is merged with.
+    """
     shop.owed.routes.clear()
     shop.write(paid(5, bio="new", status="paid"))
 
     assert ([], "old", 0) == (shop.repairs.keys, row_of(shop)["note"], len(shop.owed))
 
 
-def test_a_row_that_the_batch_has_whole_is_not_asked_for(shop):
-    """It is whole above whatever the target had."""
+def test_a_row_that_is_whole_in_the_batch_is_not_refetched(shop):
+    """
+    It is whole above the target's row.
+    """
     shop.write(change(4, note="new", bio="b", status="placed"), paid(5, bio="c"))
 
     assert ([], {"note": "new", "bio": "c", "status": "placed"}) == (
@@ -99,8 +107,10 @@ def test_a_row_that_the_batch_has_whole_is_not_asked_for(shop):
     )
 
 
-def test_one_row_is_asked_for_once_however_often_it_changes(shop):
-    """The question is one at a time, also after a restart."""
+def test_a_row_is_refetched_once_however_often_it_changes(shop):
+    """
+    One request is open at a time, also after a restart.
+    """
     for number in range(5, 9):
         shop.write(paid(number, status=f"{number}"))
     shop.begin()
@@ -109,11 +119,11 @@ def test_one_row_is_asked_for_once_however_often_it_changes(shop):
     assert [ASKED] == shop.repairs.keys
 
 
-def test_an_answer_that_came_too_early_is_asked_for_again(shop):
+def test_an_answer_that_came_too_early_is_requested_again(shop):
     """
-    A change that stands above the answer was laid upon the stale row all the same.
+    A change above the answer was merged with the stale row.
 
-    So it is once the route lacks nothing any more: nobody else would ask.
+    It is requested again also once the route is complete, as no other request would be.
     """
     shop.write(paid(5, status="paid"))
     shop.owed.routes.clear()
@@ -129,17 +139,19 @@ def test_an_answer_that_came_too_early_is_asked_for_again(shop):
     )
 
 
-def test_a_row_from_below_the_question_is_no_answer(shop):
-    """The snapshot that is under way tells rows too; the answer is still to come."""
+def test_a_row_from_below_the_request_is_no_answer(shop):
+    """
+    A running snapshot gives rows too; the answer is still to come.
+    """
     shop.write(paid(5, status="paid"))
     shop.write(change(3, "r", topic=FILL, note="old", bio="old", status="placed"))
 
     assert ([ASKED], 1) == (shop.repairs.keys, len(shop.owed))
 
 
-def test_a_row_that_was_absent_is_owed_too(shop):
+def test_an_absent_row_is_refetched_too(shop):
     """
-    What a change said that found no row is nowhere but in the answer.
+    A change without a row exists only in the answer.
     """
     shop.owed.routes.clear()
     shop.sink.rows.clear()
@@ -155,9 +167,9 @@ def test_a_row_that_was_absent_is_owed_too(shop):
     )
 
 
-def test_a_row_whose_letter_was_given_up_is_owed():
+def test_a_row_whose_dead_letter_was_discarded_is_refetched():
     """
-    A change that comes before the answer rests upon a row without the letter's.
+    A change before the answer is merged with a row that lacks the dead letter's change.
     """
     shop = Shop(can_ask=True)
     shop.write(change(1, "c", note="old", status="placed"))
@@ -176,8 +188,10 @@ def test_a_row_whose_letter_was_given_up_is_owed():
     )
 
 
-def test_a_letter_that_rests_upon_an_owed_row_is_not_over(shop):
-    """Its key stays parked until the row comes, also if that was asked for before."""
+def test_a_key_stays_parked_while_its_refetch_is_pending(shop):
+    """
+    Its key stays parked until the row comes, also if it was requested before.
+    """
     shop.write(paid(2, status="paid"))
     shop.write(change(3, note="bad", status="sent", unchanged=["bio"]))
     shop.sink.is_mended = True
@@ -191,8 +205,10 @@ def test_a_letter_that_rests_upon_an_owed_row_is_not_over(shop):
     )
 
 
-def test_a_row_that_is_gone_is_owed_no_more(shop):
-    """By a delete, or by a truncation that stands above it."""
+def test_a_deleted_row_needs_no_refetch(shop):
+    """
+    A delete, or a truncate above it, settles the refetch.
+    """
     shop.write(paid(5), change(2, "c", order=8, note="a"))
     shop.write(paid(6, order=8))
     seen = [len(shop.owed)]
@@ -203,8 +219,10 @@ def test_a_row_that_is_gone_is_owed_no_more(shop):
     assert [2, 1, 0] == seen
 
 
-def test_what_nobody_can_be_asked_for_is_not_owed():
-    """It would be waited for in vain."""
+def test_a_row_that_cannot_be_requested_has_no_pending_refetch():
+    """
+    The answer would never come.
+    """
     shop = Shop()
     shop.write(change(1, "c", note="a"))
     shop.write(paid(2, status="paid"), paid(3, order=8))
@@ -212,8 +230,10 @@ def test_what_nobody_can_be_asked_for_is_not_owed():
     assert (0, 1) == (len(shop.owed), len(shop.letters.told()))
 
 
-def test_what_an_operator_has_filled_is_owed_no_longer_than_that():
-    """Only the end tells that nobody can be asked for the rest."""
+def test_a_refetch_filled_by_an_operator_ends_with_the_fill():
+    """
+    Only the fill's end shows that the rest cannot be requested.
+    """
     shop = Shop()
     shop.write(change(1, "c", note="a"))
     shop.owed.routes.add("orders")
@@ -227,8 +247,10 @@ def test_what_an_operator_has_filled_is_owed_no_longer_than_that():
     assert (2, 2, 0) == (meanwhile, kept, len(shop.owed))
 
 
-def test_more_than_can_be_kept_count_of_is_asked_for_as_a_whole(shop, monkeypatch):
-    """What is owed of the route comes with all of its rows."""
+def test_too_many_pending_refetches_become_a_whole_route(shop, monkeypatch):
+    """
+    The route's rows all come with it.
+    """
     monkeypatch.setattr(owed, "MAX_OWED", 2)
     shop.owed.routes.clear()
     shop.write(*(paid(3, order=order) for order in range(11, 13)))
@@ -239,8 +261,10 @@ def test_more_than_can_be_kept_count_of_is_asked_for_as_a_whole(shop, monkeypatc
     assert (2, 0, 1) == (kept, len(shop.owed), len(shop.repairs.routes))
 
 
-def test_a_whole_route_is_one_question_at_a_time(shop, monkeypatch):
-    """While it lacks rows the next one waits, also beyond a death."""
+def test_a_whole_route_is_one_refetch_at_a_time(shop, monkeypatch):
+    """
+    While it has missing rows the next one waits, also after a crash.
+    """
     monkeypatch.setattr(owed, "MAX_OWED", 2)
     for number in range(3, 6):
         shop.write(*(paid(number, order=order) for order in range(11, 15)))
@@ -256,8 +280,10 @@ def test_a_whole_route_is_one_question_at_a_time(shop, monkeypatch):
     )
 
 
-def test_a_batch_tells_how_many_rows_are_owed(shop):
-    """Of all that were asked for, those that have not come."""
+def test_a_batch_counts_pending_refetches(shop):
+    """
+    The count is of all requested rows that have not come.
+    """
     told = [
         shop.write(*records).owed
         for records in (
@@ -276,12 +302,14 @@ class Clock:
     now_s = 0.0
 
     def monotonic_s(self):
-        """Tell the time."""
+        """Return the time."""
         return self.now_s
 
 
-def test_a_question_that_nobody_answers_is_asked_again_after_a_while():
-    """With the next partial change, not before."""
+def test_an_unanswered_refetch_is_requested_again_after_a_while():
+    """
+    The next partial change requests it, not an earlier one.
+    """
     clock = Clock()
     shop = Shop(can_ask=True, owed=InMind(clock=clock))
     asked = []
@@ -293,11 +321,11 @@ def test_a_question_that_nobody_answers_is_asked_again_after_a_while():
     assert [1, 1, 2, 2] == asked
 
 
-def test_what_is_owed_survives_a_restart(tmp_path, shop):
+def test_pending_refetches_survive_a_restart(tmp_path, shop):
     """
-    It is in the sink's folder, beside the routes that lack rows.
+    They are in the sink's folder, beside the incomplete routes.
 
-    Of a route that is gone nothing is owed.
+    A removed route has none.
     """
     found = Owed(tmp_path, "cache", ["orders"], SystemClock())
     shop = Shop(can_ask=True, owed=found)
@@ -317,7 +345,9 @@ WHOLE = [("orders", NOT_BY_KEY)]
 
 
 class Unlisted(Shop):
-    """A shop of orders that no signal can list; all of them can be asked for."""
+    """
+    A shop of orders whose keys no signal can list; a whole route can be requested.
+    """
 
     def __init__(self, clock=None):
         super().__init__(owed=InMind(clock=clock))
@@ -325,7 +355,7 @@ class Unlisted(Shop):
         self.begin()
 
     def answer(self, number, *rows):
-        """Tell rows that were read, and end the reading of the route."""
+        """Deliver READ rows, and end the reading of the route."""
         self.write(*rows, sweep(number))
         self.owed.reading.clear()
         self.owed.routes.clear()
@@ -333,7 +363,7 @@ class Unlisted(Shop):
 
 
 def read(number, order=7, **row):
-    """Make a row that was read."""
+    """Make a READ row."""
     return change(number, "r", order=order, topic=FILL, **row)
 
 
@@ -343,8 +373,10 @@ def sweep(number):
     return said._replace(headers={headers.SWEEP: f"{number * 8:016x}.-".encode()})
 
 
-def test_a_row_that_no_signal_can_list_comes_with_its_whole_route():
-    """The answer settles it: nothing is asked for twice."""
+def test_a_row_whose_key_cannot_be_listed_comes_with_its_whole_route():
+    """
+    The answer settles it: no row is requested twice.
+    """
     shop = Unlisted()
     shop.write(paid(2, status="paid"), paid(2, order=8))
     owed_at_first = len(shop.owed)
@@ -360,7 +392,9 @@ def test_a_row_that_no_signal_can_list_comes_with_its_whole_route():
 
 @pytest.mark.parametrize("key", [[7, 8], {"no": 7}])
 def test_a_key_of_arrays_or_composites_is_not_listed(key):
-    """A signal takes texts, numbers and truth values."""
+    """
+    A signal takes texts, numbers and booleans.
+    """
     shop = Shop(can_ask=True)
     shop.write(paid(2, order=key), paid(2, order=[9]))
     first = list(shop.repairs.routes)
@@ -369,8 +403,10 @@ def test_a_key_of_arrays_or_composites_is_not_listed(key):
     assert (WHOLE, [], 1) == (first, shop.repairs.keys, len(shop.owed))
 
 
-def test_what_is_read_for_some_rows_is_no_reason_to_doubt_others():
-    """A table that changes all the time would be read for ever."""
+def test_a_refetch_of_some_rows_makes_no_others_doubtful():
+    """
+    Otherwise a table that changes all the time would be read for ever.
+    """
     shop = Unlisted()
     shop.write(*(change(1, "c", order=order, note="a") for order in (8, 9)))
     shop.write(paid(2))
@@ -383,8 +419,10 @@ def test_what_is_read_for_some_rows_is_no_reason_to_doubt_others():
     assert ([1, 0, 0, 0, 0, 0], WHOLE) == (seen, shop.repairs.routes)
 
 
-def test_a_reading_that_has_told_all_that_was_owed_goes_on_without_doubts():
-    """Nor is it asked for again once it has ended, however late."""
+def test_a_route_refetch_with_all_pending_rows_makes_none_doubtful():
+    """
+    It is not requested again once it has ended, however late.
+    """
     clock = Clock()
     shop = Unlisted(clock)
     shop.write(paid(2), change(2, "c", order=8, note="a"))
@@ -397,8 +435,10 @@ def test_a_reading_that_has_told_all_that_was_owed_goes_on_without_doubts():
     assert (0, WHOLE) == (len(shop.owed), shop.repairs.routes)
 
 
-def test_a_row_that_changes_behind_its_answer_is_asked_for_after_a_while():
-    """Not at once: with each question the whole table is read."""
+def test_a_row_that_changes_after_its_answer_is_refetched_after_a_while():
+    """
+    Not at once: each request reads the whole table.
+    """
     clock = Clock()
     shop = Unlisted(clock)
     shop.write(paid(2))
@@ -413,8 +453,10 @@ def test_a_row_that_changes_behind_its_answer_is_asked_for_after_a_while():
     assert ([1, 1, 2, 2], 0) == (asked, len(shop.owed))
 
 
-def test_a_route_that_is_being_read_anyway_is_asked_for_afterwards():
-    """What is owed still, and by that question only, also beyond a death."""
+def test_a_route_that_is_being_read_is_refetched_afterwards():
+    """
+    One later request covers all rows still pending, also after a crash.
+    """
     shop = Unlisted()
     shop.write(*(change(1, "c", order=order, note="a") for order in (7, 8)))
     shop.owed.routes.add("orders")
@@ -433,7 +475,9 @@ def test_a_route_that_is_being_read_anyway_is_asked_for_afterwards():
 
 
 def test_a_loss_while_a_route_is_read_is_a_loss():
-    """Whatever is there may be stale then."""
+    """
+    Any row of the target may be stale then.
+    """
     shop = Unlisted()
     shop.write(paid(2), change(2, "c", order=8, note="a"))
     before = shop.owed.lacking()
@@ -446,8 +490,10 @@ def test_a_loss_while_a_route_is_read_is_a_loss():
     )
 
 
-def test_a_question_that_did_not_get_through_is_repeated():
-    """It is noted before it is sent, so the note alone means nothing."""
+def test_a_refetch_request_that_failed_is_repeated():
+    """
+    It is stored before it is sent, so storing alone means nothing.
+    """
     shop = Unlisted()
     ask_all = shop.repairs.ask_all
 
@@ -467,8 +513,10 @@ def test_a_question_that_did_not_get_through_is_repeated():
     assert (WHOLE * 2, 1) == (shop.repairs.routes, len(shop.owed))
 
 
-def test_too_many_rows_that_no_signal_can_list_are_lacking(monkeypatch):
-    """None of them is kept count of, so all of the route is in doubt until then."""
+def test_too_many_unlistable_rows_make_the_route_incomplete(monkeypatch):
+    """
+    None of them is counted, so the whole route is in doubt until then.
+    """
     monkeypatch.setattr(owed, "MAX_OWED", 2)
     shop = Unlisted()
     shop.write(*(paid(2, order=order) for order in range(11, 14)))
@@ -480,8 +528,10 @@ def test_too_many_rows_that_no_signal_can_list_are_lacking(monkeypatch):
     )
 
 
-def test_how_a_route_was_asked_for_survives_a_restart(tmp_path):
-    """Until nothing of it is owed; then its rows are asked for by key, if they can."""
+def test_the_kind_of_a_refetch_survives_a_restart(tmp_path):
+    """
+    Once the route has no pending rows, keys are requested singly if they can be listed.
+    """
     shop = Shop(owed=Owed(tmp_path, "cache", ["orders"], Still()))
     shop.repairs = Asked(by_key=False)
     shop.begin()

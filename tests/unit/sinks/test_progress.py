@@ -14,7 +14,9 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 def test_progress_reads_as_it_was_written(tmp_path):
-    """Offsets, counters and state come back, stamped."""
+    """
+    Offsets, counters and state come back, with a time stamp.
+    """
     path = progress_path(tmp_path, "cache")
     written = Progress(
         sink="cache",
@@ -29,12 +31,16 @@ def test_progress_reads_as_it_was_written(tmp_path):
 
 
 def test_a_sink_that_never_ran_is_starting(tmp_path):
-    """No file is no progress."""
+    """
+    Without a file there is no progress.
+    """
     assert Progress(sink="cache") == read_progress(tmp_path / "none.json", "cache")
 
 
-def test_nothing_is_left_beside_the_file(tmp_path):
-    """The temporary file becomes the file."""
+def test_no_temporary_file_is_left_beside_the_progress(tmp_path):
+    """
+    The temporary file becomes the file.
+    """
     path = progress_path(tmp_path, "cache")
     write_progress(path, Progress(sink="cache"), NOW)
     write_progress(path, Progress(sink="cache", rows=1), NOW)

@@ -1,4 +1,4 @@
-"""What a query does that cannot go on where it stood: each case has a name."""
+"""How a query recovers that cannot continue: each case has a name."""
 
 import orjson
 import pytest
@@ -54,7 +54,7 @@ class Cluster:
         self.falls = ""
 
     def topic_ids(self, names):
-        """Tell the ids of those that exist; one may come up, or go, right after it."""
+        """Return the ids of existing topics; one may appear, or go, right after it."""
         self.asked.append("ids")
         rises, self.rises = self.rises, ()
         told = {n: self.ids[n] for n in names if n in self.ids and n not in rises}
@@ -70,11 +70,11 @@ class Cluster:
         return sorted(self.topics)
 
     def first_offsets(self, names):
-        """Tell what retention left."""
+        """Return the first retained offsets."""
         return self._offsets(names, 0)
 
     def end_offsets(self, names):
-        """Tell what comes next."""
+        """Return the end offsets."""
         self.asked.append("ends")
         return self._offsets(names, 1)
 
@@ -86,18 +86,18 @@ class Cluster:
         }
 
 
-class Hand(SystemClock):
-    """A clock that is turned by hand."""
+class ManualClock(SystemClock):
+    """A clock that the test sets."""
 
     now_s = 0.0
 
     def monotonic_s(self):
-        """Tell what it was turned to."""
+        """Return the set time."""
         return self.now_s
 
 
-class Place:
-    """A sink's folder, its topics, and what it asked for."""
+class RecoveryBench:
+    """A sink's folder, its topics, and its refetch requests."""
 
     def __init__(self, folder):
         self.plan = QueryPlan(SINK, Kafka(bootstrap_servers="unused:9092"), folder)
@@ -132,16 +132,16 @@ class Place:
         write_progress(path, progress, SystemClock().now())
 
     def declared(self, offsets):
-        """Store where the sink is to begin."""
+        """Store the offsets where the sink is to begin."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.plan.starting_offsets_file.write_bytes(orjson.dumps(offsets))
 
     def recovery(self, clock=None):
-        """Make what looks at all of it."""
+        """Make the recovery of all of it."""
         return Recovery(self.plan, self.cluster, self.repairs, clock or SystemClock())
 
     def recover(self):
-        """Look at all of it; return what was found."""
+        """Run the recovery; return its findings."""
         return [(f.outcome, f.topic) for f in self.recovery().run()]
 
     @property
@@ -151,22 +151,24 @@ class Place:
 
     @property
     def routes(self):
-        """Return the routes whose rows were asked for."""
+        """Return the routes whose rows were requested."""
         return [route for route, _ in self.repairs.routes]
 
 
 @pytest.fixture
 def place(tmp_path):
-    """Lend a sink that has read order 10 of each partition."""
-    made = Place(tmp_path)
+    """Return a sink that has read order 10 of each partition."""
+    made = RecoveryBench(tmp_path)
     made.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)])
     made.stood({ORDERS: {"0": 10, "1": 12}, LINES: {"0": 7}})
     made.ran({ORDERS: {"0": 10, "1": 12}, LINES: {"0": 7}})
     return made
 
 
-def test_a_query_that_can_go_on_is_left_alone(place):
-    """More partitions and more topics are met by the engine itself."""
+def test_a_query_that_can_continue_is_unchanged(place):
+    """
+    The engine itself handles further partitions and topics.
+    """
     place.has(orders=[(0, 40), (0, 40), (0, 3)], lines=[(0, 40)], fill=[(0, 9)])
 
     assert ([], [], True) == (
@@ -176,8 +178,10 @@ def test_a_query_that_can_go_on_is_left_alone(place):
     )
 
 
-def test_records_that_retention_took_are_asked_for(place):
-    """The rest goes on where it stood; the planned batch was not written, and comes."""
+def test_records_deleted_by_retention_are_refetched(place):
+    """
+    The rest continues; the planned batch was not written, and comes.
+    """
     place.has(orders=[(20, 40), (0, 40)], lines=[(0, 40)])
     found = place.recover()
 
@@ -196,8 +200,10 @@ def test_records_that_retention_took_are_asked_for(place):
         ([(0, 40)], Outcome.PARTITIONS_GONE, {"0": 10}),
     ],
 )
-def test_a_topic_made_anew_is_read_from_its_start(place, topics, outcome, begins):
-    """It ends below what was read of it, or has fewer partitions."""
+def test_a_recreated_topic_is_read_from_its_start(place, topics, outcome, begins):
+    """
+    It ends below the read offset, or has fewer partitions.
+    """
     place.has(orders=topics, lines=[(0, 40)])
 
     assert ([(outcome, ORDERS)], ["orders"], {ORDERS: begins, LINES: {"0": 7}}) == (
@@ -207,8 +213,10 @@ def test_a_topic_made_anew_is_read_from_its_start(place, topics, outcome, begins
     )
 
 
-def test_a_topic_made_anew_that_has_grown_is_told_by_its_id(place):
-    """Its offsets tell nothing any more; it is read from its start, and once."""
+def test_a_recreated_topic_that_has_grown_is_recognised_by_its_id(place):
+    """
+    Its offsets show nothing; it is read from its start, once.
+    """
     before = place.recover()
     place.cluster.ids[ORDERS] = "another"
     found = place.recover()
@@ -221,8 +229,10 @@ def test_a_topic_made_anew_that_has_grown_is_told_by_its_id(place):
     ) == ((before, found), place.routes, place.begins, place.recover())
 
 
-def test_a_topic_made_anew_is_told_without_a_checkpoint(place):
-    """The rest is read again; what its first records were is not known."""
+def test_a_recreated_topic_is_recognised_without_a_checkpoint(place):
+    """
+    The rest is read again; its first records are unknown.
+    """
     place.recover()
     drop_checkpoint(place.plan.checkpoint)
     place.declared({ORDERS: {"0": 4, "1": 4}, LINES: {"0": 4}})
@@ -236,8 +246,10 @@ def test_a_topic_made_anew_is_told_without_a_checkpoint(place):
     ) == (found, place.routes, place.begins)
 
 
-def test_where_a_sink_was_declared_to_begin_is_not_where_another_topic_does(place):
-    """It was made anew, cured and read to below that; then the checkpoint went."""
+def test_a_declared_start_does_not_apply_to_a_recreated_topic(place):
+    """
+    It was recreated, recovered and read to below that; then the checkpoint was lost.
+    """
     place.ran({ORDERS: {"0": 5, "1": 36}, LINES: {"0": 7}})
     place.declared({ORDERS: {"0": 30, "1": 30}, LINES: {"0": 4}})
     drop_checkpoint(place.plan.checkpoint)
@@ -248,8 +260,10 @@ def test_where_a_sink_was_declared_to_begin_is_not_where_another_topic_does(plac
     )
 
 
-def test_what_a_lost_checkpoint_lacks_is_asked_for_once(place):
-    """However often the query starts before its first batch is written."""
+def test_missing_rows_of_a_lost_checkpoint_are_refetched_once(place):
+    """
+    The request is not repeated before the first batch is written.
+    """
     place.declared({ORDERS: {"0": 4, "1": 4}, LINES: {"0": 4}})
     place.has(orders=[(0, 40), (20, 40)])
     drop_checkpoint(place.plan.checkpoint)
@@ -267,8 +281,10 @@ def test_what_a_lost_checkpoint_lacks_is_asked_for_once(place):
     ) == (first, place.begins, place.recover(), place.routes)
 
 
-def test_a_topic_made_anew_that_was_not_read_yet_is_asked_for(place):
-    """The old one may have had records that nobody has read."""
+def test_a_recreated_unread_topic_is_refetched(place):
+    """
+    The old one may have had records that were never read.
+    """
     place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9)])
     place.recover()
     place.cluster.ids[FILL] = "another"
@@ -280,8 +296,10 @@ def test_a_topic_made_anew_that_was_not_read_yet_is_asked_for(place):
     )
 
 
-def test_a_crash_before_the_ids_are_noted_finds_the_same_again(place, monkeypatch):
-    """It asks twice, which reads twice, and begins at the start all the same."""
+def test_a_crash_before_the_ids_are_stored_repeats_the_findings(place, monkeypatch):
+    """
+    It requests twice, which reads twice, and begins at the start all the same.
+    """
     place.recover()
     place.cluster.ids[ORDERS] = "another"
     with monkeypatch.context() as patched:
@@ -296,9 +314,11 @@ def test_a_crash_before_the_ids_are_noted_finds_the_same_again(place, monkeypatc
     )
 
 
-def test_a_topic_that_comes_up_anew_during_the_look_is_told_by_the_next(place):
-    """It had no id when ids were asked for, and as many records when offsets were."""
-    clock = Hand()
+def test_a_topic_recreated_during_the_check_is_found_by_the_next(place):
+    """
+    It had no id when ids were requested, and as many records when offsets were.
+    """
+    clock = ManualClock()
     place.recover()
     place.cluster.rises = ORDERS, "another"
     recovery = place.recovery(clock)
@@ -315,8 +335,10 @@ def test_a_topic_that_comes_up_anew_during_the_look_is_told_by_the_next(place):
     )
 
 
-def test_a_topic_that_was_gone_unread_is_asked_for_once_it_is_made_anew(place):
-    """What is not in the checkpoint is not told to be gone: its id is still known."""
+def test_a_deleted_unread_topic_is_refetched_once_it_is_recreated(place):
+    """
+    It is not in the checkpoint, so it is not reported; its id is still known.
+    """
     place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9)])
     place.recover()
     gone = place.cluster.topics.pop(FILL), place.cluster.ids.pop(FILL)
@@ -331,10 +353,10 @@ def test_a_topic_that_was_gone_unread_is_asked_for_once_it_is_made_anew(place):
 
 
 @pytest.mark.parametrize("is_just_gone", [False, True])
-def test_a_topic_that_was_told_to_be_gone_is_new_when_it_comes_again(
-    place, is_just_gone
-):
-    """Its rows were asked for when it went: neither its id nor its partitions count."""
+def test_a_reported_deleted_topic_is_new_when_it_returns(place, is_just_gone):
+    """
+    Its rows were requested when it went: neither its id nor its partitions count.
+    """
     place.recover()
     if is_just_gone:
         place.cluster.falls = LINES
@@ -351,8 +373,10 @@ def test_a_topic_that_was_told_to_be_gone_is_new_when_it_comes_again(
     )
 
 
-def test_a_topic_that_no_route_reads_any_more_is_forgotten(place):
-    """Whoever reads it again has its rows asked for because of the route."""
+def test_a_topic_without_a_route_is_forgotten(place):
+    """
+    A route that reads it again has its rows requested as a new route.
+    """
     place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)])
     place.cluster.topics["towpath.shop.other"] = [(0, 9)]
     place.cluster.ids["towpath.shop.other"] = "other's"
@@ -364,8 +388,10 @@ def test_a_topic_that_no_route_reads_any_more_is_forgotten(place):
     ).keys()
 
 
-def test_a_broker_without_ids_tells_nothing(place):
-    """Neither does one that comes to have them."""
+def test_a_broker_without_topic_ids_reports_no_recreation(place):
+    """
+    Neither does one that begins to have them.
+    """
     ids, place.cluster.ids = place.cluster.ids, {}
     found = [place.recover()]
     place.cluster.ids = ids
@@ -374,9 +400,11 @@ def test_a_broker_without_ids_tells_nothing(place):
     assert [[], []] == found
 
 
-def test_a_running_query_is_ended_by_a_topic_made_anew(place):
-    """Looked at now and then; what is new is noted, and what is the same goes on."""
-    clock = Hand()
+def test_a_running_query_is_ended_by_a_recreated_topic(place):
+    """
+    The check runs at intervals; new topics are stored, unchanged ones continue.
+    """
+    clock = ManualClock()
     recovery = place.recovery(clock)
     recovery.run()
     place.cluster.topics[FILL], place.cluster.ids[FILL] = [(0, 9)], "one"
@@ -391,9 +419,9 @@ def test_a_running_query_is_ended_by_a_topic_made_anew(place):
     assert [(Outcome.TOPIC_RECREATED, FILL)] == place.recover()
 
 
-def test_added_partitions_are_named_once_keys_have_moved_to_them(place):
+def test_added_partitions_are_reported_once_keys_have_moved(place):
     """
-    The query goes on by itself, and rows are asked for.
+    The query continues by itself, and rows are refetched.
 
     A change that leaves columns out may have been read before an earlier one of its
     key, which still waits in another partition.
@@ -413,8 +441,10 @@ def test_added_partitions_are_named_once_keys_have_moved_to_them(place):
     )
 
 
-def test_partitions_that_only_hold_whole_rows_are_named_and_nobody_is_asked(place):
-    """What a snapshot has read is right in any order."""
+def test_added_partitions_with_whole_rows_only_are_reported_only(place):
+    """
+    READ rows are right in any order.
+    """
     place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9)])
     place.recover()
     place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9), (0, 9)])
@@ -431,14 +461,18 @@ def test_partitions_that_only_hold_whole_rows_are_named_and_nobody_is_asked(plac
     ],
 )
 def test_added_partitions_matter_where_changes_may_be_partial(block, expected):
-    """An event is whole, and so is the state of an aggregate."""
+    """
+    An event is whole, and so is the state of an aggregate.
+    """
     route = Route.model_validate({"topic": EVENTS, "name": "it", **block})
 
     assert expected == Finding(Outcome.PARTITIONS_ADDED, EVENTS).may_lack(route)
 
 
 def test_added_partitions_are_found_again_after_a_crash(place, monkeypatch):
-    """They are asked for before they are noted; a lost checkpoint hides nothing."""
+    """
+    Rows are requested before the count is stored; a lost checkpoint hides nothing.
+    """
     place.recover()
     place.has(orders=[(0, 40), (0, 40), (0, 3)], lines=[(0, 40)])
     drop_checkpoint(place.plan.checkpoint)
@@ -457,8 +491,10 @@ def test_added_partitions_are_found_again_after_a_crash(place, monkeypatch):
 
 
 def test_a_running_query_is_ended_by_added_partitions(place):
-    """It starts again at once, and goes on where it stood."""
-    clock = Hand()
+    """
+    It restarts at once, and continues at its offsets.
+    """
+    clock = ManualClock()
     recovery = place.recovery(clock)
     recovery.run()
     recovery.look()
@@ -471,9 +507,11 @@ def test_a_running_query_is_ended_by_added_partitions(place):
     assert [(Outcome.PARTITIONS_ADDED, ORDERS)] == place.recover()
 
 
-def test_a_topic_that_a_running_query_misses_for_a_while_is_known_by_its_old_id(place):
-    """It is deleted at one look, and made anew at the next."""
-    clock = Hand()
+def test_a_topic_missing_for_a_while_is_known_by_its_old_id(place):
+    """
+    It is deleted at one check, and recreated at the next.
+    """
+    clock = ManualClock()
     recovery = place.recovery(clock)
     recovery.run()
     gone = place.cluster.topics.pop(LINES), place.cluster.ids.pop(LINES)
@@ -486,9 +524,11 @@ def test_a_topic_that_a_running_query_misses_for_a_while_is_known_by_its_old_id(
         recovery.look()
 
 
-def test_partitions_are_added_to_a_topic_that_a_running_query_has_met(place):
-    """A look notes how many it has; records in one more end the query."""
-    clock = Hand()
+def test_added_partitions_of_a_running_querys_topic_are_found(place):
+    """
+    A check stores the count; records in one more partition end the query.
+    """
+    clock = ManualClock()
     recovery = place.recovery(clock)
     recovery.run()
     place.cluster.topics[FILL] = [(0, 9)]
@@ -501,9 +541,11 @@ def test_partitions_are_added_to_a_topic_that_a_running_query_has_met(place):
         recovery.look()
 
 
-def test_a_running_query_looks_at_its_topics_once_for_all(place):
-    """They are listed once, whatever is compared; and not before it is due again."""
-    clock = Hand()
+def test_a_running_query_lists_its_topics_once_per_check(place):
+    """
+    The comparisons share one listing; it does not repeat before it is due.
+    """
+    clock = ManualClock()
     recovery = place.recovery(clock)
     recovery.run()
     place.cluster.asked.clear()
@@ -515,8 +557,10 @@ def test_a_running_query_looks_at_its_topics_once_for_all(place):
     assert ["names", "ids", "ends"] == place.cluster.asked
 
 
-def test_a_topic_made_anew_with_more_partitions_has_added_none(place):
-    """What it had before counts no more: its rows are asked for once."""
+def test_a_recreated_topic_with_more_partitions_has_added_none(place):
+    """
+    Its former count does not matter: its rows are requested once.
+    """
     place.recover()
     place.cluster.ids[ORDERS] = "another"
     place.cluster.topics[ORDERS] = [(0, 3), (0, 2), (0, 0)]
@@ -530,8 +574,10 @@ def test_a_topic_made_anew_with_more_partitions_has_added_none(place):
     )
 
 
-def test_a_topic_that_is_gone_is_dropped_and_its_rows_are_asked_for(place):
-    """The other topics go on."""
+def test_a_deleted_topic_is_dropped_and_its_rows_are_refetched(place):
+    """
+    The other topics continue.
+    """
     place.has(orders=[(0, 40), (0, 40)])
 
     assert (
@@ -542,8 +588,10 @@ def test_a_topic_that_is_gone_is_dropped_and_its_rows_are_asked_for(place):
 
 
 @pytest.mark.parametrize("gone", ["towpath.shop.other", FILL])
-def test_what_no_route_reads_any_more_is_dropped(place, gone):
-    """A topic of a route that changed, or the sink's own that was cleared away."""
+def test_a_topic_that_no_route_reads_is_dropped(place, gone):
+    """
+    A topic of a changed route, or the sink's own backfill topic after its deletion.
+    """
     place.stood({ORDERS: {"0": 10, "1": 12}, gone: {"0": 3}})
 
     assert ([(Outcome.ROUTE_GONE, gone)], [], {ORDERS: {"0": 10, "1": 12}}) == (
@@ -553,8 +601,10 @@ def test_what_no_route_reads_any_more_is_dropped(place, gone):
     )
 
 
-def test_a_new_route_whose_topic_has_lost_its_beginning_is_asked_for(place):
-    """From its checkpoint the engine would begin that topic at 0, again and again."""
+def test_a_new_route_whose_topic_lost_its_beginning_is_refetched(place):
+    """
+    From its checkpoint the engine would begin that topic at 0, again and again.
+    """
     place.stood({ORDERS: {"0": 10, "1": 12}})
     place.has(orders=[(0, 40), (0, 40)], lines=[(9, 40)])
 
@@ -568,8 +618,10 @@ def test_a_new_route_whose_topic_has_lost_its_beginning_is_asked_for(place):
     assert {ORDERS: {"0": 10, "1": 12}, LINES: {"0": 9}} == resumes
 
 
-def test_a_batch_that_its_topic_cannot_give_any_more_is_planned_anew(place):
-    """All that was read is there; the engine would ask for the rest for ever."""
+def test_a_batch_whose_records_are_deleted_is_planned_again(place):
+    """
+    All read records exist; the engine would request the rest for ever.
+    """
     place.stood({ORDERS: {"0": 10, "1": 12}})
     place.has(orders=[(0, 14), (0, 40)])
 
@@ -583,8 +635,10 @@ def test_a_batch_that_its_topic_cannot_give_any_more_is_planned_anew(place):
 
 
 @pytest.mark.parametrize(("first", "routes"), [(0, []), (10, []), (11, ["orders"])])
-def test_a_lost_checkpoint_is_named_and_a_gap_is_asked_for(place, first, routes):
-    """Guards absorb what is read again; what was cut off unread is asked for."""
+def test_a_lost_checkpoint_is_reported_and_its_gap_refetched(place, first, routes):
+    """
+    Guards absorb repeated records; unread deleted ones are requested.
+    """
     drop_checkpoint(place.plan.checkpoint)
     place.has(orders=[(first, 40), (0, 40)], lines=[(0, 40)])
     found = place.recover()
@@ -597,18 +651,24 @@ def test_a_lost_checkpoint_is_named_and_a_gap_is_asked_for(place, first, routes)
 
 
 @pytest.mark.parametrize(("first", "routes"), [(0, []), (5, ["orders"])])
-def test_a_sink_without_any_state_asks_for_what_retention_took(tmp_path, first, routes):
-    """Nothing tells a new sink from one that lost all its state: both lack the rows."""
-    place = Place(tmp_path)
+def test_a_sink_without_state_refetches_rows_deleted_by_retention(
+    tmp_path, first, routes
+):
+    """
+    A new sink looks like one that lost all its state: both lack the rows.
+    """
+    place = RecoveryBench(tmp_path)
     place.has(orders=[(first, 40)])
     place.recover()
 
     assert routes == place.routes
 
 
-def test_a_sink_declared_late_lacks_nothing(tmp_path):
-    """A snapshot fills it: what retention took below its start is not its affair."""
-    place = Place(tmp_path)
+def test_a_late_declared_sink_refetches_nothing(tmp_path):
+    """
+    A snapshot fills it: records deleted below its start do not matter.
+    """
+    place = RecoveryBench(tmp_path)
     place.has(orders=[(5, 40)])
     place.declared({ORDERS: {"0": 30}})
 
@@ -619,9 +679,11 @@ def test_a_sink_declared_late_lacks_nothing(tmp_path):
     )
 
 
-def test_a_start_that_retention_has_passed_is_left_out(tmp_path):
-    """The engine would refuse it; the query begins at the first record instead."""
-    place = Place(tmp_path)
+def test_a_declared_start_below_retention_is_left_out(tmp_path):
+    """
+    The engine would refuse it; the query begins at the first record instead.
+    """
+    place = RecoveryBench(tmp_path)
     place.has(orders=[(35, 40), (0, 40)])
     place.declared({ORDERS: {"0": 30, "1": 30}})
 
@@ -643,8 +705,10 @@ def test_a_start_that_retention_has_passed_is_left_out(tmp_path):
         ("offsets/1", None),
     ],
 )
-def test_a_checkpoint_that_cannot_be_read_is_replaced(place, file, content):
-    """By the newest batch that can be read; it is kept beside, to be looked at."""
+def test_an_unreadable_checkpoint_is_replaced(place, file, content):
+    """
+    It is replaced by the newest readable batch, and kept beside for inspection.
+    """
     path = place.plan.checkpoint / file
     path.unlink() if content is None else path.write_text(content)
     found = place.recover()
@@ -662,8 +726,10 @@ def test_a_checkpoint_that_cannot_be_read_is_replaced(place, file, content):
     )
 
 
-def test_where_no_batch_can_be_read_the_progress_tells(place):
-    """It is written after each batch, and names no record that is not durable."""
+def test_without_a_readable_batch_the_progress_decides(place):
+    """
+    It is written after each batch, and covers only durable records.
+    """
     for path in (place.plan.checkpoint / "offsets").iterdir():
         path.write_text("")
 
@@ -673,16 +739,20 @@ def test_where_no_batch_can_be_read_the_progress_tells(place):
     )
 
 
-def test_a_checkpoint_without_a_batch_begins_anew(place):
-    """Its query found no end: it would find the same records again."""
+def test_a_checkpoint_without_a_batch_begins_again(place):
+    """
+    Its query has no end offsets: it would find the same records again.
+    """
     for path in (place.plan.checkpoint / "commits").iterdir():
         path.unlink()
 
     assert ([], False) == (place.recover(), place.plan.checkpoint.exists())
 
 
-def test_a_crash_after_asking_asks_again(place):
-    """Nothing is dropped before it is known to be asked for, and then it is enough."""
+def test_a_crash_after_the_request_repeats_it(place):
+    """
+    Nothing is dropped before its request is stored, and then once is enough.
+    """
     place.has(orders=[(20, 40), (0, 40)], lines=[(0, 40)])
 
     def away(_route, _why):
@@ -699,11 +769,12 @@ def test_a_crash_after_asking_asks_again(place):
     assert (["orders"], []) == (place.routes, again)
 
 
-def test_a_recovery_is_no_late_beginning(place):
+def test_a_recovered_start_is_no_late_declaration(place):
     """
-    The sink has what was there before, so nobody waits for it to be filled.
+    The sink has the earlier rows, so no fill is waited for.
 
-    One that was declared late begins where it was declared, should its checkpoint go.
+    A sink that was declared late begins where it was declared, if its checkpoint is
+    lost.
     """
     place.has(orders=[(20, 40), (0, 40)], lines=[(0, 40)])
     place.recover()
@@ -724,8 +795,10 @@ def test_a_recovery_is_no_late_beginning(place):
     )
 
 
-def test_a_recovery_that_left_no_topic_is_no_loss_either(place):
-    """The query begins with whatever comes, and names nothing a second time."""
+def test_a_recovery_without_topics_is_no_loss_either(place):
+    """
+    The query begins with the next records, and reports nothing a second time.
+    """
     place.stood({LINES: {"0": 7}})
     place.has(orders=[(0, 40), (0, 40)])
     place.recover()
@@ -733,8 +806,10 @@ def test_a_recovery_that_left_no_topic_is_no_loss_either(place):
     assert ({}, []) == (place.begins, place.recover())
 
 
-def test_what_was_found_can_be_looked_up(place):
-    """A line each, in a file of the sink."""
+def test_findings_of_a_recovery_are_stored(place):
+    """
+    Each is a line in a file of the sink.
+    """
     place.has(orders=[(0, 40), (0, 40)])
     place.recover()
     lines = (place.folder / RECOVERIES_FILE).read_bytes().splitlines()
@@ -745,8 +820,10 @@ def test_what_was_found_can_be_looked_up(place):
     ]
 
 
-def test_a_committed_batch_is_where_a_query_stands(place):
-    """Not the one that is planned; and nothing is said without a checkpoint."""
+def test_the_committed_batch_is_the_querys_position(place):
+    """
+    The planned one does not count; without a checkpoint there is no position.
+    """
     checkpoint = place.plan.checkpoint
     before = standing(checkpoint), newest_readable(checkpoint)
     (checkpoint / "commits" / "1").write_text("")

@@ -55,8 +55,10 @@ def test_a_shape_names_columns_types_and_key():
         ("bigint", 786438, None),
     ],
 )
-def test_a_numeric_tells_its_digits(type_: str, typmod: int, expected: object):
-    """Precision and scale come out of the type modifier."""
+def test_a_numeric_has_its_digits(type_: str, typmod: int, expected: object):
+    """
+    Precision and scale come from the type modifier.
+    """
     assert expected == Column("c", type_, typmod).precision_and_scale
 
 
@@ -72,7 +74,9 @@ def test_a_numeric_tells_its_digits(type_: str, typmod: int, expected: object):
     ],
 )
 def test_a_composite_type_makes_objects(inside: dict, is_object: bool):
-    """Alone, in an array, under a domain."""
+    """
+    It may be alone, in an array, or under a domain.
+    """
     column = {"name": "at", "type": "t", "typmod": -1, "nullable": True} | inside
     document = DOCUMENT | {"columns": [column]}
 
@@ -82,8 +86,10 @@ def test_a_composite_type_makes_objects(inside: dict, is_object: bool):
 @pytest.mark.parametrize(
     "value", [b"", b"[]", b"7", b"{}", orjson.dumps(DOCUMENT | {"columns": [{}]})]
 )
-def test_anything_else_is_malformed(value: bytes):
-    """What is not a shape stops the sink instead of guessing types."""
+def test_an_invalid_relation_record_is_malformed(value: bytes):
+    """
+    A record without a shape stops the sink instead of guessing types.
+    """
     with pytest.raises(MalformedRelationError):
         parse_relation(value)
 

@@ -1,4 +1,4 @@
-"""What a sink asks of the relay when it lacks rows."""
+"""Refetch requests of a sink that has missing rows."""
 
 import json
 
@@ -41,7 +41,7 @@ FURTHER = AggregateView(aggregate_type="order", view="shop.totals", name="totals
 
 
 def settings(*views, **snapshot):
-    """Describe the platform around the sink; its outbox has the one view, or these."""
+    """Describe the platform around the sink; its outbox has one view, or these."""
     outbox = Outbox(
         view=views or (STATE,),
         topic="outbox.{aggregate_type}",
@@ -80,7 +80,7 @@ class FakeBroker:
         self.records.append((topic, key, json.loads(value)))
 
     def poll(self, _timeout_s):
-        """Nothing is heard before the flush."""
+        """Deliver nothing before the flush."""
 
     def flush(self, _timeout_s):
         return len(self.records) if self.is_silent else 0
@@ -92,12 +92,12 @@ class FakeBroker:
         return RelationShape(name.schema, name.table, (), ("id",), "0")
 
     def close(self):
-        """Nothing is open."""
+        """Do nothing."""
 
 
 @pytest.fixture
 def broker(monkeypatch, tmp_path):
-    """Lend a broker in place of Kafka, and a folder for what is noted."""
+    """Return a broker in place of Kafka, and a folder for stored requests."""
     fake = FakeBroker()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(repairs.clients, "Producer", lambda _: fake)
@@ -111,8 +111,10 @@ def asked(broker):
     return [document["data"] for _, _, document in broker.records]
 
 
-def test_rows_are_asked_for_by_key_for_this_sink_only(broker):
-    """One signal with the relay's key; a key that is named twice is asked for once."""
+def test_rows_are_requested_by_key_for_this_sink_only(broker):
+    """
+    One signal has the relay's key; a key that is listed twice is requested once.
+    """
     said = KafkaRepairs(settings(), SINK).ask_keys("orders", [(1,), ("a",), (1,)])
     ((topic, key, document),) = broker.records
 
@@ -127,15 +129,19 @@ def test_rows_are_asked_for_by_key_for_this_sink_only(broker):
     } == document["data"]
 
 
-def test_keys_that_a_template_made_are_taken_back(broker):
-    """The source is asked for its own values, not for the parts of an id."""
+def test_keys_of_an_id_template_are_split_again(broker):
+    """
+    The source gets its own values, not the parts of an id.
+    """
     KafkaRepairs(settings(), SINK).ask_keys("lines", [("line", "7", "2")])
 
     assert [["7", "2"]] == asked(broker)[0]["keys"]
 
 
-def test_keys_that_are_not_the_primary_ones_are_not_asked_for(broker):
-    """The relay would read other rows by them; all rows can be asked for."""
+def test_rows_without_their_primary_key_are_not_requested_by_key(broker):
+    """
+    The relay would read other rows by them; all rows can be requested.
+    """
     made = KafkaRepairs(settings(), SINK)
     said = made.ask_keys("coded", [(1,)]), made.ask_all("coded", "why")
 
@@ -145,15 +151,19 @@ def test_keys_that_are_not_the_primary_ones_are_not_asked_for(broker):
     )
 
 
-def test_an_aggregate_is_asked_for_through_its_view(broker):
-    """The collection is that of the aggregate's type."""
+def test_an_aggregate_is_requested_through_its_view(broker):
+    """
+    The collection is that of the aggregate's type.
+    """
     KafkaRepairs(settings(), SINK).ask_keys("docs", [("7",)])
 
     assert ["outbox.order"] == asked(broker)[0]["data-collections"]
 
 
-def test_an_aggregate_is_read_through_the_view_of_its_state():
-    """Not through a further one, which has a name and gives other events."""
+def test_an_aggregate_is_requested_through_the_view_of_its_state():
+    """
+    A further view has a suffix and gives other events.
+    """
     described = [settings(FURTHER, STATE), settings(STATE, FURTHER), settings(FURTHER)]
 
     assert [STATE, STATE, None] == [
@@ -161,8 +171,10 @@ def test_an_aggregate_is_read_through_the_view_of_its_state():
     ]
 
 
-def test_an_aggregate_without_a_view_of_its_state_is_not_asked_for(broker):
-    """A further view would not tell which aggregates are gone."""
+def test_an_aggregate_without_a_state_view_is_not_requested(broker):
+    """
+    A further view would not show which aggregates were deleted.
+    """
     asks = KafkaRepairs(settings(FURTHER), SINK)
 
     assert (False, False, []) == (
@@ -173,7 +185,9 @@ def test_an_aggregate_without_a_view_of_its_state_is_not_asked_for(broker):
 
 
 def test_many_keys_are_several_signals(broker):
-    """None holds more than a record may, each has an id of its own."""
+    """
+    None is larger than a record may be, and each has an id of its own.
+    """
     KafkaRepairs(settings(), SINK).ask_keys("orders", ((n,) for n in range(1000)))
     ids = {document["id"] for _, _, document in broker.records}
 
@@ -183,8 +197,10 @@ def test_many_keys_are_several_signals(broker):
     )
 
 
-def test_a_whole_route_is_asked_for_with_a_sweep(broker):
-    """What is gone from the source goes from the sink."""
+def test_a_whole_route_is_requested_with_a_sweep(broker):
+    """
+    Rows deleted in the source are deleted in the sink.
+    """
     KafkaRepairs(settings(), SINK).ask_all("orders", "the cache was emptied")
 
     assert [
@@ -192,8 +208,10 @@ def test_a_whole_route_is_asked_for_with_a_sweep(broker):
     ] == asked(broker)
 
 
-def test_altered_columns_are_asked_for_beside_what_lacks_already(broker):
-    """The snapshot reads some rows: it ends no note of another one."""
+def test_altered_columns_are_requested_beside_missing_rows(broker):
+    """
+    The snapshot reads some rows: it ends no other stored request.
+    """
     described = settings()
     asks = KafkaRepairs(described, SINK)
     asks.ask_all("orders", "the cache was emptied")
@@ -212,9 +230,9 @@ def test_altered_columns_are_asked_for_beside_what_lacks_already(broker):
     } == asked(broker)[1]
 
 
-def test_a_route_that_is_asked_for_lacks_rows_from_then_on(broker):
+def test_a_requested_route_is_incomplete_from_then_on(broker):
     """
-    It is noted with the snapshot's id before the question is sent, and not of keys.
+    It is stored with the snapshot's id before the signal is sent, unlike keys.
     """
     broker.is_silent = True
     described = settings()
@@ -229,8 +247,10 @@ def test_a_route_that_is_asked_for_lacks_rows_from_then_on(broker):
     assert (("orders",), ()) == (noted, unfilled.routes(described.state_folder, "it"))
 
 
-def test_a_table_is_asked_for_by_its_announced_name(broker):
-    """A topic's name does not tell what the table is called: the relay has said it."""
+def test_a_table_is_requested_by_its_announced_name(broker):
+    """
+    A topic's name does not give the table's name: the relay announces it.
+    """
     broker.announced["p.shop.lines"] = TableName("shop", "lin|es")
     KafkaRepairs(settings(), SINK).ask_all("lines", "why")
 
@@ -238,8 +258,10 @@ def test_a_table_is_asked_for_by_its_announced_name(broker):
 
 
 @pytest.mark.parametrize("route", ["none", "log"])
-def test_what_nobody_can_read_again_is_not_asked_for(broker, route):
-    """Neither a table that is not captured, nor a log of events."""
+def test_an_uncaptured_table_is_not_requested(broker, route):
+    """
+    Neither is a log of events.
+    """
     asks = KafkaRepairs(settings(), SINK)
 
     assert (False, False, []) == (
@@ -249,30 +271,38 @@ def test_what_nobody_can_read_again_is_not_asked_for(broker, route):
     )
 
 
-def test_without_a_signal_topic_nothing_can_be_asked_for(broker):
-    """Whoever switched it off is told by the answer, and by the log."""
+def test_without_a_signal_topic_nothing_can_be_requested(broker):
+    """
+    The answer and the log say that it is switched off.
+    """
     asks = KafkaRepairs(settings(signal_topic=""), SINK)
 
     assert (False, []) == (asks.ask_keys("orders", [(1,)]), broker.records)
 
 
-def test_another_topic_is_taken_as_it_is_named(broker):
-    """The relay reads the same one."""
+def test_a_configured_signal_topic_is_used(broker):
+    """
+    The relay reads the same one.
+    """
     KafkaRepairs(settings(signal_topic="mine"), SINK).ask_keys("orders", [(1,)])
 
     assert broker.records[0][0] == "mine"
 
 
-def test_what_is_not_acknowledged_is_not_asked_for(broker):
-    """The caller tries again."""
+def test_an_unacknowledged_signal_is_no_request(broker):
+    """
+    The caller retries.
+    """
     broker.is_silent = True
 
     with pytest.raises(BrokerUnavailableError, match="p-signal: no answer in time"):
         KafkaRepairs(settings(), SINK).ask_keys("orders", [(1,)])
 
 
-def test_a_topic_that_is_not_there_is_the_relays_to_make(broker):
-    """A topic that a producer makes would have as many partitions as it likes."""
+def test_a_missing_signal_topic_is_not_created_by_the_sink(broker):
+    """
+    A topic created by a producer would have the default number of partitions.
+    """
     broker.names_there = []
 
     with pytest.raises(BrokerUnavailableError, match="not made p-signal"):

@@ -1,4 +1,6 @@
-"""A sink's report: the progress file, over restarts, and what a driver makes of it."""
+"""
+A sink's report: the progress file, over restarts, and the driver's metrics from it.
+"""
 
 import resource
 import shutil
@@ -70,11 +72,11 @@ class Clock:
     """A clock that stands still."""
 
     def now(self):
-        """Tell a fixed time."""
+        """Return a fixed time."""
         return NOW
 
     def monotonic_s(self):
-        """Tell no time."""
+        """Return a fixed time."""
         return 0.0
 
     def wait(self, _delay_s):
@@ -95,7 +97,7 @@ class Cluster:
         return [TOPIC]
 
     def end_offsets(self, names):
-        """Tell its end."""
+        """Return its end."""
         return {name: {"0": self.end} for name in names}
 
 
@@ -106,13 +108,13 @@ class Oldest:
         self.age_s = age_s
 
     def oldest_ms(self, _places):
-        """Tell when it was made."""
+        """Return its time."""
         return round((NOW.timestamp() - self.age_s) * 1000)
 
 
 @pytest.fixture
 def monitor():
-    """Lend a monitor that nobody has started."""
+    """Return a monitor that is not started."""
     made = Monitor(Cluster(9), Oldest(25.0), Clock())
     yield made
     made.close()
@@ -124,9 +126,9 @@ def values(page: bytes) -> dict[str, float]:
     return {name: float(value) for name, value in (one.rsplit(" ", 1) for one in lines)}
 
 
-def test_counters_go_on_over_restarts(tmp_path):
+def test_sink_counters_continue_over_restarts(tmp_path):
     """
-    What a batch did is added to what is on disk; keys that are parked are as they are.
+    A batch's counts are added to those on disk; parked keys are a gauge.
     """
     for _ in range(2):
         Report(tmp_path, "cache", Clock()).done(RESULT, {TOPIC: {"0": 9}}, 330)
@@ -139,9 +141,9 @@ def test_counters_go_on_over_restarts(tmp_path):
     assert {"decode": 1, "apply": 20, "flush": 300} == read.last_stages_ms
 
 
-def test_the_position_never_goes_back(tmp_path):
+def test_the_sinks_position_never_goes_back(tmp_path):
     """
-    A batch that comes again, or holds older rows only, leaves the highest one.
+    A repeated batch, or one with older rows only, leaves the highest one.
     """
     report = Report(tmp_path, "cache", Clock())
     report.done(RESULT, {}, 1)
@@ -151,7 +153,7 @@ def test_the_position_never_goes_back(tmp_path):
     assert POSITION == report.progress.position
 
 
-def test_a_progress_file_that_was_lost_is_made_anew_from_the_checkpoint(tmp_path):
+def test_a_lost_progress_file_is_rebuilt_from_the_checkpoint(tmp_path):
     """
     The newest batch that the engine has committed counts, not one that it has begun.
     """
@@ -169,7 +171,7 @@ def test_a_progress_file_that_was_lost_is_made_anew_from_the_checkpoint(tmp_path
 
 def test_a_failure_counts_as_a_retry(tmp_path):
     """
-    The state and the reason are told until a batch is written.
+    State and reason are shown until a batch is written.
     """
     report = Report(tmp_path, "cache", Clock())
     report.failed("Redis does not answer.", remedy="Start it.", retry_after_s=1)
@@ -184,7 +186,7 @@ def test_a_failure_counts_as_a_retry(tmp_path):
 
 def test_progress_of_another_version_is_read(tmp_path):
     """
-    Fields that are not known are left out, those that are missing are nothing.
+    Unknown fields are left out, missing ones are empty.
     """
     text = b'{"sink": "cache", "state": "ready", "rows": 7, "invented": [1]}'
     replace_file(progress_path(tmp_path, "cache"), text)
@@ -193,7 +195,7 @@ def test_progress_of_another_version_is_read(tmp_path):
     assert (State.READY, 7, 0) == (read.state, read.rows, read.retries)
 
 
-def test_the_page_tells_what_the_sinks_did(monitor, tmp_path):
+def test_the_metrics_page_shows_the_sinks_work(monitor, tmp_path):
     """
     Counters, lag against the budget, the state, and the stages of batches.
     """
@@ -248,9 +250,9 @@ def test_the_page_tells_what_the_sinks_did(monitor, tmp_path):
     )
 
 
-def test_what_is_owed_stays_until_a_batch_says_otherwise(tmp_path):
+def test_pending_refetches_stay_until_a_batch_changes_them(tmp_path):
     """
-    A batch that is written in pieces holds nothing that settles it, and says nothing.
+    A batch in slices settles none of them, and reports none.
     """
     report = Report(tmp_path, "cache", Clock())
     owed = []
@@ -275,9 +277,9 @@ def test_every_metric_of_sinks_is_shown_and_documented(monitor, tmp_path):
     assert [] == [name for name in published if f"`{name}" not in text]
 
 
-def test_an_alarm_is_logged_when_it_begins_and_when_it_ends(monitor, tmp_path):
+def test_a_lag_alarm_is_logged_when_it_begins_and_when_it_ends(monitor, tmp_path):
     """
-    D-11: above twice the budget once a warning, within it once an all-clear.
+    D-11: above twice the budget one warning is logged, within it one all-clear.
     """
     monitor.report(tmp_path, SINK)
     with capture_logs() as logs:
@@ -290,9 +292,9 @@ def test_an_alarm_is_logged_when_it_begins_and_when_it_ends(monitor, tmp_path):
     ]
 
 
-def test_a_lag_that_is_not_known_is_not_shown(monitor, tmp_path):
+def test_an_unknown_lag_is_not_shown(monitor, tmp_path):
     """
-    While the broker is away nothing is told of the lag, and that is logged once.
+    While the broker is unavailable no lag is shown, and that is logged once.
     """
     monitor.report(tmp_path, SINK)
     monitor.look()
@@ -306,9 +308,9 @@ def test_a_lag_that_is_not_known_is_not_shown(monitor, tmp_path):
     assert 'towpath_sink_lag_seconds{sink="cache"}' not in told
 
 
-def test_a_driver_lives_until_it_takes_leave(monitor, tmp_path):
+def test_a_driver_is_alive_until_it_signs_off(monitor, tmp_path):
     """
-    Whoever looks at a sink's folder can tell whether anybody runs it.
+    A sink's folder shows whether a driver runs it.
     """
     monitor.report(tmp_path, SINK).starting()
     seen = [is_alive(tmp_path, "cache", NOW)]
@@ -320,9 +322,9 @@ def test_a_driver_lives_until_it_takes_leave(monitor, tmp_path):
     assert [False, True, False, False] == [*seen, is_alive(tmp_path, "cache", NOW)]
 
 
-def test_a_sink_that_was_let_go_is_told_of_no_more(monitor, tmp_path):
+def test_a_stopped_sink_is_not_shown_any_more(monitor, tmp_path):
     """
-    Its metrics are gone, and its folder is not made again.
+    Its metrics are gone, and its folder is not created again.
     """
     monitor.report(tmp_path, SINK).starting()
     monitor.look()
@@ -334,23 +336,23 @@ def test_a_sink_that_was_let_go_is_told_of_no_more(monitor, tmp_path):
     assert [] == list((tmp_path / "sinks").iterdir())
 
 
-def test_the_engine_tells_how_long_its_steps_take(monitor, tmp_path):
+def test_the_duration_of_the_engines_steps_is_measured(monitor, tmp_path):
     """
-    Triggers with records count, of the sinks that are watched.
+    Triggers with records count, of the watched sinks.
     """
 
     class Event:
-        """What the engine tells of one trigger."""
+        """The engine's event of one trigger."""
 
         def __init__(self, name, **steps):
             self.told = {"name": name, "durationMs": steps, "numInputRows": 0}
 
         def progress(self):
-            """Be what happened."""
+            """Return itself as the progress."""
             return self
 
         def json(self):
-            """Tell it."""
+            """Return it as JSON."""
             return orjson.dumps(self.told).decode()
 
     monitor.report(tmp_path, SINK)
@@ -368,7 +370,7 @@ def test_the_engine_tells_how_long_its_steps_take(monitor, tmp_path):
     } == {key: value for key, value in told.items() if key.startswith(f"{name}_sum")}
 
 
-def test_the_port_gives_the_page_and_nothing_else(monitor, tmp_path):
+def test_the_metrics_port_serves_only_the_page(monitor, tmp_path):
     """
     Prometheus finds the page on a free port; a second listener is refused by name.
     """
@@ -390,23 +392,23 @@ def test_the_port_gives_the_page_and_nothing_else(monitor, tmp_path):
 
 
 def write_limit(size):
-    """Have this process write no file beyond a size."""
+    """Limit the size of files that this process writes."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
 
 
 @pytest.fixture
 def full_disk():
-    """Lend a disk that is full until told otherwise."""
+    """Return a disk that is full until the test frees it."""
     yield write_limit
     write_limit(resource.RLIM_INFINITY)
 
 
-def test_a_progress_that_cannot_be_written_is_given_by_the_port(
+def test_a_progress_that_cannot_be_written_is_served_by_the_port(
     monitor, tmp_path, full_disk
 ):
     """
-    The sink has failed for a reader that asks; with space all that was counted is kept.
+    The sink has failed for a reader that asks; with space all counts are kept.
     """
     report = monitor.report(tmp_path, SINK)
     monitor.start(SETTINGS, "sinks")

@@ -1,4 +1,4 @@
-"""Routes are held against the tables that they read."""
+"""Routes are checked against the tables that they read."""
 
 from dataclasses import replace
 
@@ -20,14 +20,14 @@ SHAPE = RelationShape(
 
 
 class Announced:
-    """Announces one table, once someone has refreshed."""
+    """Announces one table, after a refresh."""
 
     def __init__(self, *, is_known=True, announced=SHAPE):
         self.is_known = is_known
         self.announced = announced
 
     def shape(self, topic):
-        """Tell the shape of the one table."""
+        """Return the shape of the one table."""
         if topic != TOPIC or not self.is_known:
             raise ShapeUnknownError(topic)
         return self.announced
@@ -57,14 +57,18 @@ def route(**options) -> Route:
         ({"key": "{no}:{order_id}"}, "in key order"),
     ],
 )
-def test_what_does_not_fit_the_table_is_a_mistake(options, told):
-    """Each is told with its route, its table and the nearest name."""
+def test_a_route_that_does_not_fit_its_table_is_a_mistake(options, told):
+    """
+    Each is reported with its route, its table and the nearest name.
+    """
     with pytest.raises(RouteMistakesError, match=rf"lines \(shop.lines\): .*{told}"):
         RoutedRelations(Announced(), [route(**options)]).shape(TOPIC)
 
 
-def test_what_fits_has_no_mistakes():
-    """A column's name may be given on once the column has another."""
+def test_a_route_that_fits_has_no_mistakes():
+    """
+    A column's name may be reused once the column has another.
+    """
     one = route(
         rename={"no": "line", "note": "no"},
         constants={"note": "n"},
@@ -75,8 +79,10 @@ def test_what_fits_has_no_mistakes():
     assert [] == route_mistakes(one, SHAPE)
 
 
-def test_all_mistakes_of_a_sink_are_told_at_once():
-    """Of several routes, and several of one; what is not announced yet is none."""
+def test_all_mistakes_of_a_sinks_routes_are_reported_at_once():
+    """
+    Of several routes, and several of one; an unannounced table has none yet.
+    """
     several = [
         route(exclude=["no", "nothing"]),
         route(rename={"x": "y"}),
@@ -90,7 +96,9 @@ def test_all_mistakes_of_a_sink_are_told_at_once():
 
 @pytest.mark.parametrize("key", ["", "{no}"])
 def test_a_table_without_a_key_is_a_mistake(key):
-    """No sink could tell its rows apart; it is told once, beside all else."""
+    """
+    No sink could identify its rows; it is reported once, beside all else.
+    """
     relations = RoutedRelations(
         Announced(announced=replace(SHAPE, key=())), [route(key=key, exclude=["zzz"])]
     )
@@ -103,15 +111,19 @@ def test_a_table_without_a_key_is_a_mistake(key):
 
 
 def test_a_table_that_lost_its_key_still_has_a_shape():
-    """Sinks of several tables hold such a one back, and go on with the others."""
+    """
+    Sinks of several tables hold such a one back, and continue with the others.
+    """
     keyless = replace(SHAPE, key=())
     relations = RoutedRelations(Announced(announced=keyless), [route()])
 
     assert ([], keyless) == (relations.check(has_run=True), relations.shape(TOPIC))
 
 
-def test_a_table_that_is_not_announced_yet_is_told():
-    """It is looked at again when its first rows come."""
+def test_an_unannounced_table_is_reported():
+    """
+    It is checked again when its first rows come.
+    """
     relations = RoutedRelations(Announced(is_known=False), [route()])
 
     assert [TOPIC] == relations.check()
@@ -120,7 +132,9 @@ def test_a_table_that_is_not_announced_yet_is_told():
 
 
 def test_sinks_see_tables_as_routes_leave_them():
-    """What reads no route's topic stays as it was announced."""
+    """
+    A table without a route stays as it was announced.
+    """
     changed = RoutedRelations(Announced(), [route(rename={"note": "remark"})])
     names = [column.name for column in changed.shape(TOPIC).columns]
 
@@ -129,7 +143,9 @@ def test_sinks_see_tables_as_routes_leave_them():
 
 
 def test_one_topic_has_one_shape_or_none():
-    """Whoever asks for the shape of a topic could not tell which of two it is."""
+    """
+    With two shapes of a topic, a request for its shape would be ambiguous.
+    """
     same = [route(name="a", key="{order_id}:{no}"), route(name="b")]
     other = [*same, route(name="c", exclude=["note"])]
 
@@ -138,8 +154,10 @@ def test_one_topic_has_one_shape_or_none():
         RoutedRelations(Announced(), other).shape(TOPIC)
 
 
-def test_a_name_that_the_target_cannot_carry_is_renamed_or_left_out():
-    """The route's own names count; what it leaves out is never written."""
+def test_a_name_that_the_target_cannot_store_is_renamed_or_excluded():
+    """
+    The route's own names count; an excluded column is never written.
+    """
 
     def unfit_name(name):
         return "is too short" if name == "no" else ""

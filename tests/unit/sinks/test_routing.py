@@ -1,4 +1,4 @@
-"""What a route makes of rows, keys and shapes."""
+"""A route's effect on rows, keys and shapes."""
 
 import orjson
 import pytest
@@ -29,7 +29,7 @@ SHAPE = RelationShape(
 
 
 def routing(**options) -> Routing:
-    """Make what a route does."""
+    """Make a route's transformation."""
     found = routing_of(Route.model_validate({"topic": TOPIC, "name": "l"} | options))
     assert found is not None
     return found
@@ -54,23 +54,29 @@ def record(after, *, operation="u", **headers) -> Record:
     return Record(Origin(TOPIC, 0, 1), key, body, given)
 
 
-def test_rows_lose_columns_then_get_names_then_constants():
-    """A renamed column may take the name of one that is left out."""
+def test_columns_are_excluded_then_renamed_then_constants_added():
+    """
+    A renamed column may take the name of an excluded one.
+    """
     one = routing(exclude=["a"], rename={"b": "a"}, constants={"region": "eu"})
 
     assert {"a": 2, "c": None, "region": "eu"} == one.row({"a": 1, "b": 2, "c": None})
 
 
-def test_what_is_included_stays_and_nothing_else():
-    """Columns that the source gains later are not among them."""
+def test_only_included_columns_stay():
+    """
+    Columns that the source gains later are not among them.
+    """
     one = routing(include=["a", "b"], rename={"b": "x"})
 
     assert {"a": 1, "x": 2} == one.row({"a": 1, "b": 2, "later": 3})
     assert {"a", "x"} == one.names({"a", "b", "later"})
 
 
-def test_two_names_may_be_swapped():
-    """Every column is renamed at once."""
+def test_two_column_names_may_be_swapped():
+    """
+    Every column is renamed at once.
+    """
     assert {"b": 1, "a": 2} == routing(rename={"a": "b", "b": "a"}).row(
         {"a": 1, "b": 2}
     )
@@ -84,20 +90,26 @@ def test_two_names_may_be_swapped():
     ],
 )
 def test_no_column_hides_another(options, row):
-    """A column that the source gains may collide: the record is refused, not cut."""
+    """
+    A column that the source gains may collide: the record is refused, not cut.
+    """
     with pytest.raises(UnreadableError, match="two columns come to one name"):
         routing(**options).row(row)
 
 
-def test_names_of_the_sinks_own_are_refused_after_renaming():
-    """A source's column of such a name can be renamed or left out."""
+def test_reserved_column_names_are_refused_after_renaming():
+    """
+    A source's column of such a name can be renamed or excluded.
+    """
     assert {"y": 1} == routing(rename={"_x": "y"}).row({"_x": 1})
     with pytest.raises(UnreadableError, match="keep for themselves"):
         routing(rename={"z": "y"}).row({"_x": 1})
 
 
 def test_a_record_is_a_change_of_every_route_of_its_topic():
-    """An order in two shapes: each as its route says, and nothing of one in another."""
+    """
+    An order in two shapes: each as its route says, without mixing them.
+    """
     both = routes({}, {"include": ["order_id", "no"], "rename": {"no": "line"}})
     decoded = decode([record({"order_id": 7, "no": 1, "note": "x"})], both)
 
@@ -107,15 +119,19 @@ def test_a_record_is_a_change_of_every_route_of_its_topic():
     ] == [(c.route, c.key, c.key_columns, c.row) for c in decoded.changes]
 
 
-def test_a_bad_record_is_set_aside_once():
-    """However many routes read its topic."""
+def test_an_unreadable_record_is_one_dead_letter():
+    """
+    The number of routes that read its topic does not matter.
+    """
     decoded = decode([record(None, position=b"?")], routes({}, {}))
 
     assert ([], 1) == (decoded.changes, len(decoded.poison))
 
 
 def test_a_record_that_one_route_refuses_is_applied_by_the_other():
-    """It is set aside all the same: a replay is absorbed by the guards."""
+    """
+    It is a dead letter all the same: a replay is absorbed by the guards.
+    """
     both = routes({"constants": {"note": "n"}}, {})
     decoded = decode([record({"order_id": 7, "no": 1, "note": "x"})], both)
 
@@ -123,14 +139,18 @@ def test_a_record_that_one_route_refuses_is_applied_by_the_other():
 
 
 def test_every_route_of_a_topic_has_its_floor():
-    """A sweep of a topic takes rows away wherever they went."""
+    """
+    A sweep of a topic deletes rows in every route's target.
+    """
     swept = record(None, sweep=b"000000000000abc8.-")
 
     assert ["l0", "l1"] == [f.route for f in decode([swept], routes({}, {})).floors]
 
 
-def test_left_out_columns_make_no_change_partial():
-    """What the sink does not keep cannot be missing; what it does has its new name."""
+def test_excluded_columns_make_no_change_partial():
+    """
+    An excluded column cannot be missing; a renamed one has its new name.
+    """
     one = routes({"exclude": ["secret"], "rename": {"note": "remark"}})
     row = {"order_id": 7, "no": 1}
     told = [
@@ -142,8 +162,10 @@ def test_left_out_columns_make_no_change_partial():
 
 
 @pytest.mark.parametrize("after", [None, {"order_id": 7, "no": 1}])
-def test_a_template_names_the_row_whatever_happens_to_it(after):
-    """A delete has the id of the row that it deletes; it is a key of no columns."""
+def test_a_template_makes_the_same_id_for_a_delete(after):
+    """
+    A delete has the id of the row that it deletes; it is a key of no columns.
+    """
     one = routes({"key": "order {order_id}:no-{no}!"})
     (change,) = decode([record(after)], one).changes
 
@@ -152,7 +174,9 @@ def test_a_template_names_the_row_whatever_happens_to_it(after):
 
 
 def test_a_template_of_other_columns_refuses_the_record():
-    """Two keys could come to one id otherwise."""
+    """
+    Otherwise two keys could have one id.
+    """
     decoded = decode([record({"order_id": 7})], routes({"key": "{order_id}"}))
 
     assert "other columns than the row's key" in decoded.poison[0].reason
@@ -160,15 +184,19 @@ def test_a_template_of_other_columns_refuses_the_record():
 
 @pytest.mark.parametrize("key", ["{a}:{b}", "x{a}y:z:{b}", "x:{a}:{b}x", ""])
 @pytest.mark.parametrize("values", [("1", "2"), ("", ":x"), ("x%y", "z:{a}")])
-def test_an_id_tells_its_key_again(key, values):
-    """What asks for a row of the source must name it as the source does."""
+def test_an_id_gives_its_key_back(key, values):
+    """
+    A refetch request must name the row as the source does.
+    """
     one = routing(key=key, constants={"c": 1})
 
     assert values == one.source_key(one.key(("a", "b"), values)[1])
 
 
-def test_a_shape_is_that_of_the_rows():
-    """Constants are columns of the type that they have; the key has its new names."""
+def test_a_routes_shape_is_that_of_its_rows():
+    """
+    Constants are columns of their own type; the key has its new names.
+    """
     one = routing(
         exclude=["secret"],
         rename={"no": "line", "note": "remark"},
@@ -197,8 +225,10 @@ def test_a_shape_is_that_of_the_rows():
     )
 
 
-def test_a_route_that_says_nothing_of_rows_changes_none():
-    """Then nothing is done per row at all."""
+def test_a_route_without_transformations_changes_no_row():
+    """
+    It costs nothing per row.
+    """
     plain = Route(topic=TOPIC, name="l")
 
     assert routing_of(plain) is None

@@ -1,4 +1,4 @@
-"""A bulk call's answer is read item by item; the bodies are recorded ones."""
+"""A bulk call's answer is parsed item by item; the bodies are recorded ones."""
 
 import pytest
 
@@ -91,8 +91,10 @@ MISSING = {
 }
 
 
-def test_a_mixed_answer_is_told_item_by_item():
-    """A call that answers 200 may hold any mixture of outcomes, in order."""
+def test_a_mixed_bulk_answer_is_read_item_by_item():
+    """
+    A call that answers 200 may have any mixture of outcomes, in order.
+    """
     items = [CREATED, CONFLICT, REJECTED, UNPARSED, UPDATED, MISSING]
     verdicts = [o.verdict for o in outcomes({"items": items}, 6)]
 
@@ -113,23 +115,29 @@ def test_a_mixed_answer_is_told_item_by_item():
         (NO_RIGHT, Verdict.FORBIDDEN),
     ],
 )
-def test_an_index_that_takes_no_writes_says_nothing_of_documents(item, verdict):
-    """A full disk, a block, a closed index or a missing right refuses no document."""
+def test_a_read_only_index_refuses_no_document(item, verdict):
+    """
+    A full disk, a block, a closed index or a missing right is no fault of a document.
+    """
     (outcome,) = outcomes({"items": [item]}, 1)
 
     assert verdict is outcome.verdict
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-def test_a_failure_of_the_index_is_tried_again(status: int):
-    """Neither a full queue nor a server's own failure says anything of the document."""
+def test_a_failure_of_the_index_is_retried(status: int):
+    """
+    Neither a full queue nor a server's own failure is a fault of the document.
+    """
     (outcome,) = outcomes({"items": [{"index": {"status": status}}]}, 1)
 
     assert Verdict.AGAIN is outcome.verdict
 
 
-def test_a_reason_does_not_quote_the_document():
-    """Reasons go to the log, where neither keys nor values may stand."""
+def test_a_bulk_reason_does_not_quote_the_document():
+    """
+    Reasons go to the log, where neither keys nor values may stand.
+    """
     reason = (
         "mapper_parsing_exception: failed to parse field [active] of type [boolean]"
     )
@@ -137,8 +145,10 @@ def test_a_reason_does_not_quote_the_document():
     assert [Outcome(Verdict.REFUSED, reason)] == outcomes({"items": [UNPARSED]}, 1)
 
 
-def test_a_rogue_field_is_named():
-    """The reason says which column the index does not have."""
+def test_an_unknown_field_is_named():
+    """
+    The reason says which column the index does not have.
+    """
     (outcome,) = outcomes({"items": [STRICT]}, 1)
 
     assert "[rogue]" in outcome.reason

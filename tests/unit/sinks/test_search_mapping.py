@@ -37,7 +37,7 @@ class Relations:
         return RelationShape("shop", "orders", columns, ("order_id",), "")
 
     def refresh(self):
-        """Learn nothing."""
+        """Do nothing."""
 
 
 def aggregate(*state_types, **fields):
@@ -90,8 +90,10 @@ def test_a_type_has_its_field(type_: str, field: str):
     assert field == field_of(type_)["type"]
 
 
-def test_only_announced_columns_are_taken():
-    """The index is strict, and knows the sink's own fields beside the columns."""
+def test_the_index_has_only_announced_columns():
+    """
+    The index is strict, and has the sink's own fields beside the columns.
+    """
     source = RouteFields(Relations(), {})
     route = Route(topic="towpath.shop.orders", name="orders")
     mappings = index_body(source.described(route).fields, SearchOptions(), {})[
@@ -104,8 +106,10 @@ def test_only_announced_columns_are_taken():
     )
 
 
-def test_a_composite_column_takes_objects(monkeypatch):
-    """It is kept as it comes, and not searched, whatever the route calls its type."""
+def test_a_composite_column_is_an_object_field(monkeypatch):
+    """
+    It is stored unchanged, and not searched, whatever the route calls its type.
+    """
     columns = (Column("place", "shop.place", is_object=True),)
     shape = RelationShape("shop", "orders", columns, ("id",), "")
     monkeypatch.setattr(Relations, "shape", lambda *_: shape)
@@ -121,8 +125,10 @@ def test_a_composite_column_takes_objects(monkeypatch):
     assert [{"type": "object", "enabled": False}] * 2 == found
 
 
-def test_the_alias_hides_what_is_deleted():
-    """Searches through the alias see live rows only, and writes go through it."""
+def test_the_alias_hides_deleted_documents():
+    """
+    Searches through the alias see live rows only, and writes go through it.
+    """
     assert {
         "filter": {"bool": {"must_not": {"term": {"_deleted": True}}}},
         "is_write_index": True,
@@ -130,7 +136,9 @@ def test_the_alias_hides_what_is_deleted():
 
 
 def test_a_document_has_the_fields_of_all_its_events():
-    """An order is searched by what any of its events says; each line is a whole."""
+    """
+    An order is searched by the fields of any of its events; each line is a whole.
+    """
     found = document_fields(aggregate(*ORDER_EVENTS), event_schemas())
     lines = found["lines"]
     kinds = {name: part["type"] for name, part in lines["properties"].items()}
@@ -149,8 +157,10 @@ def test_a_document_has_the_fields_of_all_its_events():
     }
 
 
-def test_the_route_says_how_parts_are_searched():
-    """A path names a field inside others; what stands beside it stays."""
+def test_the_route_chooses_how_nested_fields_are_searched():
+    """
+    A path names a nested field; its neighbours stay.
+    """
     fields = {"total": "numeric", "lines[].product_id": "uuid", "ship.city": "text"}
     found = document_fields(aggregate(*ORDER_EVENTS, **fields), event_schemas())
 
@@ -163,8 +173,10 @@ def test_the_route_says_how_parts_are_searched():
     )
 
 
-def test_fields_alone_are_enough():
-    """Events without schemas of ours are searched by what the route lists."""
+def test_listed_fields_suffice_for_an_index():
+    """
+    Events without schemas of ours are searched by the route's listed fields.
+    """
     found = document_fields(aggregate("Sent", **{"lines[].sku": "uuid"}), {})
 
     assert {"lines": ("nested", ["sku"])} == {
@@ -172,8 +184,10 @@ def test_fields_alone_are_enough():
     }
 
 
-def test_what_has_no_one_form_is_kept_and_not_searched():
-    """Maps, unions of several types and records inside themselves have no field."""
+def test_values_without_one_form_are_stored_and_not_searched():
+    """
+    Maps, unions of several types and recursive records have no field.
+    """
     inside = {
         "type": "record",
         "name": "Part",
@@ -196,7 +210,7 @@ def test_what_has_no_one_form_is_kept_and_not_searched():
     )
 
 
-def test_events_that_disagree_are_refused():
+def test_events_that_disagree_on_a_field_are_refused():
     """One field with two types cannot be one field of an index."""
     both = schemas(A=[field("total", "string")], B=[field("total", "long")])
 
@@ -204,8 +218,10 @@ def test_events_that_disagree_are_refused():
         document_fields(aggregate("A", "B"), both)
 
 
-def test_events_of_one_record_may_add_to_it():
-    """What one event says more of a line is taken; the rest must agree."""
+def test_events_of_one_record_may_add_fields_to_it():
+    """
+    A further field of an event is taken; the rest must agree.
+    """
     lines = {
         kind: {"type": "record", "name": "Line", "fields": listed}
         for kind, listed in (
@@ -225,8 +241,10 @@ def test_an_event_without_a_schema_is_refused():
         document_fields(aggregate("OrderPlaced", "OrderPayed"), event_schemas())
 
 
-def test_fields_come_apart_with_what_they_stand_in():
-    """Each innermost field is told by its path, inside its frames."""
+def test_nested_fields_are_listed_with_their_paths():
+    """
+    Each innermost field has its path, inside its frames.
+    """
     line = {"sku": {"type": "keyword"}, "at": {"properties": {"x": {"type": "long"}}}}
     fields = {"id": {"type": "long"}, "lines": {"type": "nested", "properties": line}}
 
@@ -268,7 +286,7 @@ def test_an_index_has_the_settings_of_its_sink(replicas, expected):
     ("index", "number"),
     [("orders-1", 1), ("orders-12", 12), ("orders-eu-3", 3), ("orders", 1)],
 )
-def test_indexes_count_up(index, number):
+def test_index_numbers_increase(index, number):
     """A rebuild's index is named after the number of the one before."""
     assert number == number_of(index)
     assert number == number_of(index_name("orders", number))
@@ -286,6 +304,8 @@ def test_indexes_count_up(index, number):
         ("_position", False),
     ],
 )
-def test_an_index_carries_names_that_are_no_paths(name, is_fit):
-    """A dot would make two fields of one column; the index refuses meta fields."""
+def test_an_index_has_only_valid_field_names(name, is_fit):
+    """
+    A dot would make two fields of one column; the index refuses meta fields.
+    """
     assert is_fit == (not unfit_name(name))

@@ -1,4 +1,4 @@
-"""What the search sink does about answers that a real index gives only in distress."""
+"""The search sink's reaction to answers that a real index gives only under stress."""
 
 import re
 import threading
@@ -36,7 +36,7 @@ NO_RIGHT = {"type": "security_exception", "reason": "no permissions"}
 
 
 class Indices:
-    """Indexes behind aliases, with the right fields; each is another when made anew."""
+    """Indexes behind aliases, with the right fields; a recreated one is another."""
 
     def __init__(self, behind):
         self.behind = behind
@@ -118,7 +118,7 @@ class Relations:
 
 
 class Clock:
-    """A clock that tells how long it was asked to wait."""
+    """A clock that records requested waits."""
 
     def __init__(self):
         self.waited_s = []
@@ -128,7 +128,7 @@ class Clock:
 
 
 class Asked:
-    """Notes whose rows are asked for, why, and what was made until then."""
+    """Records the requested rows, the reason, and the indexes created until then."""
 
     def __init__(self, client, *failures):
         self.routes = []
@@ -178,8 +178,12 @@ def batch(*keys):
     )
 
 
-def test_only_what_was_rejected_is_sent_again():
-    """Items of one call end differently; the full queue's alone come again, later."""
+def test_only_rejected_documents_are_sent_again():
+    """
+    Items of one call end differently.
+
+    Only those of the full queue are sent again, later.
+    """
     client = Answers([WRITTEN, FULL, CONFLICT, BROKEN], [WRITTEN, FULL], [CONFLICT])
     made = sink(client)
     made.apply(batch(1, 2, 3, 4))
@@ -192,8 +196,10 @@ def test_only_what_was_rejected_is_sent_again():
     )
 
 
-def test_a_delete_is_applied_whatever_its_key_is():
-    """One too long for a document, and one whose columns the index does not take."""
+def test_a_delete_is_applied_for_any_key():
+    """
+    Also for a key too long for a document, and one whose columns the index refuses.
+    """
     client = Answers([INVALID, WRITTEN, INVALID], [WRITTEN])
     made = sink(client)
     row, gone, other = batch(1, 2, 3).changes
@@ -210,7 +216,9 @@ def test_a_delete_is_applied_whatever_its_key_is():
 
 
 def test_an_index_that_stays_full_asks_for_a_pause():
-    """After its attempts the sink gives the batch back, and counts nothing of it."""
+    """
+    After its attempts the sink returns the batch, and counts nothing of it.
+    """
     made = sink(Answers(*[[WRITTEN, FULL]], *[[FULL]] * ATTEMPTS))
     with pytest.raises(TargetBusyError):
         made.apply(batch(1, 2))
@@ -218,8 +226,10 @@ def test_an_index_that_stays_full_asks_for_a_pause():
     assert 0 == made.flush().applied
 
 
-def test_an_index_that_goes_away_in_a_batch_is_looked_for_at_once():
-    """A missing alias is no failure as long as the next look finds one."""
+def test_an_index_that_is_lost_in_a_batch_is_looked_up_at_once():
+    """
+    A missing alias is no failure if the next look-up finds one.
+    """
     made = sink(Answers([WRITTEN, GONE], [CONFLICT, WRITTEN]))
     made.apply(batch(1, 2))
     checkpoint = made.flush()
@@ -227,8 +237,10 @@ def test_an_index_that_goes_away_in_a_batch_is_looked_for_at_once():
     assert (1, 1) == (checkpoint.applied, checkpoint.stale)
 
 
-def test_an_index_that_stays_away_fails_the_batch():
-    """Found by the look and gone for each write: the batch comes again later."""
+def test_an_index_that_stays_lost_fails_the_batch():
+    """
+    Found by the look-up and missing for each write: the batch is retried later.
+    """
     made = sink(Answers([GONE], [GONE]))
 
     with pytest.raises(IndexGoneError):
@@ -237,12 +249,14 @@ def test_an_index_that_stays_away_fails_the_batch():
 
 @pytest.fixture
 def folder(tmp_path):
-    """Lend the sink's folder."""
+    """Return the sink's folder."""
     return tmp_path / "search.json"
 
 
-def test_rows_of_a_dropped_index_are_asked_for_before_it_is_made_anew(folder):
-    """A crash in between must not leave an empty index that nobody fills."""
+def test_rows_of_a_dropped_index_are_requested_before_it_is_recreated(folder):
+    """
+    A crash in between must not leave an empty index that is never filled.
+    """
     client = Answers([WRITTEN], [WRITTEN])
     asked = Asked(client)
     made = sink(client, watch=Watch(folder, asked))
@@ -254,7 +268,7 @@ def test_rows_of_a_dropped_index_are_asked_for_before_it_is_made_anew(folder):
 
 
 def _write_twice(folder, client, meanwhile, *failures):
-    """Write by two sinks, one after the other; return what the second asked for."""
+    """Write by two sinks in turn; return the second one's requests."""
     first = sink(client, watch=Watch(folder, Asked(client)))
     first.open()
     first.apply(batch(1))
@@ -296,15 +310,19 @@ def _make_by_hand(indices):
         (lambda _: None, []),
     ],
 )
-def test_an_index_that_is_another_after_a_pause_is_noticed(folder, meanwhile, reasons):
-    """What became of it while the sink was down; a rebuild is no loss."""
+def test_a_replaced_index_is_noticed_after_a_pause(folder, meanwhile, reasons):
+    """
+    It may be replaced while the sink is down; a rebuild is no loss.
+    """
     asked = _write_twice(folder, Answers([WRITTEN], [WRITTEN]), meanwhile)
 
     assert reasons == asked.reasons
 
 
-def test_rows_that_cannot_be_asked_for_now_are_asked_for_later(folder):
-    """Until they are, no index is made that would pass for a whole one."""
+def test_rows_that_cannot_be_requested_now_are_requested_later(folder):
+    """
+    Until then, no index is created that would pass for a complete one.
+    """
     client = Answers([WRITTEN], [WRITTEN])
     failure = BrokerUnavailableError("Kafka does not answer")
     asked = _write_twice(folder, client, _drop, failure, failure)
@@ -312,8 +330,10 @@ def test_rows_that_cannot_be_asked_for_now_are_asked_for_later(folder):
     assert ([("orders", [])], ["orders-1"]) == (asked.routes, client.indices.made)
 
 
-def test_an_index_is_taken_as_it_is_when_nothing_is_known_of_it(folder):
-    """A file that was cut off asks for nothing; the index is known from then on."""
+def test_an_index_without_a_stored_id_is_taken_as_it_is(folder):
+    """
+    A truncated file requests nothing; the index is known from then on.
+    """
     folder.write_text('{"orders": "ord')
     client = Answers([WRITTEN], [WRITTEN])
     with structlog.testing.capture_logs() as told:
@@ -333,8 +353,10 @@ def test_an_index_is_taken_as_it_is_when_nothing_is_known_of_it(folder):
         ((403, NO_RIGHT), SearchRefusedError),
     ],
 )
-def test_an_index_that_takes_no_writes_refuses_no_document(item, error):
-    """A full disk or a missing right sets nothing aside: the batch waits or stops."""
+def test_a_read_only_index_makes_no_dead_letters(item, error):
+    """
+    A full disk or a missing right refuses no document: the batch waits or halts.
+    """
     made = sink(Answers([WRITTEN, item]))
     with pytest.raises(error):
         made.apply(batch(1, 2))
@@ -344,7 +366,9 @@ def test_an_index_that_takes_no_writes_refuses_no_document(item, error):
 
 @pytest.mark.parametrize("batches", [(1, 3), (3, 1), (3, 3), (1, 1)])
 def test_a_backlog_is_refreshed_seldom_and_live_changes_often(batches):
-    """More than is under way at once is a backlog; the first live batch ends it."""
+    """
+    More than one batch is a backlog; the first live batch ends it.
+    """
     each = {3: [[WRITTEN] * 2, [WRITTEN]], 1: [[WRITTEN]]}
     client = Answers(*(call for count in batches for call in each[count]))
     made = sink(client, call_documents=2, refresh_ms=250)
@@ -356,8 +380,10 @@ def test_a_backlog_is_refreshed_seldom_and_live_changes_often(batches):
     assert seen == [f"{SELDOM_MS}ms" if count == 3 else "250ms" for count in batches]
 
 
-def test_an_index_that_is_refreshed_seldom_stays_so():
-    """Nobody's own choice is undercut, and nothing is told twice."""
+def test_a_configured_slow_refresh_is_kept():
+    """
+    A user's own interval is kept, and logged once.
+    """
     client = Answers([WRITTEN] * 2, [WRITTEN], [WRITTEN])
     client.indices.intervals["orders-1"] = "60000ms"
     made = sink(client, call_documents=2, refresh_ms=60_000)
@@ -367,8 +393,10 @@ def test_an_index_that_is_refreshed_seldom_stays_so():
     assert not [said for _, said in client.indices.told if "refresh_interval" in said]
 
 
-def test_the_old_of_two_indexes_shows_nothing_that_the_new_one_does_not():
-    """It is refreshed behind a batch only, and after the new one."""
+def test_the_old_index_of_a_rebuild_shows_nothing_newer():
+    """
+    It is refreshed only after a batch, and after the new one.
+    """
     client = Answers([WRITTEN, WRITTEN], behind=DOUBLE)
     sink(client).apply(batch(1))
 
@@ -378,8 +406,10 @@ def test_the_old_of_two_indexes_shows_nothing_that_the_new_one_does_not():
     )
 
 
-def test_a_call_that_finds_no_room_is_sent_again_alone():
-    """As for want of memory: calls that were written are not repeated."""
+def test_a_rejected_call_is_sent_again_alone():
+    """
+    The same holds for a lack of memory: written calls are not repeated.
+    """
     full = TransportError(429, "circuit_breaking_exception", {})
     client = Answers([WRITTEN], full, [WRITTEN])
     made = sink(client, call_documents=1)
@@ -392,8 +422,10 @@ def test_a_call_that_finds_no_room_is_sent_again_alone():
 
 
 @pytest.mark.parametrize("answer", [[], [WRITTEN], [WRITTEN] * 3])
-def test_an_answer_of_other_items_than_were_sent_tells_nothing(answer):
-    """The batch is written again: nobody knows what became of it."""
+def test_an_answer_with_other_items_is_discarded(answer):
+    """
+    The batch is written again, as its outcome is unknown.
+    """
     made = sink(Answers(answer))
     with pytest.raises(TargetUnavailableError, match="of 2 documents"):
         made.apply(batch(1, 2))
@@ -403,8 +435,10 @@ def test_an_answer_of_other_items_than_were_sent_tells_nothing(answer):
 
 @pytest.mark.parametrize("text", ['{"items":[{"in', "<html>", ""])
 @pytest.mark.parametrize("is_exact", [True, False])
-def test_an_answer_that_is_cut_tells_nothing(text, is_exact):
-    """The batch is written again, whichever way answers are read."""
+def test_a_truncated_answer_is_discarded(text, is_exact):
+    """
+    The batch is written again, with either parser of answers.
+    """
     client = connect("http://unused:9200", is_exact=is_exact)
     with (
         pytest.raises(TargetUnavailableError, match="cannot be read"),
@@ -422,14 +456,18 @@ def test_an_answer_that_is_cut_tells_nothing(text, is_exact):
         (TransportError(429, "circuit_breaking_exception", {}), TargetBusyError),
     ],
 )
-def test_a_call_refused_as_a_whole_is_told_by_its_status(failure, error):
-    """What no item is blamed for is one failure of the batch."""
+def test_a_call_refused_as_a_whole_has_its_status(failure, error):
+    """
+    A failure without an item is one failure of the batch.
+    """
     with pytest.raises(error):
         sink(Answers(*[failure] * ATTEMPTS)).apply(batch(1))
 
 
 def test_a_call_that_is_too_large_is_sent_in_halves():
-    """A document too large by itself is refused; all others arrive."""
+    """
+    A document too large by itself is refused; all others arrive.
+    """
     client = Answers(TOO_LARGE, TOO_LARGE, TOO_LARGE, [WRITTEN], [WRITTEN, WRITTEN])
     made = sink(client)
     made.apply(batch(1, 2, 3, 4))
@@ -444,7 +482,9 @@ def test_a_call_that_is_too_large_is_sent_in_halves():
 
 
 def test_a_failure_of_one_call_ends_the_others_first():
-    """Nothing is under way any more when the batch is given back."""
+    """
+    No call is in flight any more when the batch is returned.
+    """
     begun, failed, ended = (threading.Event() for _ in range(3))
 
     class Slow(Answers):
@@ -480,8 +520,10 @@ DOUBLE = {"orders": "orders-1", "orders-next": "orders-2"}
         ([INVALID, INVALID], (0, 0, 1)),
     ],
 )
-def test_of_two_indexes_the_new_one_decides(statuses, expected):
-    """A document counts once; what only the old index refuses is in the new one."""
+def test_in_a_rebuild_the_new_index_decides(statuses, expected):
+    """
+    A document counts once; one that only the old index refuses is in the new one.
+    """
     made = sink(Answers(statuses, behind=DOUBLE))
     made.apply(batch(1))
     checkpoint = made.flush()
@@ -490,8 +532,10 @@ def test_of_two_indexes_the_new_one_decides(statuses, expected):
     assert expected == counts
 
 
-def test_a_key_that_the_index_cannot_name_is_refused():
-    """A key of more than 512 bytes is set aside before it is sent."""
+def test_a_key_longer_than_512_bytes_is_refused():
+    """
+    It is a dead letter before it is sent.
+    """
     made = sink(Answers([WRITTEN]))
     made.apply(batch("x" * 513, 2))
     checkpoint = made.flush()

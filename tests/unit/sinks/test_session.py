@@ -1,4 +1,4 @@
-"""What the engine is told: here, on a cluster, and by whoever submits."""
+"""The engine's settings: on one machine, on a cluster, and as submitted."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def engine(master="local[2]", **extra):
     )
 
 
-def test_an_engine_here_keeps_to_this_machine():
+def test_a_local_engine_stays_on_this_machine():
     """
     Its addresses and its cores are known; on a cluster it finds them itself.
     """
@@ -36,9 +36,9 @@ def test_an_engine_here_keeps_to_this_machine():
     assert "spark://master:7077" == away["spark.master"]
 
 
-def test_what_the_file_says_stands_above_ours():
+def test_configured_settings_override_ours():
     """
-    Any setting of the engine can be another one.
+    Any setting of the engine can be changed.
     """
     told = settings_of(engine(**{"spark.driver.memory": "9g"}), {})
 
@@ -48,9 +48,9 @@ def test_what_the_file_says_stands_above_ours():
     )
 
 
-def test_what_was_submitted_stands_above_everything():
+def test_submitted_settings_override_all_others():
     """
-    Master, jars and memory of the command line are not said again.
+    Master, jars and memory of the command line are not repeated.
     """
     submitted = {
         "spark.master": "spark://other:7077",
@@ -64,7 +64,7 @@ def test_what_was_submitted_stands_above_everything():
 
 
 class Context:
-    """An engine's context, as far as it is asked whether it lives."""
+    """An engine's context that answers whether it is alive."""
 
     def __init__(self, code=None, *, is_stopped=False, failure=None):
         self._gateway = self._jsc = self
@@ -75,17 +75,17 @@ class Context:
         self._failure = failure
 
     def poll(self):
-        """Tell how the process ended."""
+        """Return how the process ended."""
         return self._code
 
     def sc(self):
-        """Reach the context, or nobody."""
+        """Return the context, or fail."""
         if self._failure is not None:
             raise self._failure
         return self
 
     def isStopped(self):  # noqa: N802 - the engine's
-        """Tell whether the cluster gave it up."""
+        """Return whether the cluster gave it up."""
         return self._is_stopped
 
 
@@ -102,6 +102,6 @@ class Context:
 )
 def test_an_engine_lives_as_long_as_its_process_and_its_cluster(context, expected):
     """
-    A process that somebody else has started is asked itself.
+    A process that another program has started is asked itself.
     """
     assert expected == is_alive(context)

@@ -1,4 +1,4 @@
-"""What a check tells of a sink's routes and targets."""
+"""The findings of a check of a sink's routes and targets."""
 
 from types import SimpleNamespace
 
@@ -16,13 +16,13 @@ class Relations:
     """Announces one table."""
 
     def shape(self, topic):
-        """Tell its shape."""
+        """Return its shape."""
         if not topic.endswith("orders"):
             raise ShapeUnknownError(topic)
         return SHAPE
 
     def refresh(self):
-        """Learn nothing."""
+        """Do nothing."""
 
 
 def sink(*routes) -> Sink:
@@ -33,7 +33,9 @@ def sink(*routes) -> Sink:
 
 
 def test_each_mistake_is_a_line():
-    """They are told together, with their sink."""
+    """
+    All mistakes are reported together, with their sink.
+    """
     routes = [
         {"topic": "towpath.shop.orders", "exclude": ["ip"]},
         {"topic": "towpath.shop.orders", "exclude": ["id"]},
@@ -45,8 +47,10 @@ def test_each_mistake_is_a_line():
     ] == [one.text for one in check_sink(sink(*routes), Relations()) if one.is_mistake]
 
 
-def test_a_table_that_is_not_announced_is_told_and_no_mistake():
-    """The relay announces it with its first record."""
+def test_an_unannounced_table_is_reported_and_no_mistake():
+    """
+    The relay announces it with its first record.
+    """
     route = {"topic": "towpath.shop.lines", "exclude": ["ip"]}
     text = "cache: the table of towpath.shop.lines is not announced yet"
 
@@ -55,25 +59,27 @@ def test_a_table_that_is_not_announced_is_told_and_no_mistake():
     )
 
 
-def test_a_target_that_does_not_answer_is_told_with_its_remedy(monkeypatch):
-    """The reader is closed all the same; one that answers is not told of."""
+def test_an_unreachable_target_is_reported_with_its_remedy(monkeypatch):
+    """
+    The reader is closed all the same; a reachable target has no finding.
+    """
     closed = []
 
     class Reader:
-        """Fails, or holds nothing."""
+        """Fails, or has no rows."""
 
         def __init__(self, *, fails):
             self._fails = fails
 
         def rows(self, _route):
-            """Fail, or give nothing."""
+            """Fail, or return no rows."""
             if self._fails:
                 message = "no answer"
                 raise TargetUnavailableError(message)
             return iter(())
 
         def close(self):
-            """Take note."""
+            """Record the call."""
             closed.append(self)
 
     told = []
@@ -90,8 +96,10 @@ def test_a_target_that_does_not_answer_is_told_with_its_remedy(monkeypatch):
     ]
 
 
-def test_all_rights_that_are_missing_are_told_and_nothing_is_read(monkeypatch):
-    """A reader would stop at the first of them."""
+def test_all_missing_rights_are_reported_and_nothing_is_read(monkeypatch):
+    """
+    A reader would stop at the first of them.
+    """
     lacking = Kind(make=None, read=None, rights=lambda *_: ("no INFO", "no SCAN"))
     monkeypatch.setattr(checking, "kind_of", lambda _: lacking)
     database = SimpleNamespace(database=SimpleNamespace(prefix="towpath"))

@@ -1,4 +1,4 @@
-"""Where kinds of sink come from, and what a broken one does."""
+"""Where kinds of sink come from, and how a broken one is reported."""
 
 import sys
 from pathlib import Path
@@ -33,7 +33,7 @@ NONE = object()
 
 @pytest.fixture(autouse=True)
 def _plugged(tmp_path: Path, monkeypatch) -> None:
-    """Install a package with three kinds: one that works, and two that do not."""
+    """Install a package with three kinds: one works, and two do not."""
     about = tmp_path / "heap-1.0.dist-info"
     about.mkdir()
     about.joinpath("METADATA").write_text("Name: heap\nVersion: 1.0\n")
@@ -60,7 +60,7 @@ def test_a_built_in_kind_is_found_as_any_other(kind: str):
     assert isinstance(kind_of(sink(kind)), Kind)
 
 
-def test_every_built_in_kind_has_its_entry(tmp_path: Path):
+def test_every_built_in_kind_has_its_entry_point(tmp_path: Path):
     """
     None of the kinds that the configuration knows is without its maker.
     """
@@ -84,7 +84,7 @@ def test_a_kind_of_another_package_is_found_by_its_entry_point():
     ("kind", "told"),
     [("none", "is no towpath.sinks.kinds.Kind"), ("gone", "cannot be imported")],
 )
-def test_a_package_without_its_kind_is_named(kind: str, told: str):
+def test_a_package_without_its_kind_is_named_in_the_error(kind: str, told: str):
     """
     The message names the kind and where it should be.
     """
@@ -92,9 +92,9 @@ def test_a_package_without_its_kind_is_named(kind: str, told: str):
         kind_of(sink(kind))
 
 
-def test_mistakes_in_options_are_told_all_at_once():
+def test_mistakes_in_a_kinds_options_are_reported_together():
     """
-    What only the kind itself can check reads like any other mistake.
+    A mistake that only the kind can check reads like any other.
     """
     log = Route(topic="e", name="log", kind=RouteKind.EVENT_LOG)
     with pytest.raises(ConfigurationError) as caught:
@@ -110,16 +110,16 @@ def test_mistakes_in_options_are_told_all_at_once():
     )
 
 
-def test_a_kind_that_executors_cannot_write_says_so():
+def test_a_kind_without_executor_support_says_so():
     """
-    A package's kind is asked for it, as it is for the routes that it writes.
+    A package's kind is asked for it, as for the routes that it writes.
     """
     given = sink("heap", write_from="executors", options={"height": 1})
     with pytest.raises(ConfigurationError, match=r"one\.write_from: the kind heap is"):
         check_kinds([given])
 
 
-def test_a_driver_gets_what_its_sinks_need():
+def test_a_driver_has_the_settings_that_its_sinks_need():
     """
     Settings are joined, and the largest heap counts.
     """
@@ -131,9 +131,9 @@ def test_a_driver_gets_what_its_sinks_need():
     )
 
 
-def test_sinks_that_need_different_engines_need_different_drivers():
+def test_sinks_with_conflicting_engine_settings_need_different_drivers():
     """
-    One driver has one engine: who contradicts whom is told.
+    One driver has one engine: the error names the sinks in conflict.
     """
     with pytest.raises(UsageError, match="one and two need different engines"):
         engine_settings([sink("heap"), sink("heap", "two", url="y")])

@@ -1,4 +1,4 @@
-"""A sink that looks after itself does so between batches, now and then."""
+"""Upkeep of a sink runs between batches, at intervals."""
 
 import threading
 
@@ -30,12 +30,12 @@ class Clock:
     at_s = 0.0
 
     def monotonic_s(self):
-        """Tell the test's time."""
+        """Return the test's time."""
         return self.at_s
 
 
 class Careful(MemorySink):
-    """A sink that counts how often it was attended to, and may fail at it."""
+    """A sink that counts its upkeep, and may fail at it."""
 
     attended = 0
     failure = None
@@ -49,24 +49,24 @@ class Careful(MemorySink):
 
 @pytest.fixture
 def clock():
-    """Lend a clock."""
+    """Return a clock."""
     return Clock()
 
 
 @pytest.fixture
 def sink():
-    """Lend a sink that looks after itself."""
+    """Return a sink with upkeep."""
     return Careful()
 
 
 def writer_of(sink):
-    """Make the one who uses a sink."""
+    """Make the writer of a sink."""
     return BatchWriter(ROUTES, sink, desk_of(Letters()))
 
 
-def test_a_sink_is_attended_to_now_and_then(sink, clock):
+def test_sink_upkeep_runs_at_intervals(sink, clock):
     """
-    Not at every glance of its supervisor; also after an attempt that failed.
+    It does not run at every look of its supervisor; a failed run counts too.
     """
     idle = Idle(sink, writer_of(sink), clock)
     counts = []
@@ -83,9 +83,9 @@ def test_a_sink_is_attended_to_now_and_then(sink, clock):
     assert ([0, 1, 1, 2], 3) == (counts, sink.attended)
 
 
-def test_no_sink_is_attended_to_beside_a_batch(sink, clock):
+def test_no_sink_upkeep_runs_beside_a_batch(sink, clock):
     """
-    While a batch is written nobody waits for it; it is due again afterwards.
+    A batch does not wait for it; it is due again afterwards.
     """
     writer = writer_of(sink)
     idle = Idle(sink, writer, clock)
@@ -109,9 +109,9 @@ def test_no_sink_is_attended_to_beside_a_batch(sink, clock):
     assert (0, 1) == (beside, sink.attended)
 
 
-def test_a_sink_without_the_verb_is_left_alone(clock):
+def test_a_sink_without_upkeep_has_none(clock):
     """
-    Four verbs are enough for most.
+    Most sinks need only four verbs.
     """
     idle = Idle(MemorySink(), writer_of(MemorySink()), clock)
     clock.at_s = LOOK_EVERY_S

@@ -1,4 +1,4 @@
-"""A batch that is sent portion by portion ends as one that is written whole."""
+"""A batch that is sent slice by slice ends like one that is written whole."""
 
 import random
 
@@ -35,7 +35,7 @@ ROW = pa.struct([("order_id", pa.int64()), ("v", pa.int64()), ("note", pa.string
 
 
 def change_of(route, row, key, position):
-    """Make the change that a whole row is."""
+    """Make the change of a whole row."""
     told = {name: value for name, value in row.items() if value is not None}
     key = orjson.loads(key)
     return Change(
@@ -45,7 +45,7 @@ def change_of(route, row, key, position):
 
 
 class Noting(MemorySink):
-    """A sink that works while the next changes are decoded, and notes its calls."""
+    """A sink that works while the next changes are decoded, and records its calls."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ class Noting(MemorySink):
         self.fails_at = -1
 
     def send(self, batch):
-        """Take a portion."""
+        """Take a slice."""
         if len(self.notes) == self.fails_at:
             message = "away"
             raise TargetUnavailableError(message)
@@ -62,7 +62,7 @@ class Noting(MemorySink):
         super().apply(batch)
 
     def send_columns(self, columns):
-        """Take whole rows, as they are read of columns."""
+        """Take whole rows, as columns."""
         read = read_rows(columns, ROW)
         rows = read.rows.filter(read.is_whole).to_pylist()
         keys = columns.keys.filter(read.is_whole).to_pylist()
@@ -87,7 +87,7 @@ class Noting(MemorySink):
 
 
 class Bench:
-    """One sink, written portion by portion."""
+    """One sink, written slice by slice."""
 
     def __init__(self, heads=None):
         self.sink = Noting()
@@ -104,7 +104,7 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch):
-    """Lend a bench whose batches are large from four records on."""
+    """Return a bench whose batches are large from four records on."""
     monkeypatch.setattr(portions, "LEAST_RECORDS", 4)
     return Bench()
 
@@ -114,9 +114,9 @@ def new(offset):
     return row(offset, "c", order=offset)
 
 
-def test_portions_are_sent_one_after_the_other_and_flushed_once(bench):
+def test_slices_are_sent_in_order_and_flushed_once(bench):
     """
-    What is forgotten below the safe position is told behind the batch: it may hold it.
+    The safe position follows the batch, which may contain it.
     """
     bench.desk.safe._found = "safe"
     result = bench.write(*map(new, range(1, 6)))
@@ -136,9 +136,9 @@ def test_portions_are_sent_one_after_the_other_and_flushed_once(bench):
     )
 
 
-def test_a_small_batch_is_written_whole(bench):
+def test_a_small_batch_is_one_slice(bench):
     """
-    It is one portion, and has nothing to gain.
+    It has nothing to gain from slices.
     """
     bench.write(*map(new, range(1, 4)))
 
@@ -155,7 +155,7 @@ def test_a_small_batch_is_written_whole(bench):
 )
 def test_a_batch_that_is_not_plain_is_written_whole(bench, strange, letters):
     """
-    A record that cannot be read, a partial change without its row, a truncation.
+    An unreadable record, a partial change without its row, a truncate.
     """
     result = bench.write(new(1), new(2), strange, new(4), new(5))
 
@@ -163,9 +163,9 @@ def test_a_batch_that_is_not_plain_is_written_whole(bench, strange, letters):
     assert (5, letters) == (result.records, result.dead_letters)
 
 
-def test_what_must_be_asked_for_is_written_whole(bench):
+def test_a_batch_that_needs_refetches_is_written_whole(bench):
     """
-    A partial change of a route that lacks rows, and whatever comes of an owed row.
+    A partial change of an incomplete route, and every change of a row being refetched.
     """
     partial = row(9, "u", order=1, status="paid", unchanged=["note"])
     bench.write(*map(new, range(1, 5)))
@@ -181,9 +181,9 @@ def test_what_must_be_asked_for_is_written_whole(bench):
     )
 
 
-def test_a_loss_that_the_flush_finds_has_the_batch_written_again(bench):
+def test_a_loss_found_by_the_flush_repeats_the_batch(bench):
     """
-    Its partial changes may have been laid upon what was left.
+    Its partial changes may have been merged with the remaining rows.
     """
     bench.write(*map(new, range(1, 5)))
     flush = bench.sink.flush
@@ -199,9 +199,9 @@ def test_a_loss_that_the_flush_finds_has_the_batch_written_again(bench):
     assert [("orders", (1,))] == bench.repairs.keys
 
 
-def test_a_parked_key_waits(bench):
+def test_a_parked_key_is_in_no_slice(bench):
     """
-    Nothing of it is written in a portion either.
+    None of its changes is written in a slice either.
     """
     bench.write(row(1, "z"), new(2), new(3), new(4))
     result = bench.write(row(5, "u"), new(6), new(8), new(9))
@@ -210,9 +210,9 @@ def test_a_parked_key_waits(bench):
     assert (1, False) == (result.behind, "7" in bench.sink.rows["orders"])
 
 
-def test_a_target_that_goes_away_between_has_the_batch_written_again(bench):
+def test_a_target_lost_between_slices_repeats_the_batch(bench):
     """
-    What was sent before stands under the guard, and counts with the second attempt.
+    Earlier slices are absorbed by the guard, and count with the second attempt.
     """
     rows = [row(offset, "u", order=7, v=offset) for offset in range(1, 7)]
     bench.sink.fails_at = 2
@@ -241,9 +241,9 @@ def test_portions_purge_no_tombstone_above_a_dead_letter():
 @pytest.mark.parametrize("part", [3, 1_000])
 @pytest.mark.parametrize("least", [2, 2_000])
 @pytest.mark.usefixtures("bench")
-def test_any_history_ends_as_in_one_piece(monkeypatch, least, part):
+def test_any_history_in_slices_ends_as_in_one_batch(monkeypatch, least, part):
     """
-    Deletes, columns left out, rows that a snapshot read, and what cannot be read.
+    Deletes, columns left out, READ rows, and unreadable records.
     """
     monkeypatch.setattr(by_column, "LEAST_RECORDS", least)
     monkeypatch.setattr(batch, "PART_RECORDS", part)
@@ -262,7 +262,7 @@ def test_any_history_ends_as_in_one_piece(monkeypatch, least, part):
 
 def test_whole_rows_are_sent_as_columns(bench, monkeypatch):
     """
-    They count with the rest, record by record: how many, how far, what was stale.
+    They count with the rest: their number, their position, stale ones.
     """
     monkeypatch.setattr(by_column, "LEAST_RECORDS", 2)
     deleted = row(4, "d", order=1)
@@ -275,9 +275,9 @@ def test_whole_rows_are_sent_as_columns(bench, monkeypatch):
     )
 
 
-def test_a_key_that_waits_is_in_no_column(bench, monkeypatch):
+def test_a_parked_key_is_in_no_column(bench, monkeypatch):
     """
-    Its records are told apart, so that the batch is written in the ordinary way.
+    Its records are recognised, so the batch is written on the record path.
     """
     monkeypatch.setattr(by_column, "LEAST_RECORDS", 2)
     bench.write(row(1, "z"), new(2), new(3), new(4))

@@ -1,12 +1,14 @@
-"""What a sink keeps by name in a file of its folder."""
+"""State that a sink keeps by name in a file of its folder."""
 
 import structlog
 
 from towpath.sinks.kept import KeptFile
 
 
-def test_what_was_kept_last_is_there_after_a_restart(tmp_path):
-    """Nothing was before the first time; the folder is made."""
+def test_stored_names_survive_a_restart(tmp_path):
+    """
+    Before the first time there are none; the folder is created.
+    """
     path = tmp_path / "sink" / "kept.json"
     before = KeptFile(path).read()
     KeptFile(path).keep({"orders": 1, "lines": 2})
@@ -19,8 +21,10 @@ def test_what_was_kept_last_is_there_after_a_restart(tmp_path):
     )
 
 
-def test_a_file_that_is_cut_off_is_told_and_replaced(tmp_path):
-    """Also if there is nothing to be kept, so that it is told once."""
+def test_a_truncated_state_file_is_logged_and_replaced(tmp_path):
+    """
+    Also without anything to store, so that it is logged once.
+    """
     path = tmp_path / "kept.json"
     path.write_bytes(b'{"orders": ')
     with structlog.testing.capture_logs() as logs:
@@ -34,13 +38,15 @@ def test_a_file_that_is_cut_off_is_told_and_replaced(tmp_path):
     )
 
 
-def test_what_is_there_already_is_not_written_again(tmp_path):
-    """A file that is looked at every few seconds stays the same file."""
+def test_an_unchanged_state_file_is_not_written_again(tmp_path):
+    """
+    A file that is read every few seconds keeps its inode.
+    """
     path = tmp_path / "kept.json"
     kept = KeptFile(path)
     kept.keep({"orders": 1})
     files = [path.stat().st_ino]
-    # Another file, so that nobody else is given the number of the first.
+    # Another file, so that the inode of the first is not reused.
     path.with_name("another").hardlink_to(path)
     kept.keep({"orders": 1})
     files.append(path.stat().st_ino)

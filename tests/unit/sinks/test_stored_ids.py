@@ -1,4 +1,4 @@
-"""The ids of what a sink writes to, over its restarts."""
+"""The stored ids of a sink's targets, over its restarts."""
 
 import structlog
 
@@ -12,8 +12,10 @@ def recalled(file):
     return known
 
 
-def test_ids_are_known_after_a_restart(tmp_path):
-    """What was learnt last stands; what was forgotten, or never learnt, does not."""
+def test_target_ids_are_known_after_a_restart(tmp_path):
+    """
+    The last stored ids hold; forgotten and never stored ones do not.
+    """
     file = tmp_path / "sink" / "ids.json"
     known = recalled(file)
     known.learn("orders", "1")
@@ -25,8 +27,10 @@ def test_ids_are_known_after_a_restart(tmp_path):
     assert ("2", None, None) == tuple(map(again.of, ("orders", "lines", "labels")))
 
 
-def test_what_cannot_be_read_is_told_and_begun_anew(tmp_path):
-    """A file that is cut off stops nothing, and is not passed over in silence."""
+def test_an_unreadable_id_file_is_logged_and_replaced(tmp_path):
+    """
+    A truncated file halts nothing, and is always logged.
+    """
     file = tmp_path / "ids.json"
     file.write_bytes(b'{"orders": ')
     with structlog.testing.capture_logs() as logs:
@@ -38,8 +42,10 @@ def test_what_cannot_be_read_is_told_and_begun_anew(tmp_path):
     )
 
 
-def test_without_a_file_ids_are_known_while_it_runs():
-    """Who has no folder of its own notices what changes under its hands."""
+def test_without_a_file_target_ids_are_known_while_the_sink_runs():
+    """
+    A sink without a folder notices changes during its run.
+    """
     known = recalled(None)
     known.learn("orders", "1")
 

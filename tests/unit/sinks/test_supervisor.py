@@ -1,4 +1,4 @@
-"""How a supervisor takes failures: again in place, or back to the checkpoint."""
+"""A supervisor's reaction to failures: retry in place, or return to the checkpoint."""
 
 import errno
 import threading
@@ -50,16 +50,16 @@ class Clock:
     """A clock that stands still."""
 
     def now(self):
-        """Tell a fixed time."""
+        """Return a fixed time."""
         return datetime(2026, 1, 1, tzinfo=UTC)
 
     def monotonic_s(self):
-        """Tell no time."""
+        """Return a fixed time."""
         return 0.0
 
 
 class Writer:
-    """Fails as told, then writes; looks at the progress before each attempt."""
+    """Fails as the test says, then writes; reads the progress before each attempt."""
 
     def __init__(self, look, *failures):
         self.seen = []
@@ -75,22 +75,22 @@ class Writer:
 
 
 class Unread:
-    """Batches that nobody reads."""
+    """Batches that are never read."""
 
     def __init__(self, _sink):
-        """Be of any sink."""
+        """Accept any sink."""
 
     def portions(self, _span):
-        """Give nothing."""
+        """Return nothing."""
         return iter(())
 
     def close(self):
-        """Let go of nothing."""
+        """Do nothing."""
 
 
 @pytest.fixture
 def supervisor(tmp_path):
-    """Lend a supervisor that has no engine and little patience."""
+    """Return a supervisor without an engine and with little patience."""
     plan = QueryPlan(SINK, Kafka(bootstrap_servers="unused:9092"), tmp_path)
     (plan.checkpoint / "offsets").mkdir(parents=True)
     (plan.checkpoint / "offsets" / "0").write_text('v1\n{}\n{"t":{"0":3}}')
@@ -105,12 +105,14 @@ def supervisor(tmp_path):
 
 @pytest.fixture
 def look(tmp_path):
-    """Lend a glance at the sink's progress."""
+    """Return a look at the sink's progress."""
     return lambda: read_progress(progress_path(tmp_path, "cache"), "cache")
 
 
-def test_a_target_that_does_not_answer_is_tried_again_in_place(supervisor, look):
-    """The batch is written in the end; meanwhile the progress tells what is wrong."""
+def test_an_unavailable_target_is_retried_in_place(supervisor, look):
+    """
+    The batch is written in the end; meanwhile the progress has the error.
+    """
     failures = (
         TargetUnavailableError("the cache does not answer"),
         TargetBusyError("the cache is full", retry_after_s=0.001),
@@ -131,8 +133,10 @@ def test_a_target_that_does_not_answer_is_tried_again_in_place(supervisor, look)
     )
 
 
-def test_a_failure_that_waiting_does_not_cure_ends_the_query(supervisor, look):
-    """The error reaches the engine, and its cause is kept for the report."""
+def test_a_permanent_failure_ends_the_query(supervisor, look):
+    """
+    The error reaches the engine, and its cause is kept for the report.
+    """
     writer = Writer(look, CacheRefusedError("no right to FCALL"))
     with pytest.raises(CacheRefusedError):
         supervisor._deliver(writer, Unread(None), Event(), None, 0)
@@ -222,8 +226,10 @@ def test_a_full_disk_is_reported_as_such(supervisor, look):
     assert look().error.startswith("disk full: No space left on device")
 
 
-def test_a_stop_ends_the_waiting(supervisor, look):
-    """A driver that is told to stop does not wait for a dead target."""
+def test_a_stop_ends_a_sinks_back_off(supervisor, look):
+    """
+    A stopping driver does not wait for an unavailable target.
+    """
     supervisor._stop.set()
     writer = Writer(look, TargetUnavailableError("the cache does not answer"))
 
@@ -231,8 +237,10 @@ def test_a_stop_ends_the_waiting(supervisor, look):
         supervisor._deliver(writer, Unread(None), Event(), None, 0)
 
 
-def test_counters_go_on_after_a_restart(supervisor, look, tmp_path):
-    """A new report begins where the old one ended."""
+def test_the_reports_counters_continue_after_a_restart(supervisor, look, tmp_path):
+    """
+    A new report begins where the old one ended.
+    """
     supervisor._deliver(Writer(look), Unread(None), Event(), None, 0)
     supervisor._report = Report(tmp_path, "cache", Clock())
     supervisor._deliver(Writer(look), Unread(None), Event(), None, 0)
@@ -253,20 +261,22 @@ class Topics:
         return ["towpath.shop.orders"]
 
     def end_offsets(self, names):
-        """Tell its end."""
+        """Return its end."""
         return {name: {"0": 3} for name in names}
 
     def first_offsets(self, names):
-        """Tell its beginning."""
+        """Return its beginning."""
         return {name: {"0": 0} for name in names}
 
     def topic_ids(self, names):
-        """Tell its id."""
+        """Return its id."""
         return dict.fromkeys(names, "one")
 
 
 class Query:
-    """A query that fails as told, once it is waited for; else the driver stops."""
+    """
+    A query that fails as the test says, once it is waited for; else the driver stops.
+    """
 
     isActive = True  # noqa: N815 - the engine's name
     status: ClassVar = {"isTriggerActive": False}
@@ -283,11 +293,11 @@ class Query:
         return False
 
     def stop(self):
-        """Nothing runs."""
+        """Do nothing."""
 
 
 def run_with(supervisor, monkeypatch, *failures, letters=None):
-    """Let queries fail in turn; return how often one was started."""
+    """Let queries fail in turn; return the number of starts."""
     supervisor._parts = Parts(
         lambda _: MemorySink(),
         Unread,
@@ -307,34 +317,38 @@ def run_with(supervisor, monkeypatch, *failures, letters=None):
     return len(started)
 
 
-def test_a_topic_that_comes_up_while_a_query_starts_is_no_failure(
+def test_a_topic_created_while_a_query_starts_is_no_failure(
     supervisor, look, monkeypatch
 ):
-    """Listed by the engine and not by us, it is met by the next start, at once."""
+    """
+    The engine lists it and we do not: the next start, at once, has it.
+    """
     started = run_with(supervisor, monkeypatch, RACE, RACE)
 
     assert (3, 0, None) == (started, look().retries, look().error)
 
 
 def test_a_race_that_does_not_end_is_a_failure(supervisor, look, monkeypatch):
-    """Nothing is tried for ever without a word."""
+    """
+    Nothing is retried for ever without a report.
+    """
     run_with(supervisor, monkeypatch, *[RACE] * module.MAX_STARTS_AT_ONCE)
 
     assert 1 == look().retries
 
 
-def test_any_other_failure_of_a_query_is_told(supervisor, look, monkeypatch):
-    """It starts again after a pause."""
+def test_any_other_failure_of_a_query_is_reported(supervisor, look, monkeypatch):
+    """
+    It restarts after a pause.
+    """
     started = run_with(supervisor, monkeypatch, "the engine fell over")
 
     assert (2, 1) == (started, look().retries)
 
 
-def test_a_batch_that_was_given_up_is_not_what_ended_its_query(
-    supervisor, look, monkeypatch
-):
+def test_an_abandoned_batch_did_not_end_its_query(supervisor, look, monkeypatch):
     """
-    Whatever ended the query is told, and the query starts again.
+    The query's own error is reported, and it restarts.
     """
     supervisor._cause = _StoppedError()
     started = run_with(supervisor, monkeypatch, "the engine fell over")
@@ -342,8 +356,10 @@ def test_a_batch_that_was_given_up_is_not_what_ended_its_query(
     assert (2, 1) == (started, look().retries)
 
 
-def test_an_order_is_carried_out_though_no_query_lives_long(supervisor, monkeypatch):
-    """What is asked for may be the cure of what ends the query each time."""
+def test_a_command_is_carried_out_though_no_query_lives_long(supervisor, monkeypatch):
+    """
+    The command may repair the cause that ends the query each time.
+    """
     letters = Letters()
     letters.put([Letter(change(3, note="bad"), "too long", "orders", True)])
     letters.ask(Order("one", Verb.DISCARD, KEY))
@@ -358,7 +374,7 @@ def test_an_order_is_carried_out_though_no_query_lives_long(supervisor, monkeypa
 
 
 class Busy:
-    """A query with a batch under way that takes so many looks; it may end by itself."""
+    """A query with a running batch for so many looks; it may end by itself."""
 
     def __init__(self, looks, *, ends_after=99):
         self.looks = looks
@@ -366,24 +382,24 @@ class Busy:
 
     @property
     def isActive(self):  # noqa: N802 - the engine's name
-        """Tell whether it runs."""
+        """Return whether it runs."""
         return self._ends_after > 0
 
     @property
     def status(self):
-        """Tell whether a batch is under way."""
+        """Return whether a batch runs."""
         self.looks -= 1
         self._ends_after -= 1
         return {"isTriggerActive": self.looks > 0}
 
 
 class Waiting(Clock):
-    """A clock that goes on as it is waited for."""
+    """A clock that advances as it is waited for."""
 
     now_s = 0.0
 
     def monotonic_s(self):
-        """Tell what was waited for."""
+        """Return the waited time."""
         return self.now_s
 
     def wait(self, timeout_s):
@@ -394,8 +410,10 @@ class Waiting(Clock):
 @pytest.mark.parametrize(
     ("looks", "ends_after", "left"), [(5, 99, 0), (5, 2, 3), (10**6, 10**7, None)]
 )
-def test_a_batch_under_way_is_let_finish(looks, ends_after, left):
-    """Until the engine has noted it, the query has ended, or patience has."""
+def test_a_running_batch_is_finished_at_a_stop(looks, ends_after, left):
+    """
+    The wait ends when the engine has committed it, the query has ended, or time is out.
+    """
     query, clock = Busy(looks, ends_after=ends_after), Waiting()
     let_finish(query, clock)
 
@@ -403,8 +421,10 @@ def test_a_batch_under_way_is_let_finish(looks, ends_after, left):
     assert left is None or query.looks == left
 
 
-def test_no_batch_is_begun_once_the_driver_stops(supervisor, look):
-    """Nothing of it is written, so nothing of it comes twice."""
+def test_no_batch_begins_once_the_driver_stops(supervisor, look):
+    """
+    None of it is written, so none of it is repeated.
+    """
     supervisor._stop.set()
     writer = Writer(look)
 
@@ -413,8 +433,10 @@ def test_no_batch_is_begun_once_the_driver_stops(supervisor, look):
     assert [] == writer.seen
 
 
-def test_a_batch_that_is_not_there_any_more_ends_the_query(supervisor, look):
-    """Its next start finds out what is gone, and has it asked for."""
+def test_a_deleted_batch_ends_the_query(supervisor, look):
+    """
+    Its next start finds the missing records, and has them refetched.
+    """
     (supervisor._plan.checkpoint / "offsets" / "1").write_text('v1\n{}\n{"t":{"0":2}}')
     writer = Writer(look)
     with pytest.raises(RecordsGoneError):
@@ -426,7 +448,7 @@ def test_a_batch_that_is_not_there_any_more_ends_the_query(supervisor, look):
     )
 
 
-def test_a_batch_of_a_query_that_is_over_is_tried_no_more(supervisor, look):
+def test_a_batch_of_an_ended_query_is_not_retried(supervisor, look):
     """
     The engine waits for it before the next query of its name may start.
     """

@@ -1,4 +1,4 @@
-"""What the broker's first answers about a topic are worth."""
+"""The reliability of the broker's first answers about a topic."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ class Clock:
         self.now_s = 0.0
 
     def monotonic_s(self):
-        """Tell the seconds waited."""
+        """Return the seconds waited."""
         return self.now_s
 
     def wait(self, delay_s):
@@ -39,7 +39,7 @@ class Admin:
     def __init__(self, *errors):
         self._errors = list(errors)
         self.topics = ["orders"]
-        # How often a topic that was deleted is still listed.
+        # How often a deleted topic is still listed.
         self.lingers = 0
 
     def list_topics(self, timeout):
@@ -51,7 +51,7 @@ class Admin:
         return SimpleNamespace(topics={name: self._topic() for name in self.topics})
 
     def list_offsets(self, wanted, request_timeout):
-        """Tell where each partition ends."""
+        """Return each partition's end."""
         assert request_timeout > 0
         return {place: self._answer(SimpleNamespace(offset=7)) for place in wanted}
 
@@ -78,13 +78,13 @@ class Admin:
 
 @pytest.fixture
 def clock():
-    """Lend a clock."""
+    """Return a clock."""
     return Clock()
 
 
 @pytest.fixture
 def topics(monkeypatch, clock):
-    """Lend what asks such a broker."""
+    """Return the client of such a broker."""
 
     def ask(admin):
         monkeypatch.setattr(kafka.clients, "AdminClient", lambda _: admin)
@@ -94,15 +94,19 @@ def topics(monkeypatch, clock):
 
 
 @pytest.mark.parametrize("code", SETTLING)
-def test_a_topic_that_was_made_just_now_is_asked_again(topics, code):
-    """Its partitions have no leader for a moment, or not everybody knows of it."""
+def test_a_new_topic_is_requested_again(topics, code):
+    """
+    Its partitions have no leader for a moment, or not every broker knows it.
+    """
     asked = topics(Admin(code, code))
 
     assert {"orders": {"0": 7}} == asked.end_offsets(["orders"])
 
 
-def test_a_partition_that_stays_without_a_leader_is_told(topics, clock):
-    """The waiting is bounded."""
+def test_a_partition_that_stays_without_a_leader_is_an_error(topics, clock):
+    """
+    The waiting is bounded.
+    """
     asked = topics(Admin(*[KafkaError.NOT_LEADER_FOR_PARTITION] * 1000))
     with pytest.raises(BrokerUnavailableError, match="why"):
         asked.first_offsets(["orders"])
@@ -110,8 +114,10 @@ def test_a_partition_that_stays_without_a_leader_is_told(topics, clock):
     assert 5 <= clock.now_s < 6
 
 
-def test_any_other_error_is_told_at_once(topics, clock):
-    """Waiting would not cure it."""
+def test_any_other_kafka_error_is_raised_at_once(topics, clock):
+    """
+    Waiting would not help.
+    """
     asked = topics(Admin(KafkaError.TOPIC_AUTHORIZATION_FAILED))
     with pytest.raises(BrokerUnavailableError, match="why"):
         asked.end_offsets(["orders"])
@@ -120,7 +126,9 @@ def test_any_other_error_is_told_at_once(topics, clock):
 
 
 def test_a_deleted_topic_is_waited_for_until_it_is_gone(topics, clock):
-    """Whoever makes it again makes a new one; to delete it again does nothing."""
+    """
+    A repeated deletion does nothing, and a repeated creation makes a new topic.
+    """
     admin = Admin()
     admin.lingers = 4
     asked = topics(admin)
@@ -129,16 +137,20 @@ def test_a_deleted_topic_is_waited_for_until_it_is_gone(topics, clock):
     assert ([{}, {}], True) == (kept, clock.now_s > 0)
 
 
-def test_a_topic_that_does_not_go_is_told(topics):
-    """In time, too."""
+def test_a_topic_that_is_not_deleted_in_time_is_an_error(topics):
+    """
+    The waiting is bounded too.
+    """
     admin = Admin()
     admin.lingers = 1000
     with pytest.raises(BrokerUnavailableError, match="orders is not gone yet"):
         topics(admin).delete(["orders"])
 
 
-def test_a_topic_that_the_broker_keeps_is_told_with_its_reason(topics):
-    """Deletion is switched off there, or not allowed; no error, for it stays so."""
+def test_a_topic_that_the_broker_keeps_is_reported_with_its_reason(topics):
+    """
+    Deletion is disabled there, or not allowed; no error, for it stays so.
+    """
     asked = topics(Admin(KafkaError.TOPIC_DELETION_DISABLED))
 
     assert {"orders": "why"} == asked.delete(["orders"])

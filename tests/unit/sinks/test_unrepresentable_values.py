@@ -1,4 +1,4 @@
-"""What no warehouse has room for, and how the verifier takes it."""
+"""Values that a warehouse cannot represent, and how the verifier treats them."""
 
 import pytest
 
@@ -26,15 +26,19 @@ INSTANT = "timestamp with time zone"
     ],
 )
 def test_an_instant_is_of_the_years_1_to_9999(value, expected):
-    """Whatever else is written where a time should be is another mistake."""
+    """
+    Any other text in place of a time is another mistake.
+    """
     assert is_no_instant(value) is expected
 
 
 @pytest.mark.parametrize(
     ("value", "expected"), [("NaN", True), ("1.50", False), (None, False)]
 )
-def test_a_numeric_may_be_no_number(value, expected):
-    """It has no digits then."""
+def test_a_numeric_may_be_nan(value, expected):
+    """
+    It has no digits then.
+    """
     assert is_no_number(value) is expected
 
 
@@ -47,15 +51,19 @@ def test_a_numeric_may_be_no_number(value, expected):
         ("numeric", None, "1.50"),
     ],
 )
-def test_what_is_made_null_compares_as_null(type_name, value, stays):
-    """So it does on both sides, and nothing else does."""
+def test_a_value_made_null_compares_as_null(type_name, value, stays):
+    """
+    This holds on both sides, and for no other value.
+    """
     form = canonical_of(type_name, nulls_unfit=True)
 
     assert (None, stays) == (form(value), form(stays))
 
 
-def test_what_a_warehouse_keeps_as_text_is_never_null():
-    """A numeric without digits has room for every value."""
+def test_a_value_that_a_warehouse_keeps_as_text_is_never_null():
+    """
+    A numeric without digits can represent every value.
+    """
     columns = (
         SourceColumn("id", "bigint"),
         SourceColumn("free", "numeric", is_kept_as_text=True),
@@ -67,8 +75,10 @@ def test_what_a_warehouse_keeps_as_text_is_never_null():
     assert ["1", "NaN", None] == list(row.texts)
 
 
-def test_a_text_is_what_it_says_and_so_is_a_double():
-    """Words that would be no time are values of other types."""
+def test_texts_and_doubles_are_always_representable():
+    """
+    Words that are no valid time are values of other types.
+    """
     text, double = (
         canonical_of(name, nulls_unfit=True) for name in ("text", "double precision")
     )
@@ -76,8 +86,10 @@ def test_a_text_is_what_it_says_and_so_is_a_double():
     assert ("infinity", "NaN", "nan") == (text("infinity"), text("NaN"), double("NaN"))
 
 
-def test_a_row_is_compared_as_the_policy_has_it():
-    """Unless the sink makes them null, such values are compared like any other."""
+def test_a_row_is_compared_under_the_sinks_policy():
+    """
+    Unless the sink makes them null, such values are compared like any other.
+    """
     columns = (SourceColumn("id", "bigint"), SourceColumn("until", INSTANT))
     table = SourceTable("shop", "t", columns, ("id",))
     rows = [("1", "infinity")]

@@ -1,4 +1,4 @@
-"""One text per value, whatever held it."""
+"""One canonical text per value, on both sides."""
 
 import pytest
 
@@ -26,8 +26,10 @@ from towpath.sinks.verify.table import UTC_TIMESTAMP
         ("double precision", None, None),
     ],
 )
-def test_a_value_has_one_text(type_name, source, sink):
-    """The source's text and the sink's value come to the same."""
+def test_a_value_has_one_canonical_text(type_name, source, sink):
+    """
+    The source's text and the sink's value give the same.
+    """
     form = canonical_of(type_name)
 
     assert form(source) == form(sink)
@@ -47,7 +49,9 @@ def test_a_value_has_one_text(type_name, source, sink):
     ],
 )
 def test_different_values_have_different_texts(type_name, one, other):
-    """Nothing is rounded, padded or taken for null on the way."""
+    """
+    Nothing is rounded, padded or taken for null.
+    """
     form = canonical_of(type_name)
 
     assert form(one) != form(other)
@@ -57,8 +61,10 @@ def test_different_values_have_different_texts(type_name, one, other):
     "type_name",
     ["date", "timestamp with time zone", "timestamp without time zone", UTC_TIMESTAMP],
 )
-def test_an_instant_without_room_is_null_on_both_sides(type_name):
-    """An event's time too, which is in UTC whatever its column says."""
+def test_an_unrepresentable_instant_is_null_on_both_sides(type_name):
+    """
+    An event's time too, which is in UTC for any column type.
+    """
     form = canonical_of(type_name, nulls_unfit=True)
 
     assert (None, None, "2026-01-01") == (

@@ -1,4 +1,4 @@
-"""When a sink has passed a moment, and how it is told that it does not get there."""
+"""When a sink has caught up with a moment, and how a stall is reported."""
 
 from datetime import UTC, datetime
 
@@ -37,7 +37,7 @@ class StepClock:
         step()
 
     def then(self):
-        """Happens at each wait after the steps."""
+        """Called at each wait after the steps."""
 
 
 class FakeLog:
@@ -74,7 +74,7 @@ class FakeLog:
 
 
 class FakeCluster:
-    """One topic with ten records, and one more each time that somebody looks."""
+    """One topic with ten records, and one more at each look."""
 
     def __init__(self):
         self._records = 9
@@ -114,13 +114,15 @@ def applied(settings, offset, error=None):
     write_progress(path, progress, datetime(2026, 1, 1, tzinfo=UTC))
 
 
-def passing(settings, sink, log, clock):
-    """Make what waits."""
+def catch_up(settings, sink, log, clock):
+    """Make the waiter."""
     return Passing(settings, sink, log, FakeCluster(), clock)
 
 
-def test_the_sink_is_waited_for_in_order(settings, sink):
-    """Snapshots first, then the slot, then the sink: each brings more to the next."""
+def test_the_wait_follows_the_pipelines_order(settings, sink):
+    """
+    Snapshots first, then the slot, then the sink: each feeds the next.
+    """
     log = FakeLog(confirmed=1, tables=1)
     applied(settings, 0)
     looks = []
@@ -129,7 +131,7 @@ def test_the_sink_is_waited_for_in_order(settings, sink):
         lambda: setattr(log, "confirmed_lsn", 100),
         lambda: applied(settings, 10),
     )
-    passing(settings, sink, log, clock).wait(lambda: looks.append(clock.monotonic_s()))
+    catch_up(settings, sink, log, clock).wait(lambda: looks.append(clock.monotonic_s()))
 
     assert ([0, 1, 1, 2, 2, 3], 3) == (
         [round(look_s * 10) for look_s in looks],
@@ -137,28 +139,32 @@ def test_the_sink_is_waited_for_in_order(settings, sink):
     )
 
 
-def test_what_is_written_meanwhile_is_not_waited_for(settings, sink):
-    """The topics' ends are those of one moment, however quickly they grow."""
+def test_records_written_meanwhile_are_not_waited_for(settings, sink):
+    """
+    The topics' ends are those of one moment, however quickly they grow.
+    """
     applied(settings, 10)
     clock = StepClock()
-    passing(settings, sink, FakeLog(), clock).wait()
+    catch_up(settings, sink, FakeLog(), clock).wait()
 
     assert clock.monotonic_s() == 0
 
 
-def test_a_sink_that_gets_on_is_waited_for(settings, sink):
-    """A minute is the bound of standing still, not of the way."""
+def test_a_sink_with_progress_is_waited_for_in_verify(settings, sink):
+    """
+    A minute bounds a stall, not the whole wait.
+    """
     applied(settings, 0)
     minutes = [lambda: None] * 590
     clock = StepClock(*minutes, lambda: applied(settings, 5), *minutes)
     clock.then = lambda: applied(settings, 10)
-    passing(settings, sink, FakeLog(), clock).wait()
+    catch_up(settings, sink, FakeLog(), clock).wait()
 
     assert 110 < clock.monotonic_s() < 125
 
 
 def read_on(log, minutes, end):
-    """Have a snapshot read some rows every half minute, and then end something."""
+    """Have a snapshot read some rows every half minute, and then end."""
     half = [lambda: None] * 299
 
     def read():
@@ -167,50 +173,60 @@ def read_on(log, minutes, end):
     return StepClock(*[*half, read] * (2 * minutes), end)
 
 
-def test_one_table_is_waited_for_as_long_as_its_rows_are_read(settings, sink):
-    """Half an hour of one table is no standing still."""
+def test_a_table_is_waited_for_while_its_rows_are_read(settings, sink):
+    """
+    Half an hour of one table is no stall.
+    """
     log = FakeLog(tables=1)
     applied(settings, 10)
     clock = read_on(log, 30, lambda: setattr(log, "tables", 0))
-    passing(settings, sink, log, clock).wait()
+    catch_up(settings, sink, log, clock).wait()
 
     assert round(clock.monotonic_s()) == 30 * 60
 
 
-def test_an_answer_is_waited_for_behind_another_snapshot(settings, sink):
-    """What a repair asks for is read when it is its turn."""
+def test_a_refetch_is_waited_for_after_another_snapshot(settings, sink):
+    """
+    A repair's request is read in its turn.
+    """
     log = FakeLog()
     clock = read_on(log, 10, lambda: setattr(log, "answers", 2))
-    refused = passing(settings, sink, log, clock).wait_for_answers(["a", "b"])
+    refused = catch_up(settings, sink, log, clock).wait_for_answers(["a", "b"])
 
     assert ((), 10 * 60) == (refused, round(clock.monotonic_s()))
 
 
-def test_an_answer_that_nobody_works_at_is_given_up(settings, sink):
-    """A snapshot that stands still is no reason to wait for longer."""
+def test_a_stalled_refetch_is_given_up(settings, sink):
+    """
+    A stalled snapshot is no reason to wait longer.
+    """
     log = FakeLog(tables=1)
     log.moved = 700
 
     with pytest.raises(NotAtRestError, match="has not answered 2 signals"):
-        passing(settings, sink, log, StepClock()).wait_for_answers(["a", "b"])
+        catch_up(settings, sink, log, StepClock()).wait_for_answers(["a", "b"])
 
 
-def test_whoever_writes_is_waited_for_until_it_is_seen(settings, sink):
-    """A commit can be in the sink before others see it in the source."""
+def test_a_writer_is_waited_for_until_it_is_visible(settings, sink):
+    """
+    A commit can be in the sink before it is visible in the source.
+    """
     log = FakeLog()
     log.oldest = 48
     clock = StepClock(lambda: None, lambda: setattr(log, "oldest", 51))
-    passing(settings, sink, log, clock).wait_until_seen()
+    catch_up(settings, sink, log, clock).wait_until_seen()
 
     assert round(clock.monotonic_s(), 3) == 0.2
 
 
-def test_a_transaction_that_stays_open_is_not_waited_for_long(settings, sink):
-    """It has no commit in the log that anybody could have carried."""
+def test_an_open_transaction_is_not_waited_for_long(settings, sink):
+    """
+    It has no commit in the log yet.
+    """
     log = FakeLog()
     log.oldest = 7
     clock = StepClock()
-    passing(settings, sink, log, clock).wait_until_seen()
+    catch_up(settings, sink, log, clock).wait_until_seen()
 
     assert 9 < clock.monotonic_s() < 12
 
@@ -225,19 +241,23 @@ def test_a_transaction_that_stays_open_is_not_waited_for_long(settings, sink):
         (FakeLog(confirmed=None), 10, "the slot towpath does not exist"),
     ],
 )
-def test_what_is_still_on_its_way_is_told(settings, sink, log, offset, expected):
-    """After a minute without a step the wait gives up, and says what it was for."""
+def test_the_missing_progress_is_reported(settings, sink, log, offset, expected):
+    """
+    After a minute without progress the wait ends, and names what is missing.
+    """
     applied(settings, offset, error="Redis is full")
     clock = StepClock()
 
     with pytest.raises(NotAtRestError, match=f"not at rest: .*{expected}") as failure:
-        passing(settings, sink, log, clock).wait()
+        catch_up(settings, sink, log, clock).wait()
 
     assert (3, True) == (failure.value.exit_code, clock.monotonic_s() <= 60.5)
 
 
-def test_a_sink_that_never_ran_has_everything_to_go():
-    """Topics and partitions that the sink never read count whole."""
+def test_a_sink_that_never_ran_lacks_everything():
+    """
+    Topics and partitions that the sink never read count in full.
+    """
     ends = {"a": {"0": 5, "1": 7}, "b": {"0": 0}}
 
     assert (12, 4) == (
@@ -247,11 +267,9 @@ def test_a_sink_that_never_ran_has_everything_to_go():
 
 
 @pytest.mark.parametrize("is_writing", [True, False])
-def test_a_batch_that_takes_long_is_waited_for_while_it_is_written(
-    settings, sink, is_writing
-):
+def test_a_long_batch_is_waited_for_while_it_is_written(settings, sink, is_writing):
     """
-    Its records count only once all are durable; one that nobody writes is not at rest.
+    Its records count only once all are durable; an idle batch is no progress.
     """
     clock = StepClock()
     applied(settings, 9)
@@ -263,11 +281,11 @@ def test_a_batch_that_takes_long_is_waited_for_while_it_is_written(
             applied(settings, 99)
 
     clock.then = then
-    passing = Passing(settings, sink, FakeLog(), FakeCluster(), clock)
+    catch_up = Passing(settings, sink, FakeLog(), FakeCluster(), clock)
     if is_writing:
-        passing.wait()
+        catch_up.wait()
     else:
         with pytest.raises(NotAtRestError, match="records to go"):
-            passing.wait()
+            catch_up.wait()
 
     assert is_writing == (clock.monotonic_s() > 600)

@@ -1,4 +1,4 @@
-"""What counts as a difference, and how it is told."""
+"""Differences between source and sink, and how they are reported."""
 
 from collections import Counter
 
@@ -37,7 +37,7 @@ def gone(key):
 
 
 def found(source, sink):
-    """Compare rows of the source, two at a time, with what a sink goes on to hold."""
+    """Compare rows of the source, two at a time, with the sink's."""
     with Shelf() as shelf:
         shelf.put(sink)
         pairs = [source[n : n + 2] for n in range(0, len(source), 2)]
@@ -50,8 +50,10 @@ def found(source, sink):
     return [found for each in seen for found in differences(COLUMNS, each)]
 
 
-def test_equal_is_equal_in_any_order():
-    """Order, tombstones of rows that are gone, and null say nothing."""
+def test_equal_rows_are_equal_in_any_order():
+    """
+    Order, tombstones of deleted rows, and null make no difference.
+    """
     source = [
         row("1", "1", None, "a"),
         row("2", "2", "5.00", ""),
@@ -97,34 +99,42 @@ def test_equal_is_equal_in_any_order():
             Difference(Kind.TWICE, "1"),
         ),
         (
-            # Behind the texts of the columns stand the names of other fields.
+            # The texts of the columns are followed by the names of other fields.
             [held("1", "1", "5.00", None, "stray")],
             Difference(Kind.SURPLUS, "1", "stray"),
         ),
     ],
 )
 def test_each_defect_is_found(sink, expected):
-    """One defect of the sink is one difference, with its key and both values."""
+    """
+    One defect of the sink is one difference, with its key and both values.
+    """
     assert [expected] == found([row("1", "1", "5.00", None)], sink)
 
 
-def test_every_column_is_told():
-    """A row that differs in two columns is two differences."""
+def test_every_differing_column_is_reported():
+    """
+    A row that differs in two columns is two differences.
+    """
     differing = found([row("1", "1", "a", "b")], [held("1", "1", "x", "y")])
 
     assert ["total", "note"] == [difference.column for difference in differing]
 
 
-def test_a_row_of_many_batches_is_found_twice():
-    """A key that comes again much later is noticed as well."""
+def test_a_duplicate_row_across_batches_is_found():
+    """
+    A key that comes again much later is noticed as well.
+    """
     sink = [held(str(n), str(n), None, None) for n in [*range(2500), 3]]
     source = [row(str(n), str(n), None, None) for n in range(2500)]
 
     assert [Difference(Kind.TWICE, "3")] == found(source, sink)
 
 
-def test_a_difference_is_told_in_a_sentence():
-    """Key, column and both values; long ones by their beginning and length."""
+def test_a_difference_is_one_sentence():
+    """
+    Key, column and both values; long ones by their beginning and length.
+    """
     long = Difference(Kind.CHANGED, "1:2", "note", "x" * 200, None)
 
     assert str(long) == (
@@ -133,8 +143,10 @@ def test_a_difference_is_told_in_a_sentence():
     )
 
 
-def test_the_shelf_counts_what_it_was_given():
-    """Live rows and tombstones are counted apart; keys without a row are left out."""
+def test_the_digest_table_counts_its_rows():
+    """
+    Live rows and tombstones are counted separately; keys without a row are left out.
+    """
     with Shelf() as shelf:
         shelf.put([held("1", "a"), gone("2"), held("3", "b")])
         taken = shelf.take(["1", "2", "4"])
@@ -171,22 +183,28 @@ A, B = pack(["a"]), pack(["b"])
         (A, OLD, NEW, 2, Standing.MOVING),
     ],
 )
-def test_two_looks_tell_what_moved_from_what_is_wrong(
+def test_two_passes_separate_moving_rows_from_wrong_ones(
     source, before, after, copies, expected
 ):
-    """Only a row that stood still, and is not what the source has, is wrong."""
+    """
+    Only a row that did not move, and differs from the source, is wrong.
+    """
     assert expected is standing_of(Suspect("1", source, before, after, copies))
 
 
-def test_an_old_row_that_moved_without_a_new_content_is_no_proof():
-    """The position counts as well: the same content again is another change."""
+def test_a_row_that_moved_back_to_its_content_is_no_proof():
+    """
+    The position counts as well: the same content again is another change.
+    """
     again = held("1", "a", position="9")
 
     assert Standing.MOVING is standing_of(Suspect("1", B, OLD, again, 1))
 
 
-def test_what_only_the_sink_has_says_nothing_of_a_pruned_source():
-    """However many they are, they are no suspects, unless they come twice."""
+def test_extra_rows_of_a_pruned_source_are_no_differences():
+    """
+    However many there are, they are no suspects, unless they come twice.
+    """
     with Shelf() as shelf:
         shelf.put([held("1", "1"), held("2", "2"), held("3", "3"), held("3", "3")])
         found = [one.key for one in suspects([[row("1", "x")]], shelf, is_pruned=True)]
@@ -202,8 +220,10 @@ def test_what_only_the_sink_has_says_nothing_of_a_pruned_source():
         (pack(["2"]), 1, Standing.WRONG),
     ],
 )
-def test_a_row_that_a_pruned_source_has_no_more_is_not_wrong(source, copies, expected):
-    """Another content is, and a second copy."""
+def test_a_row_deleted_from_a_pruned_source_is_not_wrong(source, copies, expected):
+    """
+    Another content is, and a second copy.
+    """
     same = held("1", "1")
     suspect = Suspect("1", source, same, same, copies)
 

@@ -1,4 +1,4 @@
-"""Documents as JSON values: what counts as a difference, and where it is."""
+"""Documents as JSON values: differences, and their paths."""
 
 from decimal import Decimal
 from itertools import chain
@@ -16,7 +16,7 @@ POSITION = "0000000000000008.0000000000"
 
 
 def told(form, rows, *sink):
-    """Tell how rows of the sink differ that nobody writes meanwhile."""
+    """Return the differences of unchanging rows of the sink."""
     held = {row.key: form.held(row) for row in sink}
     with Shelf() as shelf:
         shelf.put(held.values())
@@ -27,7 +27,7 @@ def told(form, rows, *sink):
 
 
 def compared(source, sink):
-    """Compare one document of the source with what the sink holds of it."""
+    """Compare one document of the source with the sink's."""
     form = DocumentForm("shop.documents")
     rows = [form.source_rows([["7", source]])]
     return told(form, rows, StoredRow("7", parsed(sink), POSITION, is_deleted=False))
@@ -46,8 +46,10 @@ def compared(source, sink):
         (f'{{"a": {2**80}}}', f'{{"a": {2**80}}}'),
     ],
 )
-def test_equal_values_are_equal_however_they_are_written(source, sink):
-    """Order of names, blanks, escapes and the form of a number say nothing."""
+def test_equal_documents_are_equal_in_any_spelling(source, sink):
+    """
+    Order of names, blanks, escapes and the form of a number do not matter.
+    """
     assert [] == compared(source, sink)
 
 
@@ -79,19 +81,25 @@ def test_equal_values_are_equal_however_they_are_written(source, sink):
     ],
 )
 def test_a_differing_value_is_named_by_its_path(source, sink, found):
-    """Only what differs is told, with both values and every digit."""
+    """
+    Only differing values are reported, with both values and every digit.
+    """
     assert [Difference(Kind.CHANGED, "7", *found)] == compared(source, sink)
 
 
-def test_several_differences_of_a_document_are_each_told():
-    """A line more and another status are as many differences as values."""
+def test_several_differences_of_a_document_are_each_reported():
+    """
+    A further line and another status are as many differences as values.
+    """
     found = compared('{"s": "a", "l": [1]}', '{"s": "b", "l": [1, 2]}')
 
     assert ["l[1]", "s"] == [difference.column for difference in found]
 
 
-def test_other_differences_are_told_as_they_are():
-    """A missing document, or one too many, has no values; without a payload is none."""
+def test_missing_and_extra_documents_are_reported():
+    """
+    A missing or extra document has no values; without a payload there is none.
+    """
     form = DocumentForm("shop.documents")
     rows = [form.source_rows([["7", '{"a": 1}'], ["9", None]])]
     found = told(form, rows, StoredRow("8", {"a": 1}, POSITION, is_deleted=False))
@@ -103,8 +111,10 @@ def test_other_differences_are_told_as_they_are():
     "payload",
     ["", "paid", "{'a': 1}", "[" * 100_000, "9" * 5_000, "1e99999999999999999999"],
 )
-def test_a_payload_that_is_no_json_is_told_with_its_aggregate(payload):
-    """And with the view that gives it; what the sink holds is not called wrong."""
+def test_a_payload_that_is_no_json_is_reported_with_its_aggregate(payload):
+    """
+    The view that gives it is named; the sink's document is not called wrong.
+    """
     form = DocumentForm("shop.documents")
     reason = "shop.documents gives the aggregate 7 a payload .* cast payload to jsonb"
     with pytest.raises(UnfitViewError, match=reason):

@@ -1,9 +1,8 @@
-"""
-Random histories of a source and a sink that follows it, compared while they go on.
+"""Random histories of a source and a late sink, compared while they run.
 
 The sink of the model is right but late: it applies the log in order, some changes at a
-time. Commits are in the log, and even in the sink, before the source shows them. So
-whatever the rule finds is a false alarm, unless a defect was planted.
+time. Commits are in the log, and even in the sink, before they are visible in the
+source. So every finding is a false alarm, unless a defect was planted.
 """
 
 import random
@@ -32,7 +31,8 @@ FORM = RowForm(TABLE)
 HISTORIES = range(50)
 HOT_KEYS = 8
 QUIET_KEY = 9
-# Little is written, and shown late: what is in the sink is long unseen in the source.
+# Little is written, and becomes visible late: the sink's rows are long invisible in the
+# source.
 LATE = {"writes": 0.1, "shown": 0.05}
 DEFECTS = {
     "changed": lambda sink: sink.update({QUIET_KEY: (0, "other")}),
@@ -42,7 +42,7 @@ DEFECTS = {
 }
 
 
-class World:
+class Model:
     """A source, its log and a sink; time is a number that only waiting moves."""
 
     def __init__(self, seed, writes=1.5, shown=0.9):
@@ -58,10 +58,10 @@ class World:
         for _ in range(30):
             self.step()
 
-    # What happens -----------------------------------------------------------------
+    # Events -----------------------------------------------------------------------
 
     def step(self):
-        """Write a little, show a little, carry a little."""
+        """Write, show and apply some changes."""
         for _ in range(int(self.writes + self.chance.random())):
             key = self.chance.randrange(HOT_KEYS)
             text = self.chance.choice(["a", "b", "c", None])
@@ -72,7 +72,7 @@ class World:
         self.carry(self.applied + self.chance.randrange(4))
 
     def show(self, count):
-        """Let the source show so many commits more."""
+        """Make so many further commits visible in the source."""
         for key, text in self.pending[:count]:
             self.visible[key] = text
         del self.pending[:count]
@@ -87,7 +87,7 @@ class World:
     # The source -------------------------------------------------------------------
 
     def rows(self):
-        """Read the source, two keys at a time, while things happen."""
+        """Read the source, two keys at a time, while the model steps."""
         for first in range(0, 12, 2):
             self.step()
             found = [(k, self.visible.get(k)) for k in (first, first + 1)]
@@ -101,7 +101,7 @@ class World:
     # The sink ---------------------------------------------------------------------
 
     def stored(self):
-        """Read the sink while things happen."""
+        """Read the sink while the model steps."""
         for key in list(self.sink):
             self.step()
             yield self.row(key)
@@ -111,13 +111,13 @@ class World:
         return [self.row(int(key)) for key in keys if int(key) in self.sink]
 
     def row(self, key):
-        """Return what the sink holds of a key."""
+        """Return the sink's row of a key."""
         position, text = self.sink[key]
         fields = {"id": key, "v": text}
         return StoredRow(str(key), fields, f"{position:09}", text is None)
 
     def close(self):
-        """A reader has nothing open."""
+        """Do nothing."""
 
     # Waiting ----------------------------------------------------------------------
 
@@ -141,7 +141,9 @@ class World:
 
 
 def judged(world, plant=lambda _: None, reader=lambda world: world):
-    """Compare the world's sides; return what is wrong, and what never stood still."""
+    """
+    Compare the model's sides; return the wrong keys, and those that kept changing.
+    """
     plant(world.sink)
     seen_by = reader(world)
     bench = Bench("t", TABLE, FORM, world, seen_by, world, world)
@@ -154,7 +156,7 @@ def judged(world, plant=lambda _: None, reader=lambda world: world):
 
 
 class WholeReader:
-    """A reader that cannot look for keys."""
+    """A reader that cannot look up keys."""
 
     def __init__(self, world):
         self._world = world
@@ -165,29 +167,37 @@ class WholeReader:
 
 def alarms(**pace):
     """Count the histories in which a right sink is called wrong."""
-    return sum(bool(judged(World(seed, **pace))[0]) for seed in HISTORIES)
+    return sum(bool(judged(Model(seed, **pace))[0]) for seed in HISTORIES)
 
 
-def test_a_sink_that_is_only_late_is_never_wrong():
-    """However much is written and carried while both sides are read."""
+def test_a_late_sink_is_never_called_wrong():
+    """
+    However much is written and applied while both sides are read.
+    """
     assert (0, 0) == (alarms(), alarms(**LATE))
 
 
-def test_nearly_every_key_comes_to_rest():
-    """Keys that are written all the time are settled by what they came to."""
-    assert sum(judged(World(seed))[1] for seed in HISTORIES) == 0
+def test_nearly_every_key_is_settled():
+    """
+    Keys that are written all the time are judged by their final content.
+    """
+    assert sum(judged(Model(seed))[1] for seed in HISTORIES) == 0
 
 
 @pytest.mark.parametrize("verb", ["wait", "wait_until_seen"])
 def test_without_a_wait_a_right_sink_is_called_wrong(verb, monkeypatch):
-    """The model is strong enough: each wait left out gives a false alarm."""
-    monkeypatch.setattr(World, verb, lambda _world, _looking=None: None)
+    """
+    The model is strong enough: each omitted wait gives a false alarm.
+    """
+    monkeypatch.setattr(Model, verb, lambda _world, _looking=None: None)
 
     assert alarms() + alarms(**LATE) > 0
 
 
-def test_the_first_round_proves_nothing(monkeypatch):
-    """What stands in the sink since then may not have been visible in the source."""
+def test_the_first_pass_proves_nothing(monkeypatch):
+    """
+    A row in the sink may not have been visible in the source yet.
+    """
     judge = rule._judge
 
     def hasty(bench, found, had, *, is_first):
@@ -203,26 +213,32 @@ def test_the_first_round_proves_nothing(monkeypatch):
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_is_found_under_load(defect):
-    """A value, an old row that claims to be new, a delete, a missing row."""
-    found = {tuple(judged(World(seed), DEFECTS[defect])[0]) for seed in HISTORIES}
+    """
+    A value, an old row with a new position, a delete, a missing row.
+    """
+    found = {tuple(judged(Model(seed), DEFECTS[defect])[0]) for seed in HISTORIES}
 
     assert found == {(str(QUIET_KEY),)}
 
 
-def test_a_row_that_should_not_be_is_found_under_load():
-    """A key that the source never had, and one that came back."""
+def test_an_extra_row_is_found_under_load():
+    """
+    A key that the source never had, and one that came back.
+    """
     plant = {77: (0, "extra"), 78: (10**8, "resurrected")}
     found = {
-        tuple(judged(World(seed), lambda sink: sink.update(plant))[0])
+        tuple(judged(Model(seed), lambda sink: sink.update(plant))[0])
         for seed in HISTORIES
     }
 
     assert found == {("77", "78")}
 
 
-def test_everything_may_be_wrong():
-    """A sink that was lost has no key, and none is forgotten."""
-    world = World(1, writes=0)
+def test_a_lost_sink_is_found_entirely_wrong():
+    """
+    A sink that was lost has no key, and none is forgotten.
+    """
+    world = Model(1, writes=0)
     count = len([text for text in world.visible.values() if text is not None])
     world.show(len(world.pending))
     wrong, open_count = judged(world, lambda sink: sink.clear())
@@ -230,18 +246,22 @@ def test_everything_may_be_wrong():
     assert (count, 0) == (len(wrong), open_count)
 
 
-def test_a_reader_that_cannot_look_for_keys_is_read_as_a_whole():
-    """It takes longer, and finds the same."""
+def test_a_reader_without_look_ups_is_read_as_a_whole():
+    """
+    It takes longer, and finds the same.
+    """
     found = {
-        tuple(judged(World(seed), DEFECTS["missing"], WholeReader)[0])
+        tuple(judged(Model(seed), DEFECTS["missing"], WholeReader)[0])
         for seed in HISTORIES
     }
 
     assert found == {(str(QUIET_KEY),)}
 
 
-def test_more_suspects_than_fit_into_one_look_are_all_judged():
-    """They are gone through some at a time, however many go meanwhile."""
+def test_suspects_beyond_one_look_up_are_all_judged():
+    """
+    They are read some at a time, however many are settled meanwhile.
+    """
     keys = [f"{number:05}" for number in range(2500)]
     with Suspects() as found:
         found.add(Suspect(key, b"a", None) for key in keys)
@@ -266,5 +286,5 @@ def test_more_suspects_than_fit_into_one_look_are_all_judged():
 
 
 def held_of(key):
-    """Make a row of the sink that nobody suspects."""
+    """Make a row of the sink that is no suspect."""
     return Held(key, is_deleted=False, packed=b"x")

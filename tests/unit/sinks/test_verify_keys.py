@@ -1,4 +1,4 @@
-"""A row's name and the source's key tell each other."""
+"""A row's name and the source's key convert into each other."""
 
 import pytest
 
@@ -23,8 +23,10 @@ TEMPLATE = KeyNames(
         (TEMPLATE, ("a:b%", "-"), "order:a%3Ab%25:no--!"),
     ],
 )
-def test_a_name_tells_its_key(names, key, name):
-    """Colons, percent signs, empty parts and templates are taken back."""
+def test_a_row_name_gives_its_key_back(names, key, name):
+    """
+    Colons, percent signs, empty parts and templates are reversed.
+    """
     assert (name, key) == (names.name(key), names.key(name))
 
 
@@ -39,6 +41,8 @@ def test_a_name_tells_its_key(names, key, name):
         (TEMPLATE, "order:a:1"),
     ],
 )
-def test_what_nobody_named_so_tells_no_key(names, name):
-    """A stranger's row is looked for under no key of the source."""
+def test_a_foreign_row_name_gives_no_key(names, name):
+    """
+    A row that another program wrote has no key in the source.
+    """
     assert names.key(name) is None

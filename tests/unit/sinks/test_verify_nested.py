@@ -1,4 +1,4 @@
-"""Values inside values, taken out of Postgres's texts."""
+"""Nested values, parsed from Postgres's texts."""
 
 import pytest
 
@@ -8,7 +8,7 @@ TEXT, INTEGER = SourceType("text"), SourceType("integer")
 PAIR = SourceType("s.pair", fields=(("a", INTEGER), ("b", TEXT)))
 
 
-def of(element, delimiter=","):
+def array_type(element, delimiter=","):
     """Return the type of its arrays."""
     return SourceType("[]", element, delimiter)
 
@@ -16,24 +16,36 @@ def of(element, delimiter=","):
 @pytest.mark.parametrize(
     ("kind", "text", "expected"),
     [
-        (of(TEXT), None, None),
-        (of(TEXT), "{}", "[]"),
-        (of(TEXT), r'{a,NULL,"NULL","","\"\\,{}"}', r'["a",null,"NULL","","\"\\,{}"]'),
-        (of(INTEGER), "[-1:0][0:1]={{1,2},{3,NULL}}", "[[1,2],[3,null]]"),
-        (of(TEXT, ";"), "{(1,2),(0,0);(3,4),(0,0)}", '["(1,2),(0,0)","(3,4),(0,0)"]'),
+        (array_type(TEXT), None, None),
+        (array_type(TEXT), "{}", "[]"),
+        (
+            array_type(TEXT),
+            r'{a,NULL,"NULL","","\"\\,{}"}',
+            r'["a",null,"NULL","","\"\\,{}"]',
+        ),
+        (array_type(INTEGER), "[-1:0][0:1]={{1,2},{3,NULL}}", "[[1,2],[3,null]]"),
+        (
+            array_type(TEXT, ";"),
+            "{(1,2),(0,0);(3,4),(0,0)}",
+            '["(1,2),(0,0)","(3,4),(0,0)"]',
+        ),
         (PAIR, "(,)", '{"a":null,"b":null}'),
         (PAIR, '(7,"")', '{"a":7,"b":""}'),
         (PAIR, r'(7,"say ""x"", \\ (y)")', r'{"a":7,"b":"say \"x\", \\ (y)"}'),
-        (of(PAIR), r'{"(7,\"a b\")",NULL}', '[{"a":7,"b":"a b"},null]'),
+        (array_type(PAIR), r'{"(7,\"a b\")",NULL}', '[{"a":7,"b":"a b"},null]'),
     ],
 )
-def test_a_text_is_written_as_the_record_has_it(kind, text, expected):
-    """Quotes, escapes, nulls, bounds and dimensions."""
+def test_a_nested_text_is_written_as_in_the_record(kind, text, expected):
+    """
+    Quotes, escapes, nulls, bounds and dimensions.
+    """
     assert expected == nested_text(kind, text)
 
 
-@pytest.mark.parametrize(("kind", "text"), [(of(TEXT), '{"a'), (PAIR, '(1,"a')])
-def test_what_is_no_such_value_is_refused(kind, text):
-    """Rather than read as another."""
+@pytest.mark.parametrize(("kind", "text"), [(array_type(TEXT), '{"a'), (PAIR, '(1,"a')])
+def test_a_malformed_nested_value_is_refused(kind, text):
+    """
+    It is not read as another value.
+    """
     with pytest.raises(ValueError, match="not a"):
         nested_text(kind, text)

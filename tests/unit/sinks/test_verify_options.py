@@ -1,4 +1,4 @@
-"""How a verification is asked for: samples, routes, and passes without end."""
+"""The options of a verification: samples, routes, and repeated passes."""
 
 import orjson
 import pytest
@@ -37,13 +37,17 @@ SETTINGS = Settings(
     ],
 )
 def test_a_sample_is_a_number_or_a_percentage(text, expected):
-    """Rows as such, percentages as a part of one; all of them is no sample."""
+    """
+    A number counts rows, a percentage is a fraction; all of them is no sample.
+    """
     assert expected == sample_size(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "0%", "101%", "5%5", "many", "nan", "1.5"])
-def test_what_is_no_sample_is_refused(text):
-    """It is named in the sentence."""
+def test_an_invalid_sample_is_refused(text):
+    """
+    The message contains it.
+    """
     with pytest.raises(UsageError, match=text):
         sample_size(text)
 
@@ -53,14 +57,18 @@ def test_what_is_no_sample_is_refused(text):
     [((), "ol"), (("l",), "l"), (("shop.orders",), "o"), (("o", "shop.lines"), "ol")],
 )
 def test_routes_are_chosen_by_name_or_table(names, expected):
-    """In the order in which they are declared."""
+    """
+    They keep the order of their declaration.
+    """
     chosen = chosen_routes(SETTINGS, SINK, names)
 
     assert expected == "".join(route.name for route in chosen)
 
 
-def test_a_route_that_is_not_there_is_refused():
-    """A typing mistake verifies nothing, and must not look as if it had."""
+def test_an_unknown_route_is_refused():
+    """
+    A typing mistake verifies nothing, and must not look like success.
+    """
     with pytest.raises(UsageError, match="no route and no table named shop"):
         chosen_routes(SETTINGS, SINK, ("o", "shop.order"))
 
@@ -83,12 +91,12 @@ class Clock:
 
 
 def never(failure):
-    """Nothing fails here."""
+    """Never fail."""
     raise failure
 
 
 def passes(*outcomes):
-    """Make passes that come to verdicts, or fail."""
+    """Make passes with verdicts, or failures."""
     waiting = iter(outcomes)
 
     def once():
@@ -107,8 +115,10 @@ def passes(*outcomes):
         ((Verdict.DIFFERENT, Verdict.EQUAL), Verdict.DIFFERENT),
     ],
 )
-def test_an_outage_ends_no_passes(others, worst):
-    """A pass that cannot be made is told, proves nothing, and is followed by others."""
+def test_an_outage_does_not_end_the_passes(others, worst):
+    """
+    A failed pass is reported, proves nothing, and is followed by others.
+    """
     failure = NotAtRestError("not at rest: the relay is gone")
     told = []
 
@@ -122,8 +132,10 @@ def test_an_outage_ends_no_passes(others, worst):
     assert (worst, ["not at rest: the relay is gone"]) == (found, told)
 
 
-def test_a_mistake_ends_the_passes():
-    """Nobody mends a configuration by waiting."""
+def test_a_configuration_error_ends_the_passes():
+    """
+    Waiting does not correct a configuration.
+    """
     once = passes(Verdict.EQUAL, UsageError("no such route"))
 
     with pytest.raises(UsageError, match="no such route"):
@@ -131,12 +143,14 @@ def test_a_mistake_ends_the_passes():
 
 
 def judge(every_s=None, sample="", *, as_json=True):
-    """Make the judge of the sink, who has seen nothing."""
+    """Make the judge of the sink, without a pass."""
     return Judge(SETTINGS, SINK, Wishes(as_json, sample=sample, every_s=every_s))
 
 
-def test_a_script_hears_of_an_outage_in_a_line_like_any_other(capsys):
-    """The pass is there, unverified, with the reason."""
+def test_a_script_gets_an_outage_as_a_line(capsys):
+    """
+    The pass is there, unverified, with the reason.
+    """
     verdict = judge(5.0, "5%").gave_up(NotAtRestError("not at rest: nobody reads"))
     (line,) = capsys.readouterr().out.splitlines()
     document = orjson.loads(line)
@@ -147,8 +161,10 @@ def test_a_script_hears_of_an_outage_in_a_line_like_any_other(capsys):
     )
 
 
-def test_a_person_hears_of_an_outage_in_a_sentence(capsys):
-    """There is no table without rows above it."""
+def test_a_person_gets_an_outage_as_a_sentence(capsys):
+    """
+    There is no table without rows above it.
+    """
     judge(5.0, as_json=False).gave_up(NotAtRestError("not at rest: nobody reads"))
 
     assert capsys.readouterr().out == (
@@ -157,7 +173,9 @@ def test_a_person_hears_of_an_outage_in_a_sentence(capsys):
 
 
 def test_an_interrupted_first_pass_proves_nothing():
-    """Nobody is told that a sink is equal which nobody has compared."""
+    """
+    A sink is not called equal without a comparison.
+    """
 
     def interrupted():
         raise KeyboardInterrupt
@@ -167,7 +185,7 @@ def test_an_interrupted_first_pass_proves_nothing():
 
 @pytest.fixture
 def absent(tmp_path):
-    """Return the configuration of a sink whose source nobody serves."""
+    """Return the configuration of a sink whose source is down."""
     config = tmp_path / "towpath.toml"
     config.write_text(
         'version = 1\n[[source]]\ndsn = "postgresql://127.0.0.1:1/x"\n'
@@ -179,8 +197,10 @@ def absent(tmp_path):
     return config
 
 
-def test_a_script_gets_its_document_even_of_an_absent_source(absent, capsys):
-    """It exits as it would without, and the reason is in the document."""
+def test_a_script_gets_a_document_for_an_absent_source(absent, capsys):
+    """
+    The exit code is the same, and the reason is in the document.
+    """
     code = verify(absent, "it", Wishes(as_json=True))
     document = orjson.loads(capsys.readouterr().out)
 
@@ -191,16 +211,20 @@ def test_a_script_gets_its_document_even_of_an_absent_source(absent, capsys):
     )
 
 
-def test_a_person_gets_an_error_of_an_absent_source(absent, capsys):
-    """With its cure, as of every command."""
+def test_a_person_gets_an_error_for_an_absent_source(absent, capsys):
+    """
+    It has its remedy, as with every command.
+    """
     with pytest.raises(SourceUnavailableError, match="cannot be read"):
         verify(absent, "it", Wishes())
 
     assert not capsys.readouterr().out
 
 
-def test_pass_after_pass_the_worst_counts():
-    """A pass begins so often, or at once if the one before took longer."""
+def test_the_worst_pass_counts_in_repeated_passes():
+    """
+    A pass begins at each interval, or at once if the one before took longer.
+    """
     verdicts = iter([Verdict.EQUAL, Verdict.DIFFERENT, Verdict.UNVERIFIED])
     clock = Clock()
 
@@ -210,8 +234,10 @@ def test_pass_after_pass_the_worst_counts():
     )
 
 
-def test_a_pass_that_takes_long_is_followed_at_once():
-    """Nobody waits for a time that is over."""
+def test_a_long_pass_is_followed_at_once():
+    """
+    There is no wait for an interval that is over.
+    """
     clock = Clock()
     on_and_on(lambda: Verdict.EQUAL, never, 1.0, clock)
 

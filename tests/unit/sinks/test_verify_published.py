@@ -1,4 +1,4 @@
-"""What of a table is compared: what its records tell, by the key that they have."""
+"""Which columns of a table are compared: those of its records, by their key."""
 
 from dataclasses import replace
 
@@ -39,13 +39,15 @@ TRUNCATED = Rows.model_validate(
 
 
 def shape(columns, key):
-    """Return what the relay announced."""
+    """Return the announced shape."""
     told = tuple(Column(name, "text") for name in columns.split())
     return RelationShape("shop", "orders", told, tuple(key.split()), "0")
 
 
-def test_columns_and_key_are_those_that_were_announced():
-    """A column that came since is not in records yet."""
+def test_only_announced_columns_and_keys_are_compared():
+    """
+    A column added since is not in records yet.
+    """
     table = published(TABLE, shape("id code note", "code"), Rows())
 
     assert (["id", "code", "note"], ("code",), ()) == (
@@ -55,16 +57,20 @@ def test_columns_and_key_are_those_that_were_announced():
     )
 
 
-def test_a_column_that_is_gone_is_told():
-    """The sink may hold it, and nothing can be said of it."""
+def test_a_dropped_column_is_reported():
+    """
+    The sink may hold it, and it cannot be compared.
+    """
     table = published(TABLE, shape("id old", "id"), Rows())
 
     assert ["id"] == [column.name for column in table.columns]
     assert table.notes[0].endswith("records: old")
 
 
-def test_masked_columns_are_told_and_of_the_key_read_only():
-    """The key in records is the row's own; the column beside it is masked."""
+def test_masked_columns_are_reported_and_key_columns_only_read():
+    """
+    The key in records is the row's own; the column beside it is masked.
+    """
     rows = Rows.model_validate(
         {"mask": [{"columns": [r"shop\.orders\.(id|note)"], "form": "hash"}]}
     )
@@ -77,8 +83,10 @@ def test_masked_columns_are_told_and_of_the_key_read_only():
 
 
 @pytest.mark.parametrize("kind", ["text", "public.citext"])
-def test_a_truncated_column_of_characters_is_not_compared(kind):
-    """Its end is not in records."""
+def test_a_truncated_text_column_is_not_compared(kind):
+    """
+    Its end is not in records.
+    """
     table = replace(
         TABLE, columns=(SourceColumn("id", "bigint"), SourceColumn("code", kind))
     )
@@ -88,8 +96,10 @@ def test_a_truncated_column_of_characters_is_not_compared(kind):
     assert ("not compared, masked columns: code",) == part.notes
 
 
-def test_a_truncated_column_of_anything_else_is_compared():
-    """Records have it whole: only characters are cut, whatever rules follow."""
+def test_a_truncation_of_other_types_is_compared():
+    """
+    Records have it whole: only characters are cut, whatever rules follow.
+    """
     table = replace(
         TABLE, columns=(SourceColumn("id", "bigint"), SourceColumn("code", "jsonb"))
     )
@@ -105,8 +115,10 @@ def test_a_truncated_column_of_anything_else_is_compared():
         {"include_columns": [r"shop\.orders\.code"]},
     ],
 )
-def test_a_key_column_that_is_left_out_is_read_only(rules):
-    """It is announced for the key, and in no row."""
+def test_an_excluded_key_column_is_only_read(rules):
+    """
+    It is announced for the key, and in no row.
+    """
     table = published(TABLE, shape("id code", "id"), Rows.model_validate(rules))
 
     assert [("id", False), ("code", True)] == [
@@ -126,7 +138,9 @@ def test_a_key_column_that_is_left_out_is_read_only(rules):
         ("id nick", "nick", "nick of the key"),
     ],
 )
-def test_rows_that_cannot_be_told_apart_are_refused(columns, key, reason):
-    """The table and the column are named."""
+def test_rows_without_identity_are_refused(columns, key, reason):
+    """
+    The error names the table and the column.
+    """
     with pytest.raises(IncomparableError, match=reason):
         published(TABLE, shape(columns, key), Rows())

@@ -1,4 +1,4 @@
-"""Why a key that was asked for is wrong all the same."""
+"""Why a refetched key is still wrong."""
 
 import pytest
 
@@ -24,8 +24,8 @@ TABLE = SourceTable(
 LOW, HIGH = "0000000000000008.0000000000", "00000000000000f0.0000000000"
 
 
-class World:
-    """A source with one row, a sink that holds what it likes, and nobody who writes."""
+class VerifyBench:
+    """A source with one row, a sink with given rows, and no writer."""
 
     def __init__(self, *held):
         self._held = held
@@ -48,13 +48,13 @@ class World:
         return self._held
 
     def close(self):
-        """A reader has nothing open."""
+        """Do nothing."""
 
     def wait(self, looking=None):
-        """The sink has everything."""
+        """Return at once: the sink has everything."""
 
     def wait_until_seen(self):
-        """Nobody writes."""
+        """Return at once: there is no writer."""
 
     def wait_for_answers(self, _signals):
         return self.unread
@@ -67,7 +67,7 @@ class World:
         return self._time_s
 
     def erase(self, _route, keys, *, is_read_again):
-        """Take keys away, unless that is refused; what is read anew comes then."""
+        """Delete keys, unless that is refused; refetched rows come then."""
         self.erased.append((list(keys), is_read_again))
         if not self.refusal:
             self._held = [row("right")]
@@ -91,9 +91,11 @@ def row(text, position=LOW):
         ([row("right", "f" + HIGH[1:]), row("wrong")], TWICE),
     ],
 )
-def test_the_reason_names_what_is_to_be_done(held, reason):
-    """A second copy is replaced with the first, so nothing that is read ends it."""
-    world = World(*held)
+def test_the_reason_names_the_remedy(held, reason):
+    """
+    A second copy is replaced with the first, so no refetch ends it.
+    """
+    world = VerifyBench(*held)
     bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
@@ -103,9 +105,11 @@ def test_the_reason_names_what_is_to_be_done(held, reason):
     assert (0, (Left(reason, 1),)) == repaired
 
 
-def test_a_copy_that_went_is_repaired():
-    """Of one row that the source has there is nothing to tell."""
-    world = World(row("right"))
+def test_a_copy_that_is_gone_is_repaired():
+    """
+    A row that the source has once needs no report.
+    """
+    world = VerifyBench(row("right"))
     bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
@@ -114,12 +118,12 @@ def test_a_copy_that_went_is_repaired():
         assert (1, ()) == repair(bench, found, world)
 
 
-def test_a_key_that_was_open_and_turns_out_wrong_takes_no_repair_away():
+def test_a_key_found_wrong_later_keeps_its_repair():
     """
-    On a busy machine a key may be open yet when another is asked for.
+    On a busy machine a key may be undecided when another is requested.
     """
     mended = StoredRow("8", {"id": 8, "v": "right"}, LOW, False)
-    world = World(row("wrong", ABOVE_HIGH), mended)
+    world = VerifyBench(row("wrong", ABOVE_HIGH), mended)
     bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add(Suspect(key, pack((key, "right")), None) for key in ("7", "8"))
@@ -145,9 +149,11 @@ ABOVE_HIGH = "f" + HIGH[1:]
         ),
     ],
 )
-def test_only_what_no_row_replaces_is_erased(held, refusal, erased, expected):
-    """What the sink cannot erase is told with its answer."""
-    world = World(*held)
+def test_only_rows_without_a_replacement_are_erased(held, refusal, erased, expected):
+    """
+    A row that the sink cannot erase is reported with its answer.
+    """
+    world = VerifyBench(*held)
     world.refusal = refusal
     bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
@@ -165,9 +171,11 @@ def test_only_what_no_row_replaces_is_erased(held, refusal, erased, expected):
         ((), False, [(["7"], False)]),
     ],
 )
-def test_a_row_that_cannot_be_read_again_is_not_erased(unread, is_possible, erased):
-    """Only a key that the source's table cannot have is erased without a reading."""
-    world = World(row("wrong", ABOVE_HIGH))
+def test_a_row_that_cannot_be_refetched_is_not_erased(unread, is_possible, erased):
+    """
+    Only a key that the source's table cannot have is erased without a reading.
+    """
+    world = VerifyBench(row("wrong", ABOVE_HIGH))
     world.unread, world.is_possible, world.refusal = unread, is_possible, "no"
     bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
@@ -179,9 +187,11 @@ def test_a_row_that_cannot_be_read_again_is_not_erased(unread, is_possible, eras
     assert f"{NOT_ERASED}: {unread[0] if unread else 'no'}" == left.reason
 
 
-def test_nothing_of_a_route_is_erased_whose_rows_cannot_be_asked_for():
-    """Keys of ``relay.rows.key_columns`` may look like none of the source's."""
-    world = World(row("wrong"))
+def test_a_route_without_refetches_is_not_erased():
+    """
+    Keys of ``relay.rows.key_columns`` may look unlike the source's.
+    """
+    world = VerifyBench(row("wrong"))
     world.is_possible = False
     world.ask_source_keys = lambda _route, _keys: None
     bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)

@@ -1,4 +1,4 @@
-"""What a verification comes to, and what it tells."""
+"""The result of a verification, and its report."""
 
 import io
 
@@ -47,13 +47,17 @@ def printed(*routes, sample=""):
         ([RESTLESS, EQUAL], Verdict.UNVERIFIED),
     ],
 )
-def test_a_difference_weighs_more_than_a_gap(routes, expected):
-    """An error hides no difference, and is no proof of equality."""
+def test_a_difference_outweighs_an_error(routes, expected):
+    """
+    An error hides no difference, and is no proof of equality.
+    """
     assert expected == Verification("cache", routes).verdict
 
 
 def test_differences_and_gaps_are_printed_whole():
-    """One line each, never folded and never read as markup."""
+    """
+    One line each, never wrapped and never read as markup.
+    """
     lines = printed(EQUAL, DIFFERENT, BROKEN)
 
     assert lines[-3:] == [
@@ -74,13 +78,17 @@ def test_only_the_first_differences_are_printed():
     )
 
 
-def test_equality_is_said_in_one_line():
-    """Nothing else is to be read after it."""
+def test_equality_is_reported_in_one_line():
+    """
+    Nothing else follows it.
+    """
     assert printed(EQUAL)[-1] == "cache equals the source, every key and column"
 
 
-def test_what_is_not_compared_is_told():
-    """Nothing is claimed of it: neither of columns, nor of rows without another."""
+def test_columns_that_are_not_compared_are_reported():
+    """
+    No claim is made for them, nor for rows without a counterpart.
+    """
     notes = ("not compared, masked columns: secret",)
     log = RouteReport("log", "shop.outbox", 2, 5, notes=notes, unmatched=1_003)
 
@@ -91,8 +99,10 @@ def test_what_is_not_compared_is_told():
     ]
 
 
-def test_a_sample_claims_no_more_than_it_saw():
-    """Rows that nobody picked may be anything, and a script can tell that too."""
+def test_a_sample_claims_only_its_own_rows():
+    """
+    Other rows may be anything, and a script can see that too.
+    """
     found = Verification("cache", [EQUAL], "1%")
     document = orjson.loads(as_json(found))
 
@@ -104,8 +114,10 @@ def test_a_sample_claims_no_more_than_it_saw():
     )
 
 
-def test_a_sample_of_no_row_proves_nothing():
-    """Nothing was compared, so nothing is equal."""
+def test_a_sample_without_rows_proves_nothing():
+    """
+    Nothing was compared, so nothing is equal.
+    """
     nothing = RouteReport("orders", "shop.orders", tombstones=7)
     document = orjson.loads(as_json(Verification("cache", [nothing, nothing], "1%")))
 
@@ -118,23 +130,29 @@ def test_a_sample_of_no_row_proves_nothing():
     )
 
 
-def test_two_empty_sides_that_were_read_are_equal():
-    """That is no sample: nothing was left out."""
+def test_two_empty_sides_are_equal():
+    """
+    That is no sample: nothing was left out.
+    """
     nothing = RouteReport("orders", "shop.orders")
 
     assert Verification("cache", [nothing]).verdict is Verdict.EQUAL
 
 
-def test_keys_that_never_stood_still_are_told():
-    """They are no differences, and no proof either."""
+def test_keys_that_kept_changing_are_reported():
+    """
+    They are no differences, and no proof either.
+    """
     assert ["hot 2 keys changed whenever they were looked at", "could not be"] == [
         printed(RESTLESS)[-2],
         printed(RESTLESS)[-1].removeprefix("cache ")[:12],
     ]
 
 
-def test_what_was_repaired_is_told():
-    """Equal is equal, but somebody should know that it was not."""
+def test_repaired_keys_are_reported():
+    """
+    The result is equal, but the report says that it was not before.
+    """
     lines = printed(RouteReport("orders", "shop.orders", 9, 9, repaired=3))
 
     assert lines[-2:] == [
@@ -151,13 +169,17 @@ def test_what_was_repaired_is_told():
         (Verdict.EQUAL, Verdict.EQUAL, Verdict.EQUAL),
     ],
 )
-def test_of_many_passes_the_worst_counts(one, other, expected):
-    """A difference that one pass found is not forgotten by the next."""
+def test_the_worst_of_several_passes_counts(one, other, expected):
+    """
+    A difference of one pass is not forgotten by the next.
+    """
     assert (expected, expected) == (worse(one, other), worse(other, one))
 
 
 def test_each_pass_is_a_line_for_a_script():
-    """A document that is a line is the same document."""
+    """
+    A line is the same document as a single pass's.
+    """
     found = Verification("cache", [DIFFERENT])
     line = as_json(found, is_line=True)
 
@@ -167,8 +189,10 @@ def test_each_pass_is_a_line_for_a_script():
     )
 
 
-def test_a_script_gets_everything():
-    """Counts, both values and the reason of a gap."""
+def test_the_json_report_has_everything():
+    """
+    Counts, both values and the reason of a gap.
+    """
     document = orjson.loads(as_json(Verification("cache", [DIFFERENT, BROKEN])))
 
     assert ("different", 1, None, "B", "the cache does not answer") == (

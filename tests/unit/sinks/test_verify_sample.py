@@ -1,4 +1,4 @@
-"""What a sample looks at, however little there is."""
+"""The claims of a sample, however small."""
 
 import pytest
 
@@ -15,8 +15,8 @@ LOG = SourceTable("s", "t", COLUMNS, ("id",), is_pruned=True)
 ROW = StoredRow("7", {"id": 7, "v": "a"}, "0000000000000008.0000000000", False)
 
 
-class World:
-    """A source and a sink of a few rows, of which a part is never one."""
+class SampleBench:
+    """A source and a sink of a few rows, of which a fraction is less than one."""
 
     def __init__(self, source, sink):
         self._source = source
@@ -38,13 +38,13 @@ class World:
         return self._sink
 
     def close(self):
-        """A reader has nothing open."""
+        """Do nothing."""
 
     def wait(self, looking=None):
-        """The sink has everything."""
+        """Return at once: the sink has everything."""
 
     def wait_until_seen(self):
-        """Nobody writes."""
+        """Return at once: there is no writer."""
 
     def monotonic_s(self):
         self._time_s += 0.1
@@ -63,9 +63,11 @@ class World:
         (LOG, [], [ROW], Verdict.UNVERIFIED),
     ],
 )
-def test_what_was_not_compared_is_not_equal(table, source, sink, expected):
-    """Neither a part that is no row, nor what only a log still has, proves anything."""
-    world = World(source, sink)
+def test_a_part_that_was_not_compared_is_not_equal(table, source, sink, expected):
+    """
+    Neither an empty fraction, nor rows that only a log has, prove anything.
+    """
+    world = SampleBench(source, sink)
     bench = Bench("t", table, RowForm(table), world, world, world, world)
     route = verify_route(bench, 0.01, None, lambda *_: None)
 

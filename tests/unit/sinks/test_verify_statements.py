@@ -1,4 +1,4 @@
-"""How the source is asked: in the key's own order, and for names of any kind."""
+"""The source's queries: in the key's own order, and for names of any kind."""
 
 import pytest
 
@@ -19,7 +19,7 @@ TABLE = SourceTable(
 
 def test_rows_are_ordered_by_the_columns_and_not_by_their_texts():
     """
-    What is selected has the columns' names, and would be taken for them.
+    The selected expressions have the columns' names, and would be used instead.
     """
     text = statements.part(TABLE, None, 10).text.as_string(None)
 
@@ -27,9 +27,9 @@ def test_rows_are_ordered_by_the_columns_and_not_by_their_texts():
 
 
 @pytest.mark.parametrize("kind", ["character", "inet", "xml"])
-def test_what_a_cast_would_write_otherwise_is_printed(kind):
+def test_a_type_whose_cast_differs_is_printed(kind):
     """
-    Of xml a cast keeps the declaration of an encoding, which records do not have.
+    A cast of xml keeps the declaration of an encoding, which records do not have.
     """
     table = SourceTable("s", "t", (SourceColumn("v", kind),), ("v",))
     text = statements.whole(table).text.as_string(None)
@@ -41,7 +41,7 @@ def test_what_a_cast_would_write_otherwise_is_printed(kind):
 
 def test_a_key_is_compared_in_the_types_of_its_columns():
     """
-    Texts that were read become values again, without a length of one.
+    Texts become values again, without a length of one.
     """
     text, parameters = statements.listed(TABLE, [("AA==", "x ", "7")])
 

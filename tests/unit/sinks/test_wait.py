@@ -1,4 +1,4 @@
-"""When a wait may say that a sink has applied a commit, and when it must not."""
+"""When a wait may report that a sink has applied a commit, and when it must not."""
 
 import subprocess
 import sys
@@ -29,22 +29,22 @@ START_LSN = 500
 
 
 class Clock:
-    """Time passes while somebody waits; what is planned happens then."""
+    """Time passes during waits; planned events happen then."""
 
     def __init__(self):
         self.at_s = 0.0
         self.plan = {}
 
     def now(self):
-        """Tell a fixed time."""
+        """Return a fixed time."""
         return NOW
 
     def monotonic_s(self):
-        """Tell how long was waited."""
+        """Return the waited time."""
         return self.at_s
 
     def wait(self, delay_s):
-        """Let time pass, and what is planned happen."""
+        """Let time pass, and run planned events."""
         self.at_s += delay_s
         for due_s in sorted(at for at in self.plan if at <= self.at_s):
             self.plan.pop(due_s)()
@@ -58,11 +58,11 @@ class Slot:
         self.nudged = 0
 
     def see(self):
-        """Tell what is set."""
+        """Return the set facts."""
         return self.sight
 
     def nudge(self):
-        """Count it, and have the log go on."""
+        """Count the call, and advance the log."""
         self.nudged += 1
 
 
@@ -73,7 +73,7 @@ class History:
         self.start = START_LSN
 
     def start_lsn(self):
-        """Tell what is set."""
+        """Return the set facts."""
         return self.start
 
 
@@ -91,11 +91,11 @@ class Cluster:
         return sorted(self.ends)
 
     def end_offsets(self, names):
-        """Tell their ends."""
+        """Return their ends."""
         return {name: dict(self.ends[name]) for name in names}
 
 
-class Place:
+class WaitBench:
     """Everything that a wait looks at."""
 
     def __init__(self, folder):
@@ -134,7 +134,7 @@ class Place:
         return wait.until_applied(lsn, self.slot, self.history, self.cluster)
 
     def missing(self, **given):
-        """Wait in vain; return what is missing."""
+        """Wait in vain; return the missing progress."""
         with pytest.raises(NotAppliedError) as raised:
             self.wait(**given)
         return str(raised.value)
@@ -142,15 +142,15 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path):
-    """Lend a place where everything is applied."""
-    made = Place(tmp_path)
+    """Return a state in which everything is applied."""
+    made = WaitBench(tmp_path)
     made.applied({TOPIC: {"0": 10}})
     return made
 
 
-def test_rows_that_were_lost_are_waited_for(place):
+def test_lost_rows_are_waited_for(place):
     """
-    Everything is applied, but a gap's rows are read anew: only their sweep ends that.
+    Everything is applied, but a gap's rows are read again: only their sweep ends that.
     """
     unfilled.begin(place.folder, "cache", "orders", "repair-1")
     missing = place.missing()
@@ -164,8 +164,8 @@ def test_rows_that_were_lost_are_waited_for(place):
     assert applied.waited_s == pytest.approx(1, abs=0.1)
 
 
-def owe(place, *rows):
-    """Write what the sink is owed: the keys, each with the position it is owed for."""
+def store_refetches(place, *rows):
+    """Store pending refetches: the keys, each with the position it is needed for."""
     known = {
         ("orders", (key,)): Owing(ParkedKey(TOPIC, b"%d" % key), since, since, since, 0)
         for key, since in rows
@@ -173,16 +173,16 @@ def owe(place, *rows):
     replace_file(file_of(place.folder, "cache"), written(Kept(rows=known)))
 
 
-def test_rows_that_were_asked_for_are_waited_for(place):
+def test_pending_refetches_are_waited_for(place):
     """
-    A partial change is applied, and stands nowhere until its row has come.
+    A partial change is applied, but incomplete until its row has come.
     """
-    owe(place, (7, "2"), (8, "3"))
+    store_refetches(place, (7, "2"), (8, "3"))
     missing = place.missing()
     at_s = place.clock.at_s
     place.clock.plan = {
-        at_s + 1: lambda: owe(place, (8, "3")),
-        at_s + 2: lambda: owe(place),
+        at_s + 1: lambda: store_refetches(place, (8, "3")),
+        at_s + 2: lambda: store_refetches(place),
     }
     told = place.wait(timeout_s=9)
 
@@ -190,25 +190,25 @@ def test_rows_that_were_asked_for_are_waited_for(place):
     assert told.waited_s == pytest.approx(2, abs=0.1)
 
 
-def test_what_is_owed_for_later_changes_is_not_waited_for(place):
+def test_refetches_of_later_changes_are_not_waited_for(place):
     """
-    A row that is owed all the time, each time for another change, comes all the time.
+    A hot row is refetched all the time, each time for another change.
     """
     place.applied({TOPIC: {"0": 9}})
-    owe(place, (6, "1"), (7, "2"))
+    store_refetches(place, (6, "1"), (7, "2"))
 
     def apply():
-        owe(place, (7, "2"))
+        store_refetches(place, (7, "2"))
         place.applied({TOPIC: {"0": 10}})
 
-    place.clock.plan = {1: apply, 2: lambda: owe(place, (7, "5"), (8, "6"))}
+    place.clock.plan = {1: apply, 2: lambda: store_refetches(place, (7, "5"), (8, "6"))}
 
     assert place.wait(timeout_s=9).waited_s == pytest.approx(2, abs=0.1)
 
 
-def test_a_route_that_is_to_be_asked_for_is_waited_for(place):
+def test_a_route_to_be_refetched_is_waited_for(place):
     """
-    First until it is, and then until it was read.
+    First until it is requested, and then until it is read.
     """
     kept = Kept(put_off=frozenset({"orders"}))
     replace_file(file_of(place.folder, "cache"), written(kept))
@@ -228,9 +228,9 @@ def test_a_route_that_is_to_be_asked_for_is_waited_for(place):
     assert place.wait(timeout_s=9).waited_s == pytest.approx(2, abs=0.1)
 
 
-def test_what_is_applied_is_told_at_once(place):
+def test_an_applied_commit_is_reported_at_once(place):
     """
-    Nothing is waited for, and what was set aside is told with it.
+    There is no wait, and dead letters are reported with it.
     """
     place.applied({TOPIC: {"0": 10}}, dead_letters=2, parked=1)
     told = place.wait()
@@ -240,7 +240,7 @@ def test_what_is_applied_is_told_at_once(place):
     )
 
 
-def test_the_ends_are_taken_after_the_relay_has_confirmed(place):
+def test_topic_ends_are_taken_after_the_relay_has_confirmed(place):
     """
     Records that come while the relay is waited for are waited for, too.
     """
@@ -256,16 +256,16 @@ def test_the_ends_are_taken_after_the_relay_has_confirmed(place):
     assert (0.2, 0.6) == (round(told.confirmed_s, 1), round(told.waited_s, 1))
 
 
-def test_a_partition_that_was_added_counts_from_its_first_record(place):
+def test_an_added_partition_counts_from_its_first_record(place):
     """
-    The progress says nothing of it: its records are not applied.
+    The progress does not have it: its records are not applied.
     """
     place.cluster.ends = {TOPIC: {"0": 10, "1": 3}}
 
     assert "the sink cache has 3 records to go" in place.missing()
 
 
-def test_a_progress_file_that_was_lost_is_no_yes(place):
+def test_a_lost_progress_file_is_not_applied(place):
     """
     Without a file nothing is known to be applied.
     """
@@ -274,27 +274,27 @@ def test_a_progress_file_that_was_lost_is_no_yes(place):
     assert "10 records to go" in place.missing()
 
 
-def test_the_error_of_the_sink_is_told(place):
+def test_the_sinks_error_is_reported(place):
     """
-    Whoever waits in vain learns why.
+    A wait in vain names the reason.
     """
     place.applied({TOPIC: {"0": 9}}, error="Redis does not answer.")
 
     assert place.missing().endswith("1 records to go: Redis does not answer.")
 
 
-def test_a_topic_that_was_made_anew_is_no_yes(place):
+def test_a_recreated_topic_is_not_applied(place):
     """
-    Offsets begin at 0 again: what was applied of the old topic says nothing.
+    Offsets begin at 0 again: progress of the old topic means nothing.
     """
     place.cluster.ends = {TOPIC: {"0": 2}}
 
     assert "was made anew" in place.missing()
 
 
-def test_records_that_are_applied_while_the_ends_are_taken_are_no_new_topic(place):
+def test_a_sink_faster_than_the_look_has_applied_the_topic(place):
     """
-    A sink that is quicker than the look at the ends has passed them, that is all.
+    A sink may pass the ends while they are read; the topic is not new.
     """
     place.cluster.on_ask = lambda: place.applied({TOPIC: {"0": 11}})
     place.applied({TOPIC: {"0": 9}})
@@ -302,9 +302,9 @@ def test_records_that_are_applied_while_the_ends_are_taken_are_no_new_topic(plac
     assert LSN == place.wait().lsn
 
 
-def test_a_sink_that_began_late_must_be_filled_first(place):
+def test_a_sink_declared_late_must_be_filled_first(place):
     """
-    What lies before its first offset comes by a snapshot.
+    Rows before its first offset come by a snapshot.
     """
     folder = sink_folder(place.folder, "cache")
     replace_file(folder / STARTING_OFFSETS_FILE, b"{}")
@@ -351,9 +351,9 @@ def test_rows_that_were_refetched_are_reported(place):
     assert 3 == place.wait().asked
 
 
-def test_an_lsn_before_the_present_history_is_refused(place):
+def test_an_lsn_of_an_earlier_history_is_refused(place):
     """
-    A slot that was made anew has confirmed what was never published.
+    A recreated slot has confirmed LSNs that were never published.
     """
     place.history.start = LSN + 8
     with pytest.raises(UnknownLsnError) as raised:
@@ -362,7 +362,7 @@ def test_an_lsn_before_the_present_history_is_refused(place):
     assert "a snapshot brings" in str(raised.value)
 
 
-def test_a_history_that_is_about_to_begin_is_waited_for(place):
+def test_a_pending_lineage_is_waited_for(place):
     """
     While a lineage is pending its slot is not known to serve it.
     """
@@ -375,9 +375,9 @@ def test_a_history_that_is_about_to_begin_is_waited_for(place):
     assert "has not begun" in place.missing()
 
 
-def test_the_history_is_read_after_the_slot_has_confirmed(place):
+def test_the_lineage_is_read_after_the_slot_has_confirmed(place):
     """
-    A slot that is replaced while one waits is noticed.
+    A slot that is replaced during the wait is noticed.
     """
     place.slot.sight = SlotSight(LSN - 8, True, LSN)
 
@@ -391,9 +391,9 @@ def test_the_history_is_read_after_the_slot_has_confirmed(place):
         place.wait()
 
 
-def test_an_lsn_behind_the_end_of_the_log_is_refused(place):
+def test_an_lsn_beyond_the_end_of_the_log_is_refused(place):
     """
-    It is of another server, or of a log that went back: waiting could only lie.
+    It is of another server, or of a log that went back: the wait could only be wrong.
     """
     with pytest.raises(UnknownLsnError) as raised:
         place.wait(lsn=LSN + 8)
@@ -409,18 +409,18 @@ def test_an_lsn_behind_the_end_of_the_log_is_refused(place):
         (SlotSight(LSN - 8, True, LSN), "the relay has confirmed 0/3E0 of 0/3E8"),
     ],
 )
-def test_a_relay_that_does_not_confirm_is_named(place, sight, told):
+def test_a_relay_that_does_not_confirm_is_reported(place, sight, told):
     """
-    Nothing that the sink has applied counts before the relay has confirmed.
+    Applied records count only after the relay has confirmed.
     """
     place.slot.sight = sight
 
     assert told in place.missing()
 
 
-def test_a_log_that_stands_still_is_nudged_once(place):
+def test_an_idle_log_is_advanced_once(place):
     """
-    What is flushed and not yet streamed is brought on its way, soon and only once.
+    A flushed but not yet streamed commit is streamed, soon and only once.
     """
     place.slot.sight = SlotSight(LSN - 8, True, LSN)
     place.missing(timeout_s=NUDGE_AFTER_S / 2)
@@ -430,9 +430,9 @@ def test_a_log_that_stands_still_is_nudged_once(place):
     assert (0, 1) == (before, place.slot.nudged)
 
 
-def test_a_wait_needs_no_engine():
+def test_a_wait_needs_no_spark():
     """
-    A client of the services can wait without Spark being there.
+    A client of the services can wait without Spark installed.
     """
     code = "import sys, towpath.sinks.wait; print('pyspark' in sys.modules)"
     done = subprocess.run(

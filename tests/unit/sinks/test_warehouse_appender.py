@@ -1,4 +1,4 @@
-"""Appends, on a catalog of one file: what goes on top of what, and what is left."""
+"""Appends, on a catalog of one file: their order, and the batches that are left."""
 
 from contextlib import closing
 from types import SimpleNamespace
@@ -46,8 +46,8 @@ class Lake:
     def open(self, _sink=None):
         return SqlCatalog("lake", **self._told)
 
-    def make_anew(self):
-        """Have the table without a commit."""
+    def recreate(self):
+        """Create the table without a commit."""
         with closing(self.open()) as catalog:
             catalog.drop_table("shop.orders")
             catalog.create_table("shop.orders", TABLE.schema)
@@ -60,7 +60,7 @@ class Lake:
 
 @pytest.fixture
 def lake(tmp_path, monkeypatch):
-    """Lend a lake with one row; the appender opens it."""
+    """Return a warehouse with one row; the appender opens it."""
     made = Lake(tmp_path)
     monkeypatch.setattr(appending, "open_catalog", made.open)
     return made
@@ -68,12 +68,14 @@ def lake(tmp_path, monkeypatch):
 
 @pytest.fixture
 def appender():
-    """Lend an appender."""
+    """Return an appender."""
     return LakeAppender(SimpleNamespace())
 
 
-def test_appends_go_on_top_of_each_other(lake, appender):
-    """Each tells what it has added, and how much there is."""
+def test_appends_build_on_each_other(lake, appender):
+    """
+    Each returns the number of added and of all rows.
+    """
     second = appender.append(TABLE, rows(1, 2), lake.first)
     third = appender.append(TABLE, rows(3), second)
 
@@ -85,8 +87,10 @@ def test_appends_go_on_top_of_each_other(lake, appender):
     )
 
 
-def test_a_commit_that_is_not_the_newest_takes_nothing(lake, appender):
-    """Of two that know the same commit one is told so; it is nothing to warn of."""
+def test_a_stale_appender_appends_nothing(lake, appender):
+    """
+    Of two with the same commit one is refused; it needs no warning.
+    """
     appender.append(TABLE, rows(1), lake.first)
     with structlog.testing.capture_logs() as told:
         answers = [appender.append(TABLE, rows(1, 2), on) for on in (lake.first, None)]
@@ -95,8 +99,10 @@ def test_a_commit_that_is_not_the_newest_takes_nothing(lake, appender):
 
 
 def test_a_table_without_a_commit_takes_its_first(lake, appender):
-    """Nobody makes an empty one for it."""
-    lake.make_anew()
+    """
+    No empty commit is made for it.
+    """
+    lake.recreate()
     first = appender.append(TABLE, rows(1), None)
     second = appender.append(TABLE, rows(2), first)
 
@@ -109,10 +115,10 @@ def test_a_table_without_a_commit_takes_its_first(lake, appender):
 
 
 class Shared(SqlCatalog):
-    """Somebody else commits as well, once."""
+    """Another writer commits as well, once."""
 
     def theirs(self):
-        """Have them commit; return the table as it is then, or nothing if they have."""
+        """Let the other writer commit; return the table then, or nothing if it has."""
         if self.properties.get("overtaken"):
             return None
         self.properties["overtaken"] = "yes"
@@ -122,17 +128,19 @@ class Shared(SqlCatalog):
 
 
 class Overtaken(Shared):
-    """Has them come first, between our look and our commit."""
+    """Lets the other writer commit between our look and our commit."""
 
     def commit_table(self, table, requirements, updates):
         self.theirs()
         return super().commit_table(table, requirements, updates)
 
 
-def test_a_first_commit_is_not_made_behind_somebody_elses(lake, appender, monkeypatch):
-    """A table without one when it was looked at has to have none still."""
+def test_a_first_commit_is_not_made_after_another_writers(lake, appender, monkeypatch):
+    """
+    A table without a commit at the look must still have none.
+    """
     told = lake._told
-    lake.make_anew()
+    lake.recreate()
     monkeypatch.setattr(appending, "open_catalog", lambda _: Overtaken("lake", **told))
     with pytest.raises(TargetUnavailableError, match="somebody else"):
         appender.append(TABLE, rows(1), None)
@@ -141,7 +149,7 @@ def test_a_first_commit_is_not_made_behind_somebody_elses(lake, appender, monkey
 
 
 class Answering(Shared):
-    """Answers a commit as a server may: with what has come on top of it since."""
+    """Answers a commit as a server may: with the commits made since."""
 
     def commit_table(self, table, requirements, updates):
         done = super().commit_table(table, requirements, updates)
@@ -151,8 +159,10 @@ class Answering(Shared):
         return done.model_copy(update={"metadata": theirs.metadata})
 
 
-def test_a_commit_of_somebody_else_is_not_taken_for_ours(lake, appender, monkeypatch):
-    """Its keys are not known, though nobody came between: nothing goes on top."""
+def test_another_writers_commit_is_not_taken_for_ours(lake, appender, monkeypatch):
+    """
+    Its keys are not known, although no commit came between: no append builds on it.
+    """
     told = lake._told
     monkeypatch.setattr(appending, "open_catalog", lambda _: Answering("lake", **told))
     second = appender.append(TABLE, rows(1), lake.first)
@@ -166,10 +176,12 @@ def test_a_commit_of_somebody_else_is_not_taken_for_ours(lake, appender, monkeyp
     [ModuleNotFoundError("adlfs"), OSError("no way there"), ValueError("unfit")],
     ids=lambda error: type(error).__name__,
 )
-def test_whatever_it_cannot_do_is_left_to_the_engine(
+def test_an_append_that_is_impossible_is_left_to_the_engine(
     lake, appender, monkeypatch, error
 ):
-    """It is told once, however often it comes."""
+    """
+    It is logged once, however often it comes.
+    """
 
     def fail(_sink):
         raise error

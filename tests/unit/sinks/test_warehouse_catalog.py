@@ -1,4 +1,4 @@
-"""One address, two doors: what the writing and the reading engine are told."""
+"""One address, two readers: the settings of the writing and the reading engine."""
 
 import pytest
 
@@ -21,14 +21,16 @@ def warehouse(url, **options):
 
 
 def told(url, **options):
-    """Return the catalog's own settings, without their common beginning."""
+    """Return the catalog's own settings, without their common prefix."""
     conf = catalog_conf(warehouse(url, **options))
     begins = "spark.sql.catalog.lake."
     return {k.removeprefix(begins): v for k, v in conf.items() if k.startswith(begins)}
 
 
-def test_the_writing_engine_takes_jdbc():
-    """User and password leave the url; caching is off; views are known."""
+def test_the_writing_engine_uses_jdbc():
+    """
+    User and password leave the url; caching is off; views are known.
+    """
     assert told("postgresql://me:p%40ss@db:5433/warehouse?sslmode=require") == {
         "type": "jdbc",
         "uri": "jdbc:postgresql://db:5433/warehouse?sslmode=require",
@@ -41,7 +43,9 @@ def test_the_writing_engine_takes_jdbc():
 
 
 def test_port_and_user_may_be_left_out():
-    """The server's usual port is taken, and the driver's own user."""
+    """
+    The server's usual port is used, and the driver's own user.
+    """
     assert ("jdbc:postgresql://db:5432/w", False) == (
         told("postgres://db/w")["uri"],
         "jdbc.user" in told("postgres://db/w"),
@@ -54,7 +58,9 @@ def test_an_address_of_version_six_keeps_its_brackets():
 
 
 def test_the_reading_engine_names_its_driver():
-    """The url stays whole, and reading creates nothing."""
+    """
+    The url stays whole, and reading creates nothing.
+    """
     assert catalog_properties(warehouse("postgres://me:p%40ss@db/w")) == {
         "uri": "postgresql+psycopg://me:p%40ss@db/w",
         "warehouse": "/data/w",
@@ -65,8 +71,10 @@ def test_the_reading_engine_names_its_driver():
 @pytest.mark.parametrize(
     "url", ["redis://x/1", "postgresql:///w", "postgresql://db", ""]
 )
-def test_another_address_is_a_mistake(url):
-    """What is no Postgres address is told with its cure, without the address."""
+def test_an_address_without_postgres_is_a_mistake(url):
+    """
+    An invalid Postgres address is reported with its remedy, without the address.
+    """
     with pytest.raises(WarehouseAddressError, match="postgresql://user@host"):
         catalog_conf(warehouse(url))
 
@@ -95,8 +103,10 @@ def test_an_object_store_and_a_rest_catalog_are_configured():
     }
 
 
-def test_files_may_stand_elsewhere_than_their_list():
-    """A Postgres catalog takes a location as well as a folder; the location counts."""
+def test_files_may_be_stored_elsewhere_than_the_catalog():
+    """
+    A Postgres catalog takes a location as well as a folder; the location counts.
+    """
     options = {"location": "s3://lake/w", "properties": STORE}
     conf = told("postgresql://db/w", **options)
 
@@ -108,7 +118,9 @@ def test_files_may_stand_elsewhere_than_their_list():
 
 
 @pytest.mark.parametrize("url", ["postgresql://db/w", "http://", "catalog:8181", ""])
-def test_another_address_is_no_rest_catalog(url):
-    """What is no web address is told with its cure."""
+def test_an_invalid_rest_address_is_a_mistake(url):
+    """
+    An invalid web address is reported with its remedy.
+    """
     with pytest.raises(WarehouseAddressError, match="REST catalog"):
         catalog_conf(warehouse(url, catalog="rest"))

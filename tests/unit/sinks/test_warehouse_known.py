@@ -1,4 +1,4 @@
-"""All keys of a table as hashes, and rows in parts of bounded size."""
+"""All keys of a table as hashes, and rows in slices of bounded size."""
 
 import pyarrow as pa
 import pytest
@@ -15,7 +15,9 @@ def hashes_of(keys):
 
 
 def test_only_new_keys_are_new():
-    """What was learnt is known for good, over any number of small batches."""
+    """
+    Learnt keys stay known, over any number of small batches.
+    """
     known = KnownKeys(10_000)
     for number in range(200):
         assert known.learn(known.new_of(hashes_of([(number,), (number + 1,)])))
@@ -25,7 +27,9 @@ def test_only_new_keys_are_new():
 
 
 def test_two_texts_of_one_number_are_one_key():
-    """What the table holds as equal is equal here, or it would stand there twice."""
+    """
+    Values that are equal in the table are equal here, or the row would exist twice.
+    """
     column = Column("id", "numeric", (12 << 16 | 2) + 4)
     table = current_state("s.t", RelationShape("s", "t", (column,), ("id",), "0"))
     kind = table.columns[0].type.arrow
@@ -37,8 +41,10 @@ def test_two_texts_of_one_number_are_one_key():
     assert (True, False) == (one == other, one == third)
 
 
-def test_keys_that_find_no_room_are_told():
-    """Then not all keys are known, and nothing may be taken for new."""
+def test_keys_without_room_are_reported():
+    """
+    Then not all keys are known, and none may be taken for new.
+    """
     known = KnownKeys(3)
 
     assert [True, True, False] == [
@@ -48,7 +54,9 @@ def test_keys_that_find_no_room_are_told():
 
 @pytest.mark.parametrize(("most_bytes", "expected"), [(10**6, [100]), (240, [25] * 4)])
 def test_rows_are_split_by_their_bytes(most_bytes, expected):
-    """Every row is in one part, in order, and no part is too large."""
+    """
+    Every row is in one slice, in order, and no slice is too large.
+    """
     rows = pa.table({"n": pa.array(range(100), pa.int64())})
     parts = slices(rows, most_bytes)
 
@@ -56,8 +64,10 @@ def test_rows_are_split_by_their_bytes(most_bytes, expected):
     assert list(range(100)) == pa.concat_tables(parts).column("n").to_pylist()
 
 
-def test_a_row_larger_than_a_part_is_a_part():
-    """Nothing is left out, and nothing is in no part."""
+def test_a_row_larger_than_a_slice_is_a_slice():
+    """
+    No row is left out.
+    """
     rows = pa.table({"t": ["x" * 100, "y" * 100]})
 
     assert ([1, 1], []) == (
@@ -67,7 +77,9 @@ def test_a_row_larger_than_a_part_is_a_part():
 
 
 def test_the_span_of_a_key_is_that_of_integers():
-    """A key of text has none: its order is another in each engine."""
+    """
+    A key of text has none: its order differs between engines.
+    """
     columns = (Column("id", "bigint"), Column("name", "text"))
     rows = pa.table({"id": [5, -3, 9], "name": ["a", "b", "c"]})
     tables = [

@@ -38,7 +38,9 @@ LOG = LakeTable(
 
 
 def test_an_upsert_is_guarded_by_position():
-    """A stored row is replaced unless it is newer; a key not there is inserted."""
+    """
+    A stored row is replaced unless it is newer; a missing key is inserted.
+    """
     assert upsert(LINES, "batch") == (
         "MERGE INTO lake.`shop`.`lines`.`branch_towpath` t USING `batch` s"
         " ON t.`order_id` = s.`order_id` AND t.`line_no` = s.`line_no`\n"
@@ -54,8 +56,10 @@ def test_an_upsert_is_guarded_by_position():
     )
 
 
-def test_a_kept_column_stays_where_its_row_says_so():
-    """Only columns that some row leaves out ask each row."""
+def test_an_unchanged_column_keeps_its_stored_value():
+    """
+    Only columns that some row leaves out need a condition per row.
+    """
     statement = upsert(LINES, "batch", ["it's"])
 
     assert (
@@ -66,7 +70,9 @@ def test_a_kept_column_stays_where_its_row_says_so():
 
 
 def test_only_the_span_of_the_keys_is_searched():
-    """Files without a key of the batch's span are not opened; the key still decides."""
+    """
+    Files without a key of the batch's span are not opened; the key still decides.
+    """
     assert (
         " AND t.`line_no` = s.`line_no`\n"
         "  AND t.`order_id` >= -5 AND t.`order_id` <= 9\n"
@@ -75,14 +81,18 @@ def test_only_the_span_of_the_keys_is_searched():
 
 
 def test_only_tombstones_are_purged():
-    """A row that lives stays, however old it is."""
+    """
+    A live row stays, however old it is.
+    """
     assert purge(LINES.name, "5") == (
         "DELETE FROM lake.`shop`.`lines` WHERE `_is_deleted` AND `_position` < '5'"
     )
 
 
-def test_a_log_takes_each_event_once():
-    """An event whose id is there is left alone; only its span of time is searched."""
+def test_an_event_log_takes_each_event_once():
+    """
+    An event with a stored id is skipped; only its span of time is searched.
+    """
     assert insert_new(
         LOG, "batch", ("2026-01-01 00:00:00Z", "2026-01-02 00:00:00Z")
     ) == (
@@ -94,13 +104,17 @@ def test_a_log_takes_each_event_once():
     )
 
 
-def test_a_log_without_a_span_is_searched_whole():
-    """When a time is missing, every file may hold the event."""
+def test_an_event_log_without_a_span_is_searched_whole():
+    """
+    When a time is missing, every file may hold the event.
+    """
     assert "occurred_at" not in insert_new(LOG, "batch", None)
 
 
-def test_what_is_stored_is_asked_by_row_number():
-    """The answer names the rows of the batch, not their keys."""
+def test_stored_rows_are_queried_by_row_number():
+    """
+    The answer names the rows of the batch, not their keys.
+    """
     assert stored_positions(LINES, "keys") == (
         "SELECT s.`_row`, t.`_position`, t.`_is_deleted`\n"
         "FROM lake.`shop`.`lines` t JOIN `keys` s"

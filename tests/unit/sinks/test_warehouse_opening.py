@@ -1,4 +1,4 @@
-"""What has happened to a table since a commit that we know."""
+"""The changes of a table since a known commit."""
 
 import pyarrow as pa
 import pytest
@@ -11,7 +11,7 @@ FOUND_NOTHING = {"total-data-files": "3"}
 
 
 class Commits:
-    """A table with some commits: each its number, its parent's and what it did."""
+    """A table with some commits: each with its number, its parent and its operation."""
 
     def __init__(self, *commits):
         names = ("snapshot_id", "parent_id", "operation", "summary")
@@ -28,7 +28,7 @@ class Commits:
 
 
 def adds_nothing(commits, since, until):
-    """Ask about the commits from one number to another; 0 is before the first."""
+    """Check the commits from one number to another; 0 is before the first."""
     known = Commit(since, {}) if since else None
     name = LakeName("shop", "orders")
     return adds_no_key(Commits(*commits), name, known, Commit(until, {}))
@@ -47,31 +47,39 @@ def adds_nothing(commits, since, until):
     ],
 )
 @pytest.mark.parametrize("at", [2, 3, 4])
-def test_a_commit_that_may_have_added_rows_is_found_wherever_it_is(
+def test_a_commit_that_may_have_added_rows_is_found_anywhere(
     operation, summary, expected, at
 ):
-    """Every commit since ours counts, be ours on top of theirs or theirs of ours."""
+    """
+    Every commit since ours counts, whichever came first.
+    """
     commits = [(n, n - 1 or None, "replace", APPENDED) for n in range(1, 5)]
     commits[at - 1] = (at, at - 1, operation, summary)
 
     assert expected == adds_nothing(commits, 1, 4)
 
 
-def test_nothing_has_happened_since_the_newest():
-    """What came before it is not looked at."""
+def test_the_newest_commit_has_no_successors():
+    """
+    Earlier commits are not looked at.
+    """
     assert adds_nothing([(1, None, "append", APPENDED)], 1, 1)
 
 
 @pytest.mark.parametrize(("first", "expected"), [("delete", True), ("append", False)])
-def test_a_table_that_had_no_commit_is_looked_at_from_its_first(first, expected):
-    """Upkeep may be what makes it."""
+def test_a_table_without_a_commit_is_checked_from_its_first(first, expected):
+    """
+    Upkeep may create the first.
+    """
     commits = [(1, None, first, APPENDED), (2, 1, "replace", APPENDED)]
 
     assert expected == adds_nothing(commits, 0, 2)
 
 
-def test_our_commit_may_be_forgotten_itself():
-    """What came right behind it still names it."""
+def test_our_own_commit_may_have_expired():
+    """
+    Its successor still names it.
+    """
     assert adds_nothing([(2, 1, "replace", APPENDED)], 1, 2)
 
 
@@ -84,6 +92,8 @@ def test_our_commit_may_be_forgotten_itself():
     ],
     ids=["one is forgotten", "ours was put aside", "all are gone"],
 )
-def test_where_the_way_back_is_broken_anything_may_have_been_added(commits):
-    """The safe answer costs a search."""
+def test_a_broken_commit_chain_means_added_rows(commits):
+    """
+    The safe answer costs a search.
+    """
     assert not adds_nothing(commits, 1, 3)

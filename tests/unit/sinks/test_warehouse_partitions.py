@@ -1,4 +1,4 @@
-"""How tables are split: what is written in the file, and the statements of it."""
+"""How tables are partitioned: the configuration, and the statements."""
 
 import pytest
 
@@ -26,8 +26,8 @@ SHAPE = RelationShape(
 )
 
 
-def split(*texts):
-    """Describe a table that is split by these fields."""
+def partitioned(*texts):
+    """Describe a table that is partitioned by these fields."""
     return current_state("shop.orders", SHAPE, [parse_partition(t) for t in texts])
 
 
@@ -40,8 +40,10 @@ def split(*texts):
         (" days(placed_at) ", PartitionField("days", "placed_at")),
     ],
 )
-def test_a_partition_field_is_read(text, expected):
-    """Blanks do not matter."""
+def test_a_partition_field_is_parsed(text, expected):
+    """
+    Blanks do not matter.
+    """
     assert expected == parse_partition(text)
 
 
@@ -57,19 +59,23 @@ def test_a_partition_field_is_read(text, expected):
         "days(",
     ],
 )
-def test_what_is_no_partition_field_is_a_mistake(text):
-    """The message shows what one looks like."""
+def test_an_invalid_partition_field_is_a_mistake(text):
+    """
+    The message shows a valid one.
+    """
     with pytest.raises(ValueError, match="such as 'bucket"):
         parse_partition(text)
 
 
-def test_a_table_is_created_with_its_split():
-    """Columns are quoted; a table without fields has no clause."""
-    table = split("bucket(8, id)", "days(at)", "name")
+def test_a_table_is_created_with_its_partitioning():
+    """
+    Columns are quoted; a table without fields has no clause.
+    """
+    table = partitioned("bucket(8, id)", "days(at)", "name")
 
     assert ("PARTITIONED BY (bucket(8, `id`), days(`at`), `name`)\n", "") == (
         partitioned_by(table),
-        partitioned_by(split()),
+        partitioned_by(partitioned()),
     )
 
 
@@ -77,20 +83,26 @@ def test_a_table_is_created_with_its_split():
     "text",
     ["bucket(8, gone)", "days(name)", "hours(day)", "ratio", "truncate(2, paid)"],
 )
-def test_a_split_that_the_columns_do_not_allow_is_refused(text):
-    """The table and the column are named."""
+def test_a_partitioning_that_the_columns_do_not_allow_is_refused(text):
+    """
+    The error names the table and the column.
+    """
     with pytest.raises(PartitionFieldError, match=r"shop\.orders: "):
-        partitioned_by(split(text))
+        partitioned_by(partitioned(text))
 
 
-def test_a_type_with_digits_is_split_too():
-    """What stands in brackets behind a type does not count."""
-    assert "truncate(10, `total`)" in partitioned_by(split("truncate(10, total)"))
+def test_a_type_with_digits_is_partitioned_too():
+    """
+    The brackets after a type do not count.
+    """
+    assert "truncate(10, `total`)" in partitioned_by(partitioned("truncate(10, total)"))
 
 
-def test_a_changed_split_drops_and_adds_what_differs():
-    """What is there already is left alone, so that a repetition does nothing."""
-    table = split("bucket(16, id)", "days(at)")
+def test_a_changed_partitioning_drops_and_adds_the_difference():
+    """
+    Existing fields are unchanged, so that a repetition does nothing.
+    """
+    table = partitioned("bucket(16, id)", "days(at)")
     found = [parse_partition("bucket(8, id)"), parse_partition("days(at)")]
 
     assert repartition(table, found) == [

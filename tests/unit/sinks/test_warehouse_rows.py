@@ -61,8 +61,10 @@ def change(row, *, key=7, unchanged=()):
         ("at", None),
     ],
 )
-def test_a_value_comes_back_as_it_was(name, value):
-    """What is laid out and read back is the record's value, to the last digit."""
+def test_a_warehouse_value_survives_the_round_trip(name, value):
+    """
+    A value that is laid out and read back is the record's, to the last digit.
+    """
     row = {} if name == "id" else {name: value}
     laid = lay_out(TABLE, [change(row, key=value if name == "id" else 7)])
     column = laid.rows.column(name).combine_chunks()
@@ -90,7 +92,9 @@ def test_a_value_comes_back_as_it_was(name, value):
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(name, value):
-    """The row is refused by its column's name; its neighbours are laid out."""
+    """
+    The row is refused by its column's name; its neighbours are laid out.
+    """
     laid = lay_out(TABLE, [change({"n": 1}, key=6), change({name: value})])
     ((refused, reason, _),) = laid.refused
 
@@ -102,8 +106,10 @@ def test_a_value_that_does_not_fit_is_refused(name, value):
     assert f"the value of {name} does not fit" in reason
 
 
-def test_a_delete_of_a_key_that_does_not_fit_needs_nothing():
-    """No row of the table can have the key: it is neither laid out nor refused."""
+def test_a_delete_of_a_key_that_does_not_fit_is_skipped():
+    """
+    No row of the table can have the key: it is neither laid out nor refused.
+    """
     gone = [change(None, key=key) for key in (6, "NaN")]
     laid = lay_out(TABLE, gone)
 
@@ -125,9 +131,9 @@ def test_a_delete_of_a_key_that_does_not_fit_needs_nothing():
         ("day", "0044-03-15 BC"),
     ],
 )
-def test_what_no_warehouse_has_room_for_is_null_if_so_wished(name, value):
+def test_an_unrepresentable_value_is_null_if_configured(name, value):
     """
-    The rest of the row is as it was, and each such value is counted (B63, B64).
+    The rest of the row is unchanged, and each such value is counted (B63, B64).
     """
     changes = [change({"n": 1, name: None}, key=6), change({"n": 2, name: value})]
     laid = lay_out(TABLE, changes, nulls_unfit=True)
@@ -144,8 +150,10 @@ def test_what_no_warehouse_has_room_for_is_null_if_so_wished(name, value):
     ("name", "value"),
     [("total", "1.005"), ("n", 2**31), ("n", "NaN"), ("at", "soon"), ("id", "NaN")],
 )
-def test_what_does_not_fit_otherwise_is_refused_even_so(name, value):
-    """Only what a source may rightly hold is made null; its neighbours are too."""
+def test_an_invalid_value_is_refused_even_so(name, value):
+    """
+    Only valid values of a source are made null; the neighbours' too.
+    """
     row = {"day": "infinity"} if name == "id" else {"day": "infinity", name: value}
     key = value if name == "id" else 7
     other = change({"day": "infinity"}, key=6)
@@ -161,8 +169,10 @@ def test_what_does_not_fit_otherwise_is_refused_even_so(name, value):
     assert "unfit" not in reason
 
 
-def test_the_reason_names_the_cure():
-    """Who finds a row set aside for what no warehouse has room for reads of null."""
+def test_the_dead_letters_reason_names_the_remedy():
+    """
+    The reason of an unrepresentable value mentions the option that makes it null.
+    """
     ((_, reason, _),) = lay_out(TABLE, [change({"at": "infinity"})]).refused
 
     assert reason.endswith(
@@ -172,7 +182,9 @@ def test_the_reason_names_the_cure():
 
 
 def test_the_key_is_never_made_null():
-    """A row whose key has no room is refused, whatever is wished."""
+    """
+    A row whose key is not representable is refused under either policy.
+    """
     days = Column("day", "date"), Column("n", "integer")
     table = current_state("shop.d", RelationShape("shop", "d", days, ("day",), "0"))
     origin = Origin("t", 0, 0)
@@ -185,23 +197,29 @@ def test_the_key_is_never_made_null():
     assert (1, 0, {}) == (len(laid.refused), len(laid.rows), laid.nulled)
 
 
-def test_the_reason_does_not_tell_the_value():
-    """What is logged about a row never holds its contents."""
+def test_the_reason_does_not_contain_the_value():
+    """
+    The log never holds a row's contents.
+    """
     ((_, reason, _),) = lay_out(TABLE, [change({"total": "secret"})]).refused
 
     assert "secret" not in reason
 
 
 def test_a_delete_is_its_key_and_a_mark():
-    """Of a deleted row nothing is kept but key and position."""
+    """
+    Of a deleted row only key and position are kept.
+    """
     (row,) = lay_out(TABLE, [change(None)]).rows.to_pylist()
     told = {name: value for name, value in row.items() if value is not None}
 
     assert {"id": 7, "_position": POSITION, "_is_deleted": True} == told
 
 
-def test_what_a_partial_change_left_out_is_listed():
-    """Only a batch with partial changes carries the list."""
+def test_columns_left_out_of_a_partial_change_are_listed():
+    """
+    Only a batch with partial changes carries the list.
+    """
     whole = lay_out(TABLE, [change({"n": 1})])
     partial = lay_out(
         TABLE, [change({"n": 1}), change({"n": 2}, unchanged=["body", "x"])]
@@ -218,8 +236,10 @@ def test_a_column_that_the_table_lacks_is_left_out():
     assert TABLE.schema.names == laid.rows.column_names
 
 
-def test_text_takes_what_was_a_number_once():
-    """A column that is text now holds older records' numbers as text."""
+def test_a_text_column_takes_older_numbers_as_text():
+    """
+    A column that is text now holds older records' numbers as text.
+    """
     laid = lay_out(TABLE, [change({"body": 7, "weight": 1})])
 
     assert (["7"], ["1"]) == (
@@ -251,8 +271,10 @@ def event(number, occurred_at):
     )
 
 
-def test_events_tell_their_span_of_time():
-    """The span reaches from the earliest to the latest event of the batch."""
+def test_events_have_a_span_of_time():
+    """
+    The span reaches from the earliest to the latest event of the batch.
+    """
     times = [f"2026-01-0{day}T00:00:00.000001Z" for day in (2, 1, 3)]
     laid = lay_out_events(
         event_log("shop.events"), [event(*e) for e in enumerate(times)]
@@ -265,7 +287,9 @@ def test_events_tell_their_span_of_time():
 
 
 def test_an_event_without_a_time_is_kept_and_counted():
-    """An event is never lost for its time; then all of the log is searched."""
+    """
+    An event is never lost for its time; then the whole log is searched.
+    """
     times = ["2026-01-01T00:00:00.000000Z", "infinity"]
     laid = lay_out_events(
         event_log("shop.events"), [event(*e) for e in enumerate(times)]
@@ -280,7 +304,9 @@ def test_an_event_without_a_time_is_kept_and_counted():
 
 
 def test_a_row_keeps_a_retained_column_that_it_lacks():
-    """Of older and newer records in a batch, only those that have it write it."""
+    """
+    Of older and newer records in a batch, only those with the column write it.
+    """
     old, new = change({"n": 1, "body": "x"}), change({"n": 2})
     laid = lay_out(TABLE, [old, new], frozenset({"body"}))
 

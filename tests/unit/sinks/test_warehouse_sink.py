@@ -1,4 +1,4 @@
-"""The order of the warehouse's statements, told by an engine that only listens."""
+"""The order of the warehouse's statements, recorded by an engine that only listens."""
 
 import json
 import re
@@ -26,12 +26,11 @@ OWN = {"_position": "string", "_is_deleted": "boolean"}
 
 
 class Engine:
-    """
-    Answers what is asked about the table, and takes down the rest.
+    """Answers queries about the table, and records the rest.
 
-    ``commits`` counts what was written, ``writes`` what of it holds rows, ``looks``
-    how often its newest commit was asked, ``before_first`` runs before an empty one is
-    made; ``fails`` is how a statement begins that fails.
+    ``commits`` counts commits, ``writes`` those with rows, ``looks`` the queries for
+    its newest commit, ``before_first`` runs before an empty one is made; ``fails`` is
+    the start of a statement that fails.
     """
 
     def __init__(self):
@@ -45,7 +44,7 @@ class Engine:
         self.properties = {"towpath.key": json.dumps(["id"])}
 
     def drop(self):
-        """Forget the table, as if somebody had dropped it."""
+        """Drop the table, as another program would."""
         self.commits = self.writes = 0
         self.is_there = False
 
@@ -91,7 +90,7 @@ class Engine:
         self.writes += 1
 
     def begun(self):
-        """Return how each statement that writes rows begins."""
+        """Return the start of each statement that writes rows."""
         return [t.split()[0] for t in self.told if t.startswith(("INSERT", "MERGE"))]
 
     def _fail_at(self, text):
@@ -137,11 +136,11 @@ class Relations:
         return RelationShape("shop", "orders", self.columns, ("id",), "0")
 
     def refresh(self):
-        """All is known."""
+        """Do nothing."""
 
 
 class Repairs:
-    """Takes down, among the engine's statements, what it is asked for."""
+    """Records its requests among the engine's statements."""
 
     def __init__(self, told):
         self._told = told
@@ -181,7 +180,7 @@ class Rig:
         self.sink.open()
 
     def asked(self):
-        """Count how often all rows were asked for."""
+        """Count the requests for all rows."""
         return self.engine.told.count("ask shop.orders")
 
     def _new(self):
@@ -213,14 +212,16 @@ class Rig:
 
 @pytest.fixture
 def rig(tmp_path):
-    """Lend a sink that is open."""
+    """Return a sink that is open."""
     made = Rig(tmp_path / "warehouse.json")
     made.sink.open()
     return made
 
 
 def test_a_route_that_is_held_back_writes_nothing(rig):
-    """Each of its changes is refused; when the table fits, they are taken again."""
+    """
+    Each of its changes is refused; when the table fits, they are taken again.
+    """
     rig.engine.columns["note"] = "int"
     rig.relations.columns = (COLUMNS[0], Column("note", "date"))
     told = rig.write(1, 2, note="2026-01-01")
@@ -234,7 +235,9 @@ def test_a_route_that_is_held_back_writes_nothing(rig):
 
 
 def test_keys_are_new_only_while_all_are_known(rig):
-    """New ones are appended; after a failure nothing is known, and all are merged."""
+    """
+    New ones are appended; after a failure nothing is known, and all are merged.
+    """
     rig.write(1, 2)
     rig.write(3)
     rig.write(3, 4)
@@ -247,8 +250,10 @@ def test_keys_are_new_only_while_all_are_known(rig):
     assert ["INSERT", "INSERT", "MERGE", "MERGE", "MERGE"] == rig.engine.begun()
 
 
-def test_what_cannot_be_appended_is_merged(rig):
-    """Its keys are known like all others then."""
+def test_a_batch_that_cannot_be_appended_is_merged(rig):
+    """
+    Its keys are known like all others then.
+    """
     rig.engine.can_append = False
     rig.write(1)
     rig.engine.can_append = True
@@ -258,8 +263,10 @@ def test_what_cannot_be_appended_is_merged(rig):
     assert ["MERGE", "INSERT", "MERGE"] == rig.engine.begun()
 
 
-def test_a_commit_of_somebody_else_makes_all_keys_unknown(rig):
-    """What they wrote may be what comes next."""
+def test_another_writers_commit_makes_all_keys_unknown(rig):
+    """
+    Its keys may come next.
+    """
     rig.write(1)
     rig.engine.write()
     rig.write(2)
@@ -268,8 +275,10 @@ def test_a_commit_of_somebody_else_makes_all_keys_unknown(rig):
     assert ["INSERT", "MERGE", "MERGE"] == rig.engine.begun()
 
 
-def test_keys_of_a_table_that_somebody_else_emptied_are_not_known(rig):
-    """What is written then may be of keys that were known before."""
+def test_keys_of_a_table_emptied_by_another_writer_are_unknown(rig):
+    """
+    Later changes may be of keys that were known before.
+    """
     rig.write(1)
     rig.engine.commits += 1
     rig.engine.writes = 0
@@ -279,8 +288,10 @@ def test_keys_of_a_table_that_somebody_else_emptied_are_not_known(rig):
     assert ["INSERT", "MERGE", "MERGE"] == rig.engine.begun()
 
 
-def test_a_table_that_was_just_made_is_not_asked_for_its_commit(rig):
-    """It has none; and an append meets by itself whoever has written meanwhile."""
+def test_a_new_table_is_not_queried_for_its_commit(rig):
+    """
+    It has none; and an append itself detects another writer.
+    """
     for key in (1, 2, 3):
         rig.write(key)
     rig.start_again()
@@ -292,8 +303,10 @@ def test_a_table_that_was_just_made_is_not_asked_for_its_commit(rig):
 
 
 @pytest.mark.parametrize(("theirs", "last"), [(0, "INSERT"), (1, "MERGE")])
-def test_a_first_commit_may_come_on_top_of_somebody_elses(rig, theirs, last):
-    """Then what they have written is among the keys, and nobody knows it."""
+def test_a_first_commit_may_follow_another_writers(rig, theirs, last):
+    """
+    Then the other writer's rows are among the keys, and unknown.
+    """
     rig.engine.can_append = False
     rig.engine.before_first = lambda: [rig.engine.write() for _ in range(theirs)]
     rig.write(1)
@@ -303,8 +316,10 @@ def test_a_first_commit_may_come_on_top_of_somebody_elses(rig, theirs, last):
     assert ["MERGE", last] == rig.engine.begun()
 
 
-def test_a_table_that_somebody_else_fills_first_is_searched(rig):
-    """It was made by us, and is not empty any more."""
+def test_a_new_table_filled_by_another_writer_is_searched(rig):
+    """
+    We created it, and it is not empty any more.
+    """
     rig.engine.write()
     rig.write(1)
     rig.write(1)
@@ -312,8 +327,10 @@ def test_a_table_that_somebody_else_fills_first_is_searched(rig):
     assert ["MERGE", "MERGE"] == rig.engine.begun()
 
 
-def test_rows_that_their_table_has_outgrown_are_not_written(rig):
-    """They were laid out before it gained a column: their batch goes by records."""
+def test_rows_laid_out_before_an_added_column_are_not_written(rig):
+    """
+    Their batch is written record by record.
+    """
     outgrown = pa.table({"id": pa.array([1], pa.int64())})
     with pytest.raises(BatchRefusedError, match="has changed"):
         rig.sink.take_rows("shop.orders", outgrown)
@@ -398,8 +415,10 @@ def test_a_merge_moves_the_table_to_its_branch(rig):
     assert [True] == ["fast_forward" in t for t in rig.engine.told if "branch =>" in t]
 
 
-def test_the_rows_of_a_table_that_was_dropped_are_asked_for(rig):
-    """It is made anew empty at the next start: asked for once, then known again."""
+def test_rows_of_a_dropped_table_are_requested(rig):
+    """
+    The next start recreates it empty: requested once, then known again.
+    """
     rig.write(1)
     rig.start_again()
     before = rig.asked()
@@ -410,8 +429,10 @@ def test_the_rows_of_a_table_that_was_dropped_are_asked_for(rig):
     assert (0, 1) == (before, rig.asked())
 
 
-def test_a_dropped_table_is_not_known_again_before_its_rows_are_asked_for(rig):
-    """Who could not ask, or ends in between, asks at the next start."""
+def test_a_dropped_table_is_unknown_until_its_rows_are_requested(rig):
+    """
+    A failed or interrupted request is repeated at the next start.
+    """
     rig.engine.drop()
     rig.repairs.is_away = True
     with pytest.raises(UnavailableError, match="no broker"):
@@ -422,8 +443,10 @@ def test_a_dropped_table_is_not_known_again_before_its_rows_are_asked_for(rig):
     assert 1 == rig.asked()
 
 
-def test_what_cannot_be_asked_for_is_told_and_goes_on(rig):
-    """A log's events cannot be read anew: that is an error in the log, told once."""
+def test_rows_that_cannot_be_requested_are_logged_once(rig):
+    """
+    An event log cannot be read again: one error is logged, and the sink continues.
+    """
     rig.engine.drop()
     rig.repairs.can = False
     with structlog.testing.capture_logs() as logs:
@@ -435,8 +458,10 @@ def test_what_cannot_be_asked_for_is_told_and_goes_on(rig):
     ]
 
 
-def test_a_table_that_was_made_without_an_id_is_given_one(rig):
-    """What is unknown is taken as it is; from then on it is known like any other."""
+def test_a_table_without_an_id_is_given_one(rig):
+    """
+    An unknown table is taken as it is; from then on it is known like any other.
+    """
     rig.known.unlink()
     rig.engine.properties.pop("towpath.id")
     rig.start_again()
@@ -451,7 +476,7 @@ def test_a_table_that_was_made_without_an_id_is_given_one(rig):
     ("unfit", "applied", "refused", "nulled", "told"),
     [("reject", 0, 2, 0, 0), ("null", 2, 0, 2, 1)],
 )
-def test_what_has_no_room_goes_by_the_sinks_policy(
+def test_an_unrepresentable_value_follows_the_sinks_policy(
     tmp_path, unfit, applied, refused, nulled, told
 ):
     """

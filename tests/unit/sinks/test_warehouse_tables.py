@@ -1,4 +1,4 @@
-"""What Postgres types become in the warehouse, and the statements that say so."""
+"""The warehouse's types for Postgres types, and the statements with them."""
 
 import pytest
 
@@ -63,15 +63,19 @@ def numeric(precision, scale):
         (Column("c", "shop.order_status"), "string"),
     ],
 )
-def test_each_type_has_its_place(column, expected):
-    """A type is kept exactly: by a type as wide, or as text."""
+def test_each_postgres_type_has_a_warehouse_type(column, expected):
+    """
+    A type is kept exactly: by a type as wide, or as text.
+    """
     table = current_state("shop.orders", shape(Column("id", "bigint"), column))
 
     assert expected == table.columns[1].type.ddl
 
 
-def test_nothing_that_rounds_is_a_key():
-    """A float that identifies rows is kept as its text."""
+def test_no_rounding_type_is_a_key():
+    """
+    A float that identifies rows is kept as its text.
+    """
     table = current_state("shop.orders", shape(Column("id", "double precision")))
 
     assert table.columns[0].type.ddl == "string"
@@ -112,7 +116,9 @@ def test_the_view_leaves_tombstones_out():
 
 
 def test_an_event_log_is_keyed_by_the_event():
-    """A log has one row per event id, and its time as a time."""
+    """
+    A log has one row per event id, and a column of its time.
+    """
     table = event_log("shop.events")
 
     assert (("id",), "timestamp") == (table.key, table.columns[-1].type.ddl)
@@ -122,7 +128,9 @@ EXISTING = {"id": "int", "total": "decimal(10,2)", "gone": "string"}
 
 
 def test_a_table_gains_columns_and_width():
-    """New columns are added, types widened; what the source dropped stays."""
+    """
+    New columns are added, types widened; dropped source columns stay.
+    """
     wanted = current_state(
         "shop.orders",
         shape(
@@ -163,14 +171,16 @@ def test_a_column_that_cannot_be_widened_is_refused(found, wanted):
         evolution(current_state("shop.orders", shape(wanted)), {"id": found})
 
 
-def test_a_table_without_key_is_refused():
-    """Without a primary key there is nothing to guard by."""
+def test_a_table_without_a_key_is_refused():
+    """
+    Without a primary key the guard has no key.
+    """
     with pytest.raises(KeylessTableError, match=r"shop\.orders"):
         current_state("shop.orders", shape(Column("id", "bigint"), key=()))
 
 
 @pytest.mark.parametrize("name", ["_deleted", "_pos", "_position", "_IS_DELETED", "ID"])
-def test_a_name_that_is_taken_is_refused(name):
+def test_a_reserved_column_name_is_refused(name):
     """The format's own columns, ours, and names that differ only in case."""
     with pytest.raises(ReservedColumnError, match=name.lower()):
         current_state(
@@ -185,8 +195,10 @@ def test_a_route_is_named_schema_and_table(route):
         lake_name(route)
 
 
-def test_names_and_texts_stay_what_they_are():
-    """Quotes and escapes inside a name or a text end nothing."""
+def test_names_and_texts_are_escaped():
+    """
+    Quotes and escapes inside a name or a text end nothing.
+    """
     assert ("`a``b`", r"'it\'s \\'") == (quoted("a`b"), literal("it's \\"))
 
 
@@ -194,17 +206,23 @@ def test_names_and_texts_stay_what_they_are():
     "ddl", ["int", "bigint", "timestamp", "timestamp_ntz", "decimal(12,2)", "binary"]
 )
 def test_a_type_is_found_by_its_name(ddl):
-    """What a table already has is written as what it is."""
+    """
+    An existing column is written as its own type.
+    """
     assert ddl == type_of(ddl).ddl
 
 
 def test_a_foreign_type_is_not_guessed():
-    """A column of a type that is never made here is left alone."""
+    """
+    A column of a type that we never create is not changed.
+    """
     assert type_of("struct<a:int>") is None
 
 
-def test_properties_that_differ_are_set_and_no_others():
-    """An older table gets what has changed since; one that has all is not touched."""
+def test_only_differing_properties_are_set():
+    """
+    An older table gets the changed ones; a table with all of them is unchanged.
+    """
     table = current_state("shop.orders", shape(Column("id", "bigint")))
     options = WarehouseOptions(history_s=60, metadata_versions=7)
     has = properties_of(table, WarehouseOptions())

@@ -31,7 +31,7 @@ def summary(data, deletes=0):
 
 
 def upkeep():
-    """Look after a table and a log."""
+    """Make the upkeep of a table and a log."""
     clock = Clock()
     made = Upkeep(OPTIONS, clock)
     made.take_on(ORDERS, has_tombstones=True)
@@ -57,8 +57,10 @@ def test_upkeep_is_due_by_growth():
     assert due(made) == LOG
 
 
-def test_what_upkeep_leaves_behind_does_not_make_it_due_again():
-    """Files that are large enough to stay do not count as growth."""
+def test_files_left_by_upkeep_do_not_make_it_due_again():
+    """
+    Files that are large enough to stay do not count as growth.
+    """
     made, _ = upkeep()
     made.note(LOG, summary(500))
     made.done(made.due(), summary(500))
@@ -70,7 +72,9 @@ def test_what_upkeep_leaves_behind_does_not_make_it_due_again():
 
 
 def test_a_table_that_grew_little_is_due_by_age():
-    """One more file is enough, once the time has come; none is not."""
+    """
+    One more file is enough, once the time has come; none is not.
+    """
     made, clock = upkeep()
     made.note(LOG, summary(1))
     clock.s += 599
@@ -83,8 +87,10 @@ def test_a_table_that_grew_little_is_due_by_age():
     assert due(made) is None
 
 
-def test_tombstones_go_below_the_safe_position_only():
-    """A table with them is due by age when the safe position has risen; a log never."""
+def test_tombstones_are_purged_below_the_safe_position_only():
+    """
+    A table with them is due by age when the safe position has risen; a log never.
+    """
     made, clock = upkeep()
     clock.s += 601
     assert due(made) is None
@@ -99,7 +105,9 @@ def test_tombstones_go_below_the_safe_position_only():
 
 
 def test_failed_upkeep_waits_for_growth():
-    """What fails is not tried again with each batch, and is not taken for done."""
+    """
+    It is not retried with each batch, and does not count as done.
+    """
     made, clock = upkeep()
     made.safe_below("8")
     made.note(ORDERS, summary(48))
@@ -113,8 +121,10 @@ def test_failed_upkeep_waits_for_growth():
     assert (ORDERS, "8") == (made.due().name, made.due().safe)
 
 
-def test_orphans_are_looked_for_once_in_their_time():
-    """After the start, and again when those of since then have come of age."""
+def test_orphan_files_are_removed_at_intervals():
+    """
+    After the start, and again when later ones are old enough.
+    """
     made, clock = upkeep()
     made.note(LOG, summary(48))
     first = made.due()
@@ -128,8 +138,10 @@ def test_orphans_are_looked_for_once_in_their_time():
     assert made.due().orphans_before == datetime.fromtimestamp(1000, tz=UTC)
 
 
-def test_the_statements_name_the_table_as_the_procedures_take_it():
-    """Tombstones, data files, replaced rows, old versions, strays: in this order."""
+def test_upkeep_statements_name_the_table_as_procedures_do():
+    """
+    Tombstones, data files, replaced rows, old versions, orphans: in this order.
+    """
     options = "'delete-ratio-threshold', '0.1', 'remove-dangling-deletes', 'true'"
     table = "table => '`shop`.`o\\'dd`'"
     before = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
@@ -146,8 +158,10 @@ def test_the_statements_name_the_table_as_the_procedures_take_it():
     ]
 
 
-def test_a_log_is_compacted_and_no_more():
-    """Without a safe position nothing is deleted, and strays have their own time."""
+def test_an_event_log_is_only_compacted():
+    """
+    Without a safe position nothing is deleted, and orphans have their own interval.
+    """
     told = statements(Task(LOG, None, None))
 
     assert (3, []) == (len(told), [s for s in told if "DELETE" in s or "orphan" in s])

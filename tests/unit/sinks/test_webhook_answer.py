@@ -1,4 +1,4 @@
-"""What a receiver's answer means, status by status."""
+"""The meaning of a receiver's answer, status by status."""
 
 from datetime import UTC, datetime
 
@@ -25,24 +25,24 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 )
 def test_an_answer_that_decides_a_change(status: int, outcome: Outcome):
     """
-    It is taken, known, without its row, or refused for good.
+    It is accepted, known, without its row, or refused permanently.
     """
     assert judge(status, {}, "", NOW).outcome is outcome
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308, 401, 403, 410])
-def test_an_answer_that_refuses_webhooks_altogether_halts(status: int):
+def test_an_answer_that_refuses_all_webhooks_halts(status: int):
     """
-    Nothing is set aside for a wrong secret, a moved address or a farewell.
+    A wrong secret, a moved address or a 410 makes no dead letter.
     """
     with pytest.raises(WebhookRefusedError, match=str(status)):
         judge(status, {"location": "http://elsewhere"}, "", NOW)
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 599, 600, 199])
-def test_a_failure_of_the_receiver_is_tried_again(status: int):
+def test_a_failure_of_the_receiver_is_retried(status: int):
     """
-    What the receiver cannot do now loses nothing; 503 alone asks for no pause.
+    A temporary failure loses nothing; 503 alone asks for no pause.
     """
     with pytest.raises(TargetUnavailableError):
         judge(status, {}, "", NOW)
@@ -62,7 +62,7 @@ def test_a_failure_of_the_receiver_is_tried_again(status: int):
         (429, "Wed, 31 Dec 2025 00:00:30 GMT", 0.0),
     ],
 )
-def test_a_pause_is_as_long_as_the_receiver_says(status, told, pause_s):
+def test_a_pause_is_as_long_as_retry_after_says(status, told, pause_s):
     """
     Retry-After counts in both of its forms, up to five minutes.
     """
@@ -73,9 +73,9 @@ def test_a_pause_is_as_long_as_the_receiver_says(status, told, pause_s):
     assert caught.value.retry_after_s == pause_s
 
 
-def test_a_refusal_repeats_the_receivers_words_in_one_short_line():
+def test_a_refusal_has_the_receivers_reason_in_one_short_line():
     """
-    Whoever finds the dead letter reads why, and not a whole page.
+    The dead letter shows the reason, and not a whole page.
     """
     verdict = judge(422, {}, "no such\n customer " + "x" * 500, NOW)
 

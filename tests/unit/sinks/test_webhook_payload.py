@@ -34,9 +34,9 @@ def only(told) -> dict:
     return one
 
 
-def test_a_row_is_told_with_its_key_position_and_columns():
+def test_a_row_request_has_key_position_and_columns():
     """
-    A partial change lists what it left out.
+    A partial change lists the columns that it left out.
     """
     partial = change(row={"order_id": 2**63 - 1}, unchanged=frozenset({"b", "a"}))
 
@@ -53,25 +53,25 @@ def test_a_row_is_told_with_its_key_position_and_columns():
     }
 
 
-def test_a_delete_has_no_row():
+def test_a_delete_request_has_no_row():
     """
-    What is gone is told by its key alone.
+    A deleted row has only its key.
     """
     told = only(change(row=None))
 
     assert ("delete", False) == (told["op"], "row" in told)
 
 
-def test_a_document_keeps_every_digit():
+def test_a_document_request_keeps_every_digit():
     """
-    A document goes out as its record has it.
+    A document is sent as its record has it.
     """
     text = b'{"total": 12345678901234567890.50}'
 
     assert text in request_of([change(row={"total": 1.0}, text=text)]).body
 
 
-def test_an_id_is_of_one_change_and_has_no_dot():
+def test_a_request_id_is_of_one_change_and_has_no_dot():
     """
     The same change has the same id; key, position and route make another.
     """
@@ -92,9 +92,9 @@ def test_an_id_is_of_one_change_and_has_no_dot():
     assert id_of(change(row=None)) == id_of(change())
 
 
-def test_the_events_of_an_aggregate_are_one_lane_in_order():
+def test_events_of_an_aggregate_are_sent_in_order():
     """
-    Changes go side by side, and so do the events of different aggregates.
+    Changes run in parallel, and so do the events of different aggregates.
     """
     events = [event(3), event(1), event(2, "b")]
     found = [
@@ -110,7 +110,7 @@ def test_the_events_of_an_aggregate_are_one_lane_in_order():
     ]
 
 
-def test_an_event_is_told_with_its_payload_untouched():
+def test_an_event_request_has_its_payload_unchanged():
     """
     The payload stays text; headers are an object.
     """
@@ -123,9 +123,9 @@ def test_an_event_is_told_with_its_payload_untouched():
     )
 
 
-def test_a_sweep_names_route_and_floor():
+def test_a_sweep_request_has_route_and_floor():
     """
-    A receiver is told what to take away in a request of its own.
+    A receiver gets the rows to delete as a request of its own.
     """
     (told,) = orjson.loads(sweep_of("orders", AT).body)["changes"]
 

@@ -115,13 +115,13 @@ ROUTER = {
 
 
 def finding(name: str, value: str, **others: str) -> Finding:
-    """Convert a connector that has this property, and return what became of it."""
+    """Convert a connector that has this property, and return its finding."""
     base = {"connector.class": CONNECTOR["connector.class"], **others}
     found = convert(Connector({**base, name: value})).findings
     return next(each for each in found if each.name == name)
 
 
-def test_the_documented_table_is_here_whole() -> None:
+def test_the_documented_property_table_is_complete() -> None:
     """
     Fifty-nine properties, as many as the connector documents.
     """
@@ -152,7 +152,7 @@ def test_no_option_of_the_router_is_unknown(option: str) -> None:
     assert found.verdict is not Verdict.UNKNOWN
 
 
-def test_all_together_convert() -> None:
+def test_all_properties_together_convert() -> None:
     """
     A connector with every property at once has one finding for each.
     """
@@ -164,9 +164,9 @@ def test_all_together_convert() -> None:
     assert list(everything) == named
 
 
-def test_two_names_of_one_property_are_not_both_taken() -> None:
+def test_two_names_of_one_property_are_not_both_used() -> None:
     """
-    The old name beside the new one is told to have lost.
+    The old name beside the new one is reported as ignored.
     """
     found = finding("table.whitelist", "s.b", **{"table.include.list": "s.a"})
     others = finding("table.include.list", "s.a", **{"table.whitelist": "s.b"})

@@ -15,9 +15,9 @@ NAMES = ("inventory", "outbox", "mixed")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_connector_becomes_the_file_that_was_agreed(name: str) -> None:
+def test_a_connector_becomes_the_golden_file(name: str) -> None:
     """
-    The written file is the golden one, and says what the document says.
+    The written file equals the golden one, and the documentation describes it.
     """
     text = (DATA / f"{name}.json").read_text(encoding="utf-8")
     conversion = convert(Connector(read_properties(text)))

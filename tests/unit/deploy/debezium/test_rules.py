@@ -86,14 +86,16 @@ def text_of(conversion: Conversion, name: str) -> str:
         ("table.include.lists", "s.a", "unknown property; did you mean "),
     ],
 )
-def test_a_value_is_converted_exactly(name: str, value: str, text: str) -> None:
+def test_a_property_value_is_converted_exactly(
+    name: str, value: str, text: str
+) -> None:
     """
     Milliseconds, booleans and words become ours, or the sentence says why not.
     """
     assert text_of(converted({name: value}), name).startswith(text)
 
 
-def test_slot_retries_become_the_time_that_is_waited() -> None:
+def test_slot_retries_become_a_waiting_time() -> None:
     """
     Retries times delay is how long a held slot is waited for.
     """
@@ -102,9 +104,9 @@ def test_slot_retries_become_the_time_that_is_waited() -> None:
     assert conversion.document["relay"]["takeover_timeout_s"] == 0.5
 
 
-def test_an_address_is_put_together_and_quoted() -> None:
+def test_an_address_is_composed_and_quoted() -> None:
     """
-    What is special in an address is quoted; the password stays out of it.
+    Special characters in an address are quoted; the password stays out of it.
     """
     conversion = converted(
         {
@@ -147,7 +149,7 @@ def test_secrets_are_written_only_when_asked_for() -> None:
 
 def test_plain_names_and_choices_need_no_database() -> None:
     """
-    Names, escaped names and a choice among names become names; what cannot be, is told.
+    Names, escaped names and a choice among names become names; others are reported.
     """
     conversion = converted({"table.include.list": r"s.a, s\.b,s.(c|d), (s, orders"})
     text = text_of(conversion, "table.include.list")
@@ -280,9 +282,9 @@ def test_snapshots_and_signals_become_ours(
     assert text_of(converted({**tables, **properties}), name).startswith(text)
 
 
-def test_patterns_are_held_against_the_catalog() -> None:
+def test_patterns_are_matched_against_the_catalog() -> None:
     """
-    With the catalog every list is applied to the tables that there are.
+    With the catalog every list is applied to the existing tables.
     """
     catalog = dict.fromkeys(("s.a", "s.ab", "s.tmp", "t.a", "u.a"), ("id", "at"))
     conversion = converted(
@@ -322,7 +324,7 @@ def test_the_routers_table_becomes_the_outbox(
     properties: dict[str, str], table: str
 ) -> None:
     """
-    The predicate tells it, or it is the only table, or the one named outbox.
+    The predicate names it, or it is the only table, or the one named outbox.
     """
     document = converted({**ROUTED, **properties}).document
     assert table not in document["source"][0].get("tables", [])
@@ -330,7 +332,7 @@ def test_the_routers_table_becomes_the_outbox(
     assert document["relay"]["outbox"]["table"] == table
 
 
-def test_a_router_without_a_telling_table_is_a_finding() -> None:
+def test_an_ambiguous_outbox_table_is_a_finding() -> None:
     """
     Which of two tables is the outbox cannot be guessed.
     """
@@ -390,7 +392,7 @@ def test_a_converter_becomes_the_form_of_rows(
     assert converted(properties).document["relay"]["rows"]["format"] == form
 
 
-def test_quoted_payloads_are_told() -> None:
+def test_quoted_payloads_are_reported() -> None:
     """
     A JSON converter that wrote text in quotes is no silent change for consumers.
     """
@@ -402,7 +404,7 @@ def test_quoted_payloads_are_told() -> None:
     assert "parse them once" in text_of(conversion, name)
 
 
-def test_what_is_refused_leaves_the_rest_alone() -> None:
+def test_a_refused_value_leaves_the_rest_unchanged() -> None:
     """
     One value that the configuration refuses costs only its own key.
     """
@@ -431,9 +433,9 @@ def test_what_is_refused_leaves_the_rest_alone() -> None:
         ("[" * 100_000, "not JSON"),
     ],
 )
-def test_garbage_is_one_clear_error(text: str, reason: str) -> None:
+def test_an_invalid_connector_is_one_clear_error(text: str, reason: str) -> None:
     """
-    What is no Postgres connector is refused with the reason.
+    A document that is no Postgres connector is refused with the reason.
     """
     with pytest.raises(ConnectorError, match=reason):
         read_properties(text)

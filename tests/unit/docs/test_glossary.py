@@ -19,14 +19,13 @@ _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z]+")
 # Words that are still in use, each with the number of identifiers that have it. The
 # numbers only fall; a word that has left the source leaves this list too.
 STILL_IN_USE: Final[dict[str, int]] = {
-    "anew": 3,
+    "anew": 1,
     "clerk": 1,
     "desk": 3,
-    "ears": 2,
     "errand": 3,
     "guardian": 1,
     "intake": 1,
-    "outlet": 3,
+    "outlet": 2,
     "owed": 6,
     "poison": 2,
     "portion": 2,
@@ -35,7 +34,7 @@ STILL_IN_USE: Final[dict[str, int]] = {
     "sight": 3,
     "spoken": 2,
     "tally": 3,
-    "told": 16,
+    "told": 15,
     "touches": 4,
     "wishes": 4,
 }

@@ -10,7 +10,6 @@ import contextlib
 import json
 import re
 import signal
-import subprocess
 import threading
 import uuid
 from collections import Counter
@@ -25,7 +24,7 @@ from confluent_kafka import Message
 from confluent_kafka.admin import AdminClient
 
 from support.configuration import configuration
-from support.relay_process import RelayProcess
+from support.relay_process import RelayProcess, Running
 from support.slots import drop_slot
 from support.topics import read_to_end
 from support.waiting import TIMEOUT_S, until
@@ -104,7 +103,7 @@ heartbeat_interval_s = 0.5
         with contextlib.redirect_stdout(None):
             init(self.config, dry_run=False)
 
-    def start(self, point: str = "", nth: int = 1) -> subprocess.Popen[bytes]:
+    def start(self, point: str = "", nth: int = 1) -> Running:
         """Start a relay process; with a point, one that kills itself there."""
         command = (str(RUNNER), str(self.config), point, str(nth))
         return super().start(*command if point else ())

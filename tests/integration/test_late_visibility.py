@@ -8,8 +8,6 @@ out, finds stale, lost or resurrected rows.
 
 import contextlib
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from support.forked import Forked
 from towpath.loadtests.chaos.fold import Fold, differences
 from towpath.loadtests.chaos.topics import Topics
 from towpath.relay.__main__ import init
@@ -48,7 +47,7 @@ class Rig:
         self._topics.follow(f"{prefix}.s.a", self.fold)
         self._topics.follow(f"{prefix}.s.a.backfill.search2", self.own)
         self._kafka = kafka
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
         self._stack = contextlib.ExitStack()
 
     def prepare(self) -> None:
@@ -103,10 +102,7 @@ name = "a-2"
         named = [defect for defect in defects if defect]
         if named:
             words = [str(RUNNER), str(self._config), str(self.folder), *named]
-        with (self.folder / "relay.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, *words], stdout=log, stderr=log
-            )
+        self._process = Forked(words, self.folder / "relay.log")
 
     def kill(self) -> None:
         """Kill the relay as an accident would."""

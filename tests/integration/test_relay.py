@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -15,6 +14,7 @@ import pytest
 from confluent_kafka import Message
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from support.relay_process import Running
 from support.rig import Rig
 from support.topics import position_of
 from support.waiting import until
@@ -86,7 +86,7 @@ class Relay(Rig):
         return -1 if lag is None else int(lag)
 
 
-def peak_bytes(process: subprocess.Popen[bytes]) -> int:
+def peak_bytes(process: Running) -> int:
     """Return a process's peak resident memory."""
     text = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
     line = next(line for line in text.splitlines() if line.startswith("VmHWM"))

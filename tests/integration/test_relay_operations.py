@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import urllib.error
 import urllib.request
 from base64 import b64decode
@@ -16,6 +15,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.relay_process import Running
 from support.rig import Rig
 from support.topics import position_of
 from support.waiting import CLOCK, until
@@ -46,7 +46,7 @@ class Running(Rig):
         text = self.config.read_text(encoding="utf-8")
         self.config.write_text(text.replace(self.dsn, dsn), encoding="utf-8")
 
-    def start(self, *, streams: bool = True) -> subprocess.Popen[bytes]:
+    def start(self, *, streams: bool = True) -> Running:
         """Start a relay process, and wait until it streams."""
         seen = len(self.logged("streaming"))
         process = super().start()

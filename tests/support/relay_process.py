@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from support.forked import Forked
 from support.waiting import CLOCK, TIMEOUT_S
 from towpath.schemas.clock import Deadline
+
+Running = Forked | subprocess.Popen[bytes]
 
 
 class RelayProcess:
@@ -23,28 +26,34 @@ class RelayProcess:
     def __init__(self, config: Path, log_file: Path) -> None:
         self.config = config
         self.log_file = log_file
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Running] = []
 
-    def start(self, *command: str) -> subprocess.Popen[bytes]:
+    def start(self, *command: str) -> Running:
         """Start a relay; with a command, what it says in place of the relay."""
         words = command or ("-m", "towpath.relay", str(self.config))
-        with self.log_file.open("ab") as log:
-            process = subprocess.Popen([sys.executable, *words], stdout=log, stderr=log)
+        process = self._begin(words)
         self.processes.append(process)
         return process
 
+    def _begin(self, words: Sequence[str]) -> Running:
+        """Start a program in a fork, but code in an interpreter of its own."""
+        if words[0] != "-c":
+            return Forked(words, self.log_file)
+        with self.log_file.open("ab") as log:
+            return subprocess.Popen([sys.executable, *words], stdout=log, stderr=log)
+
     @property
-    def process(self) -> subprocess.Popen[bytes] | None:
+    def process(self) -> Running | None:
         """The process that was started last."""
         return self.processes[-1] if self.processes else None
 
-    def stop(self, process: subprocess.Popen[bytes] | None = None) -> int:
+    def stop(self, process: Running | None = None) -> int:
         """Let a process end as a service manager does, and return its exit code."""
         ending = process or self.processes[-1]
         ending.terminate()
         return self.ended(ending)
 
-    def ended(self, process: subprocess.Popen[bytes] | None = None) -> int:
+    def ended(self, process: Running | None = None) -> int:
         """Wait for a process's own end, and return its exit code."""
         ending = process or self.processes[-1]
         code = ending.wait(TIMEOUT_S)

@@ -1,7 +1,6 @@
 """A source with two tables, a relay with every channel for signals, what it says."""
 
 import json
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from support.relay_process import Running
 from support.snapshots import SnapshotRig
 from support.topics import headers_of
 
@@ -52,7 +52,7 @@ signal_table = "inventory.dbz_signal"
         )
         self.init()
 
-    def start(self, *command: str) -> subprocess.Popen[bytes]:
+    def start(self, *command: str) -> Running:
         """Start the relay, with a log of its own."""
         self.log_file.unlink(missing_ok=True)
         return super().start(*command)

@@ -1,0 +1,115 @@
+"""
+Python programs forked from a process that has imported the relay already.
+
+Importing the relay costs more CPU than most tests of it. The parent, the fork server of
+``multiprocessing``, pays for it once for each worker; it opens nothing and starts no
+thread, since a client of Kafka does not live on in a fork. A fork runs the same module
+or script as ``python -m module`` and ``python script`` do, has a pid of its own, and is
+killed when its parent ends.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+_IMPORTED: Final = "towpath.relay.__main__"
+_CONTEXT: Final = multiprocessing.get_context("forkserver")
+# <linux/prctl.h>
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Forked:
+    """
+    A program that runs in a fork, with the methods of ``subprocess.Popen``.
+
+    Args:
+        words: What ``python`` would be given: ``-m`` and a module, or a script; then
+            the program's arguments.
+        log_file: Gets what it prints.
+    """
+
+    def __init__(self, words: Sequence[str], log_file: Path) -> None:
+        _CONTEXT.set_forkserver_preload([_IMPORTED])
+        self.args = list(words)
+        self._process = _CONTEXT.Process(
+            target=_run,
+            args=(self.args, log_file, dict(os.environ)),  # noqa: TID251 - a root
+            daemon=True,
+        )
+        self._process.start()
+        self.pid = self._process.pid or 0
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, or a signal's number below zero; None while it runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """Return the exit code, if the program has ended."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """
+        Wait for the end, and return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: It still runs.
+        """
+        self._process.join(timeout)
+        code = self.returncode
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the program has ended."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _run(words: list[str], log_file: Path, environment: Mapping[str, str]) -> None:
+    """Become the program, in the fork."""
+    # Of what a fork inherits, one end of a pipe would keep the parent alive.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with log_file.open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    threads = list(Path(f"/proc/{os.getppid()}/task").iterdir())
+    assert len(threads) == 1, "the parent of a fork has threads"
+    assert _IMPORTED in sys.modules, "the parent of a fork has not imported the relay"
+    os.environ.clear()  # noqa: TID251 - a process of its own
+    os.environ.update(environment)  # noqa: TID251 - likewise
+    time.tzset()
+    try:
+        _program(words)
+    except Exception:  # noqa: BLE001 - told as the interpreter does
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.exit(1)
+
+
+def _program(words: list[str]) -> None:
+    if words[0] != "-m":
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+        return
+    # The program's own module runs anew; all that it imports is there.
+    sys.modules.pop(f"{words[1]}.__main__", None)
+    sys.argv = words[1:]
+    runpy.run_module(words[1], run_name="__main__", alter_sys=True)

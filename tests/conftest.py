@@ -3,11 +3,10 @@ What all tests share: one local stack per worker, one database per test.
 
 A run is one process, or several workers side by side. The stack lives in a folder below
 the system's temporary folder; its parts start when a test first asks for their address.
-The worker removes it, and if the worker was killed, the next one does.
+The worker removes it, and if the worker was killed, its watcher does.
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -18,23 +17,19 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import structlog
 import xdist
 from hypothesis import Phase, settings
 
-from support import object_store, workers
+from support import object_store, remains, workers
 from towpath.deploy import java
 from towpath.deploy.jars import store
 from towpath.deploy.local import databases
 from towpath.deploy.local.lazy import LazyStack
-from towpath.deploy.local.stack import Stack
 from towpath.settings import Route, Sink, SinkKind
 from towpath.sinks.ports import SqlSession
 from towpath.sinks.warehouse.catalog import catalog_conf
-
-_FOLDERS = "towpath-test-"
 
 # No deadline per example: on a busy machine it measures the neighbours.
 settings.register_profile("dev", max_examples=200, deadline=None)
@@ -103,11 +98,20 @@ def _own_logs(monkeypatch) -> Iterator[None]:
     structlog.reset_defaults()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _remains(request) -> Iterator[None]:
+    """Leave no process behind, even if this one is killed; unit tests start none."""
+    with contextlib.ExitStack() as block:
+        if not all(workers.is_quick(item.path) for item in request.session.items):
+            block.enter_context(remains.watched())
+        yield
+
+
 @pytest.fixture(scope="session")
 def stack() -> Iterator[LazyStack]:
     """Lend the worker's stack: ``.dsn(database)``, ``.kafka``, ``.redis_url``, ...."""
-    _collect_abandoned()
-    folder = Path(tempfile.mkdtemp(prefix=_FOLDERS))
+    remains.collect_abandoned()
+    folder = Path(tempfile.mkdtemp(prefix=remains.FOLDERS))
     (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
     lazy = LazyStack(folder)
     try:
@@ -164,37 +168,3 @@ def lake(stack: LazyStack, tmp_path_factory) -> Iterator[tuple[Sink, SqlSession]
     os.environ.pop("JAVA_HOME")  # noqa: TID251 - a root
     if before is not None:
         os.environ["JAVA_HOME"] = before  # noqa: TID251 - a root
-
-
-def _collect_abandoned() -> None:
-    """Remove the stacks of workers that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
-        with contextlib.suppress(OSError, ValueError), _claimed(folder):
-            owner = int((folder / "owner").read_text(encoding="utf-8"))
-            if not _lives(owner):
-                Stack(folder).purge()
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lives(pid: int) -> bool:
-    """Tell whether a process lives; a killed worker's pid stays until the run ends."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-@contextlib.contextmanager
-def _claimed(folder: Path) -> Iterator[None]:
-    """
-    Hold a folder for the block, so that no other worker removes it meanwhile.
-
-    Raises:
-        OSError: Another one has it, or has removed it.
-    """
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(held)

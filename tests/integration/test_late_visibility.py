@@ -17,6 +17,7 @@ import psycopg
 import pytest
 
 from support.forked import Forked
+from support.waiting import stretched
 from towpath.loadtests.chaos.fold import Fold, differences
 from towpath.loadtests.chaos.topics import Topics
 from towpath.relay.__main__ import init
@@ -25,7 +26,7 @@ from towpath.schemas.clock import Deadline, SystemClock
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 CLOCK = SystemClock()
-TIMEOUT_S = 40.0
+TIMEOUT_S = stretched(40.0)
 RUNNER = Path(__file__).with_name("relay_with_defect.py")
 SOUND = ""
 ROWS = 400

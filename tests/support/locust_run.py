@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.waiting import until
+from support.waiting import stretched, until
 
 LOCUSTFILE = Path(__file__).parents[2] / "loadtests" / "locustfile.py"
 # The last samples alone may take a minute.
-END_TIMEOUT_S = 150.0
+END_TIMEOUT_S = stretched(150.0)
 
 Rows = dict[tuple[str, str], dict[str, str]]
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import requests
 from sqlalchemy import create_engine, text
 
+from support.waiting import stretched
 from towpath.deploy.local import ports
 from towpath.outbox import outbox_table
 from towpath.schemas.clock import Deadline, SystemClock
 
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 15.0
+START_TIMEOUT_S = stretched(30.0)
+STOP_TIMEOUT_S = stretched(15.0)
 
 
 @dataclass

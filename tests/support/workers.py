@@ -19,6 +19,8 @@ from typing import Final
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from support.waiting import SLOWER
+
 # Whole demos and benchmarks, chaos, loads with a rate, Spark in several processes.
 BUSY: Final = (
     "*/e2e/*.py",
@@ -29,8 +31,6 @@ BUSY: Final = (
 )
 # Their engine starts anew in each test.
 DRIVERS: Final = ("*/faults/test_sink_deaths.py",)
-# The bound of a test ends what hangs; beside others everything takes longer.
-SLOWER: Final = 3
 
 
 class Turn(enum.IntEnum):
@@ -76,7 +76,7 @@ def piece_of(node_id: str) -> str:
 def _turn(item: pytest.Item) -> Turn:
     if _is_in(item.path, BUSY):
         return Turn.BUSY
-    if _is_below(item.path, "unit", "property"):
+    if is_quick(item.path):
         return Turn.QUICK
     if _writes_the_lake(item):
         return Turn.LAKE
@@ -92,6 +92,11 @@ def _writes_the_lake(item: pytest.Item) -> bool:
         item.get_closest_marker("spark") is not None
         and any(isinstance(name, str) and name == "warehouse" for name in named)
     )
+
+
+def is_quick(path: Path) -> bool:
+    """Tell whether the tests of a file take less than a second and start no part."""
+    return _is_below(path, "unit", "property")
 
 
 def _is_below(path: Path, *folders: str) -> bool:

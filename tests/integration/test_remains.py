@@ -1,0 +1,70 @@
+"""A test run that is interrupted leaves no process and no folder behind."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.remains import FOLDERS
+from support.waiting import until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+TESTS = Path(__file__).parents[1]
+RUN = (
+    *("-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider", "-m", ""),
+    str(TESTS / "integration" / "test_guard.py"),
+)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Lend a temporary folder whose name is short enough for sockets below it."""
+    lent = Path(tempfile.mkdtemp())
+    yield lent
+    shutil.rmtree(lent)
+
+
+def of(folder: Path) -> list[psutil.Process]:
+    """List the processes that have the folder in their command line."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(folder) in word for word in process.info["cmdline"] or ()):
+            found.append(process)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [
+        pytest.param("worker", signal.SIGKILL, id="a worker is killed"),
+        pytest.param("run", signal.SIGKILL, id="the run is killed"),
+        pytest.param("run", signal.SIGTERM, id="the run is ended"),
+        pytest.param("run", signal.SIGINT, id="Ctrl-C"),
+    ],
+)
+def test_an_interrupted_run_leaves_no_process_and_no_folder(
+    folder: Path, victim: str, number: int
+):
+    """
+    Whoever is interrupted and however, its stack is taken down and removed.
+    """
+    environment = {**os.environ, "TMPDIR": str(folder)}  # noqa: TID251 - a process of its own
+    with subprocess.Popen(
+        [sys.executable, *RUN], env=environment, stdout=-3, stderr=-3
+    ) as run:
+        until(lambda: bool(of(folder)), "the stack has a process")
+        (owner,) = (int(path.read_text()) for path in folder.glob(f"{FOLDERS}*/owner"))
+        family = psutil.Process(run.pid).children(recursive=True)
+        os.kill(owner if victim == "worker" else run.pid, number)
+        until(lambda: not list(folder.glob(f"{FOLDERS}*")), "the folder is gone")
+        run.kill()
+    until(lambda: not of(folder), "the stack has no process")
+    until(lambda: not any(one.is_running() for one in family), "none is left")

@@ -1,0 +1,105 @@
+"""
+What a worker leaves behind when it is killed, and the process that removes it.
+
+Each worker starts a watcher, which waits for the worker's end by a pipe. Processes of
+the worker carry a mark in their environment; folders of stacks name their owner.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+FOLDERS: Final = "towpath-test-"
+MARK: Final = "TOWPATH_TEST_WORKER"
+# A demo ends its own parts.
+_ENDS_WITHIN_S: Final = 15
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Mark the processes that this one starts in the block; none outlives the block."""
+    mark = uuid.uuid4().hex
+    os.environ[MARK] = mark  # noqa: TID251 - inherited by all that is started
+    with subprocess.Popen(
+        [sys.executable, __file__, mark], stdin=subprocess.PIPE, start_new_session=True
+    ) as watcher:
+        yield
+        watcher.communicate()
+
+
+def collect_abandoned() -> None:
+    """Remove the stacks of workers that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
+        with contextlib.suppress(OSError, ValueError), _claimed(folder):
+            owner = int((folder / "owner").read_text(encoding="utf-8"))
+            if not _lives(owner):
+                _purge(folder)
+
+
+def _purge(folder: Path) -> None:
+    from towpath.deploy.local.stack import Stack  # noqa: PLC0415 - rarely needed
+
+    Stack(folder).purge()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+    """Tell whether a process lives; a killed worker's pid stays until the run ends."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """
+    Hold a folder for the block, so that no other worker removes it meanwhile.
+
+    Raises:
+        OSError: Another one has it, or has removed it.
+    """
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(held)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """List the other processes that carry a mark."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_other = process.pid != os.getpid()
+            if is_other and process.environ().get(MARK) == mark:
+                found.append(process)
+    return found
+
+
+def main() -> None:
+    """Wait for the worker's end, then remove what it has left."""
+    sys.stdin.read()
+    collect_abandoned()
+    end = psutil.Process.terminate
+    while left := marked(sys.argv[1]):
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                end(process)
+        psutil.wait_procs(left, timeout=_ENDS_WITHIN_S)
+        end = psutil.Process.kill
+
+
+if __name__ == "__main__":
+    main()

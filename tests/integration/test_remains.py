@@ -32,13 +32,13 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(lent)
 
 
-def of(folder: Path) -> list[psutil.Process]:
-    """List the processes that have the folder in their command line."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(str(folder) in word for word in process.info["cmdline"] or ()):
-            found.append(process)
-    return found
+def owner_of(folder: Path) -> psutil.Process | None:
+    """Return the worker that has a stack in the folder, once its Postgres runs."""
+    for path in folder.glob(f"{FOLDERS}*/owner"):
+        owner = psutil.Process(int(path.read_text() or os.getpid()))
+        if any(one.name() == "postgres" for one in owner.children()):
+            return owner
+    return None
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,16 @@ def test_an_interrupted_run_leaves_no_process_and_no_folder(
     """
     Whoever is interrupted and however, its stack is taken down and removed.
     """
-    environment = {**os.environ, "TMPDIR": str(folder)}  # noqa: TID251 - a process of its own
+    inherited = os.environ.items()  # noqa: TID251 - a run of its own, by no worker
+    environment = {k: v for k, v in inherited if not k.startswith("PYTEST_")}
+    environment["TMPDIR"] = str(folder)
     with subprocess.Popen(
         [sys.executable, *RUN], env=environment, stdout=-3, stderr=-3
     ) as run:
-        until(lambda: bool(of(folder)), "the stack has a process")
-        (owner,) = (int(path.read_text()) for path in folder.glob(f"{FOLDERS}*/owner"))
+        until(lambda: owner_of(folder) is not None, "the stack has a process")
+        owner = owner_of(folder)
         family = psutil.Process(run.pid).children(recursive=True)
-        os.kill(owner if victim == "worker" else run.pid, number)
+        os.kill(owner.pid if victim == "worker" else run.pid, number)
         until(lambda: not list(folder.glob(f"{FOLDERS}*")), "the folder is gone")
         run.kill()
-    until(lambda: not of(folder), "the stack has no process")
     until(lambda: not any(one.is_running() for one in family), "none is left")

@@ -9,10 +9,11 @@ MEMBERS := schemas settings outbox relay sinks services loadtests deploy
 # Processes that run tests side by side, each with a stack of its own; 0: all in one.
 WORKERS ?= 2
 DEMO := docker compose --project-directory deploy/compose --project-name towpath-demo
+STATIC := lint types imports
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 .PHONY: help setup demo test check mutants docs soak browser-test compose-demo \
-	compose-test lock clean python setup-run setup-dev static
+	compose-test lock clean python setup-run setup-dev static quick $(STATIC)
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -26,11 +27,12 @@ demo: setup-run ## Start everything, drive the shop, fill a new sink, prove it a
 test: setup-dev static ## Run everything that CI runs: all tests but the soak.
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not soak and not browser and not compose" $(ARGS)
 
-check: setup-dev static ## Format, lint, types, imports, unit and property tests: fast.
-	$(BIN)/pytest $(ARGS)
+check: setup-dev ## Format, lint, types, imports, unit and property tests: fast.
+	@$(MAKE) --jobs 2 --output-sync=target --no-print-directory quick $(STATIC)
 
 soak: setup-dev ## Run the tests that take minutes to hours.
 	$(BIN)/pytest -m soak $(ARGS)
+	HYPOTHESIS_PROFILE=ci $(BIN)/pytest $(SIDE_BY_SIDE) tests/property
 
 mutants: setup-dev ## Plant defects one by one; each must make a test fail (ARGS=--real: more).
 	@PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
@@ -56,10 +58,19 @@ clean: ## Stop the local stack and remove all that was made or fetched.
 	@if [ -x $(BIN)/towpath ]; then $(BIN)/towpath down --purge; fi
 	rm -rf .venv .towpath .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 
-static:
+static: $(STATIC)
+
+quick:
+	$(BIN)/pytest $(SIDE_BY_SIDE) $(ARGS)
+
+lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types:
 	$(BIN)/mypy $(MEMBERS:%=%/src)
+
+imports:
 	$(BIN)/lint-imports
 
 setup-run: python

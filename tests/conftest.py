@@ -47,6 +47,8 @@ settings.register_profile(
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")  # noqa: TID251 - a root
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")  # noqa: TID251 - a root
 settings.load_profile(_PROFILE)
+# For the examples of the profile that a run has by itself, 60 seconds.
+_PROPERTY_S = 0.3 * settings.get_profile(_PROFILE).max_examples
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -63,7 +65,7 @@ def pytest_collection_modifyitems(session, config, items):
     )
     for item in items:
         if "property" in item.path.parts:
-            item.add_marker(pytest.mark.timeout(60))
+            item.add_marker(pytest.mark.timeout(_PROPERTY_S))
         if item.get_closest_marker("spark"):
             item.add_marker(unclosed)
     if xdist.is_xdist_worker(session):

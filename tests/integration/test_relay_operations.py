@@ -365,7 +365,7 @@ def test_a_stop_keeps_its_deadline_with_kafka_frozen(relay: Running, stack):
         took_s = CLOCK.monotonic_s() - began_s
     finally:
         os.kill(kafka.pid, signal.SIGCONT)
-    (left,) = relay.logged("stopped before Kafka had acknowledged everything")
+    (left,) = relay.logged("relay stopped before Kafka had acknowledged everything")
     relay.start()
     lines = values(relay.read("shop.line", at_least=501))
 

@@ -111,7 +111,7 @@ def test_stored_columns_are_published_and_no_writer_is_refused(followed, capsys)
     assert "left out: h" in told
     [late] = [
         each["reason"]
-        for each in followed.logged("a table is not captured")
+        for each in followed.logged("table not captured")
         if each["table"] == "s.full_virtual_late"
     ]
     assert "not sent: g" in late

@@ -58,7 +58,7 @@ _SOURCE: Final = "the admin port"
 
 
 class PageResponse(NamedTuple):
-    """What a page says."""
+    """A page's response."""
 
     status: HTTPStatus
     body: bytes

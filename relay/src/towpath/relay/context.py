@@ -1,9 +1,8 @@
 """
 The parts that outlive one session.
 
-The sinks that the configuration declares, read when a signal names one.
-
-A sink may be declared while the relay runs; that needs no restart.
+Among them the sinks that the configuration declares: they are read when a signal names
+one, so that a sink may be declared while the relay runs.
 """
 
 from collections import deque
@@ -43,7 +42,7 @@ class DeclaredSinks:
             self._names = _names(load(self._config, self._environ))
         except ConfigurationError as error:
             _LOG.warning(
-                "the configuration cannot be read: sinks are those of before",
+                "sinks unchanged: configuration cannot be read",
                 reason=str(error),
                 remedy=error.remedy,
             )
@@ -56,19 +55,19 @@ def _names(settings: Settings) -> frozenset[str]:
 
 class ProcessContext(NamedTuple):
     """
-    What outlives attempts.
+    The parts that outlive one session.
 
     Attributes:
-        settings: Of the file.
+        settings: The configuration file's.
         sinks: The declared sinks, as of each call.
         topics: Knows and makes topics.
         schema_ids: Knows and registers schemas.
-        stats: What is counted.
+        stats: Counters and last sights.
         clock: The time.
         wakeup: Ends the loop's waits.
         captured: The captured tables, as of each look.
         inbox: Takes signals that are left in a bare table.
-        refusals: What every channel of signals has refused.
+        refusals: Refused signals of every channel.
     """
 
     settings: Settings

@@ -1,5 +1,5 @@
 """
-What can go wrong in the relay, and what its loop does about it.
+The relay's errors, and the loop's reaction to each.
 
 ::
 

@@ -115,7 +115,7 @@ class InitialSnapshot:
                 connection, self._process.settings, relay
             )
             _LOG.info(
-                "the first snapshot is asked for, beside a slot that is there",
+                "first snapshot requested beside an existing slot",
                 tables=list(tables),
             )
         elif known.has_run and mode is FirstStart.INITIAL_ONLY:
@@ -163,7 +163,7 @@ class InitialSnapshot:
         delay_s, process = self._wanted.delay_s, self._process
         if self._has_waited or not delay_s:
             return not self._is_stopping()
-        _LOG.info("the first start is put off", delay_s=delay_s)
+        _LOG.info("first start delayed", delay_s=delay_s)
         deadline = Deadline(process.clock, delay_s)
         while not deadline.passed():
             if self._is_stopping():
@@ -185,7 +185,7 @@ class InitialSnapshot:
         )
         self._view = view if tables else None
         _LOG.info(
-            "slot made with a view of the database, in which the first snapshot reads",
+            "slot made with an exported snapshot for the first snapshot",
             slot=source.slot,
             tables=list(tables),
         )
@@ -204,13 +204,13 @@ class InitialSnapshot:
     def _ask_again(self, connection: Connection) -> None:
         settings, run_id = self._process.settings, self._process.stats.run_id
         if backfill.request_at_start(connection, settings, self._relay, run_id):
-            _LOG.info("all tables are asked for, as at each start")
+            _LOG.info("snapshot of all tables requested at start")
         else:
-            _LOG.info("the snapshot of an earlier start goes on")
+            _LOG.info("snapshot of an earlier start continues")
         self._has_asked = True
 
     def _end(self, failures: tuple[str, ...]) -> None:
-        _LOG.info("the first snapshot has ended, and so does the relay")
+        _LOG.info("first snapshot ended, relay stops")
         self._failures = failures
         self._is_over = True
         self._process.wakeup.wake()

@@ -5,9 +5,9 @@ The loop: one thread between the stream and Kafka.
 
     read frames -> follow each -> acknowledgements -> marks -> snapshots -> feedback
 
-It never blocks for longer than a wait that is written here. At the bound of bytes on
-their way it stops reading the socket, so that back-pressure reaches the server, and
-goes on with everything else: feedback above all, which has its own timer.
+It never blocks for longer than a wait that is written here. At the bound of bytes in
+flight it stops reading the socket, so that back-pressure reaches the server, and
+continues everything else: feedback above all, which has its own timer.
 """
 
 from collections.abc import Callable, Sequence
@@ -88,7 +88,7 @@ class Pipeline:
         Follow the stream until told to stop; then finish what is begun.
 
         Raises:
-            TowpathError: What ended it; its disposition says what to do.
+            TowpathError: The error that ended it; its disposition says what to do.
         """
         context = self._context
         self._stop_timeout_s = stop_timeout_s
@@ -103,7 +103,7 @@ class Pipeline:
         except _OutOfTimeError:
             context.stats.left_bytes = context.ledger.in_flight_bytes
             _LOG.warning(
-                "stopped before Kafka had acknowledged everything",
+                "relay stopped before Kafka had acknowledged everything",
                 in_flight_bytes=context.ledger.in_flight_bytes,
                 stored_lsn=format_lsn(self._checkpoints.stored_lsn),
                 remedy="Nothing is lost: the next start reads it from the log again.",

@@ -1,5 +1,5 @@
 """
-What the loop needs of the world, in the loop's words.
+Ports: the interfaces that the loop needs.
 
 The edges (``postgres``, ``kafka``) fit these; the loop knows neither.
 """
@@ -79,7 +79,7 @@ class RecordProducer(Protocol):
 
 
 class TopicFacts(NamedTuple):
-    """What there is to know of a topic before producing into it."""
+    """The facts of a topic that a producer needs."""
 
     limit_bytes: int
     partition_count: int
@@ -108,7 +108,7 @@ class TopicCatalog(Protocol):
 
 
 class TableCatalog(Protocol):
-    """What the source's catalog tells of tables."""
+    """The source's catalog of tables."""
 
     def describe(
         self, table_oid: int, name: TableName, type_oids: Sequence[int]

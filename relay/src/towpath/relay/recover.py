@@ -1,12 +1,10 @@
 """
-Looking back: what Kafka has, before anything is added to it.
+Recovers the state that a session starts from, before anything is added to Kafka.
 
-How records were delivered decides how they are looked at. What a process with
-transactions left open is aborted before it is looked at, also if today's process works
-without them; and what one without them left with a leader alone is waited for, on
-replicated topics, before the ends of the topics are believed.
-
-The state that a session starts from.
+The delivery mode of the former process decides how topics are read. Open transactions
+of a transactional process are aborted first, also if the present process works without
+transactions. Records that an idempotent process left with a leader alone are waited
+for, on replicated topics, before the ends of the topics are believed.
 """
 
 from collections import defaultdict
@@ -38,10 +36,10 @@ from towpath.settings import DeliveryMode, Settings
 
 class RecoveredState(NamedTuple):
     """
-    What Kafka tells of what was before.
+    The state recovered from Kafka at a session's start.
 
     Attributes:
-        state: What the state topic holds.
+        state: The state topic's content.
         marks: Exact, as the topics themselves tell them.
         published: Which records are there.
         published_log_lsn: The highest log LSN of any record, READ rows included.

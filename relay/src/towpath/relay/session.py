@@ -1,17 +1,14 @@
 """
-One attempt: every part is made anew from what the log and the state topic hold.
+One session: every part is made again from the log and the state topic.
 
 ::
 
-    claim -> what Kafka has -> what is read first -> which history -> stream
+    claim -> recovered state -> initial snapshot -> lineage -> stream
 
-Kafka is looked at only after the claim, and after the broker has been told that a dead
-process of our name is to be heard no more: what is there then is all that there is.
-
-Attempt after attempt: what may pass is tried again, anything else ends the process.
-
-Each attempt begins from what the log and the state topic hold, with everything made
-anew, so that no failure leaves half of itself behind.
+Kafka is read only after the claim, and after the broker has fenced a dead process of
+our name: nothing can be added to the topics afterwards. ``SessionLoop`` starts session
+after session: a retryable failure starts another, any other failure ends the process.
+Nothing is shared between them, so that no failure leaves half of itself behind.
 """
 
 from collections.abc import Callable, Sequence
@@ -98,7 +95,7 @@ class Session:
         Follow the source; returns when told to stop.
 
         Raises:
-            TowpathError: What ended it; its disposition says what to do.
+            TowpathError: The error that ended it; its disposition says what to do.
         """
         while not (self._is_stopping() or self._initial_snapshot.is_over):
             self._restart_reason = None
@@ -108,7 +105,7 @@ class Session:
 
     def _restart(self, reason: str) -> None:
         """End this connection's lifetime, from any thread."""
-        _LOG.warning("connecting anew", reason=reason)
+        _LOG.warning("session restarts", reason=reason)
         self._restart_reason = reason
         self._process.wakeup.wake()
 
@@ -203,7 +200,7 @@ class Session:
         """
         Start the stream; False if somebody else had it until now.
 
-        Whoever read the slot may have published what has not been looked at here.
+        The former reader may have published records that were not recovered here.
 
         Raises:
             SlotHeldError: Another process keeps it.
@@ -370,7 +367,7 @@ class Session:
             horizon = max(horizon, self._known_from[number])
         if stored is not None and changed and horizon >= confirmed:
             _LOG.warning(
-                "the settings of before hold until what they made is passed",
+                "settings: keeping previous values until their records are confirmed",
                 changed=list(changed),
                 until_log_lsn=horizon,
             )

@@ -134,7 +134,7 @@ def _say_nothing(_what: str, _reason: str) -> None:
 @dataclass(frozen=True, slots=True)
 class SlotStats:
     """
-    What was seen of the slot.
+    The last observation of the slot.
 
     Attributes:
         retained_bytes: Log that the server keeps for it.
@@ -201,7 +201,7 @@ class Stats:
         parked_keys: Aggregates whose events are set aside.
         yielding: Why snapshots let others go first just now; empty: they do not.
         dropped_tables: Captured names without a table whose rows are kept.
-        source_problems: What is wrong with publications and outbox by now.
+        source_problems: Problems of publications and outbox.
         left_bytes: Not acknowledged when the time for a stop was over.
         turned_at_s: Monotonic, when the loop last turned.
         latency: From commit to acknowledgement, on the source's clock.

@@ -72,9 +72,9 @@ class PipelineBuilder:
         Prepare; nothing is made yet.
 
         Args:
-            process: What outlives attempts.
+            process: The parts that outlive one session.
             settings: To run with: those of the file, or those of before.
-            recovered: What Kafka tells.
+            recovered: The history stored in Kafka.
             decision: Which lineage is followed, and from where.
             relay: How this relay is registered.
             lent: The snapshots whose one view of the database was made with the slot.
@@ -222,7 +222,7 @@ class PipelineBuilder:
     def _complete(
         self, relation: Relation, key: tuple[bytes, ...], position: Position
     ) -> None:
-        """Have a row read whose new key came without all of it."""
+        """Request the row of a key whose change left columns out."""
         if self._snapshots is not None:
             self._snapshots.complete_key(relation, key, position)
 

@@ -123,7 +123,7 @@ Ends = Mapping[tuple[str, int], int]
 
 class StateSurroundings(NamedTuple):
     """
-    What is known beside the state.
+    Facts beside the state.
 
     Attributes:
         topic: The state topic.
@@ -151,8 +151,8 @@ def state_document(
     Return everything as one document.
 
     Args:
-        state: What the state topic holds.
-        around: What is known beside it.
+        state: The state topic's content.
+        around: Facts beside it.
         first: How many parked aggregates are named.
     """
     return {

@@ -37,7 +37,7 @@ _LOG: Final = structlog.get_logger("towpath.relay")
 
 
 class RunState(enum.StrEnum):
-    """What a relay's process does, or how it ended."""
+    """The states of a relay's process."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -78,7 +78,7 @@ def write_process_state(
     Args:
         folder: The state folder.
         slot: The relay's slot.
-        state: What the process does now.
+        state: The process's state.
         now: The time.
         why: ``reason`` and ``remedy`` of a halt.
     """

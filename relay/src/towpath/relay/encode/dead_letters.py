@@ -129,7 +129,7 @@ class DeadLetters:
     Makes the relay's dead letters, and parks the aggregates of events.
 
     Args:
-        prefix: Of the topics.
+        prefix: The topics' prefix.
         on_buried: Told each reason, to be counted.
         parked: What is parked; routes ask the same one.
     """
@@ -166,7 +166,7 @@ class DeadLetters:
 
         Args:
             relation: The shape of its table.
-            change: What cannot be routed.
+            change: The change that cannot be routed.
             reason: Why.
             aggregate: Of an outbox row; it is parked.
 
@@ -232,9 +232,9 @@ class DeadLetters:
         of the row supersedes it.
 
         Args:
-            record: What was to be produced.
-            limit_bytes: What its topic takes.
-            room_bytes: What the topic of dead letters takes.
+            record: The record that is too large.
+            limit_bytes: The limit of its topic.
+            room_bytes: The limit of the dead letter topic.
 
         Raises:
             ParkedOverflowError: More are parked than the configuration allows.
@@ -393,7 +393,7 @@ class RefusedRoute:
             relation: The shape.
             topic: Where its records would have gone.
             dead: Makes dead letters, and counts them.
-            message: What the registry said.
+            message: The registry's reason.
         """
         self.relation = relation
         self.topic = topic

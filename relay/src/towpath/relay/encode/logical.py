@@ -140,7 +140,7 @@ class MessageRecords:
         Take the rules.
 
         Args:
-            prefix: Of the topics.
+            prefix: The topics' prefix.
             database: The database's name, for ``source``.
             relay: ``[relay]``: which messages, and how bytes are written.
             documents: Makes the writers of keys and values.

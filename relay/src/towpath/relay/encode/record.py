@@ -31,11 +31,11 @@ Header = tuple[str, str | bytes | None]
 
 class Record(NamedTuple):
     """
-    What Kafka gets.
+    A record as Kafka receives it.
 
     Attributes:
         topic: Its topic.
-        key: What Kafka partitions and compacts by; None without.
+        key: The partitioning and compaction key; None without.
         value: None for a tombstone.
         headers: Names and values, in the order written.
         position: The position's text, which the headers carry too.
@@ -70,7 +70,7 @@ def barrier_records(
 
 
 class Acknowledgement(Protocol):
-    """What the client tells of one record; its length is that of the value."""
+    """The client's acknowledgement of one record; its length is that of the value."""
 
     def __len__(self) -> int: ...
 

@@ -49,7 +49,7 @@ _TEXT_OID: Final = 25
 @dataclass(frozen=True, slots=True)
 class CatalogFacts:
     """
-    What the catalog knows of a table.
+    The catalog's facts of a table.
 
     Attributes:
         key_names: The primary key's columns in key order, or those of another key;

@@ -87,7 +87,7 @@ MakeCodec = Callable[[TableNames, Sequence[Field], Sequence[Field]], Codec]
 
 
 class Route(Protocol):
-    """What every route does with a change."""
+    """The interface of every route."""
 
     def records(self, change: Change, now_us: int) -> Sequence[Record]:
         """Return the records that the change gives, in their order."""
@@ -106,7 +106,7 @@ class Router:
         reserved: Topics that no event may go to.
         rules: Which columns are published, and how.
         make_codec: Makes the codec of a shape of a table.
-        ears: Who is told what the routes see.
+        ears: The callbacks of the routes.
     """
 
     place: SourceNames

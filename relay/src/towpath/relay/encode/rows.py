@@ -49,7 +49,7 @@ ReadRow = tuple[bytes | None, ...]
 
 class ReadSlice(NamedTuple):
     """
-    What the records of a slice of a chunk share.
+    The shared parts of the records of a slice of a chunk.
 
     Attributes:
         log_lsn: The chunk's low watermark: they stand at ``Position(log_lsn, -1)``.

@@ -89,7 +89,7 @@ def _ask_nothing(
 @dataclass(frozen=True, slots=True)
 class RouteCallbacks:
     """
-    Who is told what a route sees, and asked what it does not know.
+    Callbacks of a route, into stats, snapshots and transaction metadata.
 
     Attributes:
         on_skipped: Told why a change gives no record, or not the one it should.

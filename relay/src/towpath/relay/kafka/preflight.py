@@ -46,7 +46,7 @@ _NO_COUNTS: Final[Mapping[str, int]] = MappingProxyType({})
 
 class ClusterFacts(NamedTuple):
     """
-    What the brokers tell.
+    The brokers' facts.
 
     Attributes:
         broker_count: How many there are.

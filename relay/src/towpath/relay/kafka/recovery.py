@@ -52,7 +52,7 @@ _NAMED: Final = 5
 
 class Tails(NamedTuple):
     """
-    What the topics tell.
+    The positions and parked keys found in the topics.
 
     Attributes:
         marks: Exact, by topic.
@@ -235,7 +235,7 @@ _WIDER: Final = 20
 
 class TopicContents(NamedTuple):
     """
-    What was found.
+    The records found.
 
     Attributes:
         marks: Of each topic of ours, as exact as they ever were.
@@ -366,7 +366,7 @@ def read_parked(kafka: Kafka, prefix: str, max_parked_keys: int) -> ParkedAggreg
 
     Args:
         kafka: The brokers.
-        prefix: Of the topics.
+        prefix: The topics' prefix.
         max_parked_keys: How many may be parked at a time.
 
     Raises:

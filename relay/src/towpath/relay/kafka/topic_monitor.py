@@ -106,7 +106,9 @@ class TopicMonitor:
                     found = self.look(topics.read())
                 except TowpathError as error:
                     # The loop notices for itself that Kafka is away.
-                    _LOG.debug("topic watch could not look", reason=str(error))
+                    _LOG.debug(
+                        "topic monitor failed, next look retries", reason=str(error)
+                    )
                     continue
                 if found is not None:
                     self._found = found

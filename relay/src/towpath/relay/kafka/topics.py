@@ -222,7 +222,7 @@ class KafkaTopics:
         Make what exists from the beginning, and look at what is there.
 
         Args:
-            prefix: Of the topics.
+            prefix: The topics' prefix.
             tables: The captured tables.
             had: The partition count of topics that had no record before they went.
 

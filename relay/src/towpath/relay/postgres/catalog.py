@@ -16,7 +16,7 @@ from towpath.schemas.table_name import TableName
 
 
 class SlotFacts(NamedTuple):
-    """What the server tells of a slot."""
+    """The server's facts of a slot."""
 
     is_active: bool
     holder_pid: int | None

@@ -169,7 +169,7 @@ class Terms(NamedTuple):
 @dataclass(slots=True)
 class _Copied:
     """
-    What one COPY brings.
+    The rows of one COPY.
 
     Attributes:
         left_bytes: How many more bytes are to be taken; below zero: enough.

@@ -124,7 +124,7 @@ def translated_errors(doing: str) -> Iterator[None]:
     Raise the driver's errors as ours.
 
     Args:
-        doing: What is being done, for the message.
+        doing: The operation, for the message.
     """
     try:
         yield

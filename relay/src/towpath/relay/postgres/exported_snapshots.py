@@ -267,7 +267,7 @@ class SlotMaker:
 def _log_blockers(asking: Connection) -> None:
     old = asking.execute(query("read_old_transactions")).fetchall()
     _LOG.warning(
-        "making the slot waits for older transactions",
+        "slot creation waits for older transactions",
         transactions=[
             f"{who} ({application}, {age_s:.0f} s)" for who, application, age_s in old
         ],

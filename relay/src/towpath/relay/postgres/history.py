@@ -192,7 +192,7 @@ class LineageResolver:
                 connection.execute(query("drop_slot"), {"slot": source.slot})
         statement = slot_statement(source.slot, connection.info.server_version)
         setup.run_setup(connection, [setup.SetupStep("making the slot", statement)])
-        _LOG.warning("slot made anew", slot=source.slot)
+        _LOG.warning("slot recreated", slot=source.slot)
 
     def _taken_up(self, decision: LineageDecision) -> LineageDecision:
         """Store from where the slot serves the lineage; it is pending no more."""
@@ -225,7 +225,7 @@ class LineageResolver:
         }
         with translated_errors("asking for the snapshots that close the gap"):
             self._connection.execute(query("ask_for_snapshot"), asked)
-        _LOG.warning("snapshots asked for", signal=asked["id"], plan=list(gap.plan))
+        _LOG.warning("snapshots requested", signal=asked["id"], plan=list(gap.plan))
         started = replace(lineage, gap=replace(gap, started=True))
         decision = replace(decision, lineages=(*decision.lineages[:-1], started))
         self._memory.write(decision.lineages)

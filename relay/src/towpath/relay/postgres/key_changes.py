@@ -89,8 +89,8 @@ class KeyChanges:
 
         Args:
             settings: Say what is captured, and what a gap does.
-            store: What is known of captured tables.
-            relay: Whose tables they are.
+            store: The captured tables as stored.
+            relay: The relay that captures the tables.
             on_halt: Begins a new attempt, which the changed key refuses.
         """
         self.interval_s = min(LOOK_INTERVAL_S, settings.relay.heartbeat_interval_s)

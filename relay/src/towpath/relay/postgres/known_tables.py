@@ -53,7 +53,7 @@ _SWEPT: Final = "none is needed: the new table's snapshot removes the old rows"
 
 
 class TableEventKind(enum.StrEnum):
-    """What became of the table of a captured name."""
+    """The kinds of events of a captured table."""
 
     DROPPED = "DROPPED"
     RENAMED = "RENAMED"
@@ -81,7 +81,7 @@ class KnownTable(NamedTuple):
 
 
 class CapturedNameChange(NamedTuple):
-    """What became of one captured name; ``now`` is the table that has it by now."""
+    """The change of one captured name; ``now`` is the table that has it by now."""
 
     known: KnownTable
     event: TableEventKind

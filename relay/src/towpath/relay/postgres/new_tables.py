@@ -210,7 +210,7 @@ class NewTables:
             return
         self._refused[name] = reason
         self._stats.skip(REFUSED)
-        _LOG.warning("a table is not captured", table=name, reason=reason)
+        _LOG.warning("table not captured", table=name, reason=reason)
 
     @property
     def _fills(self) -> bool:
@@ -273,7 +273,7 @@ class NewTables:
             if each.oid not in self._foreign:
                 self._foreign.add(each.oid)
                 _LOG.warning(
-                    "the publication sends a table that is not captured",
+                    "publication sends a table that is not captured",
                     table=each.name,
                     remedy="run towpath relay init, which takes it out",
                 )

@@ -54,7 +54,7 @@ def read_forks(connection: Connection, timeline: int) -> tuple[Fork, ...]:
     except psycopg.DatabaseError as error:
         if connection.broken:
             raise
-        _LOG.warning("the timeline's history cannot be read", reason=str(error))
+        _LOG.warning("timeline history cannot be read", reason=str(error))
         return ()
     if row is None:
         return ()
@@ -110,7 +110,7 @@ class Wakeup:
 
 
 class SystemIdentity(NamedTuple):
-    """What tells one server's history from another's."""
+    """The identity of one server's history."""
 
     system_identifier: str
     timeline: int

@@ -1,15 +1,13 @@
 """
-The inbox: puts signals that were left elsewhere into ``towpath.signal``.
+Signals from outside the log: inserted into ``towpath.signal``, and read for the port.
 
-From there they come back through the log and are answered like any other. Whoever left
-one may forget it (commit an offset, let a transaction be confirmed) once it is durable
-here, so an insert is tried until it succeeds. One that comes twice, because a process
-died in between, is let pass; another signal with a used id is refused.
+From there they come back through the log and are answered like any other. The sender
+may forget a signal (commit an offset, let a transaction be confirmed) once it is
+durable here, so an insert is tried until it succeeds. A signal that comes twice,
+because a process died in between, passes; another signal with a used id is refused.
 
-Signals and snapshots for whoever asks over the admin port or leaves one in Kafka.
-
-A connection for each errand, so that threads share nothing and a source that is away
-is noticed at once: there are few of these.
+The admin port and the Kafka channel open a connection for each request, so that threads
+share nothing and an unavailable source is noticed at once: these requests are few.
 """
 
 import threading
@@ -164,7 +162,7 @@ class SignalInbox:
             if isinstance(error, psycopg.Error):
                 error = failure(error, "leaving a signal")
                 lane.mend()
-            _LOG.warning("trying again to leave a signal", reason=str(error))
+            _LOG.warning("signal insert failed, retrying", reason=str(error))
             return False
         else:
             _log_result(signal, is_new=is_new)
@@ -172,7 +170,7 @@ class SignalInbox:
 
     def _fail(self, error: BaseException) -> None:
         """Say that the thread is at its end; what it holds keeps the log back."""
-        _LOG.error("the signal inbox failed", reason=repr(error))
+        _LOG.error("signal inbox failed", reason=repr(error))
 
 
 def connect_to_insert(dsn: str) -> Connection:

@@ -1,22 +1,19 @@
 """
-The guardian: keeps a quiet database's log moving, and watches over the slot.
+The slot monitor: keeps a quiet database's log moving, and watches over the slot.
 
 A thread with a connection of its own. Each interval, and at once, it
 
-1. looks at the claim and the slot, and tells of bounds that are crossed;
-2. beats: raises the counter and says so in the log, in one transaction, which is
+1. checks the claim and the slot, and reports bounds that are crossed, once when crossed
+   and once when the value is back below;
+2. beats: raises the counter and writes it into the log, in one transaction, which is
    rolled back if the counter is not above the last one: then the database went back;
 3. runs the configured heartbeat query, whose failure stops nothing.
 
-Between its beats it does its chores, each at the interval that it asks for.
+Between heartbeats it runs its periodic tasks, each at the interval that it asks for.
 
-It connects again by itself, and its failure never stops the relay. What means that the
-relay follows the wrong thing (slot lost, claim lost, history gone back) is told to
-``on_lost`` once, and then it beats no more: the next attempt has a new guardian.
-
-What a look at the slot means: which bounds it crosses, and whether all is lost. Pure.
-
-A bound is told once when it is crossed and once when the value is back below it.
+It reconnects by itself, and its failure never stops the relay. If the relay follows the
+wrong history (slot lost, claim lost, history gone back), ``on_lost`` is called once and
+no heartbeat follows: the next session has a new monitor.
 """
 
 import json
@@ -200,8 +197,8 @@ class SlotMonitor:
             clock: The time.
             claim: The claim on the slot.
             on_lost: Is told, in the guardian's thread, why the relay must begin anew.
-            relay: Whose heartbeat it is.
-            chores: What else it looks after.
+            relay: The relay that beats.
+            chores: Periodic tasks run beside the heartbeat.
         """
         self._relay = relay
         self._settings = settings
@@ -258,7 +255,9 @@ class SlotMonitor:
                 self._do_chores()
         except TowpathError as failure:
             if not self._ending.is_set():
-                _LOG.warning("the guardian could not do its turn", reason=str(failure))
+                _LOG.warning(
+                    "slot monitor failed, next turn retries", reason=str(failure)
+                )
             self._disconnect()
         return reason
 
@@ -348,7 +347,7 @@ class SlotMonitor:
         except psycopg.Error as error:
             if connection.broken:
                 raise
-            _LOG.warning("the heartbeat query failed", reason=str(error).strip())
+            _LOG.warning("heartbeat query failed", reason=str(error).strip())
 
 
 def _log_crossing(crossing: Crossing, view: SlotStats) -> None:
@@ -361,8 +360,8 @@ def _log_crossing(crossing: Crossing, view: SlotStats) -> None:
         "inactive_s": view.inactive_s,
     }
     if not crossing.is_over:
-        _LOG.info("the slot is back within its bound", **what)
+        _LOG.info("slot is back within its bound", **what)
     elif crossing.level == "error":
-        _LOG.error("the slot is beyond its bound", **what)
+        _LOG.error("slot is beyond its bound", **what)
     else:
-        _LOG.warning("the slot is beyond its bound", **what)
+        _LOG.warning("slot is beyond its bound", **what)

@@ -59,7 +59,7 @@ class PublishedTable(NamedTuple):
 
 
 class PublicationFacts(NamedTuple):
-    """What a publication sends."""
+    """The operations and tables that a publication sends."""
 
     is_for_all: bool
     operations: tuple[bool, bool, bool, bool]
@@ -118,7 +118,7 @@ class OldTransaction(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
     """
-    What there is before anything is done.
+    The source's facts before the first statement.
 
     ``tables`` are those that the file names, and those that its expressions take.
     ``has_run`` tells that this relay has followed this database before; ``relays`` are
@@ -192,7 +192,7 @@ def read_source_facts(
 
     Args:
         connection: Where to ask.
-        settings: What is configured.
+        settings: The configuration.
         only: Of these captured tables only; of all, if left out.
 
     Raises:

@@ -41,7 +41,7 @@ class SnapshotStore:
 
         Args:
             connection: Nobody else uses it meanwhile.
-            relay: Whose snapshots are read and stored.
+            relay: The relay whose snapshots are stored.
         """
         self._connection = connection
         self._relay = relay

@@ -114,7 +114,7 @@ class _Function(NamedTuple):
 
 
 class _Clauses(NamedTuple):
-    """What the queries hold beside relations and functions."""
+    """The clauses of the queries beside relations and functions."""
 
     tells_time: bool
     samples: bool
@@ -295,7 +295,7 @@ def _functions_refusal(functions: Sequence[_Function], clauses: _Clauses) -> str
 
 class CollectionCatalog(NamedTuple):
     """
-    What collections are looked for in.
+    The tables and views in which collections are found.
 
     Attributes:
         publication: The publication that streams the tables' changes.

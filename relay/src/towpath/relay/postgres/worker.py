@@ -1,18 +1,16 @@
 """
-The worker: does in the database what the snapshot driver wants done.
+The worker: performs the snapshot driver's effects in the database.
 
-Lanes, each a thread with a connection of its own, so that the loop never blocks and an
+Its workers are threads with a connection each, so that the loop never blocks and an
 answer never waits for a chunk. The *readers* write watermarks, read plans and read
-chunks, each of them what is asked for next; what fails is told, and the driver decides
-when to try again. The *clerk* stores and looks up: it tries until it succeeds, in turn,
-since what comes later rests on it.
+chunks, always the next request; a failure is a fact, and the driver decides when to try
+again. The *commands* store and look up: each is tried until it succeeds, in order,
+since later ones depend on it.
 
 Tried again are, by SQLSTATE: 08 (connection), 40 (deadlock), 53 (resources), 57
 (cancelled, shut down), 58 (system), 25P0 (a session's timeouts), 25006 (a standby,
-while another server takes over), 55P03 (lock timeout), and whatever has none, because
+while another server takes over), 55P03 (lock timeout), and errors without one, because
 the connection broke.
-
-What the worker's clerk does: it stores, looks up, and lets go.
 """
 
 import threading
@@ -103,7 +101,7 @@ class SnapshotCommands:
             readable: Where collections are looked for.
             frozen: The views of the database that are let go of.
             own_pids: The server's processes that work for us.
-            relay: Whose signals and snapshots are stored.
+            relay: The relay whose signals and snapshots are stored.
         """
         self._relay = relay
         self._readable = readable
@@ -468,7 +466,7 @@ class SnapshotWorker:
                 return
             if is_lost:
                 raise problem
-            _LOG.warning("trying again to store snapshots", reason=reason)
+            _LOG.warning("snapshot store failed, retrying", reason=reason)
             if self._stopping.wait(self._backoff.delay_s(attempt)):
                 return
             attempt += 1

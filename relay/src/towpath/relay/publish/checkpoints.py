@@ -1,13 +1,13 @@
 """
-Marking: what Kafka has is written down, and only then is Postgres told.
+Checkpoints: marks are stored in Kafka before an LSN is confirmed to Postgres.
 
 Every tenth of a second the marks that moved and the LSN that may be confirmed go to the
-state topic, through the same producer as everything else. What is confirmed to Postgres
-is only ever what stands there, so that the slot is never ahead of what we know of it: a
-slot that is was moved by somebody else.
+state topic, through the same producer as all records. Only a stored LSN is confirmed to
+Postgres, so that the slot is never ahead of the state topic: a slot that is ahead was
+moved by somebody else.
 
 A topic's first mark, with its end offsets, is acknowledged before its first streamed
-record is produced: whatever lies behind it after a crash is ours.
+record is produced: after a crash every record behind it is ours.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ MARKS_INTERVAL_S: Final = 0.1
 @dataclass(frozen=True, slots=True)
 class CheckpointStart:
     """
-    What was known when the connection was made.
+    The known marks and counters at the session's start.
 
     Attributes:
         marks: Of each topic, exact: read from the topics themselves.
@@ -46,7 +46,7 @@ class CheckpointStart:
 
 
 class CheckpointWriter:
-    """Keeps the marks, and says what Postgres may be told."""
+    """Stores marks and the LSN that may be confirmed to Postgres."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 """
-What Kafka has acknowledged, as the one LSN that is safe to confirm.
+Deliveries in flight: acknowledgements become the one LSN that is safe to confirm.
 
 Acknowledgements come in any order. A transaction is *settled* when it is committed,
 every record of it is acknowledged and no hold is left on it; the acknowledged LSN is

@@ -1,9 +1,9 @@
 """
-The way out: every record passes here, and waits here when Kafka takes no more.
+The publisher: every record passes here, and waits here while Kafka takes no more.
 
-Sizes are checked against the topic's limit before producing; what is too large becomes
-a dead letter, so that nothing can be refused for its size later. While there is no
-room the loop's own duties (feedback, above all) go on through ``while_waiting``.
+Sizes are checked against the topic's limit before producing; a record that is too large
+becomes a dead letter, so that none can be refused for its size later. While there is no
+room, the loop's own duties (feedback above all) continue through ``while_waiting``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +90,7 @@ class Publisher:
         """
         Produce a streamed record; waits while there is no room.
 
-        What Kafka has of it since before a crash is left out.
+        A record that Kafka already holds from before a crash is not published again.
 
         Raises:
             DeliveryFailedError: A record was given up; nothing more may be produced.

@@ -126,7 +126,7 @@ MAKES_SLOT: Final = frozenset(
 
 class StartFacts(NamedTuple):
     """
-    What is durable.
+    The durable facts that decide.
 
     Attributes:
         has_run: The state topic tells a lineage.
@@ -142,7 +142,7 @@ class StartFacts(NamedTuple):
 
 
 class StartAction(enum.Enum):
-    """What is done before the history is followed."""
+    """The actions before the first record."""
 
     GO_ON = enum.auto()
     MAKE_SLOT = enum.auto()

@@ -40,10 +40,10 @@ _NONE: Final[Mapping[str, Any]] = MappingProxyType({"lineages": ()})
 @dataclass(frozen=True, slots=True)
 class Gap:
     """
-    What may be missing where a lineage begins.
+    The changes that may be missing where a lineage begins.
 
     Attributes:
-        reason: What happened to the source, in one sentence.
+        reason: The event in the source, in one sentence.
         since_lsn: What the lineage before had confirmed, in its own LSNs.
         at: When it was noticed, in RFC 3339.
         plan: The tables whose snapshots close the gap.
@@ -66,7 +66,7 @@ class Lineage:
         number: 1 is the first.
         system_identifier: The database cluster's own.
         timeline: The timeline on which it was last followed.
-        offset: What is added to each LSN.
+        offset: The offset added to each LSN.
         slot: The slot that follows it.
         gap: Why it is not the first; None for the first.
         start_lsn: Where the slot stood when it took the lineage up; None while pending.
@@ -83,7 +83,7 @@ class Lineage:
 
 class StoredHistory(NamedTuple):
     """
-    What Kafka tells of the past.
+    The history stored in Kafka.
 
     Attributes:
         lineages: Every lineage, the newest last; empty at first start.
@@ -111,7 +111,7 @@ class Fork(NamedTuple):
 
 class SlotHistory(NamedTuple):
     """
-    What the server tells of the slot.
+    The server's facts of the slot.
 
     ``is_ours`` is False for a slot of another database, kind or plugin, which
     ``kind`` describes. ``has_streamed`` tells that it was read before.
@@ -133,7 +133,7 @@ class SlotHistory(NamedTuple):
 
 class SourceHistory(NamedTuple):
     """
-    What the source tells of itself.
+    The history that the source reports.
 
     Attributes:
         system_identifier: The database cluster's own.
@@ -157,7 +157,7 @@ class SourceHistory(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class LineageDecision:
     """
-    What to follow, and what has to be done before.
+    The lineage to follow, and the actions before.
 
     Attributes:
         lineages: Every lineage, the one to follow last.
@@ -214,7 +214,7 @@ _ALIGNMENT: Final = 8
 
 
 class _KnownHistory(NamedTuple):
-    """What Kafka tells of the newest lineage, in its own LSNs."""
+    """The stored facts of the newest lineage, in its own LSNs."""
 
     lineage: Lineage
     told_lsn: int | None
@@ -229,8 +229,8 @@ def choose_lineage(
     Decide which lineage the source's history belongs to.
 
     Args:
-        remembered: What Kafka tells.
-        found: What the source tells.
+        remembered: The history stored in Kafka.
+        found: The history that the source reports.
         tables: The captured tables, whose snapshots would close a gap.
         at: The time of a gap that is found.
 

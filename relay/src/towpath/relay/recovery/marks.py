@@ -27,7 +27,7 @@ from towpath.schemas.position import parse_position
 
 class Mark(NamedTuple):
     """
-    What a partition has.
+    The position and offset of a partition.
 
     ``position`` is the text of the last streamed record's; None: there is none yet.
     """
@@ -63,7 +63,7 @@ class Confirmed(NamedTuple):
     How far Postgres may forget; stored before Postgres is told.
 
     Attributes:
-        lsn: What Postgres is told.
+        lsn: The LSN confirmed to Postgres.
         log_lsn: The same with the lineage's offset.
         published_log_lsn: The highest log LSN of any streamed record so far.
         heartbeat: The highest heartbeat counter that was streamed; 0: none.

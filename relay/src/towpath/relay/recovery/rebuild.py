@@ -75,13 +75,13 @@ LOST: Final = "the state topic was lost, and nothing proves where its lineage be
 
 class Evidence(NamedTuple):
     """
-    What is known without the state.
+    The evidence that remains without the state.
 
     Attributes:
         marks: What each partition has.
         published_log_lsn: The highest log LSN of any streamed record.
         offsets: What is added to the source's LSNs, by the log LSN that proves it.
-        found: What the source tells of itself.
+        found: The history that the source reports.
         settings: What the file says decides ordinals, routes, keys and partitions.
         tables: The captured tables.
         at: The time, as RFC 3339.
@@ -98,7 +98,7 @@ class Evidence(NamedTuple):
 
 class RepairPlan(NamedTuple):
     """
-    What would be written, in this order, and what a person should know.
+    The records to write, in this order, and notes for the operator.
 
     Attributes:
         documents: By key; None takes a key back. The lineage comes last, so that a half
@@ -124,7 +124,7 @@ class MarkMismatch(NamedTuple):
 
     Attributes:
         reason: Why, for people.
-        partition_count: What it has now; 0: it is gone.
+        partition_count: Its content now; 0: it is gone.
         has_lost: Whether records are gone; otherwise partitions were added.
     """
 
@@ -141,7 +141,7 @@ class MismatchFacts(NamedTuple):
         misfits: By topic.
         had: Their marks as stored.
         former: Their former partition counts, as stored.
-        has: What they have now; without one that has nothing.
+        has: Their content now; without one that has nothing.
         collections: Which table or view each topic that the relay still writes can be
             filled from; None: from none.
         at: The time, as RFC 3339.
@@ -218,7 +218,7 @@ def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
 
     Args:
         topics: What is known of them.
-        found: What the source tells of itself.
+        found: The history that the source reports.
 
     Raises:
         StateRefusedError: The slot is in use.

@@ -59,7 +59,7 @@ StateDocument = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class State:
     """
-    What the state topic holds.
+    The state topic's content.
 
     Attributes:
         lineage: The document under ``lineage``; None if none was ever written.

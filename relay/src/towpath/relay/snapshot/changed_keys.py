@@ -1,5 +1,5 @@
 """
-What the stream has done to one table while it is being read.
+The keys that the stream changed in one table during its scan.
 
 Which touches drop a row
     A touch drops a row of a chunk if it came after the chunk's low watermark, or if the
@@ -38,7 +38,7 @@ MAX_CHANGED_KEYS: Final = 200_000
 
 
 class TouchOutcome(enum.IntEnum):
-    """What a touch leaves behind in the stream."""
+    """The outcome of a change for its key."""
 
     FULL = 0
     PARTIAL = 1
@@ -49,7 +49,7 @@ _Touch = tuple[int, int, TouchOutcome]
 
 
 class ChangedKeys:
-    """What one scan notes of its table's touches."""
+    """The changed keys of its table, as one scan records them."""
 
     def __init__(self, *, max_touches: int = MAX_CHANGED_KEYS) -> None:
         self._max_touches = max_touches
@@ -103,7 +103,7 @@ class ChangedKeys:
         Args:
             key: The key of a row, or of a row that was looked for.
             low: The sequence of the chunk's low watermark.
-            snapshot: What the chunk's query saw.
+            snapshot: The chunk's visibility.
 
         Returns:
             None if nothing touched it, so that the row may be emitted; else what is
@@ -139,10 +139,10 @@ class ChangedKeys:
         Take in that a reader has judged a chunk, and forget what nobody needs.
 
         Args:
-            reader: Whose chunk it was.
+            reader: The reader of the chunk.
             low: The sequence of the chunk's low watermark. Later chunks of this reader
                 have theirs above it, and see whatever this one has seen.
-            snapshot: What the chunk's query saw.
+            snapshot: The chunk's visibility.
         """
         self._passed[reader] = (low, snapshot)
         if self._count:
@@ -227,8 +227,8 @@ class ChangedKeyFeeds:
     The touches that the loop tells, and the scans that note them.
 
     Attributes:
-        tables: Whom to tell of changes of a table, by its oid.
-        aggregates: Whom to tell of events of an aggregate, by its type.
+        tables: The feeds of table changes, by oid.
+        aggregates: The feeds of aggregate events, by aggregate type.
         reordered: The tables, by oid, that are read by another key than their own, also
             while they are paused. Such a row may leave the part that is still to be
             read without a word of it in the stream: whatever changes of it with columns
@@ -240,7 +240,7 @@ class ChangedKeyFeeds:
         Record nothing yet.
 
         Args:
-            views: Of each collection that is an aggregate view, the aggregate type.
+            views: The aggregate type of each collection that is a view.
         """
         self.tables: dict[int, ChangedKeyFeed] = {}
         self.aggregates: dict[str, ChangedKeyFeed] = {}

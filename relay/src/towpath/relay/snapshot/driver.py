@@ -62,12 +62,12 @@ LOOK_INTERVAL_S: Final = 1.0
 @dataclass(frozen=True, slots=True)
 class SnapshotScope:
     """
-    What may be read, and for whom.
+    The collections that may be read, and their sinks.
 
     Attributes:
         captured: The collections that can be read, as of each look at it.
         sinks: Names the sinks as of now: what a signal's target may be.
-        views: Of each collection that is an aggregate view, the aggregate type.
+        views: The aggregate type of each collection that is a view.
         lent: Snapshots whose one view of the database was made with the slot.
         start_log_lsn: Where the stream begins, and so where those views stand.
         relay: How this relay is registered; None: no signal names one.
@@ -89,7 +89,7 @@ class SnapshotDriver:
         is_active: Whether anything is queued, read, asked for or being stored. False
             means that ``has_ready`` and ``holds_stream`` are false too, and that no
             ticks are wanted: the loop asks nothing else of an idle driver.
-        recorders: Whom to tell of changes while tables are being read.
+        recorders: The feeds of changed keys while tables are read.
         requests: Rows that the stream does not carry whole, until they are stored.
     """
 
@@ -107,7 +107,7 @@ class SnapshotDriver:
 
         Args:
             invisible: The streamed transactions that may be invisible; the loop adds.
-            scope: What may be read.
+            scope: The collections that may be read.
             run_id: Tells this process's watermarks from those of dead ones.
             limits: Bounds of memory and speed.
             throttle: When reading yields.

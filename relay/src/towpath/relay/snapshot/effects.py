@@ -1,5 +1,5 @@
 """
-What the snapshot driver wants done.
+Effects: the operations that the snapshot driver requests.
 
 ``LoopEffect``: the loop produces records. ``WorkerEffect``: the loop hands it to
 ``SnapshotWorker.submit`` as it is; the answer comes back as a fact.

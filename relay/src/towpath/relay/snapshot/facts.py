@@ -1,5 +1,5 @@
 """
-What the snapshot driver is told.
+Facts: the inputs of the snapshot driver.
 
 The loop tells what the stream brings (signals, watermarks, deliveries, ticks); the
 worker tells what came of the effects that it was given.
@@ -100,7 +100,7 @@ class EmitAllowed:
 @dataclass(frozen=True, slots=True)
 class UnfinishedRead:
     """
-    What is stored of snapshots that have not ended, oldest first.
+    The stored tables of unfinished snapshots, oldest first.
 
     Told at start, before the first message of the stream: keys that change while
     nobody listens would be lost.
@@ -137,7 +137,7 @@ class TablesInspected:
 
 @dataclass(frozen=True, slots=True)
 class EndedRead:
-    """What is stored of all tables of a snapshot; none: there is no such snapshot."""
+    """All stored tables of a snapshot; none: there is no such snapshot."""
 
     signal_id: str
     tables: tuple[StoredTable, ...]

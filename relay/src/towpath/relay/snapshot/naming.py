@@ -60,8 +60,8 @@ def expand(
     Find the collections that entries name, each once.
 
     Args:
-        entries: What a signal says.
-        known: What there is to be named.
+        entries: The signal's entries.
+        known: The existing collections.
         absent: Why an entry that names something else is refused.
         unmatched: Why an expression that matches nothing is; empty: it is not.
     """

@@ -1,7 +1,7 @@
 """
 How much the next chunk may hold and when it may be read.
 
-A chunk grows and shrinks towards a time and a size. What slows reading down: the rate
+A chunk grows and shrinks towards a time and a size. Reasons to yield: the rate
 that the signal allows, a failed attempt and its repetition, and a source or a stream
 that has other things to do (``Throttle``). Time is told, never asked for.
 """
@@ -62,7 +62,7 @@ class Throttle:
 @dataclass(frozen=True, slots=True)
 class ChunkSize:
     """
-    What chunks should be like.
+    The wanted size of chunks.
 
     Attributes:
         rows: How many rows the first has.

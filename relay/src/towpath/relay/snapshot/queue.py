@@ -67,9 +67,9 @@ class SnapshotQueue:
         Make an empty track.
 
         Args:
-            desk: What all scans share.
+            desk: The services that all scans share.
             limits: Bounds of memory and speed.
-            recorders: Whom the loop tells of changes; shared by all tracks.
+            recorders: The feeds of changed keys; shared by all tracks.
             freezes: Each run's mark and view.
             way: How it reads.
         """

@@ -62,8 +62,8 @@ class RangeReader:
         Make a reader.
 
         Args:
-            errand: What it shares with the others of its table.
-            key_range: What it reads by itself; None: only keys that are waiting.
+            errand: The scan's context, shared by its readers.
+            key_range: The key range of this reader; None: only keys that are waiting.
         """
         self.range = key_range
         # The number of the chunk that is being read; None: nothing is.

@@ -132,7 +132,7 @@ class SnapshotLimits:
     Bounds of memory and speed.
 
     Attributes:
-        chunk: What chunks should be like.
+        chunk: The wanted size of chunks.
         readers: How many chunks are read at the same time.
         max_touches: How many touches of a table are kept.
         batch_keys: How many keys that the relay asks for are stored together.

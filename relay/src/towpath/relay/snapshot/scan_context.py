@@ -1,5 +1,5 @@
 """
-What the readers of one table share, what they tell, and how their run is frozen.
+The context of one table's readers, their progress, and the consistent point of a run.
 
 Numbers of requests, and the watermarks' contents.
 
@@ -53,7 +53,7 @@ class ConsistentPoint:
     until they are read: a mark for each would never come by.
 
     Attributes:
-        name: What the view is called: a view of an earlier mark must not be taken for
+        name: The exported snapshot: one of an earlier mark must not be taken for
             it. Empty: the mark is still to be written.
         mark: Where the view stands; None: the mark was not seen yet.
     """
@@ -64,16 +64,16 @@ class ConsistentPoint:
 
 class ScanContext(NamedTuple):
     """
-    What all readers of one table are about.
+    The context that all readers of one table share.
 
     Attributes:
         snapshot_id: The signal's id, or that of the relay's own request.
         target: The one sink that gets the rows; None: they are for all.
         condition: Which rows, an SQL expression.
-        select: What is read for the table, a SELECT.
+        select: A SELECT read in place of the table.
         shape: The table as planned.
         waiting: Keys to be read, in order.
-        notes: What the stream has done to the table.
+        notes: The changed keys of the table.
         tokens: Numbers and watermarks.
         freeze: The one view of the database in which everything is read; None: each
             chunk has watermarks of its own.

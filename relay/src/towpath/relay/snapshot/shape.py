@@ -26,7 +26,7 @@ class DeclaredView(NamedTuple):
     An aggregate view: a row per aggregate, read in place of outbox rows that are gone.
 
     Attributes:
-        aggregate_type: Whose aggregates they are.
+        aggregate_type: The aggregate type.
         name: The view, as ``schema.name``.
     """
 
@@ -78,7 +78,7 @@ class TableShape:
 
     @property
     def collection(self) -> str:
-        """What signals and stored snapshots call it."""
+        """The collection's name in signals and stored snapshots."""
         name = self.relation.full_name
         return name.text if self.view is None else name.joined
 
@@ -115,7 +115,7 @@ class TableShape:
 @dataclass(frozen=True, slots=True)
 class ScanPlan:
     """
-    What is to be read of a table.
+    The scan plan of a table.
 
     Attributes:
         shape: The table when the plan was made.

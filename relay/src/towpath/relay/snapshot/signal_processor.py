@@ -74,7 +74,7 @@ from towpath.relay.snapshot.visibility import XidSnapshot
 @dataclass(frozen=True, slots=True)
 class AcceptedSignal:
     """
-    What a signal that was stored as new starts and changes.
+    The tables that a newly stored signal starts and changes.
 
     Attributes:
         tables: To be read, in the state that each is stored in.
@@ -154,7 +154,7 @@ def pick_tables(
     Choose the tables that a request means.
 
     Args:
-        request: What the signal names.
+        request: The signal's selection.
         tables: Those that could be meant.
         states: In which of their states they are.
     """
@@ -242,7 +242,7 @@ class SignalProcessor:
         Begin to answer the first signal, if this snapshot sees it.
 
         Args:
-            snapshot: What is visible by now.
+            snapshot: The visible transactions by now.
             open_tables: The tables that have not ended: those that can be stopped.
         """
         if not self.waits_for_visibility:

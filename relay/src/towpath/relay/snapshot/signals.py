@@ -370,7 +370,7 @@ class ExternalSignal(NamedTuple):
 
     Attributes:
         signal_id: Its id, and the snapshot's.
-        type: What is asked for.
+        type: The signal's type.
         data: A JSON object, as text; None: nothing further.
         source: Where it was left, for people.
         relay: Whose channel it was left in, if it names no relay; None: everybody's.

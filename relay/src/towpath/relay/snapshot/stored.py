@@ -19,7 +19,7 @@ _SHOWN_KEYS: Final = 10
 
 class SettledRows(NamedTuple):
     """
-    What Kafka has acknowledged since the last time: chunks, and rows in them.
+    Acknowledged since the last report: chunks, and rows in them.
 
     ``undelivered`` are the keys of rows that are dead letters.
     """
@@ -132,7 +132,7 @@ class StoredTable(NamedTuple):
 
     @property
     def select(self) -> str | None:
-        """What is read in place of the table, a SELECT."""
+        """A SELECT read in place of the table."""
         return self.condition if self.is_of_one_view else None
 
     @property

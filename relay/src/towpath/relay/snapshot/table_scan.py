@@ -83,7 +83,7 @@ HOLDING: Final = frozenset({ScanStage.WAITING, ScanStage.PLANNING, ScanStage.REA
 
 
 class ScanServices(NamedTuple):
-    """What the scans of one source share."""
+    """The services that the scans of one source share."""
 
     invisible: InvisibleTransactions
     requests: KeyRequests
@@ -92,7 +92,7 @@ class ScanServices(NamedTuple):
 
 class ScanOptions(NamedTuple):
     """
-    What one scan works with.
+    The options of one scan.
 
     Attributes:
         notes: Where the stream's touches of its table go.

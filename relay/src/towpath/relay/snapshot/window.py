@@ -36,7 +36,7 @@ PART_BYTES: Final = 256 * 1024
 @dataclass(slots=True)
 class WindowVerdict:
     """
-    What becomes of a part of a chunk.
+    The rows of a slice that pass, and the rows that the stream evicted.
 
     Attributes:
         relation: The shape of the rows.

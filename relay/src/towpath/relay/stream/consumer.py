@@ -1,24 +1,18 @@
 """
-Follows the stream: each step of it becomes records, touches and facts. Hot path.
+Consumes the stream: each step becomes records, changed keys and facts. Hot path.
 
 Rows are produced as they arrive; nothing is collected until the commit. Every step
 that a snapshot's watermarks must be ordered against raises ``sequence`` by one.
 
-A transaction that an operator wants set aside (``skip``) goes to the dead letters raw,
-message by message; shapes in it still count, because what follows needs them.
+A skipped transaction (``towpath relay state skip``) goes to the dead letters as it
+came, message by message and undecoded: it may have been skipped because it cannot be
+decoded. Relations in it still count, because later messages need them. Its end is
+written to the state topic, so that a skip happens once and can be seen. Until that
+end is confirmed, a crash streams the transaction again, and it is skipped again.
 
-Setting a transaction aside, because an operator said so: ``towpath relay state skip``.
-
-Its messages go to the dead letters as they came, undecoded: what made somebody skip it
-may be that it cannot be decoded. Its end is told to the state topic, so that the order
-to skip is carried out once and can be seen to have been. Until that end is confirmed a
-crash brings the transaction again, and it is set aside again.
-
-Rows of signal tables in the stream: signals, watermarks, and signals left elsewhere.
-
-An inserted row of ``towpath.signal`` is a signal, whose transaction waits until the
+An inserted row of ``towpath.signal`` is a signal, whose transaction is held until the
 answer is stored; or it is a watermark, where those are written as rows. A row of the
-bare table that the configuration names is left for the inbox.
+bare table that the configuration names is an external signal.
 """
 
 import struct
@@ -88,7 +82,7 @@ MakeDeadLetter = Callable[[bytes, bytes, int], Record]
 
 
 class TransactionSkipper:
-    """Buries the messages of the transactions that are to be skipped."""
+    """Publishes the messages of skipped transactions as dead letters."""
 
     def __init__(
         self,
@@ -399,7 +393,7 @@ class StreamConsumer:
             self._aggregate_keys.row(change, self._sequence)
 
     def _request_row(self, change: Change) -> None:
-        """Have a row read that may have moved unseen, with columns left out."""
+        """Request a row that may have moved unseen, with columns left out."""
         key = partial_key(change)
         if key is not None:
             position = Position(change.transaction.log_lsn, change.ordinal)
@@ -462,7 +456,7 @@ class StreamConsumer:
             self._publish(record, delivery)
 
     def _announce(self, delivery: Delivery) -> None:
-        """Tell that the transaction begins, before its first event."""
+        """Publish the begin of the transaction before its first event."""
         begin = self._metadata.due() if self._metadata is not None else None
         if begin is not None:
             self._publish(begin, delivery)

@@ -1,4 +1,4 @@
-"""What the loop and its desks share; made anew for every connection."""
+"""The parts that the loop and the stream's consumers share in one session."""
 
 from dataclasses import dataclass
 
@@ -17,12 +17,12 @@ class LoopContext:
     The middle of one connection's lifetime.
 
     Attributes:
-        ledger: What Kafka has acknowledged.
+        ledger: The deliveries in flight.
         invisible: Which streamed transactions may be invisible yet.
-        outlet: The way out.
+        outlet: Publishes records.
         router: Which records a change gives.
-        relations: Which shapes are told.
-        stats: What is counted, across connections.
+        relations: Announced relations.
+        stats: Counters, across connections.
         clock: The time.
     """
 

@@ -66,7 +66,7 @@ def record_change(
 
     Args:
         touches: The table's recorder.
-        change: What the stream brought.
+        change: The streamed change.
         sequence: Its place among watermarks.
         is_published: It gave a record. A row that the configuration leaves out of the
             stream is in a snapshot alone, and so is read again.
@@ -93,7 +93,7 @@ def _key(row: Row, indexes: tuple[int, ...]) -> tuple[bytes, ...]:
 
 
 class _ViewEvents(NamedTuple):
-    """What is known of a declared view: its ids, and which events say everything."""
+    """The events of a declared view: its ids, and which events say everything."""
 
     canonical: Canonical
     state_types: frozenset[bytes]
@@ -104,11 +104,11 @@ class _ViewEvents(NamedTuple):
 
 class KeyRecorder(Protocol):
     """
-    Who takes notes of touches.
+    The recorders of changed keys.
 
     Attributes:
-        recorders: Of the tables that are read now, by oid.
-        aggregates: Of the views that are read now, by aggregate type.
+        recorders: The feeds of tables that are being read, by oid.
+        aggregates: The feeds of views that are being read, by aggregate type.
     """
 
     recorders: dict[int, ChangedKeyFeed]
@@ -124,7 +124,7 @@ class AggregateKeyRecorder:
 
         Args:
             outbox: ``[relay.outbox]``.
-            touched: Whom to tell.
+            touched: The recorders.
             stats: Told of ids that are not as the view declares them; asked whether an
                 event became a dead letter.
         """

@@ -53,7 +53,7 @@ class LogicalMessageRoute(Protocol):
 
 class LogicalMessageRoutes(NamedTuple):
     """
-    What becomes of messages that are not our own.
+    The routes of other programs' messages.
 
     Attributes:
         events_prefix: The prefix of those that are events.
@@ -81,10 +81,10 @@ class LogicalMessageHandler:
         Prepare.
 
         Args:
-            context: What the loop's parts share.
+            context: The loop's context.
             snapshots: Told of watermarks.
             checkpoints: Stores how far the relay is.
-            routes: What becomes of messages that are not our own.
+            routes: The routes of other programs' messages.
             relay_name: The slot's name: table events of other relays are left alone.
         """
         self._context = context

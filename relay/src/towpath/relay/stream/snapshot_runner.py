@@ -1,23 +1,19 @@
 """
-Between the loop and the snapshot driver: facts in, effects out.
+Runs the snapshot driver inside the loop: facts in, effects out.
 
-What the loop does itself (rows, notifications) is done at once, in stream order; the
-rest is for the worker, whose answers come back as facts in the loop's own time.
+Rows and notifications are produced at once, in stream order; the worker performs the
+other effects, and its answers come back as facts in the loop's own time.
 
-A chunk goes out in slices, a few milliseconds of them in each turn of the loop, so that
-live changes pass in between; each row is judged in the moment in which it goes out.
+A chunk is emitted in slices, a few milliseconds of them in each turn of the loop, so
+that live changes pass in between; each row is judged at the moment of its emission.
 
-How far the snapshots are, seen from outside: what the driver wants stored, in numbers.
+``SnapshotStats`` counts tables: one counts from the moment its signal, or the relay's
+own request, is stored; one that has ended counts once. Counters live as long as the
+process, also when a connection's end interrupts a scan that is resumed later.
 
-A table counts from the moment its signal, or the relay's own request, is stored; one
-that has ended counts once. Numbers live as long as the process; what a connection's end
-interrupts is resumed, and counts on.
-
-Signals that are left elsewhere, as far as the loop has a hand in them.
-
-A row of a bare signal table is handed to the inbox, and its transaction is held until
-the signal table has it: a restart streams it again otherwise. What is refused, there or
-by another channel, is counted and told on the notifications topic, since it has no row
+External signals are rows of a bare signal table. The inbox copies each into the signal
+table, and its transaction is held until it is there: a restart streams it again
+otherwise. A refused one is counted and published as a notification, since it has no row
 in which it could be answered.
 """
 
@@ -185,9 +181,9 @@ class ExternalSignals:
         Prepare.
 
         Args:
-            context: What the loop shares.
+            context: The loop's context.
             inbox: Takes the signals.
-            refusals: What every channel has refused, put there from any thread.
+            refusals: Refused signals of every channel, added from any thread.
         """
         self._context = context
         self._inbox = inbox
@@ -217,7 +213,7 @@ class ExternalSignals:
 
     def _report_refusal(self, refusal: SignalRefusal) -> None:
         context = self._context
-        _LOG.warning("a signal was refused", **refusal._asdict())
+        _LOG.warning("signal refused", **refusal._asdict())
         context.stats.skip(REFUSED)
         detail = {"reason": refusal.reason, "source": refusal.source}
         told = notifications.answered(refusal.signal_id, "rejected", detail)

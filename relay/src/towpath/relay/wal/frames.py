@@ -85,7 +85,7 @@ def status_update(confirmed_lsn: int, sent_us: int) -> bytes:
     Written and applied say the same: nothing is ours before Kafka has it.
 
     Args:
-        confirmed_lsn: What the server need not keep any more.
+        confirmed_lsn: The LSN below which the server may forget.
         sent_us: The wall time, in microseconds since 1970.
     """
     return _STATUS.pack(

@@ -43,7 +43,7 @@ from towpath.schemas.position import READ_ORDINAL
 
 class Transaction(NamedTuple):
     """
-    What all changes of one transaction share.
+    The shared facts of one transaction's changes.
 
     ``place`` is the first half of their positions' text, up to and with the dot.
     ``origin`` names the replication origin, if the transaction was replicated itself,
@@ -70,7 +70,7 @@ class Change(NamedTuple):
         new: The row after; None for a delete.
         old: The former key, or the whole former row if ``is_full``; None without.
         is_full: Whether ``old`` is the whole row.
-        transaction: Whose change it is.
+        transaction: The transaction.
         ordinal: Its index among the transaction's messages.
         lsn: Where the row was written: for people, never for order.
     """

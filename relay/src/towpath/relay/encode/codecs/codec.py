@@ -1,5 +1,5 @@
 """
-What a table route needs to write keys and values: one codec per shape of a table.
+Codecs of keys and values, as a table route uses them: one codec per shape of a table.
 
 ``json``, ``json_schema`` and ``avro`` fit it. Rows come as the stream brings them:
 text, None for NULL, ``UNCHANGED`` for what was left out.
@@ -16,7 +16,7 @@ Values = Sequence[bytes | None]
 
 class EnvelopeFacts(NamedTuple):
     """
-    What an envelope says beside the row; times in microseconds since 1970.
+    The parts of an envelope beside the row; times in microseconds since 1970.
 
     Attributes:
         operation: Debezium's letter: b"c", b"u", b"d", b"r" or b"t".

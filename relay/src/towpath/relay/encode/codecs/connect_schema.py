@@ -92,7 +92,7 @@ class Field(NamedTuple):
     Attributes:
         at: Its place in the rows.
         name: Its name in records.
-        form: What becomes of its text.
+        form: The form of its values.
         is_nullable: Whether NULL is a value of it.
     """
 

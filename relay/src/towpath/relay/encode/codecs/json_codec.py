@@ -50,7 +50,7 @@ class RowColumn(NamedTuple):
     Attributes:
         at: Its place in the row.
         head: Its name, with the comma before it.
-        form: What its values become.
+        form: The form of its values.
         is_nullable: Whether a row may have none.
     """
 

@@ -79,7 +79,7 @@ class Fragments(NamedTuple):
 
 class Form(NamedTuple):
     """
-    What a column's text becomes.
+    The value of a column's text.
 
     Attributes:
         schema: What ``value`` gives, for readers.

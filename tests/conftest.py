@@ -1,5 +1,4 @@
-"""
-What all tests share: one local stack per worker, one database per test.
+"""Fixtures of all tests: one local stack per worker, one database per test.
 
 A run is one process, or several workers side by side. The stack lives in a folder below
 the system's temporary folder; its parts start when a test first asks for their address.

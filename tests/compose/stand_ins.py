@@ -26,8 +26,7 @@ _STORE_MODULE = "github.com/versity/versitygw/cmd/versitygw"
 
 
 def ensure(image: str) -> str:
-    """
-    Have an image: one that is here, a pulled one, or one made here.
+    """Ensure that an image exists: local, pulled, or built here.
 
     Args:
         image: A vendor's name with its version, ``postgres:18.6``.

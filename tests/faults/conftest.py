@@ -1,5 +1,5 @@
 """
-What the crash tests share: a source with a history, relays that die, and a reckoning.
+Fixtures of the crash tests: a source with a history, relays that die, and a check.
 
 Two relays follow one database, each with a slot and a prefix of its own. The first is
 killed; the second, the witness, is not. In the end each streamed record must stand in

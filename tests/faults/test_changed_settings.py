@@ -106,7 +106,7 @@ def test_tables_added_after_a_kill_come_once(faults):
 
 def test_another_delivery_after_a_kill_neither_loses_nor_repeats(faults):
     """
-    What a transaction left open is no record of Kafka's, however we go on.
+    Records of an open transaction never count as published, in either delivery mode.
     """
     transactional = 'delivery = "transactional"'
     faults.prepare(relay=transactional)
@@ -143,7 +143,7 @@ def test_another_publication_serves_once_it_is_known_everywhere(faults):
 
 def test_another_publication_after_a_clean_stop_loses_nothing(faults):
     """
-    What was written before the new publication was made is not passed over.
+    Changes from before the new publication are not skipped.
     """
     faults.prepare()
     faults.writer.write()
@@ -162,7 +162,7 @@ def test_another_publication_after_a_clean_stop_loses_nothing(faults):
 
 def test_a_publication_younger_than_the_log_is_refused(faults):
     """
-    What was written while there was no publication would be passed over: it halts.
+    Changes made without a publication would be skipped, so the relay halts.
     """
     faults.prepare()
     faults.writer.write()

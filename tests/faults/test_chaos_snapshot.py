@@ -113,7 +113,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path):
 
 def test_an_unknown_victim_is_a_mistake_of_usage(tmp_path: Path):
     """
-    Who cannot be killed is named, with those who can.
+    An unknown victim is refused, and the known ones are listed.
     """
     with towpath(tmp_path, *CHAOS, "--kill", "kafka") as process:
         _, errors = process.communicate(timeout=240)

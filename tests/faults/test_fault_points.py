@@ -53,9 +53,9 @@ IN_TRANSACTIONS = [
 
 
 @pytest.mark.parametrize("deaths", CHAINS.values(), ids=CHAINS)
-def test_killed_at_a_point_nothing_is_lost_or_twice(faults, deaths):
+def test_a_kill_at_any_point_loses_and_repeats_nothing(faults, deaths):
     """
-    Whatever stands in the topics afterwards is what was never interrupted (A96, B1).
+    The topics end as those of an uninterrupted run (A96, B1).
     """
     faults.prepare(sections=EVERYTHING)
     faults.writer.write()

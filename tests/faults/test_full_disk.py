@@ -68,7 +68,7 @@ def shop(stack, unique, tmp_path):
 
 
 def limit(processes, size):
-    """Have every write of processes to a file fail beyond a size, whoever runs this."""
+    """Make every write of processes to a file fail beyond a size, for any user."""
     for one in processes:
         _, hard = resource.prlimit(one.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(one.pid, resource.RLIMIT_FSIZE, (size, hard))

@@ -266,9 +266,9 @@ def test_a_partition_count_that_changes_while_running_halts(faults):
 
 
 @pytest.mark.parametrize("is_made_anew", [False, True])
-def test_a_topic_that_is_gone_or_made_anew_is_refused(faults, is_made_anew):
+def test_a_deleted_or_recreated_topic_is_refused(faults, is_made_anew):
     """
-    Nobody can tell what it had: the start halts, and nothing is touched.
+    Its records are unknown: the start halts, and nothing is changed.
     """
     faults.prepare()
     faults.writer.write()

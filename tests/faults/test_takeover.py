@@ -102,7 +102,7 @@ Topics = dict[tuple[str, int], list[Message]]
 
 
 class Seen(NamedTuple):
-    """What the stack held at one moment, and how far its sinks were."""
+    """The contents of the stack at one moment, and the sinks' progress."""
 
     topics: Topics
     sinks: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -237,7 +237,7 @@ class Stack:
 
 
 class TakeOver(NamedTuple):
-    """What there was before and after, and what commands and pages said of it."""
+    """The state before and after, and the output of commands and pages."""
 
     before: Seen
     after: Seen
@@ -443,9 +443,9 @@ def test_the_sinks_of_a_recorded_stack_equal_the_source(taken):
     assert (True, set()) == (min(rows) > 0, taken.still_parked)
 
 
-def test_the_topics_of_a_recorded_stack_go_on_where_they_ended(taken):
+def test_the_topics_of_a_recorded_stack_continue(taken):
     """
-    What was there stays, and each position stands once, rising in its partition.
+    Existing records stay, and each position stands once, rising in its partition.
     """
     before, after = taken.before.topics, taken.after.topics
     changed = [

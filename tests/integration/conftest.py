@@ -1,4 +1,4 @@
-"""What tests of the snapshot worker share: a prepared database, and workers over it."""
+"""Fixtures of the snapshot worker's tests: a prepared database, and workers over it."""
 
 import threading
 from collections.abc import Callable, Iterator

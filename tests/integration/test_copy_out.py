@@ -80,11 +80,11 @@ def test_an_error_in_the_middle_is_raised_behind_the_lines(connection: Connectio
         (b"select 1", psycopg.ProgrammingError),
     ],
 )
-def test_what_is_no_copy_is_refused(
+def test_a_statement_without_copy_is_refused(
     connection: Connection, statement: bytes, error: type[psycopg.Error]
 ):
     """
-    By the server, or because there is nothing to be read.
+    The server refuses it, or there is nothing to read.
     """
     with pytest.raises(error):
         list(copy_out(connection, statement))
@@ -106,9 +106,9 @@ def test_a_copy_can_be_cancelled(connection: Connection):
     assert 42 == answer(connection)
 
 
-def test_who_ends_early_has_no_connection_left(connection: Connection):
+def test_a_reader_that_ends_early_closes_its_connection(connection: Connection):
     """
-    What the server still sends would be taken for an answer to something else.
+    The server's remaining rows would be taken for another answer.
     """
     for _ in copy_out(connection, MANY):
         break

@@ -143,11 +143,11 @@ def test_a_failing_heartbeat_query_stops_nothing(database: str, unique: str, sou
     ],
     ids=["slot", "heartbeat", "claim"],
 )
-def test_what_is_lost_is_told_once(
+def test_a_loss_is_reported_once(
     database: str, unique: str, source, hurt: str, reason: str
 ):
     """
-    A slot that is gone, a counter that went back, a broken claim: begin anew.
+    A deleted slot, a counter that went back, a broken claim: a new session begins.
     """
     with watch(database, unique) as watched:
         until(lambda: counter(source) >= 3, "three beats")
@@ -333,7 +333,7 @@ def test_init_brings_an_older_snapshot_table_in_step(database: str, unique: str)
 
 def test_init_run_twice_finds_nothing_to_do(database: str, unique: str):
     """
-    What init made is what it wants; and the prepared source has no error.
+    The result of init is what it plans; the prepared source has no error.
     """
     settings = settings_of(database, unique)
     first = prepare(settings)

@@ -38,7 +38,7 @@ TABLE = "create table if not exists public.note (id int primary key, note text)"
 
 @dataclass
 class Kept:
-    """What Kafka would hold, and a relay that follows one slot of one database."""
+    """Kafka's contents, and a relay that follows one slot of one database."""
 
     dsn: str
     slot: str

@@ -301,7 +301,7 @@ LATE = (
 
 
 @pytest.mark.parametrize("defect", [SOUND, "textbook"])
-def test_what_nobody_sees_yet_keeps_its_stale_rows_out(rig: Rig, defect: str):
+def test_invisible_commits_drop_stale_rows(rig: Rig, defect: str):
     """
     Rows that are changed in the log and old in every view are not delivered (B17).
 
@@ -326,7 +326,7 @@ def test_what_nobody_sees_yet_keeps_its_stale_rows_out(rig: Rig, defect: str):
 
 
 @pytest.mark.parametrize("defect", [SOUND, "textbook"])
-def test_a_partial_change_that_nobody_sees_is_read_again(rig: Rig, defect: str):
+def test_an_invisible_partial_change_is_read_again(rig: Rig, defect: str):
     """
     A row whose large column was not streamed is delivered whole, and only once visible.
     """
@@ -347,7 +347,7 @@ def test_a_partial_change_that_nobody_sees_is_read_again(rig: Rig, defect: str):
 
 
 @pytest.mark.parametrize("defect", [SOUND, "unheld"])
-def test_a_killed_relay_hears_again_what_nobody_sees(rig: Rig, defect: str):
+def test_a_killed_relay_streams_invisible_commits_again(rig: Rig, defect: str):
     """
     Killed while streamed transactions are invisible, it records them anew (A5, B17).
 
@@ -487,7 +487,7 @@ def test_a_rewrite_between_view_and_query_loses_nothing(
 
 def test_a_truncate_in_mid_snapshot_leaves_no_old_row(rig: Rig):
     """
-    What was delivered before is gone; what came into the empty table is there.
+    Rows delivered before are gone; rows inserted after the truncate are there.
     """
     rig.start()
     begin_slowly(rig)

@@ -213,7 +213,7 @@ def test_customers_come_back_to_any_order_of_the_shop(begin: Begin):
 
 def test_of_a_hundred_shoppers_sixty_pay_and_fifteen_cancel(begin: Begin):
     """
-    Of all users one in five comes back to an order.
+    One in five of all users comes back to an order.
     """
     run = begin("--show-task-ratio-json")
     run.end()

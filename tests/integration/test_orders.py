@@ -214,7 +214,7 @@ def test_an_order_that_went_the_other_way_is_a_conflict(shop: Shop):
 
 def test_nothing_is_written_without_a_commit(shop: Shop):
     """
-    What a unit of work does not commit leaves neither rows nor events.
+    An uncommitted unit of work leaves neither rows nor events.
     """
     sessions = shop.client.application.extensions[EXTENSION].sessions
     command = PlaceOrder.model_validate(
@@ -343,7 +343,7 @@ def test_a_failed_request_does_not_use_its_key_up(shop: Shop):
 
 def test_an_order_paid_and_cancelled_at_once_goes_one_way(shop: Shop):
     """
-    Of eight who pay and cancel at the same time, one way wins and is said once.
+    Eight clients pay and cancel at once: one transition wins and has one event.
     """
     order_id = shop.placed()
     client = shop.client.application.test_client
@@ -403,9 +403,9 @@ def test_the_newest_event_of_every_order_is_the_order(shop: Shop):
         ("GET", "/customers/7"),
     ],
 )
-def test_what_does_not_exist_is_not_found(shop: Shop, method: str, path: str):
+def test_an_unknown_order_is_not_found(shop: Shop, method: str, path: str):
     """
-    Unknown numbers, numbers that Postgres cannot hold, and what is no number.
+    Unknown numbers, numbers that Postgres cannot hold, and invalid ones give 404.
     """
     response = shop.client.open(path, method=method)
 
@@ -427,7 +427,7 @@ def test_what_does_not_exist_is_not_found(shop: Shop, method: str, path: str):
         ({"attributes": {"a\0": 1}}, "attributes.a\0.[key]"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_by_field(shop: Shop, change, field: str):
+def test_invalid_orders_are_refused_by_field(shop: Shop, change, field: str):
     """
     An unknown customer, a total too large and NUL characters leave nothing behind.
     """
@@ -492,9 +492,9 @@ def test_without_its_database_the_service_says_so():
     assert [503, 503, 503, 503, 200] == [a.status_code for a in answers]
 
 
-def test_a_held_row_is_a_refusal_that_may_be_tried_again(shop: Shop):
+def test_a_locked_order_is_a_retryable_refusal(shop: Shop):
     """
-    Who waits too long for an order's lock is told to come again.
+    A client that waits too long for an order's lock gets a retryable answer.
     """
     order_id = shop.placed()
     with shop.engine.begin() as connection:
@@ -592,9 +592,9 @@ def test_the_same_seed_gives_the_same_shop_and_another_adds_to_it(shop: Shop):
     )
 
 
-def test_an_unforeseen_failure_tells_the_caller_nothing(shop: Shop):
+def test_an_unforeseen_failure_is_hidden_from_the_caller(shop: Shop):
     """
-    What the database says of a row stays in the log.
+    The database's message about a row stays in the log.
     """
     shop.rows("alter table shop.customers add check (name <> 'Eve')")
 
@@ -649,7 +649,7 @@ def test_the_view_says_of_each_order_what_its_newest_event_says(shop: Shop):
 
 def test_a_seeded_order_is_an_event_that_fits_its_schema(shop: Shop):
     """
-    What was never said stands in the view as it would be said.
+    A seeded order without an event looks in the view as its event would.
     """
     seed_shop(shop.engine, orders=200, customers=20)
     documents = shop.rows("select type, payload from shop.order_documents")
@@ -681,7 +681,7 @@ def test_a_part_of_the_view_is_read_along_the_key(shop: Shop):
 
 def test_the_relay_can_read_the_view(shop: Shop):
     """
-    What the shop declares in its configuration is refused in no respect.
+    The relay refuses nothing of the shop's declared views.
     """
     view = AggregateView(
         aggregate_type="order",

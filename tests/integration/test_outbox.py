@@ -136,7 +136,7 @@ def test_a_bad_event_writes_nothing_and_leaves_the_transaction_usable(engine: En
 
 def test_an_event_takes_a_connection_as_well_as_a_session(engine: Engine):
     """
-    Who works without sessions records in the connection's transaction.
+    Code without sessions records events in the connection's transaction.
     """
     with engine.begin() as connection:
         record(connection, registered("a"))
@@ -171,9 +171,9 @@ def test_columns_hold_what_the_relay_reads(engine: Engine):
     assert expected == (uuid.UUID(str(row[0])), *row[1:])
 
 
-def test_what_an_aggregate_says_is_recorded_at_commit(engine: Engine, sessions):
+def test_an_aggregates_events_are_recorded_at_commit(engine: Engine, sessions):
     """
-    The handler does nothing for it; said once, it is recorded once.
+    The handler does nothing for it; an event is recorded once.
     """
     with sessions() as session:
         insert(session, Member("a", "")).says("Ada")
@@ -183,7 +183,7 @@ def test_what_an_aggregate_says_is_recorded_at_commit(engine: Engine, sessions):
     assert (["a"], ["a"]) == written(engine)
 
 
-def test_what_an_aggregate_says_is_recorded_at_flush(engine: Engine, sessions):
+def test_an_aggregates_events_are_recorded_at_flush(engine: Engine, sessions):
     """
     With mapped rows, the events are written before the rows are.
     """
@@ -207,9 +207,9 @@ def test_what_an_aggregate_says_is_recorded_at_flush(engine: Engine, sessions):
     local.dispose()
 
 
-def test_what_an_aggregate_said_is_forgotten_with_its_rows(engine: Engine, sessions):
+def test_an_aggregates_events_are_rolled_back_with_its_rows(engine: Engine, sessions):
     """
-    After a rollback the next commit writes nothing of it.
+    After a rollback the next commit writes none of them.
     """
     with sessions() as session:
         member = insert(session, Member("a", ""))
@@ -234,7 +234,7 @@ def test_a_bad_event_stops_the_commit(engine: Engine, sessions):
     assert ([], []) == written(engine)
 
 
-def test_what_was_said_in_a_savepoint_goes_with_it(engine: Engine, sessions):
+def test_events_of_a_savepoint_are_rolled_back_with_it(engine: Engine, sessions):
     """
     A rollback to a savepoint takes its events and only its events.
     """
@@ -250,7 +250,9 @@ def test_what_was_said_in_a_savepoint_goes_with_it(engine: Engine, sessions):
     assert (["b", "c"], ["b", "c"]) == written(engine)
 
 
-def test_a_savepoint_waits_for_what_was_said_before_it(engine: Engine, sessions):
+def test_a_savepoint_is_refused_before_pending_events_are_recorded(
+    engine: Engine, sessions
+):
     """
     It is refused until that is recorded: its rollback would take the events along.
     """

@@ -67,7 +67,7 @@ class Change(NamedTuple):
 
 @dataclass
 class Fold:
-    """What a sink would have after reading a topic, and what it met on the way."""
+    """A sink's rows after reading a topic, and its findings."""
 
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     streamed: list[Change] = field(default_factory=list)
@@ -347,7 +347,7 @@ def test_a_watermark_stands_in_a_transaction(source: Source):
 
 def test_other_publications_serve_once_the_log_knows_them(source: Source):
     """
-    What was written before they were made is read through the former ones.
+    Changes from before their creation are read through the former ones.
     """
     source.prepare()
     source.start()

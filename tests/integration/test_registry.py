@@ -70,7 +70,7 @@ def test_every_event_schema_is_known_after_the_start_of_two_services(stack):
 
 def test_services_that_start_at_once_agree(stack, unique: str):
     """
-    Of eight that bring the same new schemas at the same moment, none fails.
+    Eight services register the same new schemas at once, and none fails.
     """
     schemas = [renamed(unique), renamed(unique, 2, AGE | {"default": 0})]
     gate = threading.Barrier(8)

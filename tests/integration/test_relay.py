@@ -128,7 +128,7 @@ def test_every_event_arrives_once_and_in_order_per_key(relay: Relay):
 
 def test_a_rollback_emits_nothing(relay: Relay):
     """
-    What was rolled back, wholly or to a savepoint, is in no topic (I1).
+    Messages rolled back, wholly or to a savepoint, are in no topic (I1).
     """
     relay.prepare()
     relay.start()
@@ -281,9 +281,9 @@ def test_kill_9_loses_nothing(relay: Relay):
     assert set(range(6000)) == set(numbers(messages))
 
 
-def test_killed_before_kafka_has_answered_it_loses_nothing(relay: Relay, stack):
+def test_a_relay_killed_before_acknowledgements_loses_nothing(relay: Relay, stack):
     """
-    What was handed to a Kafka that does not answer is streamed again after a kill.
+    Records that Kafka did not acknowledge are streamed again after a kill.
     """
     relay.prepare()
     process = relay.start()

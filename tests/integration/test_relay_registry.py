@@ -112,9 +112,9 @@ def test_an_incompatible_schema_is_refused_until_the_subject_allows_it(
     )
 
 
-def test_a_schema_that_is_none_is_refused(ids: SchemaIds, unique: str):
+def test_an_invalid_schema_is_refused(ids: SchemaIds, unique: str):
     """
-    What the registry cannot read is refused with its reason.
+    A schema that the registry cannot parse is refused with its reason.
     """
     with pytest.raises(SchemaRefusedError) as raised:
         ids(unique, '{"type": "record", "name": "no-name", "fields": []}')
@@ -133,9 +133,9 @@ def test_a_schema_that_is_none_is_refused(ids: SchemaIds, unique: str):
         ((200, b"[1]"), RegistryRefusedError),
     ],
 )
-def test_every_other_answer_is_the_right_failure(answering, answer, error):
+def test_every_registry_error_has_its_failure_class(answering, answer, error):
     """
-    What may pass is tried again; what will not, halts.
+    Transient errors are retried; permanent ones halt.
     """
     answering.answers = [answer]
     with closing(SchemaIds(url(answering))) as ids, pytest.raises(error) as raised:
@@ -182,9 +182,9 @@ def test_a_registry_that_is_away_or_hangs_is_unavailable():
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8081", "redis://127.0.0.1", "http://"])
-def test_an_address_that_is_none_halts(address: str):
+def test_an_invalid_registry_address_halts(address: str):
     """
-    What no registry can have as its address is not tried again.
+    An impossible address is not retried.
     """
     with (
         closing(SchemaIds(address)) as ids,

@@ -24,7 +24,7 @@ CHUNK_ROWS = 100
 
 @dataclass
 class Fold:
-    """What a sink would have after reading a topic, and what it met on the way."""
+    """A sink's rows after reading a topic, and its findings."""
 
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     positions: dict[str, str] = field(default_factory=dict)

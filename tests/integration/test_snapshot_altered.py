@@ -118,7 +118,7 @@ def test_alterations_in_mid_snapshot_lose_nothing(source: Source):
 
 def test_alterations_of_key_or_table_fail_with_the_last_key(source: Source):
     """
-    What is not the table any more says so, and up to where it was read (A31).
+    A changed table fails with its last key (A31).
     """
     alterations = {
         "s.t1": "alter table s.t1 drop constraint t1_pkey, add primary key (b)",

@@ -1,4 +1,4 @@
-"""What is done to a table while it is read: alterations, locks, lost sessions."""
+"""Changes of a table while it is read: alterations, locks, lost sessions."""
 
 import threading
 from collections.abc import Iterator
@@ -122,7 +122,7 @@ def test_an_alteration_of_the_key_or_the_table_fails_the_chunk(
 
 def test_another_order_of_the_key_fails_the_chunk(table, worker):
     """
-    What lies behind the last key are other rows, though name and type are the same.
+    The rows after the last key are others, though name and type are the same.
     """
     table.execute("create table s.w (k text primary key)")
     table.execute("insert into s.w values ('a'), ('b'), ('c')")

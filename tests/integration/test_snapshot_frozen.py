@@ -257,7 +257,7 @@ def test_a_select_that_gives_rows_twice_is_refused(table, worker):
 @pytest.mark.parametrize("terms", [FROZEN, {}])
 def test_a_select_that_lacks_a_column_is_refused(table, worker, terms):
     """
-    What a sink would get of it is no row of the table.
+    Its result would be no row of the table.
     """
     plan = worker.plan("s.t", select="select a from s.t", **terms)
     failure = worker.chunk(plan, select="select a from s.t", **terms)

@@ -101,7 +101,7 @@ def test_the_key_is_what_the_stream_tells(connection, worker, unique, kind):
 
 def test_the_key_of_a_table_that_was_replaced_keeps_its_order(connection, unique):
     """
-    What the stream still tells of it has the keys of what is read of the new one.
+    Later stream changes have the same keys as rows read from the new table.
     """
     made = "create table s.t (a int, b int, primary key (b, a))"
     create(connection, made)
@@ -553,7 +553,7 @@ def test_two_rows_for_one_aggregate_are_refused(view, connection, begin, max_row
 
 def test_large_rows_of_a_view_are_cut_and_none_is_skipped(view, connection, begin):
     """
-    What is read beyond a chunk that the bound of bytes cuts comes with the next one.
+    Rows beyond the chunk's bound of bytes come with the next one.
     """
     assert view is None
     create(
@@ -572,7 +572,7 @@ def test_large_rows_of_a_view_are_cut_and_none_is_skipped(view, connection, begi
 
 def test_a_row_of_a_view_without_an_id_is_refused(view, connection, begin):
     """
-    Nobody could say which aggregate it is of.
+    Its aggregate would be unknown.
     """
     assert view is None
     create(
@@ -617,9 +617,9 @@ def test_memory_is_bounded_by_bytes_and_not_by_rows(connection, begin):
     assert peak_bytes < 40_000_000
 
 
-def test_a_chunk_tells_its_size_and_its_time(connection, worker):
+def test_a_chunk_has_its_size_and_its_duration(connection, worker):
     """
-    What the next chunk's size is decided by is what the server sent, and took.
+    The server's bytes and time decide the next chunk's size.
     """
     create(
         connection,

@@ -360,9 +360,9 @@ def test_stored_keys_that_do_not_fit_any_more_fail(connection, worker):
     assert "does not fit" in failure.reason
 
 
-def test_old_requests_are_forgotten_but_the_newest(connection, worker):
+def test_old_key_requests_are_deleted_except_the_newest(connection, worker):
     """
-    What was completed an hour ago goes; the place up to which all is asked stays.
+    Requests completed an hour ago are deleted; the last requested position stays.
     """
     connection.execute(
         "insert into towpath.snapshot (snapshot_id, collection, ordinal, state,"
@@ -655,7 +655,7 @@ def test_a_chosen_key_keeps_its_place_only_while_rows_are_asked_for(
 
 def test_a_missing_table_ends_the_worker_with_its_name(connection, worker):
     """
-    What nobody can store is said to the loop, and not tried for ever.
+    A failed store is reported to the loop, and not retried for ever.
     """
     connection.execute("drop table towpath.snapshot")
     worker.worker.submit(

@@ -1,4 +1,4 @@
-"""What the source's owner changes under a running relay is reported at once."""
+"""Changes by the source's owner under a running relay are reported at once."""
 
 import json
 from collections.abc import Iterator

@@ -341,9 +341,9 @@ def test_marks_that_fit_no_more_are_repaired(site: Site):
     assert marks[short][1] == Mark(0, None)
 
 
-def test_a_skipped_transaction_is_set_aside_and_the_rest_flows(site: Site):
+def test_a_skipped_transaction_is_dead_letters_and_the_rest_is_published(site: Site):
     """
-    What an operator skips goes to the dead letters; what follows is published.
+    An operator's skip goes to the dead letters; later changes are published.
     """
     topic = f"{site.prefix}.shop.item"
     first = site.start()

@@ -150,7 +150,7 @@ def test_children_of_a_killed_leader_do_not_meet_its_successor(
     state: StateFolder, supervisor: Supervisor
 ) -> None:
     """
-    What a killed part left in its session is gone before it is started again.
+    Remaining processes of a killed part's session end before its restart.
     """
     supervisor.start(_part(state, _DEAF))
     assert _until(lambda: "deaf" in state.log("worker").read_text("utf-8"))

@@ -456,7 +456,7 @@ def test_unchanged_large_values_are_left_out_whatever_their_type(followed: Follo
 
 def test_column_lists_and_row_filters_decide_what_is_a_row(followed: Followed):
     """
-    What comes into a filter is an insert, what leaves it a delete (B70).
+    A row that enters a filter is an insert, one that leaves it a delete (B70).
     """
     followed.execute("create table t (id int primary key, a int, secret text)")
     followed.publish("table t (id, a) where (id > 10)")

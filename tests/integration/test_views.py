@@ -87,7 +87,7 @@ KEYS = {
 @pytest.mark.parametrize("name", KEYS)
 def test_an_id_has_any_type_whose_text_is_its_form(connection, name):
     """
-    What the server writes of it is how events must spell it.
+    Events must spell an id as the server writes it.
     """
     column, form, type_name = KEYS[name]
     connection.execute(

@@ -96,7 +96,7 @@ def test_the_header_lies_at_or_behind_the_commits_end(app, unique):
 
 def test_without_synchronous_commits_it_lies_there_too(app, unique):
     """
-    What is not flushed yet is counted in: the end of what was inserted is the bound.
+    Unflushed log counts: the bound is the end of the inserted log.
     """
     engine = app.extensions["engine"]
 
@@ -132,7 +132,7 @@ def xids_before(app, slot, orders):
 
 def test_an_answer_that_is_given_again_has_a_header_too(app):
     """
-    Whoever asks a second time may wait for the first write as well.
+    A repeated request may wait for the first write as well.
     """
     client = app.test_client()
     body = {"customer_id": register(client), "lines": [LINE]}

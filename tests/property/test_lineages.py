@@ -153,7 +153,7 @@ class Model:
         self.is_hurt = True
 
     def invalidate_slot(self) -> None:
-        """Have the server give up the slot's log."""
+        """Make the server invalidate the slot."""
         self.server = replace(self.server, is_lost=True)
         self.is_hurt = True
 

@@ -70,7 +70,7 @@ SIZES = [
 
 
 class Contents(NamedTuple):
-    """What a topic holds, by number."""
+    """A topic's contents, by number."""
 
     lost: int
     twice: int

@@ -1,1 +1,1 @@
-"""What tests with real servers share: a relay as a process, its topics, waiting."""
+"""Helpers of tests with real servers: a relay as a process, its topics, waiting."""

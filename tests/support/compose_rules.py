@@ -1,4 +1,4 @@
-"""What holds for every service of compose.yaml."""
+"""Rules that hold for every service of compose.yaml."""
 
 import re
 from collections.abc import Iterator, Mapping

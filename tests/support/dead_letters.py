@@ -139,8 +139,7 @@ class Heads:
 
 
 class InMind(Owed):
-    """
-    What is owed, in the test's own memory: what is in ``file`` survives a death.
+    """Pending refetches in the test's memory: ``file`` survives a crash.
 
     ``routes`` are those that lost rows; ``reading`` are those that were asked for as
     wholes, with the snapshot that reads them.

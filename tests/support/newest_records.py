@@ -1,4 +1,4 @@
-"""What a reader of a topic with one partition has: the newest record of each key."""
+"""The newest record of each key, as a reader of one partition has it."""
 
 import json
 from typing import Any

@@ -90,7 +90,7 @@ class Shop:
         return self.carry_out(order)
 
     def carry_out(self, order):
-        """Have an order carried out; return what the sink said of it."""
+        """Let the sink carry out a command; return its answer."""
         self.letters.ask(order)
         self.orders.attend()
         return Book(frozenset()).read(self.letters.entries()).answers[order.id]

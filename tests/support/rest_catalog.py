@@ -42,7 +42,7 @@ class RefusedError(Exception):
 
 
 class Catalog:
-    """What the server knows."""
+    """The server's facts."""
 
     def __init__(self, folder: Path):
         self._folder = folder

@@ -1,4 +1,4 @@
-"""What docs/rights.md grants, as a test grants it: the text is what is tried."""
+"""The grants of docs/rights.md, executed as they are written there."""
 
 import re
 from pathlib import Path

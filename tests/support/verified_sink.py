@@ -92,7 +92,7 @@ class VerifiedRig(SnapshotRig):
 
     @contextmanager
     def attending(self) -> Any:
-        """Have the sink carry out orders, as a driver does between batches."""
+        """Let the sink carry out commands, as a driver does between batches."""
         settings = load(self.config, {})
         letters, parked = DeadLetterTopic(settings, "it"), ParkedKeys()
         parked.recall(letters.entries())

@@ -22,7 +22,7 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - of the tests
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the receiver says; ``body`` goes with it."""
+    """The receiver's answer; ``body`` goes with it."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)

@@ -128,9 +128,9 @@ def test_a_table_is_filled_once(patterned):
     assert sorted("r" * 10 + "c") == sorted(operations)
 
 
-def test_a_table_taken_out_by_hand_is_filled_again(patterned):
+def test_a_table_removed_from_the_publication_is_filled_again(patterned):
     """
-    What was missed while the publication lacked a table is read, and deletes swept.
+    Changes missed while the publication lacked a table are read, and deletes swept.
     """
     patterned.execute("create table s.back (id int primary key)")
     first = filled(patterned, "s.back")

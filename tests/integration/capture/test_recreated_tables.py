@@ -85,8 +85,10 @@ def test_a_table_made_again_keeps_no_old_row(captured):
     } == events(captured)
 
 
-def test_a_table_made_again_while_the_relay_is_down_keeps_no_old_row(captured):
-    """What the relay captured is stored: it is compared with the catalog at start."""
+def test_a_table_recreated_while_the_relay_is_down_keeps_no_old_row(captured):
+    """
+    The stored captured tables are compared with the catalog at the start.
+    """
     captured.prepare()
     fill(captured, "s.again")
     fill(captured, "s.dropped")

@@ -87,11 +87,11 @@ def test_a_paused_table_stays_paused_until_it_is_queued(connection, worker):
         ("paused", "stopped", "stopped"),
     ],
 )
-def test_only_what_is_in_the_right_state_changes(
+def test_only_tables_in_the_right_state_change(
     connection, worker, before, wanted, after
 ):
     """
-    What has ended while a signal was answered stays as it is.
+    A table that ended while a signal was answered is unchanged.
     """
     store(worker, connection, RUNNING)
     connection.execute("update towpath.snapshot set state = %s", (before,))

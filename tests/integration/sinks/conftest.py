@@ -1,4 +1,4 @@
-"""What the tests of single sinks share."""
+"""Fixtures of the tests of single sinks."""
 
 import socket
 from collections.abc import Iterator

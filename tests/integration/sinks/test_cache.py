@@ -99,8 +99,10 @@ def test_a_guard_that_another_release_loaded_stays(sink, client):
     }
 
 
-def test_a_name_that_holds_no_hash_is_taken(sink, client):
-    """What someone else wrote under a row's name gives way to the row."""
+def test_a_foreign_value_under_a_rows_name_is_replaced(sink, client):
+    """
+    A value that another program wrote under a row's name is replaced by the row.
+    """
     place = f"{sink._prefix}:orders:7"
     client.set(place, "x")
     sink.apply(batch({"id": 7}))

@@ -285,17 +285,19 @@ def is_serving(node):
 
 
 def cut_off(first, second):
-    """Have a replica follow no more, and not notice."""
+    """Make a replica stop following, without noticing."""
     second.client.config_set("masterauth", "refused")
     first.client.execute_command("CLIENT KILL TYPE REPLICA")
     until(lambda: not is_copied(second), "it is cut off", pause_s=0.02)
 
 
 @pytest.mark.parametrize("lags", [False, True])
-def test_a_replica_takes_over_and_what_it_lacks_is_read_anew(
+def test_a_replica_takes_over_and_missing_rows_are_read_again(
     pair, asked, tmp_path, lags
 ):
-    """The batch comes again; a replica without acknowledged rows is found out."""
+    """
+    The batch is retried; a replica without acknowledged rows is detected.
+    """
     first, second = pair
     sink = CacheSink(
         *(first.url, "p", 3600),

@@ -1,4 +1,4 @@
-"""What a cache loses is noticed, and read anew: once, and whatever dies meanwhile."""
+"""Losses of a cache are noticed, and its rows are read again, once, after any crash."""
 
 import orjson
 import pytest
@@ -110,8 +110,10 @@ def everything(why):
     return [(route, why) for route in ROUTES]
 
 
-def test_a_cache_that_lost_its_last_second_is_read_anew_once(place):
-    """The file ends before an acknowledged batch: all routes are asked for, once."""
+def test_a_cache_that_lost_its_last_second_is_read_again_once(place):
+    """
+    The file ends before an acknowledged batch: all routes are requested, once.
+    """
     sink = place.opened()
     write(sink, orders(1))
     size_bytes = place.server.file.stat().st_size
@@ -127,8 +129,10 @@ def test_a_cache_that_lost_its_last_second_is_read_anew_once(place):
     )
 
 
-def test_a_running_sink_notices_that_the_last_second_is_gone(place):
-    """The broken connection is told; the batch comes again, and the loss is found."""
+def test_a_running_sink_notices_a_lost_last_second(place):
+    """
+    The broken connection is reported; the batch is retried, and the loss is found.
+    """
     sink = place.opened()
     write(sink, orders(1))
     size_bytes = place.server.file.stat().st_size
@@ -139,8 +143,10 @@ def test_a_running_sink_notices_that_the_last_second_is_gone(place):
     assert everything(LAST_SECOND) == place.asked.all
 
 
-def test_a_kill_that_loses_nothing_asks_for_nothing(place):
-    """What the server had written before it died is all there."""
+def test_a_kill_without_a_loss_requests_no_rows(place):
+    """
+    All rows that the server had written before it died are there.
+    """
     write(place.opened(), orders(1), orders(2, at=2))
     place.server.kill()
     place.server.start()
@@ -150,8 +156,10 @@ def test_a_kill_that_loses_nothing_asks_for_nothing(place):
     assert ([], {"1", "2", "3"}) == (place.asked.all, place.rows().keys())
 
 
-def test_an_emptied_cache_is_read_anew_once(place):
-    """The flush after FLUSHALL asks; the next one has new witnesses."""
+def test_an_emptied_cache_is_read_again_once(place):
+    """
+    The flush after FLUSHALL requests the rows; the next one has new witnesses.
+    """
     sink = place.opened()
     write(sink, orders(1))
     place.server.client.flushall()
@@ -172,8 +180,10 @@ def test_an_idle_sink_notices_that_its_cache_was_emptied(place):
     assert (everything(EMPTIED), {"2"}) == (place.asked.all, place.rows().keys())
 
 
-def test_an_idle_sink_halts_when_its_cache_may_throw_keys_away(place):
-    """What was not evicted yet may be at any time: that is no state to go on in."""
+def test_an_idle_sink_halts_when_its_cache_may_evict_keys(place):
+    """
+    Keys may be evicted at any time, so the sink cannot continue.
+    """
     sink = place.opened()
     place.server.client.config_set("maxmemory-policy", "allkeys-lru")
 
@@ -181,8 +191,10 @@ def test_an_idle_sink_halts_when_its_cache_may_throw_keys_away(place):
         sink.attend()
 
 
-def test_a_full_cache_makes_the_batch_come_again(place):
-    """It asks for room and for a pause; what it lacked is written once it has room."""
+def test_a_full_cache_makes_the_batch_retry(place):
+    """
+    It asks for room and for a pause; missing rows are written once it has room.
+    """
     client = place.server.client
     sink = place.opened()
     write(sink, orders(1))
@@ -200,8 +212,10 @@ def test_a_full_cache_makes_the_batch_come_again(place):
     )
 
 
-def test_a_running_sink_notices_a_cache_that_came_back_empty(tmp_path):
-    """A server without a file restarts between two batches: the rows are read anew."""
+def test_a_running_sink_notices_an_empty_cache_after_a_restart(tmp_path):
+    """
+    A server without a file restarts between two batches: the rows are read again.
+    """
     with valkey(tmp_path / "server", "--appendonly", "no") as server:
         place = Place(server, tmp_path / "cache.json")
         sink = place.opened()
@@ -214,8 +228,10 @@ def test_a_running_sink_notices_a_cache_that_came_back_empty(tmp_path):
     assert everything(EMPTIED) == place.asked.all
 
 
-def test_a_cache_emptied_while_nobody_looked_is_read_anew(place):
-    """A sink that is opened finds its witness gone."""
+def test_a_cache_emptied_while_the_sink_is_down_is_read_again(place):
+    """
+    A sink that is opened finds its witness gone.
+    """
     write(place.opened(), orders(1))
     place.server.client.flushall()
     place.opened()
@@ -223,15 +239,19 @@ def test_a_cache_emptied_while_nobody_looked_is_read_anew(place):
     assert everything(EMPTIED) == place.asked.all
 
 
-def test_a_new_sink_asks_for_nothing(place):
-    """No witness and nothing known: there is nothing that could be lost."""
+def test_a_new_sink_requests_no_rows(place):
+    """
+    Without a witness and stored state there is no loss.
+    """
     write(place.opened(), orders(1))
 
     assert place.asked.all == []
 
 
-def test_a_cache_that_threw_keys_away_is_read_anew_when_it_stops(place):
-    """The sink halts; a restart hides the evictions, and all is read all the same."""
+def test_a_cache_that_evicted_keys_is_read_again_when_it_stops(place):
+    """
+    The sink halts; a restart hides the evictions, and all rows are read all the same.
+    """
     client = place.server.client
     sink = place.opened()
     write(sink, orders(*range(5000)))
@@ -265,8 +285,10 @@ def test_old_evictions_are_no_loss(place):
     assert place.asked.all == []
 
 
-def test_a_loss_is_not_forgotten_before_it_is_asked_for(place):
-    """No broker, then a crash: the next process asks for what is left, no more."""
+def test_a_loss_is_kept_until_its_rows_are_requested(place):
+    """
+    No broker, then a crash: the next process requests the remaining routes only.
+    """
     sink = place.opened()
     write(sink, orders(1))
     place.server.client.flushall()
@@ -280,8 +302,10 @@ def test_a_loss_is_not_forgotten_before_it_is_asked_for(place):
     assert everything(EMPTIED) == place.asked.all
 
 
-def test_a_crash_before_new_witnesses_stand_asks_for_nothing_twice(place):
-    """Everything was asked for and struck off: what is left is to set up witnesses."""
+def test_a_crash_before_new_witnesses_repeats_no_request(place):
+    """
+    Every route was requested: only the witnesses are missing.
+    """
     sink = place.opened()
     write(sink, orders(1))
     known = orjson.loads(place.file.read_bytes())
@@ -292,8 +316,10 @@ def test_a_crash_before_new_witnesses_stand_asks_for_nothing_twice(place):
     assert known["id"] != orjson.loads(place.file.read_bytes())["id"]
 
 
-def test_a_cache_without_a_file_is_read_anew_after_a_restart(tmp_path):
-    """A server that keeps nothing has lost everything."""
+def test_a_cache_without_a_file_is_read_again_after_a_restart(tmp_path):
+    """
+    A server without persistence has lost everything.
+    """
     with valkey(tmp_path / "server", "--appendonly", "no") as server:
         place = Place(server, tmp_path / "cache.json")
         write(place.opened(), orders(1))

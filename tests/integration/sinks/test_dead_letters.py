@@ -60,7 +60,7 @@ def config(stack, unique, tmp_path, monkeypatch):
 
 
 class Process:
-    """What the driver does between batches, without its engine."""
+    """The driver's work between batches, without its engine."""
 
     def __init__(self, config, sink):
         settings = load(config, {})
@@ -108,8 +108,10 @@ def told(capsys):
     return json.loads(out[out.index("\n[") + 1 if out[0] != "[" else 0 :])
 
 
-def test_parked_keys_are_listed_replayed_and_given_up(config, capsys):
-    """The sink does it; a key that it refuses again stays, and is said so."""
+def test_parked_keys_are_listed_replayed_and_discarded(config, capsys):
+    """
+    The sink does it; a key that it refuses again stays, and is reported.
+    """
     sink = Choosy()
     process = Process(config, sink)
     process.write(change(1, note="bad"), change(2, order=8, note="bad"))
@@ -147,8 +149,10 @@ def test_parked_keys_are_listed_replayed_and_given_up(config, capsys):
     )
 
 
-def test_an_order_stands_until_the_sink_runs(config):
-    """The command says so, and exits 3."""
+def test_a_command_waits_until_the_sink_runs(config):
+    """
+    The command says so, and exits 3.
+    """
     sink = Choosy()
     Process(config, sink).write(change(1, note="bad"))
     words = ["--sink", "cache", "--config", str(config)]
@@ -159,8 +163,10 @@ def test_an_order_stands_until_the_sink_runs(config):
     assert (3, {"7": "bad"}) == (code, sink.notes)
 
 
-def test_a_letter_is_shown_whole(config, capsys):
-    """Reason, headers, key and value, as the record had them."""
+def test_a_dead_letter_is_shown_whole(config, capsys):
+    """
+    Reason, headers, key and value are shown as in the record.
+    """
     Process(config, Choosy()).write(change(1, note="bad"))
     words = ["--sink", "cache", "--json", "--config", str(config)]
     run(["dead-letters", "show", "--key", "7", *words])
@@ -173,8 +179,10 @@ def test_a_letter_is_shown_whole(config, capsys):
     )
 
 
-def test_letters_outlive_retention_in_one_order(config):
-    """One partition, kept for ever; what is read is what was written, in its order."""
+def test_dead_letters_outlive_retention_in_one_order(config):
+    """
+    One partition without retention: records are read in the order of writing.
+    """
     settings = load(config, {})
     topic = DeadLetterTopic(settings, "cache")
     letters = [
@@ -189,8 +197,12 @@ def test_letters_outlive_retention_in_one_order(config):
     )
 
 
-def test_letters_are_not_durable_without_a_broker(config, unused_port, monkeypatch):
-    """The batch comes again."""
+def test_dead_letters_are_not_durable_without_a_broker(
+    config, unused_port, monkeypatch
+):
+    """
+    The batch is retried.
+    """
     monkeypatch.setattr("towpath.sinks.kafka.REQUEST_TIMEOUT_S", 0.5)
     text = config.read_text(encoding="utf-8")
     settings = load(config, {})
@@ -203,7 +215,9 @@ def test_letters_are_not_durable_without_a_broker(config, unused_port, monkeypat
 
 
 def test_the_lowest_position_at_the_heads_of_topics_is_safe(stack, unique):
-    """Of each partition its first record counts; an empty one says nothing."""
+    """
+    The first record of each partition counts; an empty one does not.
+    """
     stack.up("kafka")
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     admin.create_topics([NewTopic(unique, 3, 1)])[unique].result()

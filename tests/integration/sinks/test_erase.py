@@ -1,4 +1,4 @@
-"""What a sink wrote can be taken away whole, and nothing of others with it."""
+"""A sink's rows are erased whole, and no other data with them."""
 
 import uuid
 from pathlib import Path
@@ -77,7 +77,9 @@ def test_an_indexs_versions_go_with_their_alias(stack, name):
 @pytest.mark.spark
 @pytest.mark.timeout(180)
 def test_a_warehouses_tables_go_with_their_views_and_files(warehouse):
-    """What the sink writes again afterwards begins anew."""
+    """
+    Later writes of the sink begin with new tables.
+    """
     changes = [warehouse.change(8, key, {"note": "x"}) for key in (1, 2)]
     write(warehouse.sink(), changes, events=[warehouse.event(1)])
     folder = Path(warehouse.described.folder)

@@ -207,9 +207,9 @@ def test_an_end_that_was_met_too_early_is_kept_in_mind(
     assert ({0: [0], 1: [0]}, {0: [2]}, 1) == (first, second, client.assigned)
 
 
-def test_what_retention_took_is_named(stack, topic, reading):
+def test_records_deleted_by_retention_are_an_error(stack, topic, reading):
     """
-    Nobody reads on behind it as if nothing had been there.
+    The fetch never continues after them as if they had not existed.
     """
     produce(stack, topic, 0, range(10))
     admin = AdminClient({"bootstrap.servers": stack.kafka})
@@ -223,9 +223,9 @@ def test_what_retention_took_is_named(stack, topic, reading):
     )
 
 
-def test_a_topic_that_is_gone_is_named(stack, topic, reading):
+def test_a_deleted_topic_is_an_error(stack, topic, reading):
     """
-    It may go between two batches.
+    It may be deleted between two batches.
     """
     produce(stack, topic, 0, range(2))
     assert {0: [0, 1]} == offsets(reading.portions(span(topic, (0, 2), (0, 0))))
@@ -236,9 +236,9 @@ def test_a_topic_that_is_gone_is_named(stack, topic, reading):
 
 
 @pytest.mark.usefixtures("client")
-def test_a_broker_that_is_away_is_told(unused_port):
+def test_an_unavailable_broker_is_reported(unused_port):
     """
-    The batch is begun again then.
+    Silence is never taken for an age.
     """
     reading = KafkaBatches(Kafka(bootstrap_servers=f"127.0.0.1:{unused_port}"), "cache")
     with pytest.raises(BrokerUnavailableError, match="gives no record of partition 1"):

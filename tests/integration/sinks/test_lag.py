@@ -49,9 +49,9 @@ def test_the_oldest_of_the_first_records_is_found_again_and_again(stack, topic):
     ]
 
 
-def test_a_broker_that_is_away_is_told(unused_port, monkeypatch):
+def test_an_unavailable_broker_is_reported(unused_port, monkeypatch):
     """
-    Nobody takes silence for an age.
+    Silence is never taken for an age.
     """
     monkeypatch.setattr("towpath.sinks.oldest._TIMEOUT_S", 0.2)
     oldest = KafkaOldest(Kafka(bootstrap_servers=f"127.0.0.1:{unused_port}"), "towpath")

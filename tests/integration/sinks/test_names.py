@@ -142,9 +142,9 @@ def place(stack, lake, database, unique, tmp_path):
     receiver.close()
 
 
-def test_names_of_any_kind_travel_through_every_sink(place, capsys):
+def test_tables_and_columns_of_any_name_reach_every_sink(place, capsys):
     """
-    What a target cannot carry is refused by `sink check`, at once; the rest arrives.
+    Names that a target cannot store are refused by `sink check`; the rest arrives.
     """
     place.declare({})
     place.init()

@@ -1,4 +1,4 @@
-"""What a real driver tells of itself: while all is well, behind, and after a loss."""
+"""Metrics and status of a real driver: healthy, behind, and after a loss."""
 
 import json
 import urllib.request
@@ -254,9 +254,9 @@ def check_slow_batch(place, monkeypatch, capsys):
     assert 0 == code, capsys.readouterr()
 
 
-def test_a_driver_tells_how_its_sink_is(place, capsys, monkeypatch):
+def test_a_drivers_metrics_and_status_agree(place, capsys, monkeypatch):
     """
-    D-11: the metrics port and the status agree on load, lag, alarm, letters and losses.
+    D-11: both agree on load, lag, alarm, dead letters and losses.
     """
     monkeypatch.setenv("COLUMNS", "160")
     place.prepare()

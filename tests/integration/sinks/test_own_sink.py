@@ -72,7 +72,7 @@ def described(package) -> Sink:
 
 def test_the_guide_has_at_most_seven_steps():
     """
-    Whoever needs an eighth has found a seam that is wrong.
+    An eighth step would show a wrong interface.
     """
     steps = re.findall(r"^## (\d+)\.", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
 

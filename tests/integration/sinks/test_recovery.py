@@ -112,7 +112,7 @@ class Place:
         self.forget()
 
     def grow(self, count):
-        """Have the topic so many partitions."""
+        """Give the topic so many partitions."""
         wanted = NewPartitions(self.topic, count)
         self.admin.create_partitions([wanted])[self.topic].result()
         until(lambda: len(self.ends()[self.topic]) == count, "the partitions are there")
@@ -209,8 +209,10 @@ def test_a_query_that_died_around_a_batch_writes_it_again(place):
     )
 
 
-def test_records_that_retention_took_unread_are_asked_for(place):
-    """The query goes on at the first that is left; the other partition loses none."""
+def test_unread_records_deleted_by_retention_are_refetched(place):
+    """
+    The query continues at the first retained one; the other partition loses none.
+    """
     lost = place.put(6, partition=0)
     place.put(4, partition=1)
     end = place.ends()[place.topic]["0"]
@@ -272,8 +274,10 @@ def test_a_lost_checkpoint_changes_nothing_in_the_sink(place):
     )
 
 
-def test_a_topic_that_was_made_anew_is_read_from_its_start(place):
-    """It has fewer records than were read of it."""
+def test_a_recreated_topic_is_read_from_its_start(place):
+    """
+    It has fewer records than were read of it.
+    """
     place.remake()
     added = set(place.put(4))
     with place.running():
@@ -286,8 +290,10 @@ def test_a_topic_that_was_made_anew_is_read_from_its_start(place):
     )
 
 
-def test_a_topic_that_was_made_anew_and_has_grown_is_read_from_its_start(place):
-    """Its offsets tell nothing, its id does."""
+def test_a_recreated_topic_that_has_grown_is_read_from_its_start(place):
+    """
+    Its offsets do not show it, its id does.
+    """
     place.remake()
     added = set(place.put(60))
 
@@ -298,8 +304,10 @@ def test_a_topic_that_was_made_anew_and_has_grown_is_read_from_its_start(place):
     )
 
 
-def test_a_topic_that_is_made_anew_while_it_is_read_is_noticed(place, monkeypatch):
-    """Whoever is first, the engine or the look at its id: no record is left out."""
+def test_a_topic_recreated_while_it_is_read_is_noticed(place, monkeypatch):
+    """
+    The engine or the id check may be first: no record is left out.
+    """
     monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.1)
     with place.running():
         place.remake()
@@ -310,8 +318,10 @@ def test_a_topic_that_is_made_anew_while_it_is_read_is_noticed(place, monkeypatc
     assert "orders" in [route for route, _ in place.repairs.routes]
 
 
-def test_a_topic_that_is_made_anew_while_a_query_starts_is_noticed(place, monkeypatch):
-    """It is gone when its id is asked for, and has grown when its offsets are."""
+def test_a_topic_recreated_while_a_query_starts_is_noticed(place, monkeypatch):
+    """
+    It is gone when its id is requested, and has grown when its offsets are.
+    """
     monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.1)
     added = set()
 

@@ -105,7 +105,9 @@ def test_searches_find_everything_before_while_and_after(shop):
 
 
 def test_a_changed_type_is_taken_by_a_rebuild(shop):
-    """What the old index refuses counts as written while the new one takes it."""
+    """
+    A row that the old index refuses counts as written if the new one takes it.
+    """
     apply(shop, change(shop, 1, 1, {"code": 1}))
     shop.relations.columns = AS_TEXT
     refused = apply(shop, change(shop, 2, 2, {"code": "b2"})).refused

@@ -218,7 +218,7 @@ class AtRest:
         """The sink has everything."""
 
     def wait_until_seen(self):
-        """Nobody writes."""
+        """Return at once: there is no writer."""
 
 
 class Place:
@@ -551,8 +551,10 @@ def test_a_table_is_read_in_many_chunks(verify, monkeypatch):
 
 
 @pytest.mark.parametrize("place", [CACHE], indirect=True)
-def test_a_strangers_row_is_told_and_stops_nothing(place, verify):
-    """A key that cannot be one of the table is an extra row like any other."""
+def test_a_foreign_row_is_reported_as_an_extra_row(place, verify):
+    """
+    A key that cannot be one of the table is an extra row like any other.
+    """
     place.invent("no number")
     place.invent("1:2")
     place.lose(2)
@@ -593,8 +595,10 @@ def test_a_log_that_lacks_or_alters_an_event_is_found(place, verify, database):
 
 @pytest.mark.parametrize("place", [WAREHOUSE], indirect=True)
 @pytest.mark.usefixtures("place")
-def test_a_log_keeps_what_the_outbox_has_lost(verify, database):
-    """What only the log has is told, and is no difference; the rest is compared."""
+def test_a_log_keeps_events_that_the_outbox_has_lost(verify, database):
+    """
+    Events of only the log are reported, and are no difference; the rest is compared.
+    """
     with psycopg.connect(database) as connection:
         connection.execute("delete from towpath.outbox where type = 'OrderPaid'")
         connection.execute("update towpath.outbox set payload = '{}'")

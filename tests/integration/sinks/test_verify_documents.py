@@ -97,7 +97,7 @@ class AtRest:
         """The sink has everything."""
 
     def wait_until_seen(self):
-        """Nobody writes."""
+        """Return at once: there is no writer."""
 
 
 class Place:

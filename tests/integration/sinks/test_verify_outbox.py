@@ -81,11 +81,11 @@ class AtRest:
         self.happening()
 
     def wait_until_seen(self):
-        """Nobody writes."""
+        """Return at once: there is no writer."""
 
 
 class Log:
-    """What a sink holds."""
+    """A sink's contents."""
 
     def __init__(self, *events):
         self.events = events
@@ -160,7 +160,9 @@ def test_events_that_the_outbox_has_not_are_no_differences(database):
 
 
 def test_a_row_that_is_pruned_meanwhile_is_no_difference(database, outbox):
-    """What differed at first may have lost its row by the second look."""
+    """
+    A differing row may be deleted in the source by the second look.
+    """
     waits = AtRest(lambda: outbox.execute("delete from shop.box where event_id = 1"))
     report = judged(database, Log(PLACED | {"payload": "{}"}, PAID), waits)
 

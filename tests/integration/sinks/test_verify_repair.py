@@ -259,8 +259,10 @@ def test_keys_that_no_row_replaces_are_erased_and_read_again(rig, verify):
 
 
 @pytest.mark.parametrize("rig", [CACHE], indirect=True)
-def test_a_strangers_row_keeps_nothing_from_being_repaired(rig, verify):
-    """What can be no key of the table is told; the others are asked for."""
+def test_a_foreign_row_does_not_prevent_repairs(rig, verify):
+    """
+    A key that cannot be the table's is reported; the others are requested.
+    """
     for key in ("no number", "1:2", "007", "99999999999"):
         rig.hand.put(key, 1, OLD)
     rig.hand.lose(8)

@@ -88,7 +88,9 @@ def test_a_key_whose_order_is_postgres_own_is_gone_through(database, key, monkey
 
 
 def test_bytes_inside_values_are_read_however_the_database_prints_them(database):
-    """What a database is set to must not reach a text that is compared."""
+    """
+    The database's settings never change a compared text.
+    """
     name = conninfo_to_dict(database)["dbname"]
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(

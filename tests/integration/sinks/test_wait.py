@@ -119,7 +119,7 @@ def waiter(rig):
 
 @contextmanager
 def writing(dsn):
-    """Have somebody else write, as quickly as it goes."""
+    """Write with another session, as quickly as possible."""
     stop = threading.Event()
 
     def write():
@@ -183,9 +183,9 @@ def test_no_relay_is_no_yes_and_a_new_one_is(rig, sink, waiter):
 
 
 @pytest.mark.usefixtures("sink")
-def test_a_log_that_nobody_flushes_is_brought_on_its_way(rig, waiter):
+def test_an_unflushed_log_is_advanced(rig, waiter):
     """
-    What an open transaction has inserted holds no wait up until the next heartbeat.
+    Rows of an open transaction do not delay a wait until the next heartbeat.
     """
     waiter.wait_for(write(rig, 1), "cache", 30)
     with psycopg.connect(rig.dsn) as other:

@@ -1,4 +1,4 @@
-"""What is appended without the engine is what the engine would have written."""
+"""Appends without the engine equal the engine's writes."""
 
 import pytest
 

@@ -42,8 +42,7 @@ class Catalog:
 
 @contextmanager
 def overtaken(lent: Lake, name: str, theirs: Callable[[], object]) -> Iterator[None]:
-    """
-    Have somebody else's commit come between our look and our commit.
+    """Let another writer commit between our look and our commit.
 
     It is made and taken back; then it is made again in a transaction that ends when
     ours is about to be: whatever runs inside has looked before it, and commits behind.
@@ -109,8 +108,10 @@ def test_whoever_commits_between_is_met_again(warehouse, key):
     assert (1, sorted(expected.items())) == (told.stale, sorted(notes))
 
 
-def test_an_append_goes_not_on_top_of_what_came_between(warehouse):
-    """Who knew all keys, and was overtaken, finds theirs the next time, and its own."""
+def test_an_append_does_not_build_on_another_writers_commit(warehouse):
+    """
+    An overtaken appender knows both writers' keys the next time.
+    """
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {"note": "old"})], [warehouse.event(1)])
     newer = warehouse.change(32, 9, {"note": "theirs"})
@@ -136,8 +137,10 @@ def test_an_append_goes_not_on_top_of_what_came_between(warehouse):
     assert sorted(warehouse.event(n).id for n in range(1, 5)) == sorted(ids)
 
 
-def test_a_compaction_of_somebody_else_loses_nothing(warehouse):
-    """What they wrote anew is what we meet when the batch comes again."""
+def test_another_writers_compaction_loses_nothing(warehouse):
+    """
+    The retried batch meets the rewritten rows.
+    """
     sink = warehouse.sink()
     for log_lsn in (8, 16, 24):
         changes = [warehouse.change(log_lsn, n, {"note": "a"}) for n in range(4)]

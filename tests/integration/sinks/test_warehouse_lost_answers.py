@@ -14,8 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(18
 
 @pytest.fixture
 def lost(monkeypatch):
-    """
-    Have each table's next append raise what the test adds, after it was committed.
+    """Make each table's next append raise the test's error after its commit.
 
     Lend the errors by the table they are for; what was raised is gone from it.
     """

@@ -153,7 +153,9 @@ def test_a_log_that_finds_another_table_in_its_place_holds_back_itself_alone(war
     ],
 )
 def test_a_column_that_is_narrowed_keeps_its_width(warehouse, column, value):
-    """What was wider stays as it is, and so does a record of then that comes late."""
+    """
+    The wider column stays as it is, and so does a late record with a wide value.
+    """
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {column.name: value})])
     columns = [column if c.name == column.name else c for c in COLUMNS]
@@ -180,7 +182,9 @@ def test_another_key_holds_back_the_route(warehouse):
 
 
 def test_a_floor_counts_for_a_route_that_is_held_back(warehouse):
-    """What the source truncated is gone, and stays below the floor when it goes on."""
+    """
+    Truncated rows are gone, and stay below the floor when the route continues.
+    """
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {"note": "x"})])
     good = warehouse.relations.columns

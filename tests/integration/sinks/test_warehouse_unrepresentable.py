@@ -1,4 +1,4 @@
-"""What a warehouse has no room for, from the source to the verifier."""
+"""Values that a warehouse cannot represent, from the source to the verifier."""
 
 import pytest
 
@@ -30,9 +30,9 @@ def rig(stack, database, unique, tmp_path, lake):
         made.close()
 
 
-def test_what_has_no_room_is_null_and_verified_as_such(rig, unique, capsys):
+def test_unrepresentable_values_are_null_and_verified_as_null(rig, unique, capsys):
     """
-    Rows keep all else that they hold, filled or streamed; nothing is set aside (B63).
+    Rows keep their other values, filled or streamed, without dead letters (B63).
     """
     rig.execute("insert into s.a values (2, '20260-01-01Z', '-infinity', 1.50)")
     rig.catch_up()

@@ -96,8 +96,10 @@ def test_files_and_versions_stay_few_over_many_batches(warehouse):
     assert max(versions) <= 12
 
 
-def test_files_that_no_version_knows_go_once_they_are_old(warehouse):
-    """What a killed driver left is taken away; what is new or known stays."""
+def test_orphan_files_are_removed_once_they_are_old(warehouse):
+    """
+    Files of a killed driver are removed; new and known ones stay.
+    """
     warehouse.set(compact_after_s=60)
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {"note": "kept"})])

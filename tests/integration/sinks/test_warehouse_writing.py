@@ -81,8 +81,10 @@ class Joined(Telling):
 @pytest.mark.parametrize(
     "statement", ["DELETE FROM", "rewrite_data_files", "expire_snapshots"]
 )
-def test_what_somebody_else_writes_during_our_upkeep_is_searched(warehouse, statement):
-    """Whatever our upkeep commits before it, or on top of it: their keys are theirs."""
+def test_rows_written_by_others_during_upkeep_are_searched(warehouse, statement):
+    """
+    Their keys are unknown, whether our upkeep commits before or after them.
+    """
     warehouse.set(compact_after_files=3)
     theirs = Batch(0, (warehouse.change(32, 9, {"note": "theirs"}),))
     session = Joined(warehouse, statement, lambda: warehouse.sink().apply(theirs))
@@ -97,8 +99,10 @@ def test_what_somebody_else_writes_during_our_upkeep_is_searched(warehouse, stat
     assert [("1", "a"), ("10", "ours"), ("4", "b"), ("9", "theirs")] == sorted(found)
 
 
-def test_a_table_that_somebody_else_wrote_to_is_searched(warehouse):
-    """Keys that another writer brought are not taken for new."""
+def test_a_table_with_another_writer_is_searched(warehouse):
+    """
+    Keys that another writer added are not taken for new.
+    """
     session = Telling(warehouse)
     sink = warehouse.sink(session)
     write(sink, [warehouse.change(8, 1, {"note": "a"})])

@@ -145,9 +145,9 @@ def test_each_request_is_signed_with_each_secret(receiver):
     assert keys_of(receiver.requests) == [1, 2]
 
 
-def test_a_change_has_the_same_id_whenever_it_is_told(receiver):
+def test_a_change_has_the_same_id_in_every_request(receiver):
     """
-    Whoever keeps ids knows a change again after a restart of the sink.
+    A receiver that stores ids recognises a change after a restart of the sink.
     """
     for number in range(2):
         sink = told_to(receiver.url)
@@ -176,7 +176,7 @@ def test_several_changes_share_a_request_and_are_judged_apart(receiver):
     )
 
 
-def test_a_refused_change_is_told_with_the_receivers_words(receiver, sink):
+def test_a_refused_change_has_the_receivers_reason(receiver, sink):
     """
     It is refused once, and not sent again by the sink; the others are applied.
     """
@@ -303,9 +303,9 @@ def test_no_more_requests_are_open_than_allowed(receiver):
     assert (9, 3) == (len(receiver.requests), most[0])
 
 
-def test_the_events_of_an_aggregate_are_told_in_order(receiver):
+def test_events_of_an_aggregate_are_posted_in_order(receiver):
     """
-    Each event waits for the one before it, whatever order the batch has them in.
+    Each event waits for the one before it, in any order of the batch.
     """
     sink = told_to(receiver.url, concurrency=8)
     is_overtaken = threading.Event()
@@ -324,9 +324,9 @@ def test_the_events_of_an_aggregate_are_told_in_order(receiver):
     assert ["e1", "e2", "e3", "e4", "e5"] == [e["event_id"] for e in receiver.events]
 
 
-def test_what_follows_a_refused_event_is_refused_with_it(receiver, sink):
+def test_events_after_a_refused_one_are_refused_with_it(receiver, sink):
     """
-    Delivered by halves, no later event of the aggregate overtakes the refused one.
+    No later event of the aggregate overtakes the refused one in a bisected batch.
     """
     receiver.otherwise = refusing(422, "e2")
     events = tuple(event(n) for n in (1, 2, 3, 4))
@@ -341,9 +341,9 @@ def test_what_follows_a_refused_event_is_refused_with_it(receiver, sink):
     )
 
 
-def test_an_event_that_was_parked_is_told_before_those_after_it(receiver, sink):
+def test_a_parked_event_is_posted_before_later_ones(receiver, sink):
     """
-    Later batches wait behind it; a replay tells all of them in their order.
+    Later batches wait for it; a replay posts all of them in order.
     """
     routes = Routes(
         SinkSettings(
@@ -434,7 +434,7 @@ def test_a_sweep_that_is_refused_moves_nothing_on(receiver, sink):
 
 def test_an_endless_answer_does_not_hold_the_sink(receiver, sink):
     """
-    Of an answer, its status counts: what is long is not read to its end.
+    Only the status of an answer counts: a long body is not read to its end.
     """
     receiver.otherwise = lambda _: Answer(200, body=b"x" * 5_000_000)
     sink.apply(Batch(0, (row(1), row(2))))
@@ -442,9 +442,9 @@ def test_an_endless_answer_does_not_hold_the_sink(receiver, sink):
     assert 2 == sink.flush().applied
 
 
-def test_a_replay_tells_what_the_receiver_refused_before(receiver, sink):
+def test_a_replay_has_the_receivers_current_answer(receiver, sink):
     """
-    What it said the first time is not taken for what it says now.
+    The receiver's earlier answer is not taken for its current one.
     """
     routes = Routes(
         SinkSettings(

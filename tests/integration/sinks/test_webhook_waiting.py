@@ -281,9 +281,9 @@ def test_many_bad_keys_wait_while_the_others_flow(receiver, hook):
     assert (100, 200, []) == (len(held), len(hook.statuses()), hook.open_letters())
 
 
-def test_a_key_that_is_given_up_waits_for_somebody(receiver, hook):
+def test_an_abandoned_key_waits_for_the_operator(receiver, hook):
     """
-    After so many attempts over so long its letter says so, and it is left alone.
+    After so many attempts over so long its dead letter says so, and it is not retried.
     """
     receiver.otherwise = failing(2)
     hook.write(hook.row(2))

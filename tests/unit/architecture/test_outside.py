@@ -1,5 +1,4 @@
-"""
-What others build on, held against texts in ``tests/data/outside``.
+"""Names that others build on, compared with texts in ``tests/data/outside``.
 
 Command line, configuration, errors, entry points, metrics and the names that packages
 of others import do not change by accident. Each is read through the door that its user

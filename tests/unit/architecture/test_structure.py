@@ -141,7 +141,7 @@ def test_every_error_says_what_to_do():
 
 def test_every_failure_that_halts_is_in_the_runbook():
     """
-    Whoever meets a process that stopped finds its failure as a heading, with the cure.
+    Each halting failure is a heading of the runbook, with its remedy.
     """
     runbook = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
     missing = [

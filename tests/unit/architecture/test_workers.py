@@ -63,9 +63,9 @@ def test_what_shares_something_is_one_piece(places, pieces):
     assert pieces == len({workers.piece_of(one) for one in ids})
 
 
-def test_the_long_ones_begin_first_and_the_quick_ones_last():
+def test_long_tests_begin_first_and_quick_ones_last():
     """
-    Of one turn the more patient come first; among equals the given order stays.
+    Among equal rounds longer time limits come first; equal ones keep their order.
     """
     expected = [
         Item(DEMO, marker("timeout", 600)),

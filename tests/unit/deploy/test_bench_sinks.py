@@ -28,7 +28,7 @@ def test_samples_still_awaited_at_the_end_are_lost():
 
 def test_the_rate_is_that_between_two_reports():
     """
-    What was sold before the first of them does not count.
+    Sales before the first report do not count.
     """
     before = {"checkouts": 100, "elapsed_s": 10.0}
     after = {"checkouts": 180, "elapsed_s": 14.0}

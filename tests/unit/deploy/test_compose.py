@@ -33,7 +33,7 @@ _ADDRESSES = Addresses(
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    """Have the loader of docker compose read the file."""
+    """Parse the file with docker compose's loader."""
     return compose_file.document(compose_file.FOLDER, _ENVIRON)
 
 

@@ -86,7 +86,7 @@ def test_records_are_counted_by_kind():
 
 def test_dead_letters_of_all_count():
     """
-    What the relay and each sink have set aside is one sum; other topics are not in it.
+    Dead letters of the relay and each sink are one sum; other topics do not count.
     """
     ends = {
         "towpath.dead.relay": {"0": 2},

@@ -11,7 +11,7 @@ from towpath.deploy.local.stack import NAMES, Stack
 
 def test_ports_are_remembered(tmp_path: Path) -> None:
     """
-    What was written is read again.
+    Written ports are read again.
     """
     known = {"kafka": 20_001, "redis": 20_002}
 

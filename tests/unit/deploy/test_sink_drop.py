@@ -243,7 +243,9 @@ def test_state_left_behind_is_dropped(config, tmp_path):
 
 
 def test_data_that_another_sink_writes_too_stays(config):
-    """What has places only for its receiver is not refused with the file."""
+    """
+    A name with room only for its receiver is not refused with the file.
+    """
     hook = SEARCH.replace('"search"', '"webhook"').replace("http:", "https:")
     hook = hook.replace(
         "[[sink.route]]",

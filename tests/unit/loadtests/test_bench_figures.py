@@ -75,7 +75,7 @@ def test_a_latency_is_commit_to_append_after_the_warm_up():
 
 def test_a_spread_is_minimum_median_and_maximum():
     """
-    Of each figure that all rounds have.
+    A spread covers each figure that all rounds have.
     """
     rounds = [{"a": 3.0, "b": 1.0}, {"a": 1.0}, {"a": 2.0, "b": 1.0}]
 

@@ -87,7 +87,7 @@ def test_updates_that_keep_their_key_are_read_when_asked_for():
 
 def test_recorded_messages_of_a_server_are_read_whole():
     """
-    What a real server has sent is read without an error.
+    A real server's messages are read without an error.
     """
     folder = Path(__file__).parents[2] / "data"
     lines = (folder / "pgoutput.hex").read_text(encoding="ascii").splitlines()

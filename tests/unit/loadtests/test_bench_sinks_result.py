@@ -109,9 +109,9 @@ def test_a_rate_that_was_not_carried_out_whole_has_met_nothing(spoilt):
     assert (True, False) == (MET.is_met, replace(MET, **spoilt).is_met)
 
 
-def test_a_ratio_is_to_what_stands_beside_and_memory_the_largest():
+def test_a_ratio_is_to_the_other_system_and_memory_is_the_largest():
     """
-    What was not measured has no ratio; each sink's rate has a name of its own.
+    A missing measurement has no ratio; each sink's rate has a name of its own.
     """
     told = CATCH_UP.as_json()
 

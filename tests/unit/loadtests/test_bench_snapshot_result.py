@@ -153,7 +153,7 @@ def test_a_person_reads_every_ratio_and_the_paper():
 
 def test_a_rate_counts_the_table_from_the_first_append_to_the_last():
     """
-    What a system needs before its first row is told apart.
+    A system's start-up time before its first row is shown separately.
     """
     notes = Notes(array("q", (3000, 1000, 1500, 2000)), [])
     found = rate_figures(Verdict(8), notes, Moments(0.0, 500.0, 4500.0))

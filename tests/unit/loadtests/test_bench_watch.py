@@ -9,7 +9,7 @@ PID_OF_NOBODY = 2**22 + 1
 
 def test_a_process_has_its_time_and_its_peak():
     """
-    Of a new one all counts; a process that does not exist has no figures.
+    A new process counts in full; a missing one has no figures.
     """
     watch = Watch()
     watch.add("process", os.getpid(), is_new=True)

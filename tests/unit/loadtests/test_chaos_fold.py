@@ -139,7 +139,7 @@ def test_a_sweep_removes_rows_below_its_floor():
 
 def test_reads_are_not_judged_by_reads():
     """
-    Of two snapshots beside each other the newer mark wins, and neither is wrong.
+    The newer mark of two parallel snapshots wins, and neither is wrong.
     """
     topic = Topic()
     topic.read(20, row(2))

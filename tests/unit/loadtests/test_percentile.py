@@ -25,7 +25,7 @@ def test_one_sample_is_every_percentile():
 
 def test_percentiles_are_samples_by_nearest_rank():
     """
-    Of the numbers 1 to 100 the percentiles are 50, 95 and 99, in whatever order.
+    The numbers 1 to 100 have the percentiles 50, 95 and 99, in any order.
     """
     expected = Latency(100, 50, 95, 99)
     actual = Latency.of(reversed(range(1, 101)))

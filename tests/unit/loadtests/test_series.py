@@ -21,7 +21,7 @@ def test_a_step_is_what_was_added_since_the_one_before():
 
 def test_statistics_that_were_reset_begin_again():
     """
-    What was counted before stays; nothing is counted as negative.
+    Earlier counts stay; no count is negative.
     """
     series = Series()
     series.look(1.0, {ROW: Totals(5, 0, {10: 5})})

@@ -50,7 +50,7 @@ class Spy:
 
 def test_the_relay_makes_the_event_of_the_message():
     """
-    What is emitted is what the relay reads: the library and the route agree.
+    The relay reads the library's message: the library and the route agree.
     """
     spy = Spy()
     emit(spy, EVENT)  # type: ignore[arg-type]

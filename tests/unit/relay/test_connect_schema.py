@@ -265,7 +265,7 @@ def test_a_scale_that_avro_forbids_has_no_logical_type(precision, scale):
 
 def test_every_avro_name_is_valid():
     """
-    What Avro forbids becomes an underscore, in records, namespaces and nested fields.
+    Characters that Avro forbids become underscores, in all names and nested fields.
     """
     names = TableNames("1-a", "db", "my shop", "žluť.line", "t")
     inner = Schema("struct", fields=(("x y", Schema("int32")),))

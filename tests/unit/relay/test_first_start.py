@@ -1,6 +1,4 @@
-"""
-What the relay does at its start: snapshot modes against the durable state, no server.
-"""
+"""The relay's decisions at its start: snapshot modes against the durable state."""
 
 import pytest
 

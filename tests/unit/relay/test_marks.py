@@ -90,7 +90,7 @@ def test_a_topic_with_another_partition_count_halts(count):
 
 def test_a_former_partition_count_is_kept_until_the_stream_has_passed_it():
     """
-    What is published again up to there is looked for in the former partitions.
+    Repeated records up to there are looked up in the former partitions.
     """
     former = (FormerCount(1, b"0000000000000008.0000000003"),)
     marks = Marks({TOPIC: {0: Mark(5, None)}}, {TOPIC: former})

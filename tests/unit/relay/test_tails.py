@@ -1,4 +1,4 @@
-"""What the tail of a partition says about what Kafka has already."""
+"""The tail of a partition shows which records Kafka has already."""
 
 import pytest
 
@@ -83,6 +83,6 @@ def test_only_streamed_records_of_a_tail_move_the_last_position(
 )
 def test_the_streamed_position_of_a_record_is_none_for_a_read_row(message, expected):
     """
-    What has no position of ours was not streamed either.
+    A record without a position of ours was not streamed either.
     """
     assert expected == streamed_position(message)

@@ -42,7 +42,7 @@ def test_a_records_span_depends_on_the_record_alone():
 
 def test_a_later_trace_context_version_is_continued_as_ours():
     """
-    Of a future version the parts that we know are kept.
+    The known parts of a future version are kept.
     """
     made = continue_trace(b"01" + GOOD[2:] + b"-more", b"P.1")
 

@@ -157,7 +157,7 @@ def test_a_route_that_contradicts_itself_is_a_mistake(route: dict, kind: str, to
 
 def test_every_mistake_of_the_routes_is_reported_at_once():
     """
-    Of several routes, and several of one.
+    Mistakes of several routes, and several of one, are in one message.
     """
     told = mistakes(
         {"rename": {"a": "_b"}, "fields": {"c": "uuid"}, "topic": "towpath.shop.z"},

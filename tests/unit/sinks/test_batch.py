@@ -238,7 +238,7 @@ class Particular(MemorySink):
 
 def test_the_refused_rows_of_a_batch_are_found_by_bisection():
     """
-    Of two hundred rows two are refused, each alone; the rest is written.
+    Two of two hundred rows are refused, each alone; the rest is written.
     """
     sink, letters = Particular(31, 170), Letters()
     batch = table(*(row(n, "c", order=n) for n in range(200)))

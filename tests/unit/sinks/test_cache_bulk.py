@@ -326,7 +326,7 @@ def test_each_row_is_read_by_its_own_operation():
 
 def test_the_newest_row_of_a_key_is_written_once():
     """
-    Of equal positions the first counts, as in the fold; older ones count as applied.
+    The first of equal positions counts, as in the fold; older ones count as applied.
     """
     at = b"%016x.0000000000"
     told = [

@@ -81,7 +81,7 @@ def test_a_route_that_fits_has_no_mistakes():
 
 def test_all_mistakes_of_a_sinks_routes_are_reported_at_once():
     """
-    Of several routes, and several of one; an unannounced table has none yet.
+    Mistakes of several routes are in one message; an unannounced table has none yet.
     """
     several = [
         route(exclude=["no", "nothing"]),

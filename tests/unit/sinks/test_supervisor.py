@@ -216,7 +216,9 @@ def test_a_failure_that_stops_the_driver_is_not_waited_for(supervisor, look):
 
 
 def test_a_full_disk_is_reported_as_such(supervisor, look):
-    """What is raised then is no error of ours."""
+    """
+    Its error is not one of ours.
+    """
     writer = Writer(look, OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(OSError, match="No space"):
         supervisor._deliver(writer, Unread(None), Event(), None, 0)
@@ -593,7 +595,9 @@ def test_a_first_topic_is_waited_for(supervisor, monkeypatch):
 def test_only_changed_topics_end_a_query_from_beside_its_batches(
     supervisor, look, monkeypatch, error, starts
 ):
-    """What does not answer now is attended to later; the query goes on."""
+    """
+    An upkeep failure is retried later; the query continues.
+    """
     starting = Starting(supervisor, monkeypatch)
     starting.note(module.Recovery, "look", "look", error)
     seen = starting.run()

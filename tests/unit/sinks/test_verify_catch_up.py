@@ -164,7 +164,7 @@ def test_a_sink_with_progress_is_waited_for_in_verify(settings, sink):
 
 
 def read_on(log, minutes, end):
-    """Have a snapshot read some rows every half minute, and then end."""
+    """Let a snapshot read some rows every half minute, and then end."""
     half = [lambda: None] * 299
 
     def read():

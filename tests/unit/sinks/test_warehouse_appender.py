@@ -89,7 +89,7 @@ def test_appends_build_on_each_other(lake, appender):
 
 def test_a_stale_appender_appends_nothing(lake, appender):
     """
-    Of two with the same commit one is refused; it needs no warning.
+    One of two appenders with the same commit is refused; it needs no warning.
     """
     appender.append(TABLE, rows(1), lake.first)
     with structlog.testing.capture_logs() as told:

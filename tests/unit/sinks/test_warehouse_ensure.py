@@ -1,4 +1,4 @@
-"""What is done to a table that is there, before anything is written to it."""
+"""Changes of an existing table before anything is written to it."""
 
 import json
 from dataclasses import replace
@@ -87,7 +87,7 @@ def test_a_table_that_fits_is_left_as_it_is():
 
 def test_a_table_remembers_its_floor():
     """
-    What is below it never comes back.
+    Rows below the floor never come back.
     """
     assert "5" == opened(Session(**{FLOOR_PROPERTY: "5"}))[1].floor
 

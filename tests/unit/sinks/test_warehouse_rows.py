@@ -208,7 +208,7 @@ def test_the_reason_does_not_contain_the_value():
 
 def test_a_delete_is_its_key_and_a_mark():
     """
-    Of a deleted row only key and position are kept.
+    A deleted row keeps only its key and position.
     """
     (row,) = lay_out(TABLE, [change(None)]).rows.to_pylist()
     told = {name: value for name, value in row.items() if value is not None}
@@ -305,7 +305,7 @@ def test_an_event_without_a_time_is_kept_and_counted():
 
 def test_a_row_keeps_a_retained_column_that_it_lacks():
     """
-    Of older and newer records in a batch, only those with the column write it.
+    Only those records of a batch that have the column write it.
     """
     old, new = change({"n": 1, "body": "x"}), change({"n": 2})
     laid = lay_out(TABLE, [old, new], frozenset({"body"}))

@@ -45,6 +45,6 @@ def test_a_connector_is_reported_line_by_line(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_golden_file_loads(name: str) -> None:
     """
-    What came out is a configuration as it stands.
+    The converted file is a valid configuration.
     """
     assert load(DATA / f"{name}.toml", {}).relay.preset == "debezium"

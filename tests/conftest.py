@@ -130,7 +130,7 @@ def unique() -> str:
 
 @pytest.fixture
 def database(stack: LazyStack, unique: str) -> Iterator[str]:
-    """Lend a fresh database, by its address."""
+    """Provide a fresh database, by its address."""
     server = stack.dsn("postgres")
     databases.create(server, unique)
     yield stack.dsn(unique)
@@ -140,7 +140,7 @@ def database(stack: LazyStack, unique: str) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def lake(stack: LazyStack, tmp_path_factory) -> Iterator[tuple[Sink, SqlSession]]:
     """
-    Lend the worker's one Spark, and the warehouse that it writes.
+    Provide the worker's one Spark, and the warehouse that it writes.
 
     The sink that describes the warehouse has one route; a test puts its own.
     """

@@ -83,7 +83,7 @@ def verify(*words: str):
 
 @pytest.fixture(scope="module", autouse=True)
 def platform():
-    """Lend an engine with every image, and take everything down at the end."""
+    """Provide an engine with every image, and take everything down at the end."""
     with engine():
         compose("--profile", "*", "down", "--volumes", "--remove-orphans")
         wanted = set(compose("--profile", "*", "config", "--images").split())

@@ -403,5 +403,5 @@ def make_faults(database: str, unique: str, tmp_path: Path) -> Iterator[MakeFaul
 
 @pytest.fixture
 def faults(make_faults: MakeFaults, stack) -> Faults:
-    """Lend a database with two relays over it; nothing is prepared or started."""
+    """Provide a database with two relays over it; nothing is prepared or started."""
     return make_faults(stack.kafka)

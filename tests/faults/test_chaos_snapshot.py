@@ -33,7 +33,7 @@ main()
 
 @pytest.fixture
 def place(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Place]:
-    """Lend a place on the run's stack; whatever was started there is stopped."""
+    """Provide a place on the run's stack; whatever was started there is stopped."""
     stack.up("postgres", "kafka")
     state = StateFolder(tmp_path)
     state.create()

@@ -46,13 +46,13 @@ class Shop(Place):
         return next((float(x[len(begin) :]) for x in lines if x.startswith(begin)), 0.0)
 
     def has_failed(self, sink):
-        """Tell whether a sink is shown as failed for want of space."""
+        """Return whether a sink is shown as failed for want of space."""
         progress = self.progress(sink)
         is_full = "disk full" in (progress.error or "")
         return progress.state is State.FAILED and is_full
 
     def is_well(self):
-        """Tell whether both sinks run, have everything, and say so."""
+        """Return whether both sinks run, have everything, and say so."""
         for sink in SINKS:
             self.wait_applied(sink)
         return all(self.progress(sink).state is State.RUNNING for sink in SINKS)
@@ -60,7 +60,7 @@ class Shop(Place):
 
 @pytest.fixture
 def shop(stack, unique, tmp_path):
-    """Lend two sinks with their first records."""
+    """Provide two sinks with their first records."""
     stack.up("kafka", "redis")
     made = Shop(stack, unique, tmp_path)
     made.prepare()

@@ -45,7 +45,7 @@ def frozen(stack) -> Iterator[None]:
 
 
 def holds_for(holds, seconds: float) -> bool:
-    """Tell whether something stays true for so long."""
+    """Return whether something stays true for so long."""
     deadline = Deadline(CLOCK, seconds)
     while holds() and not deadline.passed():
         CLOCK.wait(0.05)

@@ -103,7 +103,7 @@ def led_by_the_first(prefix: str) -> Iterator[NewTopic]:
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> Iterator[Brokers]:
-    """Lend two brokers."""
+    """Provide two brokers."""
     made = Brokers(tmp_path)
     try:
         made.up()

@@ -109,7 +109,7 @@ class Shop(Place):
 
 @pytest.fixture
 def shop(stack, unique, tmp_path):
-    """Lend a place with three sinks and the first records."""
+    """Provide a place with three sinks and the first records."""
     stack.up("kafka", "redis", "opensearch", "postgres")
     made = Shop(stack, unique, tmp_path)
     made.prepare()

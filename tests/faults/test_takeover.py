@@ -135,13 +135,13 @@ class Stack:
         return Seen(self.topics(), sinks, {sink: progress(sink) for sink in SINKS})
 
     def has_moments(self) -> bool:
-        """Tell whether the warehouse has the rows that it had set aside."""
+        """Return whether the warehouse has the rows that it had set aside."""
         stored = self.stored()
         rows = [stored.get(f"rich.moment:{number}") for number in (1, 2, 3)]
         return all(row is not None and row["at"] == MENDED for row in rows)
 
     def is_confirmed(self, slot: str, lsn: str) -> bool:
-        """Tell whether a slot's relay has confirmed so much."""
+        """Return whether a slot's relay has confirmed so much."""
         query = (
             "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots"
             " where slot_name = %s"
@@ -329,7 +329,7 @@ def parked() -> set[str]:
 
 
 def is_touched(place: str) -> bool:
-    """Tell whether a stored row may differ: named as table or index, colon, key."""
+    """Return whether a stored row may differ: named as table or index, colon, key."""
     words = place.removeprefix("stack:").split(":")
     table = words[0].rpartition(".")[2].partition("-")[0]
     touched = TOUCHED.get(table)

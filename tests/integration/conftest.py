@@ -109,7 +109,7 @@ class Worker:
 
 @pytest.fixture
 def connection(database: str) -> Iterator[psycopg.Connection]:
-    """Lend a connection to a database that is prepared for signals."""
+    """Provide a connection to a database that is prepared for signals."""
     with psycopg.connect(database, autocommit=True) as connection:
         for name in PREPARATION:
             connection.execute(query(name))
@@ -122,7 +122,7 @@ def connection(database: str) -> Iterator[psycopg.Connection]:
 def begin(
     connection: psycopg.Connection, database: str
 ) -> Iterator[Callable[..., Worker]]:
-    """Lend a function that starts workers over the prepared database."""
+    """Provide a function that starts workers over the prepared database."""
     assert connection.info.dbname in database
     workers: list[Worker] = []
 
@@ -137,5 +137,5 @@ def begin(
 
 @pytest.fixture
 def worker(begin: Callable[..., Worker]) -> Worker:
-    """Lend a worker."""
+    """Provide a worker."""
     return begin()

@@ -63,7 +63,7 @@ class Racing:
 
 @pytest.fixture
 def sessions(database: str):
-    """Lend a session that describes, and one that changes."""
+    """Provide a session that describes, and one that changes."""
     with (
         psycopg.connect(database, autocommit=True) as other,
         psycopg.connect(database, autocommit=True) as describing,

@@ -19,7 +19,7 @@ FAILING = b"copy (select 1 / (500 - n) from generate_series(1, 1000) n) to stdou
 
 @pytest.fixture
 def connection(database: str) -> Iterator[Connection]:
-    """Lend a connection of the relay's kind."""
+    """Provide a connection of the relay's kind."""
     made = connect(database)
     yield made
     made.close()

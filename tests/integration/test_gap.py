@@ -44,7 +44,7 @@ class Relay(Rig):
 
 @pytest.fixture
 def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Relay]:
-    """Lend a relay."""
+    """Provide a relay."""
     made = Relay(database, stack.kafka, unique, tmp_path)
     made.execute("create table public.note (id int primary key, note text)")
     yield made

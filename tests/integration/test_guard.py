@@ -83,7 +83,7 @@ class Watched:
 
 @pytest.fixture
 def source(database: str) -> Iterator[psycopg.Connection]:
-    """Lend a connection of the application's."""
+    """Provide a connection of the application's."""
     with psycopg.connect(database, autocommit=True) as connection:
         yield connection
 

@@ -154,7 +154,7 @@ def one(connection: psycopg.Connection, statement: str):
 
 @pytest.fixture
 def kept(database: str, unique: str) -> Kept:
-    """Lend a prepared database whose relay has followed and published something."""
+    """Provide a prepared database whose relay has followed and published something."""
     made = Kept(database, unique)
     made.prepare()
     made.follow()
@@ -164,7 +164,7 @@ def kept(database: str, unique: str) -> Kept:
 
 @pytest.fixture
 def own(tmp_path_factory) -> Iterator[Stack]:
-    """Lend a Postgres that a test may stop, copy and reconfigure."""
+    """Provide a Postgres that a test may stop, copy and reconfigure."""
     stack = Stack(tmp_path_factory.mktemp("own"))
     stack.up(["postgres"])
     try:
@@ -402,6 +402,6 @@ def standby_of(primary: Stack, kept: Kept, folder: Path) -> Iterator[tuple[Stack
 
 
 def has_replayed(connection: psycopg.Connection, kept: Kept) -> bool:
-    """Tell whether a standby has all that was confirmed."""
+    """Return whether a standby has all that was confirmed."""
     replayed = "select pg_last_wal_replay_lsn() - '0/0'::pg_lsn"
     return one(connection, replayed) >= (kept.confirmed_lsn or 0)

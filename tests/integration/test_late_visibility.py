@@ -140,7 +140,7 @@ name = "a-2"
             CLOCK.wait(0.02)
 
     def is_so_within(self, holds: Callable[[], Any], within_s: float) -> bool:
-        """Tell whether something becomes so in a while."""
+        """Return whether something becomes so in a while."""
         with contextlib.suppress(AssertionError):
             self.until(holds, within_s)
             return True
@@ -210,7 +210,7 @@ name = "a-2"
         return self.fold
 
     def is_streamed(self, **counts: int) -> bool:
-        """Tell whether so many changes of each operation are delivered."""
+        """Return whether so many changes of each operation are delivered."""
         found = self.read().counts
         return all(found[name] >= count for name, count in counts.items())
 
@@ -227,7 +227,7 @@ name = "a-2"
         self.read()
 
     def has_confirmed(self, lsn: str) -> bool:
-        """Tell whether the log may be forgotten up to there."""
+        """Return whether the log may be forgotten up to there."""
         confirmed = (
             "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots"
             " where slot_name = %s"
@@ -251,7 +251,7 @@ name = "a-2"
 
 @pytest.fixture
 def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
-    """Lend a source with a filled table, whose relay is not started yet."""
+    """Provide a source with a filled table, whose relay is not started yet."""
     stack.up("postgres", "kafka")
     rig = Rig(database, stack.kafka, unique, tmp_path)
     rig.prepare()
@@ -349,7 +349,7 @@ def test_an_invisible_partial_change_is_read_again(rig: Rig, defect: str):
 @pytest.mark.parametrize("defect", [SOUND, "unheld"])
 def test_a_killed_relay_streams_invisible_commits_again(rig: Rig, defect: str):
     """
-    Killed while streamed transactions are invisible, it records them anew (A5, B17).
+    Killed while streamed transactions are invisible, it records them again (A5, B17).
 
     Their log must not be forgotten: one who confirms it delivers stale rows.
     """

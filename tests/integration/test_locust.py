@@ -26,7 +26,7 @@ Begin = Callable[..., Locust]
 
 @pytest.fixture(scope="module")
 def shop(stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """Lend one shop to all tests of the file; its cache follows its orders."""
+    """Provide one shop to all tests of the file; its cache follows its orders."""
     with load_shop(stack, tmp_path_factory.mktemp("shop")) as found:
         yield found
 
@@ -273,7 +273,7 @@ def test_a_mistake_is_one_sentence_with_its_cure(begin: Begin, tmp_path: Path, s
 
 @pytest.fixture
 def page(begin: Begin, shop: Shop) -> tuple[Locust, str]:
-    """Lend locust's page, with the cache's address."""
+    """Provide locust's page, with the cache's address."""
     port = ports.any_free()
     run = begin("--web-port", str(port), *NO_REPORT, host=None, **shop.lag())
     address = f"http://127.0.0.1:{port}"

@@ -42,7 +42,7 @@ insert into towpath.signal (id, type, data) values ('all', 'execute-snapshot',
 
 @pytest.fixture
 def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
-    """Lend a prepared database of many tables, whose relay does not run yet."""
+    """Provide a prepared database of many tables, whose relay does not run yet."""
     made = Rig(database, stack.kafka, unique, tmp_path)
     made.execute(MAKE)
     made.configure(made.outbox, tables=("many[.]t.*",), partitions=2)

@@ -85,7 +85,7 @@ class Shop:
 
 @pytest.fixture
 def bare_shop(database: str) -> Iterator[Shop]:
-    """Lend a shop whose outbox is not there yet."""
+    """Provide a shop whose outbox is not there yet."""
     app = create_app(database, threads=THREADS)
     engine = app.extensions["engine"]
     migrate_shop(engine)
@@ -95,7 +95,7 @@ def bare_shop(database: str) -> Iterator[Shop]:
 
 @pytest.fixture
 def shop(bare_shop: Shop) -> Shop:
-    """Lend a shop with its outbox and one customer."""
+    """Provide a shop with its outbox and one customer."""
     bare_shop.rows("create schema towpath")
     outbox_table.metadata.create_all(bare_shop.engine)
     customer = {"name": "Ada", "email": "ada@example.org"}

@@ -23,7 +23,7 @@ PRODUCT = "0af76519-16cd-43dd-8448-eb211c80319c"
 
 @pytest.fixture
 def service(stack, database: str, tmp_path: Path) -> Iterator[Service]:
-    """Lend a service over a database whose outbox is there."""
+    """Provide a service over a database whose outbox is there."""
     with orders_service(database, tmp_path, stack.registry_url) as running:
         yield running
 

@@ -63,7 +63,7 @@ def registered(key: str, name: object = "Ada") -> OutboxEvent:
 
 @pytest.fixture
 def engine(database: str) -> Iterator[Engine]:
-    """Lend an engine over a database with an outbox and a table of members."""
+    """Provide an engine over a database with an outbox and a table of members."""
     engine = create_engine(database.replace("postgresql:", "postgresql+psycopg2:", 1))
     with engine.begin() as connection:
         connection.execute(text("create schema towpath"))
@@ -75,7 +75,7 @@ def engine(database: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def sessions(engine: Engine) -> sessionmaker[Session]:
-    """Lend a factory of sessions that are served by a collector."""
+    """Provide a factory of sessions that are served by a collector."""
     sessions = sessionmaker(engine)
     Collector().install(sessions)
     return sessions

@@ -182,7 +182,7 @@ def overtaken(delivered: list[Event]) -> list[str]:
 
 @pytest.fixture
 def shop(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Shop]:
-    """Lend a shop with orders and customers."""
+    """Provide a shop with orders and customers."""
     stack.up("postgres", "kafka")
     shop = Shop(database, stack.kafka, unique, tmp_path)
     # The outbox that they name is made when the relay is prepared.
@@ -316,7 +316,7 @@ def test_listed_aggregates_are_read_and_missing_ones_are_tombstones(shop: Shop):
 
 @pytest.fixture
 def late(shop: Shop) -> Iterator[Callable[[str], None]]:
-    """Lend a function that commits into the log without becoming visible."""
+    """Provide a function that commits into the log without becoming visible."""
     with late_commits(shop) as commit:
         yield commit
 

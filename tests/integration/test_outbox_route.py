@@ -61,7 +61,7 @@ def number(message: Message) -> int:
 
 @pytest.fixture
 def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Relay]:
-    """Lend a relay over a fresh database; nothing is prepared or started."""
+    """Provide a relay over a fresh database; nothing is prepared or started."""
     lent = Relay(database, stack.kafka, unique, tmp_path)
     yield lent
     lent.close()

@@ -155,7 +155,7 @@ chunk_rows = 100
         return fold
 
     def has_published(self, name: str) -> bool:
-        """Tell whether a relay that streams has written into a topic."""
+        """Return whether a relay that streams has written into a topic."""
         return bool(self.logged("streaming") and self.records(name))
 
 
@@ -192,7 +192,7 @@ class Writers(RandomWriters):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Addresses]:
-    """Lend a Postgres 15 of its own."""
+    """Provide a Postgres 15 of its own."""
     environ = os.environ  # noqa: TID251 - a root
     programs = postgres_15.programs(print, environ)
     folder = Path(tempfile.mkdtemp(prefix="towpath-test-15-"))
@@ -207,7 +207,7 @@ def server() -> Iterator[Addresses]:
 
 @pytest.fixture
 def source(server: Addresses, stack, unique: str, tmp_path: Path) -> Iterator[Source]:
-    """Lend a source; the rows that it begins with were there before the slot."""
+    """Provide a source; the rows that it begins with were there before the slot."""
     databases.create(server.dsn("postgres"), unique)
     lent = Source(server.dsn(unique), stack.kafka, unique, tmp_path)
     lent.execute(TABLES)

@@ -55,7 +55,7 @@ class Relay(Rig):
             return page.read().decode()
 
     def has_followed(self, transactions: int) -> bool:
-        """Tell whether the relay has read so many transactions."""
+        """Return whether the relay has read so many transactions."""
         name = "towpath_relay_transactions_total "
         lines = self.fetch("/metrics").splitlines()
         value = next(line for line in lines if line.startswith(name))
@@ -100,7 +100,7 @@ def numbers(messages: list[Message]) -> list[int]:
 
 @pytest.fixture
 def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Relay]:
-    """Lend a relay over a fresh database; nothing is prepared or started."""
+    """Provide a relay over a fresh database; nothing is prepared or started."""
     lent = Relay(database, stack.kafka, unique, tmp_path)
     lent.execute(TABLES)
     yield lent
@@ -474,7 +474,7 @@ def test_a_cut_connection_is_made_again(relay: Relay):
 
 def test_a_lost_slot_halts_with_its_remedy(relay: Relay):
     """
-    A slot that vanished beside existing state is not made anew, if a person is to say.
+    A slot that vanished beside existing state is not recreated, if a person is to say.
     """
     relay.prepare(relay='on_gap = "halt"')
     process = relay.start()

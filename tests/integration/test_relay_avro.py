@@ -113,7 +113,7 @@ class Source(Rig):
 
 @pytest.fixture
 def source(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Source]:
-    """Lend a database with tables; no relay follows it yet."""
+    """Provide a database with tables; no relay follows it yet."""
     lent = Source(stack, database, unique, tmp_path)
     lent.execute(TABLES)
     yield lent

@@ -55,7 +55,7 @@ class Running(Rig):
         return process
 
     def has_tried(self, count: int) -> bool:
-        """Tell whether more than so many attempts have failed."""
+        """Return whether more than so many attempts have failed."""
         return len(self.logged("trying again")) > count
 
     def fetch(self, path: str) -> tuple[int, str]:
@@ -97,7 +97,7 @@ def values(messages: list[Message]) -> list[dict]:
 
 @pytest.fixture
 def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Running]:
-    """Lend a relay over a fresh database; nothing is prepared or started."""
+    """Provide a relay over a fresh database; nothing is prepared or started."""
     lent = Running(database, stack.kafka, unique, tmp_path)
     lent.execute(TABLES)
     yield lent

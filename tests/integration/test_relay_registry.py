@@ -28,14 +28,14 @@ def record(**fields: object) -> str:
 
 @pytest.fixture
 def ids(stack) -> Iterator[SchemaIds]:
-    """Lend a client of the real registry."""
+    """Provide a client of the real registry."""
     with closing(SchemaIds(stack.registry_url)) as lent:
         yield lent
 
 
 @pytest.fixture
 def answering() -> Iterator[HTTPServer]:
-    """Lend a server that answers as ``server.answer`` says, and counts."""
+    """Provide a server that answers as ``server.answer`` says, and counts."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -174,7 +174,7 @@ def as_role(dsn, role):
 
 
 def may(dsn, statement):
-    """Tell whether a role may run a statement."""
+    """Return whether a role may run a statement."""
     with psycopg.connect(dsn) as connection:
         try:
             connection.execute(statement)
@@ -214,7 +214,7 @@ class Roles:
 
 @pytest.fixture
 def roles(database, unique):
-    """Lend the roles as an administrator makes them."""
+    """Provide the roles as an administrator makes them."""
     made = Roles(database, unique)
     made.run(database, made.before)
     yield made
@@ -223,7 +223,7 @@ def roles(database, unique):
 
 @pytest.fixture
 def rig(stack, roles, unique, tmp_path):
-    """Lend a source whose tables belong to the owner's role."""
+    """Provide a source whose tables belong to the owner's role."""
     stack.up("kafka", "redis")
     made = VerifiedRig(roles.of("owner"), stack.kafka, unique, tmp_path)
     yield made
@@ -401,7 +401,7 @@ def state_of(client, index):
 
 @pytest.fixture
 def index(stack):
-    """Lend a route whose index is there, and a client."""
+    """Provide a route whose index is there, and a client."""
     name = f"orders-{uuid.uuid4().hex[:8]}"
     route = Route(topic="towpath.shop.orders", name=name)
     sink = SearchSink(stack.opensearch_url, (route,), OneShape(), SystemClock())

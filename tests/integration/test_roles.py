@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 @pytest.fixture
 def rig(stack, database: str, unique: str, tmp_path):
-    """Lend a prepared source, and make a role that has just a relay's rights."""
+    """Provide a prepared source, and make a role that has just a relay's rights."""
     stack.up("postgres", "kafka")
     made = Rig(database, stack.kafka, unique, tmp_path)
     made.configure(made.outbox)

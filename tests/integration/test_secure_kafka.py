@@ -74,7 +74,7 @@ class SecurePlace(SinkPlace):
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    """Lend a broker that wants TLS and a login."""
+    """Provide a broker that wants TLS and a login."""
     lent = SecureKafka(tmp_path_factory.mktemp("kafka"))
     yield lent
     lent.close()
@@ -82,7 +82,7 @@ def broker(tmp_path_factory):
 
 @pytest.fixture
 def place(stack, broker, database, unique, tmp_path):
-    """Lend a source whose configuration leads to the listener with the login."""
+    """Provide a source whose configuration leads to the listener with the login."""
     stack.up("redis")
     found = SecurePlace(stack, broker, database, unique, tmp_path)
     yield found
@@ -119,7 +119,7 @@ USERS = {
 
 @pytest.fixture
 def be(place, monkeypatch):
-    """Lend what makes whatever is started from then on log in as a user."""
+    """Provide what makes whatever is started from then on log in as a user."""
 
     def change(user):
         name = f"{place.prefix}-{user}"

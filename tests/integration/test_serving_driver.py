@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(18
 
 @pytest.fixture
 def place(stack, unique, tmp_path):
-    """Lend a corner of the stack with both serving parts running."""
+    """Provide a corner of the stack with both serving parts running."""
     stack.up("kafka", "redis", "opensearch")
     return Place(stack, unique, tmp_path)
 

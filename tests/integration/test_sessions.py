@@ -84,7 +84,7 @@ main()
 
 @pytest.fixture
 def hostile(stack, database: str, unique: str, tmp_path, monkeypatch):
-    """Lend a source whose environment, service, role and database differ in all."""
+    """Provide a source whose environment, service, role and database differ in all."""
     stack.up("postgres", "kafka")
     made = Rig(database, stack.kafka, unique, tmp_path)
     made.execute(f"create role {unique} login superuser")

@@ -119,7 +119,7 @@ name = "a-2"
 
 @pytest.fixture
 def source(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Source]:
-    """Lend a source with a table whose every write has a higher ``v``."""
+    """Provide a source with a table whose every write has a higher ``v``."""
     stack.up("postgres", "kafka")
     source = Source(database, stack.kafka, unique, tmp_path)
     source.connection.execute("create schema s")
@@ -472,7 +472,7 @@ def test_a_stopped_snapshot_says_so(source: Source):
 
 @pytest.fixture
 def late(source: Source) -> Iterator[Callable[[str], None]]:
-    """Lend a function that commits into the log without becoming visible."""
+    """Provide a function that commits into the log without becoming visible."""
     with late_commits(source) as commit:
         yield commit
 

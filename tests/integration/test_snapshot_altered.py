@@ -82,7 +82,7 @@ class Source(SnapshotRig):
 
 @pytest.fixture
 def source(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Source]:
-    """Lend a source, and a relay that follows it."""
+    """Provide a source, and a relay that follows it."""
     stack.up("postgres", "kafka")
     source = Source(database, stack.kafka, unique, tmp_path)
     source.prepare()

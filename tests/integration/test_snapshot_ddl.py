@@ -22,7 +22,7 @@ SLOW = "pg_sleep(0.02) is not null"
 
 @pytest.fixture
 def table(connection) -> psycopg.Connection:
-    """Lend a connection beside a table of a hundred rows."""
+    """Provide a connection beside a table of a hundred rows."""
     connection.execute("create table s.t (a int primary key, b int, c text)")
     connection.execute(
         "insert into s.t select g, g, 'c' from generate_series(1, 100) g"

@@ -17,7 +17,7 @@ HOLDERS = (
 
 @pytest.fixture
 def table(connection) -> psycopg.Connection:
-    """Lend a connection beside a table of nine rows."""
+    """Provide a connection beside a table of nine rows."""
     for statement in (
         "create table s.t (a int primary key, b text)",
         "insert into s.t select g, 'b' from generate_series(1, 9) g",
@@ -84,7 +84,7 @@ def test_a_view_whose_session_was_ended_is_lost(table, begin):
 
 def test_a_reader_that_was_ended_reads_on_in_the_same_view(table, begin):
     """
-    The view is its own session's; a reader's can be made anew.
+    The view is its own session's; a reader's can be recreated.
     """
     worker = begin()
     plan = worker.plan("s.t", **FROZEN)

@@ -81,7 +81,7 @@ def streamed_shape(connection, slot):
 @pytest.mark.parametrize("kind", IDENTITIES)
 def test_the_key_is_what_the_stream_tells(connection, worker, unique, kind):
     """
-    A chunk's rows and the stream's changes are told apart by the same columns (A17).
+    A chunk's rows and the stream's changes are distinguished by the same columns (A17).
     """
     create(connection, *IDENTITIES[kind])
     connection.execute(
@@ -294,7 +294,7 @@ def test_every_collation_provider_of_the_server_gives_an_order(connection, worke
 
 
 def _is_built_in(connection: psycopg.Connection, collation: str) -> bool:
-    """Tell whether the server was built with a collation's library."""
+    """Return whether the server was built with a collation's library."""
     try:
         connection.execute(f"select 'a' collate pg_catalog.{collation} < 'b'")
     except psycopg.errors.FeatureNotSupported:

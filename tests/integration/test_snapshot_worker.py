@@ -638,7 +638,7 @@ def test_a_chosen_key_keeps_its_place_only_while_rows_are_asked_for(
     """
     Rows that left the unread part of a table that had ended were asked for by nobody.
 
-    That is stored at once: the relay may die before the table is planned anew.
+    That is stored at once: the relay may die before the table is planned again.
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "running", 4711, order_by=order_by)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 @pytest.fixture
 def rig(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Rig]:
-    """Lend a relay that follows one table, a keyless one among its neighbours."""
+    """Provide a relay that follows one table, a keyless one among its neighbours."""
     stack.up("postgres", "kafka")
     made = Rig(database, stack.kafka, unique, tmp_path)
     made.execute("create table public.note (id int primary key)")
@@ -40,7 +40,7 @@ def records(rig: Rig, event: str, word: str) -> list[dict]:
 
 
 def logged(rig: Rig, event: str, word: str) -> bool:
-    """Tell whether there is such a record."""
+    """Return whether there is such a record."""
     return bool(records(rig, event, word))
 
 

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 @pytest.fixture
 def state_folder() -> Iterator[Path]:
-    """Lend an empty state folder whose stack is purged at the end."""
+    """Provide an empty state folder whose stack is purged at the end."""
     folder = Path(tempfile.mkdtemp(prefix="towpath-test-stack-"))
     (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
     yield folder
@@ -141,7 +141,7 @@ def test_up_leaves_alone_what_runs(state_folder: Path) -> None:
     assert before == [part.pid for part in stack.status()]
 
 
-def test_a_part_that_hangs_is_started_anew(state_folder: Path) -> None:
+def test_a_part_that_hangs_is_started_again(state_folder: Path) -> None:
     """
     A part that runs but does not answer is replaced by up.
     """

@@ -128,7 +128,7 @@ class Site(Rig):
 
 @pytest.fixture
 def site(stack, database, unique, tmp_path, capsys) -> Iterator[Site]:
-    """Lend a prepared site."""
+    """Provide a prepared site."""
     made = Site(database, stack.kafka, unique, tmp_path, capsys)
     yield made
     made.close()

@@ -22,7 +22,7 @@ COLUMNS = ("id", "name", "price", "made_at", "is_live", "data")
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path) -> Iterator[Rig]:
-    """Lend a relay in Debezium's forms, and a table of what a shop has."""
+    """Provide a relay in Debezium's forms, and a table of what a shop has."""
     rig = Rig(database, stack.kafka, unique, tmp_path)
     rig.execute("create schema s")
     rig.execute(

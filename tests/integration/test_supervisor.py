@@ -32,7 +32,7 @@ _DEAF = (
 
 @pytest.fixture
 def state(tmp_path: Path) -> StateFolder:
-    """Lend an empty state folder."""
+    """Provide an empty state folder."""
     folder = StateFolder(tmp_path / "state")
     folder.create()
     return folder
@@ -40,7 +40,7 @@ def state(tmp_path: Path) -> StateFolder:
 
 @pytest.fixture
 def supervisor(state: StateFolder) -> Iterator[Supervisor]:
-    """Lend a supervisor that is quick to start a part again."""
+    """Provide a supervisor that is quick to start a part again."""
     with Supervisor(state, backoff=Backoff(first_s=0.05, ceiling_s=0.1)) as watching:
         yield watching
 

@@ -161,7 +161,7 @@ def story(records: Sequence[Record]) -> list[tuple[str | None, Any, Any]]:
 
 @pytest.fixture
 def followed(database: str, unique: str) -> Iterator[Followed]:
-    """Lend a fresh database with a reader of its stream."""
+    """Provide a fresh database with a reader of its stream."""
     lent = Followed(database, unique)
     yield lent
     lent.close()
@@ -540,7 +540,7 @@ class Running(Rig):
 
 @pytest.fixture
 def running(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Running]:
-    """Lend a relay over a fresh database; nothing is prepared or started."""
+    """Provide a relay over a fresh database; nothing is prepared or started."""
     lent = Running(database, stack.kafka, unique, tmp_path)
     yield lent
     lent.close()

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 @pytest.fixture
 def folder(tmp_path):
-    """Lend a folder with an authority and a server's certificate."""
+    """Provide a folder with an authority and a server's certificate."""
     write_certificates(tmp_path)
     return tmp_path
 

@@ -27,7 +27,7 @@ STATE = "'State'::text as type, to_jsonb(o) as payload"
 
 @pytest.fixture
 def connection(database: str) -> Iterator[psycopg.Connection]:
-    """Lend a connection to a database with tables for views."""
+    """Provide a connection to a database with tables for views."""
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(TABLES)
         yield connection

@@ -24,7 +24,7 @@ THREADS = 4
 
 @pytest.fixture
 def app(database, unique):
-    """Lend the service over a fresh database, whose log a slot keeps."""
+    """Provide the service over a fresh database, whose log a slot keeps."""
     made = create_app(database, threads=THREADS)
     engine = made.extensions["engine"]
     migrate_shop(engine)

@@ -34,7 +34,7 @@ end $$
 
 @pytest.fixture
 def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
-    """Lend a database of many tables, prepared, whose relay does not run yet."""
+    """Provide a database of many tables, prepared, whose relay does not run yet."""
     made = Rig(database, stack.kafka, unique, tmp_path)
     made.execute("create schema many")
     for first in range(1, TABLES + 1, 200):

@@ -61,7 +61,7 @@ where pubname = 'towpath' and schemaname <> 'towpath' and indisprimary
 
 @pytest.fixture
 def sources(tmp_path) -> Path:
-    """Lend the folder of the regression SQL; without it there is nothing to run."""
+    """Provide the folder of the regression SQL; without it there is nothing to run."""
     scratch = tmp_path / "sources"
     scratch.mkdir()
     try:
@@ -72,7 +72,7 @@ def sources(tmp_path) -> Path:
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path) -> Iterator[SnapshotRig]:
-    """Lend a running relay that captures every table there will be."""
+    """Provide a running relay that captures every table there will be."""
     rig = SnapshotRig(database, stack.kafka, unique, tmp_path)
     rig.configure("heartbeat_interval_s = 1", tables=[r"(?s).*"], partitions=1)
     rig.init()
@@ -121,7 +121,7 @@ def _run(rig: SnapshotRig, sources: Path, name: str) -> None:
 
 
 def _is_settled(rig: SnapshotRig) -> bool:
-    """Tell whether nothing is being read, and every captured table was."""
+    """Return whether nothing is being read, and every captured table was."""
     assert rig.process.poll() is None, rig.printed()[-6000:]
     unfinished = (
         "select exists (select from towpath.snapshot"

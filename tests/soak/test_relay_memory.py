@@ -219,7 +219,7 @@ def ends_by_now(consumer: Consumer) -> dict[int, int]:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    """Lend a relay that streams, over an empty source."""
+    """Provide a relay that streams, over an empty source."""
     lent = Rig(tmp_path)
     try:
         lent.until(lambda: lent.sent_lsn() != "", "the relay streams", 60)

@@ -109,7 +109,7 @@ format = "avro"
 
 @pytest.fixture
 def relays(stack, database, unique, tmp_path) -> Iterator[Callable[..., Rig]]:
-    """Lend a maker of relays that follow one table of all types."""
+    """Provide a maker of relays that follow one table of all types."""
     made: list[Rig] = []
 
     def make(name: str, relay: str, **more: Any) -> Rig:

@@ -66,7 +66,7 @@ class Browser:
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """Lend a window; the browser's own files go below the folder."""
+    """Provide a window; the browser's own files go below the folder."""
     program = shutil.which(PROGRAM)
     assert program, "install a browser: apt-get install chromium chromium-driver"
     port = ports.any_free()

@@ -46,7 +46,7 @@ def findings(document: Mapping[str, Any], environ: Mapping[str, str]) -> list[st
 
 
 def is_one_shot(service: Service) -> bool:
-    """Tell whether a service is meant to end."""
+    """Return whether a service is meant to end."""
     return service.get("restart") == "no"
 
 

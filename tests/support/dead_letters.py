@@ -123,7 +123,7 @@ class Still:
     """A clock that stands still."""
 
     def monotonic_s(self):
-        """Tell no time."""
+        """Return no time."""
         return 0.0
 
 
@@ -152,7 +152,7 @@ class InMind(Owed):
         super().__init__(Path("nowhere"), "cache", ["orders"], clock or Still())
 
     def again(self):
-        """Begin anew, as after a death."""
+        """Begin again, as after a death."""
         return InMind(self.file, self._clock, self.routes, self.reading)
 
     def _reading(self):

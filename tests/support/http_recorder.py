@@ -22,7 +22,7 @@ def recorded(
     url: str, answer: Callable[[str, str], tuple[int, bytes] | None] = _passed_on
 ) -> Iterator[tuple[str, set[tuple[str, str]]]]:
     """
-    Lend an address in place of another, and the calls made: method and path.
+    Provide an address in place of another, and the calls made: method and path.
 
     Args:
         url: The other address.

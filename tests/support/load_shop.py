@@ -41,7 +41,7 @@ class Shop:
 
 @contextmanager
 def load_shop(stack: LazyStack, folder: Path) -> Iterator[Shop]:
-    """Lend a shop over a database of its own."""
+    """Provide a shop over a database of its own."""
     name = f"t_{uuid.uuid4().hex[:12]}"
     databases.create(stack.dsn("postgres"), name)
     dsn = stack.dsn(name)

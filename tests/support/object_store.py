@@ -23,7 +23,7 @@ def connector() -> Path:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """Lend the address of a server with one empty bucket."""
+    """Provide the address of a server with one empty bucket."""
     given = ports.one_each(("http", "https"))
     address = f"http://{LOOPBACK}:{given['http']}"
     own = "com.adobe.testing.s3mock"

@@ -57,7 +57,7 @@ class Service:
 def orders_service(
     dsn: str, folder: Path, registry_url: str | None = None
 ) -> Iterator[Service]:
-    """Lend a service over an empty database, in which it gets its outbox first."""
+    """Provide a service over an empty database, in which it gets its outbox first."""
     engine = create_engine(dsn.replace("postgresql:", "postgresql+psycopg2:", 1))
     with engine.begin() as connection:
         connection.execute(text("create schema towpath"))

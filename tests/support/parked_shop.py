@@ -52,7 +52,7 @@ class Choosy(MemorySink):
 
 
 class Shop:
-    """A sink, its dead letters, and writers that may crash and begin anew."""
+    """A sink, its dead letters, and writers that may crash and begin again."""
 
     def __init__(self, *, can_ask=False, owed=None):
         self.sink = Choosy()

@@ -190,7 +190,7 @@ class Catalog:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[str, Catalog]]:
-    """Lend a catalog, by its address, whose files stand in a folder."""
+    """Provide a catalog, by its address, whose files stand in a folder."""
     catalog = Catalog(folder)
 
     class Handler(BaseHTTPRequestHandler):

@@ -133,7 +133,7 @@ class SinkPlace(Rig):
         return path
 
     def is_declared(self, name):
-        """Tell whether the file has a sink."""
+        """Return whether the file has a sink."""
         return load(self.config, {}).sink_named(name) is not None
 
     def catch_up(self, name):

@@ -106,7 +106,7 @@ class VerifiedRig(SnapshotRig):
         letters.close()
 
     def is_behind(self) -> bool:
-        """Tell whether the sink has records to go."""
+        """Return whether the sink has records to go."""
         progress = read_progress(progress_path(self.folder, "it"), "it")
         cluster = Topics(Kafka(bootstrap_servers=self.kafka))
         topics = Routes(load(self.config, {}).sink[0]).matching(cluster.names())
@@ -166,7 +166,7 @@ class CacheHand:
         self._run("delete", key)
 
     def is_deleted(self, key: object) -> bool:
-        """Tell whether the key is a tombstone's."""
+        """Return whether the key is a tombstone's."""
         return bool(self._run("hexists", key, "_x"))
 
     def revive(self, key: object) -> None:

@@ -85,7 +85,7 @@ def _turn(item: pytest.Item) -> Turn:
 
 
 def _writes_the_lake(item: pytest.Item) -> bool:
-    """Tell whether a test asks for ``lake``, be it by a parameter that names it."""
+    """Return whether a test asks for ``lake``, be it by a parameter that names it."""
     called = getattr(item, "callspec", None)
     named = called.params.values() if called else ()
     return "lake" in getattr(item, "fixturenames", ()) or (

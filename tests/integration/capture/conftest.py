@@ -111,7 +111,7 @@ def _parts(record: Message) -> tuple[int, dict[str, Any], dict[str, str]]:
 
 @pytest.fixture
 def followed(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Followed]:
-    """Lend a source with an empty schema ``s``."""
+    """Provide a source with an empty schema ``s``."""
     stack.up("postgres", "kafka")
     made = Followed(database, stack.kafka, unique, tmp_path)
     made.execute("create schema s")

@@ -105,7 +105,7 @@ select exists (select from towpath.snapshot where state in ('queued', 'running')
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path) -> Iterator[SnapshotRig]:
-    """Lend a running relay that captures every table there will be."""
+    """Provide a running relay that captures every table there will be."""
     rig = SnapshotRig(database, stack.kafka, unique, tmp_path)
     rig.configure("heartbeat_interval_s = 0.5", tables=[r"(?s).*"], partitions=1)
     rig.init()

@@ -45,7 +45,7 @@ def acknowledged(followed) -> int:
 
 @pytest.fixture
 def two_tables(followed):
-    """Lend a source with two tables of a few chunks each, not yet prepared."""
+    """Provide a source with two tables of a few chunks each, not yet prepared."""
     make_table(followed, "s.a", 3000)
     make_table(followed, "s.b", 500)
     followed.tables = ["s.a", r"s\.b"]
@@ -112,7 +112,7 @@ def test_the_view_is_let_go_of_when_all_is_read(two_tables):
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_interrupted_initial_snapshot_goes_on(two_tables, times: int):
     """
-    A87: a relay that is killed in mid-snapshot goes on, and never begins anew.
+    A87: a relay that is killed in mid-snapshot goes on, and never begins again.
 
     What was stored as acknowledged does not come again: only what was not yet.
     """
@@ -145,7 +145,7 @@ def test_an_interrupted_initial_snapshot_goes_on(two_tables, times: int):
     }
 
 
-def test_a_view_that_is_lost_does_not_begin_anew(two_tables):
+def test_a_view_that_is_lost_does_not_begin_again(two_tables):
     """
     N-03: when the view's connection dies the same relay goes on chunk by chunk.
     """

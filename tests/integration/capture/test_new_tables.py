@@ -112,7 +112,7 @@ def test_a_writer_that_began_before_is_waited_for(patterned):
 
 def test_a_table_is_filled_once(patterned):
     """
-    A captured table is not filled again when the relay starts anew.
+    A captured table is not filled again when the relay starts again.
     """
     patterned.execute("create table s.once (id int primary key)")
     patterned.execute("insert into s.once select generate_series(1, 10)")

@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 @pytest.fixture
 def captured(followed):
-    """Lend a relay that captures all of ``s`` and ``t``, with rows in each table."""
+    """Provide a relay that captures all of ``s`` and ``t``, with rows in each table."""
     followed.tables = [r"s\..*", r"t\..*"]
     followed.excluded = [r".*_old"]
     for table in ("s.dropped", "s.again", "s.moved", "s.swapped", "s.shifted"):

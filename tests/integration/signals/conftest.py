@@ -143,7 +143,7 @@ signal_table = "inventory.dbz_signal"
 
 @pytest.fixture
 def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
-    """Lend a prepared source whose relay is not started yet."""
+    """Provide a prepared source whose relay is not started yet."""
     stack.up("postgres", "kafka")
     made = Rig(database, stack.kafka, unique, tmp_path)
     try:

@@ -34,7 +34,7 @@ class Command:
 
 @pytest.fixture
 def command(rig, capsys) -> Command:
-    """Lend the command line."""
+    """Provide the command line."""
     return Command(rig, capsys)
 
 

@@ -78,7 +78,7 @@ class Relay(SnapshotRig):
 
 @pytest.fixture
 def relays(stack, database: str, unique: str, tmp_path: Path) -> Iterator[list[Relay]]:
-    """Lend two configured relays of one database, neither prepared nor started."""
+    """Provide two configured relays of one database, neither prepared nor started."""
     stack.up("postgres", "kafka")
     made = []
     for name in ("one", "two"):

@@ -19,14 +19,14 @@ def unused_port() -> int:
 
 @pytest.fixture
 def client(stack) -> Iterator[redis.Redis]:
-    """Lend a plain client of the cache's server."""
+    """Provide a plain client of the cache's server."""
     with redis.Redis.from_url(stack.redis_url, decode_responses=True) as lent:
         yield lent
 
 
 @pytest.fixture
 def warehouse(lake) -> Iterator[Lake]:
-    """Lend a table and an event log of the test's own."""
+    """Provide a table and an event log of the test's own."""
     lent = Lake(*lake)
     yield lent
     lent.reader.close()

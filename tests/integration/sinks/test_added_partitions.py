@@ -24,7 +24,7 @@ WRITES = """
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path):
-    """Lend a cache that follows a table."""
+    """Provide a cache that follows a table."""
     stack.up("postgres", "kafka")
     made = VerifiedRig(database, stack.kafka, unique, tmp_path)
     made.prepare(

@@ -94,7 +94,7 @@ class Place(SinkPlace):
         }
 
     def is_equal(self, kind):
-        """Tell whether a sink has all columns that the source has, in every row."""
+        """Return whether a sink has all columns that the source has, in every row."""
         held = self.rows(kind)
         return not unfilled.routes(load(self.config, {}).state_folder, kind) and all(
             row.items() <= held.get(key, {}).items()
@@ -125,7 +125,7 @@ def told(fields):
 
 @pytest.fixture
 def place(stack, database, unique, tmp_path):
-    """Lend a source with its relay, and all targets."""
+    """Provide a source with its relay, and all targets."""
     stack.up("kafka", "redis", "opensearch")
     found = Place(stack, database, unique, tmp_path)
     yield found

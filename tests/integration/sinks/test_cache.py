@@ -21,7 +21,7 @@ TOMBSTONE_S = 3600
 
 @pytest.fixture
 def sink(stack):
-    """Lend a sink under a prefix of its own, opened."""
+    """Provide a sink under a prefix of its own, opened."""
     made = CacheSink(stack.redis_url, f"p{uuid.uuid4().hex[:8]}", TOMBSTONE_S)
     made.open()
     yield made

@@ -42,7 +42,7 @@ class Recorder:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
-    """Lend three servers that share the slots."""
+    """Provide three servers that share the slots."""
     folder = tmp_path_factory.mktemp("cluster")
     with ExitStack() as held:
         made = [
@@ -59,13 +59,13 @@ def nodes(tmp_path_factory):
 
 @pytest.fixture
 def asked():
-    """Lend what notes the questions."""
+    """Provide what notes the questions."""
     return Recorder()
 
 
 @pytest.fixture
 def sink(nodes, asked, tmp_path, unique):
-    """Lend a sink that knows the address of one of the servers."""
+    """Provide a sink that knows the address of one of the servers."""
     watch = Watch("cache", tmp_path / "cache.json", ("orders",), asked)
     made = CacheSink(nodes[1].url, unique, 3600, watch)
     made.open()
@@ -75,14 +75,14 @@ def sink(nodes, asked, tmp_path, unique):
 
 @pytest.fixture
 def reader(nodes, unique):
-    """Lend a reader that knows another server's address."""
+    """Provide a reader that knows another server's address."""
     made = CacheReader(nodes[2].url, unique)
     yield made
     made.close()
 
 
 def is_whole(node):
-    """Tell whether a server sees all slots held, and knows all the others."""
+    """Return whether a server sees all slots held, and knows all the others."""
     told = node.client.execute_command("CLUSTER INFO")
     return told["cluster_state"] == "ok" and told["cluster_known_nodes"] == "3"
 
@@ -193,7 +193,7 @@ def test_a_slot_that_moved_is_found_again(nodes, sink, unique):
 
 
 def is_free(node, slot):
-    """Tell whether a slot is the first server's, and holds nothing, nor a witness."""
+    """Return whether a slot is the first server's, and holds nothing, nor a witness."""
     count = node.client.execute_command("CLUSTER COUNTKEYSINSLOT", slot)
     return slot <= SHARES[0][1] and slot % 256 and not count
 
@@ -242,7 +242,7 @@ def test_a_server_that_dies_and_returns_takes_the_batch_again(
 
 @pytest.fixture
 def pair(tmp_path):
-    """Lend a primary with all slots, and its replica."""
+    """Provide a primary with all slots, and its replica."""
     with ExitStack() as held:
         first, second = (
             held.enter_context(valkey(tmp_path / name, *OPTIONS))
@@ -260,26 +260,26 @@ def pair(tmp_path):
 
 
 def knows(node, other):
-    """Tell whether a server knows another, and that it has the slots."""
+    """Return whether a server knows another, and that it has the slots."""
     name = other.client.execute_command("CLUSTER MYID")
     told = node.client.execute_command("CLUSTER NODES")
     return any(name in place["node_id"] and place["slots"] for place in told.values())
 
 
 def names_two(primary):
-    """Tell whether a primary names its replica to whoever asks for slots."""
+    """Return whether a primary names its replica to whoever asks for slots."""
     ((_, _, *nodes),) = primary.client.cluster("SLOTS")
     return len(nodes) == 2
 
 
 def is_copied(replica):
-    """Tell whether a replica has all that its primary has."""
+    """Return whether a replica has all that its primary has."""
     told = replica.client.info("replication")
     return told["role"] == "slave" and told["master_link_status"] == "up"
 
 
 def is_serving(node):
-    """Tell whether a server has all slots, and says so."""
+    """Return whether a server has all slots, and says so."""
     told = node.client.execute_command("CLUSTER INFO")
     return told["cluster_state"] == "ok" and node.client.info()["role"] == "master"
 

@@ -25,7 +25,7 @@ TOMBSTONE_S = 3600
 
 @pytest.fixture
 def make(stack):
-    """Lend what makes sinks under prefixes of their own, opened."""
+    """Provide what makes sinks under prefixes of their own, opened."""
     made = []
 
     def make():

@@ -78,7 +78,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path):
-    """Lend a server of the test's own."""
+    """Provide a server of the test's own."""
     with valkey(tmp_path / "server") as server:
         lent = Place(server, tmp_path / "sink" / "cache.json")
         yield lent

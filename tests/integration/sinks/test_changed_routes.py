@@ -39,7 +39,7 @@ class Place(SinkPlace):
         return load(self.config, {}).state_folder
 
     def outcomes(self):
-        """Tell what was named of the sink so far: outcome and route."""
+        """Return what was named of the sink so far: outcome and route."""
         path = sink_folder(self.state_folder, "extra") / "recoveries.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         told = [orjson.loads(line) for line in lines]
@@ -47,7 +47,7 @@ class Place(SinkPlace):
 
     @property
     def is_running(self):
-        """Tell whether the sink's query runs."""
+        """Return whether the sink's query runs."""
         return self.progress("extra").state is State.RUNNING
 
     def is_filled(self, count):
@@ -66,7 +66,7 @@ class Place(SinkPlace):
 
 @pytest.fixture
 def place(stack, database, unique, tmp_path):
-    """Lend a source with its relay, a broker and a cache."""
+    """Provide a source with its relay, a broker and a cache."""
     stack.up("kafka", "redis")
     found = Place(stack, database, unique, tmp_path)
     yield found

@@ -83,7 +83,7 @@ class Shop(Place):
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Lend a cluster of a master and two workers."""
+    """Provide a cluster of a master and two workers."""
     folder = tmp_path / "cluster"
     folder.mkdir()
     lent = SparkCluster(folder)
@@ -93,7 +93,7 @@ def cluster(tmp_path):
 
 @pytest.fixture
 def shop(stack, unique, tmp_path):
-    """Lend a shop; its targets run."""
+    """Provide a shop; its targets run."""
     stack.up("kafka", "redis", "opensearch", "postgres")
     return Shop(stack, unique, tmp_path)
 

@@ -46,7 +46,7 @@ def client(monkeypatch):
 
 @pytest.fixture
 def topic(stack, unique):
-    """Lend a topic of two partitions."""
+    """Provide a topic of two partitions."""
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     admin.create_topics([NewTopic(unique, 2, 1)])[unique].result()
     return unique
@@ -54,7 +54,7 @@ def topic(stack, unique):
 
 @pytest.fixture
 def reading(stack, client):
-    """Lend what reads the batches of a query."""
+    """Provide what reads the batches of a query."""
     assert client.assigned == 0
     lent = KafkaBatches(Kafka(bootstrap_servers=stack.kafka), "cache")
     yield lent

@@ -15,7 +15,7 @@ FIRST_MS = 1_700_000_000_000
 
 @pytest.fixture
 def topic(stack, unique):
-    """Lend a topic of two partitions with five records each, a second apart."""
+    """Provide a topic of two partitions with five records each, a second apart."""
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     config = {"retention.ms": "-1"}
     admin.create_topics([NewTopic(unique, 2, 1, config=config)])[unique].result()

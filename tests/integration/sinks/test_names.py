@@ -131,7 +131,7 @@ class NamedPlace(SnapshotRig):
 
 @pytest.fixture
 def place(stack, lake, database, unique, tmp_path):
-    """Lend the place, prepared."""
+    """Provide the place, prepared."""
     stack.up("postgres", "kafka", "redis", "opensearch")
     receiver = Receiver()
     found = NamedPlace(database, stack.kafka, unique, tmp_path)

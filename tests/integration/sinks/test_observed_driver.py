@@ -69,7 +69,7 @@ class Place(SinkPlace):
         return self.page()[f"towpath_sink_{what}{{sink}}"]
 
     def runs(self):
-        """Tell whether the query runs."""
+        """Return whether the query runs."""
         return self.progress("plain").state == State.RUNNING
 
     def catch_up(self, name):
@@ -109,13 +109,13 @@ class Place(SinkPlace):
         producer.flush()
 
     def said(self, words):
-        """Tell whether the driver has logged something."""
+        """Return whether the driver has logged something."""
         return words in (self.folder / "driver.log").read_text()
 
 
 @pytest.fixture
 def place(stack, database, unique, tmp_path):
-    """Lend a source with its relay, a broker, and a cache of the test's own."""
+    """Provide a source with its relay, a broker, and a cache of the test's own."""
     stack.up("kafka")
     with valkey(tmp_path / "cache") as cache:
         found = Place(stack, database, unique, tmp_path, cache)
@@ -191,7 +191,7 @@ def check_names(page):
 
 
 def dead(page):
-    """Tell whether a page says of the sink all that a dead cache comes to."""
+    """Return whether a page says of the sink all that a dead cache comes to."""
     return (3, 1, 1, True) == (
         page["towpath_sink_lag_records{sink}"],
         page["towpath_sink_lag_alarm{sink}"],
@@ -218,7 +218,7 @@ def check_dead_cache(place, capsys):
 
 
 def check_emptied_cache(place, capsys):
-    """It is noticed while nothing is written, read anew, and a wait waits for that."""
+    """It is noticed while nothing is written, read again, and a wait waits for that."""
     settings = load(place.config, {})
     lsn = place.one("select pg_current_wal_flush_lsn()::text")
     place.cache.client.flushall()

@@ -172,7 +172,7 @@ def commands_of_step_seven() -> list[list[str]]:
 
 @pytest.fixture
 def place(stack, database, unique, package, monkeypatch) -> Iterator[Rig]:
-    """Lend a running system that reads the package's folder, and no sink yet."""
+    """Provide a running system that reads the package's folder, and no sink yet."""
     stack.up("kafka")
     monkeypatch.chdir(package)
     found = ":".join([str(package), *filter(None, sys.path)])

@@ -112,7 +112,7 @@ class Rig(SnapshotRig):
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path):
-    """Lend a source and its relay."""
+    """Provide a source and its relay."""
     stack.up("postgres", "kafka")
     made = Rig(database, stack.kafka, unique, tmp_path)
     yield made
@@ -123,7 +123,7 @@ def rig(stack, database, unique, tmp_path):
 
 @pytest.fixture
 def receiver():
-    """Lend a receiver that refuses a row which says ``abc``."""
+    """Provide a receiver that refuses a row which says ``abc``."""
     lent = Receiver()
     lent.otherwise = lambda taken: (
         Answer(422)
@@ -136,7 +136,7 @@ def receiver():
 
 @pytest.fixture
 def begun(request, rig, receiver, stack):
-    """Lend a rig whose sink has the first row."""
+    """Provide a rig whose sink has the first row."""
     kind = request.param
     if kind == "search":
         stack.up("opensearch")

@@ -1,4 +1,4 @@
-"""Rows that no signal can list are read anew by a real relay, with all others."""
+"""Rows that no signal can list are read again by a real relay, with all others."""
 
 import json
 
@@ -112,7 +112,7 @@ class Rig(SnapshotRig):
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path):
-    """Lend tables whose rows no signal can list, and a relay that follows them."""
+    """Provide tables whose rows no signal can list, and a relay that follows them."""
     stack.up("postgres", "kafka")
     made = Rig(database, stack.kafka, unique, tmp_path)
     try:

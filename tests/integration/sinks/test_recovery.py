@@ -183,7 +183,7 @@ class Place:
 
 @pytest.fixture
 def place(lake, stack, unique, tmp_path):
-    """Lend a sink whose query has applied its first orders, and is stopped."""
+    """Provide a sink whose query has applied its first orders, and is stopped."""
     stack.up("kafka")
     made = Place(lake[1]._session, stack.kafka, unique, tmp_path)
     made.put(20)

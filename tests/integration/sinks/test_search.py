@@ -59,7 +59,7 @@ class Relations:
 
 @pytest.fixture
 def client(stack):
-    """Lend a plain client."""
+    """Provide a plain client."""
     lent = OpenSearch(hosts=[stack.opensearch_url])
     yield lent
     lent.close()
@@ -73,7 +73,7 @@ def route():
 
 @pytest.fixture
 def sink(stack, route):
-    """Lend a sink, opened."""
+    """Provide a sink, opened."""
     made = SearchSink(stack.opensearch_url, (route,), Relations(), SystemClock())
     made.open()
     yield made
@@ -164,7 +164,7 @@ def watched(stack, route, tmp_path):
     return opened, asked
 
 
-def test_a_dropped_index_is_made_anew_and_its_rows_are_asked_for(
+def test_a_dropped_index_is_recreated_and_its_rows_are_asked_for(
     client, route, watched
 ):
     """A write never makes an index by guessing, and an empty one is not left so."""
@@ -389,7 +389,7 @@ def aggregate():
 
 @pytest.fixture
 def documents(stack, aggregate):
-    """Lend a sink of aggregates, opened."""
+    """Provide a sink of aggregates, opened."""
     made = SearchSink(stack.opensearch_url, (aggregate,), Relations(), SystemClock())
     made.open()
     yield made

@@ -38,7 +38,7 @@ class Relations:
 
 @pytest.fixture
 def shop(stack):
-    """Lend a sink of one route, what rebuilds it, and a plain client."""
+    """Provide a sink of one route, what rebuilds it, and a plain client."""
     url, relations = stack.opensearch_url, Relations()
     route = Route(topic="towpath.shop.orders", name=f"orders-{uuid.uuid4().hex[:8]}")
     lent = SimpleNamespace(

@@ -199,7 +199,7 @@ name = "{self.route}"
 
 @pytest.fixture
 def place(stack, database, unique, tmp_path):
-    """Lend a source with its relay, a broker and a search index."""
+    """Provide a source with its relay, a broker and a search index."""
     stack.up("kafka", "opensearch")
     found = Place(stack, database, unique, tmp_path)
     yield found

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(24
 
 @pytest.fixture
 def place(stack, database, unique, tmp_path):
-    """Lend a source with its relay, a broker and a cache."""
+    """Provide a source with its relay, a broker and a cache."""
     stack.up("kafka", "redis")
     found = SinkPlace(stack, database, unique, tmp_path)
     yield found
@@ -25,7 +25,7 @@ def place(stack, database, unique, tmp_path):
 
 @pytest.fixture
 def other(place):
-    """Lend a cache that is down; once started, it outlives the driver."""
+    """Provide a cache that is down; once started, it outlives the driver."""
     server = Valkey(place.folder / "other")
     yield server
     server.kill()

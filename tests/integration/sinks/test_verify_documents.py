@@ -161,7 +161,7 @@ def make(stack, database, unique, tmp_path, monkeypatch):
 
 @pytest.fixture
 def place(make):
-    """Lend a filled place."""
+    """Provide a filled place."""
     made = make()
     made.fill()
     return made

@@ -77,7 +77,7 @@ name = "a"
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path):
-    """Lend a relay that runs, and a cache that follows it."""
+    """Provide a relay that runs, and a cache that follows it."""
     stack.up("postgres", "kafka", "redis")
     made = Rig(database, stack.kafka, unique, tmp_path)
     made.prepare(stack.redis_url)
@@ -96,7 +96,7 @@ def rig(stack, database, unique, tmp_path):
 
 @pytest.fixture
 def hand(stack, unique):
-    """Lend the hand that alters the cache."""
+    """Provide the hand that alters the cache."""
     with redis.Redis.from_url(stack.redis_url) as client:
         yield lambda verb, key, *words: getattr(client, verb)(
             f"{unique}:a:{key}", *words

@@ -131,7 +131,7 @@ def told(report):
 
 @pytest.fixture
 def outbox(database):
-    """Lend a connection to a database with an outbox of other people's making."""
+    """Provide a connection to a database with an outbox of other people's making."""
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(OUTBOX)
         yield connection

@@ -48,13 +48,13 @@ class Rig(VerifiedRig):
         super().init()
 
     def hand(self, table):
-        """Lend the hand that alters a table's rows in the cache."""
+        """Provide the hand that alters a table's rows in the cache."""
         return CacheHand(self.url, self.prefix, table)
 
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path):
-    """Lend a cache that follows a relay with rules for columns and keys."""
+    """Provide a cache that follows a relay with rules for columns and keys."""
     stack.up("postgres", "kafka")
     made = Rig(database, stack.kafka, unique, tmp_path)
     made.prepare(f'kind = "cache"\nurl = "{stack.redis_url}"\n', TABLES)

@@ -56,7 +56,7 @@ class Writers(RandomWriters):
 
 @pytest.fixture
 def rig(request, stack, database, unique, tmp_path):
-    """Lend a sink of one kind that follows a relay, and the hand that alters it."""
+    """Provide a sink of one kind that follows a relay, and the hand that alters it."""
     kind = request.param
     stack.up("postgres", "kafka")
     made = VerifiedRig(database, stack.kafka, unique, tmp_path)
@@ -209,7 +209,7 @@ def test_a_field_that_no_column_has_is_found_and_repaired(rig, verify):
 
 @pytest.mark.parametrize("rig", [WAREHOUSE], indirect=True)
 def test_a_row_that_stands_twice_is_told_as_such(rig, verify):
-    """A row read anew replaces both, so the report says what does help."""
+    """A row read again replaces both, so the report says what does help."""
     rig.hand.copy(7)
     rig.hand.alter(7, -1)
     rig.hand.lose(8)
@@ -299,7 +299,7 @@ COLUMNS = {
 
 @pytest.fixture
 def typed(stack, database, unique, tmp_path):
-    """Lend a cache of tables whose keys have all kinds of types."""
+    """Provide a cache of tables whose keys have all kinds of types."""
     stack.up("postgres", "kafka")
     made = VerifiedRig(database, stack.kafka, unique, tmp_path)
     made.prepare(f'kind = "cache"\nurl = "{stack.redis_url}"\n', COLUMNS)
@@ -321,7 +321,7 @@ def typed(stack, database, unique, tmp_path):
 
 
 def test_keys_of_every_type_are_repaired(typed, capsys):
-    """A changed, a lost and a revived row are read anew by any key there is."""
+    """A changed, a lost and a revived row are read again by any key there is."""
     for name in COLUMNS:
         typed.execute(
             f"delete from s.{name} where ctid ="  # noqa: S608 - the test's own

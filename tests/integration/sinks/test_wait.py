@@ -79,7 +79,7 @@ class LightSink:
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path):
-    """Lend a database with a table that a relay follows, and a declared sink."""
+    """Provide a database with a table that a relay follows, and a declared sink."""
     stack.up("kafka", "redis")
     made = Rig(database, stack.kafka, unique, tmp_path)
     made.execute("create table orders (id bigint primary key, note text)")
@@ -104,7 +104,7 @@ def rig(stack, database, unique, tmp_path):
 
 @pytest.fixture
 def sink(rig, stack):
-    """Lend the sink that applies what the relay brings."""
+    """Provide the sink that applies what the relay brings."""
     made = LightSink(rig, stack.redis_url)
     yield made
     made.close()
@@ -112,7 +112,7 @@ def sink(rig, stack):
 
 @pytest.fixture
 def waiter(rig):
-    """Lend a waiter over the rig's configuration."""
+    """Provide a waiter over the rig's configuration."""
     with Waiter(load(rig.config, {})) as made:
         yield made
 

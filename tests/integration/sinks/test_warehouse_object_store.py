@@ -19,14 +19,14 @@ BUCKET = f"s3://{object_store.BUCKET}/warehouse"
 
 @pytest.fixture
 def store(tmp_path) -> Iterator[str]:
-    """Lend the address of an object store."""
+    """Provide the address of an object store."""
     with object_store.serving(tmp_path / "store") as address:
         yield address
 
 
 @pytest.fixture
 def stored(lake, store, database) -> Iterator[Lake]:
-    """Lend a warehouse whose files are in it, in a session of its own."""
+    """Provide a warehouse whose files are in it, in a session of its own."""
     described, _ = lake
     options = {
         "location": BUCKET,

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(18
 
 @pytest.fixture
 def rest(lake, tmp_path) -> Iterator[tuple[Lake, object]]:
-    """Lend a warehouse whose catalog is a server, in a session of its own."""
+    """Provide a warehouse whose catalog is a server, in a session of its own."""
     described, _ = lake
     with serving(tmp_path) as (url, catalog):
         options = {"catalog": "rest", "location": "lake"}

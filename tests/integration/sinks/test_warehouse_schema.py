@@ -199,7 +199,7 @@ def test_a_floor_counts_for_a_route_that_is_held_back(warehouse):
     assert (1, {}) == (told.stale, warehouse.rows())
 
 
-def test_a_table_is_split_as_configured_and_anew_when_that_changes(warehouse):
+def test_a_table_is_split_as_configured_and_again_when_that_changes(warehouse):
     """Rows stay equal over a change of the split; its files stand in partitions."""
     changes = [warehouse.change(8, n, ROW | {"day": "2026-02-28"}) for n in range(20)]
     warehouse.set(partition={warehouse.orders: ("bucket(4, id)",)})

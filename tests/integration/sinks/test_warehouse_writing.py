@@ -163,7 +163,7 @@ class Failing(Stepping):
         self._count = -1000
 
     def attempt(self):
-        """Begin anew; one step more goes through than the last time."""
+        """Begin again; one step more goes through than the last time."""
         self._allowed += 1
         self._count = 0
 

@@ -48,7 +48,7 @@ OTHER = "whsec_" + base64.b64encode(b"o" * 24).decode()
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """Lend a receiver of its own."""
+    """Provide a receiver of its own."""
     one = Receiver()
     yield one
     one.close()
@@ -62,7 +62,7 @@ def told_to(url: str, **options) -> WebhookSink:
 
 @pytest.fixture
 def sink(receiver: Receiver) -> Iterator[WebhookSink]:
-    """Lend a sink that posts to the receiver."""
+    """Provide a sink that posts to the receiver."""
     one = told_to(receiver.url)
     one.open()
     yield one
@@ -478,11 +478,11 @@ class Hours:
         self.at_s = 0.0
 
     def now(self):
-        """Tell the true time."""
+        """Return the true time."""
         return SystemClock().now()
 
     def monotonic_s(self):
-        """Tell the test's time."""
+        """Return the test's time."""
         return self.at_s
 
     def wait(self, delay_s):
@@ -533,7 +533,7 @@ class Patient:
 
 @pytest.fixture
 def patient(receiver, tmp_path) -> Iterator[Patient]:
-    """Lend a sink of little patience."""
+    """Provide a sink of little patience."""
     one = Patient(receiver, tmp_path / "webhook.json")
     yield one
     one.sink.close()

@@ -34,11 +34,11 @@ class Hours:
         self.at_s = 0.0
 
     def now(self):
-        """Tell the true time, for signatures."""
+        """Return the true time, for signatures."""
         return SystemClock().now()
 
     def monotonic_s(self) -> float:
-        """Tell the test's time."""
+        """Return the test's time."""
         return self.at_s
 
     def wait(self, delay_s: float) -> None:
@@ -153,7 +153,7 @@ def failing(*keys: object, status: int = 500, **headers: str):
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """Lend a receiver of its own."""
+    """Provide a receiver of its own."""
     one = Receiver()
     yield one
     one.close()
@@ -161,7 +161,7 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def hook(receiver, tmp_path) -> Hook:
-    """Lend a sink whose receiver has taken something already."""
+    """Provide a sink whose receiver has taken something already."""
     made = Hook(receiver, tmp_path)
     made.write(made.row(0))
     return made

@@ -24,7 +24,7 @@ def test_every_planted_defect_finds_its_text():
 
 
 def is_test(name: str) -> bool:
-    """Tell whether a test's file exists."""
+    """Return whether a test's file exists."""
     return (catalogue.ROOT / name.partition("::")[0]).is_file()
 
 

@@ -56,7 +56,7 @@ class Clock:
     """Time passes only by waiting."""
 
     def monotonic_s(self):
-        """Tell a fixed time."""
+        """Return a fixed time."""
         return 0.0
 
     def wait(self, _delay_s):

@@ -39,7 +39,7 @@ def _archive(path: Path, *names: str) -> Path:
 
 @pytest.fixture
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Lend a store of its own in which the archive lies already."""
+    """Provide a store of its own in which the archive lies already."""
     (jar,) = lock.read(postgres_15.LOCK)
     (tmp_path / jar.use).mkdir()
     _archive(tmp_path / jar.use / jar.file, "postgres.txz")

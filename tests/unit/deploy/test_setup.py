@@ -112,7 +112,7 @@ def test_an_environment_of_another_place_is_not_usable(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """
-    A folder without an environment, or with one that was moved here, is made anew.
+    A folder without an environment, or with one that was moved here, is recreated.
     """
     monkeypatch.setattr(setup, "ENVIRONMENT", tmp_path / ".venv")
     nothing = setup.usable()

@@ -62,11 +62,11 @@ class Clock:
         self.now_s = 0.0
 
     def now(self):
-        """Tell a fixed time."""
+        """Return a fixed time."""
         return datetime(2026, 1, 1, tzinfo=UTC)
 
     def monotonic_s(self):
-        """Tell the seconds waited."""
+        """Return the seconds waited."""
         return self.now_s
 
     def wait(self, delay_s):

@@ -60,7 +60,7 @@ class NoTopics:
         return []
 
     def end_offsets(self, _names):
-        """Tell no ends."""
+        """Return no ends."""
         return {}
 
 

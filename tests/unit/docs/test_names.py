@@ -95,7 +95,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
 
 
 def is_file(name: str) -> bool:
-    """Tell whether a path exists: from the root, in the docs, or inside a member."""
+    """Return whether a path exists: from the root, in the docs, or inside a member."""
     if name.startswith(_EXAMPLES):
         return True
     member = name.partition("/")[0]
@@ -104,7 +104,7 @@ def is_file(name: str) -> bool:
 
 
 def is_key(name: str) -> bool:
-    """Tell whether the file has such a key or section."""
+    """Return whether the file has such a key or section."""
     known = {key.name for key in keys(Settings)}
     return name in (known | {*_FIELDS}) or any(
         key.startswith(f"{name}.") for key in known
@@ -112,22 +112,22 @@ def is_key(name: str) -> bool:
 
 
 def is_metric(name: str) -> bool:
-    """Tell whether a metric is published, or stands for several in a sentence."""
+    """Return whether a metric is published, or stands for several in a sentence."""
     return name in source() or _SUFFIX.sub("", name) in source()
 
 
 def is_test(name: str) -> bool:
-    """Tell whether a test has that name."""
+    """Return whether a test has that name."""
     return f"def {name}(" in written_tests()
 
 
 def is_error(name: str) -> bool:
-    """Tell whether an error class of ours has that name."""
+    """Return whether an error class of ours has that name."""
     return f"class {name}(" in source()
 
 
 def is_target(name: str) -> bool:
-    """Tell whether the Makefile has a target."""
+    """Return whether the Makefile has a target."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     return re.search(rf"^{re.escape(name)}:", makefile, re.MULTILINE) is not None
 

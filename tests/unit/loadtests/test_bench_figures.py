@@ -37,7 +37,7 @@ def test_the_order_of_append_times_does_not_matter():
 
 def test_a_drain_within_a_tick_of_the_clock_took_one():
     """
-    Times that cannot be told apart give no division by zero.
+    Times that cannot be distinguished give no division by zero.
     """
     assert 2000.0 == drain_figures([7, 7], 7.0)["events_per_s"]
 

@@ -29,7 +29,7 @@ EVENT = OutboxEvent(
 
 @pytest.fixture
 def session():
-    """Lend a session over an outbox table in memory."""
+    """Provide a session over an outbox table in memory."""
     engine = create_engine(
         "sqlite://", execution_options={"schema_translate_map": {"towpath": None}}
     )

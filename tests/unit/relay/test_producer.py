@@ -15,7 +15,7 @@ KAFKA = Kafka(bootstrap_servers="127.0.0.1:1", client={"debug": "conf"})
 
 @pytest.fixture
 def settings_of():
-    """Lend a function that makes a producer and returns what the library prints."""
+    """Provide a function that makes a producer and returns what the library prints."""
     logger = client_logger()
     level = logger.level
     logger.setLevel(logging.DEBUG)

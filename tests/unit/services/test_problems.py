@@ -33,7 +33,7 @@ FAILURES = {
 
 @pytest.fixture
 def client():
-    """Lend a client of an application that fails as it is asked to."""
+    """Provide a client of an application that fails as it is asked to."""
     app = Flask("failing")
     app.config["MAX_CONTENT_LENGTH"] = 100
     install_problems(app)

@@ -12,8 +12,8 @@ DEMO := docker compose --project-directory deploy/compose --project-name towpath
 STATIC := lint types imports
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: help setup demo test check mutants docs soak browser-test compose-demo \
-	compose-test lock clean python setup-run setup-dev static quick $(STATIC)
+.PHONY: help setup demo test check mutants coverage docs soak browser-test \
+	compose-demo compose-test lock clean python setup-run setup-dev static quick $(STATIC)
 .DEFAULT_GOAL := help
 
 help: ## Show this list.
@@ -36,6 +36,10 @@ soak: setup-dev ## Run the tests that take minutes to hours.
 
 mutants: setup-dev ## Plant defects one by one; each must make a test fail (ARGS=--real: more).
 	@PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
+
+coverage: setup-dev ## Measure what unit and property tests run; hold members against floors.
+	$(BIN)/pytest --cov --cov-report= $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m support.coverage_floors
 
 browser-test: setup-dev ## Open locust's page in a browser (apt: chromium chromium-driver).
 	$(BIN)/pytest -m browser $(ARGS)

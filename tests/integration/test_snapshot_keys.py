@@ -586,6 +586,25 @@ def test_a_row_of_a_view_without_an_id_is_refused(view, connection, begin):
     assert "a row of it has no key" in failure.reason
 
 
+def test_listed_keys_behind_the_bound_of_bytes_are_not_known_to_be_absent(
+    connection, begin
+):
+    """
+    A chunk that the bound cuts says so: its missing keys are read again.
+    """
+    create(
+        connection,
+        "create table s.t (a int primary key, b text)",
+        "insert into s.t select g, repeat(md5(g::text), 4096)"
+        " from generate_series(1, 3) g",
+    )
+    worker = begin(max_chunk_bytes=150_000)
+    keys = ((b"1",), (b"2",), (b"3",))
+    chunk = worker.chunk(worker.plan("s.t"), keys=keys, max_rows=10).chunk
+
+    assert (True, False) == (0 < len(chunk.rows) < len(keys), chunk.is_last)
+
+
 def test_memory_is_bounded_by_bytes_and_not_by_rows(connection, begin):
     """
     Two hundred rows of a megabyte never stand in memory together (B31).

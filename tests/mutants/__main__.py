@@ -54,7 +54,9 @@ def main(words: Sequence[str] | None = None) -> int:
     console = Console()
     chosen = [m for m in catalogue.load() if not options.ids or m.id in options.ids]
     chosen = [m for m in chosen if options.real or not m.real]
-    if stale := catalogue.stale(chosen):
+    unknown = set(options.ids) - {mutant.id for mutant in chosen}
+    stale = [f"no mutant is named {name}, or it needs --real" for name in unknown]
+    if stale := [*stale, *catalogue.stale(chosen)]:
         console.print("\n".join(stale), markup=False)
         return 2
     for name in _PRELOADED:

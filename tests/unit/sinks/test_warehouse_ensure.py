@@ -156,9 +156,10 @@ def test_a_narrower_column_is_widened_and_an_unfit_one_refused():
     wide = (Column("id", "bigint"), Column("n", "bigint"))
     table = current_state("shop.orders", replace(SHAPE, columns=wide))
     session = Session()
-    opened(session, table)
+    widened, _ = opened(session, table)
 
     assert [IDENTIFIED, "ALTER COLUMN `n` TYPE bigint"] == session.altered
+    assert table == widened
     with pytest.raises(ForeignTableError):
         opened(Session(COLUMNS | {"n": "string"}))
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from support import workers
+from support import waiting, workers
 
 TESTS = Path(__file__).parents[2]
 
@@ -86,6 +86,20 @@ def test_long_tests_begin_first_and_quick_ones_last():
     assert [600, 90, 300, 90, 90, 5, 5, 60, 5] == [
         item.get_closest_marker("timeout").args[0] / workers.SLOWER for item in items
     ]
+
+
+def test_an_inner_deadline_stretches_as_the_limit_of_a_test_does(monkeypatch):
+    """
+    In a worker of several both are as much longer; in a process alone none is.
+    """
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    item = Item(BENCH, marker("timeout", 20))
+    workers.put_in_order([item], 5.0)
+    stretched_s = waiting.stretched(20)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER")
+
+    assert stretched_s == item.get_closest_marker("timeout").args[0]
+    assert stretched_s > waiting.stretched(20) == 20
 
 
 @pytest.mark.parametrize("pattern", [*workers.BUSY, *workers.DRIVERS])

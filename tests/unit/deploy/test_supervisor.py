@@ -30,6 +30,7 @@ def started_ticks() -> str:
         ("1", BOOT, False),
         (started_ticks(), "another boot", False),
     ],
+    ids=["same start and boot", "another start", "another boot"],
 )
 def test_a_pid_that_the_system_reused_is_not_the_part(
     tmp_path: Path, ticks: str, boot: str, *, is_found: bool

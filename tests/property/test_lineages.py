@@ -284,7 +284,7 @@ STEPS = st.lists(
                 ("save_slot",),
                 ("drop_slot",),
                 ("invalidate_slot",),
-                ("remake_slot",),
+                ("recreate_slot",),
             ]
         ),
     ),
@@ -325,7 +325,7 @@ def test_positions_never_go_back_and_every_gap_is_announced(steps: list[tuple]):
             [("copy",), ("commit", 1), ("follow", 3, 0), ("restore", 0)],
         ),
         ("_slot_reasons", [("commit", 1), ("drop_slot",)]),
-        ("_slot_reasons", [("commit", 1), ("remake_slot",)]),
+        ("_slot_reasons", [("commit", 1), ("recreate_slot",)]),
     ],
 )
 def test_a_decision_that_ignores_a_cause_is_refuted(

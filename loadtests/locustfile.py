@@ -9,9 +9,9 @@ goes on around them are modules of ``towpath.loadtests``.
 
 from locust import events
 
-from towpath.loadtests import hooks
-from towpath.loadtests.users import OpenLoop, ReturningCustomer, Shopper
+from towpath.loadtests.load import lead
+from towpath.loadtests.load.users import OpenLoop, ReturningCustomer, Shopper
 
 __all__ = ["OpenLoop", "ReturningCustomer", "Shopper"]
 
-hooks.install(events)
+lead.install(events)

@@ -24,8 +24,8 @@ from hypothesis import Phase, settings
 from support import object_store, remains, workers
 from towpath.deploy import java
 from towpath.deploy.jars import store
-from towpath.deploy.local import databases
-from towpath.deploy.local.lazy import LazyStack
+from towpath.deploy.local import postgres
+from towpath.deploy.local.stack import LazyStack
 from towpath.settings import Route, Sink, SinkKind
 from towpath.sinks.ports import SqlSession
 from towpath.sinks.warehouse.catalog import catalog_conf
@@ -132,9 +132,9 @@ def unique() -> str:
 def database(stack: LazyStack, unique: str) -> Iterator[str]:
     """Provide a fresh database, by its address."""
     server = stack.dsn("postgres")
-    databases.create(server, unique)
+    postgres.create_database(server, unique)
     yield stack.dsn(unique)
-    databases.drop(server, unique)
+    postgres.drop_database(server, unique)
 
 
 @pytest.fixture(scope="session")

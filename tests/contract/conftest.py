@@ -13,7 +13,7 @@ from support.warehouse_tables import engines
 from support.webhook_receiver import SECRET, Receiver
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route
-from towpath.settings.webhook import WebhookOptions
+from towpath.settings.sink import WebhookOptions
 from towpath.sinks.cache.reader import CacheReader
 from towpath.sinks.cache.sink import CacheSink
 from towpath.sinks.search.reader import SearchReader

@@ -16,7 +16,7 @@ from typing import Final
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from towpath.deploy.local import databases
+from towpath.deploy.local import postgres
 from towpath.relay.postgres.replication import SlotStream, Wakeup
 from towpath.relay.wal.frames import KEEPALIVE, PAYLOAD_AT
 from towpath.schemas.clock import Deadline, SystemClock
@@ -161,14 +161,14 @@ def write(name: str, title: str, pieces: list[bytes]) -> None:
 
 def main(dsn: str) -> None:
     """Record into the two files."""
-    databases.drop(dsn, NAME)
-    databases.create(dsn, NAME)
+    postgres.drop_database(dsn, NAME)
+    postgres.create_database(dsn, NAME)
     with psycopg.connect(dsn) as connection:
         server = connection.info.server_version // 10_000
     try:
         frames = record(make_conninfo(dsn, dbname=NAME))
     finally:
-        databases.drop(dsn, NAME)
+        postgres.drop_database(dsn, NAME)
     told = f"of a PostgreSQL {server} server per line"
     messages = [frame[PAYLOAD_AT:] for frame in frames if frame[0] != KEEPALIVE]
     write(

@@ -16,10 +16,10 @@ import psutil
 import pytest
 import requests
 
-from towpath.deploy import signals
-from towpath.deploy.demo.steps.new_sink import SIGNAL
+from towpath.deploy.demo.shop import SIGNAL
 from towpath.deploy.local import process
-from towpath.deploy.local.folders import StateFolder
+from towpath.deploy.local.part import StateFolder
+from towpath.deploy.snapshots import signals
 from towpath.schemas.clock import Deadline, SystemClock
 from towpath.settings import load
 

@@ -12,11 +12,10 @@ import psutil
 import pytest
 
 from support.command import towpath
-from towpath.deploy.chaos.play import place_in
-from towpath.deploy.local.folders import StateFolder
-from towpath.loadtests.chaos.place import Options, Place
-from towpath.loadtests.chaos.play import play
-from towpath.loadtests.chaos.screen import Quiet
+from towpath.deploy.bench.chaos import place_in
+from towpath.deploy.local.part import StateFolder
+from towpath.loadtests.chaos.context import ChaosEnvironment, ChaosOptions, QuietScreen
+from towpath.loadtests.chaos.run import run_chaos
 from towpath.schemas.clock import Deadline, SystemClock
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
@@ -32,7 +31,9 @@ main()
 
 
 @pytest.fixture
-def place(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Place]:
+def place(
+    stack, database: str, unique: str, tmp_path: Path
+) -> Iterator[ChaosEnvironment]:
     """Provide a place on the run's stack; whatever was started there is stopped."""
     stack.up("postgres", "kafka")
     state = StateFolder(tmp_path)
@@ -43,13 +44,13 @@ def place(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Place]:
         place.launcher.kill(name)
 
 
-def test_half_a_minute_of_chaos_ends_with_what_the_tables_hold(place: Place):
+def test_half_a_minute_of_chaos_ends_with_what_the_tables_hold(place: ChaosEnvironment):
     """
     Kills, alterations, rewrites, late commits: all equal, and every signal ended.
     """
     seed = SystemRandom().randrange(10**6)
-    options = Options(minutes=0.5, seed=seed, round_s=15.0)
-    result = play(place, options, Quiet())
+    options = ChaosOptions(minutes=0.5, seed=seed, round_s=15.0)
+    result = run_chaos(place, options, QuietScreen())
     print(result.line(), *result.warnings, sep="\n")  # noqa: T201 - if it fails
     killed = result.killed
 
@@ -59,13 +60,13 @@ def test_half_a_minute_of_chaos_ends_with_what_the_tables_hold(place: Place):
     assert (True, True) == (result.reads > 5_000, result.streamed > 5_000)
 
 
-def test_chaos_finds_the_textbook_out(place: Place):
+def test_chaos_finds_the_textbook_out(place: ChaosEnvironment):
     """
     With the textbook's window in the relay the same chaos finds stale rows (B17).
     """
     defective = replace(place, towpath=(sys.executable, "-c", TEXTBOOK))
-    options = Options(minutes=1.0, seed=31, kill=(), ddl=False, round_s=12.0)
-    result = play(defective, options, Quiet())
+    options = ChaosOptions(minutes=1.0, seed=31, kill=(), ddl=False, round_s=12.0)
+    result = run_chaos(defective, options, QuietScreen())
 
     assert any("stale" in each or "resurrected" in each for each in result.findings)
 

@@ -16,8 +16,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from towpath.deploy.local import kafka, lifecycle, ports, process
-from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.part import Part
+from towpath.deploy.local.part import Part, StateFolder
 from towpath.schemas.clock import SystemClock
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]

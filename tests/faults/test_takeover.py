@@ -38,8 +38,8 @@ from support.recording import (
 )
 from support.topics import headers_of, read_to_end
 from support.waiting import until
-from towpath.deploy.local.addresses import Addresses
 from towpath.deploy.local.configuration import write_configuration
+from towpath.deploy.local.stack import Addresses
 from towpath.settings import load
 from towpath.sinks.wait import Waiter
 

@@ -6,8 +6,13 @@ import sys
 import psutil
 import pytest
 
-from towpath.deploy.demo.command import Outcome, Surroundings, must, run_all
-from towpath.deploy.demo.errors import StepError
+from towpath.deploy.demo.command import (
+    CommandContext,
+    CommandOutcome,
+    run_all,
+    run_checked,
+)
+from towpath.deploy.errors import StepError
 from towpath.schemas.clock import Deadline, SystemClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
@@ -21,7 +26,7 @@ def python(code):
 @pytest.fixture
 def around(tmp_path):
     """Give the surroundings of short commands."""
-    return Surroundings({"PATH": os.defpath}, tmp_path, 20.0)
+    return CommandContext({"PATH": os.defpath}, tmp_path, 20.0)
 
 
 def children():
@@ -43,9 +48,9 @@ def test_every_command_tells_how_it_ended(around):
         "quiet": python("pass"),
     }
     expected = {
-        "good": Outcome(0, "fine\n", ""),
-        "bad": Outcome(3, "", "no"),
-        "quiet": Outcome(0, "", ""),
+        "good": CommandOutcome(0, "fine\n", ""),
+        "bad": CommandOutcome(3, "", "no"),
+        "quiet": CommandOutcome(0, "", ""),
     }
     actual = run_all(commands, around, at_once=2)
 
@@ -57,7 +62,7 @@ def test_a_command_that_must_succeed_tells_its_last_words(around):
     A failure is told with the end of what the command printed.
     """
     with pytest.raises(StepError, match=r"ended with 1\n.*the reason"):
-        must(python("raise SystemExit('the reason')"), around)
+        run_checked(python("raise SystemExit('the reason')"), around)
 
 
 def test_what_is_late_is_killed_with_all_its_children(tmp_path):
@@ -65,7 +70,7 @@ def test_what_is_late_is_killed_with_all_its_children(tmp_path):
     A command that takes too long is killed, and so is what it has started.
     """
     before = children()
-    around = Surroundings({"PATH": os.defpath}, tmp_path, 1.0)
+    around = CommandContext({"PATH": os.defpath}, tmp_path, 1.0)
     with pytest.raises(StepError, match="not done after 1 s: slow"):
         run_all({"slow": ("/bin/sh", "-c", "sleep 60 & sleep 60")}, around, at_once=1)
     clock = SystemClock()

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from support.waiting import CLOCK, until
-from towpath.deploy.local import databases, postgres_home
+from towpath.deploy.local import postgres
 from towpath.deploy.local.stack import Stack
 from towpath.relay.encode.record import Record
 from towpath.relay.errors import HistoryChangedError, NotPreparedError, SlotLostError
@@ -176,7 +176,7 @@ def own(tmp_path_factory) -> Iterator[Stack]:
 def kept_on(stack: Stack, on_gap: OnGap = OnGap.PLAN) -> Kept:
     """Prepare a database of that server and follow it."""
     addresses = stack.addresses()
-    databases.create(addresses.dsn("postgres"), "lives")
+    postgres.create_database(addresses.dsn("postgres"), "lives")
     made = Kept(addresses.dsn("lives"), "lives", on_gap)
     made.prepare()
     made.follow()
@@ -327,7 +327,7 @@ def test_a_restored_volume_is_noticed(own: Stack):
     """
     kept = kept_on(own)
     own.down()
-    data = postgres_home.of(own.state).data
+    data = postgres.home_of(own.state).data
     copy = data.with_name("copy")
     subprocess.run(["cp", "-a", data, copy], check=True)
     own.up(["postgres"])
@@ -384,11 +384,11 @@ def standby_of(primary: Stack, kept: Kept, folder: Path) -> Iterator[tuple[Stack
     """Make a standby that has the slot, from a copy of the volume; lend its address."""
     standby = Stack(folder / "standby")
     standby.state.create()
-    home = postgres_home.of(standby.state)
-    postgres_home.create(home, standby.state)
+    home = postgres.home_of(standby.state)
+    postgres.create_home(home, standby.state)
     primary.down()
     subprocess.run(
-        ["cp", "-a", postgres_home.of(primary.state).data, home.data], check=True
+        ["cp", "-a", postgres.home_of(primary.state).data, home.data], check=True
     )
     (home.data / "standby.signal").touch()
     with (home.data / "postgresql.auto.conf").open("a") as settings:

@@ -19,7 +19,7 @@ import pytest
 from support.forked import Forked
 from support.waiting import stretched
 from towpath.loadtests.chaos.fold import Fold, differences
-from towpath.loadtests.chaos.topics import Topics
+from towpath.loadtests.chaos.observers import TopicReader
 from towpath.relay.__main__ import init
 from towpath.schemas.clock import Deadline, SystemClock
 
@@ -44,7 +44,7 @@ class Rig:
         self.fold = Fold("s.a")
         self.own = Fold("s.a for search2", is_ordered=False)
         self._config = folder / "towpath.toml"
-        self._topics = Topics(kafka, CLOCK)
+        self._topics = TopicReader(kafka, CLOCK)
         self._topics.follow(f"{prefix}.s.a", self.fold)
         self._topics.follow(f"{prefix}.s.a.backfill.search2", self.own)
         self._kafka = kafka

@@ -27,9 +27,8 @@ from support.snapshots import SnapshotRig
 from support.topics import headers_of
 from support.writers import RandomWriters
 from towpath.deploy.cli.app import run
-from towpath.deploy.local import databases, postgres_15
-from towpath.deploy.local.addresses import Addresses
-from towpath.deploy.local.stack import Stack
+from towpath.deploy.local import postgres, postgres_15
+from towpath.deploy.local.stack import Addresses, Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -208,7 +207,7 @@ def server() -> Iterator[Addresses]:
 @pytest.fixture
 def source(server: Addresses, stack, unique: str, tmp_path: Path) -> Iterator[Source]:
     """Provide a source; the rows that it begins with were there before the slot."""
-    databases.create(server.dsn("postgres"), unique)
+    postgres.create_database(server.dsn("postgres"), unique)
     lent = Source(server.dsn(unique), stack.kafka, unique, tmp_path)
     lent.execute(TABLES)
     lent.connection.execute(
@@ -220,7 +219,7 @@ def source(server: Addresses, stack, unique: str, tmp_path: Path) -> Iterator[So
     lent.connection.execute(TRIGGER)
     yield lent
     lent.close()
-    databases.drop(server.dsn("postgres"), unique)
+    postgres.drop_database(server.dsn("postgres"), unique)
 
 
 def check_streams(source: Source) -> None:

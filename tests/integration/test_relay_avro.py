@@ -21,7 +21,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from support.rig import Rig
 from support.topics import headers_of, position_of
 from support.waiting import until
-from towpath.deploy.local.lazy import LazyStack
+from towpath.deploy.local.stack import LazyStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from support.rig import Rig
 from support.waiting import CLOCK
-from towpath.deploy import signals
+from towpath.deploy.snapshots import signals
 from towpath.relay.postgres.connect import connect
 from towpath.relay.postgres.replication import SlotStream, Wakeup
 from towpath.schemas import session

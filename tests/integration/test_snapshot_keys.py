@@ -15,7 +15,7 @@ from towpath.relay.wal.pgoutput import parse_message
 from towpath.schemas.clock import Deadline, SystemClock
 from towpath.schemas.table_name import TableName
 from towpath.settings.outbox import AggregateView
-from towpath.settings.snapshot import Watermarks
+from towpath.settings.relay import Watermarks
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 

@@ -18,11 +18,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from towpath.deploy.errors import JarsError
-from towpath.deploy.jars import lock, store
+from towpath.deploy.jars import store
 from towpath.deploy.local import lifecycle, process
-from towpath.deploy.local.addresses import Addresses
-from towpath.deploy.local.lifecycle import State
-from towpath.deploy.local.stack import NAMES, Stack
+from towpath.deploy.local.lifecycle import PartState
+from towpath.deploy.local.stack import NAMES, Addresses, Stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -156,7 +155,7 @@ def test_a_part_that_hangs_is_started_again(state_folder: Path) -> None:
     states = {part.name: part for part in stack.status()}
     assert found.pid != states["redis"].pid
 
-    assert State.READY == states["redis"].state
+    assert PartState.READY == states["redis"].state
 
 
 def test_up_waits_for_a_broker_that_recovers(state_folder: Path) -> None:
@@ -223,7 +222,7 @@ def test_two_stacks_do_not_meet(state_folder: Path) -> None:
     states = [part.state for part in second.status()]
     second.purge()
     assert one.redis_port != two.redis_port
-    assert states.count(State.READY) == 2
+    assert states.count(PartState.READY) == 2
 
     assert (None,) == found
 
@@ -255,7 +254,7 @@ def test_an_archive_that_was_cut_off_is_noticed(
     """
     A truncated Java archive stops its part with one sentence that names the file.
     """
-    jar = next(jar for jar in lock.read() if jar.use == "kafka")
+    jar = next(jar for jar in store.read_lock() if jar.use == "kafka")
     copy = state_folder / "jars"
     shutil.copytree(store.folder() / "kafka", copy / "kafka")
     os.truncate(copy / "kafka" / jar.file, jar.size_bytes - 1)

@@ -11,8 +11,7 @@ import pytest
 
 from towpath.deploy.errors import NotReadyError, PartError
 from towpath.deploy.local import lifecycle, process
-from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.part import Part
+from towpath.deploy.local.part import Part, StateFolder
 from towpath.deploy.local.supervisor import Supervisor
 from towpath.schemas.backoff import Backoff
 from towpath.schemas.clock import Deadline, SystemClock

@@ -7,7 +7,7 @@ import pytest
 from support.secure_kafka import write_certificates
 from support.tls_proxy import tls_before
 from towpath import settings
-from towpath.deploy import signals
+from towpath.deploy.snapshots import signals
 from towpath.relay.postgres.connect import connect as connect_source
 from towpath.relay.registry.client import SchemaIds
 from towpath.schemas.failure import TowpathError, UnavailableError

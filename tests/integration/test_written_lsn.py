@@ -9,7 +9,7 @@ from sqlalchemy import event, text
 from towpath.outbox import outbox_table
 from towpath.schemas.position import parse_lsn
 from towpath.services.orders.app import create_app, migrate_shop
-from towpath.services.plumbing.written import HEADER
+from towpath.services.plumbing.http import HEADER
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 

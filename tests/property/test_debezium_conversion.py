@@ -11,7 +11,7 @@ from towpath.deploy.debezium.connector import ROUTER_TYPE, Connector, split
 from towpath.deploy.debezium.conversion import convert
 from towpath.deploy.debezium.properties import PROPERTIES
 from towpath.deploy.debezium.router import ROUTER
-from towpath.deploy.debezium.toml_text import written
+from towpath.deploy.debezium.toml_text import toml_text
 from towpath.settings import read
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -50,7 +50,7 @@ def test_any_debezium_connector_gives_a_file_that_loads(connector: Connector) ->
     conversion = convert(connector)
     named = [each.name for each in conversion.findings if not each.is_implied]
     assert list(connector.properties) == named
-    document = tomllib.loads(written(conversion.document))
+    document = tomllib.loads(toml_text(conversion.document))
     assert document == conversion.document
 
     assert read(document, {}, Path("/")).relay.preset == "debezium"

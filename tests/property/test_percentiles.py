@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.loadtests.percentile import at
+from towpath.loadtests.load.samples import at
 
 SAMPLES = st.lists(st.floats(0, 1e6), min_size=1, max_size=200).map(sorted)
 SHARES = st.floats(0.001, 1.0)

@@ -11,11 +11,10 @@ from random import SystemRandom
 
 import pytest
 
-from towpath.deploy.chaos.play import place_in
-from towpath.deploy.local.folders import StateFolder
-from towpath.loadtests.chaos.place import Options
-from towpath.loadtests.chaos.play import play
-from towpath.loadtests.chaos.screen import Quiet
+from towpath.deploy.bench.chaos import place_in
+from towpath.deploy.local.part import StateFolder
+from towpath.loadtests.chaos.context import ChaosOptions, QuietScreen
+from towpath.loadtests.chaos.run import run_chaos
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))  # noqa: TID251 - a root
 
@@ -33,10 +32,10 @@ def test_chaos_ends_with_what_the_tables_hold(
     state = StateFolder(tmp_path)
     state.create()
     seed = SystemRandom().randrange(10**6)
-    options = Options(minutes=MINUTES / 2, seed=seed, ddl=ddl)
+    options = ChaosOptions(minutes=MINUTES / 2, seed=seed, ddl=ddl)
     place = place_in(state, database, stack.kafka, unique)
     try:
-        result = play(place, options, Quiet())
+        result = run_chaos(place, options, QuietScreen())
     finally:
         for name in state.parts():
             place.launcher.kill(name)

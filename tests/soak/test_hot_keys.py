@@ -19,10 +19,10 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
-from towpath.deploy.local import postgres_home
-from towpath.loadtests.chaos.asking import ENDED, answers, send
+from towpath.deploy.local import postgres
 from towpath.loadtests.chaos.fold import Fold, differences
-from towpath.loadtests.chaos.topics import Topics
+from towpath.loadtests.chaos.observers import TopicReader
+from towpath.loadtests.chaos.requests import ENDED, answers, send
 from towpath.relay.__main__ import init
 from towpath.schemas.clock import Deadline, SystemClock
 
@@ -139,7 +139,7 @@ def relay(config: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def read_again_and_again(
-    session, topics: Topics, fold: Fold, load: Load, is_well: Callable[[], bool]
+    session, topics: TopicReader, fold: Fold, load: Load, is_well: Callable[[], bool]
 ) -> None:
     """Keep a few snapshots queued until the time is over and enough is delivered."""
     least, most = Deadline(CLOCK, load.for_s), Deadline(CLOCK, load.within_s)
@@ -153,7 +153,7 @@ def read_again_and_again(
         assert is_well(), "the relay has ended"
 
 
-def until_delivered(session, topics: Topics, slot: str) -> None:
+def until_delivered(session, topics: TopicReader, slot: str) -> None:
     """Wait until every snapshot has ended and everything is confirmed; read it."""
     session.execute("select pg_logical_emit_message(true, 'test', 'x')")
     [lsn] = session.execute("select pg_current_wal_lsn()::text").fetchone()
@@ -181,14 +181,14 @@ def test_hot_keys_are_never_delivered_stale(
     No READ is older than an event delivered before it, and no deleted row comes back.
     """
     stack.up("postgres", "kafka")
-    programs = postgres_home.of(stack.stack.state).programs
+    programs = postgres.home_of(stack.stack.state).programs
     config = tmp_path / "towpath.toml"
     told = {"dsn": database, "kafka": stack.kafka, "prefix": unique}
     config.write_text(CONFIGURATION.format(**told), encoding="utf-8")
     fold = Fold("hot.k")
     with (
         psycopg.connect(database, autocommit=True) as session,
-        Topics(stack.kafka, CLOCK) as topics,
+        TopicReader(stack.kafka, CLOCK) as topics,
     ):
         session.execute(TABLE)
         session.execute(

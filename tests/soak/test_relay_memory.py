@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from towpath.deploy.local import lifecycle
-from towpath.deploy.local.lazy import LazyStack
+from towpath.deploy.local.stack import LazyStack
 from towpath.relay.__main__ import init
 from towpath.schemas.clock import Deadline, SystemClock
 

@@ -12,8 +12,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from support.rig import Rig
 from towpath.deploy import java
-from towpath.deploy.bench.debezium import command
-from towpath.deploy.jars import lock, store
+from towpath.deploy.bench.runner import connect_command
+from towpath.deploy.jars import store
 from towpath.deploy.local import ports
 
 JSON_WITH_SCHEMAS = {
@@ -81,7 +81,7 @@ def connected(
     files = [_written(folder / "worker.properties", worker)]
     files += [_written(folder / f"{one['name']}.properties", one) for one in connectors]
     log = folder / "connect.log"
-    words = [*command(java.home(), _archives()), *map(str, files)]
+    words = [*connect_command(java.home(), _archives()), *map(str, files)]
     with log.open("wb") as output:
         process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -93,7 +93,7 @@ def connected(
 
 def _archives() -> list[Path]:
     place = store.folder(os.environ)  # noqa: TID251 - a root
-    jars = lock.read(lock.LOCK.with_name("jdbcsink.lock"))
+    jars = store.read_lock(store.LOCK.with_name("jdbcsink.lock"))
     missing = [jar.file for jar in jars if not store.is_whole(jar, place)]
     assert [] == missing, "make test fetches these archives"
     return [place / jar.use / jar.file for jar in jars]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from towpath.deploy import java
-from towpath.deploy.jars import fetch, lock, store
+from towpath.deploy.jars import fetch, store
 
 MAIN = "org.apache.flink.table.client.SqlClient"
 FAILED = "[ERROR]"
@@ -66,7 +66,7 @@ def flink(folder: Path, script: str) -> Iterator[Path]:
 
 def _command() -> tuple[str, ...]:
     environ = os.environ  # noqa: TID251 - a root
-    jars = lock.read(lock.LOCK.with_name("flink.lock"))
+    jars = store.read_lock(store.LOCK.with_name("flink.lock"))
     fetch.ensure(print, environ, jars)
     paths = [store.folder(environ) / jar.use / jar.file for jar in jars]
     return (

@@ -11,8 +11,8 @@ import psycopg
 import redis
 
 from support.orders_service import Service, orders_service
-from towpath.deploy.local import databases
-from towpath.deploy.local.lazy import LazyStack
+from towpath.deploy.local import postgres
+from towpath.deploy.local.stack import LazyStack
 
 COUNTS = "select count(*), count(*) filter (where status = 'paid') from shop.orders"
 
@@ -43,7 +43,7 @@ class Shop:
 def load_shop(stack: LazyStack, folder: Path) -> Iterator[Shop]:
     """Provide a shop over a database of its own."""
     name = f"t_{uuid.uuid4().hex[:12]}"
-    databases.create(stack.dsn("postgres"), name)
+    postgres.create_database(stack.dsn("postgres"), name)
     dsn = stack.dsn(name)
     closed = threading.Event()
     with orders_service(dsn, folder) as service:
@@ -55,7 +55,7 @@ def load_shop(stack: LazyStack, folder: Path) -> Iterator[Shop]:
         finally:
             closed.set()
             thread.join()
-    databases.drop(stack.dsn("postgres"), name)
+    postgres.drop_database(stack.dsn("postgres"), name)
 
 
 def _follow(shop: Shop, closed: threading.Event) -> None:

@@ -9,7 +9,7 @@ import requests
 
 from support.waiting import until
 from towpath.deploy import java
-from towpath.deploy.jars import lock, store
+from towpath.deploy.jars import store
 from towpath.deploy.local import ports
 from towpath.deploy.local.ports import LOOPBACK
 
@@ -48,7 +48,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 def _archive(use: str, name: str) -> Path:
     place = store.folder()
-    jars = lock.read(lock.LOCK.with_name(f"{use}.lock"))
+    jars = store.read_lock(store.LOCK.with_name(f"{use}.lock"))
     (jar,) = (jar for jar in jars if jar.parts[1] == name)
     assert store.is_whole(jar, place), f"{jar.file} is not there: make test fetches it"
     return place / jar.use / jar.file

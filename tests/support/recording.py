@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from support.relay_process import RelayProcess
-from towpath.deploy.local import postgres_home
+from towpath.deploy.local import postgres
 from towpath.deploy.local.stack import Stack
 
 FOLDER: Final = Path("/tmp/towpath-recording")  # noqa: S108 - the same on every machine
@@ -51,7 +51,7 @@ def held_stack() -> Iterator[Stack]:
 
 def pack(stack: Stack) -> None:
     """Write the archive of a stopped stack; the same files give the same bytes."""
-    home = postgres_home.of(stack.state)
+    home = postgres.home_of(stack.state)
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
     with (
         lzma.open(ARCHIVE, "wb", filters=filters) as packed,
@@ -66,9 +66,9 @@ def pack(stack: Stack) -> None:
 
 def unpack(stack: Stack) -> None:
     """Put the archive's files where the stack's parts look for them."""
-    home = postgres_home.of(stack.state)
+    home = postgres.home_of(stack.state)
     stack.state.create()
-    postgres_home.create(home, stack.state)
+    postgres.create_home(home, stack.state)
     with tarfile.open(ARCHIVE) as archive:
         members = archive.getmembers()
         for member in members:

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import NameOID
 
 from towpath.deploy.local import kafka, lifecycle, ports
-from towpath.deploy.local.folders import StateFolder
+from towpath.deploy.local.part import StateFolder
 
 # May do everything, as the owner of a cluster does.
 OWNER = "owner"

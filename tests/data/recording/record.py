@@ -37,9 +37,8 @@ from support.topics import read_to_end  # noqa: E402
 from support.waiting import until  # noqa: E402
 from towpath.deploy import java  # noqa: E402
 from towpath.deploy.jars import store  # noqa: E402
-from towpath.deploy.local import ports, postgres_home  # noqa: E402
-from towpath.deploy.local.addresses import Addresses  # noqa: E402
-from towpath.deploy.local.stack import Stack  # noqa: E402
+from towpath.deploy.local import ports, postgres  # noqa: E402
+from towpath.deploy.local.stack import Addresses, Stack  # noqa: E402
 
 FAULTS: Final = TESTS / "faults/driver_with_fault.py"
 COMMAND: Final = (sys.executable, "-m", "towpath.deploy.cli")
@@ -237,8 +236,8 @@ def main() -> None:
 
 def make_small_postgres(stack: Stack) -> None:
     """Make the server's files with small log segments, before the stack would."""
-    home = postgres_home.of(stack.state)
-    postgres_home.create(home, stack.state)
+    home = postgres.home_of(stack.state)
+    postgres.create_home(home, stack.state)
     initdb = (
         *(
             str(home.programs / "bin" / "initdb"),

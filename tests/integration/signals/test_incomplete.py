@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from towpath.deploy import overview
 from towpath.deploy.cli import app as root
+from towpath.deploy.status import overview
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
 

@@ -11,7 +11,7 @@ from support.warehouse_tables import engines, session_of
 from support.webhook_receiver import SECRET, Answer, Receiver
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
-from towpath.settings.webhook import WebhookOptions
+from towpath.settings.sink import WebhookOptions
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.jobs.batch import BatchWriter, Desk
 from towpath.sinks.jobs.owed import Owed

@@ -7,7 +7,7 @@ import pytest
 from support.dead_letters import Letters, Still
 from support.snapshots import SnapshotRig
 from support.topics import headers_of, read_to_end, sink_record
-from towpath.deploy.filling import Filling, carry_out
+from towpath.deploy.sinks.filling import SinkFill, carry_out_fill
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
 from towpath.sinks import unfilled
@@ -98,8 +98,8 @@ class Rig(SnapshotRig):
     def fill(self, collection):
         """Fill the sink as its commands do; return the answer and the rows read."""
         source, clock = load(self.config, {}).database, SystemClock()
-        asked = Filling("fill-it", (collection,))
-        answer = carry_out(source, self.sink, asked, clock, lambda _: None)
+        asked = SinkFill("fill-it", (collection,))
+        answer = carry_out_fill(source, self.sink, asked, clock, lambda _: None)
         return answer.status, answer.detail["rows"]
 
     def deliver(self, name):

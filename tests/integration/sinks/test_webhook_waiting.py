@@ -14,7 +14,7 @@ from support.webhook_receiver import SECRET, Answer, Receiver, Taken
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route
 from towpath.settings import Sink as SinkSettings
-from towpath.settings.webhook import WebhookOptions
+from towpath.settings.sink import WebhookOptions
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.dead_letters.parked import ParkedKeys

@@ -55,11 +55,13 @@ def commands(app: App, *words: str) -> Iterator[str]:
     if not names:
         for argument in app.assemble_argument_collection():
             choices = argument.get_choices()
+            # A group of options is a class of ours, and its name is nobody's business.
+            types = [] if argument.names == ("*",) else [_type(argument)]
             default = argument.field_info.default
             facts = [
                 " ".join(argument.names),
                 *(["required"] if argument.required else []),
-                *([f"one of {', '.join(choices)}"] if choices else [_type(argument)]),
+                *([f"one of {', '.join(choices)}"] if choices else types),
                 *([] if default is inspect.Parameter.empty else [f"else {default!r}"]),
             ]
             yield f"    {', '.join(facts)}"

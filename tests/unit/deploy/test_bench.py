@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from towpath.deploy.bench import debezium
-from towpath.deploy.jars import lock
-from towpath.deploy.own_stack import clear_abandoned
+from towpath.deploy.bench import runner
+from towpath.deploy.jars import store
+from towpath.deploy.local.own_stack import clear_abandoned
 
 PID_OF_NOBODY = 2**22 + 1
 
@@ -14,7 +14,7 @@ def test_the_archives_of_a_comparison_have_a_lock_of_their_own():
     """
     Each has a sha256, a size and its own file name; nobody else's lock names them.
     """
-    jars = lock.read(debezium.LOCK)
+    jars = store.read_lock(runner.DEBEZIUM_LOCK)
     odd = [
         jar.coordinate
         for jar in jars
@@ -23,7 +23,7 @@ def test_the_archives_of_a_comparison_have_a_lock_of_their_own():
         or jar.size_bytes <= 0
         or jar.repository_path.name != jar.file
     ]
-    others = {jar.use for jar in lock.read()}
+    others = {jar.use for jar in store.read_lock()}
 
     assert ([], len(jars), False, True) == (
         odd,
@@ -37,7 +37,7 @@ def test_connect_gets_the_locked_archives_only():
     """
     The class path names files, so that whatever else lies in the store stays out.
     """
-    words = debezium.command(Path("/java"), [Path("/s/a.jar"), Path("/s/b.jar")])
+    words = runner.connect_command(Path("/java"), [Path("/s/a.jar"), Path("/s/b.jar")])
 
     assert ("/java/bin/java", "/s/a.jar:/s/b.jar", False) == (
         words[0],

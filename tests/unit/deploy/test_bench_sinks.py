@@ -7,10 +7,10 @@ from contextlib import nullcontext
 
 import pytest
 
-from towpath.deploy.bench import checkout, sinks
-from towpath.deploy.bench.wishes import Wishes, rates_of
-from towpath.deploy.demo.errors import StepError
+from towpath.deploy.bench import sinks
+from towpath.deploy.bench.sinks import SinkBenchOptions, rates_of
 from towpath.deploy.demo.table import SinkResult
+from towpath.deploy.errors import StepError
 from towpath.loadtests.bench.sinks.result import CatchUp, Reading
 from towpath.schemas.failure import UsageError
 
@@ -23,7 +23,7 @@ def test_samples_still_awaited_at_the_end_are_lost():
     seen = {"sinks": {"cache": {"latency": latency, "lost": 1, "awaited": 2}}}
     reading = Reading(samples=9, lost=3, p50_ms=1.0, p95_ms=2.0, p99_ms=3.0)
 
-    assert {"cache": reading} == checkout.readings(seen)
+    assert {"cache": reading} == sinks.readings(seen)
 
 
 def test_the_rate_is_that_between_two_reports():
@@ -33,7 +33,7 @@ def test_the_rate_is_that_between_two_reports():
     before = {"checkouts": 100, "elapsed_s": 10.0}
     after = {"checkouts": 180, "elapsed_s": 14.0}
 
-    assert checkout.per_s(before, after) == 20.0
+    assert sinks.per_s(before, after) == 20.0
 
 
 def test_failed_requests_and_samples_are_counted():
@@ -43,8 +43,8 @@ def test_failed_requests_and_samples_are_counted():
     looks = {"errors": {"cache: X": 1, "Y": 2}}
 
     assert (9, 0) == (
-        checkout.failures({"failures": 2, "not_started": 4}, looks),
-        checkout.failures({"failures": 0, "not_started": 0}, {"errors": {}}),
+        sinks.failures({"failures": 2, "not_started": 4}, looks),
+        sinks.failures({"failures": 0, "not_started": 0}, {"errors": {}}),
     )
 
 
@@ -55,7 +55,7 @@ def test_a_part_that_came_or_went_has_no_share():
     before = {"relay": 1.0, "gone": 5.0}
     after = {"relay": 3.0, "new": 7.0}
 
-    assert {"relay": 0.5} == checkout.shares(before, after, 4.0)
+    assert {"relay": 0.5} == sinks.shares(before, after, 4.0)
 
 
 def test_a_difference_is_a_finding_by_its_sink():
@@ -67,7 +67,7 @@ def test_a_difference_is_a_finding_by_its_sink():
         SinkResult(name="search", differences=1_000),
     ]
 
-    assert ["checkout search: 1,000 differences"] == list(checkout.findings(found))
+    assert ["checkout search: 1,000 differences"] == list(sinks.findings(found))
 
 
 def test_a_sink_that_could_not_be_compared_ends_the_benchmark():
@@ -77,7 +77,7 @@ def test_a_sink_that_could_not_be_compared_ends_the_benchmark():
     found = [SinkResult(name="search", failure="it went away")]
 
     with pytest.raises(StepError, match="it went away"):
-        list(checkout.findings(found))
+        list(sinks.findings(found))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,9 @@ def test_one_difference_ends_all_figures(monkeypatch, capsys, findings, code, ca
     monkeypatch.setattr(sinks, "prepare", lambda *_: None)
     monkeypatch.setattr(sinks, "own_stack", lambda *_, **__: nullcontext())
     monkeypatch.setattr(sinks, "_case", lambda *_: (measured, findings))
-    ended = sinks.play(Wishes(cases=("catch_up",), rows=5), keep=False, as_json=True)
+    ended = sinks.run_sink_benchmark(
+        SinkBenchOptions(cases=("catch_up",), rows=5), keep=False, as_json=True
+    )
     told = json.loads(capsys.readouterr().out)
 
     assert (code, cases, list(findings)) == (

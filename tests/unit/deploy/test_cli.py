@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from towpath.deploy.cli import app as root
-from towpath.deploy.cli.places import config_file, state_folder
+from towpath.deploy.cli.options import config_file, state_folder
 from towpath.schemas.failure import ConfigurationError, UnavailableError
 
 

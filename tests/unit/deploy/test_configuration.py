@@ -3,8 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from towpath.deploy.local.addresses import Addresses
 from towpath.deploy.local.configuration import write_configuration
+from towpath.deploy.local.stack import Addresses
 from towpath.schemas.events import event_schemas
 from towpath.settings import RouteKind, load
 from towpath.sinks.search.documents import document_fields

@@ -2,16 +2,15 @@
 
 import pytest
 
-from towpath.deploy.demo.errors import DemoRunsError, NotADemoFolderError
-from towpath.deploy.demo.folder import MARK, taken
-from towpath.deploy.errors import StateFolderError
+from towpath.deploy.errors import DemoRunsError, NotADemoFolderError, StateFolderError
+from towpath.deploy.local.own_stack import MARK, demo_folder
 
 
 def test_a_fresh_folder_is_marked(tmp_path):
     """
     A folder that does not exist is made, and carries the demo's mark from then on.
     """
-    with taken(tmp_path / "state" / "demo") as stack:
+    with demo_folder(tmp_path / "state" / "demo") as stack:
         names = [path.name for path in stack.state.root.iterdir()]
 
     assert names == [MARK]
@@ -21,10 +20,10 @@ def test_an_earlier_demos_folder_is_emptied(tmp_path):
     """
     The files of an earlier demo are gone when the next one takes its folder.
     """
-    with taken(tmp_path):
+    with demo_folder(tmp_path):
         (tmp_path / "sinks" / "cache").mkdir(parents=True)
         (tmp_path / "towpath.toml").write_text("")
-    with taken(tmp_path) as stack:
+    with demo_folder(tmp_path) as stack:
         names = [path.name for path in stack.state.root.iterdir()]
 
     assert names == [MARK]
@@ -35,7 +34,7 @@ def test_nothing_is_removed_from_a_folder_without_the_mark(tmp_path):
     A folder with other files is refused and left as it is.
     """
     (tmp_path / "precious").write_text("mine")
-    with pytest.raises(NotADemoFolderError), taken(tmp_path):
+    with pytest.raises(NotADemoFolderError), demo_folder(tmp_path):
         pass
 
     assert (tmp_path / "precious").read_text() == "mine"
@@ -45,9 +44,9 @@ def test_a_folder_in_which_a_demo_works_is_refused(tmp_path):
     """
     Two demos cannot take the same folder at once; the second leaves it alone.
     """
-    with taken(tmp_path):
+    with demo_folder(tmp_path):
         (tmp_path / "data").write_text("first")
-        with pytest.raises(DemoRunsError, match="works in"), taken(tmp_path):
+        with pytest.raises(DemoRunsError, match="works in"), demo_folder(tmp_path):
             pass
         kept = (tmp_path / "data").read_text()
 
@@ -61,7 +60,7 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     file = tmp_path / "file"
     file.write_text("mine")
 
-    with pytest.raises(StateFolderError, match="Not a directory"), taken(file):
+    with pytest.raises(StateFolderError, match="Not a directory"), demo_folder(file):
         pass
 
     assert file.read_text() == "mine"

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from towpath.deploy.demo.interrupt import interrupted_once
+from towpath.deploy.local.own_stack import interrupted_once
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

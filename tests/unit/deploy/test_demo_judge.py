@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from towpath.deploy.demo.command import Outcome
-from towpath.deploy.demo.steps.judge import read_findings
+from towpath.deploy.demo.command import CommandOutcome
+from towpath.deploy.demo.compare import read_findings
 from towpath.sinks.verify.compare import Difference, Kind
 from towpath.sinks.verify.report import RouteReport, Verification, as_json
 
@@ -24,7 +24,7 @@ GONE = "lines: the cache went away"
 def findings(*routes, error=None):
     """Read what the command prints of routes."""
     document = as_json(Verification("cache", routes, error=error))
-    found = read_findings("cache", Outcome(0, document, ""))
+    found = read_findings("cache", CommandOutcome(0, document, ""))
     return found.compared, found.differences, found.failure
 
 
@@ -51,7 +51,7 @@ def test_a_difference_is_named():
     It is named with its route.
     """
     document = as_json(Verification("cache", [DIFFERENT]))
-    found = read_findings("cache", Outcome(1, document, ""))
+    found = read_findings("cache", CommandOutcome(1, document, ""))
 
     assert found.named == ("lines 9: the sink does not have it",)
 
@@ -66,9 +66,9 @@ def test_a_comparison_that_could_not_begin_has_no_differences():
 @pytest.mark.parametrize(
     ("outcome", "failure"),
     [
-        (Outcome(3, "", "nobody answers\n"), "nobody answers"),
-        (Outcome(3, "", ""), "towpath verify ended with 3"),
-        (Outcome(1, json.dumps({"routes": []}), ""), '{"routes": []}'),
+        (CommandOutcome(3, "", "nobody answers\n"), "nobody answers"),
+        (CommandOutcome(3, "", ""), "towpath verify ended with 3"),
+        (CommandOutcome(1, json.dumps({"routes": []}), ""), '{"routes": []}'),
     ],
 )
 def test_an_invalid_report_is_no_comparison(outcome, failure):

@@ -1,6 +1,6 @@
 """Which process belongs to which part."""
 
-from towpath.deploy.demo.memory import OURSELVES, memory_bytes, owner
+from towpath.deploy.demo.monitor import OURSELVES, memory_bytes, owner
 
 PARENTS = {10: 1, 20: 10, 21: 20, 22: 21, 30: 10}
 NAMES = {20: "serving"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from towpath.deploy.demo.plan import Options, plan
+from towpath.deploy.demo.stage import DemoOptions, make_plan
 
 
 @pytest.mark.parametrize("rate", [1, 20, 50, 400])
@@ -11,7 +11,7 @@ def test_enough_rows_change_while_the_snapshot_runs(rate, orders):
     """
     At the planned pace the snapshot lasts long enough for more than 500 changes.
     """
-    decided = plan(Options(rate=rate, orders=orders))
+    decided = make_plan(DemoOptions(rate=rate, orders=orders))
     snapshot_s = orders / decided.max_rows_per_second
     changes = snapshot_s * decided.settle_rate
 
@@ -22,8 +22,8 @@ def test_the_usual_snapshot_fits_into_the_usual_load():
     """
     With nothing said otherwise the snapshot ends before the load does.
     """
-    options = Options()
-    decided = plan(options)
+    options = DemoOptions()
+    decided = make_plan(options)
     snapshot_s = options.orders / decided.max_rows_per_second
 
     assert decided.new_sink_after_s + snapshot_s < options.duration_s
@@ -33,9 +33,9 @@ def test_without_orders_the_snapshot_still_ends():
     """
     Orders of the load alone are filled faster than they come.
     """
-    options = Options(orders=0)
+    options = DemoOptions(orders=0)
 
-    assert plan(options).max_rows_per_second > options.rate
+    assert make_plan(options).max_rows_per_second > options.rate
 
 
 def test_few_orders_want_few_changes():
@@ -43,6 +43,6 @@ def test_few_orders_want_few_changes():
     Among 2,000 orders a tenth must change: 500 could run out of open ones.
     """
     expected = 200
-    actual = plan(Options(orders=2_000)).wanted_changes
+    actual = make_plan(DemoOptions(orders=2_000)).wanted_changes
 
     assert expected == actual

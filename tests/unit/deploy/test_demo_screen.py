@@ -4,8 +4,17 @@ import io
 
 from rich.console import Console
 
-from towpath.deploy.demo.screen import PlainScreen, draw, open_screen, summary
-from towpath.deploy.demo.view import PartView, Rates, SinkView, SnapshotView, View
+from towpath.deploy.demo.screen import (
+    PartView,
+    PlainScreen,
+    Rates,
+    SinkView,
+    SnapshotView,
+    View,
+    draw,
+    open_screen,
+    summary,
+)
 
 SNAPSHOT = SnapshotView(
     snapshot_id="s1",

@@ -2,7 +2,8 @@
 
 import pytest
 
-from towpath.deploy import filling, signals
+from towpath.deploy.sinks import filling
+from towpath.deploy.snapshots import signals
 from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.settings import Settings
 from towpath.sinks import unfilled
@@ -68,8 +69,8 @@ def fill(settings, *, has_sweep=True):
     """Fill the cache, as the command does."""
     sink = settings.sink[0]
     collections = filling.collections_of(settings, sink)
-    begun, is_old = filling.begin(settings, sink, collections, has_sweep=has_sweep)
-    filling.carry_out("x", sink, begun, Clock(), lambda _: None)
+    begun, is_old = filling.begin_fill(settings, sink, collections, has_sweep=has_sweep)
+    filling.carry_out_fill("x", sink, begun, Clock(), lambda _: None)
     return begun, is_old
 
 
@@ -104,7 +105,7 @@ def test_each_fill_has_an_id_of_its_own(settings, monkeypatch):
     """
     Relay(monkeypatch)
     first, _ = fill(settings)
-    filling.end(settings, settings.sink[0], first, is_applied=True)
+    filling.end_fill(settings, settings.sink[0], first, is_applied=True)
     second, is_old = fill(settings)
 
     assert not is_old
@@ -136,10 +137,12 @@ def test_a_refilled_route_is_incomplete_until_it_is_done(
     sink = settings.sink[0]
     seen = []
     for is_applied in (False, True):
-        begun, _ = filling.begin(settings, sink, ["shop.customers"], has_sweep=True)
-        filling.begin(settings, sink, ["shop.customers"], has_sweep=True)
+        begun, _ = filling.begin_fill(
+            settings, sink, ["shop.customers"], has_sweep=True
+        )
+        filling.begin_fill(settings, sink, ["shop.customers"], has_sweep=True)
         seen.append(missing_rows())
-        filling.end(settings, sink, begun, is_applied=is_applied)
+        filling.end_fill(settings, sink, begun, is_applied=is_applied)
         seen.append(missing_rows())
 
     assert [("customers", "names"), ()] * 2 == seen
@@ -166,7 +169,7 @@ def test_a_fill_repairs_earlier_losses_only(settings, monkeypatch, missing_rows)
     begun, _ = fill(settings)
     unfilled.begin(folder, "cache", "lines", "repair-2")
     begun, is_old = fill(settings)
-    filling.end(settings, sink, begun, is_applied=True)
+    filling.end_fill(settings, sink, begun, is_applied=True)
 
     assert (True, ("lines",)) == (is_old, missing_rows())
 
@@ -178,6 +181,6 @@ def test_a_failed_fill_repairs_nothing(settings, monkeypatch, missing_rows):
     Relay(monkeypatch)
     unfilled.begin(settings.state_folder, "cache", "lines", "repair-1")
     begun, _ = fill(settings)
-    filling.end(settings, settings.sink[0], begun, is_applied=False)
+    filling.end_fill(settings, settings.sink[0], begun, is_applied=False)
 
     assert ("lines",) == missing_rows()

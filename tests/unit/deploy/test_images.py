@@ -12,11 +12,11 @@ from types import ModuleType
 import pytest
 
 from support import dockerfile
-from towpath.deploy.jars import lock
+from towpath.deploy.jars import store
 
 _PROGRAMS = Path(sys.executable).parent
-_STAND_INS = lock.CLONE / "tests" / "compose" / "stand_ins"
-_REQUIREMENTS = lock.CLONE / "requirements"
+_STAND_INS = store.CLONE / "tests" / "compose" / "stand_ins"
+_REQUIREMENTS = store.CLONE / "requirements"
 _SHIPPED = ("relay", "sinks", "services", "tools")
 _STRICT = dockerfile.OURS.with_name(".hadolint.yaml")
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)((?:.|\n)*?)(?=^\S|\Z)", re.MULTILINE)
@@ -228,7 +228,7 @@ def test_nothing_secret_is_in_an_image() -> None:
     """
     No value of ``.env`` that protects something, and no variable for one, is built in.
     """
-    environ = lock.CLONE / "deploy" / "compose" / ".env"
+    environ = store.CLONE / "deploy" / "compose" / ".env"
     lines = environ.read_text(encoding="utf-8").splitlines()
     values = [
         line.partition("=")[2]
@@ -255,7 +255,7 @@ def _pinned(path: Path) -> dict[str, tuple[str, frozenset[str]]]:
 
 
 def _project(member: str) -> dict[str, object]:
-    path = lock.CLONE / member / "pyproject.toml"
+    path = store.CLONE / member / "pyproject.toml"
     project: dict[str, object] = tomllib.loads(path.read_text("utf-8"))["project"]
     return project
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from towpath.deploy.errors import JarsError
-from towpath.deploy.jars import fetch, ivy, lock, maven, store
-from towpath.deploy.jars.lock import Jar
+from towpath.deploy.jars import fetch, store
+from towpath.deploy.jars.store import Jar
 
 
 def _jar(content: bytes, coordinate: str = "org.a:b:1", use: str = "kafka") -> Jar:
@@ -47,7 +47,7 @@ def test_every_line_of_the_lock_is_whole() -> None:
     """
     odd = [
         jar.coordinate
-        for jar in lock.read()
+        for jar in store.read_lock()
         if jar.use not in {"kafka", "opensearch", "registry", "spark"}
         or len(jar.sha256) != 64
         or jar.size_bytes <= 0
@@ -61,7 +61,7 @@ def test_no_use_has_two_versions_of_one_archive() -> None:
     """
     Within one use a file name occurs once, for it becomes one folder.
     """
-    names = [(jar.use, jar.file) for jar in lock.read()]
+    names = [(jar.use, jar.file) for jar in store.read_lock()]
 
     assert len(set(names)) == len(names)
 
@@ -136,7 +136,7 @@ def test_wrong_bytes_from_outside_end_in_an_error_that_names_the_archive(
     When what was fetched has another sha256, nothing is stored and the file is removed.
     """
     jar = _jar(b"content")
-    landed = maven.repository(tmp_path / "x.fetch") / jar.repository_path
+    landed = fetch.repository(tmp_path / "x.fetch") / jar.repository_path
 
     def bring_wrong_bytes(*_: object) -> str:
         landed.parent.mkdir(parents=True)
@@ -158,7 +158,7 @@ def test_what_was_fetched_before_an_interruption_is_not_fetched_again(
     Whole files in the work folder are taken; only the rest is asked for.
     """
     here, there = _jar(b"one", "org.a:b:1"), _jar(b"two", "org.a:c:1")
-    repository = maven.repository(tmp_path / "x.fetch")
+    repository = fetch.repository(tmp_path / "x.fetch")
     (repository / here.repository_path).parent.mkdir(parents=True)
     (repository / here.repository_path).write_bytes(b"one")
     asked = []
@@ -186,7 +186,7 @@ def test_maven_is_told_everything_by_name(tmp_path: Path) -> None:
     """
     jars = [_jar(b"1", "org.a:b:1"), _jar(b"2", "org.a:b:2", "spark")]
 
-    maven.command("mvn", jars, tmp_path)
+    fetch.maven_command("mvn", jars, tmp_path)
 
     text = (tmp_path / "project" / "spark" / "pom.xml").read_text(encoding="utf-8")
     assert "<version>2</version>" in text
@@ -200,13 +200,15 @@ def test_ivy_shares_out_by_size(tmp_path: Path) -> None:
     The largest archive has an Ivy of its own while smaller ones share the others.
     """
     big = _jar(b"x" * 1000, "org.a:big:1")
-    small = [_jar(b"x" * 10, f"org.a:small{n}:1") for n in range(ivy.PROCESSES * 2)]
+    small = [
+        _jar(b"x" * 10, f"org.a:small{n}:1") for n in range(fetch.IVY_PROCESSES * 2)
+    ]
 
-    commands = ivy.commands(Path("java"), [], [*small, big], tmp_path)
+    commands = fetch.ivy_commands(Path("java"), [], [*small, big], tmp_path)
 
     modules = [path.read_text("utf-8") for path in tmp_path.glob("ivy-*/ivy.xml")]
     alone = [m for m in modules if 'name="big"' in m and "small" not in m]
-    assert len(commands) == ivy.PROCESSES
+    assert len(commands) == fetch.IVY_PROCESSES
 
     assert len(alone) == 1
 
@@ -215,7 +217,12 @@ def test_no_archive_host_is_named() -> None:
     """
     Maven and Ivy know where archives come from: no address is given.
     """
-    text = maven._PARENT + maven._DEPENDENCY + ivy._SETTINGS + ivy._DEPENDENCY
+    text = (
+        fetch._MAVEN_PROJECT
+        + fetch._MAVEN_DEPENDENCY
+        + fetch._IVY_SETTINGS
+        + fetch._IVY_DEPENDENCY
+    )
     told = text.replace("http://maven.apache.org/POM/4.0.0", "")
 
     assert "//" not in told.replace("http://ant.apache.org/ivy/maven", "")

@@ -1,6 +1,6 @@
 """How far sinks are behind, from their offsets and the broker's."""
 
-from towpath.deploy.offsets import (
+from towpath.deploy.status.offsets import (
     dead_letters,
     event_records,
     lag_records,

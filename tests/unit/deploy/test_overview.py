@@ -5,8 +5,8 @@ import io
 from rich.console import Console
 
 from towpath.deploy.cli.status import screen
-from towpath.deploy.local.lifecycle import State as PartState
-from towpath.deploy.overview import wrong_with
+from towpath.deploy.local.lifecycle import PartState
+from towpath.deploy.status.overview import problems_of
 from towpath.sinks.progress import State
 
 PART = {
@@ -68,7 +68,7 @@ def document(*, part=(), relay=(), sink=()):
 
 def wrong(**changed):
     """Return the findings for a platform that keeps at most 5,000 bytes of log."""
-    return list(wrong_with(document(**changed), critical_bytes=5000))
+    return list(problems_of(document(**changed), critical_bytes=5000))
 
 
 def test_a_healthy_platform_has_no_finding():

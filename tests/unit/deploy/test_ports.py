@@ -15,9 +15,9 @@ def test_ports_are_remembered(tmp_path: Path) -> None:
     """
     known = {"kafka": 20_001, "redis": 20_002}
 
-    ports.write(tmp_path / "ports.json", known)
+    ports.write_ports(tmp_path / "ports.json", known)
 
-    assert known == ports.read(tmp_path / "ports.json")
+    assert known == ports.read_ports(tmp_path / "ports.json")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1"])
@@ -27,7 +27,7 @@ def test_an_unreadable_file_is_an_empty_one(tmp_path: Path, content: str) -> Non
     """
     (tmp_path / "ports.json").write_text(content, encoding="utf-8")
 
-    assert ports.read(tmp_path / "ports.json") == {}
+    assert ports.read_ports(tmp_path / "ports.json") == {}
 
 
 def test_the_range_is_searched_around_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from towpath.deploy.errors import JarsError
-from towpath.deploy.jars import fetch, lock
-from towpath.deploy.local import postgres_15, postgres_home
+from towpath.deploy.jars import fetch, store
+from towpath.deploy.local import postgres, postgres_15
 
 
 def _server(folder: Path, release: str) -> Path:
@@ -40,11 +40,11 @@ def _archive(path: Path, *names: str) -> Path:
 @pytest.fixture
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Provide a store of its own in which the archive lies already."""
-    (jar,) = lock.read(postgres_15.LOCK)
+    (jar,) = store.read_lock(postgres_15.LOCK)
     (tmp_path / jar.use).mkdir()
     _archive(tmp_path / jar.use / jar.file, "postgres.txz")
     monkeypatch.setattr(fetch, "ensure", lambda *_: 0)
-    monkeypatch.setattr(postgres_home, "ROOTS_FOLDER", tmp_path / "shared")
+    monkeypatch.setattr(postgres, "ROOTS_FOLDER", tmp_path / "shared")
     return {"TOWPATH_JARS": str(tmp_path)}
 
 
@@ -52,7 +52,7 @@ def test_the_lock_names_one_archive_of_a_15():
     """
     It has a sha256, a size and its own file name.
     """
-    (jar,) = lock.read(postgres_15.LOCK)
+    (jar,) = store.read_lock(postgres_15.LOCK)
 
     assert ("postgres15", "15", jar.repository_path.name, 64, True) == (
         jar.use,

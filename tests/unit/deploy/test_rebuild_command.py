@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from towpath.deploy.cli import rebuild as command
-from towpath.deploy.snapshot_watch import Answer
+from towpath.deploy.cli import sink_lifecycle as command
+from towpath.deploy.snapshots.signals import SignalAnswer
 from towpath.settings import Settings
 from towpath.sinks.errors import NothingToRebuildError
 
@@ -60,9 +60,9 @@ def bench(monkeypatch):
 
     def carry_out(_dsn, sink, asked, *_):
         lent.asked.append((sink.name, asked.collections))
-        return Answer(lent.status, {})
+        return SignalAnswer(lent.status, {})
 
-    monkeypatch.setattr(command.filling, "carry_out", carry_out)
+    monkeypatch.setattr(command.filling, "carry_out_fill", carry_out)
     monkeypatch.setattr(command.declare, "sink_ends", lambda *_: {})
     monkeypatch.setattr(command.declare, "wait_applied", lambda *_: None)
     monkeypatch.setattr(command, "_dead_letters", lambda _: next(lent.aside))

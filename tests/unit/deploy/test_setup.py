@@ -8,13 +8,13 @@ from types import ModuleType
 
 import pytest
 
-from towpath.deploy.jars import lock
+from towpath.deploy.jars import store
 
 
 @pytest.fixture
 def setup() -> ModuleType:
     """Load the script, which is in no package."""
-    path = lock.CLONE / "deploy" / "setup.py"
+    path = store.CLONE / "deploy" / "setup.py"
     spec = importlib.util.spec_from_file_location("towpath_setup", path)
     assert spec is not None
     assert spec.loader is not None
@@ -130,7 +130,7 @@ def test_the_locks_name_no_place() -> None:
     """
     found = [
         path.name
-        for path in (lock.CLONE / "requirements").glob("*.lock")
+        for path in (store.CLONE / "requirements").glob("*.lock")
         for line in path.read_text(encoding="utf-8").splitlines()
         if "://" in line or "file:" in line or " /" in line
     ]

@@ -2,7 +2,7 @@
 
 import json
 
-from towpath.deploy.signals import statement
+from towpath.deploy.snapshots.signals import statement
 from towpath.settings import Source
 
 SOURCE = Source(dsn="postgresql://x/y", slot="here")

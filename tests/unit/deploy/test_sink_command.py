@@ -2,9 +2,9 @@
 
 import pytest
 
-from towpath.deploy.cli import sink_life
+from towpath.deploy.cli import sink_lifecycle
 from towpath.deploy.cli.app import app
-from towpath.deploy.filling import collections_of
+from towpath.deploy.sinks.filling import collections_of
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings
@@ -81,7 +81,7 @@ def test_parked_keys_are_reported_with_a_command_that_lists_them(tmp_path, capsy
     progress = Progress("search", parked=3)
     path = progress_path(tmp_path, "search")
     write_progress(path, progress, SystemClock().now())
-    code = sink_life._tell_aside(chosen, "search")
+    code = sink_lifecycle._tell_aside(chosen, "search")
     told = capsys.readouterr().err
     words = told.partition(": towpath ")[2].split()
     command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from towpath.deploy import dropping, own_topics
 from towpath.deploy.errors import SinkHeldError, SourceUnreachableError
-from towpath.deploy.signals import Progress
-from towpath.deploy.sink_block import without_sink
+from towpath.deploy.sinks import dropping
+from towpath.deploy.sinks.dropping import without_sink
+from towpath.deploy.snapshots.signals import TableProgress
 from towpath.schemas.failure import ConfigurationError, UnavailableError, UsageError
 from towpath.settings import load
 from towpath.sinks.declare import DROPPING_FILE, store_starting_offsets
@@ -97,7 +97,9 @@ def drop(config, planned, erase=None, **means):
     told = []
     parts = {"broker": Broker(), "clock": Clock(), "tell": told.append, **means}
     environ = parts.pop("environ", {})
-    dropping.carry_out(config, environ, planned, dropping.Means(erase, **parts))
+    dropping.carry_out_drop(
+        config, environ, planned, dropping.DropServices(erase, **parts)
+    )
     return told
 
 
@@ -120,7 +122,7 @@ def unreachable(*_):
 
 def plan(config, *, has_data=True, name="cache"):
     """Plan to drop the cache."""
-    return dropping.plan(load(config, {}), name, has_data=has_data)
+    return dropping.plan_drop(load(config, {}), name, has_data=has_data)
 
 
 @pytest.mark.parametrize(
@@ -312,12 +314,12 @@ OTHERS = (
 def signals(monkeypatch):
     """Return the running snapshots, and the signals about them."""
     open_, sent = [], []
-    module = own_topics.signals
+    module = dropping.signals
     monkeypatch.setattr(module, "progress", lambda _, own: open_ if own else [])
     monkeypatch.setattr(
         module, "send", lambda _, kind, fields: sent.append((kind, fields)) or "s1"
     )
-    monkeypatch.setattr(own_topics, "wait_answer", lambda *_: sent.append("answered"))
+    monkeypatch.setattr(dropping, "wait_answer", lambda *_: sent.append("answered"))
     return open_, sent
 
 
@@ -357,9 +359,9 @@ def test_snapshots_for_a_sink_are_stopped_before_its_topics_go(config, signals):
     place = ("shop.orders", "cache")
     for number, state in enumerate(("running", "paused", "queued", "completed")):
         going.append(
-            Progress(f"f{number}", *place, state, 0, 0, None, None, None, None)
+            TableProgress(f"f{number}", *place, state, 0, 0, None, None, None, None)
         )
-    other = Progress("f9", "shop.orders", "search", "running", 0, 0, *[None] * 4)
+    other = TableProgress("f9", "shop.orders", "search", "running", 0, 0, *[None] * 4)
     going.append(other)
     broker = Broker(*OWN)
     broker.delete = lambda names: sent.append(sorted(names)) or {}
@@ -378,7 +380,7 @@ def test_an_unavailable_source_does_not_prevent_a_drop(config, monkeypatch):
         message = "the source does not answer"
         raise SourceUnreachableError(message)
 
-    monkeypatch.setattr(own_topics.signals, "progress", fail)
+    monkeypatch.setattr(dropping.signals, "progress", fail)
     broker = Broker(*OWN)
     told = drop(config, plan(config), broker=broker)
 

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from towpath.deploy import overview
 from towpath.deploy.cli.app import app
+from towpath.deploy.status import overview
 from towpath.schemas.clock import SystemClock
 from towpath.sinks.progress import (
     DriverNote,

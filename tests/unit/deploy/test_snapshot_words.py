@@ -7,18 +7,22 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from towpath.deploy import signals, snapshot_watch
 from towpath.deploy.errors import RelaySilentError
-from towpath.deploy.signals import Progress
-from towpath.deploy.snapshot_view import (
+from towpath.deploy.snapshots import signals
+from towpath.deploy.snapshots.options import conditions, keys
+from towpath.deploy.snapshots.signals import (
+    SignalAnswer,
+    TableProgress,
+    wait_answer,
+    watch,
+)
+from towpath.deploy.snapshots.view import (
     open_bars,
+    progress_text,
     snapshot_table,
     time_left_s,
     time_text,
-    told_of,
 )
-from towpath.deploy.snapshot_watch import Answer, wait_answer, watch
-from towpath.deploy.snapshot_wishes import conditions, keys
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 
@@ -36,7 +40,7 @@ class TurnedClock(SystemClock):
         self.now_s += delay_s
 
 
-def table(state: str = "running", **fields) -> Progress:
+def table(state: str = "running", **fields) -> TableProgress:
     """Make a table of a snapshot that is half done."""
     half = {
         "target": None,
@@ -49,7 +53,7 @@ def table(state: str = "running", **fields) -> Progress:
         "rows_per_second": 500.0,
         "last_key": ["7", "a"],
     }
-    return Progress("s1", "shop.orders", state=state, **half | fields)
+    return TableProgress("s1", "shop.orders", state=state, **half | fields)
 
 
 def test_filters_are_split_at_their_first_sign():
@@ -138,8 +142,10 @@ def test_a_tables_progress_is_shown():
     assert (
         "running, 1,500 rows, 500 newer in the stream, 500 rows/s, 0:04 left, "
         'up to ["7", "a"]'
-    ) == told_of(table())
-    assert told_of(table("failed", error="it lost its key")).endswith("it lost its key")
+    ) == progress_text(table())
+    assert progress_text(table("failed", error="it lost its key")).endswith(
+        "it lost its key"
+    )
 
 
 def test_a_table_without_progress_says_so():
@@ -147,14 +153,14 @@ def test_a_table_without_progress_says_so():
     While the relay is down this is reported, but not while the table only waits.
     """
     quiet = {"quiet_s": 95.0}
-    told = [told_of(table(**fields)) for fields in (quiet, {"quiet_s": 3.0})]
+    told = [progress_text(table(**fields)) for fields in (quiet, {"quiet_s": 3.0})]
     text = io.StringIO()
     Console(file=text, width=200).print(snapshot_table([table(**quiet)]))
     silence = "no news for 1:35: is the relay away, or does it yield?"
 
     assert [True, False] == [silence in each for each in told]
     assert silence in text.getvalue()
-    assert "no news" not in told_of(table("paused", **quiet))
+    assert "no news" not in progress_text(table("paused", **quiet))
 
 
 def test_a_list_fits_on_a_screen_of_eighty_columns():
@@ -203,7 +209,7 @@ def test_a_relay_that_does_not_answer_is_reported_with_its_remedy(monkeypatch):
         wait_answer("dsn", "s1", clock, 3.0)
 
     assert "towpath relay run" in silence.value.remedy
-    assert 3.0 <= clock.now_s <= 3.0 + snapshot_watch.LOOK_EVERY_S
+    assert 3.0 <= clock.now_s <= 3.0 + signals.LOOK_EVERY_S
 
 
 def test_watching_ends_with_the_snapshot(monkeypatch):
@@ -220,7 +226,7 @@ def test_watching_ends_with_the_snapshot(monkeypatch):
     now: list = []
     seen: list[str] = []
 
-    def look(*_) -> list[Progress]:
+    def look(*_) -> list[TableProgress]:
         now[:] = next(looks)
         return now[0]
 
@@ -228,7 +234,10 @@ def test_watching_ends_with_the_snapshot(monkeypatch):
     monkeypatch.setattr(signals, "state", lambda *_: now[1])
     answer = watch("dsn", "s1", TurnedClock(), lambda rows: seen.append(rows[0].state))
 
-    assert (Answer("completed", {"rows": 9}), ["queued", "running", "completed"]) == (
+    assert (
+        SignalAnswer("completed", {"rows": 9}),
+        ["queued", "running", "completed"],
+    ) == (
         answer,
         seen,
     )
@@ -252,4 +261,4 @@ def test_the_reason_is_that_of_the_failed_tables():
     """
     tables = {"a.b": {"state": "completed"}, "a.c": {"reason": "no key"}}
 
-    assert "a.c: no key" == Answer("failed", {"tables": tables}).reason
+    assert "a.c: no key" == SignalAnswer("failed", {"tables": tables}).reason

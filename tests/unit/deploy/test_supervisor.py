@@ -10,8 +10,7 @@ import psutil
 import pytest
 
 from towpath.deploy.local import process
-from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.part import Part
+from towpath.deploy.local.part import Part, StateFolder
 from towpath.deploy.local.supervisor import Supervisor
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

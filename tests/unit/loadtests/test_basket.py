@@ -2,7 +2,7 @@
 
 from random import Random
 
-from towpath.loadtests.basket import basket
+from towpath.loadtests.load.shop import basket
 
 
 def seeded(seed):

@@ -3,6 +3,8 @@
 import pytest
 
 from towpath.loadtests.bench.figures import (
+    ArrivedEvent,
+    CommittedEvent,
     Spread,
     drain_figures,
     latencies_ms,
@@ -10,7 +12,6 @@ from towpath.loadtests.bench.figures import (
     ratio,
     spread,
 )
-from towpath.loadtests.bench.verdict import Arrival, Fact
 
 
 def test_a_drain_is_timed_three_ways():
@@ -62,12 +63,12 @@ def test_a_latency_is_commit_to_append_after_the_warm_up():
     Earlier commits are left out; half of the broker's last millisecond is added.
     """
     facts = {
-        b"early": Fact(0, b"k", b"", 1_000_000),
-        b"late": Fact(1, b"k", b"", 2_000_400),
+        b"early": CommittedEvent(0, b"k", b"", 1_000_000),
+        b"late": CommittedEvent(1, b"k", b"", 2_000_400),
     }
     arrivals = [
-        Arrival(0, 0, b"early", b"k", b"", 1_003),
-        Arrival(0, 1, b"late", b"k", b"", 2_003),
+        ArrivedEvent(0, 0, b"early", b"k", b"", 1_003),
+        ArrivedEvent(0, 1, b"late", b"k", b"", 2_003),
     ]
 
     assert [pytest.approx(3.1)] == latencies_ms(facts, arrivals, since_us=2_000_000)

@@ -3,9 +3,9 @@
 import struct
 from pathlib import Path
 
-from towpath.loadtests.bench.kill import first_new_ms
-from towpath.loadtests.bench.pgoutput import INSERTED_OR_UPDATED, Row, rows
-from towpath.loadtests.bench.verdict import Arrival
+from towpath.loadtests.bench.figures import ArrivedEvent
+from towpath.loadtests.bench.measurements import first_new_ms
+from towpath.loadtests.bench.source import INSERTED_OR_UPDATED, Row, decoded_rows
 
 EPOCH_US = 946_684_800_000_000
 
@@ -52,7 +52,7 @@ def test_rows_come_in_commit_order_with_their_commit_time():
         Row(1_000_000_000_000_000, {"id": b"a", "payload": None}),
         Row(1_000_000_000_000_000, {"id": b"b", "payload": b""}),
         Row(1_000_000_000_000_007, {"id": b"c", "payload": b"{}"}),
-    ] == list(rows(messages))
+    ] == list(decoded_rows(messages))
 
 
 def test_two_tables_keep_their_own_columns():
@@ -68,7 +68,7 @@ def test_two_tables_keep_their_own_columns():
     ]
 
     assert [{"y": b"1", "z": b"2"}, {"x": b"3"}] == [
-        row.values for row in rows(messages)
+        row.values for row in decoded_rows(messages)
     ]
 
 
@@ -80,8 +80,8 @@ def test_updates_that_keep_their_key_are_read_when_asked_for():
     messages = [begin(5), relation(7, "id", "note"), new, b"U" + new[1:]]
 
     assert (1, 2) == (
-        len(list(rows(messages))),
-        len(list(rows(messages, INSERTED_OR_UPDATED))),
+        len(list(decoded_rows(messages))),
+        len(list(decoded_rows(messages, INSERTED_OR_UPDATED))),
     )
 
 
@@ -96,15 +96,15 @@ def test_recorded_messages_of_a_server_are_read_whole():
     ]
     inserts = sum(message[:1] == b"I" for message in messages)
 
-    assert inserts == len(list(rows(messages)))
+    assert inserts == len(list(decoded_rows(messages)))
 
 
 def test_the_first_new_event_is_none_that_was_there_before():
     """
     Repeats after a restart do not count as progress.
     """
-    old = Arrival(0, 0, b"old", b"k", b"", 10)
-    again = Arrival(0, 1, b"old", b"k", b"", 20)
-    new = Arrival(0, 2, b"new", b"k", b"", 30)
+    old = ArrivedEvent(0, 0, b"old", b"k", b"", 10)
+    again = ArrivedEvent(0, 1, b"old", b"k", b"", 20)
+    new = ArrivedEvent(0, 2, b"new", b"k", b"", 30)
 
     assert 30.0 == first_new_ms([old, again, new], before={0: 1})

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from towpath.loadtests.bench.plan import DEBEZIUM_STOCK, DEBEZIUM_TUNED, Run
+from towpath.loadtests.bench.context import DEBEZIUM_STOCK, DEBEZIUM_TUNED, BenchRun
 from towpath.loadtests.bench.publishers import connector
 
 SOURCE = SimpleNamespace(dsn="postgresql://postgres@127.0.0.1:20001/bench_drain_1")
@@ -14,7 +14,7 @@ TUNED = {"max.batch.size", "poll.interval.ms", "producer.override.linger.ms"}
 def told(system: str, *, is_steady: bool = False) -> dict[str, str]:
     """Return the settings of a run."""
     return connector(
-        Run(system=system, name="bench_x_0", source=SOURCE, is_steady=is_steady)
+        BenchRun(system=system, name="bench_x_0", source=SOURCE, is_steady=is_steady)
     )
 
 

@@ -4,16 +4,15 @@ import io
 
 from rich.console import Console
 
-from towpath.loadtests.bench.plan import CASES, in_turn
-from towpath.loadtests.bench.result import Case, Result
-from towpath.loadtests.bench.table import draw, draw_case
+from towpath.loadtests.bench.context import CASES, in_turn
+from towpath.loadtests.bench.result import BenchResult, RelayCase, draw, draw_case
 
 MACHINE = {"processor": "p", "cores": 2}
 
 
-def drains() -> Case:
+def drains() -> RelayCase:
     """Make a case of two rounds."""
-    return Case(
+    return RelayCase(
         name="drain_1",
         rounds={
             "limit": ({"events_per_s": 200.0}, {"events_per_s": 400.0}),
@@ -23,14 +22,16 @@ def drains() -> Case:
     )
 
 
-def steady() -> Case:
+def steady() -> RelayCase:
     """Make a case of a steady load, without Debezium."""
-    return Case(name="steady_500", rounds={"relay": ({"p50_ms": 2.0, "p99_ms": 4.0},)})
+    return RelayCase(
+        name="steady_500", rounds={"relay": ({"p50_ms": 2.0, "p99_ms": 4.0},)}
+    )
 
 
-def result(*findings: str) -> Result:
+def result(*findings: str) -> BenchResult:
     """Make the result of both."""
-    return Result(
+    return BenchResult(
         rows=1000,
         rounds=2,
         machine=MACHINE,
@@ -39,7 +40,7 @@ def result(*findings: str) -> Result:
     )
 
 
-def shown(found: Result) -> str:
+def shown(found: BenchResult) -> str:
     """Draw the cases of a verified result, and what closes it."""
     console = Console(file=io.StringIO(), width=140)
     for one in found.cases if found.verified else ():

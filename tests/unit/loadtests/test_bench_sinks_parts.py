@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from towpath.loadtests.bench.errors import BenchError
-from towpath.loadtests.bench.sinks.bulk import lines
-from towpath.loadtests.bench.sinks.comparing import read_findings
-from towpath.loadtests.bench.sinks.configuration import sink_blocks
-from towpath.loadtests.bench.sinks.following import Applied, Follower
-from towpath.loadtests.bench.sinks.plain import command
-from towpath.loadtests.bench.sinks.plan import Targets
-from towpath.loadtests.bench.sinks.rows import pieces
+from towpath.loadtests.bench.sinks.backlog import sink_blocks
+from towpath.loadtests.bench.sinks.baselines import command, lines, slices
+from towpath.loadtests.bench.sinks.catch_up import (
+    SinkFollower,
+    SinkProgress,
+    read_findings,
+)
+from towpath.loadtests.bench.sinks.result import Targets
+from towpath.loadtests.errors import BenchError
 
 ROW = ("7", "0", "0.07", "waiting", "2026-01-01 00:00:07.000001+00", "a note")
 EQUAL = {
@@ -28,9 +29,9 @@ def test_a_sink_without_a_batch_is_at_the_start(tmp_path: Path):
     """
     Neither file exists before the first batch.
     """
-    follower = Follower(tmp_path, "t")
+    follower = SinkFollower(tmp_path, "t")
 
-    assert (Applied(0, 0.0, 0, 0, 0, None), None) == (
+    assert (SinkProgress(0, 0.0, 0, 0, 0, None), None) == (
         follower.applied(),
         follower.first_batch_ms(),
     )
@@ -52,9 +53,9 @@ def test_progress_is_the_topics_own_and_dated_by_the_sink(tmp_path: Path):
     offsets = tmp_path / "checkpoint" / "offsets"
     offsets.mkdir(parents=True)
     (offsets / "0").write_text('v1\n{"batchTimestampMs":11000}\n{"t":{"0":2}}\n')
-    follower = Follower(tmp_path, "t")
+    follower = SinkFollower(tmp_path, "t")
 
-    assert (Applied(7, 12_000.0, 2, 1, 0, None), 11_000.0) == (
+    assert (SinkProgress(7, 12_000.0, 2, 1, 0, None), 11_000.0) == (
         follower.applied(),
         follower.first_batch_ms(),
     )
@@ -68,7 +69,7 @@ def test_a_partial_log_of_offsets_dates_nothing(tmp_path: Path):
     offsets.mkdir(parents=True)
     (offsets / "0").write_text("v1\n")
 
-    assert Follower(tmp_path, "t").first_batch_ms() is None
+    assert SinkFollower(tmp_path, "t").first_batch_ms() is None
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_slices_hold_every_row_in_order():
     """
     The last one is shorter.
     """
-    assert [[1, 2], [3, 4], [5]] == list(pieces([1, 2, 3, 4, 5], 2))
+    assert [[1, 2], [3, 4], [5]] == list(slices([1, 2, 3, 4, 5], 2))
 
 
 def test_the_sinks_have_nothing_but_their_addresses(tmp_path: Path):

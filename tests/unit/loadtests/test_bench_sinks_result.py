@@ -6,9 +6,15 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from towpath.loadtests.bench.result import Result
-from towpath.loadtests.bench.sinks.result import CatchUp, Checkout, Rate, Reading
-from towpath.loadtests.bench.sinks.table import draw, draw_case
+from towpath.loadtests.bench.result import BenchResult
+from towpath.loadtests.bench.sinks.result import (
+    CatchUp,
+    Checkout,
+    Rate,
+    Reading,
+    draw,
+    draw_case,
+)
 
 READING = Reading(samples=40, lost=0, p50_ms=100.0, p95_ms=400.0, p99_ms=900.0)
 MET = Rate(
@@ -41,18 +47,16 @@ CATCH_UP = CatchUp(
 )
 
 
-def result(*findings: str) -> Result[Checkout | CatchUp]:
+def result(*findings: str) -> BenchResult[Checkout | CatchUp]:
     """Make a result of both cases."""
     cases = (Checkout(rates=(SLOW, MET)), CATCH_UP)
-    return Result(
+    return BenchResult(
         rows=9, rounds=1, machine={"cores": 2}, cases=cases, findings=findings
     )
 
 
-def shown(found: Result[Checkout | CatchUp]) -> str:
-    """
-    The results of the benchmark of sinks: the rate that counts, ratios, the table.
-    """
+def shown(found: BenchResult[Checkout | CatchUp]) -> str:
+    """Draw the cases of a verified result, and what closes it."""
     drawn = io.StringIO()
     console = Console(file=drawn, width=200)
     for one in found.cases if found.verified else ():

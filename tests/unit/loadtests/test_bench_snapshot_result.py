@@ -6,17 +6,21 @@ from array import array
 import pytest
 from rich.console import Console
 
-from towpath.loadtests.bench.result import Result
-from towpath.loadtests.bench.snapshot.figures import (
+from towpath.loadtests.bench.result import BenchResult
+from towpath.loadtests.bench.snapshot.check import (
     Moments,
+    TableCheck,
+    TopicTimes,
     live_figures,
     rate_figures,
 )
-from towpath.loadtests.bench.snapshot.paper import on_paper
-from towpath.loadtests.bench.snapshot.plan import CASE, Load
-from towpath.loadtests.bench.snapshot.result import FillCase
-from towpath.loadtests.bench.snapshot.table import draw, draw_load
-from towpath.loadtests.bench.snapshot.verdict import Notes, Verdict
+from towpath.loadtests.bench.snapshot.result import (
+    FillCase,
+    draw,
+    draw_load,
+    large_table_cost,
+)
+from towpath.loadtests.bench.snapshot.source import CASE, Load
 
 RELAY = {
     "rows_per_s": 100_000.0,
@@ -56,13 +60,15 @@ WHOLE = case(
 )
 
 
-def result(one: FillCase, *findings: str) -> Result[FillCase]:
+def result(one: FillCase, *findings: str) -> BenchResult[FillCase]:
     """Make a result of one case."""
     machine = {"cores": 2}
-    return Result(rows=9, rounds=1, machine=machine, cases=(one,), findings=findings)
+    return BenchResult(
+        rows=9, rounds=1, machine=machine, cases=(one,), findings=findings
+    )
 
 
-def shown(found: Result[FillCase]) -> str:
+def shown(found: BenchResult[FillCase]) -> str:
     """Draw the cases of a verified result, and what closes it."""
     console = Console(file=io.StringIO(), width=140)
     for one in found.cases if found.verified else ():
@@ -110,7 +116,7 @@ def test_a_large_table_costs_what_the_dearer_load_says():
     Fifty million rows at 100,000 a second, 10 us and 400 bytes each.
     """
     told = result(WHOLE).as_json()["cases"][CASE]["paper"]["relay"]
-    paper = on_paper(100_000.0, 10.0, 400.0)
+    paper = large_table_cost(100_000.0, 10.0, 400.0)
 
     assert (0.1389, 0.1389, 20_000_000_000, paper.as_json()) == (
         told["hours"],
@@ -155,8 +161,8 @@ def test_a_rate_counts_the_table_from_the_first_append_to_the_last():
     """
     A system's start-up time before its first row is shown separately.
     """
-    notes = Notes(array("q", (3000, 1000, 1500, 2000)), [])
-    found = rate_figures(Verdict(8), notes, Moments(0.0, 500.0, 4500.0))
+    notes = TopicTimes(array("q", (3000, 1000, 1500, 2000)), [])
+    found = rate_figures(TableCheck(8), notes, Moments(0.0, 500.0, 4500.0))
 
     assert {
         "rows_per_s": 4.0,
@@ -176,7 +182,7 @@ def test_latency_is_shown_of_updates_before_and_during_the_snapshot():
     Commits in the warm-up, or after the last row, count for neither.
     """
     updated_at = [(committed_ms * 1000, at_ms) for committed_ms, at_ms in UPDATES]
-    notes = Notes(array("q", (1500, 2000)), updated_at)
+    notes = TopicTimes(array("q", (1500, 2000)), updated_at)
     found = live_figures(notes, Moments(500.0, 1000.0, 2500.0))
 
     assert pytest.approx((1.5, 1.0, 3.5, 1.0, 3.5 / 1.5)) == tuple(
@@ -196,6 +202,6 @@ def test_without_updates_there_is_no_latency():
     """
     A quiet server has none, and no ratio of it.
     """
-    notes = Notes(array("q", (1500, 2000)), [])
+    notes = TopicTimes(array("q", (1500, 2000)), [])
 
     assert {} == live_figures(notes, Moments(500.0, 1000.0, 2500.0))

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from towpath.loadtests.bench.plan import DEBEZIUM_STOCK, DEBEZIUM_TUNED
-from towpath.loadtests.bench.snapshot.plan import (
+from towpath.loadtests.bench.context import DEBEZIUM_STOCK, DEBEZIUM_TUNED
+from towpath.loadtests.bench.snapshot.source import (
     DEBEZIUM_INITIAL,
     DEBEZIUM_READ_ONLY,
     FillRun,
     Load,
-    systems,
+    snapshot_systems,
 )
 from towpath.loadtests.bench.snapshot.systems import connector
 
@@ -57,6 +57,6 @@ def test_every_system_writes_the_tables_topic():
     """
     assert ("x.bench.item", ["copy", "relay"], 6) == (
         run(DEBEZIUM_STOCK).topic,
-        list(systems(with_debezium=False)),
-        len(systems(with_debezium=True)),
+        list(snapshot_systems(with_debezium=False)),
+        len(snapshot_systems(with_debezium=True)),
     )

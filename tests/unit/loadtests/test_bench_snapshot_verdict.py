@@ -4,13 +4,13 @@ from array import array
 
 import pytest
 
-from towpath.loadtests.bench.snapshot.source import content
-from towpath.loadtests.bench.snapshot.verdict import (
+from towpath.loadtests.bench.snapshot.check import (
     Delivered,
     Expected,
-    Verdict,
-    judge,
+    TableCheck,
+    check_table,
 )
+from towpath.loadtests.bench.snapshot.source import content
 
 # Three rows; the second was updated twice, by transactions at 100 and at 200.
 EXPECTED = Expected(array("q", (0, 10, 22, 30)), {(2, 1): 1_000, (2, 2): 2_000})
@@ -50,9 +50,9 @@ def test_a_whole_topic_is_clean(records):
     """
     Every key, its last value, every update, nothing old behind what is newer.
     """
-    verdict, _ = judge(EXPECTED, records)
+    verdict, _ = check_table(EXPECTED, records)
 
-    assert (Verdict(3), ()) == (verdict, verdict.findings())
+    assert (TableCheck(3), ()) == (verdict, verdict.findings())
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_each_kind_of_difference_is_counted_alone(records, findings):
     """
     Each kind of difference has its own count.
     """
-    verdict, _ = judge(EXPECTED, records)
+    verdict, _ = check_table(EXPECTED, records)
 
     assert findings == verdict.findings()
 
@@ -87,7 +87,7 @@ def test_a_position_below_a_delivered_change_is_stale(log_lsn):
     A watermark at a commit's own place stands below its changes, whatever the row has.
     """
     records = [READ_1, READ_3, update(1, 100), update(2, 200), read(2, 2, log_lsn)]
-    verdict, _ = judge(EXPECTED, records)
+    verdict, _ = check_table(EXPECTED, records)
 
     assert 1 == verdict.stale
 
@@ -96,7 +96,7 @@ def test_other_systems_stale_rows_are_no_finding_but_lost_ones_are():
     """
     Stale reads are allowed; missing rows and wrong final values are not.
     """
-    verdict, _ = judge(EXPECTED, [*WHOLE[1:], read(2, 1)])
+    verdict, _ = check_table(EXPECTED, [*WHOLE[1:], read(2, 1)])
 
     assert (("1 lost",), 1) == (verdict.forgiven.findings(), verdict.stale)
 
@@ -107,7 +107,7 @@ def test_an_initial_snapshot_need_not_stream_rows_it_has_read(is_initial, missin
     A system that follows a table from before its snapshot streams every update.
     """
     expected = EXPECTED._replace(is_initial=is_initial)
-    verdict, _ = judge(expected, [READ_1, READ_3, read(2, 1), update(2)])
+    verdict, _ = check_table(expected, [READ_1, READ_3, read(2, 1), update(2)])
 
     assert missing == verdict.missing
 
@@ -116,7 +116,7 @@ def test_appends_of_rows_and_of_updates_are_noted_apart():
     """
     Rates are of what was read, latencies of what was streamed.
     """
-    _, notes = judge(EXPECTED, WHOLE)
+    _, notes = check_table(EXPECTED, WHOLE)
 
     assert ([5, 5, 5], [(1_000, 6), (2_000, 6)]) == (
         list(notes.read_at_ms),

@@ -2,23 +2,31 @@
 
 import pytest
 
-from towpath.loadtests.bench.verdict import Arrival, Fact, Verdict, digest, judge
+from towpath.loadtests.bench.figures import (
+    ArrivedEvent,
+    CommittedEvent,
+    EventCheck,
+    check_events,
+    digest,
+)
 
 
-def fact(number: int, key: bytes) -> tuple[bytes, Fact]:
+def fact(number: int, key: bytes) -> tuple[bytes, CommittedEvent]:
     """Make a committed event."""
     body = digest(b"payload %d" % number)
-    return b"id-%d" % number, Fact(number, key, body, number * 1000)
+    return b"id-%d" % number, CommittedEvent(number, key, body, number * 1000)
 
 
 FACTS = dict([fact(0, b"a"), fact(1, b"b"), fact(2, b"a"), fact(3, b"b")])
 
 
-def arrival(number: int, offset: int, **changes) -> Arrival:
+def arrival(number: int, offset: int, **changes) -> ArrivedEvent:
     """Make the record that an event ought to become; key a lies in 0, key b in 1."""
     event_id, committed = b"id-%d" % number, FACTS[b"id-%d" % number]
     partition = 0 if committed.key == b"a" else 1
-    whole = Arrival(partition, offset, event_id, committed.key, committed.digest, 5)
+    whole = ArrivedEvent(
+        partition, offset, event_id, committed.key, committed.digest, 5
+    )
     return whole._replace(**changes)
 
 
@@ -29,9 +37,9 @@ def test_a_whole_topic_is_clean():
     """
     Every event once, unchanged, in order per key: nothing is found.
     """
-    verdict = judge(FACTS, WHOLE)
+    verdict = check_events(FACTS, WHOLE)
 
-    assert (Verdict(4, 0, 0, 0, 0, 0), True, ()) == (
+    assert (EventCheck(4, 0, 0, 0, 0, 0), True, ()) == (
         verdict,
         verdict.is_clean,
         verdict.findings(),
@@ -52,18 +60,18 @@ def test_a_whole_topic_is_clean():
         ([], "4 lost"),
     ],
 )
-def test_a_planted_difference_is_found(arrivals: list[Arrival], finding: str):
+def test_a_planted_difference_is_found(arrivals: list[ArrivedEvent], finding: str):
     """
     Loss, repeats, unknown events, changed payloads or keys, and disorder are counted.
     """
-    assert (finding,) == judge(FACTS, arrivals).findings()
+    assert (finding,) == check_events(FACTS, arrivals).findings()
 
 
 def test_a_repeat_after_a_restart_is_no_disorder():
     """
     A repeat follows later events of its key; it counts as a repeat only.
     """
-    verdict = judge(FACTS, [*WHOLE[:2], arrival(0, 2), *WHOLE[2:]])
+    verdict = check_events(FACTS, [*WHOLE[:2], arrival(0, 2), *WHOLE[2:]])
 
     assert ("1 duplicates",) == verdict.findings()
 

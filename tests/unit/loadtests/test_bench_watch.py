@@ -2,7 +2,7 @@
 
 import os
 
-from towpath.loadtests.bench.watch import Watch, per_event_us
+from towpath.loadtests.bench.machine import ProcessWatch, per_event_us
 
 PID_OF_NOBODY = 2**22 + 1
 
@@ -11,7 +11,7 @@ def test_a_process_has_its_time_and_its_peak():
     """
     A new process counts in full; a missing one has no figures.
     """
-    watch = Watch()
+    watch = ProcessWatch()
     watch.add("process", os.getpid(), is_new=True)
     watch.add("walsender", PID_OF_NOBODY, is_new=True)
     watch.add("nobody", None, is_new=True)

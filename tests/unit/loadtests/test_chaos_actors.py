@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from towpath.loadtests.chaos.place import Options, Place
-from towpath.loadtests.chaos.shaping import Shaper
-from towpath.loadtests.chaos.writing import Writer
+from towpath.loadtests.chaos.alterations import TableAlterer
+from towpath.loadtests.chaos.context import ChaosEnvironment, ChaosOptions
+from towpath.loadtests.chaos.writers import Writer
 from towpath.schemas.clock import SystemClock
 
 STEPS = 300
@@ -38,10 +38,10 @@ class Session:
         yield SimpleNamespace(force_rollback=force_rollback)
 
 
-def nowhere(folder: Path) -> Place:
+def nowhere(folder: Path) -> ChaosEnvironment:
     """Make a place where nothing can be reached."""
     nobody: Any = None
-    return Place(
+    return ChaosEnvironment(
         dsn="",
         kafka="",
         prefix="p",
@@ -68,12 +68,12 @@ def test_a_seed_gives_the_same_steps_again(tmp_path: Path, kind: str):
     Two actors of one seed do the same; one of another seed does not.
     """
     place = nowhere(tmp_path)
-    options = Options(minutes=1, seed=0, late=False)
+    options = ChaosOptions(minutes=1, seed=0, late=False)
 
     def steps(seed: str) -> list[str]:
         if kind == "writer":
             return said(Writer(place, options, 2, seed))
-        return said(Shaper(place, options, seed, 0))
+        return said(TableAlterer(place, options, seed, 0))
 
     assert steps("1.0") == steps("1.0")
     assert steps("1.0") != steps("2.0")
@@ -84,7 +84,7 @@ def test_writers_own_numbers_that_no_other_has(tmp_path: Path):
     Each key has one writer, so that its counter rises.
     """
     place = nowhere(tmp_path)
-    options = Options(minutes=1, seed=0)
+    options = ChaosOptions(minutes=1, seed=0)
     drawn = [
         {Writer(place, options, rest, "1")._draw() % options.writers for _ in range(9)}
         for rest in range(options.writers)

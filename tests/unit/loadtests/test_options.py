@@ -6,9 +6,9 @@ from pathlib import Path
 import configargparse
 import pytest
 
-from towpath.loadtests.addresses import shop_address, targets_of, without_password
 from towpath.loadtests.errors import LoadOptionError
-from towpath.loadtests.options import OPTIONS, add_options, checked
+from towpath.loadtests.load.options import OPTIONS, add_options, checked
+from towpath.loadtests.load.shop import shop_address, targets_of, without_password
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "load.md"
 

@@ -1,6 +1,6 @@
 """Percentiles by nearest rank."""
 
-from towpath.loadtests.percentile import Latency, at
+from towpath.loadtests.load.samples import Latency, at
 
 
 def test_no_samples_have_no_percentiles():

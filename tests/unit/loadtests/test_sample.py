@@ -1,7 +1,6 @@
 """The bookkeeping of latency samples."""
 
-from towpath.loadtests.percentile import Latency
-from towpath.loadtests.sample import LOST_AFTER_S, Samples, SinkReport
+from towpath.loadtests.load.samples import LOST_AFTER_S, Latency, Samples, SinkReport
 
 
 def test_a_sample_lasts_from_the_answer_to_the_first_sight():

@@ -1,6 +1,12 @@
 """A run over time, from cumulative statistics."""
 
-from towpath.loadtests.series import Series, Step, Totals, percentile, step_width_s
+from towpath.loadtests.load.series import (
+    Series,
+    Step,
+    Totals,
+    percentile,
+    step_width_s,
+)
 
 ROW = ("checkout", "POST")
 

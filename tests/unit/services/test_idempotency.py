@@ -4,7 +4,7 @@ import pytest
 from flask import Flask, request
 
 from towpath.services.orders.idempotency import HEADER, claim_of
-from towpath.services.plumbing.problems import InvalidInputError
+from towpath.services.plumbing.http import InvalidInputError
 
 KEY = "k-1"
 

@@ -7,11 +7,12 @@ from flask import Flask, abort, request
 from pydantic import Field
 
 from towpath.schemas.failure import BusyError, UnavailableError
-from towpath.services.plumbing.body import Input, read_body
-from towpath.services.plumbing.problems import (
+from towpath.services.plumbing.http import (
     ConflictError,
+    Input,
     NotFoundError,
     install_problems,
+    read_body,
 )
 
 

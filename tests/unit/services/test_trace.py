@@ -2,7 +2,7 @@
 
 import pytest
 
-from towpath.services.plumbing.trace import valid_traceparent
+from towpath.services.plumbing.http import valid_traceparent
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from towpath.settings import PartitionField, WarehouseOptions
-from towpath.settings.warehouse import parse_partition
+from towpath.settings.sink import parse_partition
 from towpath.sinks.relations import Column, RelationShape
 from towpath.sinks.warehouse.ddl import (
     FLOOR_PROPERTY,

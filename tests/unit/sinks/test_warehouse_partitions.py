@@ -3,7 +3,7 @@
 import pytest
 
 from towpath.settings import PartitionField
-from towpath.settings.warehouse import parse_partition
+from towpath.settings.sink import parse_partition
 from towpath.sinks.relations import Column, RelationShape
 from towpath.sinks.warehouse.errors import PartitionFieldError
 from towpath.sinks.warehouse.partitions import partitioned_by, repartition

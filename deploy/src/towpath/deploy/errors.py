@@ -1,4 +1,4 @@
-"""What can go wrong while setting up and running the local stack."""
+"""Failures of the local stack, of the demo, and of commands about signals and sinks."""
 
 from towpath.schemas.failure import UnavailableError, UsageError
 
@@ -62,3 +62,21 @@ class SinkHeldError(UnavailableError):
     """A sink's driver has not let go of it in time."""
 
     remedy = "Stop the driver that runs the sink, then drop it again."
+
+
+class DemoRunsError(UsageError):
+    """Another demo works in the same state folder."""
+
+    remedy = "End it with Ctrl-C where it runs, or name another folder with --state."
+
+
+class NotADemoFolderError(UsageError):
+    """The state folder holds something that no demo has put there."""
+
+    remedy = "Name a folder that is empty or does not exist with --state."
+
+
+class StepError(UnavailableError):
+    """A part of the demo did not do in time what the next step needs."""
+
+    remedy = "Read the log named above, mend the cause, then run towpath demo again."

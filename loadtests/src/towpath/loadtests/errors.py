@@ -1,4 +1,4 @@
-"""What keeps a load from being started."""
+"""Failures of a load, of a benchmark and of a chaos run."""
 
 from towpath.schemas.failure import UnavailableError, UsageError
 
@@ -28,3 +28,15 @@ class TargetUnavailableError(UnavailableError):
     """A sink's target cannot be sampled at the address that was given."""
 
     remedy = "Correct the option that gives its address, or leave it out."
+
+
+class BenchError(UnavailableError):
+    """A system or a part of the benchmark ended, or was not done in time."""
+
+    remedy = "Read the log that the message names; --keep leaves all logs in place."
+
+
+class ChaosError(UnavailableError):
+    """A part of the run could not be started, asked or read."""
+
+    remedy = "Read the log that the message names; --keep leaves all logs in place."

@@ -8,7 +8,7 @@ stands. Every mistake is reported in one go, with the nearest known name.
 from towpath.settings.brokers import Kafka, client_settings, spark_options
 from towpath.settings.engine import Spark, WriteFrom
 from towpath.settings.kinds import SinkKind
-from towpath.settings.load import load, read
+from towpath.settings.load import WatchedFile, load, read
 from towpath.settings.model import (
     OnDrop,
     Registry,
@@ -28,10 +28,14 @@ from towpath.settings.outbox import (
 )
 from towpath.settings.relay import (
     DeliveryMode,
+    FirstStart,
     Messages,
     OnGap,
     Relay,
+    Select,
+    Snapshot,
     Transactions,
+    Watermarks,
 )
 from towpath.settings.routes import Route, RouteKind
 from towpath.settings.rows import (
@@ -46,17 +50,15 @@ from towpath.settings.rows import (
     Times,
     UnknownTypes,
 )
-from towpath.settings.search import SearchOptions
-from towpath.settings.sink import Sink
-from towpath.settings.snapshot import FirstStart, Select, Snapshot, Watermarks
-from towpath.settings.tables import Capture
-from towpath.settings.warehouse import (
+from towpath.settings.sink import (
     CatalogKind,
     PartitionField,
+    SearchOptions,
+    Sink,
     Unfit,
     WarehouseOptions,
 )
-from towpath.settings.watched import WatchedFile
+from towpath.settings.tables import Capture
 
 __all__ = [
     "AggregateView",

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 from towpath.settings.kinds import SinkKind
 from towpath.settings.model import Settings
 from towpath.settings.rows import RecordFormat
-from towpath.settings.sink import Sink
-from towpath.settings.warehouse import CatalogKind
+from towpath.settings.sink import CatalogKind, Sink
 
 _BROKER: Final = re.compile(r"[^\s,:/]+:\d{1,5}|\[[0-9A-Fa-f:]+\]:\d{1,5}")
 # https://www.postgresql.org/docs/current/libpq-connect.html, "Connection Strings".

@@ -1,27 +1,46 @@
 """
-What sections must agree on, checked without asking any server.
+Checks of the whole configuration, without asking any server.
 
 Each check says which keys it reads; it is left out while one of them is a mistake
-itself, so that no mistake is told twice.
+itself, so that no mistake is reported twice.
+
+``[kafka.client]``: no setting of TLS and login may be without effect.
+
+Row changes: sinks read plain JSON, and values as ``[relay.rows]`` writes them. They
+know a value by its column's type alone, so a numeric that comes as bytes, or a time
+that comes as a number, would be set aside record by record, or kept as something else
+than the source has. Other readers may have any form, from a relay whose file declares
+no sinks of tables.
+
+Aggregate views must agree among each other and with the rest: a READ event goes where
+the aggregate's streamed events go, so the columns that decide it must be columns of the
+view.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from towpath.schemas import headers
+from towpath.schemas import headers, topics
 from towpath.settings.addresses import addresses
-from towpath.settings.client_checks import (
-    clients_are_secure,
-    engine_has_counterparts,
-)
+from towpath.settings.brokers import PROTOCOLS, unused, without_counterpart
 from towpath.settings.mistakes import did_you_mean
 from towpath.settings.model import Settings
-from towpath.settings.relay import OnGap
+from towpath.settings.outbox import AggregateView
+from towpath.settings.relay import FirstStart, OnGap
 from towpath.settings.route_checks import routes_agree, routes_have_tables
-from towpath.settings.row_checks import rows_are_readable
+from towpath.settings.routes import RouteKind
+from towpath.settings.rows import (
+    DEBEZIUM_ROWS,
+    Binaries,
+    Decimals,
+    HstoreForm,
+    Intervals,
+    RecordFormat,
+    Times,
+    UnknownTypes,
+)
 from towpath.settings.shape import Place
-from towpath.settings.snapshot import FirstStart
 from towpath.settings.syntax import (
     ROUTED_VALUE,
     PlacedIn,
@@ -29,7 +48,139 @@ from towpath.settings.syntax import (
     unknown_groups,
 )
 from towpath.settings.tables import matches
-from towpath.settings.view_checks import views_agree, views_have_topics
+
+
+def clients_are_secure(settings: Settings) -> Iterator[str]:
+    """List what would leave a client without the TLS or the login that is asked for."""
+    kafka = settings.kafka
+    if kafka.protocol not in PROTOCOLS:
+        nearest = did_you_mean(kafka.protocol, PROTOCOLS)
+        yield (
+            f"kafka.client.security.protocol: {kafka.protocol!r} is none of "
+            f"{', '.join(PROTOCOLS)}{nearest}"
+        )
+        return
+    for name in unused(kafka):
+        logs_in = kafka.protocol.startswith("SASL") or "sasl" in name
+        wanted = "SASL_SSL" if logs_in else "SSL"
+        yield (
+            f"kafka.client.{name}: has no effect with security.protocol = "
+            f"{kafka.protocol}: set security.protocol to {wanted}, or leave it out"
+        )
+
+
+def engine_has_counterparts(settings: Settings) -> Iterator[str]:
+    """List what the client of Spark, which reads for the sinks, cannot be told."""
+    if settings.sink and settings.kafka.protocol in PROTOCOLS:
+        for name in without_counterpart(settings.kafka):
+            yield (
+                f"kafka.client: {name} has no counterpart in Spark's client, which "
+                "reads for the sinks: leave it out (docs/configuration.md)"
+            )
+
+
+# A placeholder stands where ``unchanged`` says so, hence is no value; what is left out
+# or renamed is announced so. Plain JSON has base64 for bytes too.
+_READABLE: Final[Mapping[str, tuple[str, ...]]] = {
+    "format": (RecordFormat.JSON,),
+    "decimals": (Decimals.STRING,),
+    "times": (Times.ISO,),
+    "intervals": (Intervals.STRING,),
+    "binaries": (Binaries.BYTES, Binaries.BASE64),
+    "hstore": (HstoreForm.JSON,),
+    "unknown_types": (UnknownTypes.TEXT, UnknownTypes.OMIT),
+}
+
+
+def rows_are_readable(settings: Settings) -> Iterator[str]:
+    """List the forms of row values that the file's sinks of tables cannot read."""
+    readers = [
+        sink.name
+        for sink in settings.sink
+        if any(route.kind is RouteKind.TABLE for route in sink.route)
+    ]
+    if not readers:
+        return
+    for key, readable in _READABLE.items():
+        form = getattr(settings.relay.rows, key)
+        if form not in readable:
+            cure = " or ".join(f'"{each}"' for each in readable)
+            yield (
+                f"relay.rows.{key}: sinks of tables ({', '.join(readers)}) cannot read "
+                f'"{form}"{_origin(settings, key, form)}: set it to {cure}'
+            )
+
+
+def _origin(settings: Settings, key: str, form: str) -> str:
+    """Say where a form comes from that the file may not name."""
+    preset = settings.relay.preset
+    is_preset = preset == "debezium" and DEBEZIUM_ROWS.get(key) == form
+    return f', which relay.preset = "{preset}" gives' if is_preset else ""
+
+
+def views_agree(settings: Settings) -> Iterator[str]:
+    """List what is wrong with views and names."""
+    views = settings.relay.outbox.view
+    yield from _types_agree(views)
+    tables = settings.capture.names
+    for view in views:
+        if view.view in tables:
+            yield (
+                f"relay.outbox.view: {view.view} is one of source.tables, "
+                "which are tables: leave one of them out"
+            )
+        if view.view == settings.relay.outbox.table:
+            yield (
+                f"relay.outbox.view: {view.view} is the outbox (relay.outbox.table): "
+                "name a view that gives the aggregates' state"
+            )
+        if view.collection in tables:
+            yield (
+                f"source.tables: {view.collection} is what signals call the view of "
+                f"{view.aggregate_type} (relay.outbox.view): rename one of them"
+            )
+
+
+def _types_agree(views: Sequence[AggregateView]) -> Iterator[str]:
+    """List what the views of one type contradict each other in."""
+    for collection, count in Counter(view.collection for view in views).items():
+        if count > 1:
+            yield (
+                f"relay.outbox.view: {collection} is declared more than once: "
+                "give further views of a type a name"
+            )
+    forms = {(view.aggregate_type, view.id_form) for view in views}
+    for kind, count in Counter(kind for kind, _ in forms).items():
+        if count > 1:
+            yield f"relay.outbox.view: the views of {kind} differ in id_form"
+
+
+def views_have_topics(settings: Settings) -> Iterator[str]:
+    """List what a view cannot tell, and the topic or partition asks for."""
+    outbox = settings.relay.outbox
+    if not outbox.view:
+        return
+    if outbox.route_by not in {"", outbox.columns.aggregate_type}:
+        yield (
+            f"relay.outbox.route_by: {outbox.route_by} is no column of a view "
+            "(relay.outbox.view): route by the aggregate type, or declare no view"
+        )
+    for text in outbox.placements:
+        if parse_placement(text).place is PlacedIn.PARTITION:
+            yield (
+                f"relay.outbox.placements: {text} asks for what no view has "
+                "(relay.outbox.view): leave one of them out"
+            )
+    if outbox.route_regex:
+        return
+    for view in outbox.view:
+        name = topics.outbox_topic(outbox.topic, view.aggregate_type)
+        if not topics.is_legal_topic(name):
+            yield (
+                f"relay.outbox.view: {view.aggregate_type} makes no topic name that "
+                "Kafka takes: letters, digits, dots, dashes and underscores"
+            )
+
 
 Check = Callable[[Settings], Iterator[str]]
 

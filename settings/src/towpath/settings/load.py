@@ -1,15 +1,16 @@
 """
-Read ``towpath.toml``, lay the environment over it, and tell every mistake at once.
+Read ``towpath.toml``, lay the environment over it, and report every mistake at once.
 
 ``TOWPATH_<SECTION>__<KEY>`` overrides a key; ``TOWPATH_CONFIG`` and ``TOWPATH_STATE``
 belong to the command line and are left alone.
+A long-lived process reads the file again when it has changed.
 """
 
 import copy
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from pydantic import ValidationError
 
@@ -119,3 +120,37 @@ def _anchor(document: dict[str, Any], folder: Path) -> None:
     for sink in sinks if isinstance(sinks, list) else []:
         if isinstance(sink, dict) and isinstance(sink.get("folder"), str):
             sink["folder"] = str(folder / sink["folder"])
+
+
+# What tells one state of a file from another: a replaced file has another inode.
+_Stamp: TypeAlias = tuple[int, int, int]
+
+
+class WatchedFile:
+    """One configuration file; looking at it costs a call unless it has changed."""
+
+    def __init__(self, path: Path, environ: Mapping[str, str]) -> None:
+        """Name the file and the overrides; nothing is read yet."""
+        self._path = path
+        self._environ = environ
+        self._seen: _Stamp | None = None
+
+    def changed(self) -> Settings | None:
+        """
+        Read the file if it is not as it was at the last look.
+
+        Raises:
+            ConfigurationError: It has mistakes; they are told once for each change.
+        """
+        stamp = self._stamp()
+        if stamp is not None and stamp == self._seen:
+            return None
+        self._seen = stamp
+        return load(self._path, self._environ)
+
+    def _stamp(self) -> _Stamp | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino, found.st_size

@@ -10,8 +10,7 @@ from towpath.settings.brokers import Kafka
 from towpath.settings.engine import Spark
 from towpath.settings.relay import Relay
 from towpath.settings.section import IDENTIFIER, PREFIX, Section
-from towpath.settings.sink import Sink
-from towpath.settings.sinks import Sinks
+from towpath.settings.sink import Sink, Sinks
 from towpath.settings.tables import Capture, TableEntry
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from towpath.deploy.debezium.connector import ROUTER_TYPE, Connector
 from towpath.deploy.debezium.conversion import convert
-from towpath.deploy.debezium.outcome import Finding, Verdict
+from towpath.deploy.debezium.rules import Finding, PropertyStatus
 
 # The 59 of the connector's documented table, in its order and under its names, each
 # with a value that makes sense; then the three that came after, and pass-through.
@@ -137,7 +137,7 @@ def test_no_property_of_the_connector_is_unknown(name: str) -> None:
     found = finding(name, value)
     assert found.text.startswith(found.verdict.value)
 
-    assert found.verdict is not Verdict.UNKNOWN
+    assert found.verdict is not PropertyStatus.UNKNOWN
 
 
 @pytest.mark.parametrize("option", ROUTER)
@@ -149,7 +149,7 @@ def test_no_option_of_the_router_is_unknown(option: str) -> None:
     others = {"transforms": "outbox", "transforms.outbox.type": ROUTER_TYPE}
     found = finding(name, ROUTER[option], **others)
 
-    assert found.verdict is not Verdict.UNKNOWN
+    assert found.verdict is not PropertyStatus.UNKNOWN
 
 
 def test_all_properties_together_convert() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from towpath.deploy.debezium.connector import Connector, read_properties
 from towpath.deploy.debezium.conversion import convert
-from towpath.deploy.debezium.toml_text import written
+from towpath.deploy.debezium.toml_text import toml_text
 from towpath.settings import load
 
 DATA = Path(__file__).parents[3] / "data/debezium"
@@ -21,7 +21,7 @@ def test_a_connector_becomes_the_golden_file(name: str) -> None:
     """
     text = (DATA / f"{name}.json").read_text(encoding="utf-8")
     conversion = convert(Connector(read_properties(text)))
-    out = written(conversion.document)
+    out = toml_text(conversion.document)
     assert tomllib.loads(out) == conversion.document
 
     assert out == (DATA / f"{name}.toml").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import pytest
 
 from towpath.deploy.debezium.connector import ROUTER_TYPE, Connector, read_properties
 from towpath.deploy.debezium.conversion import Conversion, convert
-from towpath.deploy.debezium.outcome import Verdict
+from towpath.deploy.debezium.rules import PropertyStatus
 from towpath.deploy.errors import ConnectorError
 
 BASE = {"connector.class": "io.debezium.connector.postgresql.PostgresConnector"}
@@ -410,7 +410,7 @@ def test_a_refused_value_leaves_the_rest_unchanged() -> None:
     """
     conversion = converted({"slot.name": "Not-Legal", "publication.name": "pub"})
     verdicts = {each.name: each.verdict for each in conversion.findings}
-    assert verdicts["slot.name"] is Verdict.NOT_SUPPORTED
+    assert verdicts["slot.name"] is PropertyStatus.NOT_SUPPORTED
 
     assert conversion.document["source"][0]["publication"] == "pub"
 

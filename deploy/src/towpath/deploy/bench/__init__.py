@@ -1,6 +1,6 @@
 """
-``towpath bench``: a stack of its own, the benchmark upon it, nothing left behind.
+``towpath bench`` and ``towpath chaos``: a stack for one run, and nothing left behind.
 
-What is measured, and how, is the load tests' affair; here are the stack, the Java
-archives that only a comparison needs, and the clean-up.
+The load tests define the measurements and the disturbances; here are the stack, the
+Java archives that only a comparison needs, and the clean-up.
 """

@@ -1,39 +1,250 @@
 """
-The benchmark of sinks: each case upon a stack of its own, with empty targets.
+The benchmark of sinks: each case on a stack of its own, with empty targets.
 
-What is found in one case ends the figures of both.
+A difference that is found in one case ends the figures of both. The case ``checkout``
+runs the demo's shop, its sinks and its sampler at stated rates: shop, relay, drivers
+and the sinks' settings are the demo's own. A rate goes on until the last sample has
+come, so that the last waits under load like the first. After each rate all sinks catch
+up; after the last, each is compared with the source.
 """
 
+import contextlib
 import sys
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
+import psutil
 from rich.console import Console
 
-from towpath.deploy.bench import checkout
-from towpath.deploy.bench.play import FOLDERS, bench_upon, results, tell
-from towpath.deploy.bench.wishes import Wishes
-from towpath.deploy.demo.screen import PlainScreen
+from towpath.deploy.bench.runner import (
+    FOLDERS,
+    bench_on,
+    print_result,
+    results,
+)
+from towpath.deploy.demo import compare, parts, platform, shop
+from towpath.deploy.demo.screen import DemoScreen, PlainScreen
+from towpath.deploy.demo.stage import DemoOptions, DemoPlan, OwnStage
+from towpath.deploy.demo.table import SinkResult
+from towpath.deploy.errors import StepError
+from towpath.deploy.local import process
+from towpath.deploy.local.own_stack import own_stack, prepare
+from towpath.deploy.local.part import StateFolder
 from towpath.deploy.local.stack import NAMES, Stack
-from towpath.deploy.own_stack import own_stack, prepare
+from towpath.deploy.local.supervisor import Supervisor
+from towpath.loadtests.bench.context import BenchOptions, open_screen
 from towpath.loadtests.bench.machine import machine
-from towpath.loadtests.bench.plan import Options
-from towpath.loadtests.bench.result import Result
-from towpath.loadtests.bench.screen import open_screen
+from towpath.loadtests.bench.result import BenchResult
 from towpath.loadtests.bench.sinks import catch_up
-from towpath.loadtests.bench.sinks.plan import (
+from towpath.loadtests.bench.sinks.result import (
     CACHE,
     CHECKOUT,
+    ROWS,
     SEARCH,
+    SINKS,
+    Checkout,
+    Rate,
+    Reading,
+    SinkCase,
     Targets,
+    draw,
+    draw_case,
 )
-from towpath.loadtests.bench.sinks.result import SinkCase
-from towpath.loadtests.bench.sinks.table import draw, draw_case
+from towpath.schemas.failure import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkBenchOptions:
+    """
+    What the caller chooses.
+
+    Attributes:
+        cases: Which cases.
+        sinks: Which sinks catch up.
+        rows: The backlog; the shop has as many old orders, 50,000 at most.
+        rates: Checkouts a second, one rate after the other.
+        duration_s: How long each rate is measured.
+        warm_up_s: How long it goes on before that.
+    """
+
+    cases: Sequence[str]
+    sinks: Sequence[str] = SINKS
+    rows: int = ROWS
+    rates: Sequence[float] = (20.0,)
+    duration_s: float = 60.0
+    warm_up_s: float = 20.0
+
+
+def rates_of(text: str) -> tuple[float, ...]:
+    """
+    Read rates that stand between commas.
+
+    Raises:
+        UsageError: One of them is none.
+    """
+    words = text.split(",")
+    try:
+        rates = tuple(map(float, words))
+    except ValueError:
+        rates = ()
+    if not rates or min(rates) <= 0:
+        message = f"{text!r} is no list of rates, such as 20,40,60"
+        raise UsageError(message)
+    return rates
+
+
+# The demo's; a smaller backlog asks for a smaller shop.
+_MOST_OLD_ORDERS: Final = 50_000
+
+
+def measure_checkout(
+    stack: Stack, wishes: SinkBenchOptions, screen: DemoScreen
+) -> tuple[Checkout, tuple[str, ...]]:
+    """
+    Have the shop sell at each rate; return what readers waited for, and what differs.
+
+    Raises:
+        TowpathError: A part was not there any more, or not done in time.
+    """
+    with _staged(stack, wishes, screen) as stage:
+        platform.start_stack(stage)
+        platform.start_drivers(stage)
+        platform.fill_shop(stage)
+        platform.start_relay(stage)
+        platform.fill_sinks(stage)
+        rates = tuple(_rate(stage, wishes, rate) for rate in wishes.rates)
+        found = compare.compare_sinks(stage)
+    return Checkout(rates=rates), tuple(findings(found))
+
+
+def findings(found: Sequence[SinkResult]) -> Iterator[str]:
+    """
+    Name what differs.
+
+    Raises:
+        StepError: A sink could not be compared.
+    """
+    for one in found:
+        if one.differences is None:
+            message = f"{one.name} could not be compared: {one.failure}"
+            raise StepError(message)
+        if one.differences:
+            yield f"checkout {one.name}: {one.differences:,} differences"
+
+
+@contextlib.contextmanager
+def _staged(
+    stack: Stack, wishes: SinkBenchOptions, screen: DemoScreen
+) -> Iterator[OwnStage]:
+    """Give the demo's stage; whatever it started ends with the block."""
+    orders = min(_MOST_OLD_ORDERS, wishes.rows)
+    with Supervisor(stack.state) as supervisor:
+        yield parts.own_stage(
+            (stack, supervisor),
+            screen,
+            options=DemoOptions(orders=orders, duration_s=wishes.duration_s),
+            # Nobody comes back to an old order, and no further sink is added.
+            plan=DemoPlan(
+                settle_rate=0.0,
+                new_sink_after_s=0.0,
+                max_rows_per_second=0,
+                wanted_changes=0,
+                load_s=wishes.duration_s,
+                sample_after_s=wishes.warm_up_s,
+                sample_for_s=wishes.duration_s,
+            ),
+        )
+
+
+def _rate(stage: OwnStage, wishes: SinkBenchOptions, rate_per_s: float) -> Rate:
+    stage.options = replace(stage.options, rate=rate_per_s)
+    restarts = stage.restarts()
+    shop.open_shop(stage)
+    stage.pause(wishes.warm_up_s)
+    began_s, cpu_s, load = stage.elapsed_s(), used_s(stage.state), _load(stage)
+    stage.pause(wishes.duration_s)
+    elapsed_s = stage.elapsed_s() - began_s
+    cpu = shares(cpu_s, used_s(stage.state), elapsed_s)
+    sold = per_s(load, _load(stage))
+    # On a busy machine it may have told nothing yet.
+    placed = int(shop.sampler_report(stage).get("placed", 0))
+    shop.wait_for_samples(stage)
+    shop.close_shop(stage)
+    platform.settle(stage)
+    return Rate(
+        rate_per_s=rate_per_s,
+        reached_per_s=sold + placed / elapsed_s,
+        failures=failures(shop.load_report(stage), shop.sampler_report(stage)),
+        restarts=stage.restarts() - restarts,
+        readings=readings(shop.sampler_report(stage)),
+        cpu=cpu,
+    )
+
+
+def _load(stage: OwnStage) -> Mapping[str, Any]:
+    return shop.load_report(stage)
+
+
+def per_s(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
+    """Return the checkouts a second between two reports of the load."""
+    elapsed_s = after["elapsed_s"] - before["elapsed_s"]
+    return float((after["checkouts"] - before["checkouts"]) / max(1.0, elapsed_s))
+
+
+def failures(load: Mapping[str, Any], sampler: Mapping[str, Any]) -> int:
+    """Count requests without an answer or not sent, and the sampler's failed looks."""
+    unserved = load["failures"] + load["not_started"]
+    return int(unserved + sum(sampler["errors"].values()))
+
+
+def readings(sampler: Mapping[str, Any]) -> dict[str, Reading]:
+    """Read what the sampler saw, by sink; what it still waits for is lost."""
+    return {
+        name: Reading(
+            samples=one["latency"]["count"],
+            lost=one["lost"] + one["awaited"],
+            p50_ms=one["latency"]["p50_ms"],
+            p95_ms=one["latency"]["p95_ms"],
+            p99_ms=one["latency"]["p99_ms"],
+        )
+        for name, one in sampler["sinks"].items()
+    }
+
+
+def used_s(state: StateFolder) -> dict[str, float]:
+    """Return the processor time of every part, with all that it has started."""
+    found: dict[str, float] = {}
+    for name in state.parts():
+        part = process.find(state.process_file(name))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if part is not None:
+                family = [part, *part.children(recursive=True)]
+                found[name] = sum(map(_cpu_s, family))
+    return found
+
+
+def shares(
+    before: Mapping[str, float], after: Mapping[str, float], elapsed_s: float
+) -> dict[str, float]:
+    """Return how much of a core each part took; one that came or went, none."""
+    names = before.keys() & after.keys()
+    spent = {name: max(0.0, after[name] - before[name]) for name in names}
+    return {name: spent[name] / elapsed_s for name in sorted(names)}
+
+
+def _cpu_s(one: psutil.Process) -> float:
+    try:
+        times = one.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
 
 _MERGE: Final = (sys.executable, "-m", "towpath.deploy.bench.merge")
 
 
-def play(wishes: Wishes, *, keep: bool, as_json: bool) -> int:
+def run_sink_benchmark(wishes: SinkBenchOptions, *, keep: bool, as_json: bool) -> int:
     """
     Carry the cases out and print what was found; return 0 if all was verified, else 1.
 
@@ -53,24 +264,24 @@ def play(wishes: Wishes, *, keep: bool, as_json: bool) -> int:
         findings += found
         if not findings:
             shown.print(draw_case(measured))
-    result: Result[SinkCase] = Result(
+    result: BenchResult[SinkCase] = BenchResult(
         rows=wishes.rows,
         rounds=1,
         machine=machine(),
         cases=tuple(cases),
         findings=tuple(findings),
     )
-    return tell(result, None if as_json else draw(result))
+    return print_result(result, None if as_json else draw(result))
 
 
 def _case(
-    case: str, wishes: Wishes, stack: Stack, news: Console
+    case: str, wishes: SinkBenchOptions, stack: Stack, news: Console
 ) -> tuple[SinkCase, Sequence[str]]:
     if case == CHECKOUT:
-        return checkout.measure(stack, wishes, PlainScreen(news))
+        return measure_checkout(stack, wishes, PlainScreen(news))
     with open_screen(news, news) as screen:
-        bench = bench_upon(stack, Options(rows=wishes.rows, rounds=1), screen)
-        return catch_up.measure(bench, targets(stack), wishes.sinks)
+        bench = bench_on(stack, BenchOptions(rows=wishes.rows, rounds=1), screen)
+        return catch_up.measure_catch_up(bench, targets(stack), wishes.sinks)
 
 
 def targets(stack: Stack) -> Targets:

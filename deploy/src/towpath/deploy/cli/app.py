@@ -49,7 +49,7 @@ _COMMANDS: Final = (
         "verify:verify",
         "Compare a sink with the source, every key and column.",
     ),
-    ("wait", "wait:wait", "Wait until a sink has applied a commit."),
+    ("wait", "verify:wait", "Wait until a sink has applied a commit."),
     (
         "dead-letters",
         "dead_letters:app",

@@ -54,28 +54,28 @@ def relay(  # noqa: PLR0913 - each is an option of the command
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """
-    from towpath.deploy.bench.play import (  # noqa: PLC0415 - keeps --help fast
+    from towpath.deploy.bench.runner import (  # noqa: PLC0415 - keeps --help fast
         Benchmark,
-        play,
+        run_benchmark,
     )
-    from towpath.loadtests.bench.kill import ROWS  # noqa: PLC0415 - as above
-    from towpath.loadtests.bench.plan import CASES, Options  # noqa: PLC0415 - as above
-    from towpath.loadtests.bench.play import (  # noqa: PLC0415 - as above
-        measure,
+    from towpath.loadtests.bench.context import CASES, BenchOptions  # noqa: PLC0415 - as above
+    from towpath.loadtests.bench.measurements import KILL_ROWS  # noqa: PLC0415 - as above
+    from towpath.loadtests.bench.relay import (  # noqa: PLC0415 - as above
         measure_kill,
+        measure_relay,
     )
-    from towpath.loadtests.bench.table import draw  # noqa: PLC0415 - as above
+    from towpath.loadtests.bench.result import draw  # noqa: PLC0415 - as above
 
-    options = Options(
-        rows=rows or (ROWS if kill else Options().rows),
+    options = BenchOptions(
+        rows=rows or (KILL_ROWS if kill else BenchOptions().rows),
         rounds=rounds,
         duration_s=duration,
         warm_up_s=warm_up,
         cases=tuple(name for name in CASES if not case or name in case),
         with_debezium=with_debezium,
     )
-    benchmark = Benchmark(measure_kill if kill else measure, draw)
-    return play(options, benchmark, keep=keep, as_json=json)
+    benchmark = Benchmark(measure_kill if kill else measure_relay, draw)
+    return run_benchmark(options, benchmark, keep=keep, as_json=json)
 
 
 @app.command
@@ -120,15 +120,15 @@ def snapshot(  # noqa: PLR0913 - each is an option of the command
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """
-    from towpath.deploy.bench.play import (  # noqa: PLC0415 - keeps --help fast
+    from towpath.deploy.bench.runner import (  # noqa: PLC0415 - keeps --help fast
         Benchmark,
-        play,
+        run_benchmark,
     )
-    from towpath.loadtests.bench.plan import Options  # noqa: PLC0415 - as above
-    from towpath.loadtests.bench.snapshot.play import measure  # noqa: PLC0415 - as above
-    from towpath.loadtests.bench.snapshot.table import draw  # noqa: PLC0415 - as above
+    from towpath.loadtests.bench.context import BenchOptions  # noqa: PLC0415 - as above
+    from towpath.loadtests.bench.snapshot.fill import measure_snapshots  # noqa: PLC0415 - as above
+    from towpath.loadtests.bench.snapshot.result import draw  # noqa: PLC0415 - as above
 
-    options = Options(
+    options = BenchOptions(
         rows=rows,
         rounds=rounds,
         duration_s=duration,
@@ -136,8 +136,8 @@ def snapshot(  # noqa: PLR0913 - each is an option of the command
         cases=case,
         with_debezium=with_debezium,
     )
-    benchmark = Benchmark(partial(measure, loads=load), draw)
-    return play(options, benchmark, keep=keep, as_json=json)
+    benchmark = Benchmark(partial(measure_snapshots, loads=load), draw)
+    return run_benchmark(options, benchmark, keep=keep, as_json=json)
 
 
 @app.command
@@ -183,13 +183,13 @@ def sinks(  # noqa: PLR0913 - each is an option of the command
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """
-    from towpath.deploy.bench.sinks import play  # noqa: PLC0415 - keeps --help fast
-    from towpath.deploy.bench.wishes import (  # noqa: PLC0415 - as above
-        Wishes,
+    from towpath.deploy.bench.sinks import (  # noqa: PLC0415 - keeps --help fast
+        SinkBenchOptions,
         rates_of,
+        run_sink_benchmark,
     )
 
-    wishes = Wishes(
+    wishes = SinkBenchOptions(
         cases=case,
         sinks=sink,
         rows=rows,
@@ -197,4 +197,4 @@ def sinks(  # noqa: PLR0913 - each is an option of the command
         duration_s=duration,
         warm_up_s=warm_up,
     )
-    return play(wishes, keep=keep, as_json=json)
+    return run_sink_benchmark(wishes, keep=keep, as_json=json)

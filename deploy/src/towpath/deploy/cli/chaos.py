@@ -41,8 +41,8 @@ def snapshot(  # noqa: PLR0913 - each is an option of the command
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """
-    from towpath.deploy.chaos.play import play  # noqa: PLC0415 - keeps --help fast
-    from towpath.loadtests.chaos.place import VICTIMS, Options  # noqa: PLC0415 - as above
+    from towpath.deploy.bench.chaos import run_chaos  # noqa: PLC0415 - keeps --help fast
+    from towpath.loadtests.chaos.context import VICTIMS, ChaosOptions  # noqa: PLC0415 - as above
     from towpath.schemas.failure import UsageError  # noqa: PLC0415 - as above
 
     victims = () if kill == "nobody" else tuple(kill.split(","))
@@ -50,11 +50,11 @@ def snapshot(  # noqa: PLR0913 - each is an option of the command
     if unknown:
         message = f"nobody is called {unknown[0]!r}; there are: {', '.join(VICTIMS)}"
         raise UsageError(message)
-    options = Options(
+    options = ChaosOptions(
         minutes=minutes,
         seed=SystemRandom().randrange(10**6) if seed is None else seed,
         kill=victims,
         ddl=ddl,
         round_s=round_seconds,
     )
-    return play(options, keep=keep, as_json=json)
+    return run_chaos(options, keep=keep, as_json=json)

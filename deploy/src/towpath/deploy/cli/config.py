@@ -9,11 +9,11 @@ from typing import Annotated, Any, TextIO
 
 from cyclopts import App, Parameter
 
-from towpath.deploy.cli.places import ConfigOption, config_file
+from towpath.deploy.cli.options import ConfigOption, config_file
 from towpath.deploy.debezium.connector import Connector, read_properties
 from towpath.deploy.debezium.conversion import Conversion, convert
-from towpath.deploy.debezium.outcome import Verdict
-from towpath.deploy.debezium.toml_text import written
+from towpath.deploy.debezium.rules import PropertyStatus
+from towpath.deploy.debezium.toml_text import toml_text
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load
 from towpath.settings.kinds import is_built_in
@@ -39,11 +39,15 @@ def check(*, config: ConfigOption = None) -> int:
     """
     path = config_file(config)
     _check_foreign_kinds(path)
-    from towpath.deploy.unnamed import unnamed  # noqa: PLC0415 - keeps --help fast
+    from towpath.deploy.sinks.tables import tables_by_expression  # noqa: PLC0415 - keeps --help fast
 
     settings = load(path, os.environ)  # noqa: TID251 - a root
     _check_client(settings)
-    unsure = [topic for sink in settings.sink for topic in unnamed(settings, sink)]
+    unsure = [
+        topic
+        for sink in settings.sink
+        for topic in tables_by_expression(settings, sink)
+    ]
     more = ", ".join(unsure)
     told = f"; whether {more} have tables, towpath sink check tells" if more else ""
     print(f"{path}: no mistakes{told}")
@@ -72,7 +76,7 @@ def show(
     path = config_file(config)
     effective = _effective(path)
     head = f"{path}, with the environment and all defaults"
-    print(json_text.dumps(effective, indent=1) if json else written(effective, head))
+    print(json_text.dumps(effective, indent=1) if json else toml_text(effective, head))
     return 0
 
 
@@ -117,7 +121,7 @@ def from_debezium(  # noqa: PLR0913 - the command's options
             registry=registry,
         )
     )
-    text = written(conversion.document, f"From {connector.name}, by towpath config.")
+    text = toml_text(conversion.document, f"From {connector.name}, by towpath config.")
     if out is not None:
         _write(out, text)
     if json:
@@ -182,7 +186,7 @@ def _write(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        message = f"{path}: {error.strerror or 'cannot be written'}"
+        message = f"{path}: {error.strerror or 'cannot be toml_text'}"
         raise UsageError(message) from error
 
 
@@ -206,7 +210,9 @@ def _report(conversion: Conversion, file: TextIO) -> None:
         name = f"{each.name} (Debezium's default)" if each.is_implied else each.name
         print(f"{name}: {each.text}", file=file)
     counts = Counter(each.verdict for each in conversion.findings)
-    said = (f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    said = (
+        f"{counts[verdict]} {verdict}" for verdict in PropertyStatus if counts[verdict]
+    )
     print(f"\n{', '.join(said)}\n", file=file)
     for line in conversion.to_do:
         print(f"- {line}", file=file)

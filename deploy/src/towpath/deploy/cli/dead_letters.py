@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from towpath.deploy.cli.places import ConfigOption, config_file
+from towpath.deploy.cli.options import ConfigOption, config_file
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
-from towpath.deploy.cli.places import (
+from towpath.deploy.cli.options import (
     ConfigOption,
     StateOption,
     config_file,
@@ -47,11 +47,13 @@ def demo(  # noqa: PLR0913 - each is an option of the command
         config: With --join, the platform's configuration.
         state: State folder.
     """
-    from towpath.deploy.demo import play  # noqa: PLC0415 - keeps --help fast
-    from towpath.deploy.demo.plan import Options  # noqa: PLC0415 - keeps --help fast
-    from towpath.deploy.demo.stage import Joined  # noqa: PLC0415
+    from towpath.deploy.demo import run  # noqa: PLC0415 - keeps --help fast
+    from towpath.deploy.demo.stage import (  # noqa: PLC0415 - keeps --help fast
+        DemoOptions,
+        JoinedPlatform,
+    )
 
-    options = Options(
+    options = DemoOptions(
         rate=rate,
         orders=orders,
         duration_s=duration,
@@ -61,6 +63,6 @@ def demo(  # noqa: PLR0913 - each is an option of the command
     )
     folder = state or state_folder(None) / "demo"
     if join is not None:
-        at = Joined(config_file(config), join.rstrip("/"))
-        return play.join(options, at, folder, Console())
-    return play.play(options, folder, Console())
+        at = JoinedPlatform(config_file(config), join.rstrip("/"))
+        return run.run_joined(options, at, folder, Console())
+    return run.run_demo(options, folder, Console())

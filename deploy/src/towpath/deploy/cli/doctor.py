@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from towpath.deploy.cli.places import ConfigOption, config_file
+from towpath.deploy.cli.options import ConfigOption, config_file
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import TowpathError
 from towpath.settings import RecordFormat, Settings, Sink, load
@@ -146,7 +146,7 @@ def _clock_row(difference_s: float) -> Row:
 
 
 def _broker(settings: Settings) -> list[Row]:
-    from towpath.deploy.relay_rights import rights_of_relay  # noqa: PLC0415 - keeps --help fast
+    from towpath.deploy.status.relay_rights import rights_of_relay  # noqa: PLC0415 - keeps --help fast
     from towpath.relay.kafka import preflight  # noqa: PLC0415
     from towpath.sinks.broker_rights import missing_rights  # noqa: PLC0415
 
@@ -193,14 +193,19 @@ def _registry(settings: Settings) -> list[Row]:
 
 def _sink(settings: Settings, sink: Sink) -> list[Row]:
     """Hold a sink against its tables and its target, as towpath sink check does."""
-    from towpath.deploy.shapes import Shapes  # noqa: PLC0415 - keeps --help fast
-    from towpath.deploy.unnamed import without_table  # noqa: PLC0415
+    from towpath.deploy.sinks.tables import (  # noqa: PLC0415 - keeps --help fast
+        TableShapes,
+        routes_without_table,
+    )
     from towpath.sinks.checking import check_sink, check_target  # noqa: PLC0415
     from towpath.sinks.kinds import check_kinds  # noqa: PLC0415
 
     check_kinds([sink])
-    with closing(Shapes(settings)) as shapes:
-        found = [*check_sink(sink, shapes), *without_table(settings, sink, shapes)]
+    with closing(TableShapes(settings)) as shapes:
+        found = [
+            *check_sink(sink, shapes),
+            *routes_without_table(settings, sink, shapes),
+        ]
     found += check_target(sink, settings)
     name = f"sink {sink.name}"
     return [

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from towpath.deploy.cli.places import ConfigOption, config_file
+from towpath.deploy.cli.options import ConfigOption, config_file
 
 app = App(name="relay", help="Set up the source, run the relay, ask how it is.")
 app.command(

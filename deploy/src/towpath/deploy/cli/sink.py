@@ -10,13 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from towpath.deploy import java
-from towpath.deploy.cli.places import ConfigOption, config_file
-from towpath.deploy.cli.rebuild import rebuild
-from towpath.deploy.cli.sink_life import add, drop, refill
+from towpath.deploy.cli.options import ConfigOption, config_file
+from towpath.deploy.cli.sink_lifecycle import add, drop, rebuild, refill
 from towpath.deploy.jars import store
-from towpath.deploy.overview import overview
-from towpath.deploy.shapes import Shapes
-from towpath.deploy.unnamed import without_table
+from towpath.deploy.sinks.tables import TableShapes, routes_without_table
+from towpath.deploy.status.overview import overview
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load
@@ -116,10 +114,10 @@ def check(*names: str, config: ConfigOption = None) -> int:
     found = [finding for sink in chosen for finding in check_topics(sink, settings)]
     if not found:
         # What the relay announces can be read.
-        with closing(Shapes(settings)) as shapes:
+        with closing(TableShapes(settings)) as shapes:
             for sink in chosen:
                 found += check_sink(sink, shapes)
-                found += without_table(settings, sink, shapes)
+                found += routes_without_table(settings, sink, shapes)
     found += [finding for sink in chosen for finding in check_target(sink, settings)]
     for finding in found:
         print(finding.text)

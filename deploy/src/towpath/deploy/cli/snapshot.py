@@ -10,18 +10,18 @@ from typing import Annotated, Any, Final
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from towpath.deploy import signals
-from towpath.deploy.cli.places import ConfigOption, config_file
-from towpath.deploy.signals import Progress
-from towpath.deploy.snapshot_view import open_bars, snapshot_table
-from towpath.deploy.snapshot_watch import (
+from towpath.deploy.cli.options import ConfigOption, config_file
+from towpath.deploy.snapshots import signals
+from towpath.deploy.snapshots.options import SnapshotOptions
+from towpath.deploy.snapshots.signals import (
     INCOMPLETE,
-    Answer,
+    SignalAnswer,
+    TableProgress,
     read_answer,
     wait_answer,
     watch,
 )
-from towpath.deploy.snapshot_wishes import Wishes
+from towpath.deploy.snapshots.view import open_bars, snapshot_table
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, Source, load
@@ -40,7 +40,7 @@ _INTERRUPTED: Final = 130
 @app.command
 def start(
     *collections: str,
-    wishes: Wishes | None = None,
+    wishes: SnapshotOptions | None = None,
     wait: Annotated[bool, Flag] = False,
     answer_within: float = _ANSWERED_WITHIN_S,
     json: JsonOption = False,
@@ -61,7 +61,7 @@ def start(
         json: Print one JSON document: id, status and detail.
         config: Configuration file.
     """
-    wishes = wishes or Wishes()
+    wishes = wishes or SnapshotOptions()
     settings = _settings(config)
     _check_target(settings, wishes.target)
     source = settings.database
@@ -75,7 +75,7 @@ def start(
     )
     if not json:
         print(chosen, flush=True)
-    answer = Answer(None, {})
+    answer = SignalAnswer(None, {})
     with _leaving(chosen):
         if answer_within > 0:
             answer = wait_answer(source, chosen, SystemClock(), answer_within)
@@ -224,7 +224,7 @@ def _leaving(snapshot_id: str) -> Iterator[None]:
 
 
 def _tell(
-    signal_id: str, answer: Answer, *, as_json: bool, is_asked: bool = False
+    signal_id: str, answer: SignalAnswer, *, as_json: bool, is_asked: bool = False
 ) -> int:
     """Print what became of a signal, and return the exit code."""
     if as_json:
@@ -237,7 +237,7 @@ def _tell(
     return 0 if answer.is_good else 1
 
 
-def _show(rows: list[Progress], *, as_json: bool) -> int:
+def _show(rows: list[TableProgress], *, as_json: bool) -> int:
     if as_json:
         print(json_text.dumps([row._asdict() for row in rows], indent=1, default=str))
     else:

@@ -1,28 +1,62 @@
-"""``towpath up | down | logs``: the local stack."""
+"""``towpath up | down | logs``: the local stack, and the end of a part's log file."""
 
+import collections
 import os
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from towpath.deploy.cli.places import StateOption, state_folder
-from towpath.deploy.jars import fetch, lock
-from towpath.deploy.local import tail
+from towpath.deploy.cli.options import StateOption, state_folder
+from towpath.deploy.jars import fetch, store
 from towpath.deploy.local.configuration import write_configuration
-from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.lifecycle import PartStatus, State
+from towpath.deploy.local.lifecycle import (
+    PartState,
+    PartStatus,
+    part_document,
+    part_table,
+    short_path,
+)
+from towpath.deploy.local.part import StateFolder
 from towpath.deploy.local.stack import NAMES, Stack
-from towpath.deploy.part_table import part_document, part_table, short_path
+from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UsageError
+
+_LOOK_AGAIN_S: Final = 0.2
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """Return the last lines of a file."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return [line.rstrip("\n") for line in collections.deque(file, maxlen=count)]
+
+
+def follow_file(path: Path, clock: Clock | None = None) -> Iterator[str]:
+    """Yield what is added to a file from now on, for ever, a new file's text too."""
+    wait = (clock or SystemClock()).wait
+    place = path.stat().st_size
+    while True:
+        size_bytes = path.stat().st_size if path.exists() else 0
+        if size_bytes < place:
+            place = 0
+        if size_bytes > place:
+            with path.open("rb") as file:
+                file.seek(place)
+                added = file.read()
+            place += len(added)
+            yield added.decode("utf-8", errors="replace")
+        else:
+            wait(_LOOK_AGAIN_S)
 
 
 def up(*, state: StateOption = None) -> int:
     """Start the local stack, or repair what is down, and write its configuration."""
     stack = Stack(state_folder(state))
     console = Console(stderr=True)
-    fetch.ensure(console.print, os.environ, lock.read())  # noqa: TID251 - a root
+    fetch.ensure(console.print, os.environ, store.read_lock())  # noqa: TID251 - a root
     news = dict.fromkeys(NAMES, "waiting")
     with console.status("") as line:
 
@@ -84,10 +118,10 @@ def logs(
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.log"))) or "none"
         message = f"no log of {part!r}; there are: {known}"
         raise UsageError(message)
-    for line in tail.last_lines(path, lines):
+    for line in last_lines(path, lines):
         print(line)
     if follow:
-        for text in tail.follow(path):
+        for text in follow_file(path):
             sys.stdout.write(text)
             sys.stdout.flush()
     return 0
@@ -95,4 +129,4 @@ def logs(
 
 def _show(parts: list[PartStatus]) -> int:
     Console().print(part_table(part_document(part) for part in parts))
-    return 0 if all(p.state is not State.STOPPED for p in parts) else 1
+    return 0 if all(p.state is not PartState.STOPPED for p in parts) else 1

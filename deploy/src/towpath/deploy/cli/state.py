@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from towpath.deploy.cli.places import ConfigOption, config_file
+from towpath.deploy.cli.options import ConfigOption, config_file
 from towpath.schemas.position import format_lsn
 from towpath.settings import Settings, load
 from towpath.settings.logs import configure_logs

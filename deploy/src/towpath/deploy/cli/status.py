@@ -12,16 +12,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from towpath.deploy.cli.places import (
+from towpath.deploy.cli.options import (
     ConfigOption,
     StateOption,
     config_file,
     state_folder,
 )
-from towpath.deploy.local.lifecycle import PartStatus
+from towpath.deploy.local.lifecycle import PartStatus, part_table
 from towpath.deploy.local.stack import Stack
-from towpath.deploy.overview import Document, is_late, overview
-from towpath.deploy.part_table import part_table
+from towpath.deploy.status.overview import Document, is_late, overview
 from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.position import format_lsn, parse_position
 from towpath.settings import Settings, load

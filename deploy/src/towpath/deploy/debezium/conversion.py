@@ -13,20 +13,22 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from towpath.deploy.debezium.connector import Connector
-from towpath.deploy.debezium.outcome import (
-    Finding,
-    Keys,
-    Outcome,
-    Verdict,
-    assignments,
-    not_supported,
-    same,
-    sentence,
-)
 from towpath.deploy.debezium.properties import PROPERTIES
 from towpath.deploy.debezium.router import ROUTER, transform_option
 from towpath.deploy.debezium.rows import MASK
-from towpath.deploy.debezium.rules import Given, Property, pattern_of
+from towpath.deploy.debezium.rules import (
+    Finding,
+    Keys,
+    Outcome,
+    Property,
+    PropertyStatus,
+    PropertyValue,
+    assignments,
+    not_supported,
+    pattern_of,
+    same,
+    sentence,
+)
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Settings, read
 from towpath.settings.secrets import MASKED
@@ -58,7 +60,7 @@ class _Rule(NamedTuple):
     """A rule that was found for a property, and what it is given."""
 
     known: Property
-    given: Given
+    given: PropertyValue
 
 
 def convert(connector: Connector) -> Conversion:
@@ -91,7 +93,7 @@ class _Draft:
         """Convert one property that is written."""
         found = _find(name, value, self._connector)
         if found is None:
-            return _finding(name, value, Outcome(Verdict.UNKNOWN, _guess(name)))
+            return _finding(name, value, Outcome(PropertyStatus.UNKNOWN, _guess(name)))
         first = self._seen.setdefault(_identity(found), name)
         if first != name:
             outcome = not_supported(f"{first} says it already, and wins")
@@ -102,7 +104,7 @@ class _Draft:
     def imply(self, name: str, known: Property) -> Finding:
         """Convert Debezium's default of a property that is not written."""
         value = known.implied or ""
-        outcome = self._laid(self._outcome(_Rule(known, Given(name, value))))
+        outcome = self._laid(self._outcome(_Rule(known, PropertyValue(name, value))))
         return _finding(name, value, outcome)._replace(is_implied=True)
 
     def _outcome(self, found: _Rule) -> Outcome:
@@ -116,7 +118,7 @@ class _Draft:
         if not outcome.keys:
             return outcome
         if self._are_defaults(outcome.keys):
-            if outcome.verdict is Verdict.TAKEN:
+            if outcome.verdict is PropertyStatus.TAKEN:
                 return same(assignments(outcome.keys))
             return outcome._replace(keys={})
         trial = copy.deepcopy(self.document)
@@ -200,11 +202,11 @@ def _find(name: str, value: str, connector: Connector) -> _Rule | None:
         return _find_option(name, value, transform, connector)
     for known in PROPERTIES:
         if name == known.name or name in known.older:
-            return _Rule(known, Given(name, value))
+            return _Rule(known, PropertyValue(name, value))
     for known in PROPERTIES:
         match = pattern_of(known.name).fullmatch(name) if "*" in known.name else None
         if match is not None:
-            return _Rule(known, Given(name, value, match.groups()))
+            return _Rule(known, PropertyValue(name, value, match.groups()))
     return None
 
 
@@ -212,7 +214,7 @@ def _find_option(
     name: str, value: str, transform: str, connector: Connector
 ) -> _Rule | None:
     option = name.removeprefix(f"{_TRANSFORM}{transform}.")
-    given = Given(name, value, (transform, option))
+    given = PropertyValue(name, value, (transform, option))
     for known in ROUTER:
         is_routed = transform == connector.router or option == "type"
         if option == known.name and is_routed:

@@ -8,11 +8,9 @@ are in ``router``.
 from typing import Final
 
 from towpath.deploy.debezium import (
-    address,
     router,
     rows,
     running,
-    snapshots,
     tables,
 )
 from towpath.deploy.debezium.rules import (
@@ -29,7 +27,7 @@ from towpath.deploy.debezium.rules import (
 )
 
 _ROWS: Final = "relay.rows"
-_DSN: Final = address.part_of_dsn
+_DSN: Final = running.part_of_dsn
 _ITS_OWN: Final = "while the connector has one of that name, write another"
 _NO_CLASSIC: Final = needless(
     "snapshots are read in chunks, and none locks a table for longer than one"
@@ -71,15 +69,15 @@ _SOURCE: Final = (
     Property("database.hostname", _DSN),
     Property("database.port", _DSN),
     Property("database.user", _DSN),
-    Property(address.PASSWORD, address.password, is_secret=True),
+    Property(running.PASSWORD, running.password, is_secret=True),
     Property("database.dbname", _DSN),
     Property("database.sslmode", _DSN),
     Property("database.sslcert", _DSN),
     Property("database.sslkey", _DSN),
-    Property("database.sslpassword", address.key_password, is_secret=True),
+    Property("database.sslpassword", running.key_password, is_secret=True),
     Property("database.sslrootcert", _DSN),
     Property("database.sslfactory", refused("TLS is libpq's own: use database.ssl*")),
-    Property("database.tcpKeepAlive", address.keepalive),
+    Property("database.tcpKeepAlive", running.keepalive),
     Property(
         "database.initial.statements",
         refused("set session parameters with ALTER ROLE ... SET"),
@@ -216,7 +214,7 @@ _RUNNING: Final = (
 )
 
 _SNAPSHOTS: Final = (
-    Property("snapshot.mode", snapshots.mode, implied="initial"),
+    Property("snapshot.mode", tables.snapshot_mode, implied="initial"),
     Property("snapshot.mode.*", _NO_CLASSIC),
     Property("snapshot.lock.timeout.ms", _NO_CLASSIC),
     Property("snapshot.locking.mode", _NO_CLASSIC),
@@ -234,8 +232,8 @@ _SNAPSHOTS: Final = (
             'relay.snapshot.mode = "never", towpath snapshot start names the tables'
         ),
     ),
-    Property("snapshot.select.statement.overrides", snapshots.overrides),
-    Property("snapshot.select.statement.overrides.*", snapshots.overrides),
+    Property("snapshot.select.statement.overrides", tables.snapshot_overrides),
+    Property("snapshot.select.statement.overrides.*", tables.snapshot_overrides),
     Property(
         "incremental.snapshot.chunk.size", key("relay.snapshot.chunk_rows", whole)
     ),
@@ -250,10 +248,10 @@ _SNAPSHOTS: Final = (
             {"insert_insert": "rows", "insert_delete": "rows_deleted"},
         ),
     ),
-    Property("signal.data.collection", snapshots.collection),
-    Property("signal.enabled.channels", snapshots.channels),
+    Property("signal.data.collection", tables.signal_collection),
+    Property("signal.enabled.channels", tables.signal_channels),
     Property("signal.kafka.bootstrap.servers", running.brokers),
-    Property("signal.kafka.topic", snapshots.topic),
+    Property("signal.kafka.topic", tables.signal_kafka_topic),
     Property("signal.kafka.groupId", needless("the slot's name tells the reader")),
     Property("signal.kafka.poll.timeout.ms", needless("signals are awaited")),
     Property("signal.consumer.*", _ONE_CLIENT),

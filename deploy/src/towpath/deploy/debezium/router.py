@@ -10,22 +10,20 @@ import re
 from typing import Final
 
 from towpath.deploy.debezium.connector import ROUTER_TYPE, Connector, split
-from towpath.deploy.debezium.outcome import (
-    Outcome,
-    not_needed,
-    not_supported,
-    same,
-    taken,
-)
 from towpath.deploy.debezium.rules import (
-    Given,
+    Outcome,
     Property,
+    PropertyValue,
     boolean,
     choice,
     key,
     listed,
     needless,
+    not_needed,
+    not_supported,
     refused,
+    same,
+    taken,
 )
 from towpath.deploy.debezium.tables import outbox_table
 from towpath.settings.syntax import ROUTED_VALUE, python_pattern
@@ -57,7 +55,7 @@ _OTHERS: Final = {
 }
 
 
-def transforms(given: Given, connector: Connector) -> Outcome:
+def transforms(given: PropertyValue, connector: Connector) -> Outcome:
     """Take the event router; say of the other transforms that they are gone."""
     others = [name for name in split(given.value) if name != connector.router]
     gone = f"not run here: {', '.join(others)} (see their types)" if others else ""
@@ -72,7 +70,7 @@ def transforms(given: Given, connector: Connector) -> Outcome:
     return taken({_TABLE: table}, gone)
 
 
-def transform_type(given: Given, connector: Connector) -> Outcome:
+def transform_type(given: PropertyValue, connector: Connector) -> Outcome:
     """Name what does a transform's work here."""
     if given.value == ROUTER_TYPE:
         if given.parts[0] == connector.router:
@@ -85,7 +83,7 @@ def transform_type(given: Given, connector: Connector) -> Outcome:
     return not_supported(f"no transforms are run: {advice}")
 
 
-def transform_option(given: Given, _connector: Connector) -> Outcome:
+def transform_option(given: PropertyValue, _connector: Connector) -> Outcome:
     """Tell of another transform's option."""
     return not_supported(f"it belongs to transform {given.parts[0]}, which is not run")
 
@@ -105,17 +103,17 @@ def _topic_of(connector: Connector) -> Outcome:
     )
 
 
-def _topic(_given: Given, connector: Connector) -> Outcome:
+def _topic(_given: PropertyValue, connector: Connector) -> Outcome:
     return _topic_of(connector)
 
 
-def _spare_key(given: Given, connector: Connector) -> Outcome:
+def _spare_key(given: PropertyValue, connector: Connector) -> Outcome:
     if connector.routed("table.field.event.key"):
         return not_needed("table.field.event.key names the key")
     return key(f"{_COLUMNS}.aggregate_id")(given, connector)
 
 
-def _expanded(given: Given, _connector: Connector) -> Outcome:
+def _expanded(given: PropertyValue, _connector: Connector) -> Outcome:
     boolean(given.value)
     return same("a JSON payload is published as the JSON it is")
 

@@ -5,15 +5,18 @@ import re
 from typing import Final
 
 from towpath.deploy.debezium.connector import Connector, split
-from towpath.deploy.debezium.outcome import (
+from towpath.deploy.debezium.rules import (
     KeyPath,
     Outcome,
+    PropertyValue,
+    boolean,
+    listed,
     not_needed,
     not_supported,
     same,
     taken,
+    whole,
 )
-from towpath.deploy.debezium.rules import Given, boolean, listed, whole
 from towpath.deploy.debezium.tables import captured, matches_table, plain_names
 
 ROWS: Final = ("relay", "rows")
@@ -28,27 +31,27 @@ _RAW_CLASSES: Final = (*_RAW, "ByteBufferConverter")
 _REGISTRY_OPTIONS: Final = ("schema.registry.url", "apicurio.registry.url")
 
 
-def truncate(given: Given, _connector: Connector) -> Outcome:
+def truncate(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take ``column.truncate.to.*.chars``."""
     return _rule(given, {"form": "truncate", "length": whole(given.parts[0])})
 
 
-def mask(given: Given, _connector: Connector) -> Outcome:
+def mask(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take ``column.mask.with.*.chars``."""
     return _rule(given, {"form": "mask", "length": whole(given.parts[0])})
 
 
-def hashed(given: Given, _connector: Connector) -> Outcome:
+def hashed(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take ``column.mask.hash.*.with.salt.*``; the salt stays a secret."""
     algorithm, salt = given.parts
     return _rule(given, {"form": "hash", "algorithm": algorithm, "salt": salt})
 
 
-def _rule(given: Given, form: dict[str, object]) -> Outcome:
+def _rule(given: PropertyValue, form: dict[str, object]) -> Outcome:
     return taken({MASK: [{"columns": listed(given.value), **form}]})
 
 
-def key_columns(given: Given, connector: Connector) -> Outcome:
+def key_columns(given: PropertyValue, connector: Connector) -> Outcome:
     """Take ``message.key.columns``: tables and columns by name, or by the catalog."""
     found: dict[str, list[str]] = {}
     unknown: list[str] = []
@@ -100,7 +103,7 @@ def _is_expression(text: str) -> bool:
     return bool(text)
 
 
-def placeholder(given: Given, _connector: Connector) -> Outcome:
+def placeholder(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take the placeholder of unchanged values; ``hex:`` is text in hex digits."""
     text = given.value
     if text.startswith(_HEX):
@@ -112,7 +115,7 @@ def placeholder(given: Given, _connector: Connector) -> Outcome:
     return taken({(*ROWS, "placeholder"): text})
 
 
-def skipped(given: Given, _connector: Connector) -> Outcome:
+def skipped(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take the operations that are not published."""
     names = [name.lower() for name in split(given.value)]
     known = [name for name in names if name in _OPERATIONS]
@@ -122,7 +125,7 @@ def skipped(given: Given, _connector: Connector) -> Outcome:
     return taken({(*ROWS, "skipped_operations"): known})
 
 
-def sanitized(given: Given, _connector: Connector) -> Outcome:
+def sanitized(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take the adjustment of field names, under its old or its new name."""
     ours = {"true": True, "false": False, "avro": True, "none": False}
     value = given.value.strip().lower()
@@ -134,7 +137,7 @@ def sanitized(given: Given, _connector: Connector) -> Outcome:
     raise ValueError(message)
 
 
-def value_converter(given: Given, connector: Connector) -> Outcome:
+def value_converter(given: PropertyValue, connector: Connector) -> Outcome:
     """Take the converter of values as the form of row changes."""
     last = _class_name(given.value)
     if last in _RAW_CLASSES:
@@ -152,7 +155,7 @@ def value_converter(given: Given, connector: Connector) -> Outcome:
     return taken({FORMAT: ours})
 
 
-def key_converter(given: Given, connector: Connector) -> Outcome:
+def key_converter(given: PropertyValue, connector: Connector) -> Outcome:
     """Say that keys have the form of values; outbox keys are text."""
     ours = _form(given, connector)
     values = connector.get("value.converter")
@@ -162,7 +165,7 @@ def key_converter(given: Given, connector: Connector) -> Outcome:
         return not_supported("outbox keys are plain text")
     if ours is None:
         return not_supported("keys are JSON, JSON with schemas, or Avro")
-    like = Given("value.converter", values)
+    like = PropertyValue("value.converter", values)
     if values and ours != _form(like, connector):
         return not_supported("keys have the form of values: relay.rows.format")
     if not values:
@@ -170,7 +173,7 @@ def key_converter(given: Given, connector: Connector) -> Outcome:
     return same("keys have the form of values: relay.rows.format")
 
 
-def converter_option(given: Given, connector: Connector) -> Outcome:
+def converter_option(given: PropertyValue, connector: Connector) -> Outcome:
     """Tell of one option of a converter."""
     option = given.parts[0]
     if option == "schemas.enable":
@@ -186,7 +189,7 @@ def converter_option(given: Given, connector: Connector) -> Outcome:
     return not_supported("the forms of relay.rows have no such option")
 
 
-def _form(given: Given, connector: Connector) -> str | None:
+def _form(given: PropertyValue, connector: Connector) -> str | None:
     """Return our record format for a converter; None if there is none."""
     last = _class_name(given.value)
     if last == "JsonConverter":
@@ -195,23 +198,23 @@ def _form(given: Given, connector: Connector) -> str | None:
     return "avro" if last == "AvroConverter" else None
 
 
-def source_types(given: Given, _connector: Connector) -> Outcome:
+def source_types(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take the columns whose schema tells Postgres's type."""
     return taken({(*ROWS, "source_types"): listed(given.value)})
 
 
-def columns(name: str, given: Given) -> Outcome:
+def columns(name: str, given: PropertyValue) -> Outcome:
     """Take a list of column expressions; an empty one changes nothing."""
     chosen = listed(given.value)
     return taken({(*ROWS, name): chosen}) if chosen else same("it is empty")
 
 
-def included_columns(given: Given, _connector: Connector) -> Outcome:
+def included_columns(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take the columns that are published."""
     return columns("include_columns", given)
 
 
-def excluded_columns(given: Given, _connector: Connector) -> Outcome:
+def excluded_columns(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take the columns that are left out."""
     return columns("exclude_columns", given)
 

@@ -1,29 +1,117 @@
 """
-What rules are made of: small functions from a value to an outcome.
+Conversion rules: small functions from a property's value to an outcome.
 
-A rule raises ``ValueError`` with a sentence where a value makes no sense; the
-conversion tells it as not supported.
+An outcome is one of five statuses with its sentence, and the keys that the file gets. A
+rule raises ``ValueError`` with a sentence where a value makes no sense; the conversion
+reports it as not supported.
 """
 
+import enum
+import json
 import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from towpath.deploy.debezium.connector import Connector, split
-from towpath.deploy.debezium.outcome import (
-    KeyPath,
-    Outcome,
-    not_needed,
-    not_supported,
-    same,
-    taken,
-)
 from towpath.settings.mistakes import did_you_mean
+from towpath.settings.secrets import masked
+
+# A key of towpath.toml with its sections; `source` means the one source.
+KeyPath = tuple[str, ...]
+Keys = Mapping[KeyPath, object]
+
+NO_KEYS: Final[Keys] = MappingProxyType({})
+
+
+class PropertyStatus(enum.StrEnum):
+    """What became of a property."""
+
+    TAKEN = "taken"
+    SAME = "same by default"
+    NOT_NEEDED = "not needed"
+    NOT_SUPPORTED = "not supported"
+    UNKNOWN = "unknown property"
+
+
+class Outcome(NamedTuple):
+    """
+    A verdict with its sentence, and what the file gets from it.
+
+    A property that is not supported may still give keys: as much of it as there is.
+    """
+
+    verdict: PropertyStatus
+    text: str = ""
+    keys: Keys = NO_KEYS
+
+
+class Finding(NamedTuple):
+    """
+    One property, and what became of it.
+
+    Attributes:
+        name: The property as it was written.
+        value: Its value, secrets masked.
+        verdict: What became of it.
+        text: The whole sentence, the verdict included.
+        is_implied: Whether the value is Debezium's default, not a written one.
+    """
+
+    name: str
+    value: str
+    verdict: PropertyStatus
+    text: str
+    is_implied: bool
+
+
+def taken(keys: Keys, remark: str = "") -> Outcome:
+    """Say that the property is now these keys."""
+    return Outcome(PropertyStatus.TAKEN, remark, keys)
+
+
+def same(remark: str = "") -> Outcome:
+    """Say that the platform does the same without being told."""
+    return Outcome(PropertyStatus.SAME, remark)
+
+
+def not_needed(reason: str) -> Outcome:
+    """Say why there is nothing to set."""
+    return Outcome(PropertyStatus.NOT_NEEDED, reason)
+
+
+def not_supported(instead: str, keys: Keys = NO_KEYS) -> Outcome:
+    """Say what to do instead."""
+    return Outcome(PropertyStatus.NOT_SUPPORTED, instead, keys)
+
+
+def sentence(outcome: Outcome) -> str:
+    """Write the outcome out."""
+    text = outcome.text
+    if outcome.verdict is PropertyStatus.TAKEN:
+        return f"taken as {assignments(outcome.keys)}" + (f"; {text}" if text else "")
+    if outcome.verdict is PropertyStatus.SAME:
+        return "same by default" + (f": {text}" if text else "")
+    if outcome.verdict is PropertyStatus.NOT_NEEDED:
+        return f"not needed because {text}"
+    if outcome.verdict is PropertyStatus.UNKNOWN:
+        return f"unknown property{text}"
+    also = f"; {assignments(outcome.keys)} is taken" if outcome.keys else ""
+    return f"not supported: {text}{also}"
+
+
+def assignments(keys: Keys) -> str:
+    """Write keys with their values, as a person would type them; secrets masked."""
+    return ", ".join(
+        f"{'.'.join(path)} = {json.dumps(masked(value, path[-1]), ensure_ascii=False)}"
+        for path, value in keys.items()
+    )
+
 
 _BOOLEANS: Final = {"true": True, "false": False}
 
 
-class Given(NamedTuple):
+class PropertyValue(NamedTuple):
     """
     A property as it was written.
 
@@ -38,7 +126,7 @@ class Given(NamedTuple):
     parts: tuple[str, ...] = ()
 
 
-Rule = Callable[[Given, Connector], Outcome]
+Rule = Callable[[PropertyValue, Connector], Outcome]
 Read = Callable[[str], object]
 
 
@@ -97,7 +185,7 @@ def key(path: str, read: Read = str, remark: str = "") -> Rule:
     """Take the value as one key."""
     where: KeyPath = tuple(path.split("."))
 
-    def rule(given: Given, _connector: Connector) -> Outcome:
+    def rule(given: PropertyValue, _connector: Connector) -> Outcome:
         return taken({where: read(given.value)}, remark)
 
     return rule
@@ -107,7 +195,7 @@ def choice(path: str, ours: Mapping[str, object], instead: str = "") -> Rule:
     """Take one of several values as one of ours."""
     where: KeyPath = tuple(path.split("."))
 
-    def rule(given: Given, _connector: Connector) -> Outcome:
+    def rule(given: PropertyValue, _connector: Connector) -> Outcome:
         value = given.value.strip().lower()
         if value in ours:
             return taken({where: ours[value]})
@@ -136,7 +224,7 @@ def always(remark: str) -> Rule:
 def only(value: str, remark: str, instead: str) -> Rule:
     """Say of one value that it is what happens anyway, of others what to do."""
 
-    def rule(given: Given, _connector: Connector) -> Outcome:
+    def rule(given: PropertyValue, _connector: Connector) -> Outcome:
         if given.value.strip().lower() == value.lower():
             return same(remark)
         return not_supported(instead)

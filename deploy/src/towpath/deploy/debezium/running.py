@@ -1,17 +1,26 @@
-"""Rules about running: the slot, heartbeats, topics, signals, Kafka's clients."""
+"""
+Rules about running: address, slot, heartbeats, topics, signals, Kafka's clients.
+
+Host, user, database and TLS become one address in libpq's words. Passwords stay out of
+it unless asked for: libpq takes one from ``PGPASSWORD`` as well.
+"""
 
 import re
 from typing import Final
+from urllib.parse import quote, urlencode
 
 from towpath.deploy.debezium.connector import Connector, split
-from towpath.deploy.debezium.outcome import (
+from towpath.deploy.debezium.rules import (
     Outcome,
+    PropertyValue,
+    boolean,
     not_needed,
     not_supported,
     same,
+    seconds,
     taken,
+    whole,
 )
-from towpath.deploy.debezium.rules import Given, boolean, seconds, whole
 from towpath.deploy.debezium.tables import captured
 from towpath.schemas.topics import heartbeat_topic, notifications_topic
 
@@ -43,12 +52,12 @@ _SAME_NAMES: Final = ("security.protocol", "sasl.mechanism", "client.rack")
 _KEPT: Final = (*_SAME_NAMES, "ssl.endpoint.identification.algorithm")
 
 
-def prefix(given: Given, _connector: Connector) -> Outcome:
+def prefix(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take the prefix of all topics."""
     return taken({PREFIX: given.value.strip()})
 
 
-def takeover(given: Given, connector: Connector) -> Outcome:
+def takeover(given: PropertyValue, connector: Connector) -> Outcome:
     """Take retries times delay as the time that a held slot is waited for."""
     retries = whole(connector.get("slot.max.retries", default="6"))
     delay_ms = whole(connector.get("slot.retry.delay.ms", default="10000"))
@@ -57,14 +66,14 @@ def takeover(given: Given, connector: Connector) -> Outcome:
     return taken({(RELAY, "takeover_timeout_s"): wait}, "retries times delay")
 
 
-def heartbeat_interval(given: Given, _connector: Connector) -> Outcome:
+def heartbeat_interval(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take the interval; heartbeats cannot be switched off."""
     if whole(given.value) == 0:
         return not_needed("the relay beats every 10 s of its own; it must not be off")
     return taken({(RELAY, "heartbeat_interval_s"): seconds(given.value)})
 
 
-def heartbeat_prefix(given: Given, connector: Connector) -> Outcome:
+def heartbeat_prefix(given: PropertyValue, connector: Connector) -> Outcome:
     """Keep the one name that the heartbeat topic has."""
     if given.value == _HEARTBEAT:
         return same()
@@ -72,7 +81,7 @@ def heartbeat_prefix(given: Given, connector: Connector) -> Outcome:
     return not_supported(f"heartbeats are always in {topic}: read them there")
 
 
-def retention(given: Given, _connector: Connector) -> Outcome:
+def retention(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take the retention of new topics in whole hours, rounded up."""
     ms = whole(given.value)
     if ms < 0:
@@ -82,31 +91,31 @@ def retention(given: Given, _connector: Connector) -> Outcome:
     return taken({("topics", "retention_hours"): hours}, remark)
 
 
-def topic_count(name: str, given: Given) -> Outcome:
+def topic_count(name: str, given: PropertyValue) -> Outcome:
     """Take a number of new topics; -1 is the broker's own."""
     if whole(given.value) == -1:
         return not_supported(f"the broker's own number: write it to topics.{name}")
     return taken({("topics", name): whole(given.value)})
 
 
-def partitions(given: Given, _connector: Connector) -> Outcome:
+def partitions(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take the partitions of new topics."""
     return topic_count("partitions", given)
 
 
-def replication(given: Given, _connector: Connector) -> Outcome:
+def replication(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take the replicas of new topics."""
     return topic_count("replication_factor", given)
 
 
-def in_flight(given: Given, _connector: Connector) -> Outcome:
+def in_flight(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take the bound of the queue in bytes."""
     if whole(given.value) == 0:
         return not_needed("what is in flight is always bounded")
     return taken({(RELAY, "max_in_flight_bytes"): whole(given.value)})
 
 
-def messages(given: Given, connector: Connector) -> Outcome:
+def messages(given: PropertyValue, connector: Connector) -> Outcome:
     """Publish logical messages, as Debezium does unless told which."""
     if not given.value and connector.router and not captured(connector):
         return not_needed("only the outbox is captured")
@@ -117,14 +126,14 @@ def messages(given: Given, connector: Connector) -> Outcome:
     return taken(keys)
 
 
-def exactly_once(given: Given, _connector: Connector) -> Outcome:
+def exactly_once(given: PropertyValue, _connector: Connector) -> Outcome:
     """Take exactly-once support as delivery in Kafka's transactions."""
     if given.value.strip().lower() == "required":
         return taken({(RELAY, "delivery"): "transactional"})
     return same("no streamed record is published twice after a crash")
 
 
-def brokers(given: Given, connector: Connector) -> Outcome:
+def brokers(given: PropertyValue, connector: Connector) -> Outcome:
     """Take Kafka's addresses; security protocols before them are left out."""
     text = connector.brokers or ",".join(
         one.rpartition("://")[2] for one in split(given.value)
@@ -132,7 +141,7 @@ def brokers(given: Given, connector: Connector) -> Outcome:
     return taken({BROKERS: text})
 
 
-def client_option(given: Given, connector: Connector) -> Outcome:
+def client_option(given: PropertyValue, connector: Connector) -> Outcome:
     """Tell of a pass-through setting of Kafka's clients, as librdkafka spells it."""
     option = given.parts[-1]
     if option == "bootstrap.servers":
@@ -153,7 +162,7 @@ def client_option(given: Given, connector: Connector) -> Outcome:
     )
 
 
-def _login(given: Given, connector: Connector) -> Outcome:
+def _login(given: PropertyValue, connector: Connector) -> Outcome:
     found = dict(_JAAS.findall(given.value))
     if "username" not in found:
         return not_supported(
@@ -172,7 +181,7 @@ def _login(given: Given, connector: Connector) -> Outcome:
     )
 
 
-def notification_topic(given: Given, connector: Connector) -> Outcome:
+def notification_topic(given: PropertyValue, connector: Connector) -> Outcome:
     """Keep the one topic of notifications."""
     ours = notifications_topic(connector.prefix)
     if given.value == ours:
@@ -180,14 +189,14 @@ def notification_topic(given: Given, connector: Connector) -> Outcome:
     return not_supported(f"notifications are always in {ours}: read them there")
 
 
-def transaction_topic(given: Given, connector: Connector) -> Outcome:
+def transaction_topic(given: PropertyValue, connector: Connector) -> Outcome:
     """Keep the one topic of transaction metadata."""
     if given.value in {"", "transaction"}:
         return same()
     return not_supported(f"it is always {connector.prefix}.transaction: read it there")
 
 
-def autocreate(given: Given, _connector: Connector) -> Outcome:
+def autocreate(given: PropertyValue, _connector: Connector) -> Outcome:
     """Tell how publications come to be."""
     mode = given.value.strip().lower()
     if mode == "disabled":
@@ -200,8 +209,112 @@ def autocreate(given: Given, _connector: Connector) -> Outcome:
     )
 
 
-def slot_drop(given: Given, _connector: Connector) -> Outcome:
+def slot_drop(given: PropertyValue, _connector: Connector) -> Outcome:
     """Never drop a slot."""
     if not boolean(given.value):
         return same("a slot is never dropped by the relay")
     return not_supported("drop it by hand: select pg_drop_replication_slot(...)")
+
+
+DSN: Final = ("source", "dsn")
+PASSWORD: Final = "database.password"  # noqa: S105 - the property's name
+_DEFAULT_PORT: Final = "5432"
+_MAX_PORT: Final = 65_535
+# Debezium's names and libpq's are the same; the key's format is not.
+_TLS: Final = ("sslmode", "sslcert", "sslkey", "sslrootcert")
+_SSL_MODES: Final = (
+    "disable",
+    "allow",
+    "prefer",
+    "require",
+    "verify-ca",
+    "verify-full",
+)
+
+
+def dsn(connector: Connector) -> str:
+    """Return the source's address; what is not written is left to libpq."""
+    user = quote(connector.get("database.user"), safe="")
+    secret = connector.get(PASSWORD) if connector.includes_secrets else ""
+    login = f"{user}:{quote(secret, safe='')}" if secret else user
+    host = connector.get("database.hostname").strip()
+    place = f"[{host}]" if ":" in host else quote(host, safe="")
+    port = connector.get("database.port", default=_DEFAULT_PORT).strip()
+    address = f"{place}:{port}" if _is_port(port) else place
+    path = quote(connector.get("database.dbname"), safe="")
+    options = _options(connector)
+    tail = f"?{urlencode(options, quote_via=quote)}" if options else ""
+    return f"postgresql://{login + '@' if login else ''}{address}/{path}{tail}"
+
+
+def part_of_dsn(given: PropertyValue, connector: Connector) -> Outcome:
+    """Take a property as part of the address."""
+    if not given.value:
+        return not_needed("it is empty")
+    if given.name == "database.port" and not _is_port(given.value.strip()):
+        message = f"{given.value!r} is not a port"
+        raise ValueError(message)
+    if given.name == "database.sslmode" and given.value not in _SSL_MODES:
+        known = ", ".join(_SSL_MODES)
+        return not_supported(f"{given.value!r} is none of {known}")
+    remark = ""
+    if given.name == "database.sslkey":
+        remark = "libpq wants the key in PEM form, not PKCS-8 DER"
+    return taken({DSN: dsn(connector)}, remark)
+
+
+def password(given: PropertyValue, connector: Connector) -> Outcome:
+    """Keep a password out of the file unless it was asked for."""
+    if not given.value:
+        return not_needed("it is empty")
+    if given.value.startswith("${"):
+        return not_supported(
+            "Kafka Connect's configuration provider fills it in; "
+            "set PGPASSWORD where the relay runs, or TOWPATH_SOURCE__DSN_FILE"
+        )
+    if connector.includes_secrets:
+        return taken({DSN: dsn(connector)})
+    return not_supported(
+        "a password does not belong into the file: set PGPASSWORD where the relay "
+        "runs, or TOWPATH_SOURCE__DSN_FILE to a file with the whole address, or "
+        "convert with --include-secrets"
+    )
+
+
+def key_password(given: PropertyValue, connector: Connector) -> Outcome:
+    """Keep the private key's password out of the file unless it was asked for."""
+    if given.value and connector.includes_secrets:
+        return taken({DSN: dsn(connector)})
+    return not_supported(
+        "a password does not belong into the file: add sslpassword to the address in "
+        "TOWPATH_SOURCE__DSN_FILE, or convert with --include-secrets"
+    )
+
+
+def keepalive(given: PropertyValue, connector: Connector) -> Outcome:
+    """Take TCP keepalives, which are on by default in both worlds."""
+    if boolean(given.value):
+        return same("every connection keeps itself alive")
+    return taken({DSN: dsn(connector)})
+
+
+def _is_port(text: str) -> bool:
+    try:
+        return 0 < whole(text) <= _MAX_PORT
+    except ValueError:
+        return False
+
+
+def _options(connector: Connector) -> dict[str, str]:
+    options = {
+        name: connector.get(f"database.{name}")
+        for name in _TLS
+        if connector.get(f"database.{name}")
+    }
+    if options.get("sslmode", "disable") not in _SSL_MODES:
+        del options["sslmode"]
+    if connector.includes_secrets and connector.get("database.sslpassword"):
+        options["sslpassword"] = connector.get("database.sslpassword")
+    if connector.get("database.tcpKeepAlive").strip().lower() == "false":
+        options["keepalives"] = "0"
+    return options

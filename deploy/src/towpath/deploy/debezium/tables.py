@@ -1,5 +1,5 @@
 r"""
-Which tables are captured: Debezium's lists made into ours.
+Rules about captured tables, snapshots and signals: Debezium's lists made into ours.
 
 An entry that is a plain name, or a plain choice (``public\.(orders|customers)``),
 becomes names. Any other expression is held against the source's catalog, if that was
@@ -8,20 +8,22 @@ case. The event router's table becomes the outbox.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from towpath.deploy.debezium.connector import Connector, split
-from towpath.deploy.debezium.outcome import (
+from towpath.deploy.debezium.rules import (
     KeyPath,
     Outcome,
+    PropertyValue,
     not_needed,
     not_supported,
     same,
     taken,
 )
-from towpath.deploy.debezium.rules import Given
 from towpath.schemas.table_name import TableName
+from towpath.schemas.topics import signal_topic
 from towpath.settings.syntax import compiled
 from towpath.settings.tables import is_expression
 
@@ -127,7 +129,7 @@ def outbox_table(connector: Connector) -> str | None:
     return None
 
 
-def include_list(given: Given, connector: Connector) -> Outcome:
+def include_list(given: PropertyValue, connector: Connector) -> Outcome:
     """Take the list of tables; it is also asked for where none is written."""
     chosen = selection(connector)
     entries = table_entries(connector)
@@ -184,7 +186,7 @@ def _is_usable(entry: str) -> bool:
     return is_expression(entry)
 
 
-def other_list(given: Given, connector: Connector) -> Outcome:
+def other_list(given: PropertyValue, connector: Connector) -> Outcome:
     """Tell what a list beside the include list did to the tables."""
     if not given.value:
         return same("it is empty")
@@ -245,3 +247,103 @@ def _picked_by_predicate(tables: list[str], connector: Connector) -> list[str]:
         for t in tables
         if matches(expression, f"{connector.prefix}.{TableName.parse(t).joined}")
     ]
+
+
+_SNAPSHOT: Final = ("relay", "snapshot")
+_OVERRIDES: Final = "snapshot.select.statement.overrides"
+_CHANNELS: Final = "signal.enabled.channels"
+_KAFKA: Final = "kafka"
+_MODES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "initial": "initial",
+        "exported": "initial",
+        "parallel": "initial",
+        "initial_only": "initial_only",
+        "when_needed": "when_needed",
+        "always": "always",
+        "never": "never",
+        "no_data": "never",
+        "schema_only": "never",
+    }
+)
+_RECOVERY: Final = ("recovery", "schema_only_recovery")
+_READS: Final = (
+    "the first start reads all rows; with never it does not, if the connector's topics "
+    "have them"
+)
+_INSTEAD: Final = "ask with towpath snapshot start, or over HTTP on the admin port"
+
+
+def snapshot_mode(given: PropertyValue, connector: Connector) -> Outcome:
+    """Take which rows are read unasked."""
+    value = given.value.strip().lower()
+    if value in _RECOVERY:
+        return not_needed("Postgres needs no schema history that could be recovered")
+    if value not in _MODES:
+        return not_supported(
+            f"{given.value!r}: choose one of relay.snapshot.mode: "
+            "never, initial, initial_only, when_needed, always"
+        )
+    ours = _MODES[value]
+    if ours != "never" and not table_entries(connector):
+        return not_needed("no table is captured, and events are only streamed")
+    return taken({(*_SNAPSHOT, "mode"): ours}, "" if ours == "never" else _READS)
+
+
+def snapshot_overrides(given: PropertyValue, connector: Connector) -> Outcome:
+    """Take the statements that are read in place of tables."""
+    listed = {_table(name): name for name in split(connector.get(_OVERRIDES))}
+    if given.name != _OVERRIDES and _table(given.parts[-1]) not in listed:
+        return not_supported(f"name the table in {_OVERRIDES}")
+    found, missing = [], []
+    for table, name in listed.items():
+        statement = connector.get(f"{_OVERRIDES}.{name}", f"{_OVERRIDES}.{table}")
+        if statement:
+            found.append({"table": table, "select": statement})
+        else:
+            missing.append(name)
+    keys: dict[KeyPath, object] = {(*_SNAPSHOT, "select"): found} if found else {}
+    if missing and given.name == _OVERRIDES:
+        names = ", ".join(missing)
+        return not_supported(f"{names} has no {_OVERRIDES}.<table>: write it", keys)
+    return taken(keys)
+
+
+def signal_channels(given: PropertyValue, connector: Connector) -> Outcome:
+    """Take the ways that signals come."""
+    wanted = [one.lower() for one in split(given.value)]
+    keys = _topic(connector) if _KAFKA in wanted else {}
+    others = [one for one in wanted if one not in {"source", _KAFKA}]
+    if others:
+        return not_supported(f"{', '.join(others)}: {_INSTEAD}", keys)
+    if not keys:
+        return same("signals are rows, of towpath.signal or of signal.data.collection")
+    return taken(keys)
+
+
+def signal_kafka_topic(_given: PropertyValue, connector: Connector) -> Outcome:
+    """Take the topic of signals, if that channel is used."""
+    if _KAFKA not in connector.get(_CHANNELS).lower():
+        return not_needed(f"{_CHANNELS} does not name kafka")
+    return taken(_topic(connector))
+
+
+def signal_collection(given: PropertyValue, connector: Connector) -> Outcome:
+    """Take the connector's signal table as one more place of signals."""
+    name = signal_table(connector)
+    if given.value.endswith("towpath.signal"):
+        return same()
+    return taken(
+        {(*_SNAPSHOT, "signal_table"): name},
+        "answers are in <prefix>.notifications; towpath.signal is answered in place",
+    )
+
+
+def _topic(connector: Connector) -> dict[KeyPath, object]:
+    name = connector.get("signal.kafka.topic") or signal_topic(connector.prefix)
+    return {(*_SNAPSHOT, "signal_topic"): name}
+
+
+def _table(name: str) -> str:
+    """Leave out the database, where one stands before schema and table."""
+    return ".".join(name.split(".")[-2:])

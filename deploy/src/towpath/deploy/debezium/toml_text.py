@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def written(document: Mapping[str, object], comment: str = "") -> str:
+def toml_text(document: Mapping[str, object], comment: str = "") -> str:
     """Write a document; the comment stands above it, a ``#`` before each line."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
     return head + "\n".join(_lines(document, ())).strip("\n") + "\n"

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
-from towpath.deploy.demo.errors import StepError
+from towpath.deploy.errors import StepError
 from towpath.schemas.clock import Clock, Deadline, SystemClock
 
 Words = tuple[str, ...]
@@ -27,7 +27,7 @@ _LOOK_EVERY_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommandOutcome:
     """How a command ended and what it printed."""
 
     code: int
@@ -36,7 +36,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class CommandContext:
     """Where commands run, and how long they may take."""
 
     env: Mapping[str, str]
@@ -44,10 +44,10 @@ class Surroundings:
     within_s: float
 
 
-class Running:
+class RunningCommand:
     """A process and the files it prints to; leaving the block kills it."""
 
-    def __init__(self, words: Words, around: Surroundings) -> None:
+    def __init__(self, words: Words, around: CommandContext) -> None:
         self._words = words
         self._around = around
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed at exit
@@ -80,12 +80,12 @@ class Running:
         self._output.close()
         self._errors.close()
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> CommandOutcome | None:
         """Return how it ended, or None while it runs."""
         code = self._process.poll() if self._process else None
         if code is None:
             return None
-        return Outcome(code, _text(self._output), _text(self._errors))
+        return CommandOutcome(code, _text(self._output), _text(self._errors))
 
 
 def python_module(name: str, *arguments: str) -> Words:
@@ -95,10 +95,10 @@ def python_module(name: str, *arguments: str) -> Words:
 
 def run_all(
     commands: Mapping[str, Words],
-    around: Surroundings,
+    around: CommandContext,
     at_once: int,
     clock: Clock | None = None,
-) -> dict[str, Outcome]:
+) -> dict[str, CommandOutcome]:
     """
     Run commands to their ends, a few at once; return how each ended, by its name.
 
@@ -107,8 +107,8 @@ def run_all(
     """
     watch = clock or SystemClock()
     deadline = Deadline(watch, around.within_s)
-    waiting, ended = list(commands), dict[str, Outcome]()
-    running: dict[str, Running] = {}
+    waiting, ended = list(commands), dict[str, CommandOutcome]()
+    running: dict[str, RunningCommand] = {}
     with ExitStack() as processes:
         while len(ended) < len(commands):
             if deadline.passed():
@@ -117,7 +117,7 @@ def run_all(
                 raise StepError(message)
             while waiting and len(running) < at_once:
                 name = waiting.pop(0)
-                process = Running(commands[name], around)
+                process = RunningCommand(commands[name], around)
                 running[name] = processes.enter_context(process)
             done = {name: one.outcome() for name, one in running.items()}
             ended |= {name: how for name, how in done.items() if how is not None}
@@ -126,7 +126,7 @@ def run_all(
     return ended
 
 
-def must(words: Words, around: Surroundings) -> str:
+def run_checked(words: Words, around: CommandContext) -> str:
     """
     Run a command that has to succeed; return what it printed.
 

@@ -2,14 +2,16 @@
 The thread that looks at everything once a second and shows it.
 
 A part that is away for the moment, because it was killed and is being started again,
-makes a look incomplete and nothing else: what could not be asked keeps its last value.
+makes a look incomplete and nothing else: its values stay as they were last seen. The
+memory of each part is read in one walk over the processes below the demo; shared pages
+are counted once, because a process is charged its proportional share of them.
 """
 
 import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -17,13 +19,63 @@ from typing import Any, Final, Self, TypeVar
 import psutil
 import psycopg
 
-from towpath.deploy import offsets, signals
-from towpath.deploy.demo import memory, parts
+from towpath.deploy.demo import parts
+from towpath.deploy.demo.screen import (
+    PartView,
+    Rates,
+    SinkView,
+    SnapshotView,
+    View,
+)
 from towpath.deploy.demo.stage import Stage
-from towpath.deploy.demo.view import PartView, Rates, SinkView, SnapshotView, View
 from towpath.deploy.local import process
+from towpath.deploy.snapshots import signals
+from towpath.deploy.status import offsets
 from towpath.schemas.failure import TowpathError
 from towpath.sinks.kafka import Topics
+
+OURSELVES = "demo"
+
+
+def memory_bytes(parts: Mapping[str, int]) -> dict[str, int]:
+    """
+    Sum up memory per part; what belongs to none, the caller included, is our own.
+
+    Args:
+        parts: Each part's name and the process it began with.
+    """
+    own = psutil.Process()
+    family = [own, *own.children(recursive=True)]
+    parents = {member.pid: _parent(member) for member in family}
+    names = {pid: name for name, pid in parts.items()}
+    totals = dict.fromkeys([*parts, OURSELVES], 0)
+    for member in family:
+        totals[owner(member.pid, parents, names)] += _held_bytes(member)
+    return totals
+
+
+def owner(pid: int, parents: Mapping[int, int], names: Mapping[int, str]) -> str:
+    """Find the part that a process belongs to: its own or its nearest ancestor's."""
+    while pid not in names and pid in parents:
+        pid = parents[pid]
+    return names.get(pid, OURSELVES)
+
+
+def _parent(process: psutil.Process) -> int:
+    try:
+        return int(process.ppid())
+    except psutil.Error:
+        return 0
+
+
+def _held_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.AccessDenied:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
 
 _LOOK_EVERY_S: Final = 1.0
 
@@ -78,9 +130,9 @@ class Monitor:
         state, restarts = self._stage.state, self._stage.restarts
         found = {name: process.find(state.process_file(name)) for name in state.parts()}
         pids = {name: one.pid for name, one in found.items() if one is not None}
-        held = memory.memory_bytes(pids)
+        held = memory_bytes(pids)
         self.peak_memory_bytes = max(self.peak_memory_bytes, sum(held.values()))
-        pids[memory.OURSELVES] = os.getpid()
+        pids[OURSELVES] = os.getpid()
         return tuple(
             PartView(
                 name=name,
@@ -89,7 +141,7 @@ class Monitor:
                 memory_bytes=held.get(name, 0),
                 restarts=restarts(name),
             )
-            for name in [*found, memory.OURSELVES]
+            for name in [*found, OURSELVES]
         )
 
     def _look_at_flow(self) -> View:

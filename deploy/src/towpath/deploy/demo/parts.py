@@ -15,14 +15,13 @@ import requests
 from towpath import loadtests
 from towpath.deploy import java
 from towpath.deploy.demo.command import python_module
-from towpath.deploy.demo.plan import Options, Plan
-from towpath.deploy.demo.screen import Screen
-from towpath.deploy.demo.stage import OwnStage, Stage
+from towpath.deploy.demo.screen import DemoScreen
+from towpath.deploy.demo.stage import DemoOptions, DemoPlan, OwnStage, Stage
 from towpath.deploy.errors import NotReadyError
 from towpath.deploy.jars import store
 from towpath.deploy.local import ports
 from towpath.deploy.local.part import Part
-from towpath.deploy.local.probe import ANSWER_WITHIN_S
+from towpath.deploy.local.ports import ANSWER_WITHIN_S
 from towpath.deploy.local.stack import Stack
 from towpath.deploy.local.supervisor import Supervisor
 from towpath.schemas.clock import SystemClock
@@ -84,7 +83,10 @@ def _is_ours(name: str) -> bool:
 
 
 def own_stage(
-    local: tuple[Stack, Supervisor], screen: Screen, options: Options, plan: Plan
+    local: tuple[Stack, Supervisor],
+    screen: DemoScreen,
+    options: DemoOptions,
+    plan: DemoPlan,
 ) -> OwnStage:
     """Make the stage of a platform of the demo's own; nothing is started."""
     stack, supervisor = local

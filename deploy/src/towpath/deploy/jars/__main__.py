@@ -10,7 +10,7 @@ import os
 import sys
 
 from towpath.deploy.errors import JarsError
-from towpath.deploy.jars import fetch, lock, store
+from towpath.deploy.jars import fetch, store
 
 
 def main() -> int:
@@ -20,8 +20,8 @@ def main() -> int:
     parser.add_argument("locks", nargs="*", help="further locks", metavar="LOCK")
     parser.add_argument("--only", action="append", help="a use; left out, all")
     wanted = parser.parse_args()
-    further = [lock.LOCK.with_name(f"{word}.lock") for word in wanted.locks]
-    jars = [jar for path in (lock.LOCK, *further) for jar in lock.read(path)]
+    further = [store.LOCK.with_name(f"{word}.lock") for word in wanted.locks]
+    jars = [jar for path in (store.LOCK, *further) for jar in store.read_lock(path)]
     if wanted.only:
         jars = [jar for jar in jars if jar.use in wanted.only]
     if not store.missing(jars, store.folder(environ)):

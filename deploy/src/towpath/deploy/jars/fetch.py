@@ -1,33 +1,234 @@
 """
-Bring the store up to its lock: fetch what is missing, check it, put it in place.
+Bring the store up to its lock: fetch missing archives, check them, put them in place.
 
-Safe to interrupt and to repeat: what was fetched whole is kept in a work folder until
-everything is there. One at a time works on a store; another waits.
+Safe to interrupt and to repeat: an archive that was fetched whole is kept in a work
+folder until everything is there. One process at a time works on a store; another waits.
+
+- Maven, where it is installed, fetches many files at once. Each use is a module of its
+  own, because uses need different versions of one artifact. Every archive is named, and
+  its dependencies are excluded: the lock decides.
+- Otherwise the Ivy inside PySpark fetches, which needs nothing but a Java runtime. It
+  fetches one file after the other, so several processes share the work, each with a
+  cache of its own. Checksums are off, because the lock's sha256 is checked afterwards.
+- Java has a list of certificate authorities of its own. The certificates of
+  ``SSL_CERT_FILE`` are written as a trust store that Java reads.
 """
 
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
+from xml.sax.saxutils import escape, quoteattr
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
+from cryptography.hazmat.primitives.serialization.pkcs12 import (
+    PKCS12Certificate,
+    serialize_java_truststore,
+)
 
 from towpath.deploy import java
 from towpath.deploy.errors import JarsError
-from towpath.deploy.jars import ivy, maven, store, trust
-from towpath.deploy.jars.lock import Jar
+from towpath.deploy.jars import store
+from towpath.deploy.jars.store import Jar
+
+_MAVEN_PLUGIN: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
+_MAVEN_PROJECT: Final = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+ <modelVersion>4.0.0</modelVersion>
+ <groupId>towpath</groupId><artifactId>{name}</artifactId><version>1</version>
+ <packaging>pom</packaging>
+ {content}
+</project>
+"""
+_MAVEN_DEPENDENCY: Final = """\
+ <dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>
+  <version>{version}</version><type>{kind}</type>{classifier}
+  <exclusions><exclusion>
+   <groupId>*</groupId><artifactId>*</artifactId>
+  </exclusion></exclusions></dependency>
+"""
+
+
+def maven_command(program: str, jars: Sequence[Jar], work: Path) -> list[str]:
+    """Write the project that names the archives and return what fetches them."""
+    project = work / "project"
+    uses = sorted({jar.use for jar in jars})
+    for use in uses:
+        content = "".join(_maven_dependency(jar) for jar in jars if jar.use == use)
+        _write_project(project / use, use, f"<dependencies>\n{content}</dependencies>")
+    modules = "".join(f"<module>{use}</module>" for use in uses)
+    _write_project(project, "jars", f"<modules>{modules}</modules>")
+    return [
+        *(program, "--batch-mode", "--errors", "--fail-at-end"),
+        *("--file", str(project / "pom.xml")),
+        # A repository of our own: another clone's Maven must not meet this one.
+        f"-Dmaven.repo.local={repository(work)}",
+        "-Dmaven.artifact.threads=16",
+        f"{_MAVEN_PLUGIN}:resolve",
+    ]
+
+
+def repository(work: Path) -> Path:
+    """Return the folder that gets the files, laid out as a Maven repository."""
+    return work / "repository"
+
+
+def _maven_dependency(jar: Jar) -> str:
+    group, artifact, version, kind, classifier = map(escape, jar.parts)
+    named = f"<classifier>{classifier}</classifier>" if classifier else ""
+    return _MAVEN_DEPENDENCY.format(
+        group=group, artifact=artifact, version=version, kind=kind, classifier=named
+    )
+
+
+def _write_project(folder: Path, name: str, content: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = _MAVEN_PROJECT.format(name=name, content=content)
+    (folder / "pom.xml").write_text(text, encoding="utf-8")
+
+
+# Fetching waits for the network most of the time; more of them gain little.
+IVY_PROCESSES: Final = 4
+_IVY_SETTINGS: Final = """\
+<ivysettings>
+ <settings defaultResolver="public"/>
+ <resolvers>
+  <ibiblio name="public" m2compatible="true" usepoms="false"
+   useMavenMetadata="false" checksums=""/>
+ </resolvers>
+</ivysettings>
+"""
+_IVY_MODULE: Final = """\
+<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
+ <info organisation="towpath" module="jars" revision="1"/>
+ <configurations>{configurations}</configurations>
+ <dependencies>
+{dependencies} </dependencies>
+</ivy-module>
+"""
+_IVY_DEPENDENCY: Final = """\
+  <dependency org={group} name={artifact} rev={version} conf={conf} transitive="false">
+   <artifact name={artifact} type={kind} ext={kind}{classifier}/></dependency>
+"""
+_IVY_LAYOUT: Final = (
+    "[orgPath]/[module]/[revision]/[artifact]-[revision](-[classifier]).[ext]"
+)
+
+
+def ivy_commands(
+    java: Path, flags: Sequence[str], jars: Sequence[Jar], work: Path
+) -> list[list[str]]:
+    """Share the archives out by size and return the commands that fetch them."""
+    shares: list[list[Jar]] = [[] for _ in range(IVY_PROCESSES)]
+    for jar in sorted(jars, key=lambda jar: -jar.size_bytes):
+        min(shares, key=lambda s: sum(j.size_bytes for j in s)).append(jar)
+    return [
+        _ivy_command(java, flags, share, work / f"ivy-{number}", repository(work))
+        for number, share in enumerate(shares)
+        if share
+    ]
+
+
+def _ivy_command(
+    java: Path, flags: Sequence[str], jars: Sequence[Jar], place: Path, target: Path
+) -> list[str]:
+    place.mkdir(parents=True, exist_ok=True)
+    confs = [f"c{number}" for number in range(len(jars))]
+    # A configuration for each: one configuration holds one version of a module only.
+    text = _IVY_MODULE.format(
+        configurations="".join(f'<conf name="{conf}"/>' for conf in confs),
+        dependencies="".join(map(_ivy_dependency, jars, confs)),
+    )
+    (place / "ivy.xml").write_text(text, encoding="utf-8")
+    (place / "settings.xml").write_text(_IVY_SETTINGS, encoding="utf-8")
+    return [
+        *(str(java), *flags, f"-Divy.default.ivy.user.dir={place / 'user'}"),
+        *(
+            "-jar",
+            str(_ivy_program()),
+            "-warn",
+            "-settings",
+            str(place / "settings.xml"),
+        ),
+        *("-ivy", str(place / "ivy.xml"), "-cache", str(place / "cache")),
+        *("-types", "jar", "tar.gz", "-confs", *confs),
+        *("-retrieve", f"{target}/{_IVY_LAYOUT}"),
+    ]
+
+
+def _ivy_dependency(jar: Jar, conf: str) -> str:
+    group, artifact, version, kind, classifier = map(quoteattr, jar.parts)
+    return _IVY_DEPENDENCY.format(
+        group=group,
+        artifact=artifact,
+        version=version,
+        conf=quoteattr(f"{conf}->default"),
+        kind=kind,
+        classifier=f" m:classifier={classifier}" if jar.parts[-1] else "",
+    )
+
+
+def _ivy_program() -> Path:
+    spec = find_spec("pyspark")
+    origin = Path(spec.origin) if spec and spec.origin else Path("/")
+    for found in sorted(origin.parent.glob("jars/ivy-*.jar")):
+        return found
+    message = "neither Maven nor the Ivy inside PySpark is here"
+    raise JarsError(message)
+
+
+# A trust store needs a password although all that it holds is public.
+_TRUST_STORE_PASSWORD: Final = "changeit"  # noqa: S105 - Java's own word for it
+_CERTIFICATE: Final = re.compile(
+    rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL
+)
+
+
+def trust_store_flags(certificates: Path, store: Path) -> list[str]:
+    """Write the trust store and return the flags that make Java read it."""
+    found = [
+        PKCS12Certificate(c, None)
+        for c in _read_certificates(certificates.read_bytes())
+    ]
+    encryption = BestAvailableEncryption(_TRUST_STORE_PASSWORD.encode())
+    store.write_bytes(serialize_java_truststore(found, encryption))
+    return [
+        f"-Djavax.net.ssl.trustStore={store}",
+        f"-Djavax.net.ssl.trustStorePassword={_TRUST_STORE_PASSWORD}",
+        "-Djavax.net.ssl.trustStoreType=PKCS12",
+    ]
+
+
+def _read_certificates(text: bytes) -> list[x509.Certificate]:
+    certificates = []
+    with warnings.catch_warnings():
+        # Some old authorities break rules that a later release will insist on.
+        warnings.simplefilter("ignore")
+        for block in _CERTIFICATE.findall(text):
+            try:
+                certificates.append(x509.load_pem_x509_certificate(block))
+            except ValueError:
+                continue
+    return certificates
+
 
 _MEGABYTE: Final = 1_000_000
 _TELL_EVERY_S: Final = 2.0
 _SHOWN_CHARACTERS: Final = 1_500
 
-Tell = Callable[[str], None]
+ReportLine = Callable[[str], None]
 
 
-def ensure(tell: Tell, environ: Mapping[str, str], jars: Sequence[Jar]) -> int:
+def ensure(tell: ReportLine, environ: Mapping[str, str], jars: Sequence[Jar]) -> int:
     """
     Fetch what the store lacks and return how many archives that were.
 
@@ -50,25 +251,25 @@ def ensure(tell: Tell, environ: Mapping[str, str], jars: Sequence[Jar]) -> int:
         work = place.parent / f"{place.name}.fetch"
         _fetch(wanted, work, tell, environ)
         for jar in wanted:
-            store.put(jar, maven.repository(work) / jar.repository_path, place)
+            store.put(jar, repository(work) / jar.repository_path, place)
         shutil.rmtree(work)
         return len(wanted)
 
 
 def _fetch(
-    jars: Sequence[Jar], work: Path, tell: Tell, environ: Mapping[str, str]
+    jars: Sequence[Jar], work: Path, tell: ReportLine, environ: Mapping[str, str]
 ) -> None:
     """Try Maven, then Ivy, until the work folder holds everything, checked."""
     work.mkdir(parents=True, exist_ok=True)
     why = ""
     left = _unchecked(jars, work)
-    for way in [*([_by_maven] if _maven(environ) else []), _by_ivy]:
+    for way in [*([_by_maven] if _maven_program(environ) else []), _by_ivy]:
         if not left:
             return
         total = sum(jar.size_bytes for jar in left) / _MEGABYTE
         word = "Maven" if way is _by_maven else "Ivy"
         tell(f"fetching {len(left)} Java archives, {total:.0f} MB, with {word}")
-        with _telling(left, work, tell):
+        with _reporting(left, work, tell):
             why = way(left, work, environ) or why
         left = _unchecked(left, work)
     if left:
@@ -82,7 +283,7 @@ def _unchecked(jars: Sequence[Jar], work: Path) -> list[Jar]:
     """Return what is not there or not as the lock says; wrong bytes are removed."""
     left = []
     for jar in jars:
-        path = maven.repository(work) / jar.repository_path
+        path = repository(work) / jar.repository_path
         if not store.check(jar, path):
             # Maven and Ivy believe in what lies there, marks of failure included.
             shutil.rmtree(path.parent, ignore_errors=True)
@@ -90,7 +291,7 @@ def _unchecked(jars: Sequence[Jar], work: Path) -> list[Jar]:
     return left
 
 
-def _maven(environ: Mapping[str, str]) -> str | None:
+def _maven_program(environ: Mapping[str, str]) -> str | None:
     return shutil.which("mvn", path=environ.get("PATH"))
 
 
@@ -101,8 +302,8 @@ def _by_maven(jars: Sequence[Jar], work: Path, environ: Mapping[str, str]) -> st
         env["MAVEN_OPTS"] = " ".join([env.get("MAVEN_OPTS", ""), *flags])
     if "JAVA_HOME" not in env and shutil.which("java", path=env.get("PATH")) is None:
         env["JAVA_HOME"] = str(java.home(environ))
-    program = _maven(environ) or "mvn"
-    return _run([maven.command(program, jars, work)], work, env)
+    program = _maven_program(environ) or "mvn"
+    return _run([maven_command(program, jars, work)], work, env)
 
 
 def _by_ivy(jars: Sequence[Jar], work: Path, environ: Mapping[str, str]) -> str:
@@ -110,12 +311,12 @@ def _by_ivy(jars: Sequence[Jar], work: Path, environ: Mapping[str, str]) -> str:
     for cache in work.glob("ivy-*"):
         shutil.rmtree(cache)
     flags = _trust_flags(work, environ)
-    return _run(ivy.commands(program, flags, jars, work), work, dict(environ))
+    return _run(ivy_commands(program, flags, jars, work), work, dict(environ))
 
 
 def _trust_flags(work: Path, environ: Mapping[str, str]) -> list[str]:
     named = environ.get("SSL_CERT_FILE")
-    return trust.java_flags(Path(named), work / "trust.p12") if named else []
+    return trust_store_flags(Path(named), work / "trust.p12") if named else []
 
 
 def _run(commands: list[list[str]], work: Path, env: dict[str, str]) -> str:
@@ -150,7 +351,7 @@ def _end_of(log: Path) -> str:
 
 
 @contextlib.contextmanager
-def _telling(jars: Sequence[Jar], work: Path, tell: Tell) -> Iterator[None]:
+def _reporting(jars: Sequence[Jar], work: Path, tell: ReportLine) -> Iterator[None]:
     """Tell how many bytes have come, as long as the block lasts."""
     ending = threading.Event()
     total = sum(jar.size_bytes for jar in jars)
@@ -184,7 +385,7 @@ def _fetched_bytes(work: Path) -> int:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, tell: Tell) -> Iterator[None]:
+def _locked(path: Path, tell: ReportLine) -> Iterator[None]:
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,11 +1,15 @@
 """
-Where the archives lie, and whether they are whole.
+The lock of the Java archives, and the store that holds them.
 
-They lie in ``<clone>/.towpath/jars/<lock>/<use>/``: another lock, another folder.
+The lock has one line for each archive::
+
+    <use> <group>:<artifact>:<version>[:<type>[:<classifier>]] <file> <sha256> <bytes>
+
+Archives lie in ``<clone>/.towpath/jars/<lock>/<use>/``: another lock, another folder.
 A file is checked against its sha256 before it is put there, in one move, so that a name
-in the store means the right bytes. Afterwards its size is looked at before each use,
-which notices what a full disk or a careless hand has cut off. The one archive that is
-unpacked leaves a list of its files' sizes beside it.
+in the store means the right bytes. Its size is checked before each use, which notices a
+file that was cut off later. The one archive that is unpacked leaves a list of its
+files' sizes beside it.
 """
 
 import hashlib
@@ -13,12 +17,57 @@ import os
 import shutil
 import tarfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from towpath.deploy.errors import JarsError
-from towpath.deploy.jars import lock
-from towpath.deploy.jars.lock import Jar
+
+# deploy/src/towpath/deploy/jars/store.py -> the clone
+CLONE: Final = Path(__file__).resolve().parents[5]
+LOCK: Final = CLONE / "deploy" / "jars" / "jars.lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jar:
+    """One archive for one use: ``kafka``, ``opensearch``, ``registry`` or ``spark``."""
+
+    use: str
+    coordinate: str
+    file: str
+    sha256: str
+    size_bytes: int
+
+    @property
+    def parts(self) -> tuple[str, str, str, str, str]:
+        """Group, artifact, version, type and classifier (empty if none)."""
+        steps = self.coordinate.split(":")
+        steps += ["jar", ""][len(steps) - 3 :]
+        group, artifact, version, kind, classifier = steps
+        return group, artifact, version, kind, classifier
+
+    @property
+    def repository_path(self) -> Path:
+        """Where a Maven repository keeps it."""
+        group, artifact, version, kind, classifier = self.parts
+        name = f"{artifact}-{version}" + (f"-{classifier}" if classifier else "")
+        return Path(*group.split("."), artifact, version, f"{name}.{kind}")
+
+
+def read_lock(path: Path = LOCK) -> tuple[Jar, ...]:
+    """Read the lock file."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = [line.split() for line in lines if line and not line.startswith("#")]
+    return tuple(
+        Jar(use=use, coordinate=coordinate, file=file, sha256=sha, size_bytes=int(size))
+        for use, coordinate, file, sha, size in rows
+    )
+
+
+def lock_digest(path: Path = LOCK) -> str:
+    """Return a short name of the lock's content: another lock, another folder."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
 
 _PACKED: Final = ".tar.gz"
 
@@ -29,7 +78,7 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
     named = variables.get("TOWPATH_JARS")
     if named:
         return Path(named)
-    return lock.CLONE / ".towpath" / "jars" / lock.digest()
+    return CLONE / ".towpath" / "jars" / lock_digest()
 
 
 def of(use: str) -> Path:
@@ -40,7 +89,7 @@ def of(use: str) -> Path:
         JarsError: Something in it is missing or cut off.
     """
     store = folder()
-    broken = [jar for jar in lock.read() if jar.use == use and not is_whole(jar, store)]
+    broken = [jar for jar in read_lock() if jar.use == use and not is_whole(jar, store)]
     if broken:
         message = f"{broken[0].file} is missing or cut off in {store / use}"
         raise JarsError(message)

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from towpath.deploy.local.addresses import Addresses
 from towpath.deploy.local.ports import LOOPBACK
-from towpath.deploy.local.stack import NAMES
+from towpath.deploy.local.stack import NAMES, Addresses
 
 _TABLES: Final = ("customers", "orders", "order_lines")
 _MARK: Final = "# local stack:"

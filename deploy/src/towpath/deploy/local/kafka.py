@@ -17,10 +17,8 @@ from confluent_kafka.admin import AdminClient
 from towpath.deploy import java
 from towpath.deploy.errors import NotReadyError
 from towpath.deploy.jars import store
-from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part
-from towpath.deploy.local.ports import LOOPBACK
-from towpath.deploy.local.probe import ANSWER_WITHIN_S, port_open
+from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part, StateFolder
+from towpath.deploy.local.ports import ANSWER_WITHIN_S, LOOPBACK, port_open
 
 _HEAP_MB: Final = 384
 _SETTINGS: Final = """\

@@ -1,24 +1,63 @@
 """
-Bring one part up, tell how it is, take it down.
+Bring one part up, report its status, take it down.
 
 A part that runs and answers is left alone; one that runs but does not answer in time is
-stopped and started anew; one that ended is started on its data. One that recovers its
-data has more time, as long as it makes progress.
+stopped and started again; one that ended is started on its data. After a crash a part
+recovers its data: a broker reads its segments, a database its log. No fixed time fits,
+so a part has more time as long as its log grows or it reads. The status of parts is
+also a document, and a table of one line each.
 """
 
+import contextlib
+import dataclasses
+import datetime as dt
 import enum
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from rich.table import Table
+from rich.text import Text
 
 from towpath.deploy.errors import NotReadyError, PartError
 from towpath.deploy.local import process
-from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.part import Part
-from towpath.deploy.local.progress import Recovery
-from towpath.schemas.clock import Deadline, SystemClock
+from towpath.deploy.local.part import Part, StateFolder
+from towpath.schemas.clock import Deadline, Patience, SystemClock
+
+# A part that shows nothing for this long hangs.
+_STUCK_AFTER_S: Final = 10.0
+# Less is what answering probes reads, and idle housekeeping.
+_COUNTED_BYTES: Final = 1024 * 1024
+
+
+class Recovery:
+    """The time that a part has for its recovery, from the start of its process."""
+
+    def __init__(self, part: Part, state: StateFolder) -> None:
+        clock = SystemClock()
+        self._log = state.log(part.name)
+        self._file = state.process_file(part.name)
+        self._found = process.find(self._file)
+        age_s = 0.0
+        if self._found is not None:
+            age_s = clock.now().timestamp() - self._found.create_time()
+        self._deadline = Deadline(clock, part.recovers_within_s - age_s)
+        self._patience = Patience(clock, _STUCK_AFTER_S)
+
+    def goes_on(self) -> bool:
+        """Tell whether the part has made progress lately, within its time."""
+        if self._found is None or self._deadline.passed():
+            return False
+        if process.find(self._file) != self._found:
+            return False
+        # Bytes of log, and mebibytes read: what grows while it recovers.
+        done = process.read_bytes(self._found) // _COUNTED_BYTES
+        with contextlib.suppress(OSError):
+            done += self._log.stat().st_size
+        return not self._patience.is_over(-done)
+
 
 _LOOK_AGAIN_S: Final = 0.05
 # A part that is up answers its probe at once; more than this and it hangs.
@@ -29,7 +68,7 @@ _STARTS: Final = 3
 _SHOWN_LINES: Final = 8
 
 
-class State(enum.StrEnum):
+class PartState(enum.StrEnum):
     """How a part is."""
 
     READY = "ready"
@@ -42,7 +81,7 @@ class PartStatus:
     """One part as ``towpath status`` shows it; what a stopped part lacks is None."""
 
     name: str
-    state: State
+    state: PartState
     port: int | None
     pid: int | None
     memory_bytes: int | None
@@ -82,7 +121,7 @@ def bring_up(
         take_down(part, state)
         if still_there or is_ending():
             break
-    raise PartError(tell(part, state, failure or "it ended"))
+    raise PartError(failure_text(part, state, failure or "it ended"))
 
 
 def take_down(part: Part, state: StateFolder) -> None:
@@ -99,7 +138,7 @@ def status(
     if found is None:
         return PartStatus(
             name=name,
-            state=State.STOPPED,
+            state=PartState.STOPPED,
             port=port,
             pid=None,
             memory_bytes=None,
@@ -108,7 +147,7 @@ def status(
         )
     return PartStatus(
         name=name,
-        state=State.RUNNING if probe is None else _answers(probe),
+        state=PartState.RUNNING if probe is None else _answers(probe),
         port=port,
         pid=found.pid,
         memory_bytes=process.memory_bytes(found),
@@ -117,7 +156,7 @@ def status(
     )
 
 
-def tell(part: Part, state: StateFolder, reason: str) -> str:
+def failure_text(part: Part, state: StateFolder, reason: str) -> str:
     """Tell why a part failed, with the end of its log."""
     log = state.log(part.name)
     try:
@@ -128,12 +167,12 @@ def tell(part: Part, state: StateFolder, reason: str) -> str:
     return f"{part.name} does not serve: {reason}; log: {log}{shown}"
 
 
-def _answers(probe: Callable[[], None]) -> State:
+def _answers(probe: Callable[[], None]) -> PartState:
     try:
         probe()
     except NotReadyError:
-        return State.RUNNING
-    return State.READY
+        return PartState.RUNNING
+    return PartState.READY
 
 
 def _wait(
@@ -162,3 +201,39 @@ def _wait(
         if deadline.passed() and not goes_on:
             return f"not ready after {within_s:g} s: {reason}"
         clock.wait(_LOOK_AGAIN_S)
+
+
+_COLOURS: Final = {
+    PartState.READY: "green",
+    PartState.RUNNING: "yellow",
+    PartState.STOPPED: "red",
+}
+_MEGABYTE: Final = 1024 * 1024
+
+
+def part_document(part: PartStatus) -> dict[str, Any]:
+    """Return what is told of a part, as JSON may have it."""
+    return {**dataclasses.asdict(part), "log": str(part.log)}
+
+
+def part_table(parts: Iterable[Mapping[str, Any]]) -> Table:
+    """Return a row for each part."""
+    table = Table("part", "state", "port", "pid", "memory", "uptime", "log", box=None)
+    for part in parts:
+        memory, uptime_s = part["memory_bytes"], part["uptime_s"]
+        table.add_row(
+            part["name"],
+            Text(part["state"], _COLOURS[part["state"]]),
+            str(part["port"] or ""),
+            str(part["pid"] or ""),
+            "" if memory is None else f"{memory / _MEGABYTE:.0f} MB",
+            "" if uptime_s is None else str(dt.timedelta(seconds=int(uptime_s))),
+            short_path(Path(part["log"])),
+        )
+    return table
+
+
+def short_path(path: Path) -> str:
+    """Show a path from here, if it lies below."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -15,10 +15,8 @@ from typing import Final
 from towpath.deploy import java
 from towpath.deploy.errors import NotReadyError
 from towpath.deploy.jars import store
-from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part
-from towpath.deploy.local.ports import LOOPBACK, free_within
-from towpath.deploy.local.probe import get_json
+from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part, StateFolder
+from towpath.deploy.local.ports import LOOPBACK, free_within, get_json
 
 PORTS: Final = (9201, 9299)
 _HEAP_MB: Final = 384

@@ -1,10 +1,22 @@
-"""A part as a value: what to run, how to ask it, how to stop it."""
+"""
+A part of the stack as a value, and the state folder that holds its files.
 
+A part says what to run, how to probe it and how to stop it. The state folder::
+
+    <state>/
+      jars/<lock>/      archives, fetched once (only in the clone's own state folder)
+      stack/<part>/     data of a part     stack/ports.json   its port, kept
+      run/<part>.pid    its process        logs/<part>.log    its output
+"""
+
+import hashlib
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from towpath.deploy.errors import StateFolderError
 
 # For parts with data: what a crash leaves is read within this, or it is not finite.
 RECOVERS_WITHIN_S: Final = 1800.0
@@ -17,7 +29,7 @@ class User(NamedTuple):
     gid: int
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Prepare nothing; ask nothing."""
 
 
@@ -47,10 +59,56 @@ class Part:
     folder: Path
     env: Mapping[str, str] = field(default_factory=dict)
     port: int | None = None
-    prepare: Callable[[], None] = _nothing
-    probe: Callable[[], None] = _nothing
+    prepare: Callable[[], None] = _do_nothing
+    probe: Callable[[], None] = _do_nothing
     ready_within_s: float = 90.0
     recovers_within_s: float = 0.0
     stop_signal: signal.Signals = signal.SIGTERM
     stop_within_s: float = 20.0
     user: User | None = None
+
+
+class StateFolder(NamedTuple):
+    """Paths below one state folder; nothing is created by naming it."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        """A short name that no other state folder of this machine has."""
+        return hashlib.sha256(str(self.root).encode()).hexdigest()[:12]
+
+    @property
+    def stack(self) -> Path:
+        """Data of the parts."""
+        return self.root / "stack"
+
+    def data(self, part: str) -> Path:
+        """Data of one part."""
+        return self.stack / part
+
+    def log(self, part: str) -> Path:
+        """Log file of one part."""
+        return self.root / "logs" / f"{part}.log"
+
+    def process_file(self, part: str) -> Path:
+        """File that names the process of one part."""
+        return self.root / "run" / f"{part}.pid"
+
+    def parts(self) -> list[str]:
+        """Names of all parts that were ever started here, in order of name."""
+        return sorted(p.stem for p in (self.root / "run").glob("*.pid"))
+
+    def create(self) -> None:
+        """
+        Make the folders; safe to repeat.
+
+        Raises:
+            StateFolderError: They cannot be made.
+        """
+        for folder in (self.stack, self.root / "logs", self.root / "run"):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                message = f"{folder}: {error.strerror}"
+                raise StateFolderError(message) from error

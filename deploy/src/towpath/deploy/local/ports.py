@@ -1,18 +1,20 @@
 """
-Free ports of the loopback address, chosen once and remembered.
+Free ports of the loopback address, and small probes of the servers behind them.
 
 A port is kept over restarts, so that addresses in a configuration file stay true. It is
-given up only when somebody else holds it while our part is down.
+given up only when another process holds it while our part is down.
 """
 
 import json
 import secrets
 import socket
+import urllib.error
+import urllib.request
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from towpath.deploy.errors import PrerequisiteError
+from towpath.deploy.errors import NotReadyError, PrerequisiteError
 from towpath.schemas.clock import Clock, Deadline
 
 LOOPBACK: Final = "127.0.0.1"
@@ -84,7 +86,7 @@ def free_within(first: int, last: int, start: int, taken: Collection[int] = ()) 
     raise PrerequisiteError(message)
 
 
-def read(path: Path) -> dict[str, int]:
+def read_ports(path: Path) -> dict[str, int]:
     """Read the remembered ports; an unreadable file is an empty one."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -93,8 +95,43 @@ def read(path: Path) -> dict[str, int]:
     return {str(name): int(port) for name, port in content.items()}
 
 
-def write(path: Path, ports: dict[str, int]) -> None:
+def write_ports(path: Path, ports: dict[str, int]) -> None:
     """Remember the ports, all or none."""
     scratch = path.with_suffix(".new")
     scratch.write_text(json.dumps(ports, indent=1, sort_keys=True), encoding="utf-8")
     scratch.replace(path)
+
+
+# One question's patience; the part's own deadline bounds the asking as a whole.
+ANSWER_WITHIN_S: Final = 3.0
+
+
+def port_open(port: int) -> None:
+    """
+    Ask whether anybody listens.
+
+    Raises:
+        NotReadyError: Nobody does.
+    """
+    try:
+        socket.create_connection((LOOPBACK, port), timeout=ANSWER_WITHIN_S).close()
+    except OSError as error:
+        message = f"nobody listens on port {port}"
+        raise NotReadyError(message) from error
+
+
+def get_json(url: str) -> Any:  # noqa: ANN401 - JSON of whatever shape
+    """
+    Fetch a JSON document.
+
+    Raises:
+        NotReadyError: No answer, an error, or something that is not JSON.
+    """
+    # Only the loopback address is asked, so a proxy in the environment must not serve.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=ANSWER_WITHIN_S) as answer:
+            return json.load(answer)
+    except (OSError, urllib.error.URLError, ValueError) as error:
+        message = f"{url}: {error}"
+        raise NotReadyError(message) from error

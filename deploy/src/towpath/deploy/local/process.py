@@ -15,8 +15,7 @@ from typing import Final
 
 import psutil
 
-from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.part import Part
+from towpath.deploy.local.part import Part, StateFolder
 from towpath.schemas.clock import Clock, Deadline, SystemClock
 
 # A log this long is set aside at the next start; one older piece is kept.

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from towpath.deploy.errors import NotReadyError, PrerequisiteError
-from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part
-from towpath.deploy.local.ports import LOOPBACK
-from towpath.deploy.local.probe import ANSWER_WITHIN_S
+from towpath.deploy.local.part import RECOVERS_WITHIN_S, Part, StateFolder
+from towpath.deploy.local.ports import ANSWER_WITHIN_S, LOOPBACK
 
 # A call of the guard frees thousands of small texts at once. With the default of seven
 # of each size kept at hand, the allocator joins and splits them again: a third of the

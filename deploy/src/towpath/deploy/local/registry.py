@@ -5,10 +5,8 @@ from typing import Final
 
 from towpath.deploy import java
 from towpath.deploy.jars import store
-from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.part import Part
-from towpath.deploy.local.ports import LOOPBACK
-from towpath.deploy.local.probe import get_json
+from towpath.deploy.local.part import Part, StateFolder
+from towpath.deploy.local.ports import LOOPBACK, get_json
 
 _HEAP_MB: Final = 256
 

@@ -1,8 +1,10 @@
 """
-The five parts of one state folder, brought up together.
+The five parts of one state folder, brought up together, and their addresses.
 
-``up`` may be said at any time: it starts what does not run, repairs what does not
-answer, and leaves the rest alone. Two stacks in two folders share nothing.
+``up`` may be called at any time: it starts parts that do not run, repairs those that do
+not answer, and leaves the rest alone. Two stacks in two folders share nothing. The
+parts of a lazy stack start when their address is first asked for, which is for tests: a
+run that needs the cache only does not wait for OpenSearch.
 """
 
 import contextlib
@@ -11,6 +13,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,17 +24,51 @@ from towpath.deploy.local import (
     opensearch,
     ports,
     postgres,
-    postgres_home,
     process,
     redis,
     registry,
 )
-from towpath.deploy.local.addresses import Addresses
-from towpath.deploy.local.folders import StateFolder
 from towpath.deploy.local.lifecycle import PartStatus
-from towpath.deploy.local.part import Part
+from towpath.deploy.local.part import Part, StateFolder
+from towpath.deploy.local.ports import LOOPBACK
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import TowpathError, UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Ports of the five parts, and the addresses that follow from them."""
+
+    postgres_port: int
+    kafka_port: int
+    registry_port: int
+    opensearch_port: int
+    redis_port: int
+
+    def dsn(self, database: str) -> str:
+        """Return the address of a database."""
+        return postgres.dsn(self.postgres_port, database)
+
+    @property
+    def kafka(self) -> str:
+        """Kafka's bootstrap server."""
+        return f"{LOOPBACK}:{self.kafka_port}"
+
+    @property
+    def registry_url(self) -> str:
+        """The registry, as Confluent's clients take it."""
+        return registry.url(self.registry_port)
+
+    @property
+    def opensearch_url(self) -> str:
+        """OpenSearch's HTTP interface."""
+        return f"http://{LOOPBACK}:{self.opensearch_port}"
+
+    @property
+    def redis_url(self) -> str:
+        """Redis, database 0."""
+        return f"redis://{LOOPBACK}:{self.redis_port}/0"
+
 
 NAMES: Final = ("postgres", "kafka", "registry", "opensearch", "redis")
 # Further ports of a part that nobody else connects to.
@@ -79,7 +116,7 @@ class Stack:
             ending = threading.Event()
             with ThreadPoolExecutor(len(parts)) as threads:
                 done = [
-                    threads.submit(self._bring_up, p, tell or _say_nothing, ending)
+                    threads.submit(self._bring_up, p, tell or _report_nothing, ending)
                     for p in parts
                 ]
                 try:
@@ -108,7 +145,7 @@ class Stack:
     def purge(self) -> None:
         """Stop all parts and remove their data, logs and ports."""
         self.down()
-        postgres_home.remove(postgres_home.of(self.state))
+        postgres.remove_home(postgres.home_of(self.state))
         for folder in (
             self.state.stack,
             self.state.root / "logs",
@@ -177,7 +214,7 @@ class Stack:
         return [makers[name]() for name in names if name in known]
 
     def _ports(self) -> dict[str, int]:
-        return ports.read(self.state.stack / "ports.json")
+        return ports.read_ports(self.state.stack / "ports.json")
 
     def _settle_ports(self, names: Sequence[str]) -> dict[str, int]:
         """Keep every port that is ours or free; choose the others."""
@@ -197,7 +234,7 @@ class Stack:
                     opensearch.free_port if name == "opensearch" else ports.any_free
                 )
                 known[port_name] = choose(known.values())
-        ports.write(self.state.stack / "ports.json", known)
+        ports.write_ports(self.state.stack / "ports.json", known)
         return known
 
     @contextlib.contextmanager
@@ -208,5 +245,52 @@ class Stack:
             yield
 
 
-def _say_nothing(*_: str) -> None:
+def _report_nothing(*_: str) -> None:
     """Take the news of a part and keep them."""
+
+
+class LazyStack:
+    """The addresses of a stack; asking for one starts the part behind it."""
+
+    def __init__(self, state_folder: Path) -> None:
+        self.stack = Stack(state_folder)
+        self._started: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def state_folder(self) -> Path:
+        """The state folder of the stack."""
+        return self.stack.state.root
+
+    def up(self, *names: str) -> Addresses:
+        """Start the named parts, at once; all of them if none is named."""
+        with self._lock:
+            missing = [name for name in names or NAMES if name not in self._started]
+            if missing:
+                self.stack.up(missing)
+                self._started.update(missing)
+            return self.stack.addresses()
+
+    def dsn(self, database: str) -> str:
+        """Return the address of a database."""
+        return self.up("postgres").dsn(database)
+
+    @property
+    def kafka(self) -> str:
+        """Kafka's bootstrap server."""
+        return self.up("kafka").kafka
+
+    @property
+    def registry_url(self) -> str:
+        """The registry, as Confluent's clients take it."""
+        return self.up("registry").registry_url
+
+    @property
+    def opensearch_url(self) -> str:
+        """OpenSearch's HTTP interface."""
+        return self.up("opensearch").opensearch_url
+
+    @property
+    def redis_url(self) -> str:
+        """Redis, database 0."""
+        return self.up("redis").redis_url

@@ -16,10 +16,8 @@ from typing import Final, Self
 
 from towpath.deploy.errors import NotReadyError, PartError
 from towpath.deploy.local import lifecycle, process
-from towpath.deploy.local.folders import StateFolder
-from towpath.deploy.local.lifecycle import PartStatus
-from towpath.deploy.local.part import Part
-from towpath.deploy.local.progress import Recovery
+from towpath.deploy.local.lifecycle import PartStatus, Recovery
+from towpath.deploy.local.part import Part, StateFolder
 from towpath.schemas.backoff import Backoff
 from towpath.schemas.clock import Clock, Deadline, SystemClock
 
@@ -103,7 +101,7 @@ class Supervisor:
                 except NotReadyError as error:
                     goes_on = recovery.goes_on()
                     if deadline.passed() and not goes_on:
-                        why = lifecycle.tell(part, self._state, str(error))
+                        why = lifecycle.failure_text(part, self._state, str(error))
                         raise PartError(why) from error
                 self._ending.wait(_LOOK_EVERY_S)
 

@@ -19,8 +19,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
     ResourceType,
 )
 
-from towpath.loadtests.bench.errors import BenchError
-from towpath.loadtests.bench.verdict import Arrival, digest
+from towpath.loadtests.bench.figures import ArrivedEvent, digest
+from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import Clock, Deadline
 
 PARTITIONS: Final = 6
@@ -92,7 +92,7 @@ class Broker:
             message = f"the broker does not tell the end of {topic}: {error}"
             raise BenchError(message) from error
 
-    def read(self, topic: str) -> list[Arrival]:
+    def read(self, topic: str) -> list[ArrivedEvent]:
         """
         Read a topic from its beginning to its present end, partition by partition.
 
@@ -156,10 +156,10 @@ class Broker:
                     left.pop(partition, None)
 
 
-def _arrival(record: Any) -> Arrival:  # noqa: ANN401 - a driver's object
+def _arrival(record: Any) -> ArrivedEvent:  # noqa: ANN401 - a driver's object
     headers = dict(record.headers() or ())
     event_id = headers.get(_EVENT_ID) or b""
-    return Arrival(
+    return ArrivedEvent(
         record.partition(),
         record.offset(),
         # One system's identifiers are JSON strings, depending on its converter.

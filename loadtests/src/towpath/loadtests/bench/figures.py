@@ -1,16 +1,101 @@
 """
-Figures of runs: rates from append times, percentiles, medians of rounds, ratios.
+The check of a topic's events, and the figures of runs. Pure.
 
-Pure. A run's figures are a flat mapping of names with units to numbers; a case's are
-the minimum, median and maximum of each over the rounds.
+A topic must hold every event once, unchanged, in order per key. ``CommittedEvent`` is
+what the server has committed, ``ArrivedEvent`` what the topic holds. Order is judged on
+first arrivals: an event that a restart repeats stands behind them, and is counted as a
+duplicate.
+
+A run's figures are a flat mapping of names with units to numbers: rates from append
+times, percentiles, ratios. A case's are the minimum, median and maximum of each over
+the rounds.
 """
 
+import hashlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from towpath.loadtests.bench.verdict import Arrival, Fact
-from towpath.loadtests.percentile import at
+from towpath.loadtests.load.samples import at
+
+
+class CommittedEvent(NamedTuple):
+    """One committed event; ``ordinal`` is its place in commit order."""
+
+    ordinal: int
+    key: bytes
+    digest: bytes
+    committed_us: int
+
+
+class ArrivedEvent(NamedTuple):
+    """One record of the topic, with the time at which the broker appended it."""
+
+    partition: int
+    offset: int
+    event_id: bytes
+    key: bytes
+    digest: bytes
+    appended_ms: int
+
+
+class EventCheck(NamedTuple):
+    """
+    How many events there ought to be, and what is wrong with those that are there.
+
+    ``unknown`` were never committed; ``changed`` have another payload or key;
+    ``disordered`` arrived behind a later event of their key, or in a second partition.
+    """
+
+    events: int
+    lost: int
+    duplicates: int
+    unknown: int
+    changed: int
+    disordered: int
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every event is there once, unchanged and in order."""
+        return not self.findings()
+
+    def findings(self) -> tuple[str, ...]:
+        """Name what is wrong."""
+        return tuple(
+            f"{count:,} {name}"
+            for name, count in self._asdict().items()
+            if name != "events" and count
+        )
+
+
+def digest(payload: bytes | None) -> bytes:
+    """Return what stands for a payload; a missing one differs from an empty one."""
+    return b"" if payload is None else hashlib.blake2b(payload, digest_size=8).digest()
+
+
+def check_events(
+    facts: Mapping[bytes, CommittedEvent], arrivals: Iterable[ArrivedEvent]
+) -> EventCheck:
+    """Compare; arrivals of one partition come in the order of their offsets."""
+    seen: set[bytes] = set()
+    last: dict[bytes, tuple[int, int]] = {}
+    duplicates = unknown = changed = disordered = 0
+    for partition, _, event_id, key, body, _ in arrivals:
+        fact = facts.get(event_id)
+        if fact is None:
+            unknown += 1
+            continue
+        if event_id in seen:
+            duplicates += 1
+            continue
+        seen.add(event_id)
+        changed += (key, body) != (fact.key, fact.digest)
+        home, ordinal = last.get(fact.key, (partition, -1))
+        disordered += partition != home or fact.ordinal < ordinal
+        last[fact.key] = (home, max(ordinal, fact.ordinal))
+    lost = len(facts) - len(seen)
+    return EventCheck(len(facts), lost, duplicates, unknown, changed, disordered)
+
 
 Figures = dict[str, float]
 
@@ -55,7 +140,9 @@ def latency_figures(latencies_ms: Iterable[float]) -> Figures:
 
 
 def latencies_ms(
-    facts: Mapping[bytes, Fact], arrivals: Iterable[Arrival], since_us: int
+    facts: Mapping[bytes, CommittedEvent],
+    arrivals: Iterable[ArrivedEvent],
+    since_us: int,
 ) -> list[float]:
     """Return commit to append of each event that was committed after ``since_us``."""
     found = []

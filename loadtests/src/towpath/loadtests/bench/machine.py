@@ -1,11 +1,24 @@
-"""What the benchmark ran on: figures of another machine compare with nothing."""
+"""
+The machine of a benchmark: its description, and the processor time of processes.
 
+Figures of another machine compare with nothing. Looks are rare, because they cost time
+of the cores that are measured. A process that was there before is charged what it used
+since the first look; one that ended keeps the figures of the last. The memory of a new
+process is the largest resident set that it ever had, that of an old one the largest
+that was seen; a backend's holds the pages of the server's shared memory that it
+touched.
+"""
+
+import contextlib
 import os
 import platform
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import psutil
+
+from towpath.loadtests.bench.figures import Figures
 
 _GIBIBYTE: Final = 1024**3
 
@@ -39,3 +52,77 @@ def _processor() -> str:
         line.partition(":")[2] for line in text.splitlines() if "model name" in line
     )
     return next(names, platform.machine()).strip()
+
+
+_MICROSECONDS: Final = 1_000_000
+_KIBIBYTE: Final = 1024
+_PEAK: Final = "VmHWM:"
+
+
+@dataclass(slots=True)
+class _Usage:
+    process: psutil.Process
+    is_new: bool
+    began_s: float
+    cpu_s: float = 0.0
+    peak_bytes: int = 0
+
+
+class ProcessWatch:
+    """The processes of one run, by the names that their figures get."""
+
+    def __init__(self) -> None:
+        self._usages: dict[str, _Usage] = {}
+        # Whoever measures takes of the same cores, and says how much.
+        self.add("observer", psutil.Process().pid, is_new=False)
+
+    def add(self, name: str, pid: int | None, *, is_new: bool) -> None:
+        """Begin to watch a process, if there is one; a new one from its beginning."""
+        if pid is None or name in self._usages:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            began_s = 0.0 if is_new else _cpu_s(process)
+            self._usages[name] = _Usage(process, is_new, began_s)
+
+    def look(self) -> None:
+        """Look at all of them."""
+        for usage in self._usages.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                usage.cpu_s = _cpu_s(usage.process) - usage.began_s
+                usage.peak_bytes = max(usage.peak_bytes, _held_bytes(usage))
+
+    def restart(self) -> None:
+        """Charge what comes from now on only; memory keeps its peak."""
+        for usage in self._usages.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                usage.began_s = _cpu_s(usage.process)
+
+    def figures(self) -> Figures:
+        """Return ``<name>_cpu_s`` and ``<name>_peak_rss_bytes`` of each."""
+        found: Figures = {}
+        for name, usage in self._usages.items():
+            found[f"{name}_cpu_s"] = usage.cpu_s
+            found[f"{name}_peak_rss_bytes"] = float(usage.peak_bytes)
+        return found
+
+
+def per_event_us(cpu_s: float, events: int) -> float:
+    """Return processor time per event."""
+    return cpu_s * _MICROSECONDS / events if events else 0.0
+
+
+def _held_bytes(usage: _Usage) -> int:
+    if not usage.is_new:
+        return int(usage.process.memory_info().rss)
+    try:
+        status = Path(f"/proc/{usage.process.pid}/status").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    line = next((n for n in status.splitlines() if n.startswith(_PEAK)), f"{_PEAK} 0")
+    return int(line.split()[1]) * _KIBIBYTE
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

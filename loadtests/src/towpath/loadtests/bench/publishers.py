@@ -4,28 +4,167 @@ The systems that write to Kafka: the relay, and Debezium on Kafka Connect.
 Each reads a slot that is there already and publishes to ``<name>.event.bench``, keyed
 by aggregate id, with the event's id and type as headers. Debezium runs as its makers
 ship it, and tuned: for throughput in a drain, for latency under a steady load.
+
+A client program runs to its end beside a system, and is gone when its block is.
 """
 
 import contextlib
 import json
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Self
 
 import psutil
+from psycopg.conninfo import conninfo_to_dict
 
-from towpath.loadtests.bench import connect
 from towpath.loadtests.bench.broker import PARTITIONS
-from towpath.loadtests.bench.clients import Client, told
-from towpath.loadtests.bench.errors import BenchError
-from towpath.loadtests.bench.plan import (
+from towpath.loadtests.bench.context import (
     DEBEZIUM_STOCK,
     DEBEZIUM_TUNED,
     RELAY,
     Bench,
-    Run,
+    BenchRun,
 )
+from towpath.loadtests.bench.environment import BenchEnvironment
 from towpath.loadtests.bench.source import PUBLICATION
+from towpath.loadtests.errors import BenchError
+
+# Four times the batches and queues of the defaults, and a producer that fills batches.
+THROUGHPUT: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "max.batch.size": "8192",
+        "max.queue.size": "32768",
+        "poll.interval.ms": "10",
+        "producer.override.linger.ms": "5",
+        "producer.override.batch.size": "524288",
+        "producer.override.compression.type": "lz4",
+        "producer.override.buffer.memory": "134217728",
+    }
+)
+
+
+def connector_address(dsn: str) -> dict[str, str]:
+    """Return a connector's settings that say where its database is."""
+    parts = conninfo_to_dict(dsn)
+    return {
+        "database.hostname": str(parts["host"]),
+        "database.port": str(parts["port"]),
+        "database.user": str(parts["user"]),
+        "database.password": str(parts.get("password", "")),
+        "database.dbname": str(parts["dbname"]),
+    }
+
+
+def start_connect(
+    bench: Bench, name: str, converters: Mapping[str, str], connector: Mapping[str, str]
+) -> int:
+    """
+    Start Connect with a connector and return its process.
+
+    Raises:
+        BenchError: Its archives were not asked for.
+    """
+    place = bench.place
+    if place.connect is None:
+        message = "Kafka Connect was not fetched"
+        raise BenchError(message)
+    worker = {
+        **converters,
+        # All archives lie on the one class path, named in their own lists.
+        "plugin.discovery": "hybrid_warn",
+        "bootstrap.servers": place.kafka,
+        "listeners": f"http://127.0.0.1:{place.connect_port}",
+        "offset.storage.file.filename": str(place.folder / f"{name}.offsets"),
+    }
+    files = (place.folder / f"{name}.worker", place.folder / f"{name}.connector")
+    for path, settings in zip(files, (worker, connector), strict=True):
+        lines = (f"{key}={value}\n" for key, value in settings.items())
+        path.write_text("".join(lines), encoding="utf-8")
+    words = (*place.connect, *(str(path) for path in files))
+    return place.launcher.start(name, words)
+
+
+_SHOWN_LINES: Final = 8
+
+
+class ClientProgram:
+    """One program, and the file that it prints to."""
+
+    def __init__(
+        self, place: BenchEnvironment, name: str, words: Sequence[str]
+    ) -> None:
+        self._place = place
+        self._name = name
+        self._words = tuple(words)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603 - our own words
+                self._words,
+                cwd=self._place.folder,
+                env=dict(self._place.env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def pid(self) -> int | None:
+        """The process, once there is one."""
+        return self._process.pid if self._process else None
+
+    def is_done(self) -> bool:
+        """
+        Tell whether it has ended well.
+
+        Raises:
+            BenchError: It has ended otherwise; the message ends with its last lines.
+        """
+        code = self._process.poll() if self._process else None
+        if code:
+            raise BenchError(failure_text(self._name, f"ended with {code}", self._log))
+        return code is not None
+
+    def wait(self, within_s: float) -> None:
+        """
+        Wait until it has ended well.
+
+        Raises:
+            BenchError: It has not.
+        """
+        try:
+            if self._process is not None:
+                self._process.wait(within_s)
+        except subprocess.TimeoutExpired as error:
+            message = failure_text(
+                self._name, f"not done after {within_s:.0f} s", self._log
+            )
+            raise BenchError(message) from error
+        self.is_done()
+
+    @property
+    def _log(self) -> Path:
+        return self._place.launcher.log(self._name)
+
+
+def failure_text(name: str, what: str, log: Path) -> str:
+    """Say what became of a process, with the end of its log."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    shown = "".join(f"\n  {line}" for line in lines[-_SHOWN_LINES:])
+    return f"{name}: {what}; log: {log}{shown}"
+
 
 _INIT_WITHIN_S: Final = 60.0
 _CONFIGURATION: Final = """\
@@ -87,30 +226,30 @@ _LATENCY: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def prepare_source(bench: Bench, run: Run, tables: tuple[str, ...] = ()) -> None:
+def prepare_source(bench: Bench, run: BenchRun, tables: tuple[str, ...] = ()) -> None:
     """Have the relay prepare the source: outbox, publications, and the run's slot."""
     config = _configure(bench, run, tables)
     words = (*bench.place.towpath, "relay", "init", "--config", config)
-    with Client(bench.place, "init", words) as client:
+    with ClientProgram(bench.place, "init", words) as client:
         client.wait(_INIT_WITHIN_S)
 
 
-def start(bench: Bench, run: Run) -> int:
+def start(bench: Bench, run: BenchRun) -> int:
     """Start the run's system and return its process."""
     if run.system == RELAY:
         return start_relay(bench, run)
     bench.broker.make_topic(run.topic)
-    return connect.start(bench, run.name, _CONVERTERS, connector(run))
+    return start_connect(bench, run.name, _CONVERTERS, connector(run))
 
 
-def start_relay(bench: Bench, run: Run, tables: tuple[str, ...] = ()) -> int:
+def start_relay(bench: Bench, run: BenchRun, tables: tuple[str, ...] = ()) -> int:
     """Start the relay and return its process."""
     config = _configure(bench, run, tables)
     words = (*bench.place.towpath, "relay", "run", "--config", config)
     return bench.place.launcher.start(run.name, words)
 
 
-def check(bench: Bench, run: Run, pid: int) -> None:
+def check(bench: Bench, run: BenchRun, pid: int) -> None:
     """
     Make sure that the system is still there, and the source that it reads.
 
@@ -122,17 +261,19 @@ def check(bench: Bench, run: Run, pid: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
             return
-    raise BenchError(told(run.name, "it ended", bench.place.launcher.log(run.name)))
+    raise BenchError(
+        failure_text(run.name, "it ended", bench.place.launcher.log(run.name))
+    )
 
 
-def connector(run: Run) -> dict[str, str]:
+def connector(run: BenchRun) -> dict[str, str]:
     """Return the connector's settings for a run."""
-    tuned = _LATENCY if run.is_steady else connect.THROUGHPUT
+    tuned = _LATENCY if run.is_steady else THROUGHPUT
     return {
         **_CONNECTOR,
         "topic.prefix": run.name,
         "slot.name": run.name,
-        **connect.address(run.source.dsn),
+        **connector_address(run.source.dsn),
         "transforms.outbox.route.topic.replacement": (
             f"{run.name}.event.${{routedByValue}}"
         ),
@@ -140,7 +281,7 @@ def connector(run: Run) -> dict[str, str]:
     }
 
 
-def configuration(bench: Bench, run: Run, tables: tuple[str, ...] = ()) -> str:
+def configuration(bench: Bench, run: BenchRun, tables: tuple[str, ...] = ()) -> str:
     """Return the relay's configuration for a run."""
     return _CONFIGURATION.format(
         folder=bench.place.folder,
@@ -153,7 +294,7 @@ def configuration(bench: Bench, run: Run, tables: tuple[str, ...] = ()) -> str:
     )
 
 
-def _configure(bench: Bench, run: Run, tables: tuple[str, ...]) -> str:
+def _configure(bench: Bench, run: BenchRun, tables: tuple[str, ...]) -> str:
     path = bench.place.folder / f"{run.name}.toml"
     path.write_text(configuration(bench, run, tables), encoding="utf-8")
     return str(path)

@@ -1,22 +1,86 @@
 """
-The source: one database for each case, its backlog, its slots, and what it says is so.
+The source: one database for each case, its backlog, its slots, and its own record.
 
 The outbox table and its publication are those that ``towpath relay init`` makes. Each
 run reads the same log through a copy of one slot that was made before the first row.
+
+Committed rows, their order and times are decoded by a small reader of pgoutput of our
+own, because a relay's decoder cannot be its own witness. It knows inserts, and updates
+that leave the key as it was; others are passed over.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any, Final, Self
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple, Self
 
 import psycopg
 from psycopg import sql
 
-from towpath.loadtests.bench import pgoutput
-from towpath.loadtests.bench.errors import BenchError
-from towpath.loadtests.bench.place import Place
-from towpath.loadtests.bench.verdict import Fact, digest
+from towpath.loadtests.bench.environment import BenchEnvironment
+from towpath.loadtests.bench.figures import CommittedEvent, digest
+from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import Clock, Deadline
+
+_EPOCH_US: Final = 946_684_800_000_000  # 2000-01-01 in Postgres's count
+_BEGIN: Final = struct.Struct("!qqi")
+_COLUMN_TAIL_BYTES: Final = 8
+
+INSERTED: Final = frozenset({b"I"})
+INSERTED_OR_UPDATED: Final = frozenset({b"I", b"U"})
+
+
+class Row(NamedTuple):
+    """One new row, by its columns' texts, and when it was committed."""
+
+    committed_us: int
+    values: dict[str, bytes | None]
+
+
+def decoded_rows(
+    messages: Iterable[bytes], tags: frozenset[bytes] = INSERTED
+) -> Iterator[Row]:
+    """Yield the new rows in commit order."""
+    committed_us = 0
+    columns: dict[bytes, list[str]] = {}
+    for message in messages:
+        tag = message[:1]
+        if tag == b"B":
+            committed_us = _BEGIN.unpack_from(message, 1)[1] + _EPOCH_US
+        elif tag == b"R":
+            columns[message[1:5]] = _names(message)
+        elif message[5:6] == b"N" and tag in tags:
+            names = columns[message[1:5]]
+            yield Row(committed_us, dict(zip(names, _values(message), strict=True)))
+
+
+def _names(message: bytes) -> list[str]:
+    at = message.index(b"\0", 5) + 1  # past the schema
+    at = message.index(b"\0", at) + 1  # past the table
+    count = int.from_bytes(message[at + 1 : at + 3], "big")
+    at += 3
+    names = []
+    for _ in range(count):
+        end = message.index(b"\0", at + 1)
+        names.append(message[at + 1 : end].decode())
+        at = end + 1 + _COLUMN_TAIL_BYTES
+    return names
+
+
+def _values(message: bytes) -> Iterator[bytes | None]:
+    count = int.from_bytes(message[6:8], "big")
+    at = 8
+    for _ in range(count):
+        kind = message[at : at + 1]
+        if kind != b"t":
+            yield None
+            at += 1
+            continue
+        size = int.from_bytes(message[at + 1 : at + 5], "big")
+        at += 5
+        yield message[at : at + size]
+        at += size
+
 
 PUBLICATION: Final = "towpath_outbox"
 
@@ -54,10 +118,10 @@ select data from pg_logical_slot_get_binary_changes(
 """
 
 
-class Source:
-    """One case's database. Call order: made by ``made``, then ``prepare``, once."""
+class BenchSource:
+    """The database of one case. Call order: ``bench_source``, then ``prepare`` once."""
 
-    def __init__(self, place: Place, name: str, clock: Clock) -> None:
+    def __init__(self, place: BenchEnvironment, name: str, clock: Clock) -> None:
         self.name = name
         self.dsn = place.dsn_of(name)
         self._clock = clock
@@ -162,11 +226,11 @@ class Source:
                 total += cursor.rowcount
                 tell(total)
 
-    def facts(self, slot: str) -> dict[bytes, Fact]:
+    def facts(self, slot: str) -> dict[bytes, CommittedEvent]:
         """Read what was committed, by event id; uses the slot up."""
-        rows = pgoutput.rows(self._messages(slot))
+        rows = decoded_rows(self._messages(slot))
         return {
-            row.values["id"] or b"": Fact(
+            row.values["id"] or b"": CommittedEvent(
                 ordinal,
                 row.values["aggregate_id"] or b"",
                 digest(row.values["payload"]),
@@ -191,14 +255,18 @@ class Source:
 
 
 @contextlib.contextmanager
-def made(place: Place, name: str, clock: Clock) -> Iterator[Source]:
+def bench_source(
+    place: BenchEnvironment, name: str, clock: Clock
+) -> Iterator[BenchSource]:
     """Make a database for the block, and drop it and its slots behind it."""
-    with database(place, name), Source(place, name, clock) as source:
+    with database(place, name), BenchSource(place, name, clock) as source:
         yield source
 
 
 @contextlib.contextmanager
-def database(place: Place, name: str, template: str = "template1") -> Iterator[None]:
+def database(
+    place: BenchEnvironment, name: str, template: str = "template1"
+) -> Iterator[None]:
     """Make a copy of a database for the block; drop it and its slots behind it."""
     statement = sql.SQL("create database {} template {} strategy file_copy")
     with psycopg.connect(place.dsn, autocommit=True) as connection:
@@ -210,7 +278,7 @@ def database(place: Place, name: str, template: str = "template1") -> Iterator[N
         _drop(place, name)
 
 
-def _drop(place: Place, name: str) -> None:
+def _drop(place: BenchEnvironment, name: str) -> None:
     """Drop what can be dropped; a server that is away takes it all with it."""
     with (
         contextlib.suppress(psycopg.Error),

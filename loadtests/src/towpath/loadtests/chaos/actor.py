@@ -14,9 +14,9 @@ from typing import Final, Self
 
 import psycopg
 
-from towpath.loadtests.chaos.errors import ChaosError
-from towpath.loadtests.chaos.place import Place
+from towpath.loadtests.chaos.context import ChaosEnvironment
 from towpath.loadtests.chaos.tables import Session
+from towpath.loadtests.errors import ChaosError
 
 _JOIN_WITHIN_S: Final = 30.0
 _AGAIN_S: Final = 0.1
@@ -30,7 +30,9 @@ _NOT_WAITING: Final = "set synchronous_commit = local"
 class Actor:
     """Takes one step after the other until it is told to stop."""
 
-    def __init__(self, place: Place, name: str, seed: str, pause_s: float) -> None:
+    def __init__(
+        self, place: ChaosEnvironment, name: str, seed: str, pause_s: float
+    ) -> None:
         """
         Make one; ``with`` starts and stops it.
 
@@ -121,7 +123,7 @@ def connect(dsn: str) -> Session:
     return session
 
 
-class Late:
+class LateCommit:
     """
     For a block: commits are in the log, and invisible for so long.
 

@@ -1,4 +1,8 @@
-"""The relay under test: its configuration, its process, and what it says of itself."""
+"""
+The relay under test: its configuration, its process, its log, and its killer.
+
+The killer ends the relay at once, or the server's processes that serve it.
+"""
 
 import json
 import threading
@@ -7,9 +11,10 @@ from typing import Any, Final
 
 import psutil
 
-from towpath.loadtests.chaos.errors import ChaosError
-from towpath.loadtests.chaos.place import Place
-from towpath.loadtests.chaos.tables import TABLES
+from towpath.loadtests.chaos.actor import Actor
+from towpath.loadtests.chaos.context import RELAY, ChaosEnvironment, ChaosOptions
+from towpath.loadtests.chaos.tables import TABLES, Session
+from towpath.loadtests.errors import ChaosError
 from towpath.schemas.clock import Deadline
 
 SINK: Final = "other"
@@ -57,10 +62,10 @@ name = "other"
 """
 
 
-class Relay:
+class ChaosRelay:
     """One relay; safe to use from several threads."""
 
-    def __init__(self, place: Place, seed: int) -> None:
+    def __init__(self, place: ChaosEnvironment, seed: int) -> None:
         """
         Describe one.
 
@@ -161,7 +166,7 @@ class Relay:
         self._pid = self._place.launcher.start(_RELAY, words)
 
 
-def fail_unless_prepared(slot: object, relay: Relay) -> None:
+def fail_unless_prepared(slot: object, relay: ChaosRelay) -> None:
     """
     Raise what kept the source from being prepared.
 
@@ -186,3 +191,44 @@ def _parsed(line: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return told if isinstance(told, dict) else {}
+
+
+_PAUSE_S: Final = 1.0
+_BETWEEN_S: Final = 12.0
+_BACKENDS: Final = """
+select pid from pg_stat_activity
+where datname = current_database() and application_name = %s order by pid
+"""
+
+
+class Killer(Actor):
+    """Kills one after the other; a killed relay is started again at once."""
+
+    def __init__(
+        self,
+        place: ChaosEnvironment,
+        options: ChaosOptions,
+        relay: ChaosRelay,
+        seed: str,
+    ) -> None:
+        super().__init__(place, "killer", seed, _PAUSE_S)
+        self._relay = relay
+        self._victims = options.kill
+
+    def step(self, session: Session) -> None:
+        """Wait a while, and kill."""
+        self.rest(_BETWEEN_S)
+        victim = self.random.choice(self._victims)
+        draw = self.random.random()
+        if victim == RELAY:
+            self._relay.kill()
+            # Sometimes again, before it has begun to stream.
+            if draw < 0.2:  # noqa: PLR2004 - a share
+                self._relay.kill()
+        else:
+            pids = [pid for (pid,) in session.execute(_BACKENDS, (APPLICATION,))]
+            if not pids:
+                return
+            chosen = pids[int(draw * len(pids))]
+            session.execute("select pg_terminate_backend(%s)", (chosen,))
+        self.counts[victim] += 1

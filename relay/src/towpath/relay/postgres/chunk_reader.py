@@ -58,7 +58,7 @@ from towpath.relay.snapshot.shape import (
 from towpath.relay.snapshot.sql import decode_lines
 from towpath.relay.snapshot.visibility import XidSnapshot
 from towpath.schemas.clock import Clock
-from towpath.settings.snapshot import Watermarks
+from towpath.settings.relay import Watermarks
 
 _COPY_ENDED: Final = -1
 

@@ -73,7 +73,7 @@ from towpath.schemas.clock import Deadline, SystemClock
 from towpath.schemas.failure import Disposition, HaltError, TowpathError
 from towpath.schemas.table_name import TableName
 from towpath.settings.outbox import AggregateView
-from towpath.settings.snapshot import Watermarks
+from towpath.settings.relay import Watermarks
 
 _OF_COLLECTION = (*WRONG_VALUE, CATALOG_CHANGED)
 

@@ -23,8 +23,7 @@ from towpath.schemas.failure import TowpathError, UnavailableError
 from towpath.services.orders.app import DEFAULT_THREADS, create_app, migrate_shop
 from towpath.services.orders.seed import has_orders, seed_shop
 from towpath.services.plumbing.database import make_engine
-from towpath.services.plumbing.logs import configure_logs
-from towpath.services.plumbing.server import Listen, serve
+from towpath.services.plumbing.server import Listen, configure_logs, serve
 from towpath.services.registry import register_event_schemas
 
 # How long the service waits for its database and the registry when all start at once.

@@ -44,10 +44,9 @@ from towpath.services.orders.idempotency import (
     earlier_answer,
     keep_answer,
 )
-from towpath.services.orders.unit import OrdersUnit
-from towpath.services.plumbing import written
-from towpath.services.plumbing.body import read_body
-from towpath.services.plumbing.trace import valid_traceparent
+from towpath.services.orders.repository import OrdersUnit
+from towpath.services.plumbing import http
+from towpath.services.plumbing.http import read_body, valid_traceparent
 
 EXTENSION: Final = "towpath.orders"
 REPLAYED: Final = "Idempotent-Replayed"
@@ -148,7 +147,7 @@ def _once(carry_out: CarryOut, status: HTTPStatus = HTTPStatus.OK) -> Response:
 def _with_lsn(response: Response, unit: OrdersUnit) -> Response:
     lsn = unit.written_lsn()
     if lsn is not None:
-        response.headers[written.HEADER] = lsn
+        response.headers[http.HEADER] = lsn
     return response
 
 

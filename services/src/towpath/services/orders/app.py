@@ -12,12 +12,9 @@ from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.events import event_schemas
 from towpath.services.orders.api import EXTENSION, Parts, blueprint
 from towpath.services.orders.events import outbox_event
-from towpath.services.orders.tables import SCHEMA
-from towpath.services.plumbing.body import MAX_BODY_BYTES
-from towpath.services.plumbing.database import make_engine
-from towpath.services.plumbing.health import health_blueprint
-from towpath.services.plumbing.migration import migrate
-from towpath.services.plumbing.problems import install_problems
+from towpath.services.orders.repository import SCHEMA
+from towpath.services.plumbing.database import health_blueprint, make_engine, migrate
+from towpath.services.plumbing.http import MAX_BODY_BYTES, install_problems
 
 MIGRATIONS: Final = "towpath.services.orders.migrations"
 NEEDED_TABLES: Final = ("shop.customers", "shop.orders", "towpath.outbox")

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from towpath.services.orders.domain import AttributeValue
-from towpath.services.plumbing.body import Input, without_nul
+from towpath.services.plumbing.http import Input, without_nul
 
 MAX_LINES: Final = 100
 MAX_QUANTITY: Final = 1_000_000

@@ -24,7 +24,7 @@ from towpath.services.orders.domain import (
     OrderPlaced,
     OrderState,
 )
-from towpath.services.plumbing.unit_of_work import TRACEPARENT
+from towpath.services.plumbing.database import TRACEPARENT
 
 ORDER: Final = "order"
 CUSTOMER: Final = "customer"

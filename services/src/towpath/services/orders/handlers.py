@@ -20,9 +20,8 @@ from towpath.services.orders.domain import (
     OrderStatus,
     total_of,
 )
-from towpath.services.orders.repository import UnknownCustomerError
-from towpath.services.orders.unit import OrdersUnit
-from towpath.services.plumbing.problems import (
+from towpath.services.orders.repository import OrdersUnit, UnknownCustomerError
+from towpath.services.plumbing.http import (
     ConflictError,
     FieldError,
     InvalidInputError,

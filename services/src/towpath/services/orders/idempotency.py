@@ -16,8 +16,8 @@ from sqlalchemy import select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from towpath.services.orders.tables import idempotency
-from towpath.services.plumbing.problems import FieldError, InvalidInputError
+from towpath.services.orders.repository import idempotency
+from towpath.services.plumbing.http import FieldError, InvalidInputError
 
 HEADER: Final = "Idempotency-Key"
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,200}\Z")

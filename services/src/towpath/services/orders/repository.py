@@ -2,14 +2,40 @@
 Customers and orders in their tables, one method for each thing the commands need.
 
 Writing an aggregate also has it tracked: what it says is recorded in the same
-transaction. An order is changed only under its row's lock.
+transaction. An order is changed only under its row's lock. The tables are described for
+SQLAlchemy; the migrations make them.
 """
 
 import uuid
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Row, Select, insert, select, text, update
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Enum,
+    ForeignKey,
+    Identity,
+    Integer,
+    MetaData,
+    Numeric,
+    Row,
+    Select,
+    Table,
+    Text,
+    Uuid,
+    func,
+    insert,
+    select,
+    text,
+    true,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -21,9 +47,68 @@ from towpath.services.orders.domain import (
     Line,
     Order,
     OrderState,
+    OrderStatus,
 )
-from towpath.services.orders.tables import customers, order_lines, orders
-from towpath.services.plumbing.database import constraint_of
+from towpath.services.plumbing.database import UnitOfWork, constraint_of
+
+SCHEMA = "shop"
+metadata = MetaData(schema=SCHEMA)
+
+_instant = DateTime(timezone=True)
+_amount = Numeric(12, 2)
+_status = Enum(
+    OrderStatus,
+    name="order_status",
+    schema=SCHEMA,
+    values_callable=lambda statuses: [status.value for status in statuses],
+)
+
+customers = Table(
+    "customers",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("email", Text, nullable=False),
+    Column("active", Boolean, nullable=False, server_default=true()),
+    Column("created_at", _instant, nullable=False, server_default=func.now()),
+    Column("updated_at", _instant, nullable=False, server_default=func.now()),
+)
+
+orders = Table(
+    "orders",
+    metadata,
+    Column("id", BigInteger, Identity(), primary_key=True),
+    Column("customer_id", Uuid, ForeignKey(customers.c.id), nullable=False, index=True),
+    Column("status", _status, nullable=False),
+    Column("total", _amount, nullable=False),
+    Column("currency", Text, nullable=False),
+    Column("attributes", JSONB(none_as_null=True)),
+    Column("note", Text),
+    Column("placed_at", _instant, nullable=False, server_default=func.now()),
+    Column("updated_at", _instant, nullable=False, server_default=func.now()),
+    Column("cancel_reason", Text),
+)
+
+order_lines = Table(
+    "order_lines",
+    metadata,
+    Column("order_id", BigInteger, ForeignKey(orders.c.id), primary_key=True),
+    Column("line_no", Integer, primary_key=True),
+    Column("product_id", Uuid, nullable=False),
+    Column("quantity", Integer, nullable=False),
+    Column("unit_price", _amount, nullable=False),
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("request_hash", Text, nullable=False),
+    Column("status", Integer),
+    Column("response", JSON(none_as_null=True)),
+    Column("created_at", _instant, nullable=False, server_default=func.now()),
+)
+
 
 _CUSTOMER_EXISTS = "orders_customer_id_fkey"
 
@@ -178,3 +263,17 @@ def _state(row: Row[Any], lines: Sequence[Row[Any]]) -> OrderState:
         updated_at=row.updated_at,
         cancel_reason=row.cancel_reason,
     )
+
+
+class OrdersUnit(UnitOfWork):
+    """One transaction over customers and orders."""
+
+    @cached_property
+    def customers(self) -> CustomerRepository:
+        """The customers in this transaction."""
+        return CustomerRepository(self.session)
+
+    @cached_property
+    def orders(self) -> OrderRepository:
+        """The orders in this transaction."""
+        return OrderRepository(self.session)

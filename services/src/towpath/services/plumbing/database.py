@@ -1,21 +1,42 @@
 """
-The engine, and the one place where a driver's error becomes one of ours.
+The database of a service: engine, errors, migrations, unit of work, health.
 
-Errors are told apart by SQLSTATE, never by text. What is not in the table is unforeseen
-and stays what it was.
+A driver's error becomes one of ours in one place, by its SQLSTATE, never by its text.
+An error that is not in the table is unforeseen and stays as it was.
+
+A service's tables are brought to the newest version also when two of it start at once:
+the whole run is one transaction under one advisory lock: the second to come waits,
+finds nothing to do, and goes on.
+
+A unit of work is one transaction for one command; without a commit it is rolled back.
+The driver's errors leave it as the platform's failures. Aggregates that the command
+touched are tracked, so that what they say is committed with their state. The connection
+stays the unit's until its end, so that it can be asked after the commit how far the log
+is.
+
+``/health/live`` asks nothing of anyone. ``/health/ready`` asks the database whether it
+answers and has every table that a write needs, the outbox among them.
 """
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, Final
+from importlib import resources
+from types import TracebackType
+from typing import ClassVar, Final, Self
 
 import psycopg2
-from sqlalchemy import Engine, create_engine
+from alembic import command
+from alembic.config import Config
+from flask import Blueprint
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session, sessionmaker
 
 from towpath.schemas import session
 from towpath.schemas.failure import BusyError, UnavailableError
+from towpath.services.plumbing.http import written_lsn
 
 CONNECT_TIMEOUT_S: Final = 3
 # A request that waits longer for a row lock or an answer is refused and may be tried
@@ -130,3 +151,115 @@ def constraint_of(error: DBAPIError) -> str:
     """Return the name of the constraint that was violated, or nothing."""
     diagnosis = getattr(error.orig, "diag", None)
     return getattr(diagnosis, "constraint_name", None) or ""
+
+
+# How long the second to come waits for the first; migrations take seconds.
+_WAIT_MS: Final = 60_000
+
+
+def migrate(engine: Engine, *, package: str, schema: str) -> None:
+    """
+    Apply what is missing.
+
+    Args:
+        engine: The database.
+        package: The package that holds ``env.py`` and ``versions``.
+        schema: The service's schema; made first, because alembic keeps its own table
+            there.
+
+    Raises:
+        UnavailableError: The database cannot be reached.
+    """
+    key = zlib.crc32(f"towpath:migrate:{schema}".encode())
+    with translated(), engine.begin() as connection:
+        connection.execute(text(f"set local lock_timeout = {_WAIT_MS}"))
+        connection.execute(text(f"set local statement_timeout = {_WAIT_MS}"))
+        connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": key})
+        there = text("select to_regnamespace(:schema) is not null")
+        if not connection.scalar(there, {"schema": schema}):
+            connection.execute(text(f'create schema "{schema}"'))
+        folder = resources.files(package)
+        config = Config()
+        config.set_main_option("script_location", str(folder).replace("%", "%%"))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+TRACEPARENT: Final = "traceparent"
+
+
+class UnitOfWork:
+    """
+    A transaction that begins with the first statement and ends with the block.
+
+    Args:
+        sessions: Makes the session; its collector records what aggregates say.
+        traceparent: The trace context of the request, kept with its events.
+    """
+
+    session: Session
+    _connection: Connection
+
+    def __init__(
+        self, sessions: sessionmaker[Session], traceparent: str | None = None
+    ) -> None:
+        self._sessions = sessions
+        self._traceparent = traceparent
+
+    def __enter__(self) -> Self:
+        engine: Engine = self._sessions.kw["bind"]
+        with translated():
+            self._connection = engine.connect()
+        self.session = self._sessions(bind=self._connection)
+        self.session.info[TRACEPARENT] = self._traceparent
+        return self
+
+    def commit(self) -> None:
+        """Make everything until now durable, events included."""
+        self.session.commit()
+
+    def written_lsn(self) -> str | None:
+        """Return an LSN behind everything that was committed and can be seen here."""
+        return written_lsn(self._connection)
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.session.close()
+        self._connection.close()
+        if isinstance(error, DBAPIError | PoolTimeoutError):
+            with translated():
+                raise error
+
+
+def health_blueprint(engine: Engine, tables: Sequence[str]) -> Blueprint:
+    """
+    Make the two routes.
+
+    Args:
+        engine: The database that is asked.
+        tables: Qualified names of the tables that a write needs.
+    """
+    blueprint = Blueprint("health", __name__, url_prefix="/health")
+    missing = text(
+        "select name from unnest(cast(:names as text[])) as name"
+        " where to_regclass(name) is null"
+    )
+
+    @blueprint.get("/live")
+    def live() -> dict[str, str]:
+        return {"status": "live"}
+
+    @blueprint.get("/ready")
+    def ready() -> dict[str, str]:
+        with translated(), engine.connect() as connection:
+            absent = connection.scalars(missing, {"names": list(tables)}).all()
+        if absent:
+            message = f"There is no table {', '.join(absent)} yet."
+            raise MissingTableError(message)
+        return {"status": "ready"}
+
+    return blueprint

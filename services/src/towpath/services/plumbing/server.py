@@ -4,12 +4,19 @@ The WSGI server: gunicorn with one worker process and threads, started from code
 One process with threads is the smallest thing that serves a shop well: requests wait
 for Postgres, not for Python. The worker makes the application itself, after the fork,
 so that no connection is shared between processes.
+
+Log records are JSON lines on standard error: lower-case prose, facts as fields. The
+standard library's loggers (gunicorn's, alembic's) go through the same processors.
+Payloads, credentials and keys are never fields.
 """
 
+import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import structlog
 from flask import Flask
 from gunicorn.app.base import BaseApplication
 from gunicorn.glogging import Logger
@@ -67,3 +74,34 @@ class _Server(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
 def serve(make_app: Callable[[], Flask], listen: Listen) -> None:
     """Serve until the process is told to stop; requests in progress are finished."""
     _Server(make_app, listen).run()
+
+
+def configure_logs(level: int = logging.INFO) -> None:
+    """Send every log record of this process through structlog."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level)
+    # Its start-up remarks; what was migrated is told by the migration itself.
+    logging.getLogger("alembic").setLevel(logging.WARNING)

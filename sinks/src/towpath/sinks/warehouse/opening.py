@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from towpath.settings import PartitionField, WarehouseOptions
-from towpath.settings.warehouse import parse_partition
+from towpath.settings.sink import parse_partition
 from towpath.sinks.ports import SqlSession
 from towpath.sinks.warehouse.ddl import (
     FLOOR_PROPERTY,

@@ -17,7 +17,7 @@ import structlog
 
 from towpath.schemas.failure import TowpathError
 from towpath.settings import PartitionField, Route, RouteKind, Sink
-from towpath.settings.warehouse import parse_partition
+from towpath.settings.sink import parse_partition
 from towpath.sinks.errors import KeylessTableError
 from towpath.sinks.ports import RelationSource, SqlSession
 from towpath.sinks.warehouse.ddl import live_view

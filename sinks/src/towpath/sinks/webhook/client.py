@@ -13,7 +13,7 @@ from urllib3.exceptions import HTTPError
 
 from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.webhooks import secret_bytes, signed
-from towpath.settings.webhook import WebhookOptions
+from towpath.settings.sink import WebhookOptions
 from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.webhook.answer import Verdict, judge
 from towpath.sinks.webhook.payload import Request

@@ -23,7 +23,7 @@ import structlog
 from towpath.schemas.backoff import Backoff
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import BusyError, TowpathError
-from towpath.settings.webhook import WebhookOptions
+from towpath.settings.sink import WebhookOptions
 from towpath.sinks.progress import replace_file
 from towpath.sinks.webhook.answer import Outcome
 from towpath.sinks.webhook.client import Client

@@ -20,7 +20,7 @@ import structlog
 
 from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.failure import TowpathError
-from towpath.settings.webhook import WebhookOptions
+from towpath.settings.sink import WebhookOptions
 from towpath.sinks.change import Change, EventRow, Refusal
 from towpath.sinks.dead_letters.letter import BEHIND, LATER
 from towpath.sinks.errors import BatchRefusedError

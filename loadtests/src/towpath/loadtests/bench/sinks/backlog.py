@@ -2,7 +2,8 @@
 The backlog: a table that the relay has put into Kafka while no sink ran.
 
 The relay is stopped while sinks are measured, and runs again when they are compared:
-the verifier waits for it to have passed what the source showed.
+the verifier waits until it has passed the source's end. The three sinks are configured
+with all their default settings.
 """
 
 from collections.abc import Iterator
@@ -12,16 +13,54 @@ from pathlib import Path
 from typing import Final
 
 from towpath.loadtests.bench import publishers
-from towpath.loadtests.bench.clients import told
-from towpath.loadtests.bench.drain import LOOK_EVERY_S, until_still
-from towpath.loadtests.bench.errors import BenchError
-from towpath.loadtests.bench.plan import RELAY, Bench
-from towpath.loadtests.bench.sinks.configuration import sink_blocks
-from towpath.loadtests.bench.sinks.plan import Targets
+from towpath.loadtests.bench.context import RELAY, Bench
+from towpath.loadtests.bench.measurements import LOOK_EVERY_S, until_still
+from towpath.loadtests.bench.publishers import failure_text
+from towpath.loadtests.bench.sinks.result import (
+    CACHE,
+    SEARCH,
+    WAREHOUSE,
+    Targets,
+)
 from towpath.loadtests.bench.snapshot import systems
-from towpath.loadtests.bench.snapshot.plan import TABLE, FillRun, Load
-from towpath.loadtests.bench.snapshot.source import ItemSource, original
+from towpath.loadtests.bench.snapshot.source import (
+    TABLE,
+    FillRun,
+    ItemSource,
+    Load,
+    original,
+)
+from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import Deadline
+
+ROUTE: Final = "item"
+LAKE_TABLE: Final = "bench.item"
+
+_SINK: Final = """
+[[sink]]
+name = "{name}"
+kind = "{name}"
+url = "{url}"
+{more}
+[[sink.route]]
+topic = "{topic}"
+name = "{route}"
+"""
+
+
+def sink_blocks(topic: str, targets: Targets, folder: Path) -> str:
+    """Return the blocks of the three sinks, each with the topic as its one route."""
+    lake = f'folder = "{folder / "lake"}"\n'
+    told = (
+        (CACHE, targets.redis_url, "", ROUTE),
+        (SEARCH, targets.opensearch_url, "", ROUTE),
+        (WAREHOUSE, targets.catalog_dsn, lake, LAKE_TABLE),
+    )
+    return "".join(
+        _SINK.format(name=name, url=url, more=more, topic=topic, route=route)
+        for name, url, more, route in told
+    )
+
 
 NAME: Final = "bench_catch_up"
 
@@ -64,7 +103,7 @@ class Backlog:
 
 
 @contextmanager
-def made(bench: Bench, targets: Targets) -> Iterator[Backlog]:
+def backlog_in_kafka(bench: Bench, targets: Targets) -> Iterator[Backlog]:
     """
     Fill a table, have the relay read it into Kafka, and keep both for the block.
 
@@ -97,7 +136,7 @@ def _until_read(backlog: Backlog, pid: int) -> None:
         publishers.check(bench, run, pid)
         if deadline.passed():
             log = bench.place.launcher.log(run.name)
-            message = told(run.name, f"not done after {within_s:.0f} s", log)
+            message = failure_text(run.name, f"not done after {within_s:.0f} s", log)
             raise BenchError(message)
         tell(sum(backlog.ends.values()))
         bench.clock.wait(LOOK_EVERY_S)

@@ -1,19 +1,262 @@
-"""The case ``catch_up``: each sink alone, then compared, then what stands beside it."""
+"""
+The case ``catch_up``: each sink alone, then compared, then its baseline.
 
-from collections.abc import Sequence
+A sink is measured from the start of its process to the end of its topic. The engine is
+a process of its own below the driver's; both are watched, and so is the server that is
+written. Progress is read from files that the sink keeps anyway: ``progress.json`` has
+the applied offsets and the time when they were durable, the engine's log of offsets
+dates its first batch. The comparison is ``towpath verify``, in a process of its own.
+"""
 
-from towpath.loadtests.bench.book import Book, translated
+import contextlib
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn
+
+import psutil
+
+from towpath.loadtests.bench.context import Bench, RunRecords, translated
 from towpath.loadtests.bench.figures import Figures
-from towpath.loadtests.bench.plan import Bench
+from towpath.loadtests.bench.machine import ProcessWatch, per_event_us
+from towpath.loadtests.bench.measurements import LOOK_EVERY_S
+from towpath.loadtests.bench.publishers import failure_text
 from towpath.loadtests.bench.sinks import backlog as backlogs
-from towpath.loadtests.bench.sinks import bulk, comparing, merging, plain
+from towpath.loadtests.bench.sinks import baselines
 from towpath.loadtests.bench.sinks.backlog import Backlog
-from towpath.loadtests.bench.sinks.catching import Catching
-from towpath.loadtests.bench.sinks.plan import CACHE, SEARCH, SINKS, Targets
-from towpath.loadtests.bench.sinks.result import BESIDE, CatchUp
+from towpath.loadtests.bench.sinks.result import (
+    BESIDE,
+    CACHE,
+    SEARCH,
+    SINKS,
+    CatchUp,
+    Targets,
+)
+from towpath.loadtests.errors import BenchError
+from towpath.schemas.clock import Patience
+
+_BATCH_BEGAN: Final = "batchTimestampMs"
+_MS: Final = 1000.0
 
 
-def measure(
+class SinkProgress(NamedTuple):
+    """
+    How far a sink is.
+
+    Attributes:
+        records: Records that it has applied.
+        at_ms: When the last batch of them was durable.
+        batches: How many there were.
+        retries: How often something failed and was tried again.
+        dead_letters: Records that were set aside.
+        error: Why it does not run, if it does not.
+    """
+
+    records: int
+    at_ms: float
+    batches: int
+    retries: int
+    dead_letters: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFollower:
+    """Reads the files of one sink."""
+
+    folder: Path
+    topic: str
+
+    def applied(self) -> SinkProgress:
+        """Return how far the sink is; one that has written nothing is at the start."""
+        document = _document(self.folder / "progress.json")
+        if not document:
+            return SinkProgress(0, 0.0, 0, 0, 0, None)
+        offsets: Mapping[str, int] = document["applied"].get(self.topic, {})
+        at = datetime.fromisoformat(document["updated_at"])
+        return SinkProgress(
+            sum(offsets.values()),
+            at.timestamp() * _MS,
+            document["batches"],
+            document["retries"],
+            document["dead_letters"],
+            document["error"],
+        )
+
+    def first_batch_ms(self) -> float | None:
+        """Return when the engine began its first batch, as soon as it has."""
+        path = self.folder / "checkpoint" / "offsets" / "0"
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return float(json.loads(lines[1])[_BATCH_BEGAN])
+        except (OSError, ValueError, IndexError):
+            # Not there yet, or not whole yet.
+            return None
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    return document
+
+
+_ENGINE: Final = "java"
+# Lives for a moment before it, and only says how the engine is to be started.
+_LAUNCHER: Final = "org.apache.spark.launcher.Main"
+# On a busy machine an engine starts in minutes, and its first batch takes another.
+_STUCK_AFTER_S: Final = 300.0
+# What a target refuses five times over, it will not take the sixth time.
+_MOST_RETRIES: Final = 5
+
+
+class SinkCatchUp:
+    """One sink that catches up. Call order: measure, once."""
+
+    def __init__(self, backlog: Backlog, sink: str, pids: Mapping[str, int]) -> None:
+        self._bench = backlog.bench
+        self._backlog = backlog
+        self._sink = sink
+        self._name = f"sink_{sink}"
+        self._follower = SinkFollower(backlog.state / "sinks" / sink, backlog.run.topic)
+        self._first_ms: float | None = None
+        self._watch = ProcessWatch()
+        self._watch.add("target", pids.get(sink), is_new=False)
+        self._watch.add("broker", backlog.bench.place.broker_pid, is_new=False)
+
+    def measure(self) -> Figures:
+        """
+        Run the sink until it has applied all that there is; return its figures.
+
+        Raises:
+            BenchError: It ended, set records aside, or stands still.
+        """
+        place = self._bench.place
+        config = str(self._backlog.config)
+        words = (*place.towpath, "sink", "run", self._sink, "--config", config)
+        started_ms = self._bench.clock.now().timestamp() * _MS
+        pid = place.launcher.start(self._name, words)
+        self._watch.add("driver", pid, is_new=True)
+        try:
+            applied = self._until_applied(pid)
+        finally:
+            place.launcher.stop(self._name)
+        return self._figures(applied, started_ms)
+
+    def _until_applied(self, pid: int) -> SinkProgress:
+        goal = sum(self._backlog.ends.values())
+        tell = self._bench.screen.begin(f"{self._sink} catches up", goal)
+        patience = Patience(self._bench.clock, _STUCK_AFTER_S)
+        while True:
+            # The processes before the files: what they say at the end is the whole.
+            self._look(pid)
+            applied = self._follower.applied()
+            tell(applied.records)
+            if applied.records >= goal:
+                return applied
+            if applied.dead_letters:
+                self._end(f"{applied.dead_letters:,} records were set aside")
+            is_stuck = patience.is_over(goal - applied.records)
+            if is_stuck or applied.retries > _MOST_RETRIES:
+                self._end(f"{applied.records:,} of {goal:,} records: {applied.error}")
+            self._bench.clock.wait(LOOK_EVERY_S)
+
+    def _look(self, pid: int) -> None:
+        try:
+            family = psutil.Process(pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            self._end("it ended")
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() == _ENGINE and _LAUNCHER not in process.cmdline():
+                    self._watch.add("engine", process.pid, is_new=True)
+        self._watch.look()
+        if self._first_ms is None:
+            self._first_ms = self._follower.first_batch_ms()
+
+    def _end(self, what: str) -> NoReturn:
+        log = self._bench.place.launcher.log(self._name)
+        raise BenchError(failure_text(self._name, what, log))
+
+    def _figures(self, applied: SinkProgress, started_ms: float) -> Figures:
+        rows = self._backlog.rows
+        first_ms = started_ms if self._first_ms is None else self._first_ms
+        found = self._watch.figures()
+        memory = ("driver_peak_rss_bytes", "engine_peak_rss_bytes")
+        ours_s = found["driver_cpu_s"] + found.get("engine_cpu_s", 0.0)
+        return {
+            "rows_per_s": rows * _MS / max(1.0, applied.at_ms - first_ms),
+            "from_start_per_s": rows * _MS / max(1.0, applied.at_ms - started_ms),
+            "first_batch_s": (first_ms - started_ms) / _MS,
+            "batches": float(applied.batches),
+            "retries": float(applied.retries),
+            "memory_bytes": sum(found.get(name, 0.0) for name in memory),
+            "cpu_us_per_row": per_event_us(ours_s, rows),
+            **found,
+        }
+
+
+_LEAST_WITHIN_S: Final = 180.0
+_SLOWEST_PER_S: Final = 1_000
+
+
+def compare_sink(backlog: Backlog, sink: str) -> tuple[str, ...]:
+    """
+    Compare a sink with the source, and name what differs; the relay must run.
+
+    Raises:
+        BenchError: It could not be told.
+    """
+    bench = backlog.bench
+    bench.screen.begin(f"comparing {sink} with the table", 0)
+    words = (*bench.place.towpath, "verify", sink, "--json")
+    within_s = _LEAST_WITHIN_S + backlog.rows / _SLOWEST_PER_S
+    try:
+        done = subprocess.run(  # noqa: S603 - our own words
+            (*words, "--config", str(backlog.config)),
+            cwd=bench.place.folder,
+            env=dict(bench.place.env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=within_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        message = f"{sink} was not compared within {within_s:.0f} s"
+        raise BenchError(message) from error
+    try:
+        return read_findings(json.loads(done.stdout), backlog.rows)
+    except (ValueError, KeyError, TypeError) as error:
+        said = (done.stderr or done.stdout).decode(errors="replace").strip()
+        message = f"{sink} could not be compared: {said}"
+        raise BenchError(message) from error
+
+
+def read_findings(document: Mapping[str, Any], rows: int) -> tuple[str, ...]:
+    """
+    Name what a report finds wrong; too few rows compared is wrong as well.
+
+    Raises:
+        BenchError: It proves nothing, neither way.
+    """
+    differences, routes = document["differences"], document["routes"]
+    compared = sum(route["source_rows"] for route in routes)
+    found = [f"{differences:,} differences"] if differences else []
+    if not found and document["result"] != "equal":
+        doubts = [route["error"] or "restless keys" for route in routes]
+        why = document.get("error") or "; ".join(doubts)
+        message = f"{document['sink']} could not be compared: {why}"
+        raise BenchError(message)
+    if compared != rows:
+        found.append(f"{compared:,} rows compared instead of {rows:,}")
+    return tuple(found)
+
+
+def measure_catch_up(
     bench: Bench, targets: Targets, sinks: Sequence[str] = SINKS
 ) -> tuple[CatchUp, tuple[str, ...]]:
     """
@@ -22,13 +265,13 @@ def measure(
     Raises:
         BenchError: A part was not there any more, or not done in time.
     """
-    book = Book(bench)
+    book = RunRecords(bench)
     figures: dict[str, Figures] = {}
-    with translated(), backlogs.made(bench, targets) as backlog:
+    with translated(), backlogs.backlog_in_kafka(bench, targets) as backlog:
         for sink in sinks:
-            figures[sink] = Catching(backlog, sink, targets.pids).measure()
+            figures[sink] = SinkCatchUp(backlog, sink, targets.pids).measure()
             with backlog.relay():
-                findings = comparing.findings(backlog, sink)
+                findings = compare_sink(backlog, sink)
             book.judge(f"catch_up {sink}", bench.options.rows, findings)
             if not findings:
                 figures[BESIDE[sink]] = _beside(backlog, targets, sink)
@@ -38,7 +281,7 @@ def measure(
 def _beside(backlog: Backlog, targets: Targets, sink: str) -> Figures:
     bench, source = backlog.bench, backlog.source
     if sink == CACHE:
-        return plain.measure(bench, source, targets.redis_url)
+        return baselines.measure_plain_writes(bench, source, targets.redis_url)
     if sink == SEARCH:
-        return bulk.measure(bench, source, targets.opensearch_url)
-    return merging.measure(bench, backlog, targets)
+        return baselines.measure_bulk_load(bench, source, targets.opensearch_url)
+    return baselines.measure_merge(bench, backlog, targets)

@@ -1,30 +1,51 @@
 """
-One run: a system follows the table, is asked to read it, and is checked afterwards.
+The benchmark of snapshots: all systems, both loads, round by round.
 
+In one run a system follows the table, is asked to read it, and is checked afterwards.
 Under updates the load begins before the signal, so that the latency of a system at
-rest is measured by the same clients; it ends with the snapshot.
+rest is measured by the same clients; it ends with the snapshot. A finding about the
+relay ends the figures.
 """
 
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from towpath.loadtests.bench import publishers
-from towpath.loadtests.bench.clients import told
-from towpath.loadtests.bench.drain import LOOK_EVERY_S, until_still
-from towpath.loadtests.bench.errors import BenchError
+from towpath.loadtests.bench.context import (
+    RELAY,
+    Bench,
+    RunRecords,
+    in_turn,
+    translated,
+)
 from towpath.loadtests.bench.figures import Figures
-from towpath.loadtests.bench.plan import Bench
-from towpath.loadtests.bench.snapshot import systems, topic
-from towpath.loadtests.bench.snapshot.figures import (
+from towpath.loadtests.bench.machine import ProcessWatch, per_event_us
+from towpath.loadtests.bench.measurements import LOOK_EVERY_S, pgbench, until_still
+from towpath.loadtests.bench.publishers import failure_text
+from towpath.loadtests.bench.result import BenchResult
+from towpath.loadtests.bench.snapshot import result, systems
+from towpath.loadtests.bench.snapshot.check import (
+    Expected,
     Moments,
+    TableCheck,
+    check_table,
     live_figures,
     rate_figures,
 )
-from towpath.loadtests.bench.snapshot.plan import UPDATES_PER_S, FillRun, Load
-from towpath.loadtests.bench.snapshot.source import UPDATE, ItemSource
-from towpath.loadtests.bench.snapshot.verdict import Expected, Verdict, judge
-from towpath.loadtests.bench.steady import pgbench
-from towpath.loadtests.bench.watch import Watch, per_event_us
+from towpath.loadtests.bench.snapshot.result import FillCase
+from towpath.loadtests.bench.snapshot.source import (
+    COPY,
+    UPDATE,
+    UPDATES_PER_S,
+    FillRun,
+    ItemSource,
+    Load,
+    copied,
+    original,
+    snapshot_systems,
+)
+from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import Deadline
 
 # Far below what anybody has shown, so that a busy machine ends no benchmark.
@@ -35,7 +56,7 @@ _COPIES: Final = 3
 _MS: Final = 1000.0
 
 
-class Fill:
+class SnapshotMeasurement:
     """One run of a system that writes to Kafka. Call order: measure, once."""
 
     def __init__(self, bench: Bench, run: FillRun, source: ItemSource) -> None:
@@ -43,10 +64,10 @@ class Fill:
         self._run = run
         self._source = source
         self._pid = 0
-        self._watch = Watch()
+        self._watch = ProcessWatch()
         self._watch.add("broker", bench.place.broker_pid, is_new=False)
 
-    def measure(self) -> tuple[Figures, Verdict]:
+    def measure(self) -> tuple[Figures, TableCheck]:
         """
         Carry the run out; return its figures and what the check found.
 
@@ -63,13 +84,13 @@ class Fill:
         with ExitStack() as stack:
             if self._run.is_initial:
                 # It follows nothing before it has read: there is no latency at rest.
-                stack.enter_context(load(self._bench, self._run))
+                stack.enter_context(run_load(self._bench, self._run))
                 idle_ms = asked_ms = self._now_ms()
                 self._start()
             else:
                 self._start()
                 self._until_serving()
-                stack.enter_context(load(self._bench, self._run))
+                stack.enter_context(run_load(self._bench, self._run))
                 idle_ms = self._rest()
                 self._watch.restart()
                 asked_ms = self._now_ms()
@@ -120,24 +141,24 @@ class Fill:
         self._watch.look()
         if deadline.passed():
             raise BenchError(
-                told(run.name, complaint, bench.place.launcher.log(run.name))
+                failure_text(run.name, complaint, bench.place.launcher.log(run.name))
             )
         bench.clock.wait(LOOK_EVERY_S)
 
-    def _check(self, moments: Moments) -> tuple[Figures, Verdict]:
+    def _check(self, moments: Moments) -> tuple[Figures, TableCheck]:
         bench, run = self._bench, self._run
         bench.screen.begin(f"{run.name}: comparing topic and table", 0)
         updates = self._source.updates()
         digests = self._source.contents()
         expected = Expected(digests, updates, is_initial=run.is_initial)
-        verdict, notes = judge(expected, topic.delivered(bench, run.topic))
+        verdict, notes = check_table(expected, systems.delivered(bench, run.topic))
         if not notes.read_at_ms:
             return {}, verdict
         records = len(notes.read_at_ms) + len(notes.updated_at)
         found = rate_figures(verdict, notes, moments) | live_figures(notes, moments)
         found |= self._watch.figures()
         found["cpu_us_per_row"] = per_event_us(found["process_cpu_s"], verdict.rows)
-        size = topic.size_bytes(bench.place.log_folder, run.topic)
+        size = systems.size_bytes(bench.place.log_folder, run.topic)
         found["topic_bytes_per_row"] = size / records
         return found, verdict
 
@@ -148,7 +169,7 @@ class Fill:
         return self._bench.clock.now().timestamp() * _MS
 
 
-def load(bench: Bench, run: FillRun) -> ExitStack:
+def run_load(bench: Bench, run: FillRun) -> ExitStack:
     """Return what keeps the run's load going for as long as it is entered."""
     stack = ExitStack()
     if run.load is Load.UPDATES:
@@ -158,12 +179,86 @@ def load(bench: Bench, run: FillRun) -> ExitStack:
     return stack
 
 
-def copy(bench: Bench, run: FillRun, source: ItemSource) -> Figures:
+def measure_copy(bench: Bench, run: FillRun, source: ItemSource) -> Figures:
     """Measure what nobody can be faster than: the table's COPY, thrown away."""
     bench.screen.begin(run.name, 0)
-    with load(bench, run):
+    with run_load(bench, run):
         began_s = bench.clock.monotonic_s()
         size = sum(source.discard_copy() for _ in range(_COPIES))
         elapsed_s = bench.clock.monotonic_s() - began_s
     rows = bench.options.rows * _COPIES
     return {"rows_per_s": rows / elapsed_s, "copy_bytes_per_row": size / rows}
+
+
+_ORIGINAL: Final = "bench_original"
+
+
+def measure_snapshots(
+    bench: Bench, loads: Sequence[str] = tuple(Load)
+) -> BenchResult[FillCase]:
+    """
+    Have every system read the table, under updates and on a quiet server.
+
+    Args:
+        bench: What all runs share.
+        loads: Only these loads.
+
+    Raises:
+        BenchError: A system or a part was not there any more, or not done in time.
+    """
+    book = RunRecords(bench)
+    options = bench.options
+    wanted = snapshot_systems(with_debezium=options.with_debezium)
+    with translated(), _original(bench):
+        bench.broker.date_by_append()
+        for load in map(Load, loads):
+            for number in range(options.rounds):
+                for system in in_turn(wanted, number):
+                    _run(bench, book, (system, load, number))
+            if not book.findings:
+                case = FillCase(loads={load: book.of_case(load)})
+                bench.screen.show(result.draw_load(case, load))
+    return _result(book)
+
+
+def _run(bench: Bench, book: RunRecords, what: tuple[str, Load, int]) -> None:
+    system, load, number = what
+    name = f"bench_fill_{load}_{system}_{number}"
+    with copied(bench.place, name, _ORIGINAL, bench.clock) as source:
+        run = FillRun(system=system, name=name, source=source, load=load)
+        source.settle()
+        if system == COPY:
+            book.note(load, system, measure_copy(bench, run, source))
+            return
+        with _cleared(bench, run):
+            figures, verdict = SnapshotMeasurement(bench, run, source).measure()
+    book.note(load, system, figures)
+    judged = verdict if system == RELAY else verdict.forgiven
+    book.judge(name, verdict.rows, judged.findings())
+
+
+@contextmanager
+def _original(bench: Bench) -> Iterator[None]:
+    """Keep a database with the table for the block; nobody is connected to it."""
+    rows = bench.options.rows
+    with original(bench.place, _ORIGINAL, bench.clock) as source:
+        source.fill_items(rows, bench.screen.begin("writing the table", rows))
+        source.close()
+        yield
+
+
+@contextmanager
+def _cleared(bench: Bench, run: FillRun) -> Iterator[None]:
+    """Leave no process and no topic of the run behind; the slots go with its source."""
+    try:
+        yield
+    finally:
+        bench.place.launcher.stop(run.name)
+    bench.broker.delete_topics(run.name)
+
+
+def _result(book: RunRecords) -> BenchResult[FillCase]:
+    loads = {Load(name): found for name, found in book.rounds()}
+    return BenchResult(
+        findings=book.findings, cases=(FillCase(loads=loads),), **book.facts()
+    )

@@ -1,5 +1,5 @@
 """
-The result's one case, as JSON takes it. Pure.
+The result of the snapshot benchmark, as JSON and as tables. Pure.
 
 ::
 
@@ -15,23 +15,73 @@ The result's one case, as JSON takes it. Pure.
 A ratio is the relay's median of rows a second through the other's. ``debezium`` is the
 faster of its two tuned incremental snapshots, with watermarks in the source or without.
 The case's own ratios are the lower ones of the two loads, and its memory and processor
-time the higher ones: whoever states a goal means both.
+time the higher ones: a goal means both. The cost of a table of 50 million rows is
+computed from the cost of the smaller one.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from towpath.loadtests.bench.context import DEBEZIUM_STOCK, DEBEZIUM_TUNED, RELAY
 from towpath.loadtests.bench.figures import Figures, Spread, ratio, spread
-from towpath.loadtests.bench.plan import DEBEZIUM_STOCK, DEBEZIUM_TUNED, RELAY
-from towpath.loadtests.bench.snapshot.paper import Paper, on_paper
-from towpath.loadtests.bench.snapshot.plan import (
+from towpath.loadtests.bench.result import (
+    MEBIBYTE,
+    PROCESSES,
+    BenchResult,
+    Column,
+    bars,
+    figures_table,
+    unverified,
+    verified,
+)
+from towpath.loadtests.bench.snapshot.source import (
     CASE,
     COPY,
     DEBEZIUM_INITIAL,
     DEBEZIUM_READ_ONLY,
+    UPDATES_PER_S,
     Load,
 )
+
+LARGE_TABLE_ROWS: Final = 50_000_000
+_HOUR_S: Final = 3_600
+_MICROSECONDS: Final = 1_000_000
+
+
+class LargeTableCost(NamedTuple):
+    """Time, processor time and room on the broker's disk, of so many rows."""
+
+    rows: int
+    hours: float
+    cpu_hours: float
+    topic_bytes: float
+
+    def as_json(self) -> dict[str, float]:
+        """Return it as JSON takes it."""
+        return {
+            "rows": self.rows,
+            "hours": round(self.hours, 4),
+            "cpu_hours": round(self.cpu_hours, 4),
+            "topic_bytes": round(self.topic_bytes),
+        }
+
+
+def large_table_cost(
+    rows_per_s: float, cpu_us_per_row: float, bytes_per_row: float
+) -> LargeTableCost:
+    """Return what the large table costs if every row costs what it was seen to."""
+    return LargeTableCost(
+        rows=LARGE_TABLE_ROWS,
+        hours=LARGE_TABLE_ROWS / rows_per_s / _HOUR_S,
+        cpu_hours=LARGE_TABLE_ROWS * cpu_us_per_row / _MICROSECONDS / _HOUR_S,
+        topic_bytes=LARGE_TABLE_ROWS * bytes_per_row,
+    )
+
 
 RATE: Final = "rows_per_s"
 # Under which name a ratio is told, and to which systems: the fastest of them counts.
@@ -82,7 +132,7 @@ class FillCase:
         spreads = (self.systems(load).get(system, {}) for load in self.loads)
         return _over(pick, (s[name].median if name in s else None for s in spreads))
 
-    def papers(self) -> dict[str, Paper]:
+    def papers(self) -> dict[str, LargeTableCost]:
         """Return what a large table costs each system, under the dearer load."""
         names = dict.fromkeys(n for systems in self.loads.values() for n in systems)
         found = {name: self._paper(name) for name in names}
@@ -119,13 +169,13 @@ class FillCase:
         ratios = {name: _short(self.ratio(name, load)) for name in RATIOS}
         return {"systems": systems, **ratios}
 
-    def _paper(self, system: str) -> Paper | None:
+    def _paper(self, system: str) -> LargeTableCost | None:
         rate = self.figure(RATE, min, system)
         cpu_us = self.figure("cpu_us_per_row", max, system)
         size = self.figure("topic_bytes_per_row", max, system)
         if rate is None or cpu_us is None or size is None:
             return None
-        return on_paper(rate, cpu_us, size)
+        return large_table_cost(rate, cpu_us, size)
 
 
 def _over(pick: Callable[..., float], values: Any) -> float | None:  # noqa: ANN401 - any iterable of numbers and gaps
@@ -135,3 +185,85 @@ def _over(pick: Callable[..., float], values: Any) -> float | None:  # noqa: ANN
 
 def _short(value: float | None) -> float | None:
     return None if value is None else round(value, _ROUND)
+
+
+_TITLES: Final = {
+    Load.UPDATES: f"{UPDATES_PER_S} updates/s",
+    Load.QUIET: "quiet server",
+}
+_RATE: Final = Column(RATE, "rows/s", "{:,.0f}")
+_SPEED: Final = (
+    _RATE,
+    Column("second_half_per_s", "2nd half", "{:,.0f}"),
+    Column("from_signal_per_s", "from signal", "{:,.0f}"),
+    Column("first_row_s", "first row s", "{:.2f}"),
+    Column("completed_s", "completed s", "{:.1f}"),
+    Column("topic_bytes_per_row", "topic B/row", "{:,.0f}"),
+    Column("stale_rows", "stale", "{:,.0f}"),
+    Column("stale_at_end", "at end", "{:,.0f}"),
+    Column("overtaken_updates", "overtaken", "{:,.0f}"),
+)
+_LIVE: Final = (
+    Column("idle_p50_ms", "alone p50 ms", "{:.1f}"),
+    Column("idle_p99_ms", "p99 ms", "{:.1f}"),
+    Column("live_p50_ms", "beside p50 ms", "{:.1f}"),
+    Column("live_p99_ms", "p99 ms", "{:.1f}"),
+    Column("live_max_ms", "max ms", "{:.0f}"),
+    Column("live_ratio", "p99 ratio", "{:.2f}"),
+)
+_CPU: Final = Column("cpu_us_per_row", "CPU us/row", "{:.1f}")
+_NAMES: Final = {
+    "ratio_to_debezium": "relay / Debezium tuned",
+    "ratio_to_stock": "relay / Debezium stock",
+    "ratio_to_initial": "relay / Debezium's initial snapshot",
+    "share_of_copy": "relay / bare COPY",
+}
+
+
+def draw(result: BenchResult[FillCase]) -> RenderableType:
+    """Draw what closes a benchmark whose loads were printed as they ended."""
+    if not result.verified:
+        return unverified(result.findings)
+    blocks: list[RenderableType] = []
+    for case in result.cases:
+        blocks += [Text(), _paper(case)]
+    what = "every key, the table's last value of each, every update, in every run"
+    return Group(*blocks, Text(), *verified(what, result.machine))
+
+
+def draw_load(case: FillCase, load: Load) -> RenderableType:
+    """Draw one load."""
+    return Group(Text(), *_load(case, load))
+
+
+def _load(case: FillCase, load: Load) -> list[RenderableType]:
+    systems = case.systems(load)
+    blocks: list[RenderableType] = [
+        figures_table(_TITLES[load], systems, _SPEED),
+        bars(systems, _RATE),
+    ]
+    live = {name: found for name, found in systems.items() if "live_p99_ms" in found}
+    if live:
+        blocks.append(figures_table("commit to append", live, _LIVE))
+    blocks.append(figures_table("", systems, (_CPU, *PROCESSES)))
+    for name in RATIOS:
+        found = case.ratio(name, load)
+        if found is not None:
+            blocks.append(Text(f"{_NAMES[name]}, rows/s: {found:.2f}", style="bold"))
+    return blocks
+
+
+def _paper(case: FillCase) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    title = f"{LARGE_TABLE_ROWS:,} rows on paper, the dearer load"
+    table.add_column(Text(title, style="bold"), no_wrap=True)
+    for column in ("hours", "CPU hours", "topic GiB"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, paper in case.papers().items():
+        table.add_row(name, *_paper_cells(paper))
+    return table
+
+
+def _paper_cells(paper: LargeTableCost) -> tuple[str, str, str]:
+    gibibytes = paper.topic_bytes / MEBIBYTE / 1024
+    return f"{paper.hours:.2f}", f"{paper.cpu_hours:.2f}", f"{gibibytes:.1f}"

@@ -1,5 +1,5 @@
 """
-The table: made once, copied for each run, read at the end of it.
+The table of the snapshot benchmark: made once, copied for each run, read at its end.
 
 A row is 200 bytes of text in six columns; ids count from one. An update raises the
 row's version and changes what depends on it, so that no two contents of a row are
@@ -7,21 +7,82 @@ alike, and of two records of a row it is plain which is the newer.
 """
 
 import contextlib
+import enum
 import json
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from psycopg import sql
 
-from towpath.loadtests.bench import pgoutput
-from towpath.loadtests.bench.errors import BenchError
-from towpath.loadtests.bench.place import Place
-from towpath.loadtests.bench.snapshot.plan import TABLE
-from towpath.loadtests.bench.source import Source, database
+from towpath.loadtests.bench.context import (
+    DEBEZIUM_STOCK,
+    DEBEZIUM_TUNED,
+    RELAY,
+    BenchRun,
+)
+from towpath.loadtests.bench.environment import BenchEnvironment
+from towpath.loadtests.bench.source import (
+    INSERTED_OR_UPDATED,
+    BenchSource,
+    Row,
+    database,
+    decoded_rows,
+)
+from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import Clock
+
+CASE: Final = "million_rows"
+ROWS: Final = 1_000_000
+UPDATES_PER_S: Final = 200
+TABLE: Final = "bench.item"
+
+# The server's COPY of the table to a client that throws it away.
+COPY: Final = "copy"
+# Tuned, without writing watermarks to the source; the initial snapshot in chunks, with
+# several threads.
+DEBEZIUM_READ_ONLY: Final = "debezium_read_only"
+DEBEZIUM_INITIAL: Final = "debezium_initial"
+
+_OTHERS: Final = (
+    DEBEZIUM_STOCK,
+    DEBEZIUM_TUNED,
+    DEBEZIUM_READ_ONLY,
+    DEBEZIUM_INITIAL,
+)
+
+
+class Load(enum.StrEnum):
+    """What happens to the table while it is read."""
+
+    UPDATES = "updates"
+    QUIET = "quiet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillRun(BenchRun):
+    """One system in one round under one load; database, slot and topics are its own."""
+
+    load: Load
+
+    @property
+    def topic(self) -> str:
+        """Where a system puts the table's rows and changes."""
+        return f"{self.name}.{TABLE}"
+
+    @property
+    def is_initial(self) -> bool:
+        """Whether the system reads the table before it follows it."""
+        return self.system == DEBEZIUM_INITIAL
+
+
+def snapshot_systems(*, with_debezium: bool) -> tuple[str, ...]:
+    """Return the systems of a benchmark."""
+    return (COPY, RELAY, *(_OTHERS if with_debezium else ()))
+
 
 PUBLICATION: Final = "bench"
 SIGNALS: Final = "bench.signal"
@@ -64,21 +125,21 @@ where id = :id;
 _ROWS: Final = "copy (select * from bench.item) to stdout"
 
 
-class Content(NamedTuple):
+class RowContent(NamedTuple):
     """A row's version, and a number that stands for all that it holds."""
 
     version: int
     digest: int
 
 
-class Answer(NamedTuple):
+class SignalStatus(NamedTuple):
     """What a system has said to its signal."""
 
     status: str
     detail: str
 
 
-def content(row: Mapping[str, Any]) -> Content:
+def content(row: Mapping[str, Any]) -> RowContent:
     """Return what a row holds, whatever form its columns came in."""
     version = int(row["version"])
     instant = _SHORT_OFFSET.sub(r"\1:00", row["changed_at"])
@@ -86,10 +147,10 @@ def content(row: Mapping[str, Any]) -> Content:
     seconds = elapsed.days * 86_400 + elapsed.seconds
     changed_us = seconds * _MICROSECONDS + elapsed.microseconds
     held = (version, row["amount"], row["state"], changed_us, row["note"])
-    return Content(version, hash(held))
+    return RowContent(version, hash(held))
 
 
-class ItemSource(Source):
+class ItemSource(BenchSource):
     """The database of one run: the table, and what the server says of it."""
 
     def fill_items(self, rows: int, tell: Callable[[int], None]) -> None:
@@ -118,14 +179,14 @@ class ItemSource(Source):
             (_SIGNAL_ID, "execute-snapshot", json.dumps(data)),
         )
 
-    def answer(self) -> Answer:
+    def answer(self) -> SignalStatus:
         """Return what the relay has made of the signal so far."""
         row = self._connection.execute(
             "select coalesce(status, ''), coalesce(detail::text, '')"
             " from towpath.signal where id = %s",
             (_SIGNAL_ID,),
         ).fetchone()
-        return Answer(*(row or ("", "")))
+        return SignalStatus(*(row or ("", "")))
 
     def begin_truth(self) -> None:
         """Have the server keep every change of the table from here on."""
@@ -135,7 +196,7 @@ class ItemSource(Source):
         """Return when each update was committed, by id and version; only once."""
         slot = f"{self.name}_truth"
         messages = self._messages(slot, _TRUTH)
-        rows = pgoutput.rows(messages, pgoutput.INSERTED_OR_UPDATED)
+        rows = decoded_rows(messages, INSERTED_OR_UPDATED)
         found = {
             (_number(row, "id"), _number(row, "version")): row.committed_us
             for row in rows
@@ -181,7 +242,7 @@ class ItemSource(Source):
 
 
 @contextlib.contextmanager
-def original(place: Place, name: str, clock: Clock) -> Iterator[ItemSource]:
+def original(place: BenchEnvironment, name: str, clock: Clock) -> Iterator[ItemSource]:
     """Make the database that the runs copy; close its source before it is copied."""
     with database(place, name), ItemSource(place, name, clock) as source:
         yield source
@@ -189,12 +250,12 @@ def original(place: Place, name: str, clock: Clock) -> Iterator[ItemSource]:
 
 @contextlib.contextmanager
 def copied(
-    place: Place, name: str, template: str, clock: Clock
+    place: BenchEnvironment, name: str, template: str, clock: Clock
 ) -> Iterator[ItemSource]:
     """Make a run's own copy of the original for the block, and drop it behind it."""
     with database(place, name, template), ItemSource(place, name, clock) as source:
         yield source
 
 
-def _number(row: pgoutput.Row, name: str) -> int:
+def _number(row: Row, name: str) -> int:
     return int(row.values[name] or 0)

@@ -4,24 +4,97 @@ The systems that fill a topic: the relay, and Debezium on Kafka Connect in four 
 Stock is as its makers ship it: chunks of 1,024 rows and signal rows as watermarks.
 Tuned has chunks of 20,000 and the batches, queues and producer of a tuned drain; beside
 it the same without watermarks in the source, and the initial snapshot, which 3.7 splits
-into chunks for several threads. All write the plain envelope, without schemas.
+into chunks for several threads. All write the plain envelope, without schemas. The
+records of a topic are read back, and its size on disk is measured.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
-from towpath.loadtests.bench import connect, publishers
-from towpath.loadtests.bench.errors import BenchError
-from towpath.loadtests.bench.plan import DEBEZIUM_STOCK, DEBEZIUM_TUNED, RELAY, Bench
-from towpath.loadtests.bench.snapshot import topic
-from towpath.loadtests.bench.snapshot.plan import (
+from towpath.loadtests.bench import publishers
+from towpath.loadtests.bench.context import (
+    DEBEZIUM_STOCK,
+    DEBEZIUM_TUNED,
+    RELAY,
+    Bench,
+)
+from towpath.loadtests.bench.snapshot.check import Delivered
+from towpath.loadtests.bench.snapshot.source import (
     DEBEZIUM_INITIAL,
     DEBEZIUM_READ_ONLY,
+    PUBLICATION,
+    SIGNALS,
     TABLE,
     FillRun,
+    ItemSource,
+    content,
 )
-from towpath.loadtests.bench.snapshot.source import PUBLICATION, SIGNALS, ItemSource
+from towpath.loadtests.errors import BenchError
+from towpath.schemas import headers
+from towpath.schemas.envelope import Operation
+from towpath.schemas.position import parse_position
+
+_COMPLETED: Final = "COMPLETED"
+
+
+def delivered(bench: Bench, topic: str) -> Iterator[Delivered]:
+    """
+    Read a topic's records, each partition's in order.
+
+    Raises:
+        BenchError: It could not be read, or a record of it could not.
+    """
+    for record in bench.broker.records(topic):
+        try:
+            yield _delivered(record)
+        except (KeyError, TypeError, ValueError) as error:
+            where = f"{topic} [{record.partition()}] @ {record.offset()}"
+            message = f"{where} is no change of the table: {error!r}"
+            raise BenchError(message) from error
+
+
+def size_bytes(log_folder: Path, topic: str) -> int:
+    """Return how much of the broker's disk a topic's records take."""
+    files = log_folder.glob(f"{topic}-*/*.log")
+    return sum(path.stat().st_size for path in files)
+
+
+def notifies_completion(bench: Bench, topic: str) -> bool:
+    """
+    Tell whether a topic of Debezium's notifications tells of a snapshot's end.
+
+    Raises:
+        BenchError: It tells of a snapshot that went wrong.
+    """
+    if not any(bench.broker.ends(topic).values()):
+        return False
+    kinds = [
+        json.loads(record.value())["type"] for record in bench.broker.records(topic)
+    ]
+    if "ABORTED" in kinds:
+        message = f"{topic} tells of a snapshot that was aborted"
+        raise BenchError(message)
+    return _COMPLETED in kinds
+
+
+def _delivered(record: Any) -> Delivered:  # noqa: ANN401 - a driver's object
+    envelope = json.loads(record.value())
+    held = content(envelope["after"])
+    named = dict(record.headers() or ())
+    place = named.get(headers.POSITION)
+    return Delivered(
+        partition=record.partition(),
+        key=int(json.loads(record.key())["id"]),
+        version=held.version,
+        digest=held.digest,
+        is_read=envelope["op"] == Operation.READ,
+        appended_ms=record.timestamp()[1],
+        log_lsn=parse_position(place.decode()).log_lsn if place else 0,
+    )
+
 
 _RELAY_SIGNALS: Final = "towpath.signal"
 _ENDED_BADLY: Final = ("incomplete", "failed", "rejected", "stopped")
@@ -54,10 +127,10 @@ _CHUNKS: Final = {"incremental.snapshot.chunk.size": "20000"}
 _SETTINGS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
         DEBEZIUM_STOCK: {},
-        DEBEZIUM_TUNED: {**connect.THROUGHPUT, **_CHUNKS},
-        DEBEZIUM_READ_ONLY: {**connect.THROUGHPUT, **_CHUNKS, "read.only": "true"},
+        DEBEZIUM_TUNED: {**publishers.THROUGHPUT, **_CHUNKS},
+        DEBEZIUM_READ_ONLY: {**publishers.THROUGHPUT, **_CHUNKS, "read.only": "true"},
         DEBEZIUM_INITIAL: {
-            **connect.THROUGHPUT,
+            **publishers.THROUGHPUT,
             "snapshot.mode": "initial",
             "snapshot.max.threads": "4",
             "table.include.list": TABLE,
@@ -75,7 +148,7 @@ def start(bench: Bench, run: FillRun, source: ItemSource) -> int:
         bench.broker.make_topic(name)
     if not run.is_initial:
         source.make_slot(run.name)
-    return connect.start(bench, run.name, _CONVERTERS, connector(run))
+    return publishers.start_connect(bench, run.name, _CONVERTERS, connector(run))
 
 
 def connector(run: FillRun) -> dict[str, str]:
@@ -83,7 +156,7 @@ def connector(run: FillRun) -> dict[str, str]:
     return {
         **_CONNECTOR,
         **_SETTINGS[run.system],
-        **connect.address(run.source.dsn),
+        **publishers.connector_address(run.source.dsn),
         "topic.prefix": run.name,
         "slot.name": run.name,
         "notification.sink.topic.name": _notifications(run),
@@ -103,7 +176,7 @@ def has_completed(bench: Bench, run: FillRun, source: ItemSource) -> bool:
         BenchError: It says that it has not.
     """
     if run.system != RELAY:
-        return topic.has_completed(bench, _notifications(run))
+        return notifies_completion(bench, _notifications(run))
     answer = source.answer()
     if answer.status in _ENDED_BADLY:
         message = f"{run.name}: the snapshot is {answer.status}: {answer.detail}"

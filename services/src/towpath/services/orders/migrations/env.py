@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from towpath.services.orders.tables import SCHEMA, metadata
+from towpath.services.orders.repository import SCHEMA, metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

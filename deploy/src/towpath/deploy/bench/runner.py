@@ -1,0 +1,163 @@
+"""
+A benchmark from its first step to the last, on a stack of its own.
+
+Kafka Connect with Debezium's connector is fetched only when a comparison asks for it:
+its archives have a lock of their own and lie in the store beside the others. They are
+named one by one on the class path.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Generic, NamedTuple
+
+from rich.console import Console, RenderableType
+
+from towpath.deploy import java
+from towpath.deploy.jars import fetch, store
+from towpath.deploy.local import ports, postgres
+from towpath.deploy.local.own_stack import Launcher, environment, own_stack, prepare
+from towpath.deploy.local.stack import Stack
+from towpath.loadtests.bench.broker import Broker
+from towpath.loadtests.bench.context import (
+    Bench,
+    BenchOptions,
+    BenchScreen,
+    open_screen,
+)
+from towpath.loadtests.bench.environment import BenchEnvironment
+from towpath.loadtests.bench.result import BenchResult, CaseT
+from towpath.schemas.clock import SystemClock
+
+DEBEZIUM_LOCK: Final = store.LOCK.with_name("debezium.lock")
+
+# What Kafka's own script gives Connect, and a log of what went wrong.
+_CONNECT_FLAGS: Final = (
+    "-Xms256m",
+    "-Xmx2g",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-Djava.awt.headless=true",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+)
+_CONNECT_MAIN: Final = "org.apache.kafka.connect.cli.ConnectStandalone"
+
+
+def fetch_connect(tell: fetch.ReportLine) -> tuple[str, ...]:
+    """
+    Return the words that run Connect standalone; its two files are to follow.
+
+    Raises:
+        JarsError: An archive could not be had.
+    """
+    environ = os.environ  # noqa: TID251 - a root
+    jars = store.read_lock(DEBEZIUM_LOCK)
+    fetch.ensure(tell, environ, jars)
+    paths = [store.folder(environ) / jar.use / jar.file for jar in jars]
+    return connect_command(java.home(environ), paths)
+
+
+def connect_command(java_home: Path, paths: list[Path]) -> tuple[str, ...]:
+    """Return the words that run Connect from these archives."""
+    class_path = ":".join(str(path) for path in paths)
+    return (
+        str(java_home / "bin" / "java"),
+        *_CONNECT_FLAGS,
+        "-cp",
+        class_path,
+        _CONNECT_MAIN,
+    )
+
+
+VERIFIED: Final = 0
+DIFFERENT: Final = 1
+
+FOLDERS: Final = "towpath-bench-"
+_WIDTH: Final = 140
+
+
+class Benchmark(NamedTuple, Generic[CaseT]):
+    """What measures upon a stack, and what draws the close of its result."""
+
+    measure: Callable[[Bench], BenchResult[CaseT]]
+    draw: Callable[[BenchResult[CaseT]], RenderableType]
+
+
+def run_benchmark(
+    options: BenchOptions, benchmark: Benchmark[CaseT], *, keep: bool, as_json: bool
+) -> int:
+    """
+    Carry a benchmark out and print it; return 0 if all was verified, else 1.
+
+    Raises:
+        TowpathError: It could not be carried out to its end.
+        KeyboardInterrupt: It was interrupted.
+    """
+    news = Console(stderr=True)
+    prepare(FOLDERS, news)
+    connect = fetch_connect(news.print) if options.with_debezium else None
+    cases = news if as_json else results()
+    with (
+        own_stack(FOLDERS, news, keep=keep) as stack,
+        open_screen(news, cases) as screen,
+    ):
+        result = benchmark.measure(bench_on(stack, options, screen, connect))
+    return print_result(result, None if as_json else benchmark.draw(result))
+
+
+def results() -> Console:
+    """Return where results are printed; a file is as wide as its tables."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH)
+
+
+def bench_on(
+    stack: Stack,
+    options: BenchOptions,
+    screen: BenchScreen,
+    connect: tuple[str, ...] | None = None,
+) -> Bench:
+    """Return what all runs upon a stack share."""
+    return Bench(
+        place=_place(stack, connect),
+        options=options,
+        broker=Broker(stack.addresses().kafka, SystemClock()),
+        screen=screen,
+        clock=SystemClock(),
+    )
+
+
+def print_result(result: BenchResult[CaseT], drawn: RenderableType | None) -> int:
+    """Print a result, as JSON unless it is drawn; return the exit code."""
+    _print(result, drawn)
+    return VERIFIED if result.verified else DIFFERENT
+
+
+def _place(stack: Stack, connect: tuple[str, ...] | None) -> BenchEnvironment:
+    addresses = stack.addresses()
+    env = {**environment(), "TOWPATH_JARS": str(store.folder())}
+    broker = next(part for part in stack.status() if part.name == "kafka")
+    return BenchEnvironment(
+        dsn=addresses.dsn("postgres"),
+        dsn_of=addresses.dsn,
+        kafka=addresses.kafka,
+        broker_pid=broker.pid or 0,
+        programs=postgres.home_of(stack.state).programs,
+        towpath=(sys.executable, "-m", "towpath.deploy.cli"),
+        connect=connect,
+        connect_port=ports.any_free(),
+        log_folder=stack.state.data("kafka") / "data",
+        folder=stack.state.root,
+        env=env,
+        launcher=Launcher(stack.state, env),
+    )
+
+
+def _print(result: BenchResult[CaseT], drawn: RenderableType | None) -> None:
+    if drawn is None:
+        sys.stdout.write(json.dumps(result.as_json(), indent=1) + "\n")
+    else:
+        results().print(drawn)

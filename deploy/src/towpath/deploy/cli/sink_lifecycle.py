@@ -1,0 +1,368 @@
+"""
+``towpath sink add | refill | rebuild | drop``.
+
+A sink is added while everything runs, filled again from the existing rows, given a new
+search index in the place of the old one, and dropped.
+"""
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from towpath.deploy.cli.options import ConfigOption, config_file
+from towpath.deploy.sinks import dropping, filling
+from towpath.deploy.sinks.tables import TableShapes
+from towpath.deploy.snapshots import signals
+from towpath.deploy.snapshots.signals import INCOMPLETE
+from towpath.deploy.snapshots.view import open_bars
+from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.events import event_schemas
+from towpath.schemas.failure import UsageError
+from towpath.settings import Route, Settings, Sink, SinkKind, load
+from towpath.sinks import declare
+from towpath.sinks.checking import check_block
+from towpath.sinks.errors import NothingToRebuildError, SinkNotRunningError
+from towpath.sinks.kafka import KafkaRelations, Topics
+from towpath.sinks.kinds import eraser_of
+from towpath.sinks.progress import progress_path, read_progress
+from towpath.sinks.routed import RoutedRelations
+
+_RUNNING_WITHIN_S: Final = 60.0
+_STUCK_AFTER_S: Final = 300.0
+Flag = Parameter(negative="")
+
+
+def add(
+    block: Path,
+    /,
+    *,
+    max_rows_per_second: int | None = None,
+    signal: str | None = None,
+    config: ConfigOption = None,
+) -> int:
+    """
+    Add a sink while everything runs, and fill it from the existing rows.
+
+    Its driver must be running. The sink begins at the present end of the stream; a
+    snapshot with the sink as its target brings what was there before. If it is
+    interrupted, run it again: it goes on. Exit 1 if the snapshot fails, or if keys
+    are parked behind dead letters. Nothing is declared that does not fit its tables
+    and its target, or that no running relay could fill.
+
+    Args:
+        block: A file with one [[sink]] block and its routes.
+        max_rows_per_second: Bound of the reading speed.
+        signal: Send no signal, but show the SQL row that asks for the rows, with this
+            id, and wait until somebody has inserted it.
+        config: Configuration file.
+    """
+    path = config_file(config)
+    try:
+        text = block.read_text(encoding="utf-8")
+    except OSError as error:
+        message = f"{block}: {error.strerror}"
+        raise UsageError(message) from error
+    settings = _settings(path)
+    cluster, clock = Topics(settings.kafka), SystemClock()
+    sink = declare.declare_sink(path, text, _environ(), cluster, clock, _check)
+    print(f"{sink.name} is declared", flush=True)
+    settings = _settings(path)
+    collections = filling.collections_of(settings, sink)
+    try:
+        declare.wait_running(settings, sink.name, clock, _RUNNING_WITHIN_S)
+    except SinkNotRunningError:
+        print(
+            f"{sink.name} stays declared: correct its block in {path}, its driver "
+            f"looks at it, and add the same; or towpath sink drop {sink.name}",
+            file=sys.stderr,
+        )
+        raise
+    speed = max_rows_per_second
+    if collections and not _fill(settings, sink, collections, speed, signal_id=signal):
+        print(
+            f"{sink.name} stays declared, without the rows of before: add the same "
+            f"again, or towpath sink drop {sink.name}",
+            file=sys.stderr,
+        )
+        return 1
+    declare.mark_ready(settings, sink.name)
+    print(f"{sink.name} is ready")
+    return _tell_aside(settings, sink.name)
+
+
+def refill(
+    name: str,
+    /,
+    *,
+    route: str | None = None,
+    max_rows_per_second: int | None = None,
+    config: ConfigOption = None,
+) -> int:
+    """
+    Read all existing rows into a sink again; what is gone from the source goes.
+
+    The sink goes on serving meanwhile, and so do the others. If it is interrupted, run
+    it again: it goes on. Exit 1 if the snapshot fails, or if keys are parked behind
+    dead letters.
+
+    Args:
+        name: The sink.
+        route: Only this route of it.
+        max_rows_per_second: Bound of the reading speed.
+        config: Configuration file.
+    """
+    settings = _settings(config_file(config))
+    sink = declare.sink_named(settings, name)
+    collections = filling.collections_of(settings, sink, route)
+    if not collections:
+        message = f"{name} keeps events only, which cannot be read again"
+        raise UsageError(message)
+    is_good = _fill(settings, sink, collections, max_rows_per_second, has_sweep=True)
+    if is_good:
+        print(f"{name} is filled again")
+        return _tell_aside(settings, name)
+    return 1
+
+
+def drop(
+    name: str,
+    /,
+    *,
+    data: Annotated[bool, Flag] = False,
+    yes: Annotated[bool, Flag] = False,
+    config: ConfigOption = None,
+) -> int:
+    """
+    Drop a sink: its block, its state, its topics; with --data also what it wrote.
+
+    Its driver goes on with the others. If it is interrupted, run it again. Its topics
+    are its dead letters and what snapshots read for it; each that goes is listed.
+
+    Args:
+        name: The sink.
+        data: Take away what it wrote too: keys, indexes, tables with their history.
+        yes: Do not ask.
+        config: Configuration file.
+    """
+    path = config_file(config)
+    settings = _settings(path)
+    planned = dropping.plan_drop(settings, name, has_data=data)
+    sink = planned.sink
+    erase = eraser_of(sink) if sink is not None and planned.has_data else None
+    routes = ", ".join(route.name for route in sink.route) if sink is not None else ""
+    what = f"and all that it wrote ({routes})" if erase else "not its data"
+    if not yes and not _agreed(f"drop the sink {name}, {what}?"):
+        print(f"{name} stays")
+        return 1
+    broker = Topics(settings.kafka)
+    means = dropping.DropServices(erase, broker, SystemClock(), print)
+    dropping.carry_out_drop(path, _environ(), planned, means)
+    print(f"{name} is dropped")
+    return 0
+
+
+def _check(settings: Settings, sink: Sink) -> None:
+    from towpath.deploy.sinks import filling  # noqa: PLC0415 - keeps --help fast
+
+    # A route that nothing can fill is in the file: no server is needed to say so.
+    collections = filling.collections_of(settings, sink)
+    with closing(TableShapes(settings)) as shapes:
+        check_block(settings, sink, shapes)
+    filling.check_fillable(settings, sink.name, collections)
+
+
+def _fill(
+    settings: Settings,
+    sink: Sink,
+    collections: list[str],
+    max_rows_per_second: int | None,
+    *,
+    has_sweep: bool = False,
+    signal_id: str | None = None,
+) -> bool:
+    """Fill a sink, or go on with it, until it has applied all of it."""
+    source, clock = settings.database, SystemClock()
+    begun, is_old = filling.begin_fill(
+        settings, sink, collections, has_sweep=has_sweep, signal_id=signal_id
+    )
+    verb = "goes on to fill" if is_old else "fills"
+    print(f"snapshot {begun.signal_id} {verb} {sink.name}", flush=True)
+    if signal_id:
+        wanted = (begun.collections, sink.name, begun.signal_id)
+        print(signals.statement(source, *wanted, max_rows_per_second), flush=True)
+        filling.await_signal(source, begun, clock)
+    with open_bars(Console(stderr=True)) as bars:
+        answer = filling.carry_out_fill(
+            source, sink, begun, clock, bars.show, max_rows_per_second
+        )
+    if answer.status != "completed":
+        if answer.status != INCOMPLETE:
+            filling.end_fill(settings, sink, begun, is_applied=False)
+        told = f"{answer.status}: {answer.reason}" if answer.reason else answer.status
+        print(f"the snapshot was {told}; run this again", file=sys.stderr)
+        return False
+    ends = declare.sink_ends(settings, sink.name, Topics(settings.kafka))
+    declare.wait_applied(settings, sink.name, ends, clock, _STUCK_AFTER_S)
+    filling.end_fill(settings, sink, begun, is_applied=True)
+    return True
+
+
+def _tell_aside(settings: Settings, name: str) -> int:
+    """Tell of records that wait aside: what is filled may lack them. Exit 1 then."""
+    progress = read_progress(progress_path(settings.state_folder, name), name)
+    if progress.parked:
+        print(
+            f"{progress.parked:,} keys of {name} are parked, each with its reason: "
+            f"towpath dead-letters list --sink {name}",
+            file=sys.stderr,
+        )
+    return int(progress.parked > 0)
+
+
+def _agreed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        message = "nobody can be asked here: say --yes"
+        raise UsageError(message)
+    return input(f"{question} [y/N] ").strip().lower() in {"y", "yes"}
+
+
+def _environ() -> Mapping[str, str]:
+    return os.environ  # noqa: TID251 - a root
+
+
+def _settings(path: Path) -> Settings:
+    return load(path, _environ())
+
+
+if TYPE_CHECKING:
+    from towpath.sinks.search.rebuild import Rebuild
+
+
+class _Work(NamedTuple):
+    """What a rebuild works with."""
+
+    settings: Settings
+    sink: Sink
+    rebuild: "Rebuild"
+    clock: Clock
+
+
+def rebuild(
+    sink: str,
+    /,
+    *,
+    route: Annotated[str | None, Parameter(name="--route")] = None,
+    config: ConfigOption = None,
+) -> int:
+    """
+    Rebuild a search sink's indexes from the source, while searches go on.
+
+    The sink must be running. A new index is made as the tables and the configuration
+    are now, written beside the old one, filled by a snapshot and put into its place in
+    one step. Said again after a crash, it goes on where it stood. Exit 1 if the
+    snapshot fails, or if records were set aside meanwhile: then nothing is replaced.
+
+    Args:
+        sink: The sink.
+        route: Only this route's index; left out, all of them, one after the other.
+        config: Configuration file.
+    """
+    settings = load(config_file(config), os.environ)  # noqa: TID251 - a root
+    declared = declare.sink_named(settings, sink)
+    routes = _chosen(declared, route)
+    for chosen in routes:
+        # What cannot be filled is told before anything is made.
+        filling.collections_of(settings, declared, chosen.name)
+    clock = SystemClock()
+    declare.wait_running(settings, sink, clock, _RUNNING_WITHIN_S)
+    with _rebuild(settings, declared) as opened:
+        work = _Work(settings, declared, opened, clock)
+        # One after the other, so that there is never more than one index too many.
+        return max(_rebuilt(work, chosen) for chosen in routes)
+
+
+def _chosen(sink: Sink, route: str | None) -> list[Route]:
+    if sink.kind != SinkKind.SEARCH:
+        message = f"{sink.name} is a {sink.kind}: only a search index is rebuilt"
+        raise NothingToRebuildError(message)
+    chosen = [r for r in sink.route if route in {None, r.name}]
+    if not chosen:
+        known = ", ".join(r.name for r in sink.route)
+        message = f"{sink.name} has no route {route}, only {known}"
+        raise NothingToRebuildError(message)
+    return chosen
+
+
+@contextmanager
+def _rebuild(settings: Settings, sink: Sink) -> Iterator["Rebuild"]:
+    from towpath.sinks.search.fields import RouteFields  # noqa: PLC0415 - keeps --help fast
+    from towpath.sinks.search.rebuild import Rebuild  # noqa: PLC0415 - keeps --help fast
+
+    kafka, prefix = settings.kafka, settings.database.prefix
+    announced = KafkaRelations(kafka, prefix)
+    relations = RoutedRelations(announced, sink.route)
+    fields = RouteFields(relations, event_schemas())
+    opened = Rebuild(sink.url, sink.search, fields)
+    try:
+        yield opened
+    finally:
+        opened.close()
+        announced.close()
+
+
+def _rebuilt(work: _Work, route: Route) -> int:
+    """Rebuild one route; tell whether it has come to its end, as an exit code."""
+    aside = _dead_letters(work)
+    # What a rebuild has left that was cut off at its very end.
+    work.rebuild.retire(route, work.clock)
+    begun = work.rebuild.begin(route, f"rebuild-{uuid.uuid4().hex[:12]}")
+    word = "goes on with" if begun.is_resumed else "fills"
+    print(f"{route.name}: snapshot {begun.snapshot} {word} {begun.new}", flush=True)
+    if not _filled(work, route, begun.snapshot):
+        work.rebuild.give_up(route)
+        return 1
+    cluster = Topics(work.settings.kafka)
+    ends = declare.sink_ends(work.settings, work.sink.name, cluster)
+    declare.wait_applied(
+        work.settings, work.sink.name, ends, work.clock, _STUCK_AFTER_S
+    )
+    if more := _dead_letters(work) - aside:
+        print(
+            f"{more} records were set aside meanwhile: {begun.new} may lack them and "
+            "replaces nothing yet. Look at them, then say this again: it goes on."
+        )
+        return 1
+    done = work.rebuild.swap(route)
+    print(
+        f"{route.name}: {done.new} with {done.after:,} documents replaces {done.old} "
+        f"with {done.before:,}",
+        flush=True,
+    )
+    work.rebuild.retire(route, work.clock)
+    return 0
+
+
+def _filled(work: _Work, route: Route, snapshot: str) -> bool:
+    """Ask for the snapshot, unless that was done before, and watch it to its end."""
+    collections = filling.collections_of(work.settings, work.sink, route.name)
+    asked = filling.SinkFill(snapshot, tuple(collections))
+    source = work.settings.database
+    with open_bars(Console(stderr=True)) as bars:
+        answer = filling.carry_out_fill(source, work.sink, asked, work.clock, bars.show)
+    if answer.status == "completed":
+        return True
+    told = f"{answer.status}: {answer.reason}" if answer.reason else answer.status
+    print(f"{route.name} stays as it is: the snapshot was {told}", file=sys.stderr)
+    return False
+
+
+def _dead_letters(work: _Work) -> int:
+    path = progress_path(work.settings.state_folder, work.sink.name)
+    return read_progress(path, work.sink.name).dead_letters

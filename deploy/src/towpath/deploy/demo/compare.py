@@ -1,0 +1,180 @@
+"""
+Compare every sink with the database, and sum up what the demo found.
+
+Each comparison is ``towpath verify`` in a process of its own, two at a time.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from towpath.deploy.demo import command, parts, platform, shop
+from towpath.deploy.demo.shop import COLLECTION, SIGNAL, SINK
+from towpath.deploy.demo.stage import Stage
+from towpath.deploy.demo.table import Result, SinkResult, SnapshotResult, Traffic
+from towpath.deploy.snapshots import signals
+from towpath.deploy.status import offsets
+from towpath.loadtests.bench.machine import summary
+from towpath.sinks.kafka import Topics
+from towpath.sinks.verify.compare import Difference
+
+_VERIFY_WITHIN_S: Final = 180.0
+_AT_ONCE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Records on the topics at one moment."""
+
+    row_changes: int
+    events: int
+    dead_letters: int
+
+
+def published(stage: Stage) -> Published:
+    """Count what the relay has published until now."""
+    settings = stage.settings()
+    topics = Topics(settings.kafka)
+    ends = stage.patiently(lambda: offsets.read_ends(topics))
+    return Published(
+        offsets.table_records(settings, ends),
+        offsets.event_records(settings, ends),
+        offsets.dead_letters(settings, ends),
+    )
+
+
+def traffic(stage: Stage, before: Published) -> Traffic:
+    """
+    Sum up what went through since ``before``.
+
+    The load must have ended; the orders whose way it timed are checkouts like others.
+    """
+    now = published(stage)
+    report = shop.load_report(stage)
+    return Traffic(
+        checkouts=report["checkouts"] + shop.sampler_report(stage)["placed"],
+        payments=report["payments"],
+        cancellations=report["cancellations"],
+        conflicts=report["conflicts"],
+        not_started=report["not_started"],
+        failed_requests=report["failures"],
+        row_changes=now.row_changes - before.row_changes,
+        events=now.events - before.events,
+        dead_letters=now.dead_letters,
+        load_s=report["elapsed_s"],
+    )
+
+
+def compare_sinks(stage: Stage) -> list[SinkResult]:
+    """Let the viewer's command have its moment, then verify every sink."""
+    if stage.options.before_verify is not None:
+        with stage.doing("run the command before the comparison"):
+            shell = ("/bin/sh", "-c", stage.options.before_verify)
+            command.run_checked(shell, _around(stage))
+    names = [sink.name for sink in stage.settings().sink]
+    with stage.doing(f"compare {', '.join(names)} with the database, key by key"):
+        verifications = {name: _verify(stage, name) for name in names}
+        outcomes = command.run_all(verifications, _around(stage), _AT_ONCE)
+    return [read_findings(name, outcomes[name]) for name in names]
+
+
+def sum_up(
+    stage: Stage,
+    traffic: Traffic,
+    findings: list[SinkResult],
+    restarts: int | None = None,
+    peak_memory_bytes: int | None = None,
+) -> Result:
+    """Put everything into the final table's words."""
+    latencies = shop.sampler_report(stage).get("sinks", {})
+    return Result(
+        orders_before=stage.options.orders,
+        traffic=traffic,
+        sinks=tuple(_timed(one, latencies.get(one.name)) for one in findings),
+        snapshot=_snapshot(stage),
+        restarts=restarts,
+        peak_memory_bytes=peak_memory_bytes,
+        elapsed_s=round(stage.elapsed_s(), 1),
+        machine=summary(),
+    )
+
+
+def _verify(stage: Stage, name: str) -> command.Words:
+    words = ("verify", name, "--json", "--config", str(stage.config))
+    return command.python_module(parts.CLI, *words)
+
+
+def _around(stage: Stage) -> command.CommandContext:
+    env = {**stage.environment, "TOWPATH_CONFIG": str(stage.config)}
+    return command.CommandContext(env, stage.state.root, _VERIFY_WITHIN_S)
+
+
+def read_findings(name: str, outcome: command.CommandOutcome) -> SinkResult:
+    """Read what ``towpath verify`` printed; anything else is no comparison."""
+    try:
+        return _finding(name, json.loads(outcome.output))
+    except (ValueError, KeyError, TypeError):
+        said = (outcome.errors or outcome.output).strip()
+        failure = said or f"towpath verify ended with {outcome.code}"
+        return SinkResult(name=name, failure=failure)
+
+
+def _finding(name: str, document: Mapping[str, Any]) -> SinkResult:
+    routes = document["routes"]
+    named = [
+        f"{route['route']} {Difference(**one)}"
+        for route in routes
+        for one in route["first"]
+    ]
+    # Nothing found on a route that was not read to its end is no proof, and a row that
+    # changed whenever it was looked at is none either.
+    is_proven = document["result"] != "unverified"
+    return SinkResult(
+        name=name,
+        compared=sum(route["source_rows"] for route in routes),
+        differences=document["differences"] if is_proven else None,
+        named=tuple(named),
+        failure="; ".join(_doubts(document)) or None,
+    )
+
+
+def _doubts(document: Mapping[str, Any]) -> Iterator[str]:
+    """Name what keeps a comparison from being whole."""
+    if document["error"]:
+        yield document["error"]
+    for route in document["routes"]:
+        if route["error"]:
+            yield f"{route['route']}: {route['error']}"
+        if route["restless"]:
+            keys = f"{route['restless']:,} keys"
+            yield f"{route['route']}: {keys} changed whenever they were looked at"
+
+
+def _timed(finding: SinkResult, report: Mapping[str, Any] | None) -> SinkResult:
+    if report is None:
+        return finding
+    latency = report["latency"]
+    return replace(
+        finding,
+        samples=latency["count"],
+        lost=report["lost"] + report["awaited"],
+        p50_ms=latency["p50_ms"],
+        p95_ms=latency["p95_ms"],
+        p99_ms=latency["p99_ms"],
+    )
+
+
+def _snapshot(stage: Stage) -> SnapshotResult:
+    rows = signals.progress(stage.source(), SIGNAL)
+    delivered = sum(row.rows for row in rows)
+    changed = platform.count_changed(stage.shop_dsn, SIGNAL, COLLECTION)
+    took_s = sum(row.elapsed_s or 0.0 for row in rows)
+    return SnapshotResult(
+        sink=SINK,
+        rows=delivered,
+        rows_per_s=round(delivered / took_s, 1) if took_s else 0.0,
+        changed_meanwhile=changed,
+        wanted_changes=stage.plan.wanted_changes,
+        dropped=sum(row.dropped for row in rows),
+    )

@@ -1,0 +1,216 @@
+"""
+The demo's platform: started, filled from the rows that are there, and at rest again.
+
+The old orders are there before publication and slot are created, so the stream knows
+nothing of them. The two Spark drivers start as soon as there is a configuration: they
+take the longest. The sinks are filled by a row in the signal table. The platform is at
+rest when the slot's confirmed position has passed the last commit, so that every record
+is in Kafka, and each sink has applied its topics up to their ends.
+"""
+
+from typing import Any, Final
+
+import psycopg
+
+from towpath.deploy.demo import parts
+from towpath.deploy.demo.command import CommandContext, python_module, run_checked
+from towpath.deploy.demo.stage import OwnStage, Stage
+from towpath.deploy.errors import SourceUnreachableError, StepError
+from towpath.deploy.local.configuration import for_shop
+from towpath.deploy.snapshots import signals
+from towpath.deploy.status import offsets
+from towpath.schemas.clock import Patience
+from towpath.settings import Sink
+from towpath.sinks.kafka import Topics
+from towpath.sinks.source_session import connected
+
+_SEED_WITHIN_S: Final = 180.0
+_INIT_WITHIN_S: Final = 60.0
+
+# A heartbeat a second moves the confirmed position soon after the load has stopped, and
+# small chunks give a snapshot many windows for changes to fall into.
+_RELAY: Final = """
+[relay]
+admin_port = {port}
+heartbeat_interval_s = 1.0
+
+[relay.snapshot]
+chunk_rows = 2000
+"""
+
+
+def start_stack(stage: OwnStage) -> None:
+    """Bring up the five parts, all at once; watch them; write the configuration."""
+    with stage.doing("start Postgres, Kafka, registry, OpenSearch and Redis"):
+        addresses = stage.stack.up()
+        for part in stage.stack.parts():
+            stage.supervisor.adopt(part)
+        relay = _RELAY.format(port=stage.ports[parts.RELAY])
+        stage.config.write_text(for_shop(addresses) + relay, encoding="utf-8")
+
+
+def start_drivers(stage: OwnStage) -> None:
+    """Start the two Spark drivers; others go on while they do."""
+    for name in (parts.SERVING, parts.WAREHOUSE):
+        stage.supervisor.start(parts.driver(stage, name))
+
+
+def fill_shop(stage: OwnStage) -> None:
+    """Make the shop's tables and the orders that nobody streams."""
+    orders = stage.options.orders
+    with stage.doing(f"place {orders:,} orders before the slot exists"):
+        command = python_module(
+            "towpath.services.orders",
+            "seed",
+            *("--dsn", stage.shop_dsn, "--orders", str(orders)),
+        )
+        run_checked(command, _around(stage, _SEED_WITHIN_S))
+
+
+def start_relay(stage: OwnStage) -> None:
+    """Create publications and slot, then start the relay and the orders service."""
+    with stage.doing("create publications and slot, start relay and orders service"):
+        command = python_module(
+            parts.CLI, "relay", "init", "--config", str(stage.config)
+        )
+        run_checked(command, _around(stage, _INIT_WITHIN_S))
+        stage.supervisor.start(parts.relay(stage))
+        stage.supervisor.start(parts.orders(stage))
+        stage.supervisor.wait_ready((parts.RELAY, parts.ORDERS))
+
+
+def _around(stage: OwnStage, within_s: float) -> CommandContext:
+    return CommandContext(stage.environment, stage.state.root, within_s)
+
+
+# Orders inside the snapshot's key range whose row changed while it ran: by the clocks
+# of the service and the relay, which are one machine's.
+_CHANGED: Final = """
+select count(*)
+from towpath.snapshot s
+join shop.orders o
+  on o.id <= (s.maximum_key ->> 0)::bigint
+ and o.updated_at between s.started_at and coalesce(s.completed_at, now())
+where s.snapshot_id = %s and s.collection = %s
+"""
+_END_OF_LOG: Final = "select pg_current_wal_lsn()::text"
+_CONFIRMED: Final = """
+select confirmed_flush_lsn >= %s::pg_lsn
+from pg_replication_slots where slot_name = %s
+"""
+
+
+def count_changed(dsn: str, snapshot_id: str, collection: str) -> int:
+    """Count the orders in a snapshot's key range that changed while it ran."""
+    return int(_value(dsn, _CHANGED, snapshot_id, collection))
+
+
+def count_orders(dsn: str) -> int:
+    """Count the orders of the shop."""
+    return int(_value(dsn, "select count(*) from shop.orders"))
+
+
+def end_of_log(dsn: str) -> str:
+    """Return the LSN behind everything that is committed."""
+    return str(_value(dsn, _END_OF_LOG))
+
+
+def has_confirmed(dsn: str, slot: str, lsn: str) -> bool:
+    """Tell whether the slot's confirmed position has reached an LSN."""
+    return bool(_value(dsn, _CONFIRMED, lsn, slot))
+
+
+def _value(dsn: str, query: str, *arguments: object) -> Any:  # noqa: ANN401 - any column
+    try:
+        with connected(dsn) as connection:
+            row = connection.execute(query, arguments).fetchone()
+    except psycopg.OperationalError as error:
+        message = f"the source does not answer: {str(error).strip()}"
+        raise SourceUnreachableError(message) from error
+    return row[0] if row else None
+
+
+_CONFIRMED_WITHIN_S: Final = 180.0
+
+# A driver that was just killed needs half a minute before it goes on, and for its first
+# batch, which may be a full one, as long again.
+_STUCK_AFTER_S: Final = 120.0
+_LOOK_EVERY_S: Final = 0.2
+
+
+def settle(stage: Stage) -> None:
+    """Wait for the relay, then for every sink."""
+    with stage.doing("wait until relay and sinks have caught up"):
+        last = stage.patiently(lambda: end_of_log(stage.shop_dsn))
+        slot = stage.settings().database.slot
+        stage.until(
+            lambda: has_confirmed(stage.shop_dsn, slot, last),
+            "the slot's confirmed position to pass the last commit",
+            _CONFIRMED_WITHIN_S,
+        )
+        wait_for_sinks(stage)
+
+
+def wait_for_sinks(stage: Stage) -> None:
+    """
+    Wait until every sink has applied what its topics hold now.
+
+    Raises:
+        StepError: They stand still.
+    """
+    settings = stage.settings()
+    topics = Topics(settings.kafka)
+    ends = stage.patiently(lambda: offsets.read_ends(topics))
+
+    def lag_of(sink: Sink) -> int:
+        applied = offsets.progress_of(settings, sink).applied
+        return offsets.lag_records(sink, applied, ends)
+
+    patience = Patience(stage.clock, _STUCK_AFTER_S)
+    while behind := {sink.name: lag for sink in settings.sink if (lag := lag_of(sink))}:
+        if patience.is_over(sum(behind.values())):
+            lags = ", ".join(f"{name} {lag:,} behind" for name, lag in behind.items())
+            message = (
+                f"the sinks have applied nothing for {_STUCK_AFTER_S:.0f} s: {lags}; "
+                f"logs: {stage.state.root}/logs"
+            )
+            raise StepError(message)
+        stage.clock.wait(_LOOK_EVERY_S)
+
+
+_SNAPSHOT_WITHIN_S: Final = 240.0
+_NO_MORE: Final = frozenset({"failed", "incomplete", "rejected"})
+
+FIRST: Final = "demo-first-fill"
+
+
+def fill_sinks(stage: Stage) -> None:
+    """Fill the three sinks of everything, while their drivers still start."""
+    collections = stage.settings().collections
+    with stage.doing(f"snapshot {', '.join(collections)}"):
+        signals.ask(stage.source(), collections, signal_id=FIRST)
+        wait_for_snapshot(stage, FIRST)
+    with stage.doing("wait until the three sinks hold what was there before"):
+        wait_for_sinks(stage)
+
+
+def wait_for_snapshot(stage: Stage, signal_id: str) -> None:
+    """
+    Wait until a snapshot is complete.
+
+    Raises:
+        StepError: It failed, was rejected, or takes too long.
+    """
+    stage.until(
+        lambda: _is_complete(stage, signal_id),
+        f"the snapshot {signal_id}",
+        _SNAPSHOT_WITHIN_S,
+    )
+
+
+def _is_complete(stage: Stage, signal_id: str) -> bool:
+    status, detail = signals.state(stage.source(), signal_id) or (None, None)
+    if status in _NO_MORE:
+        message = f"the snapshot {signal_id} is {status}: {detail}"
+        raise StepError(message)
+    return status == "completed"

@@ -1,0 +1,194 @@
+"""
+The demo from its first step to the last, and its clean-up.
+
+Whether a step fails or Ctrl-C comes at any moment, every process that was started is
+stopped before this returns. Only then do signals have their usual effect again.
+"""
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from towpath.deploy.demo import compare, parts, platform, shop, table
+from towpath.deploy.demo.monitor import Monitor
+from towpath.deploy.demo.screen import open_screen
+from towpath.deploy.demo.stage import (
+    DemoOptions,
+    JoinedPlatform,
+    OwnStage,
+    Stage,
+    make_plan,
+)
+from towpath.deploy.local.own_stack import (
+    demo_folder,
+    interrupted_once,
+    kill_children,
+    stop_all,
+)
+from towpath.deploy.local.part import StateFolder
+from towpath.deploy.local.stack import Stack
+from towpath.deploy.local.supervisor import Supervisor
+from towpath.schemas.clock import SystemClock
+from towpath.settings import load
+
+EQUAL: Final = 0
+DIFFERENT: Final = 1
+
+# Data of a demo are not worth a long farewell.
+_STOP_WITHIN_S: Final = 10.0
+
+
+def run_demo(options: DemoOptions, folder: Path, console: Console) -> int:
+    """
+    Carry the demo out; return 0 if every sink equals the database, else 1.
+
+    Raises:
+        TowpathError: It could not be carried out to its end.
+        KeyboardInterrupt: It was interrupted.
+    """
+    with interrupted_once() as attention, demo_folder(folder) as stack:
+        supervisor = Supervisor(stack.state)
+        try:
+            stage, result = _perform(options, stack, supervisor, console)
+            console.print(table.draw(result))
+            _write_json(result, options.json_file)
+            if options.keep:
+                _keep(stage, console)
+        finally:
+            attention.turn_away()
+            _stop_everything(stack, supervisor, console)
+    return EQUAL if result.equal else DIFFERENT
+
+
+def run_joined(
+    options: DemoOptions, at: JoinedPlatform, folder: Path, console: Console
+) -> int:
+    """
+    Carry the demo out on a platform that others run: its load, its sink, its proof.
+
+    Args:
+        options: What the viewer asked for; ``orders`` are counted.
+        at: Where the platform is.
+        folder: The demo's state folder, for its load.
+        console: Where it is shown.
+
+    Raises:
+        TowpathError: It could not be carried out to its end.
+        KeyboardInterrupt: It was interrupted.
+    """
+    state = StateFolder(folder)
+    state.create()
+    with interrupted_once() as attention:
+        try:
+            dsn = load(at.config, {}).database.dsn
+            seen = replace(options, orders=platform.count_orders(dsn))
+            result = _run_joined(seen, at, state, console)
+            console.print(table.draw(result))
+            _write_json(result, options.json_file)
+        finally:
+            attention.turn_away()
+            stop_all(state)
+            kill_children(_STOP_WITHIN_S)
+    return EQUAL if result.equal else DIFFERENT
+
+
+def _run_joined(
+    options: DemoOptions, at: JoinedPlatform, state: StateFolder, console: Console
+) -> table.Result:
+    clock = SystemClock()
+    with open_screen(console) as screen:
+        stage = Stage(
+            options=options,
+            plan=make_plan(options),
+            state=state,
+            config=at.config,
+            shop_url=at.shop_url,
+            environment=parts.environment_of_viewer(),
+            restarts=lambda *_: 0,
+            screen=screen,
+            clock=clock,
+            began_at_s=clock.monotonic_s(),
+        )
+        with Monitor(stage):
+            platform.wait_for_sinks(stage)
+            traffic = _run_load(stage)
+            findings = compare.compare_sinks(stage)
+        return compare.sum_up(stage, traffic, findings)
+
+
+def _perform(
+    options: DemoOptions, stack: Stack, supervisor: Supervisor, console: Console
+) -> tuple[OwnStage, table.Result]:
+    with open_screen(console) as screen:
+        stage = parts.own_stage(
+            (stack, supervisor), screen, options, make_plan(options)
+        )
+        with Monitor(stage) as monitor:
+            _prepare(stage)
+            traffic = _run_load(stage)
+            findings = compare.compare_sinks(stage)
+        held_bytes, restarts = monitor.peak_memory_bytes, supervisor.restarts()
+        result = compare.sum_up(stage, traffic, findings, restarts, held_bytes)
+    return stage, result
+
+
+def _prepare(stage: OwnStage) -> None:
+    platform.start_stack(stage)
+    platform.start_drivers(stage)
+    platform.fill_shop(stage)
+    platform.start_relay(stage)
+    platform.fill_sinks(stage)
+
+
+def _run_load(stage: Stage) -> table.Traffic:
+    before = compare.published(stage)
+    shop.open_shop(stage)
+    opened_at_s = stage.elapsed_s()
+    stage.step = "checkouts go on"
+    stage.pause(stage.plan.new_sink_after_s)
+    shop.declare_sink(stage)
+    shop.fill_sink(stage)
+    stage.step = "checkouts go on"
+    stage.pause(max(0.0, opened_at_s + stage.plan.load_s - stage.elapsed_s()))
+    shop.close_shop(stage)
+    platform.settle(stage)
+    return compare.traffic(stage, before)
+
+
+def _write_json(result: table.Result, path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps(result.as_json(), indent=1), encoding="utf-8")
+
+
+def _keep(stage: OwnStage, console: Console) -> None:
+    """Leave everything running until Ctrl-C, and say where it is."""
+    addresses = stage.addresses
+    places = {
+        "orders service": stage.shop_url,
+        "Postgres": stage.shop_dsn,
+        "Kafka": addresses.kafka,
+        "schema registry": addresses.registry_url,
+        "OpenSearch": addresses.opensearch_url,
+        "Redis": addresses.redis_url,
+        "warehouse's catalog": addresses.dsn("warehouse"),
+        "relay's metrics": f"http://127.0.0.1:{stage.ports[parts.RELAY]}/metrics",
+        "configuration": str(stage.config),
+    }
+    for name, place in places.items():
+        console.print(f"{name:20} {place}", soft_wrap=True, highlight=False)
+    console.print("\nEverything runs on; Ctrl-C stops it.")
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            stage.pause(3600.0)
+
+
+def _stop_everything(stack: Stack, supervisor: Supervisor, console: Console) -> None:
+    console.print("[dim]stopping all parts[/dim]")
+    supervisor.stop(_STOP_WITHIN_S)
+    stack.down()
+    stop_all(stack.state)
+    kill_children(_STOP_WITHIN_S)

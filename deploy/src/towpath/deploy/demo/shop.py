@@ -1,0 +1,168 @@
+"""
+The shop's busy hour: the load, and a sink that is added while checkouts go on.
+
+The load, which samples the sinks too, is a process of its own. It is told to stop and
+then finishes its last orders and its last samples. The new sink's block is added to the
+configuration, and its driver starts it by itself. It follows the orders' events, most
+of which are stored nowhere: the snapshot reads what they would say. The row in the
+signal table is written as a person would write it, and shown.
+"""
+
+import json
+import signal
+from typing import Any, Final
+
+from rich.markup import escape
+
+from towpath.deploy.demo import parts
+from towpath.deploy.demo.monitor import read_report
+from towpath.deploy.demo.parts import SERVING
+from towpath.deploy.demo.platform import wait_for_snapshot
+from towpath.deploy.demo.stage import Stage
+from towpath.deploy.errors import StepError
+from towpath.deploy.local import process
+from towpath.deploy.local.configuration import SEARCH_BATCH, order_documents
+from towpath.deploy.snapshots import signals
+from towpath.sinks import declare
+from towpath.sinks.kafka import Topics
+
+_FIRST_CHECKOUT_WITHIN_S: Final = 60.0
+
+# The sampler waits a minute for its last samples.
+_LAST_SAMPLE_WITHIN_S: Final = 75.0
+
+# The load's users finish in 15 s, then come the last samples.
+_STOP_WITHIN_S: Final = 100.0
+
+
+def open_shop(stage: Stage) -> None:
+    """Start the load, and wait for the first checkout."""
+    rate = stage.options.rate
+    parts.progress_of(stage).unlink(missing_ok=True)
+    with stage.doing(f"open the shop: {rate:g} checkouts a second"):
+        process.start(parts.load(stage), stage.state)
+        stage.until(
+            lambda: _still_runs(stage) and _checkouts(stage) > 0,
+            "the first checkout",
+            _FIRST_CHECKOUT_WITHIN_S,
+        )
+
+
+def wait_for_samples(stage: Stage) -> None:
+    """Wait until the sampler has its last samples, while the load goes on."""
+    with stage.doing("wait for the last latency samples"):
+        stage.until(
+            lambda: _still_runs(stage) and sampler_report(stage).get("finished", False),
+            "the last latency samples",
+            _LAST_SAMPLE_WITHIN_S,
+        )
+
+
+def close_shop(stage: Stage) -> None:
+    """Tell the load to stop; wait for its last answers, then for its last samples."""
+    with stage.doing("close the shop: the last customers finish, and the last samples"):
+        _still_runs(stage)
+        path = stage.state.process_file(parts.LOAD)
+        process.stop(path, signal.SIGTERM, within_s=_STOP_WITHIN_S)
+        for report in (load_report(stage), sampler_report(stage)):
+            if not report.get("finished"):
+                message = f"the load has not finished; log: {_log(stage)}"
+                raise StepError(message)
+
+
+def load_report(stage: Stage) -> dict[str, Any]:
+    """Read what the load did."""
+    return _part(stage, "load")
+
+
+def sampler_report(stage: Stage) -> dict[str, Any]:
+    """Read what was seen in the sinks."""
+    return _part(stage, "lag")
+
+
+def _part(stage: Stage, name: str) -> dict[str, Any]:
+    document: dict[str, Any] = read_report(parts.progress_of(stage)).get(name, {})
+    return document
+
+
+def _checkouts(stage: Stage) -> int:
+    return int(load_report(stage).get("checkouts", 0))
+
+
+def _still_runs(stage: Stage) -> bool:
+    if process.find(stage.state.process_file(parts.LOAD)) is None:
+        message = f"the load has ended by itself; log: {_log(stage)}"
+        raise StepError(message)
+    return True
+
+
+def _log(stage: Stage) -> str:
+    return str(stage.state.log(parts.LOAD))
+
+
+SINK: Final = "search_orders"
+INDEX: Final = "orders_v2"
+SIGNAL: Final = "demo-new-sink"
+
+COLLECTION: Final = "outbox.order"
+
+_RUNNING_WITHIN_S: Final = 90.0
+# A full batch right after the driver was killed, on two cores that do all the rest.
+_STUCK_AFTER_S: Final = 120.0
+
+_BLOCK: Final = """
+[[sink]]
+name = "{name}"
+kind = "search"
+driver = "{driver}"
+url = "{url}"
+"""
+
+
+def declare_sink(stage: Stage) -> None:
+    """Add the sink to the configuration, and wait until its query runs."""
+    settings = stage.settings()
+    url = declare.sink_named(settings, "search").url
+    head = _BLOCK.format(name=SINK, driver=SERVING, url=url)
+    block = head + SEARCH_BATCH + order_documents(INDEX)
+    with stage.doing(f"declare a new sink: {SINK}, the index {INDEX}"):
+        cluster = Topics(settings.kafka)
+        stage.patiently(
+            lambda: declare.declare_sink(stage.config, block, {}, cluster, stage.clock)
+        )
+        declare.wait_running(stage.settings(), SINK, stage.clock, _RUNNING_WITHIN_S)
+
+
+def fill_sink(stage: Stage) -> None:
+    """Ask for a snapshot with the sink as its target, and wait until it is applied."""
+    stage.tell(f"[bold]{escape(_statement(stage))}[/bold]")
+    with stage.doing(f"fill {SINK} while checkouts go on"):
+        stage.patiently(
+            lambda: signals.ask(
+                stage.source(),
+                [COLLECTION],
+                target=SINK,
+                max_rows_per_second=stage.plan.max_rows_per_second,
+                signal_id=SIGNAL,
+            )
+        )
+        wait_for_snapshot(stage, SIGNAL)
+    with stage.doing(f"wait until {SINK} has applied it: then it is ready"):
+        settings = stage.settings()
+        cluster = Topics(settings.kafka)
+        ends = stage.patiently(lambda: declare.sink_ends(settings, SINK, cluster))
+        declare.wait_applied(settings, SINK, ends, stage.clock, _STUCK_AFTER_S)
+        declare.mark_ready(settings, SINK)
+
+
+def _statement(stage: Stage) -> str:
+    data = json.dumps(
+        {
+            "data-collections": [COLLECTION],
+            "type": "incremental",
+            "target": SINK,
+            "max-rows-per-second": stage.plan.max_rows_per_second,
+        }
+    )
+    head = "insert into towpath.signal (id, type, data)"
+    return f"{head} values ('{SIGNAL}', 'execute-snapshot', '{data}');"

@@ -1,0 +1,247 @@
+"""
+A local stack for one run of one command: its folder, its processes, its clean-up.
+
+Benchmarks and chaos get a temporary folder. The demo has a state folder of its own: a
+file marks the folder, and the process that holds its lock is the demo that works there.
+Nothing is removed from a folder without that mark.
+
+Every process that a run has started is stopped before its block ends, whether the run
+ends, fails or is interrupted. The first Ctrl-C ends the run and later ones never hinder
+the clean-up; SIGHUP and SIGTERM mean the same. The next run clears away what a killed
+run has left.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final, TextIO
+
+import psutil
+from rich.console import Console
+
+from towpath.deploy.errors import DemoRunsError, NotADemoFolderError
+from towpath.deploy.jars import fetch, store
+from towpath.deploy.local import process
+from towpath.deploy.local.part import Part, StateFolder
+from towpath.deploy.local.stack import Stack
+from towpath.schemas.clock import Deadline, SystemClock
+
+MARK: Final = "demo.lock"
+
+# Left behind by a demo that was killed: nothing of theirs is worth a longer wait.
+_REMAINS_WITHIN_S: Final = 5.0
+
+
+@contextlib.contextmanager
+def demo_folder(folder: Path) -> Iterator[Stack]:
+    """
+    Take a folder for this demo, empty but for the mark; give its stack.
+
+    Raises:
+        DemoRunsError: Another demo works there.
+        NotADemoFolderError: It holds something that no demo has put there.
+        StateFolderError: It cannot be made.
+    """
+    mark = folder.resolve() / MARK
+    if folder.is_dir() and not mark.exists() and any(folder.iterdir()):
+        message = f"{folder} is not a demo's folder, and not empty"
+        raise NotADemoFolderError(message)
+    stack = Stack(folder)
+    stack.state.create()
+    with mark.open("a+", encoding="ascii") as lock:
+        _lock(lock, folder)
+        remove_all(stack)
+        yield stack
+
+
+def _lock(lock: TextIO, folder: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.seek(0)
+        message = f"a demo (pid {lock.read().strip()}) works in {folder}"
+        raise DemoRunsError(message) from error
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+
+
+def remove_all(stack: Stack) -> None:
+    """Stop whatever a folder's files name, and remove all but the mark."""
+    stop_all(stack.state)
+    stack.purge()
+    for left in stack.state.root.iterdir():
+        if left.name == MARK:
+            continue
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+
+
+def stop_all(state: StateFolder) -> None:
+    """Stop every process that the folder's files name, all at once."""
+    files = [state.process_file(name) for name in state.parts()]
+    if not files:
+        return
+    with ThreadPoolExecutor(len(files)) as threads:
+        stops = [
+            threads.submit(process.stop, file, within_s=_REMAINS_WITHIN_S)
+            for file in files
+        ]
+    for stop in stops:
+        stop.result()
+
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class InterruptHandler:
+    """Whether a signal still interrupts."""
+
+    def __init__(self) -> None:
+        self._turned_away = False
+
+    def turn_away(self) -> None:
+        """Ignore signals from now on: what follows is the clean-up."""
+        self._turned_away = True
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        """Take a signal."""
+        if not self._turned_away:
+            self._turned_away = True
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupted_once() -> Iterator[InterruptHandler]:
+    """Turn the first of the signals into ``KeyboardInterrupt``; ignore later ones."""
+    attention = InterruptHandler()
+    before = {number: signal.signal(number, attention) for number in _SIGNALS}
+    try:
+        yield attention
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def kill_children(within_s: float) -> None:
+    """Kill what was just being started at an interruption; wait until it is gone."""
+    children = psutil.Process(os.getpid()).children(recursive=True)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(children, timeout=within_s)
+
+
+SOURCE_AND_BROKER: Final = ("postgres", "kafka")
+_OWNER: Final = "owner"
+_GONE_WITHIN_S: Final = 10.0
+
+
+def prepare(prefix: str, news: Console) -> None:
+    """Clear away what killed runs have left, and fetch what the stack is made of."""
+    clear_abandoned(prefix)
+    environ = os.environ  # noqa: TID251 - a root
+    fetch.ensure(news.print, environ, store.read_lock())
+
+
+def clear_abandoned(prefix: str, folder: Path | None = None) -> None:
+    """Stop and remove what runs have left that were killed."""
+    for left in (folder or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError, ValueError):
+            owner = int((left / _OWNER).read_text(encoding="ascii"))
+            if not psutil.pid_exists(owner):
+                _remove(Stack(left))
+
+
+@contextlib.contextmanager
+def own_stack(
+    prefix: str,
+    news: Console,
+    *,
+    keep: bool,
+    parts: Sequence[str] = SOURCE_AND_BROKER,
+) -> Iterator[Stack]:
+    """
+    Start a stack for the block; stop and remove it behind, whatever happened.
+
+    Args:
+        prefix: What the names of such folders begin with.
+        news: Told what goes on.
+        keep: Leave logs and configuration files in place.
+        parts: Which parts.
+    """
+    with interrupted_once() as attention:
+        stack = Stack(Path(tempfile.mkdtemp(prefix=prefix)))
+        owner = stack.state.root / _OWNER
+        owner.write_text(f"{os.getpid()}\n", encoding="ascii")
+        try:
+            with news.status(f"starting {', '.join(parts)}"):
+                stack.up(parts)
+            yield stack
+        finally:
+            attention.turn_away()
+            if keep:
+                stop_all(stack.state)
+                stack.down()
+                owner.unlink()
+                news.print(f"logs and files: {stack.state.root}", soft_wrap=True)
+            else:
+                _remove(stack)
+            kill_children(_GONE_WITHIN_S)
+
+
+def environment() -> dict[str, str]:
+    """Return our environment without the variables that overrule a configuration."""
+    inherited = os.environ.items()  # noqa: TID251 - a root
+    return {name: text for name, text in inherited if not name.startswith("TOWPATH_")}
+
+
+def _remove(stack: Stack) -> None:
+    stop_all(stack.state)
+    stack.purge()
+    shutil.rmtree(stack.state.root, ignore_errors=True)
+
+
+_STOP_WITHIN_S: Final = 20.0
+
+
+class Launcher:
+    """Starts, stops and kills processes of one state folder."""
+
+    def __init__(self, state: StateFolder, env: Mapping[str, str]) -> None:
+        self._state = state
+        self._env = env
+
+    def start(self, name: str, words: Sequence[str]) -> int:
+        """Start a process and return its pid."""
+        part = Part(
+            name=name, command=tuple(words), folder=self._state.root, env=self._env
+        )
+        return process.start(part, self._state)
+
+    def stop(self, name: str) -> None:
+        """Ask a process to end, and wait until it is gone."""
+        process.stop(self._state.process_file(name), within_s=_STOP_WITHIN_S)
+
+    def kill(self, name: str) -> None:
+        """Kill a process at once, and wait until it is gone."""
+        path = self._state.process_file(name)
+        found = process.find(path)
+        if found is not None:
+            found.kill()
+            process.wait_gone(found, Deadline(SystemClock(), _GONE_WITHIN_S))
+        process.sweep(path)
+
+    def log(self, name: str) -> Path:
+        """Name the file to which a process prints."""
+        return self._state.log(name)

@@ -1,0 +1,343 @@
+"""
+Drop a sink: its block, its state, its topics and, if asked for, its data.
+
+The plan is written down first, so that the same command ends a drop that was
+interrupted at any moment. Then the block is cut out of the configuration, whereupon the
+driver releases the sink; data are removed only under the lock of the sink's folder.
+
+- The block is cut out of the text, and everything else stays as it was written. The
+  result is checked: it must say what the old text said, less that sink.
+- The topics of a sink are its dead letters and the rows that snapshots read for it.
+  Snapshots that still read for it are stopped first, because the relay would wait for a
+  topic that is gone.
+- Other sinks run on.
+"""
+
+import json
+import re
+import shutil
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from towpath.deploy.errors import (
+    SignalRefusedError,
+    SinkHeldError,
+    SourceUnreachableError,
+)
+from towpath.deploy.snapshots import signals
+from towpath.deploy.snapshots.signals import wait_answer
+from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.failure import UsageError
+from towpath.schemas.topics import BACKFILL, backfill_topic, dead_letter_topic, table_of
+from towpath.settings import Settings, Sink, Source, load
+from towpath.sinks.declare import DROPPING_FILE, filled, sink_named
+from towpath.sinks.held import HELD_FILE, Held, hold
+from towpath.sinks.progress import replace_file, sink_folder
+
+_ANSWERED_WITHIN_S: Final = 30.0
+_OPEN: Final = frozenset({"queued", "running", "paused"})
+
+
+class Broker(Protocol):
+    """The broker, as far as a sink that goes needs it."""
+
+    def names(self) -> list[str]:
+        """
+        List every topic.
+
+        Raises:
+            UnavailableError: The broker does not answer.
+        """
+
+    def delete(self, names: Collection[str]) -> dict[str, str]:
+        """
+        Delete topics; return those that are kept, each with the broker's reason.
+
+        Raises:
+            UnavailableError: The broker does not answer.
+        """
+
+
+def own_topics(
+    settings: Settings, name: str, sink: Sink | None, existing: Collection[str]
+) -> list[str]:
+    """
+    List the topics that are one sink's own.
+
+    Those of routes that it had before are among them; those of a sink of the same name
+    that reads another source are not.
+    """
+    prefix = settings.database.prefix
+    mine = {dead_letter_topic(prefix, name)}
+    mine |= {backfill_topic(r.topic, name) for r in filled(sink)} if sink else set()
+    mine |= {
+        topic
+        for topic in existing
+        if topic.endswith(f"{BACKFILL}{name}")
+        and table_of(prefix, topic.removesuffix(f"{BACKFILL}{name}")) is not None
+    }
+    return sorted(mine & set(existing))
+
+
+def delete_own(
+    settings: Settings, name: str, sink: Sink | None, broker: Broker, clock: Clock
+) -> Iterator[str]:
+    """
+    Delete a sink's own topics; safe to repeat. Tell of each what became of it.
+
+    Raises:
+        UnavailableError: The broker or the relay does not answer.
+    """
+    topics = own_topics(settings, name, sink, broker.names())
+    if any(BACKFILL in topic for topic in topics):
+        yield from _stop_snapshots(settings.database, name, clock)
+    kept = broker.delete(topics)
+    for topic in topics:
+        why = kept.get(topic)
+        yield f"kept: topic {topic}: {why}" if why else f"deleted: topic {topic}"
+
+
+def _stop_snapshots(source: Source, sink: str, clock: Clock) -> Iterator[str]:
+    """End the snapshots that still read for a sink, its own included."""
+    try:
+        found = signals.progress(source, own=True)
+    except (SourceUnreachableError, SignalRefusedError) as error:
+        # Then nothing is read either.
+        yield f"snapshots for {sink} were not looked for: {error}"
+        return
+    going = {one.snapshot_id for one in found if _reads_for(one, sink)}
+    for snapshot_id in sorted(going):
+        asked = signals.send(source, "stop-snapshot", {"snapshot-id": snapshot_id})
+        wait_answer(source, asked, clock, _ANSWERED_WITHIN_S)
+        yield f"stopped: snapshot {snapshot_id}"
+
+
+def _reads_for(one: signals.TableProgress, sink: str) -> bool:
+    return one.target == sink and one.state in _OPEN
+
+
+_HEADER: Final = re.compile(r"\s*\[\[?\s*([^\[\]#]+?)\s*\]\]?\s*(?:#.*)?$")
+_SINK: Final = "sink"
+
+
+def without_sink(text: str, name: str) -> str:
+    """
+    Return the file's text without a sink's block.
+
+    Raises:
+        UsageError: The block cannot be told from the rest: it must be cut by hand.
+    """
+    document = tomllib.loads(text)
+    sinks = document[_SINK]
+    place = next(at for at, sink in enumerate(sinks) if sink["name"] == name)
+    lines = text.splitlines(keepends=True)
+    kept = "".join(
+        line
+        for line, block in zip(lines, _blocks(lines), strict=True)
+        if block != place or not line.strip()
+    )
+    document[_SINK] = [sink for sink in sinks if sink["name"] != name]
+    if not document[_SINK]:
+        del document[_SINK]
+    if not _says(kept, document):
+        message = f"the block of {name} cannot be told from the rest of the file"
+        raise UsageError(message)
+    return re.sub(r"\n{3,}", "\n\n", kept)
+
+
+def _says(text: str, document: object) -> bool:
+    try:
+        return tomllib.loads(text) == document
+    except tomllib.TOMLDecodeError:
+        return False
+
+
+def _blocks(lines: list[str]) -> list[int | None]:
+    """Tell of each line which sink's block it stands in, with the comments above it."""
+    found: list[int | None] = []
+    block: int | None = None
+    count = 0
+    for at, line in enumerate(lines):
+        header = _HEADER.match(line)
+        found.append(block)
+        if header is None:
+            continue
+        if header[1].split(".")[0].strip() != _SINK:
+            block = None
+        elif header[1].strip() == _SINK:
+            block, count = count, count + 1
+        above = at
+        while above and lines[above - 1].lstrip().startswith("#"):
+            above -= 1
+        found[above:] = [block] * (at + 1 - above)
+    return found
+
+
+# Longer than a driver waits for a batch that is under way.
+LET_GO_WITHIN_S: Final = 60.0
+_LOOK_EVERY_S: Final = 0.2
+_KEPT_TO_THE_END: Final = frozenset({DROPPING_FILE, HELD_FILE})
+
+Erase = Callable[[Sink, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DropPlan:
+    """
+    A sink to be dropped.
+
+    Attributes:
+        sink: How it was declared; ``None`` if only its state is left.
+        has_data: Whether what it wrote goes too.
+    """
+
+    name: str
+    sink: Sink | None
+    has_data: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DropServices:
+    """
+    What a drop works with.
+
+    Attributes:
+        erase: Takes away what a sink wrote; ``None``: that stays.
+        broker: Whose topics of the sink's own go.
+        clock: The time.
+        tell: Is told of each thing that is gone.
+    """
+
+    erase: Erase | None
+    broker: Broker
+    clock: Clock
+    tell: Callable[[str], None]
+
+
+def plan_drop(settings: Settings, name: str, *, has_data: bool) -> DropPlan:
+    """
+    Return what is to be dropped: now, or since an earlier attempt.
+
+    Raises:
+        UnknownSinkError: There is no such sink, and none is being dropped.
+        UsageError: Another sink writes the same places.
+    """
+    begun = _begun(settings, name)
+    if begun is not None:
+        has_data = has_data or begun.has_data
+    sink = settings.sink_named(name) or (begun.sink if begun else None)
+    is_left = sink_folder(settings.state_folder, name).is_dir()
+    if sink is None and (has_data or not is_left):
+        sink = sink_named(settings, name)
+    if sink is not None and has_data:
+        _refuse_shared(settings, sink)
+    return DropPlan(name, sink, has_data)
+
+
+def carry_out_drop(
+    config: Path, environ: Mapping[str, str], dropping: DropPlan, means: DropServices
+) -> None:
+    """
+    Drop a sink; safe to repeat.
+
+    Args:
+        config: The configuration file.
+        environ: What overrides it.
+        dropping: What ``plan_drop`` returned.
+        means: What to work with.
+
+    Raises:
+        ConfigurationError: The file without the block has mistakes: it stays.
+        UsageError: The block must be cut by hand; nothing was changed.
+        SinkHeldError: The sink's driver does not let go of it.
+        UnavailableError: What the sink wrote, or the broker, cannot be reached.
+    """
+    name, sink, tell = dropping.name, dropping.sink, means.tell
+    settings = load(config, environ)
+    folder = sink_folder(settings.state_folder, name)
+    if sink is not None and settings.sink_named(name) is not None:
+        _cut(config, environ, dropping, sink, folder)
+        tell(f"deleted: the block of {name} in {config}")
+    held = _hold(settings, name, means.clock)
+    try:
+        if sink is not None and means.erase is not None:
+            means.erase(sink, settings.database.prefix)
+            for route in sink.route:
+                tell(f"deleted: all of {route.name} ({sink.kind})")
+        for told in delete_own(settings, name, sink, means.broker, means.clock):
+            tell(told)
+        _clear(folder)
+        tell(f"deleted: {folder}")
+    finally:
+        held.release()
+
+
+def _cut(
+    config: Path,
+    environ: Mapping[str, str],
+    dropping: DropPlan,
+    sink: Sink,
+    folder: Path,
+) -> None:
+    """Take the block out of the file, once what is to be done is written down."""
+    candidate = config.with_name(f".{config.name}.dropping")
+    try:
+        text = without_sink(config.read_text(encoding="utf-8"), sink.name)
+        candidate.write_text(text, encoding="utf-8")
+        load(candidate, environ)
+        _write(folder / DROPPING_FILE, sink, has_data=dropping.has_data)
+        candidate.replace(config)
+    finally:
+        candidate.unlink(missing_ok=True)
+
+
+def _refuse_shared(settings: Settings, sink: Sink) -> None:
+    names = {route.name for route in sink.route}
+    for other in settings.sink:
+        shared = sorted(names & {route.name for route in other.route})
+        if other.name != sink.name and other.target == sink.target and shared:
+            message = f"{other.name} writes {shared[0]} too: drop without --data"
+            raise UsageError(message)
+
+
+def _hold(settings: Settings, name: str, clock: Clock) -> Held:
+    deadline = Deadline(clock, LET_GO_WITHIN_S)
+    while (held := hold(settings.state_folder, name)) is None:
+        if deadline.passed():
+            message = f"the driver of {name} did not let go in {LET_GO_WITHIN_S:g} s"
+            raise SinkHeldError(message)
+        clock.wait(_LOOK_EVERY_S)
+    return held
+
+
+def _begun(settings: Settings, name: str) -> DropPlan | None:
+    path = sink_folder(settings.state_folder, name) / DROPPING_FILE
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    sink = Sink.model_validate(document["sink"])
+    return DropPlan(name, sink, document["has_data"])
+
+
+def _write(path: Path, sink: Sink, *, has_data: bool) -> None:
+    told = sink.model_dump(mode="json", exclude_unset=True)
+    replace_file(path, json.dumps({"sink": told, "has_data": has_data}).encode())
+    # An address may hold a password: nobody else is to read it.
+    path.chmod(0o600)
+
+
+def _clear(folder: Path) -> None:
+    """Take the state away, and last of all what says that something is left to do."""
+    for one in folder.iterdir():
+        if one.name in _KEPT_TO_THE_END:
+            continue
+        if one.is_dir():
+            shutil.rmtree(one)
+        else:
+            one.unlink()
+    (folder / DROPPING_FILE).unlink(missing_ok=True)
+    shutil.rmtree(folder)

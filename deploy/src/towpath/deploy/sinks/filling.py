@@ -1,0 +1,279 @@
+"""
+Fill a sink from the existing rows: one signal, whose id is known before it is sent.
+
+Before a new sink is declared, the relay is checked: it must follow its slot and be able
+to read every table and view that the sink's routes need.
+
+The signal is recorded in ``<state>/sinks/<sink>/filling.json`` until the sink has
+applied its snapshot. A command that was interrupted, at any moment, is run again: it
+finds the id, sends the signal if it was not sent, and goes on waiting. No row is read
+twice. A route that is filled again lacks rows until that is done (``unfilled``). Its
+earlier notes end with the fill, whose rows complete it. A note that was made meanwhile
+stays, because those rows may have been lost after they were filled.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from towpath.deploy.errors import RelaySilentError
+from towpath.deploy.snapshots import signals
+from towpath.deploy.snapshots.signals import (
+    INCOMPLETE,
+    SignalAnswer,
+    TableProgress,
+    wait_answer,
+    watch,
+)
+from towpath.relay.commands.state import slot_facts
+from towpath.relay.postgres.connect import Connection, connect, translated_errors
+from towpath.relay.postgres.tables import TableRefusedError
+from towpath.relay.postgres.views import CollectionCatalog
+from towpath.schemas.clock import Clock
+from towpath.schemas.failure import UsageError
+from towpath.settings import Route, RouteKind, Settings, Sink, Source
+from towpath.sinks import unfilled
+from towpath.sinks.declare import filled
+from towpath.sinks.errors import SinkUnfitError
+from towpath.sinks.progress import replace_file, sink_folder
+from towpath.sinks.repairs import announced_name, collection_of
+
+FILLING_FILE: Final = "filling.json"
+
+# A relay that runs answers within a second; one that is starting takes a few.
+_ANSWERED_WITHIN_S: Final = 30.0
+_ID_CHARACTERS: Final = 12
+_LOOK_EVERY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFill:
+    """
+    One snapshot for one sink.
+
+    Attributes:
+        signal_id: The signal's id, which is the snapshot's too.
+        collections: What is read.
+        has_sweep: Whether rows that are gone from the source go from the sink.
+        noted: What was noted to lack rows before: route and snapshot.
+    """
+
+    signal_id: str
+    collections: tuple[str, ...]
+    has_sweep: bool = False
+    noted: tuple[tuple[str, str], ...] = ()
+
+
+def begin_fill(
+    settings: Settings,
+    sink: Sink,
+    collections: Sequence[str],
+    *,
+    has_sweep: bool,
+    signal_id: str | None = None,
+) -> tuple[SinkFill, bool]:
+    """
+    Return what is to be filled, durably, and whether it was begun before.
+
+    Args:
+        settings: The configuration.
+        sink: What is filled.
+        collections: What is read.
+        has_sweep: Whether rows that are gone from the source go from the sink.
+        signal_id: The signal's id; left out, one is made.
+
+    Raises:
+        UsageError: Something else is being filled.
+    """
+    path = _path(settings, sink.name)
+    routes = _filled_routes(settings, sink, collections) if has_sweep else []
+    wanted = SinkFill(
+        signal_id or f"{sink.name[:40]}-{uuid.uuid4().hex[:_ID_CHARACTERS]}",
+        tuple(collections),
+        has_sweep,
+        unfilled.noted(settings.state_folder, sink.name, routes),
+    )
+    found = _stored(path)
+    if found is None:
+        replace_file(path, json.dumps(asdict(wanted)).encode())
+        _note(settings, sink, wanted, routes)
+        return wanted, False
+    if (found.collections, found.has_sweep) != (wanted.collections, has_sweep):
+        listed = ", ".join(found.collections)
+        message = (
+            f"{sink.name} is being filled from {listed}: end that first, by the "
+            "command that began it"
+        )
+        raise UsageError(message)
+    _note(settings, sink, found, routes)
+    return found, True
+
+
+def await_signal(source: Source, filling: SinkFill, clock: Clock) -> None:
+    """
+    Wait until somebody has inserted the signal's row.
+
+    Raises:
+        SourceUnreachableError: The source does not answer; run it again.
+    """
+    while signals.state(source, filling.signal_id) is None:
+        clock.wait(_LOOK_EVERY_S)
+
+
+def carry_out_fill(
+    source: Source,
+    sink: Sink,
+    filling: SinkFill,
+    clock: Clock,
+    show: Callable[[Sequence[TableProgress]], None],
+    max_rows_per_second: int | None = None,
+) -> SignalAnswer:
+    """
+    Send the signal unless it was sent, and watch it to its end.
+
+    If rows of it were not delivered, just these are read again.
+
+    Raises:
+        SourceUnreachableError: The source does not answer; run it again.
+        RelaySilentError: No relay answers; run it again.
+    """
+    known = signals.state(source, filling.signal_id)
+    if known is not None and known[0] == INCOMPLETE:
+        again = signals.send(
+            source, "resume-snapshot", {"snapshot-id": filling.signal_id}
+        )
+        wait_answer(source, again, clock, _ANSWERED_WITHIN_S)
+    if known is None:
+        signals.ask(
+            source,
+            filling.collections,
+            target=sink.name,
+            max_rows_per_second=max_rows_per_second,
+            signal_id=filling.signal_id,
+            wishes={"sweep": True} if filling.has_sweep else None,
+        )
+    answer = wait_answer(source, filling.signal_id, clock, _ANSWERED_WITHIN_S)
+    return watch(source, filling.signal_id, clock, show) if answer.is_good else answer
+
+
+def end_fill(
+    settings: Settings, sink: Sink, filling: SinkFill, *, is_applied: bool
+) -> None:
+    """Forget a filling: it is applied, or will not be."""
+    routes = _filled_routes(settings, sink, filling.collections)
+    own = [(route, filling.signal_id) for route in routes]
+    for route, snapshot_id in (*own, *(filling.noted if is_applied else ())):
+        unfilled.end(settings.state_folder, sink.name, route, snapshot_id)
+    _path(settings, sink.name).unlink(missing_ok=True)
+
+
+def _note(
+    settings: Settings, sink: Sink, filling: SinkFill, routes: Iterable[str]
+) -> None:
+    """Note that routes lack rows, before the signal is sent."""
+    for route in routes:
+        unfilled.note(settings.state_folder, sink.name, route, filling.signal_id)
+
+
+def _filled_routes(
+    settings: Settings, sink: Sink, collections: Collection[str]
+) -> list[str]:
+    """Return the routes that collections fill: all that read them."""
+    return [
+        route.name
+        for route in filled(sink)
+        if _collection(settings, sink, route) in collections
+    ]
+
+
+def collections_of(
+    settings: Settings, sink: Sink, route: str | None = None
+) -> list[str]:
+    """
+    Return what is behind a sink's routes, or behind one of them, each once.
+
+    An event log cannot be read again.
+
+    Raises:
+        UsageError: There is no such route, or nothing gives its rows.
+    """
+    chosen = [one for one in filled(sink) if route in {None, one.name}]
+    if route is not None and not chosen:
+        known = ", ".join(one.name for one in filled(sink))
+        message = f"{sink.name} has no route {route} that can be filled: {known}"
+        raise UsageError(message)
+    return list(dict.fromkeys(_collection(settings, sink, one) for one in chosen))
+
+
+def _collection(settings: Settings, sink: Sink, route: Route) -> str:
+    # Of an aggregate, a name that stands for all views of its type.
+    named = collection_of(settings, route, announced_name(settings, route))
+    if named is not None:
+        return named
+    if route.kind is RouteKind.TABLE:
+        return route.topic.removeprefix(f"{settings.database.prefix}.")
+    message = (
+        f"{sink.name} cannot be filled: no view of relay.outbox.view gives "
+        f"{route.topic}"
+    )
+    raise UsageError(message)
+
+
+def _path(settings: Settings, sink: str) -> Path:
+    return sink_folder(settings.state_folder, sink) / FILLING_FILE
+
+
+def _stored(path: Path) -> SinkFill | None:
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    return SinkFill(
+        document["signal_id"],
+        tuple(document["collections"]),
+        document["has_sweep"],
+        tuple((route, snapshot_id) for route, snapshot_id in document["noted"]),
+    )
+
+
+def check_fillable(settings: Settings, sink: str, collections: Sequence[str]) -> None:
+    """
+    See that the relay can read every collection that a sink is to be filled with.
+
+    Raises:
+        SinkUnfitError: The relay would refuse to read some; everything is listed.
+        RelaySilentError: No relay follows the slot.
+        SourceUnavailableError: The source does not answer.
+    """
+    if not collections:
+        return
+    with connect(settings.database.dsn) as connection:
+        found = list(_refusals(connection, settings, collections))
+    if found:
+        raise SinkUnfitError("\n".join(f"{sink}: {reason}" for reason in found))
+    facts, _ = slot_facts(settings)
+    if facts is None or not facts.is_active:
+        message = (
+            f"no relay follows the slot {settings.database.slot}: nobody would fill "
+            f"{sink}, which is not declared"
+        )
+        raise RelaySilentError(message)
+
+
+def _refusals(
+    connection: Connection, settings: Settings, collections: Sequence[str]
+) -> Iterator[str]:
+    """List why the relay would refuse collections."""
+    views = {view.collection: view for view in settings.relay.outbox.view}
+    readable = CollectionCatalog(settings.database.publication, views)
+    for collection in collections:
+        try:
+            with translated_errors(f"looking {collection} up"):
+                readable.describe(connection, collection)
+        except (TableRefusedError, psycopg.errors.InsufficientPrivilege) as error:
+            yield f"{collection} cannot be read: {error}"

@@ -1,0 +1,116 @@
+"""
+The tables behind the routes of sinks: as the relay announces them, or in the source.
+
+The relay announces a table with its first record. Until then the source itself is
+asked, if it answers, so that a mistake in a route is found before the rows come. A
+route whose table only an expression of ``[[source]] tables`` takes is looked up too:
+the file cannot tell a mistyped one of these from a right one.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from towpath.schemas.failure import TowpathError
+from towpath.schemas.table_name import TableName
+from towpath.settings import RouteKind, Settings, Sink
+from towpath.sinks.checking import Finding
+from towpath.sinks.errors import ShapeUnknownError
+from towpath.sinks.kafka import KafkaRelations
+from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.repairs import table_behind
+from towpath.sinks.verify.errors import SourceUnavailableError
+from towpath.sinks.verify.source import Source
+
+
+class TableShapes:
+    """What the relay has announced, and for the rest what the source says."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Describe both; nothing is asked yet."""
+        self._settings = settings
+        self._announced = KafkaRelations(settings.kafka, settings.database.prefix)
+
+    def shape(self, topic: str) -> RelationShape:
+        """
+        Return the shape of a topic's table.
+
+        Raises:
+            ShapeUnknownError: Neither the relay nor the source tells it.
+            UnavailableError: The broker does not answer.
+        """
+        try:
+            return self._announced.shape(topic)
+        except ShapeUnknownError:
+            shape = self._in_source(table_behind(self._settings, topic))
+            if shape is None:
+                raise
+            return shape
+
+    def knows(self, topic: str) -> bool:
+        """
+        Tell whether a topic's table was announced, or is in the source.
+
+        Raises:
+            UnavailableError: The broker does not answer.
+        """
+        try:
+            self.shape(topic)
+        except ShapeUnknownError:
+            return False
+        return True
+
+    def refresh(self) -> None:
+        """Read what was announced since."""
+        self._announced.refresh()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._announced.close()
+
+    def _in_source(self, name: str | None) -> RelationShape | None:
+        if name is None:
+            return None
+        database = self._settings.database
+        with (
+            suppress(TowpathError),
+            Source(database.dsn, database.publication) as source,
+        ):
+            table = source.table(TableName.parse(name))
+            columns = tuple(Column(one.name, one.type) for one in table.columns)
+            return RelationShape(table.schema, table.name, columns, table.key, "")
+        return None
+
+
+def tables_by_expression(settings: Settings, sink: Sink) -> dict[str, str]:
+    """Return the tables that only an expression takes, by their routes' topics."""
+    topics = (route.topic for route in sink.route if route.kind is RouteKind.TABLE)
+    tables = ((topic, table_behind(settings, topic)) for topic in topics)
+    named = settings.capture.names
+    return {topic: table for topic, table in tables if table and table not in named}
+
+
+def routes_without_table(
+    settings: Settings, sink: Sink, shapes: TableShapes
+) -> Iterator[Finding]:
+    """
+    List the routes whose table was never announced, and is not in the source either.
+
+    A source that does not answer tells nothing.
+    """
+    unknown = [
+        table
+        for topic, table in tables_by_expression(settings, sink).items()
+        if not shapes.knows(topic)
+    ]
+    if not unknown:
+        return
+    database = settings.database
+    with (
+        suppress(SourceUnavailableError),
+        Source(database.dsn, database.publication),
+    ):
+        for table in unknown:
+            yield Finding(
+                f"{sink.name}: the source has no table {table}, although an "
+                "expression of source.tables takes it"
+            )

@@ -1,0 +1,1 @@
+"""Snapshots from outside: their signals, their progress, and how both are shown."""

@@ -1,0 +1,310 @@
+"""
+Snapshot signals and their answers, in the source's own tables.
+
+A signal is one row of the signal table, which names the relay that is asked. The relay
+writes its answer into the same row, and the progress of each table into
+``towpath.snapshot``. Nothing here runs a snapshot: a command that stops watching one
+leaves it to the relay.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import psycopg
+
+from towpath.deploy.errors import (
+    RelaySilentError,
+    SignalRefusedError,
+    SourceUnreachableError,
+)
+from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.failure import UsageError
+from towpath.settings import Source
+from towpath.sinks.source_session import connected
+
+_INSERT: Final = "insert into towpath.signal (id, type, data) values (%s, %s, %s)"
+# Short enough to be read in a table, and to be typed again.
+_ID_CHARACTERS: Final = 12
+# As JSON, so that tables of before, which know no relay, can be read too.
+_STATE: Final = """\
+select status, detail from towpath.signal s
+where id = %s and coalesce(to_jsonb(s) ->> 'relay', %s) = %s
+"""
+
+# As JSON, so that a relay of before or after may have other columns.
+_PROGRESS: Final = """\
+select to_jsonb(s) - 'pending_keys',
+    extract(epoch from coalesce(
+        s.completed_at, case when s.state = 'running' then now() else s.updated_at end
+    ) - s.started_at)::float,
+    extract(epoch from now() - s.updated_at)::float
+from towpath.snapshot s
+where coalesce(to_jsonb(s) ->> 'relay', %(relay)s) = %(relay)s
+    and case when %(id)s::text is not null then s.snapshot_id = %(id)s
+    else %(own)s or s.asked_until is null end
+order by s.queued_at, s.snapshot_id, s.ordinal
+"""
+
+
+class TableProgress(NamedTuple):
+    """One table of one snapshot; ``quiet_s`` is how long nothing was stored of it."""
+
+    snapshot_id: str
+    collection: str
+    target: str | None
+    state: str
+    rows: int
+    dropped: int
+    estimated_rows: int | None
+    percent: float | None
+    elapsed_s: float | None
+    error: str | None
+    kind: str = "incremental"
+    chunks: int = 0
+    last_key: list[str] | None = None
+    rows_per_second: float | None = None
+    eta_s: float | None = None
+    quiet_s: float | None = None
+    undelivered: int = 0
+    undelivered_keys: list[list[str]] | None = None
+    asked_keys: int | None = None
+
+
+def ask(
+    source: Source,
+    collections: Sequence[str],
+    *,
+    target: str | None = None,
+    max_rows_per_second: int | None = None,
+    signal_id: str | None = None,
+    wishes: Mapping[str, Any] | None = None,
+) -> str:
+    """
+    Ask for a snapshot and return the signal's id, which is the snapshot's too.
+
+    Args:
+        source: The database, and the slot whose relay is asked.
+        collections: Tables, views of aggregates, or expressions.
+        target: The one sink that gets the rows.
+        max_rows_per_second: Bound of the reading speed.
+        signal_id: The id; left out, one is made.
+        wishes: Further fields of the signal, as it spells them.
+
+    Raises:
+        SourceUnreachableError: The source does not answer.
+        SignalRefusedError: The signal table is not there, or has the id already.
+    """
+    fields = {
+        "data-collections": list(collections),
+        "type": "incremental",
+        "target": target,
+        "max-rows-per-second": max_rows_per_second,
+        **(wishes or {}),
+    }
+    return send(source, "execute-snapshot", fields, signal_id)
+
+
+def statement(
+    source: Source,
+    collections: Sequence[str],
+    target: str,
+    signal_id: str,
+    max_rows_per_second: int | None = None,
+) -> str:
+    """Return the SQL that asks for a snapshot for one sink, as a person writes it."""
+    fields = {
+        "data-collections": list(collections),
+        "target": target,
+        "max-rows-per-second": max_rows_per_second,
+        "relay": source.slot,
+    }
+    wanted = {name: wish for name, wish in fields.items() if wish is not None}
+    values = (signal_id, "execute-snapshot", json.dumps(wanted))
+    texts = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
+    return f"insert into towpath.signal (id, type, data) values ({texts});"  # noqa: S608 - to be read
+
+
+def send(
+    source: Source, kind: str, fields: Mapping[str, Any], signal_id: str | None = None
+) -> str:
+    """
+    Leave a signal for the source's relay and return its id.
+
+    Fields without a value are left out.
+
+    Raises:
+        SourceUnreachableError: The source does not answer.
+        SignalRefusedError: The signal table is not there, or has the id already.
+    """
+    chosen = signal_id or uuid.uuid4().hex[:_ID_CHARACTERS]
+    addressed = {**fields, "relay": source.slot}
+    data = json.dumps(
+        {name: wish for name, wish in addressed.items() if wish is not None}
+    )
+    with _connect(source.dsn) as connection:
+        try:
+            connection.execute(_INSERT, [chosen, kind, data])
+        except psycopg.errors.UniqueViolation as error:
+            message = f"there is a signal {chosen} already"
+            raise SignalRefusedError(message) from error
+        except psycopg.errors.StringDataRightTruncation as error:
+            message = f"the id {chosen} is too long: 64 characters are allowed"
+            raise SignalRefusedError(message) from error
+    return chosen
+
+
+def progress(
+    source: Source, snapshot_id: str | None = None, *, own: bool = False
+) -> list[TableProgress]:
+    """
+    Read the progress of snapshots, in the order of their tables.
+
+    Args:
+        source: The database, and the slot whose relay is asked.
+        snapshot_id: Only of this one.
+        own: Also those that the relay asked for by itself.
+
+    Raises:
+        SourceUnreachableError: The source does not answer.
+        SignalRefusedError: The source was not set up yet.
+    """
+    names = {"id": snapshot_id, "own": own, "relay": source.slot}
+    with _connect(source.dsn) as connection:
+        return [_progress(*row) for row in connection.execute(_PROGRESS, names)]
+
+
+def state(source: Source, signal_id: str) -> tuple[str | None, Any] | None:
+    """
+    Return a signal's status and detail, or None if there is no such signal.
+
+    Raises:
+        SourceUnreachableError: The source does not answer.
+        SignalRefusedError: The source was not set up yet.
+    """
+    with _connect(source.dsn) as connection:
+        row = connection.execute(
+            _STATE, [signal_id, source.slot, source.slot]
+        ).fetchone()
+    return None if row is None else (row[0], row[1])
+
+
+def _progress(
+    row: Mapping[str, Any], elapsed_s: float | None, quiet_s: float
+) -> TableProgress:
+    fields = {name: row[name] for name in TableProgress._fields if name in row}
+    table = TableProgress(**{**fields, "elapsed_s": elapsed_s, "quiet_s": quiet_s})
+    if table.rows_per_second is None and elapsed_s and table.rows:
+        table = table._replace(rows_per_second=table.rows / elapsed_s)
+    return table
+
+
+@contextmanager
+def _connect(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    try:
+        with connected(dsn) as connection:
+            yield connection
+    except psycopg.OperationalError as error:
+        message = f"the source does not answer: {str(error).strip()}"
+        raise SourceUnreachableError(message) from error
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
+        message = "the source has no signal table or no snapshot table yet"
+        raise SignalRefusedError(message) from error
+
+
+LOOK_EVERY_S: Final = 0.5
+INCOMPLETE: Final = "incomplete"
+ENDS: Final = frozenset({"completed", INCOMPLETE, "failed", "rejected"})
+_ENDED: Final = frozenset({"completed", INCOMPLETE, "failed", "stopped"})
+
+
+class SignalAnswer(NamedTuple):
+    """What the relay says of a signal; no status: nothing yet."""
+
+    status: str | None
+    detail: dict[str, Any]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it was not rejected, has not failed and delivered every row."""
+        return self.status not in {"rejected", "failed", INCOMPLETE}
+
+    @property
+    def reason(self) -> str:
+        """Why not, or why not all of it; empty without a reason."""
+        if "reason" in self.detail:
+            return str(self.detail["reason"])
+        tables = self.detail.get("tables")
+        if not isinstance(tables, dict):
+            return ""
+        told = {name: each.get("reason") for name, each in tables.items()}
+        return "; ".join(f"{name}: {why}" for name, why in told.items() if why)
+
+
+def read_answer(source: Source, signal_id: str) -> SignalAnswer | None:
+    """Return what the relay says of a signal; None: there is no such signal."""
+    found = state(source, signal_id)
+    return None if found is None else SignalAnswer(found[0], found[1] or {})
+
+
+def wait_answer(
+    source: Source, signal_id: str, clock: Clock, within_s: float
+) -> SignalAnswer:
+    """
+    Wait until the relay has answered a signal.
+
+    Raises:
+        RelaySilentError: It has not in time.
+        UsageError: The signal is gone.
+    """
+    deadline = Deadline(clock, within_s)
+    while True:
+        answer = read_answer(source, signal_id)
+        if answer is None:
+            message = f"there is no signal {signal_id}"
+            raise UsageError(message)
+        if answer.status is not None:
+            return answer
+        if deadline.passed():
+            message = (
+                f"no relay has answered signal {signal_id} in {within_s:g} s; it waits "
+                "in towpath.signal until one does"
+            )
+            raise RelaySilentError(message)
+        clock.wait(LOOK_EVERY_S)
+
+
+def watch(
+    source: Source,
+    snapshot_id: str,
+    clock: Clock,
+    show: Callable[[Sequence[TableProgress]], None],
+) -> SignalAnswer:
+    """
+    Show a snapshot again and again until it has ended, and return its last answer.
+
+    Raises:
+        UsageError: There is no such snapshot.
+    """
+    while True:
+        tables = progress(source, snapshot_id)
+        answer = read_answer(source, snapshot_id)
+        if answer is None and not tables:
+            message = f"there is no snapshot {snapshot_id}"
+            raise UsageError(message)
+        show(tables)
+        if answer is not None and answer.status in ENDS and not _goes_on(tables):
+            return answer
+        if answer is None and not _goes_on(tables):
+            # The signal's row was deleted; the tables tell as much.
+            states = {table.state for table in tables}
+            is_told = states <= {"completed", INCOMPLETE}
+            return SignalAnswer(max(states) if is_told else "failed", {})
+        clock.wait(LOOK_EVERY_S)
+
+
+def _goes_on(tables: Sequence[TableProgress]) -> bool:
+    """Tell whether a table has not ended; a resumed snapshot has an old answer."""
+    return any(table.state not in _ENDED for table in tables)

@@ -1,0 +1,162 @@
+"""Progress of snapshots as a table, and as bars that move while one is watched."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+)
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from towpath.deploy.snapshots.signals import TableProgress
+
+_TITLES: Final = (
+    *("snapshot", "table", "target", "state", "rows", "dropped"),
+    *("%", "rows/s", "left", "last key"),
+)
+_NUMBERS: Final = frozenset({"rows", "dropped", "%", "rows/s", "left"})
+
+# Narrower they cannot be read, however long the longest is.
+_WIDTHS: Final = {"snapshot": 12, "table": 12}
+
+# A chunk takes a second or so: whoever stores nothing for so long waits, or is gone.
+_QUIET_S: Final = 30.0
+
+
+def snapshot_table(rows: Sequence[TableProgress]) -> RenderableType:
+    """Return a row for each table of each snapshot, and below what went wrong."""
+    table = Table(box=None, collapse_padding=True, pad_edge=False)
+    cells = [_cells(row) for row in rows]
+    # Columns that say nothing are left out: there is little room.
+    titles = [title for title in _TITLES if any(cell[title] for cell in cells)]
+    for title in titles:
+        table.add_column(
+            title,
+            justify="right" if title in _NUMBERS else "left",
+            overflow="fold",
+            no_wrap=title in _NUMBERS or title == "state",
+            min_width=_WIDTHS.get(title),
+        )
+    for cell in cells:
+        table.add_row(*(cell[title] for title in titles))
+    wrong = [
+        escape(f"{row.snapshot_id} {row.collection}: {row.error or quiet_text(row)}")
+        for row in rows
+        if row.error or quiet_text(row)
+    ]
+    return Group(table, *wrong)
+
+
+def _cells(row: TableProgress) -> dict[str, str]:
+    """Return what is told of a table, by title, in the order of the columns."""
+    return {
+        "snapshot": escape(row.snapshot_id),
+        "table": escape(row.collection),
+        "target": escape(row.target or ""),
+        "state": row.state + ("" if row.kind == "incremental" else f" ({row.kind})"),
+        "rows": f"{row.rows:,}",
+        "dropped": f"{row.dropped:,}" if row.dropped else "",
+        "%": "" if row.percent is None else f"{row.percent:.0f}",
+        "rows/s": rate_text(row),
+        "left": time_text(time_left_s(row)),
+        "last key": escape(key_text(row.last_key)),
+    }
+
+
+def quiet_text(row: TableProgress) -> str:
+    """Say if nothing has been heard of a running table for long."""
+    quiet_s = row.quiet_s or 0.0
+    if row.state != "running" or quiet_s < _QUIET_S:
+        return ""
+    return f"no news for {time_text(quiet_s)}: is the relay away, or does it yield?"
+
+
+def rate_text(row: TableProgress) -> str:
+    """Return how many rows a second, of late or all in all."""
+    return f"{row.rows_per_second:,.0f}" if row.rows_per_second else ""
+
+
+def time_left_s(row: TableProgress) -> float | None:
+    """Return how long it will take; None: nobody knows, or it does not run."""
+    if row.state != "running":
+        return None
+    if row.eta_s is not None:
+        return row.eta_s
+    left = (row.estimated_rows or 0) - row.rows - row.dropped
+    if not row.rows_per_second or left < 0:
+        return None
+    return left / row.rows_per_second
+
+
+def time_text(time_s: float | None) -> str:
+    """Write a time as hours, minutes and seconds."""
+    if time_s is None:
+        return ""
+    minutes, seconds = divmod(round(time_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def key_text(key: Sequence[str] | None) -> str:
+    """Write a key for people: its only column's text, or a JSON list of them."""
+    if not key:
+        return ""
+    return key[0] if len(key) == 1 else json.dumps(list(key), ensure_ascii=False)
+
+
+class SnapshotBars:
+    """A bar for each table of a snapshot."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def show(self, rows: Sequence[TableProgress]) -> None:
+        """Bring the bars up to date."""
+        for row in rows:
+            task = self._tasks.get(row.collection)
+            if task is None:
+                task = self._bars.add_task(escape(row.collection), total=None, told="")
+                self._tasks[row.collection] = task
+            total = None if row.percent is None else 100.0
+            told = escape(progress_text(row))
+            done = row.percent or 0.0
+            self._bars.update(task, total=total, completed=done, told=told)
+
+
+def progress_text(row: TableProgress) -> str:
+    """Say in a line how a table is, beside its bar."""
+    told = [row.state, f"{row.rows:,} rows"]
+    if row.dropped:
+        told.append(f"{row.dropped:,} newer in the stream")
+    if row.rows_per_second:
+        told.append(f"{rate_text(row)} rows/s")
+    left = time_text(time_left_s(row))
+    if left:
+        told.append(f"{left} left")
+    if row.last_key and row.state != "completed":
+        told.append(f"up to {key_text(row.last_key)[:60]}")
+    if row.error or quiet_text(row):
+        told.append(row.error or quiet_text(row))
+    return ", ".join(told)
+
+
+@contextmanager
+def open_bars(console: Console) -> Iterator[SnapshotBars]:
+    """Show bars until the end; where there is no terminal, how they ended."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[told]}"),
+    )
+    with Bars(*columns, console=console, refresh_per_second=4) as bars:
+        yield SnapshotBars(bars)

@@ -1,0 +1,1 @@
+"""The state of the whole platform: parts, relay, snapshots, sinks, offsets, rights."""

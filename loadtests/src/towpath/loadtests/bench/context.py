@@ -1,0 +1,233 @@
+"""The context of a benchmark: cases, systems, options, screen, records of runs."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+import psycopg
+from confluent_kafka import KafkaException
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from towpath.loadtests.bench.broker import Broker
+from towpath.loadtests.bench.environment import BenchEnvironment
+from towpath.loadtests.bench.figures import Figures
+from towpath.loadtests.bench.machine import machine
+from towpath.loadtests.bench.source import BenchSource
+from towpath.loadtests.errors import BenchError
+from towpath.schemas.clock import Clock
+
+RELAY: Final = "relay"
+LIMIT: Final = "limit"
+RECVLOGICAL: Final = "pg_recvlogical"
+DEBEZIUM_STOCK: Final = "debezium_stock"
+DEBEZIUM_TUNED: Final = "debezium_tuned"
+
+# Rows a transaction, and transactions a second.
+DRAINS: Final = MappingProxyType({"drain_1": 1, "drain_100": 100})
+STEADIES: Final = MappingProxyType(
+    {"steady_500": 500, "steady_2000": 2000, "steady_5000": 5000}
+)
+CASES: Final = (*DRAINS, *STEADIES)
+
+ReportCount = Callable[[int], None]
+
+
+class BenchScreen(Protocol):
+    """Where it is told how far things are."""
+
+    def say(self, line: str) -> None:
+        """Tell something that stays."""
+
+    def show(self, case: RenderableType) -> None:
+        """Print the table of a case that has ended."""
+
+    def begin(self, what: str, total: int) -> ReportCount:
+        """Begin a step; what is returned takes how much of it is done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """
+    What the caller chooses.
+
+    Attributes:
+        rows: The backlog of a drain.
+        rounds: How often each case is run with each system.
+        duration_s: How long a steady load is measured.
+        warm_up_s: How long it goes on before that.
+        cases: Which cases.
+        with_debezium: Whether Debezium is measured beside.
+    """
+
+    rows: int = 300_000
+    rounds: int = 3
+    duration_s: float = 20.0
+    warm_up_s: float = 10.0
+    cases: tuple[str, ...] = CASES
+    with_debezium: bool = False
+
+    @property
+    def publishers(self) -> tuple[str, ...]:
+        """The systems that write to Kafka."""
+        others = (DEBEZIUM_STOCK, DEBEZIUM_TUNED) if self.with_debezium else ()
+        return (RELAY, *others)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What all runs share."""
+
+    place: BenchEnvironment
+    options: BenchOptions
+    broker: Broker
+    screen: BenchScreen
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRun:
+    """One system in one round of one case; slot, topics and log have its name."""
+
+    system: str
+    name: str
+    source: BenchSource
+    is_steady: bool = False
+
+    @property
+    def topic(self) -> str:
+        """Where a publisher puts the events."""
+        return f"{self.name}.event.bench"
+
+
+def in_turn(systems: tuple[str, ...], round_number: int) -> tuple[str, ...]:
+    """Alternate the order: what heats the machine up must not always come first."""
+    return systems if round_number % 2 == 0 else systems[::-1]
+
+
+# Drawing takes time of the cores that are measured.
+_REFRESHES_PER_S: Final = 2
+
+
+class _RateColumn(ProgressColumn):
+    """How many a second, of late."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:,.0f}/s", style="dim")
+
+
+class LiveBenchScreen:
+    """One bar for the step that is being done, and lines that stay above it."""
+
+    def __init__(self, progress: Progress, cases: Console) -> None:
+        self._progress = progress
+        self._cases = cases
+        self._task = progress.add_task("", total=None)
+
+    def say(self, line: str) -> None:
+        """Tell something that stays."""
+        self._progress.console.print(line, highlight=False, soft_wrap=True)
+
+    def show(self, case: RenderableType) -> None:
+        """Print the table of a case that has ended."""
+        self._cases.print(case)
+
+    def begin(self, what: str, total: int) -> ReportCount:
+        """Begin a step; the bar is its."""
+        self._progress.remove_task(self._task)
+        task = self._task = self._progress.add_task(what, total=total or None)
+
+        def tell(done: int) -> None:
+            self._progress.update(task, completed=done)
+
+        return tell
+
+
+@contextmanager
+def open_screen(console: Console, cases: Console) -> Iterator[LiveBenchScreen]:
+    """
+    Show a bar where there is a terminal; lines everywhere.
+
+    Args:
+        console: Where progress is shown.
+        cases: Where the tables of cases are printed.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _RateColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns,
+        console=console,
+        refresh_per_second=_REFRESHES_PER_S,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        yield LiveBenchScreen(progress, cases)
+
+
+class RunRecords:
+    """The figures and findings of one benchmark."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._cases: dict[str, dict[str, list[Figures]]] = {}
+        self._findings: list[str] = []
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What is wrong, by run."""
+        return tuple(self._findings)
+
+    def note(self, case: str, system: str, figures: Figures) -> None:
+        """Keep a run's figures."""
+        systems = self._cases.setdefault(case, defaultdict(list))
+        systems[system].append(figures)
+
+    def judge(self, run: str, checked: int, findings: Sequence[str]) -> None:
+        """Keep what is wrong with a run, or say how much of it was checked."""
+        if findings:
+            self._findings.append(f"{run}: {', '.join(findings)}")
+            self._bench.screen.say(f"[red]{self._findings[-1]}[/red]")
+        else:
+            self._bench.screen.say(f"{run}: {checked:,} events verified")
+
+    def rounds(self) -> Iterator[tuple[str, dict[str, tuple[Figures, ...]]]]:
+        """Yield the figures of every round, by system, case by case."""
+        for name in self._cases:
+            yield name, self.of_case(name)
+
+    def of_case(self, name: str) -> dict[str, tuple[Figures, ...]]:
+        """Return the figures of every round of one case, by system."""
+        return {n: tuple(found) for n, found in self._cases.get(name, {}).items()}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what every result tells: how much was asked for, and on what."""
+        options = self._bench.options
+        return {"rows": options.rows, "rounds": options.rounds, "machine": machine()}
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Name what a driver raises when its server is gone."""
+    try:
+        yield
+    except (psycopg.Error, KafkaException, TimeoutError) as error:
+        message = f"a server of the benchmark does not answer: {error}".strip()
+        raise BenchError(message) from error

@@ -1,0 +1,334 @@
+"""
+The measurements of one publisher: a drain, a kill, a steady load.
+
+- Drain: a committed backlog, and how fast a system has it in Kafka. The server's own
+  decoding and ``pg_recvlogical`` stand beside: they only decode.
+- Kill: the cost of a ``kill -9`` in the middle of a drain. The system is killed once
+  the topic has its share of the backlog, and started again at once. Lost and repeated
+  events are counted in the topic; the time to the first *new* event begins with the
+  second start.
+- Steady load: ``pgbench`` commits at a rate, at random moments as many clients would,
+  and waits for nobody. Latency is the time from the commit record to the broker's
+  append, of every event after the warm-up.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from towpath.loadtests.bench import publishers
+from towpath.loadtests.bench.context import (
+    LIMIT,
+    Bench,
+    BenchRun,
+    ReportCount,
+)
+from towpath.loadtests.bench.figures import (
+    ArrivedEvent,
+    CommittedEvent,
+    EventCheck,
+    Figures,
+    check_events,
+    drain_figures,
+    latencies_ms,
+    latency_figures,
+)
+from towpath.loadtests.bench.machine import ProcessWatch, per_event_us
+from towpath.loadtests.bench.publishers import ClientProgram, failure_text
+from towpath.loadtests.bench.source import PUBLICATION
+from towpath.loadtests.errors import BenchError
+from towpath.schemas.clock import Deadline
+
+# Often enough to draw a bar and to catch a backend; each look costs a millisecond.
+LOOK_EVERY_S: Final = 0.25
+
+# A tenth of the slowest rate that anybody has shown, and the start of a JVM.
+_SLOWEST_PER_S: Final = 2_000
+_START_WITHIN_S: Final = 90.0
+_MS: Final = 1000.0
+# Longer than any pause within a drain that was seen.
+_STILL_FOR_S: Final = 3.0
+_STILL_WITHIN_S: Final = 120.0
+
+
+class Goal(NamedTuple):
+    """How many records are waited for, and who is told how many are there."""
+
+    events: int
+    tell: ReportCount
+
+
+def decode(bench: Bench, run: BenchRun, rows: int) -> Figures:
+    """Measure one of the two that only decode."""
+    watch = ProcessWatch()
+    began_s = bench.clock.monotonic_s()
+    if run.system == LIMIT:
+        watch.add("walsender", run.source.backend_pid(), is_new=False)
+        tell = bench.screen.begin(f"{run.name}: messages", 0)
+        messages = run.source.decode(run.name, tell)
+        if messages < rows:
+            message = f"{run.name}: {messages:,} messages of {rows:,} rows were decoded"
+            raise BenchError(message)
+        watch.look()
+    else:
+        _receive(bench, run, watch, rows)
+    elapsed_s = bench.clock.monotonic_s() - began_s
+    return {"events_per_s": rows / elapsed_s, **watch.figures()}
+
+
+def drain(
+    bench: Bench, run: BenchRun, facts: Mapping[bytes, CommittedEvent]
+) -> tuple[Figures, EventCheck]:
+    """
+    Measure a publisher, from its start to its last append.
+
+    Raises:
+        BenchError: It ended, or was not done in time.
+    """
+    watch = ProcessWatch()
+    watch.add("broker", bench.place.broker_pid, is_new=False)
+    tell = bench.screen.begin(run.name, len(facts))
+    started_ms = bench.clock.now().timestamp() * _MS
+    pid = publishers.start(bench, run)
+    watch.add("process", pid, is_new=True)
+    until_there(bench, run, pid, watch, Goal(len(facts), tell))
+    bench.place.launcher.stop(run.name)
+    arrivals = bench.broker.read(run.topic)
+    verdict = check_events(facts, arrivals)
+    found = watch.figures()
+    found["cpu_us_per_event"] = per_event_us(found["process_cpu_s"], len(facts))
+    times_ms = [arrival.appended_ms for arrival in arrivals]
+    return {**drain_figures(times_ms, started_ms), **found}, verdict
+
+
+def until_there(
+    bench: Bench, run: BenchRun, pid: int, watch: ProcessWatch, goal: Goal
+) -> None:
+    """
+    Wait until the topic has so many records; look at the processes meanwhile.
+
+    Raises:
+        BenchError: The system ended, or the time is over.
+    """
+    within_s = _START_WITHIN_S + goal.events / _SLOWEST_PER_S
+    deadline = Deadline(bench.clock, within_s)
+    while (there := sum(bench.broker.ends(run.topic).values())) < goal.events:
+        publishers.check(bench, run, pid)
+        watch.add("walsender", run.source.reader_pid(run.name), is_new=True)
+        watch.look()
+        goal.tell(there)
+        if deadline.passed():
+            what = f"{there:,} of {goal.events:,} events after {within_s:.0f} s"
+            raise BenchError(
+                failure_text(run.name, what, bench.place.launcher.log(run.name))
+            )
+        bench.clock.wait(LOOK_EVERY_S)
+    watch.look()
+    goal.tell(there)
+
+
+def until_still(bench: Bench, run: BenchRun) -> None:
+    """Wait until nothing more comes: a count with repeats in it tells little."""
+    deadline = Deadline(bench.clock, _STILL_WITHIN_S)
+    count, since_s = -1, bench.clock.monotonic_s()
+    while bench.clock.monotonic_s() - since_s < _STILL_FOR_S and not deadline.passed():
+        there = sum(bench.broker.ends(run.topic).values())
+        if there != count:
+            count, since_s = there, bench.clock.monotonic_s()
+        bench.clock.wait(LOOK_EVERY_S)
+
+
+def _receive(bench: Bench, run: BenchRun, watch: ProcessWatch, rows: int) -> None:
+    """Have ``pg_recvlogical`` read the slot to the log's end, into nowhere."""
+    words = (
+        str(bench.place.programs / "bin" / "pg_recvlogical"),
+        *("--dbname", run.source.dsn, "--slot", run.name, "--start", "--no-loop"),
+        *("--endpos", run.source.end_lsn(), "--file", "/dev/null"),
+        *("--option", "proto_version=1"),
+        *("--option", f"publication_names={PUBLICATION}"),
+    )
+    deadline = Deadline(bench.clock, _START_WITHIN_S + rows / _SLOWEST_PER_S)
+    with ClientProgram(bench.place, run.name, words) as client:
+        watch.add("process", client.pid, is_new=True)
+        while not client.is_done():
+            watch.add("walsender", run.source.reader_pid(run.name), is_new=True)
+            watch.look()
+            if deadline.passed():
+                log = bench.place.launcher.log(run.name)
+                raise BenchError(failure_text(run.name, "not done in time", log))
+            bench.clock.wait(LOOK_EVERY_S / 10)
+
+
+KILL_ROWS: Final = 100_000
+KILL_SHARE: Final = 0.4
+_KILL_LOOK_EVERY_S: Final = 0.005
+# What the dead process left in its socket is appended within a few milliseconds.
+_LAST_APPENDS_S: Final = 0.1
+_SHARE_WITHIN_S: Final = 90.0
+
+
+def kill(
+    bench: Bench, run: BenchRun, facts: Mapping[bytes, CommittedEvent]
+) -> tuple[Figures, EventCheck]:
+    """
+    Kill a publisher in the middle of a backlog, and let it finish.
+
+    Raises:
+        BenchError: It was not done in time.
+    """
+    tell = bench.screen.begin(run.name, len(facts))
+    pid = publishers.start(bench, run)
+    _until_share(bench, run, pid, round(len(facts) * KILL_SHARE))
+    bench.place.launcher.kill(run.name)
+    bench.clock.wait(_LAST_APPENDS_S)
+    before = bench.broker.ends(run.topic)
+    started_ms = bench.clock.now().timestamp() * _MS
+    pid = publishers.start(bench, run)
+    until_there(bench, run, pid, ProcessWatch(), Goal(len(facts), tell))
+    until_still(bench, run)
+    bench.place.launcher.stop(run.name)
+    arrivals = bench.broker.read(run.topic)
+    verdict = check_events(facts, arrivals)
+    figures: Figures = {
+        "killed_at_events": float(sum(before.values())),
+        "lost": float(verdict.lost),
+        "duplicates": float(verdict.duplicates),
+    }
+    if verdict.events > verdict.lost:
+        first_ms = first_new_ms(arrivals, before)
+        figures["first_new_event_s"] = (first_ms - started_ms) / _MS
+    return figures, verdict
+
+
+def first_new_ms(arrivals: Sequence[ArrivedEvent], before: Mapping[int, int]) -> float:
+    """Return the append time of the first event that no offset before the end had."""
+    old = {a.event_id for a in arrivals if a.offset < before.get(a.partition, 0)}
+    times_ms = [a.appended_ms for a in arrivals if a.event_id not in old]
+    return float(min(times_ms, default=0))
+
+
+def _until_share(bench: Bench, run: BenchRun, pid: int, count: int) -> None:
+    deadline = Deadline(bench.clock, _SHARE_WITHIN_S)
+    while sum(bench.broker.ends(run.topic).values()) < count:
+        publishers.check(bench, run, pid)
+        if deadline.passed():
+            break
+        bench.clock.wait(_KILL_LOOK_EVERY_S)
+
+
+# Each waits for its own flush; a group of them shares one.
+_CLIENTS: Final = 16
+_SERVING_WITHIN_S: Final = 90.0
+# Looks are rarer here: they would be part of the load for as long as it lasts.
+_LOAD_LOOK_EVERY_S: Final = 1.0
+_GRACE_S: Final = 30.0
+_MICROSECONDS: Final = 1_000_000
+_SCRIPT: Final = """\
+\\set key random(0, 999)
+\\set n random(0, 1000000000)
+insert into towpath.outbox (id, aggregate_type, aggregate_id, type, payload)
+values (gen_random_uuid(), 'bench', :key::int::text, 'Benched', bench.payload(:n));
+"""
+
+
+def follow_load(
+    bench: Bench, run: BenchRun, rate: int, truth: str
+) -> tuple[Figures, EventCheck]:
+    """
+    Measure a publisher under a load that it has to keep up with.
+
+    Args:
+        bench: What all runs share.
+        run: The run; its slot begins now.
+        rate: Transactions a second.
+        truth: A slot that begins now too, for what was committed.
+
+    Raises:
+        BenchError: The system ended, or did not keep up to the end.
+    """
+    options = bench.options
+    watch = ProcessWatch()
+    watch.add("broker", bench.place.broker_pid, is_new=False)
+    pid = publishers.start(bench, run)
+    watch.add("process", pid, is_new=True)
+    before = run.source.row_count()
+    _until_serving(bench, run, pid)
+    watch.add("walsender", run.source.reader_pid(run.name), is_new=True)
+    for_s = options.warm_up_s + options.duration_s
+    with pgbench(bench, run.source.dsn, _SCRIPT, rate, for_s) as client:
+        since_us = _watch_load(bench, run, client, watch)
+    count = run.source.row_count() - before
+    goal = Goal(count, bench.screen.begin(f"{run.name}: the rest", count))
+    until_there(bench, run, pid, ProcessWatch(), goal)
+    bench.place.launcher.stop(run.name)
+    facts = run.source.facts(truth)
+    arrivals = bench.broker.read(run.topic)
+    verdict = check_events(facts, arrivals)
+    if not verdict.is_clean:
+        return {}, verdict
+    found = latency_figures(latencies_ms(facts, arrivals, since_us))
+    found["events_per_s"] = _rate(facts, since_us)
+    found |= watch.figures()
+    found["cpu_us_per_event"] = per_event_us(
+        found["process_cpu_s"], int(found["samples"])
+    )
+    found["cpu_share"] = found["process_cpu_s"] / options.duration_s
+    return found, verdict
+
+
+def _until_serving(bench: Bench, run: BenchRun, pid: int) -> None:
+    """Commit one event and wait until it is in Kafka: what comes now is followed."""
+    run.source.fill(1, 1, bench.screen.begin(f"{run.name}: starting", 0))
+    deadline = Deadline(bench.clock, _SERVING_WITHIN_S)
+    while not sum(bench.broker.ends(run.topic).values()):
+        publishers.check(bench, run, pid)
+        if deadline.passed():
+            log = bench.place.launcher.log(run.name)
+            raise BenchError(failure_text(run.name, "it does not read its slot", log))
+        bench.clock.wait(LOOK_EVERY_S)
+
+
+def _watch_load(
+    bench: Bench, run: BenchRun, client: ClientProgram, watch: ProcessWatch
+) -> int:
+    """Sit the load out; return the microsecond since which it is measured."""
+    options = bench.options
+    whole_s = options.warm_up_s + options.duration_s
+    tell = bench.screen.begin(f"{run.name}: seconds", int(whole_s))
+    began_s = bench.clock.monotonic_s()
+    bench.clock.wait(options.warm_up_s)
+    since_us = int(bench.clock.now().timestamp() * _MICROSECONDS)
+    watch.restart()
+    while not client.is_done():
+        watch.look()
+        elapsed_s = bench.clock.monotonic_s() - began_s
+        tell(int(elapsed_s))
+        if elapsed_s > whole_s + _GRACE_S:
+            log = bench.place.launcher.log("pgbench")
+            raise BenchError(failure_text("pgbench", "not done in time", log))
+        left_s = max(LOOK_EVERY_S, whole_s - elapsed_s)
+        bench.clock.wait(min(_LOAD_LOOK_EVERY_S, left_s))
+    watch.look()
+    return since_us
+
+
+def pgbench(
+    bench: Bench, dsn: str, script: str, rate: int, for_s: float
+) -> ClientProgram:
+    """Return a client that commits a script's transaction so often a second."""
+    path = Path(bench.place.folder / "steady.sql")
+    path.write_text(script, encoding="utf-8")
+    words = (
+        str(bench.place.programs / "bin" / "pgbench"),
+        *("--no-vacuum", "--protocol", "prepared", "--file", str(path)),
+        *("--client", str(_CLIENTS), "--rate", str(rate)),
+        *("--time", str(round(for_s)), dsn),
+    )
+    return ClientProgram(bench.place, "pgbench", words)
+
+
+def _rate(facts: Mapping[bytes, CommittedEvent], since_us: int) -> float:
+    """Return what was really committed a second: the load's side of the bargain."""
+    times_us = [f.committed_us for f in facts.values() if f.committed_us >= since_us]
+    elapsed_s = (max(times_us) - since_us) / _MICROSECONDS
+    return len(times_us) / elapsed_s

@@ -1,0 +1,241 @@
+"""
+Baselines beside the sinks: the same rows, written without a sink.
+
+- Index: the client's own bulk load of the same documents, without versions, into an
+  index with the sink's own fields and settings. Bodies lie ready in a file; some
+  threads read and send them with the client that all of Python uses. The server leaves
+  out of its answers what nobody reads, so that nothing is left to do between two calls.
+- Cache: plain pipelined writes of the same hashes, without a guard. It is a ceiling,
+  not a goal: commands are packed before the clock runs, and answers are counted, not
+  parsed, so it is the server's own speed, its file included.
+- Warehouse: one MERGE of the same rows from Parquet, in a session of its own. The rows
+  of the sink's table are written as Parquet, then merged into an empty table with the
+  same columns and properties, by an engine with the same settings.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from opensearchpy import OpenSearch
+from opensearchpy.exceptions import OpenSearchException, TransportError
+
+from towpath.loadtests.bench.context import Bench
+from towpath.loadtests.bench.figures import Figures
+from towpath.loadtests.bench.publishers import ClientProgram
+from towpath.loadtests.bench.sinks.backlog import ROUTE, Backlog
+from towpath.loadtests.bench.sinks.result import WAREHOUSE, Targets
+from towpath.loadtests.bench.snapshot.source import ItemSource
+from towpath.loadtests.errors import BenchError
+from towpath.schemas.clock import Clock, Deadline
+
+# A busy machine takes minutes to start the engine.
+_LEAST_WITHIN_S: Final = 600.0
+_SLOWEST_PER_S: Final = 2_000
+
+
+def measure_merge(bench: Bench, backlog: Backlog, targets: Targets) -> Figures:
+    """
+    Have the MERGE done, and return how fast it was.
+
+    Raises:
+        BenchError: It was not carried out, or has left other rows.
+    """
+    report = bench.place.folder / "merge.json"
+    words = (*targets.merge, str(backlog.config), WAREHOUSE, str(report))
+    bench.screen.begin("one MERGE", 0)
+    with ClientProgram(bench.place, "merge", words) as client:
+        client.wait(_LEAST_WITHIN_S + backlog.rows / _SLOWEST_PER_S)
+    told = json.loads(report.read_text(encoding="utf-8"))
+    if told["rows"] != backlog.rows:
+        message = f"the MERGE has left {told['rows']:,} of {backlog.rows:,} rows"
+        raise BenchError(message)
+    return {"rows_per_s": told["rows"] / told["elapsed_s"]}
+
+
+COLUMNS: Final = ("id", "version", "amount", "state", "changed_at", "note")
+POSITION: Final = "_position"
+
+# As long as any position; rows that were read together share one.
+A_POSITION: Final = f"{0:016x}.-"
+
+Item = TypeVar("Item")
+
+
+def slices(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Cut items into lists of a size; the last may be shorter."""
+    rest = iter(items)
+    while piece := list(islice(rest, size)):
+        yield piece
+
+
+_BULK_INDEX: Final = "bulk"
+_DOCUMENTS_AT_ONCE: Final = 2_000
+_THREADS: Final = 3
+_BULK_ANSWER_WITHIN_S: Final = 120.0
+# A server that asks for a pause gets it, as any careful client gives it.
+_BUSY: Final = 429
+_PAUSE_S: Final = 0.1
+_BUSY_WITHIN_S: Final = 600.0
+# Of an index, what says how it is written; the rest says who it is.
+_SETTINGS: Final = ("number_of_shards", "number_of_replicas", "refresh_interval")
+
+
+class _Piece(NamedTuple):
+    first_byte: int
+    size_bytes: int
+
+
+def measure_bulk_load(bench: Bench, source: ItemSource, url: str) -> Figures:
+    """
+    Load the whole table into an index of its own, and return how fast that went.
+
+    Raises:
+        BenchError: The server refuses, or does not answer.
+    """
+    rows = bench.options.rows
+    path = bench.place.folder / "bulk.ndjson"
+    bench.screen.begin("writing documents", 0)
+    prepared = _prepare(path, source)
+    bench.screen.begin("bulk load", 0)
+    with OpenSearch(url, timeout=_BULK_ANSWER_WITHIN_S, max_retries=0) as client:
+        try:
+            client.indices.create(index=_BULK_INDEX, body=_like(client, ROUTE))
+            began_s = bench.clock.monotonic_s()
+            _send(client, path, prepared, bench.clock)
+            elapsed_s = bench.clock.monotonic_s() - began_s
+            client.indices.refresh(index=_BULK_INDEX)
+            there = client.count(index=_BULK_INDEX)["count"]
+            client.indices.delete(index=_BULK_INDEX)
+        except OpenSearchException as error:
+            message = f"the index takes no bulk load: {error}"
+            raise BenchError(message) from error
+    path.unlink()
+    if there != rows:
+        message = f"the bulk load has left {there:,} of {rows:,} documents"
+        raise BenchError(message)
+    return {"rows_per_s": rows / elapsed_s}
+
+
+def lines(row: Sequence[str]) -> str:
+    """Write one row as an item of a bulk call."""
+    values: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
+    values |= {name: int(values[name]) for name in ("id", "version")}
+    values["changed_at"] = instant(values["changed_at"])
+    document = json.dumps({**values, POSITION: A_POSITION}, separators=(",", ":"))
+    return f'{{"index":{{"_id":"{row[0]}"}}}}\n{document}\n'
+
+
+def instant(text: str) -> str:
+    """Return a time of the server's as ISO 8601 in UTC."""
+    return text.replace(" ", "T").removesuffix("+00") + "Z"
+
+
+def _prepare(path: Path, source: ItemSource) -> list[_Piece]:
+    """Write all bodies into one file, and say where each is."""
+    found: list[_Piece] = []
+    with path.open("wb") as file:
+        for piece in slices(source.texts(), _DOCUMENTS_AT_ONCE):
+            first_byte = file.tell()
+            size_bytes = file.write("".join(map(lines, piece)).encode())
+            found.append(_Piece(first_byte, size_bytes))
+    return found
+
+
+def _like(client: OpenSearch, alias: str) -> dict[str, Any]:
+    """Describe an index as the sink has made its own."""
+    ((_, told),) = client.indices.get(index=alias).items()
+    settings = told["settings"]["index"]
+    kept = {name: settings[name] for name in _SETTINGS if name in settings}
+    return {"settings": {"index": kept}, "mappings": told["mappings"]}
+
+
+def _send(
+    client: OpenSearch, path: Path, prepared: Sequence[_Piece], clock: Clock
+) -> None:
+    deadline = Deadline(clock, _BUSY_WITHIN_S)
+    with path.open("rb") as file, ThreadPoolExecutor(_THREADS) as threads:
+
+        def send(piece: _Piece) -> bool:
+            body = os.pread(file.fileno(), piece.size_bytes, piece.first_byte)
+            while True:
+                try:
+                    answer = client.bulk(
+                        body=body, index=_BULK_INDEX, filter_path="errors"
+                    )
+                except TransportError as error:
+                    if error.status_code != _BUSY or deadline.passed():
+                        raise
+                    clock.wait(_PAUSE_S)
+                else:
+                    return bool(answer["errors"])
+
+        answers: Iterator[bool] = threads.map(send, prepared)
+        if any(answers):
+            message = "the index refuses documents of a bulk load"
+            raise BenchError(message)
+
+
+_ROWS_AT_ONCE: Final = 10_000
+# A ceiling needs no more, and each row takes as much of the memory as the sink's own.
+_MOST_ROWS: Final = 500_000
+_ANSWER_WITHIN_S: Final = 30.0
+_ANSWER_ENDS: Final = b"\r\n"
+
+
+def measure_plain_writes(bench: Bench, source: ItemSource, url: str) -> Figures:
+    """
+    Write the table's first rows beside the sink's, and return how fast that went.
+
+    Raises:
+        BenchError: The server refuses one, or does not answer.
+    """
+    rows = min(bench.options.rows, _MOST_ROWS)
+    tell = bench.screen.begin("plain HSET", rows)
+    address = urlsplit(url)
+    elapsed_s, done = 0.0, 0
+    place = (address.hostname or "", address.port or 0)
+    with socket.create_connection(place, _ANSWER_WITHIN_S) as connection:
+        for piece in slices(source.texts(), _ROWS_AT_ONCE):
+            packed = b"".join(map(command, piece))
+            began_s = bench.clock.monotonic_s()
+            connection.sendall(packed)
+            _answers(connection, len(piece))
+            elapsed_s += bench.clock.monotonic_s() - began_s
+            done += len(piece)
+            tell(done)
+            if done >= rows:
+                break
+    return {"rows_per_s": done / elapsed_s}
+
+
+def command(row: Sequence[str]) -> bytes:
+    """Pack the HSET of one row, as the protocol has it on the wire."""
+    named = zip((*COLUMNS, POSITION), (*row, A_POSITION), strict=True)
+    fields = (word for pair in named for word in pair)
+    return packed(("HSET", f"plain:{row[0]}", *fields))
+
+
+def packed(words: Iterable[str]) -> bytes:
+    """Pack one command."""
+    raw = [word.encode() for word in words]
+    body = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in raw)
+    return b"*%d\r\n%b" % (len(raw), body)
+
+
+def _answers(connection: socket.socket, count: int) -> None:
+    while count:
+        try:
+            answer = connection.recv(1 << 16)
+        except TimeoutError:
+            answer = b""
+        if not answer or b"-" in answer:
+            message = f"the cache does not take plain writes: {answer[:200]!r}"
+            raise BenchError(message)
+        count -= answer.count(_ANSWER_ENDS)

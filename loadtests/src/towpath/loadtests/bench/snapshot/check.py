@@ -1,0 +1,287 @@
+"""
+The check that a topic holds a table, and the figures of a run. Pure.
+
+Every key must be there with its last value, and nothing stale.
+
+The fold is what any reader does: of each key, the record that stands last in its
+partition. A row that was read from the table is *stale* if it is older than a change of
+the same key that stands before it: by the row's version, and for records that carry
+positions by these too.
+"""
+
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from towpath.loadtests.bench.figures import Figures, latency_figures
+
+_NONE: Final = -1
+
+
+class Delivered(NamedTuple):
+    """
+    One record of the topic.
+
+    ``log_lsn`` is the log position of its header, 0 without one; ``is_read`` tells the
+    rows that were read from the table from the changes that were streamed.
+    """
+
+    partition: int
+    key: int
+    version: int
+    digest: int
+    is_read: bool
+    appended_ms: int
+    log_lsn: int = 0
+
+
+class Expected(NamedTuple):
+    """
+    What there ought to be.
+
+    Attributes:
+        digests: The table's rows at the end, by id; ids count from one.
+        updates: When each update was committed (us), by id and version.
+        is_initial: Whether what was committed before a row was first read need not be
+            streamed.
+    """
+
+    digests: "array[int]"
+    updates: Mapping[tuple[int, int], int]
+    is_initial: bool = False
+
+
+class TableCheck(NamedTuple):
+    """
+    How many rows there ought to be, and what is wrong with those that are there.
+
+    ``lost`` keys are not in the topic at all, ``missing`` updates neither; ``changed``
+    keys end with another value than the table's; ``stale`` are rows read that are older
+    than what stands before them, ``outdated`` the keys that end with one of these, and
+    ``overtaken`` updates that a newer row that was read stands before.
+    ``repeated`` updates stand there twice, ``disordered`` ones behind a newer one or in
+    a second partition, and ``unknown`` records have a key or a version that never was.
+    """
+
+    rows: int
+    lost: int = 0
+    missing: int = 0
+    changed: int = 0
+    stale: int = 0
+    outdated: int = 0
+    overtaken: int = 0
+    repeated: int = 0
+    disordered: int = 0
+    unknown: int = 0
+
+    @property
+    def forgiven(self) -> "TableCheck":
+        """The verdict without what is stale: with others that is a figure."""
+        return self._replace(stale=0, outdated=0, overtaken=0)
+
+    def findings(self) -> tuple[str, ...]:
+        """Name what is wrong."""
+        return tuple(
+            f"{count:,} {name}"
+            for name, count in self._asdict().items()
+            if name != "rows" and count
+        )
+
+
+@dataclass(slots=True)
+class TopicTimes:
+    """
+    What was seen of a topic besides its contents.
+
+    Attributes:
+        read_at_ms: When each row that was read was appended, as the records came.
+        updated_at: When each update was committed (us) and appended (ms).
+    """
+
+    read_at_ms: "array[int]" = field(default_factory=lambda: array("q"))
+    updated_at: list[tuple[int, int]] = field(default_factory=list)
+
+
+class TableChecker:
+    """Takes a topic's records, each partition's in order. Call order: take*, close."""
+
+    def __init__(self, expected: Expected) -> None:
+        self.notes = TopicTimes()
+        self._expected = expected
+        count = len(expected.digests)
+        self._home = array("b", (_NONE,)) * count
+        self._streamed_version = array("i", (_NONE,)) * count
+        self._read_version = array("i", (_NONE,)) * count
+        self._digest = array("q", (0,)) * count
+        self._streamed_lsn = array("Q", (0,)) * count
+        self._stale_last = bytearray(count)
+        # The version of a key's first record, if that was a row that was read.
+        self._first_read = array("i", (_NONE,)) * count
+        self._streamed: set[tuple[int, int]] = set()
+        self._stale = self._overtaken = self._repeated = 0
+        self._disordered = self._unknown = 0
+
+    def take(self, record: Delivered) -> None:
+        """Take the next record."""
+        key = record.key
+        if not 0 < key < len(self._home):
+            self._unknown += 1
+            return
+        if self._home[key] == _NONE:
+            self._home[key] = record.partition
+            self._first_read[key] = record.version if record.is_read else _NONE
+        elif self._home[key] != record.partition:
+            self._disordered += 1
+        if record.is_read:
+            self._read(record)
+        else:
+            self._update(record)
+        self._digest[key] = record.digest
+
+    def close(self) -> TableCheck:
+        """Compare what is there with what ought to be."""
+        digests = self._expected.digests
+        lost = changed = outdated = 0
+        for key in range(1, len(digests)):
+            if self._home[key] == _NONE:
+                lost += 1
+            elif self._digest[key] != digests[key]:
+                if self._stale_last[key]:
+                    outdated += 1
+                else:
+                    changed += 1
+        return TableCheck(
+            rows=len(digests) - 1,
+            lost=lost,
+            missing=sum(self._is_missing(one) for one in self._expected.updates),
+            changed=changed,
+            stale=self._stale,
+            outdated=outdated,
+            overtaken=self._overtaken,
+            repeated=self._repeated,
+            disordered=self._disordered,
+            unknown=self._unknown,
+        )
+
+    def _read(self, record: Delivered) -> None:
+        key = record.key
+        self.notes.read_at_ms.append(record.appended_ms)
+        # A row that was read stands below the changes of a commit at the same place.
+        is_older = 0 < record.log_lsn <= self._streamed_lsn[key]
+        is_stale = is_older or record.version < self._streamed_version[key]
+        self._read_version[key] = record.version
+        self._stale += is_stale
+        self._stale_last[key] = is_stale
+
+    def _update(self, record: Delivered) -> None:
+        key, version = record.key, record.version
+        committed_us = self._expected.updates.get((key, version))
+        if committed_us is None:
+            self._unknown += 1
+            return
+        if (key, version) in self._streamed:
+            self._repeated += 1
+            return
+        self._streamed.add((key, version))
+        self._stale_last[key] = False
+        self._disordered += (
+            version < self._streamed_version[key]
+            or record.log_lsn < self._streamed_lsn[key]
+        )
+        self._overtaken += version < self._read_version[key]
+        self._streamed_version[key] = version
+        self._streamed_lsn[key] = max(self._streamed_lsn[key], record.log_lsn)
+        self.notes.updated_at.append((committed_us, record.appended_ms))
+
+    def _is_missing(self, update: tuple[int, int]) -> bool:
+        key, version = update
+        if update in self._streamed:
+            return False
+        is_covered = self._first_read[key] >= version
+        return not (self._expected.is_initial and is_covered)
+
+
+def check_table(
+    expected: Expected, records: Iterable[Delivered]
+) -> tuple[TableCheck, TopicTimes]:
+    """Compare a topic with what ought to be in it; return what was noted besides."""
+    one = TableChecker(expected)
+    for record in records:
+        one.take(record)
+    return one.close(), one.notes
+
+
+_MS: Final = 1000.0
+# The broker's time is cut to whole milliseconds; on average that hides half of one.
+_CUT_OFF_MS: Final = 0.5
+
+
+class Moments(NamedTuple):
+    """
+    When a run's steps were, in milliseconds.
+
+    Attributes:
+        idle_ms: Since when updates are measured that no snapshot runs beside.
+        asked_ms: When the snapshot was asked for.
+        completed_ms: When the system was seen to say that it is over.
+    """
+
+    idle_ms: float
+    asked_ms: float
+    completed_ms: float
+
+
+def rate_figures(verdict: TableCheck, notes: TopicTimes, moments: Moments) -> Figures:
+    """
+    Return the speed of a snapshot that read at least one row.
+
+    ``rows_per_s`` counts the table's rows from the first append to the last. A JVM
+    warms up, so the second half of what was read is told apart.
+    """
+    ordered = sorted(notes.read_at_ms)
+    reads = len(ordered)
+    first, middle, last = ordered[0], ordered[reads // 2], ordered[-1]
+    asked_ms = moments.asked_ms
+    return {
+        "rows_per_s": _rate(verdict.rows, last - first),
+        "second_half_per_s": _rate(reads - reads // 2, last - middle),
+        "from_signal_per_s": _rate(verdict.rows, last - asked_ms),
+        "first_row_s": (first - asked_ms) / _MS,
+        "completed_s": (moments.completed_ms - asked_ms) / _MS,
+        "rows_read": float(reads),
+        "stale_rows": float(verdict.stale),
+        "stale_at_end": float(verdict.outdated),
+        "overtaken_updates": float(verdict.overtaken),
+    }
+
+
+def live_figures(notes: TopicTimes, moments: Moments) -> Figures:
+    """
+    Return commit to append of the updates before the snapshot, and while it ran.
+
+    What had no update in its time has no figure: a quiet server has none at all, and a
+    small table is read before anybody could change it.
+    """
+    last_ms = max(notes.read_at_ms)
+    found: Figures = {}
+    spans = {
+        "idle": (moments.idle_ms, moments.asked_ms),
+        "live": (moments.asked_ms, last_ms),
+    }
+    for name, (since_ms, until_ms) in spans.items():
+        latencies_ms = [
+            appended_ms + _CUT_OFF_MS - committed_us / _MS
+            for committed_us, appended_ms in notes.updated_at
+            if since_ms <= committed_us / _MS < until_ms
+        ]
+        if latencies_ms:
+            latency = latency_figures(latencies_ms)
+            found |= {f"{name}_{figure}": value for figure, value in latency.items()}
+    if found.get("idle_p99_ms") and "live_p99_ms" in found:
+        found["live_ratio"] = found["live_p99_ms"] / found["idle_p99_ms"]
+    return found
+
+
+def _rate(count: int, elapsed_ms: float) -> float:
+    return count * _MS / max(1.0, elapsed_ms)

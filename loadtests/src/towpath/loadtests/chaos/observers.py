@@ -1,0 +1,218 @@
+"""
+Observers of a chaos run: a session beside the source, and a reader of the topics.
+
+The session reads how far the relay has confirmed, and lets commits wait for a standby.
+The reader follows topics from their beginnings and hands each record to its folds. A
+topic is there once its first record is, so missing topics are looked for repeatedly.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Self
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from psycopg import sql
+
+from towpath.loadtests.chaos.actor import connect
+from towpath.loadtests.chaos.context import ChaosEnvironment
+from towpath.loadtests.chaos.fold import Fold
+from towpath.loadtests.chaos.tables import Session
+from towpath.loadtests.errors import ChaosError
+from towpath.schemas.clock import Clock, Deadline
+
+_NOBODY: Final = "nobody"
+_WITHIN_S: Final = 10.0
+_LOOK_EVERY_S: Final = 0.05
+_UNFINISHED: Final = """
+select snapshot_id, collection, state, rows, error from towpath.snapshot
+where state not in ('completed', 'incomplete', 'failed', 'stopped')
+order by queued_at limit 20
+"""
+_CONFIRMED: Final = """
+select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots
+where slot_name = %s
+"""
+
+
+class SourceObserver:
+    """A session of one's own."""
+
+    def __init__(self, place: ChaosEnvironment) -> None:
+        self._place = place
+        self.session: Session = connect(place.dsn)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.session.close()
+
+    @contextmanager
+    def waiting_for_nobody(self) -> Iterator[None]:
+        """
+        Have commits wait, for the block, if their session asks for it.
+
+        What waits in the end is let go.
+        """
+        name = sql.Identifier(self.session.info.dbname)
+        statement = "alter database {} set synchronous_commit = local"
+        self.session.execute(sql.SQL(statement).format(name))
+        self._name_standby(_NOBODY)
+        try:
+            yield
+        finally:
+            self._name_standby("")
+
+    def slot(self) -> object:
+        """Return the relay's slot, if it is there."""
+        query = "select slot_name from pg_replication_slots where slot_name = %s"
+        return self._one(query, self._place.prefix)
+
+    def mark(self) -> str:
+        """Write something last, and return the end of the log."""
+        self.session.execute("select pg_logical_emit_message(true, 'chaos', 'mark')")
+        return str(self._one("select pg_current_wal_lsn()::text"))
+
+    def is_confirmed(self, lsn: str) -> bool:
+        """Tell whether the relay has confirmed so much."""
+        return bool(self._one(_CONFIRMED, lsn, self._place.prefix))
+
+    def unfinished(self) -> list[str]:
+        """Tell of the tables that are being read or wait for it."""
+        return [
+            f"{row[0]} {row[1]} is {row[2]} after {row[3]} rows: {row[4] or 'no error'}"
+            for row in self.session.execute(_UNFINISHED)
+        ]
+
+    def _name_standby(self, name: str) -> None:
+        statement = "alter system set synchronous_standby_names = {}"
+        self.session.execute(sql.SQL(statement).format(sql.Literal(name)))
+        self.session.execute("select pg_reload_conf()")
+        deadline = Deadline(self._place.clock, _WITHIN_S)
+        while self._one("show synchronous_standby_names") != name:
+            if deadline.passed():
+                message = "the server does not take its new settings"
+                raise ChaosError(message)
+            self._place.clock.wait(_LOOK_EVERY_S)
+
+    def _one(self, statement: str, *arguments: object) -> Any:  # noqa: ANN401 - a value of SQL
+        row = self.session.execute(statement.encode(), arguments).fetchone()
+        return None if row is None else row[0]
+
+
+_AT_ONCE: Final = 5000
+_LOOK_WITHIN_S: Final = 10.0
+_END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the client's own name for it
+# Answers of a topic that is just being made.
+_NOT_YET: Final = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the client's own name for it
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+)
+
+_Place = tuple[str, int]
+
+
+class TopicReader:
+    """One consumer of many topics."""
+
+    def __init__(self, bootstrap: str, clock: Clock) -> None:
+        self._clock = clock
+        self._folds: dict[str, tuple[Fold, ...]] = {}
+        self._next: dict[_Place, int] = {}
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "towpath-chaos",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                # An end is told, because what ends a transaction is no record.
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+                "fetch.wait.max.ms": 20,
+                "log_level": 0,
+            }
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def follow(self, topic: str, *folds: Fold) -> None:
+        """Hand the records of a topic to these folds, from its first one on."""
+        self._folds[topic] = folds
+
+    def poll(self, within_s: float) -> int:
+        """Hand over what is there; wait so long for the first. Return how many."""
+        self._find_topics()
+        if not self._next:
+            self._clock.wait(within_s)
+            return 0
+        count = 0
+        for record in self._consumer.consume(_AT_ONCE, within_s):
+            error = record.error()
+            if error is None:
+                self._hand_over(record)
+                count += 1
+            elif error.code() == _END:
+                self._pass_over(record)
+        return count
+
+    def _hand_over(self, record: Any) -> None:  # noqa: ANN401 - a driver's object
+        topic, partition = record.topic(), record.partition()
+        key, value, headers = record.key(), record.value(), record.headers() or ()
+        for fold in self._folds[topic]:
+            fold.take(partition, key, value, headers)
+        self._next[topic, partition] = record.offset() + 1
+
+    def _pass_over(self, record: Any) -> None:  # noqa: ANN401 - as above
+        place = record.topic(), record.partition()
+        self._next[place] = max(self._next[place], record.offset())
+
+    def read_to_end(self, within_s: float) -> None:
+        """
+        Hand over all that is there now.
+
+        Raises:
+            ChaosError: It could not be read in time.
+        """
+        deadline = Deadline(self._clock, within_s)
+        self._find_topics()
+        ends = self._ends()
+        while any(self._next[place] < end for place, end in ends.items()):
+            self.poll(0.2)
+            if deadline.passed():
+                message = f"the topics were not read after {within_s:.0f} s"
+                raise ChaosError(message)
+
+    def _find_topics(self) -> None:
+        known = {topic for topic, _ in self._next}
+        if known >= self._folds.keys():
+            return
+        found = self._consumer.list_topics(timeout=_LOOK_WITHIN_S).topics
+        for topic in self._folds.keys() - known:
+            partitions = list(found[topic].partitions) if topic in found else []
+            for partition in partitions:
+                self._next[topic, partition] = 0
+            if partitions:
+                self._consumer.incremental_assign(
+                    [TopicPartition(topic, partition, 0) for partition in partitions]
+                )
+
+    def _ends(self) -> dict[_Place, int]:
+        ends: dict[_Place, int] = {}
+        for topic, partition in self._next:
+            try:
+                place = TopicPartition(topic, partition)
+                low_high = self._consumer.get_watermark_offsets(place, _LOOK_WITHIN_S)
+            except KafkaException as error:
+                if error.args[0].code() not in _NOT_YET:
+                    message = f"the end of {topic} is not told: {error}"
+                    raise ChaosError(message) from error
+                continue
+            if low_high is not None:
+                ends[topic, partition] = low_high[1]
+        return ends

@@ -1,0 +1,171 @@
+"""
+Who asks for snapshots, stops them, and lets them pause.
+
+Of tables by name and by pattern, of keys, for one sink, and slow.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from towpath.loadtests.chaos.actor import Actor
+from towpath.loadtests.chaos.context import ChaosEnvironment, ChaosOptions
+from towpath.loadtests.chaos.relay import SINK, TARGETED
+from towpath.loadtests.chaos.tables import TABLES, Session
+
+ENDED: Final = ("completed", "incomplete", "failed", "rejected", "stopped")
+
+_PAUSE_S: Final = 0.6
+_PAUSED_S: Final = 1.5
+_MOST_OPEN: Final = 4
+_INSERT: Final = "insert into towpath.signal (id, type, data) values (%s, %s, %s)"
+_OPEN: Final = """
+select count(*) from towpath.signal
+where type = 'execute-snapshot' and coalesce(status, '') <> all(%s)
+"""
+# Watermarks may be rows of the same table.
+_READ: Final = """
+select id, coalesce(status, ''), detail, type from towpath.signal
+where type like '%-snapshot'
+"""
+_KEYS: Final = "select {make} from unnest(%(numbers)s::int[]) nr"
+
+
+class SignalAnswer(NamedTuple):
+    """A signal and what became of it."""
+
+    signal_id: str
+    status: str
+    detail: Mapping[str, Any]
+    type: str
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.status in ENDED
+
+
+def send(session: Session, signal_id: str, kind: str, **data: object) -> None:
+    """Leave a signal in the source."""
+    fields = {name.replace("_", "-"): value for name, value in data.items()}
+    session.execute(_INSERT, (signal_id, kind, json.dumps(fields)))
+
+
+def answers(session: Session) -> list[SignalAnswer]:
+    """Return all signals as they are answered by now."""
+    return [
+        SignalAnswer(row[0], row[1], row[2] or {}, row[3])
+        for row in session.execute(_READ)
+    ]
+
+
+class SnapshotRequester(Actor):
+    """Sends signals, a few at a time."""
+
+    def __init__(
+        self, place: ChaosEnvironment, options: ChaosOptions, seed: str, label: str
+    ) -> None:
+        super().__init__(place, "asker", seed, _PAUSE_S)
+        self._label = label
+        self._number = 0
+        self._highest = options.rows * 3 // 2
+
+    def step(self, session: Session) -> None:
+        """Send a signal, unless enough of them have not ended."""
+        row = session.execute(_OPEN, (list(ENDED),)).fetchone()
+        if row and row[0] >= _MOST_OPEN:
+            return
+        (kind,) = self.random.choices(tuple(_KINDS), [w for w, _ in _KINDS.values()])
+        _KINDS[kind][1](self, session)
+        self.counts[kind] += 1
+
+    def whole(self, session: Session) -> None:
+        """Ask for one table."""
+        self._ask(session, [self.random.choice(TABLES).collection])
+
+    def several(self, session: Session) -> None:
+        """Ask for some tables."""
+        some = self.random.sample(TABLES, 3)
+        self._ask(session, [table.collection for table in some])
+
+    def pattern(self, session: Session) -> None:
+        """Ask for all whose names match."""
+        self._ask(session, [r"chaos\.[a-t].*"])
+
+    def slow(self, session: Session) -> None:
+        """Ask for a table that is to be read slowly, so that kills meet it."""
+        rate = self.random.choice((500, 1500, 4000))
+        chosen = [self.random.choice(TABLES).collection]
+        self._ask(session, chosen, max_rows_per_second=rate)
+
+    def keys(self, session: Session) -> None:
+        """Ask for some keys, of which some have no row."""
+        table = self.random.choice(TABLES)
+        count = self.random.choice((1, 5, 60))
+        numbers = [self.random.randint(1, self._highest) for _ in range(count)]
+        rows = session.execute(table.statement(_KEYS), {"numbers": numbers})
+        keys = [[str(part) for part in row] for row in rows]
+        self._ask(session, [table.collection], keys=keys)
+
+    def target(self, session: Session) -> None:
+        """Ask for rows that only one sink gets."""
+        self._ask(session, [TARGETED.collection], target=SINK)
+
+    def filtered(self, session: Session) -> None:
+        """Ask for some rows of a table."""
+        name = self.random.choice(TABLES).collection
+        condition = {"data-collection": name, "filter": "nr % 3 = 0 or note = 'old'"}
+        self._ask(session, [name], additional_conditions=[condition])
+
+    def by_number(self, session: Session) -> None:
+        """Ask for a table in the order of another unique column."""
+        table = self.random.choice([t for t in TABLES if not t.is_partitioned])
+        self._ask(session, [table.collection], surrogate_key="nr")
+
+    def blocking(self, session: Session) -> None:
+        """Ask for tables in one view of the database."""
+        some = self.random.sample(TABLES, 2)
+        self._ask(session, [table.collection for table in some], type="blocking")
+
+    def sweep(self, session: Session) -> None:
+        """Ask for a table, and that whatever it has no more is deleted."""
+        self._ask(session, [self.random.choice(TABLES).collection], sweep=True)
+
+    def stop_some(self, session: Session) -> None:
+        """Stop a table, or all."""
+        chosen = self.random.choice([[], [self.random.choice(TABLES).collection]])
+        send(session, self._id(), "stop-snapshot", data_collections=chosen)
+
+    def pause(self, session: Session) -> None:
+        """Let everything pause, and go on a while later."""
+        send(session, self._id(), "pause-snapshot")
+        self.rest(_PAUSED_S)
+        send(session, self._id(), "resume-snapshot")
+
+    def _ask(self, session: Session, names: list[str], **more: object) -> None:
+        kind = "execute-snapshot"
+        send(session, self._id(), kind, data_collections=names, **more)
+
+    def _id(self) -> str:
+        self._number += 1
+        return f"{self._label}-{self._number}"
+
+
+_Kind = Callable[[SnapshotRequester, Session], None]
+_KINDS: Final[Mapping[str, tuple[int, _Kind]]] = MappingProxyType(
+    {
+        "whole": (30, SnapshotRequester.whole),
+        "several": (10, SnapshotRequester.several),
+        "pattern": (4, SnapshotRequester.pattern),
+        "slow": (20, SnapshotRequester.slow),
+        "keys": (20, SnapshotRequester.keys),
+        "target": (10, SnapshotRequester.target),
+        "filtered": (8, SnapshotRequester.filtered),
+        "by number": (6, SnapshotRequester.by_number),
+        "blocking": (8, SnapshotRequester.blocking),
+        "sweep": (8, SnapshotRequester.sweep),
+        "stop": (5, SnapshotRequester.stop_some),
+        "pause": (5, SnapshotRequester.pause),
+    }
+)

@@ -1,0 +1,286 @@
+"""
+A run: rounds of chaos, each judged, until the time is over or something is wrong.
+
+A round ends in order. First the tables keep their shape and nobody is killed any more;
+then, while sessions still write, those whose shape has changed are read once more,
+because their old rows are in the topic in old shapes; then nobody writes, and what the
+reader has must be what the tables hold. Tables that kept their shape are read at the
+first round's end only: later, nothing but the stream and the chaos's own snapshots
+stands behind what the reader has.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Final
+
+from towpath.loadtests.chaos import tables
+from towpath.loadtests.chaos.actor import Actor
+from towpath.loadtests.chaos.alterations import SWAP, TableAlterer
+from towpath.loadtests.chaos.context import (
+    ChaosEnvironment,
+    ChaosOptions,
+    ChaosResult,
+    ChaosScreen,
+    total,
+)
+from towpath.loadtests.chaos.fold import Fold, differences
+from towpath.loadtests.chaos.observers import SourceObserver, TopicReader
+from towpath.loadtests.chaos.relay import (
+    SINK,
+    TARGETED,
+    ChaosRelay,
+    Killer,
+    fail_unless_prepared,
+)
+from towpath.loadtests.chaos.requests import (
+    SignalAnswer,
+    SnapshotRequester,
+    answers,
+    send,
+)
+from towpath.loadtests.chaos.tables import TABLES
+from towpath.loadtests.chaos.writers import Writer
+from towpath.schemas.clock import Deadline
+
+_POLL_S: Final = 0.2
+_END_WITHIN_S: Final = 240.0
+_READ_WITHIN_S: Final = 300.0
+_SHOWN: Final = 5
+_MINUTE_S: Final = 60.0
+
+
+def run_chaos(
+    place: ChaosEnvironment, options: ChaosOptions, screen: ChaosScreen
+) -> ChaosResult:
+    """
+    Run chaos in a database and judge it.
+
+    Raises:
+        ChaosError: A part could not be started, asked or read.
+    """
+    with ExitStack() as stack:
+        source = stack.enter_context(SourceObserver(place))
+        tables.make(source.session, options.rows)
+        relay = ChaosRelay(place, options.seed)
+        relay.prepare()
+        fail_unless_prepared(source.slot(), relay)
+        topics = stack.enter_context(TopicReader(place.kafka, place.clock))
+        if options.late:
+            stack.enter_context(source.waiting_for_nobody())
+        stack.callback(relay.stop)
+        relay.start()
+        return _ChaosRun(place, options, screen, source, relay, topics).run()
+
+
+class _ChaosRun:
+    """One run."""
+
+    def __init__(
+        self,
+        place: ChaosEnvironment,
+        options: ChaosOptions,
+        screen: ChaosScreen,
+        source: SourceObserver,
+        relay: ChaosRelay,
+        topics: TopicReader,
+    ) -> None:
+        self._place = place
+        self._options = options
+        self._screen = screen
+        self._source = source
+        self._relay = relay
+        self._topics = topics
+        self._result = ChaosResult(options, relay.settings)
+        self._began_s = place.clock.monotonic_s()
+        self._folds = {table: Fold(table.collection) for table in TABLES}
+        self._own = Fold(f"{TARGETED.collection} of {SINK}", is_ordered=False)
+        self._actors: list[Actor] = []
+        for table, fold in self._folds.items():
+            own = (self._own,) if table is TARGETED else ()
+            topics.follow(relay.topic(table.collection), fold, *own)
+        topics.follow(f"{relay.topic(TARGETED.collection)}.backfill.{SINK}", self._own)
+
+    def run(self) -> ChaosResult:
+        """Play rounds until the time is over, or something is wrong."""
+        result = self._result
+        while True:
+            self._play_round(result.rounds)
+            result.rounds += 1
+            self._screen.say(result.line())
+            is_over = self._elapsed_s() >= self._options.minutes * _MINUTE_S
+            if is_over or result.findings:
+                break
+        result.warnings = self._relay.warnings()
+        return result
+
+    def _play_round(self, number: int) -> None:
+        place, options = self._place, self._options
+        seed = f"{options.seed}.{number}"
+        writers = [
+            Writer(place, options, rest, seed) for rest in range(options.writers)
+        ]
+        asker = SnapshotRequester(place, options, seed, f"r{number}")
+        others: list[Actor] = [asker]
+        shapers = [TableAlterer(place, options, seed, number)] if options.ddl else []
+        killers = [Killer(place, options, self._relay, seed)] if options.kill else []
+        others += [*shapers, *killers]
+        with ExitStack() as stack:
+            for actor in (*writers, *others):
+                stack.enter_context(actor)
+            self._actors = [*writers, *others]
+            left_s = options.minutes * _MINUTE_S - self._elapsed_s()
+            deadline = Deadline(place.clock, min(options.round_s, max(left_s, 5.0)))
+            self._watch(f"round {number + 1}", deadline.passed)
+            for actor in others:
+                actor.stop()
+            self._ask_last(number)
+            for writer in writers:
+                writer.stop()
+        self._await_rest()
+        self._count(writers, shapers, killers)
+        self._judge()
+
+    # The end of a round ----------------------------------------------------------
+
+    def _ask_last(self, number: int) -> None:
+        """Have the tables read once more whose old rows have old shapes."""
+        is_needed = self._options.ddl
+        chosen = [t for t in TABLES if number == 0 or (t.is_shaped and is_needed)]
+        last = f"r{number}-last"
+        if chosen:
+            names = [table.collection for table in chosen]
+            send(self._source.session, last, "execute-snapshot", data_collections=names)
+        self._watch("last snapshots", lambda: not self._open(), _END_WITHIN_S)
+        status = {a.signal_id: a.status for a in self._answers()}.get(last)
+        if chosen and status != "completed":
+            self._find(f"the last snapshot, {last}, is {status or 'not answered'}")
+
+    def _await_rest(self) -> None:
+        """Wait until all is delivered that is written and asked for."""
+        lsn = self._source.mark()
+        self._watch("delivery", lambda: self._source.is_confirmed(lsn), _END_WITHIN_S)
+        if not self._source.is_confirmed(lsn):
+            self._find(f"stuck: the relay does not confirm\n{self._relay.last_words()}")
+        self._watch(
+            "the rest",
+            lambda: not self._source.unfinished() and not self._open(),
+            _END_WITHIN_S,
+        )
+        for line in self._source.unfinished():
+            self._find(f"stuck: {line}")
+        for answer in self._open():
+            self._find(f"stuck: signal {answer.signal_id} is {answer.status!r}")
+        self._topics.read_to_end(_READ_WITHIN_S)
+
+    def _judge(self) -> None:
+        """Compare, and look at what was met on the way."""
+        self._judge_signals()
+        for table, fold in self._folds.items():
+            rows = tables.read(self._source.session, table)
+            for each in (fold, self._own) if table is TARGETED else (fold,):
+                found = differences(each.rows(), rows)
+                shown = "; ".join(found[:_SHOWN])
+                if found:
+                    self._find(f"{each.name}: {len(found)} of {len(rows)}: {shown}")
+                if each.incomplete():
+                    shown = ", ".join(map(repr, each.incomplete()[:_SHOWN]))
+                    self._find(f"{each.name}: never completed: {shown}")
+                if each.wrong:
+                    self._find(f"{each.name}: {dict(each.wrong)}")
+                    self._result.findings += each.findings[:_SHOWN]
+
+    def _judge_signals(self) -> None:
+        found = self._answers()
+        allowed = {"completed"}
+        if any(answer.type == "stop-snapshot" for answer in found):
+            allowed.add("stopped")
+        if self._result.shaped[SWAP] or self._result.shaped[f"{SWAP}, late"]:
+            allowed.add("failed")
+        self._result.asked.clear()
+        for answer in found:
+            self._result.asked[answer.status] += 1
+            if answer.status == "completed":
+                continue
+            self._result.not_completed[answer.signal_id] = f"{answer.detail}"
+            if not _may_end_so(answer, allowed):
+                self._find(f"{answer.signal_id} {answer.status}: {answer.detail}")
+        self._result.findings += [f"ended by itself: {e}" for e in self._relay.endings]
+        self._relay.endings.clear()
+
+    # What goes on all the time ---------------------------------------------------
+
+    def _watch(
+        self, doing: str, is_over: Callable[[], bool], within_s: float | None = None
+    ) -> None:
+        """Read, look after the relay and tell how far it is, until something is so."""
+        deadline = Deadline(self._place.clock, within_s or float("inf"))
+        while not is_over() and not deadline.passed():
+            self._topics.poll(_POLL_S)
+            self._relay.check()
+            for actor in self._actors:
+                actor.check()
+            self._show(doing)
+
+    def _show(self, doing: str) -> None:
+        reads = sum(fold.reads for fold in self._folds.values()) + self._own.reads
+        elapsed_s = self._elapsed_s()
+        wrong = sum(fold.wrong.total() for fold in self._folds.values())
+        self._screen.show(
+            f"{doing} · {elapsed_s:,.0f} s · {reads:,} READ rows,"
+            f" {reads / max(elapsed_s, 1):,.0f}/s ·"
+            f" {self._steps(Writer):,} transactions ·"
+            f" {self._steps(TableAlterer)} alterations ·"
+            f" {self._steps(Killer)} kills · {wrong} wrong"
+        )
+
+    def _steps(self, kind: type[Actor]) -> int:
+        """Count what actors of a kind have done in this run."""
+        before = {
+            Writer: self._result.written,
+            TableAlterer: self._result.shaped,
+            Killer: self._result.killed,
+        }
+        now = [actor.counts for actor in self._actors if isinstance(actor, kind)]
+        return sum(map(total, (before[kind], *now)))
+
+    def _count(
+        self,
+        writers: Iterable[Actor],
+        shapers: Iterable[Actor],
+        killers: Iterable[Actor],
+    ) -> None:
+        result = self._result
+        for counts, actors in (
+            (result.written, writers),
+            (result.shaped, shapers),
+            (result.killed, killers),
+        ):
+            for actor in actors:
+                counts.update(actor.counts)
+        self._actors = []
+        operations = [fold.counts for fold in self._folds.values()]
+        result.reads = sum(c["r"] for c in operations)
+        result.streamed = sum(c.total() for c in operations) - result.reads
+        result.elapsed_s = self._elapsed_s()
+
+    def _answers(self) -> list[SignalAnswer]:
+        return answers(self._source.session)
+
+    def _open(self) -> list[SignalAnswer]:
+        return [answer for answer in self._answers() if not answer.has_ended]
+
+    def _elapsed_s(self) -> float:
+        return self._place.clock.monotonic_s() - self._began_s
+
+    def _find(self, what: str) -> None:
+        self._result.findings.append(what)
+        self._screen.say(what)
+
+
+def _may_end_so(answer: SignalAnswer, states: set[str]) -> bool:
+    """Tell whether a signal may end without having completed, by its tables' states."""
+    if answer.status == "rejected":
+        return answer.type != "execute-snapshot"
+    told = answer.detail.get("tables") or {}
+    found = {table.get("state") for table in told.values()}
+    return bool(found) and found <= states

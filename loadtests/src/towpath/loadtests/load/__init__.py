@@ -1,0 +1,1 @@
+"""The load on the shop: locust users, the leading process, lag samples, the report."""

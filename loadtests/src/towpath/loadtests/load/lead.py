@@ -1,0 +1,327 @@
+"""
+The process that leads a run, its workers, and their places in locust's events.
+
+Locust's only process, or its master, leads: it prepares the run, samples lag, counts
+and reports; a worker has users only. At the end of a run locust's master does not wait
+for requests that its workers still have under way, and loses their counts. So it asks
+them to finish first; each stops its users, sends its statistics, and then reports that
+it has finished.
+"""
+
+import logging
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import gevent
+from flask import Response, jsonify, request
+from gevent.event import Event
+from locust import stats as locust_stats
+from locust.env import Environment
+from locust.event import Events
+from locust.rpc import Message
+from locust.runners import (
+    STATE_RUNNING,
+    STATE_SPAWNING,
+    MasterRunner,
+    Runner,
+    WorkerRunner,
+)
+from locust.web import WebUI
+
+from towpath.loadtests.load import report, users
+from towpath.loadtests.load.options import NO_REPORT, OPTIONS, add_options, checked
+from towpath.loadtests.load.preparation import Prepared, prepare
+from towpath.loadtests.load.series import Series, Totals
+from towpath.loadtests.load.users import (
+    STREAMS,
+    Customer,
+    ProcessCustomers,
+    add_entry,
+    options_of,
+)
+from towpath.schemas.clock import Clock, SystemClock
+from towpath.schemas.failure import TowpathError
+
+# The master hands these on to its workers, as it does all options.
+GIVEN: Final = "load_given_customers"
+
+_FINISH: Final = "towpath-finish"
+_FINISHED: Final = "towpath-finished"
+_STATS: Final = "stats"
+_ANSWER_WITHIN_S: Final = 15.0
+
+
+class Worker:
+    """A worker: it has users, and does what the master says."""
+
+    def __init__(self, environment: Environment, runner: WorkerRunner) -> None:
+        self._environment = environment
+        self._runner = runner
+        environment.events.test_start.add_listener(self._start)
+        runner.register_message(_FINISH, self._finish, concurrent=True)
+        runner.register_message(STREAMS, self._count_streams)
+
+    def _start(self, environment: Environment, **_: object) -> None:
+        given = getattr(options_of(environment), GIVEN, ())
+        Customer.people = ProcessCustomers(environment, tuple(given))
+
+    def _count_streams(self, msg: Message, **_: object) -> None:
+        setattr(options_of(self._environment), STREAMS, msg.data[STREAMS])
+
+    def _finish(self, **_: object) -> None:
+        self._runner.stop()
+        data: dict[str, object] = {}
+        self._environment.events.report_to_master.fire(
+            client_id=self._runner.client_id, data=data
+        )
+        self._runner.send_message(_STATS, data)
+        self._runner.send_message(_FINISHED)
+
+
+class Workers:
+    """The workers, as the master knows them."""
+
+    def __init__(self, environment: Environment, runner: MasterRunner) -> None:
+        self._environment = environment
+        self._runner = runner
+        self._running: set[str] = set()
+        self._all_finished = Event()
+        runner.register_message(_FINISHED, self._finished)
+        environment.events.spawning_complete.add_listener(self._tell_streams)
+
+    def start(self, customers: tuple[str, ...]) -> None:
+        """Hand on what a run begins with."""
+        options = options_of(self._environment)
+        setattr(options, GIVEN, customers)
+        setattr(options, STREAMS, self._runner.target_user_count)
+
+    def finish(self) -> None:
+        """Wait until every worker has finished and sent its statistics."""
+        if not self._runner.user_count:
+            return
+        self._all_finished.clear()
+        self._running = {client.id for client in self._runner.clients.all}
+        self._runner.send_message(_FINISH)
+        patience_s = self._environment.stop_timeout + _ANSWER_WITHIN_S
+        with gevent.Timeout(patience_s, exception=False):
+            self._all_finished.wait()
+
+    def _tell_streams(self, user_count: int, **_: object) -> None:
+        setattr(options_of(self._environment), STREAMS, user_count)
+        self._runner.send_message(STREAMS, {STREAMS: user_count})
+
+    def _finished(self, msg: Message, **_: object) -> None:
+        self._running.discard(msg.node_id)
+        if not self._running:
+            self._all_finished.set()
+
+
+_LOOK_INTERVAL_S: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class RunLeader:
+    """Listens to locust's events from one run to the next."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        runner: Runner,
+        web_ui: WebUI | None,
+        clock: Clock,
+    ) -> None:
+        self._environment = environment
+        self._runner = runner
+        self._clock = clock
+        self._prepared: Prepared | None = None
+        self._run: LedRun | None = None
+        self._ending: LedRun | None = None
+        self._workers: Workers | None = None
+        if isinstance(runner, MasterRunner):
+            self._workers = Workers(environment, runner)
+        environment.events.test_start.add_listener(self._start)
+        environment.events.test_stop.add_listener(self._stop)
+        if web_ui is not None and web_ui.app is not None:
+            # Whoever may not start a load may not change its options either.
+            check = web_ui.auth_required_if_enabled(self._check_start)
+            web_ui.app.before_request(lambda: check() if _is_start() else None)
+        options = options_of(environment)
+        if options.headless or options.autostart:
+            self._prepare_or_exit()
+
+    def _prepare(self, host: str | None) -> None:
+        if self._prepared is not None and self._prepared.sampling is not None:
+            self._prepared.sampling.close()
+        self._prepared = None
+        if self._ending is not None:
+            # Its last samples would be rows of the next run.
+            self._ending.abandon()
+        users.choose_users(self._environment)
+        options = options_of(self._environment)
+        fire = partial(add_entry, self._environment)
+        self._prepared = prepare(options, host, fire, self._clock)
+
+    def _prepare_or_exit(self) -> None:
+        try:
+            self._prepare(self._environment.host)
+        except TowpathError as error:
+            sys.stderr.write(f"locust: error: {_sentence(error)}\n")
+            sys.exit(error.exit_code)
+
+    def _prepare_or_quit(self) -> None:
+        try:
+            self._prepare(self._environment.host)
+        except TowpathError as error:
+            log.error(_sentence(error))  # noqa: TRY400 - one sentence, with its cure
+            gevent.spawn(self._runner.quit)
+
+    def _check_start(self) -> Response | None:
+        """Check what locust's page asks for; an answer from here starts nothing."""
+        options = options_of(self._environment)
+        try:
+            for option in OPTIONS:
+                text = request.form.get(option.dest)
+                if text is not None:
+                    setattr(options, option.dest, checked(option, text))
+            if self._runner.state not in {STATE_RUNNING, STATE_SPAWNING}:
+                self._prepare(request.form.get("host") or self._environment.host)
+            elif self._workers is not None:
+                setattr(options, STREAMS, int(request.form.get("user_count", 0)))
+        except (TowpathError, ValueError) as error:
+            reason = _sentence(error) if isinstance(error, TowpathError) else str(error)
+            return jsonify({"success": False, "message": reason})
+        return None
+
+    def _start(self, environment: Environment, **_: object) -> None:
+        if self._prepared is None:
+            # Started by a key, not by the page.
+            self._prepare_or_quit()
+        prepared, self._prepared = self._prepared, None
+        Customer.people = ProcessCustomers(
+            environment, prepared.customers if prepared else ()
+        )
+        if prepared is None:
+            return
+        environment.host = prepared.host
+        if self._workers is not None:
+            self._workers.start(prepared.customers)
+        self._run = LedRun(environment, prepared, self._clock)
+
+    def _stop(self, **_: object) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+        if self._workers is not None:
+            self._workers.finish()
+        self._ending = run
+        run.end()
+        self._ending = None
+
+
+class LedRun:
+    """One run, from the first user to the report."""
+
+    def __init__(
+        self, environment: Environment, prepared: Prepared, clock: Clock
+    ) -> None:
+        self._environment = environment
+        self._options = options_of(environment)
+        self._sampling = prepared.sampling
+        self._clock = clock
+        self._series = Series()
+        self._began_at = clock.now()
+        self._began_at_s = clock.monotonic_s()
+        self._ended_at_s: float | None = None
+        if self._sampling is not None:
+            self._sampling.start()
+        self._looks = gevent.spawn(self._look_again)
+
+    def end(self) -> None:
+        """Wait for the last samples, and write what is to be written."""
+        self._ended_at_s = self._clock.monotonic_s()
+        if self._sampling is not None:
+            self._sampling.finish()
+        self._looks.kill()
+        self._look()
+        folder = self._report_folder()
+        if folder is not None:
+            path = report.write_report(self._as_run(), folder)
+            log.info("load report: %s", path)
+        if self._options.csv_prefix:
+            # Locust writes its CSV files once in this while, and not at the end.
+            gevent.sleep(2 * locust_stats.CSV_STATS_INTERVAL_SEC)
+
+    def abandon(self) -> None:
+        """Wait for no more samples: another run begins."""
+        if self._sampling is not None:
+            self._sampling.abandon()
+
+    @property
+    def _elapsed_s(self) -> float:
+        until_s = self._ended_at_s or self._clock.monotonic_s()
+        return until_s - self._began_at_s
+
+    def _look_again(self) -> None:
+        while True:
+            gevent.sleep(_LOOK_INTERVAL_S)
+            self._look()
+
+    def _look(self) -> None:
+        stats = self._environment.stats
+        rows = {
+            key: Totals(one.num_requests, one.num_failures, one.response_times)
+            for key, one in stats.entries.items()
+        }
+        self._series.look(self._clock.monotonic_s() - self._began_at_s, rows)
+        if self._options.load_progress:
+            load = report.load_report(
+                stats,
+                elapsed_s=round(self._elapsed_s, 3),
+                finished=self._ended_at_s is not None,
+            )
+            lag = self._sampling.report if self._sampling is not None else {}
+            report.write_progress(load, lag, Path(self._options.load_progress))
+
+    def _report_folder(self) -> Path | None:
+        named = self._options.load_report
+        if named == NO_REPORT or not (named or self._options.headless):
+            return None
+        return Path(named or f"load-report-{self._began_at:%Y%m%dT%H%M%SZ}")
+
+    def _as_run(self) -> report.EndedRun:
+        return report.EndedRun(
+            facts=report.facts_of(self._environment, self._began_at, self._elapsed_s),
+            elapsed_s=self._elapsed_s,
+            stats=self._environment.stats,
+            series=self._series,
+            began_at_s=self._began_at_s,
+            samples=self._sampling.samples if self._sampling is not None else (),
+            lag=self._sampling.report if self._sampling is not None else {},
+            is_open=self._options.load_rate > 0,
+        )
+
+
+def _is_start() -> bool:
+    return request.method == "POST" and request.path.endswith("/swarm")
+
+
+def _sentence(error: TowpathError) -> str:
+    return f"{error}. {error.remedy}"
+
+
+def install(events: Events) -> None:
+    """Register everything; called once, by the locustfile."""
+    events.init_command_line_parser.add_listener(add_options)
+    events.init.add_listener(_begin)
+
+
+def _begin(
+    environment: Environment, runner: Runner, web_ui: WebUI | None, **_: object
+) -> None:
+    if isinstance(runner, WorkerRunner):
+        Worker(environment, runner)
+    else:
+        RunLeader(environment, runner, web_ui, SystemClock())

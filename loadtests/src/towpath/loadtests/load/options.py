@@ -1,0 +1,316 @@
+"""
+The load's own options: one table, from which parser, checks and documentation follow.
+
+Each is an option of locust's command line, a variable of the environment and, where
+that makes sense, a field of locust's page. Pure.
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+from towpath.loadtests.errors import LoadOptionError
+from towpath.loadtests.load.samples import LOST_AFTER_S
+
+GROUP: Final = "Towpath options"
+OWN: Final = "own"
+ANY: Final = "any"
+NO_REPORT: Final = "none"
+
+# Longer than most answers under load, shorter than patience at the end of a run.
+STOP_TIMEOUT_S: Final = 10.0
+
+WEB: Final = ("http", "https")
+_REDIS: Final = ("redis", "rediss", "unix")
+POSTGRES: Final = ("postgresql", "postgres")
+
+
+class Option(NamedTuple):
+    """
+    One option.
+
+    Attributes:
+        name: On the command line, behind ``--load-``.
+        default: What it is when nothing is said; its type is the option's.
+        meaning: What it does, in one sentence.
+        check: Returns why a value is wrong, or nothing.
+        is_on_page: Locust's page has a field for it.
+        is_secret: The page does not show what was given.
+        choices: All values that it takes.
+    """
+
+    name: str
+    default: str | float | int
+    meaning: str
+    check: Callable[[Any], str | None] = lambda _: None
+    is_on_page: bool = True
+    is_secret: bool = False
+    choices: tuple[str, ...] | None = None
+
+    @property
+    def flag(self) -> str:
+        """The option as it is written."""
+        return f"--load-{self.name}"
+
+    @property
+    def variable(self) -> str:
+        """The environment's variable."""
+        return f"TOWPATH_LOAD_{self.name.upper().replace('-', '_')}"
+
+    @property
+    def dest(self) -> str:
+        """The attribute of the parsed options."""
+        return f"load_{self.name.replace('-', '_')}"
+
+
+def _not_negative(value: float) -> str | None:
+    is_fit = math.isfinite(value) and value >= 0
+    return None if is_fit else "must be 0 or more"
+
+
+def _positive(value: float) -> str | None:
+    return None if math.isfinite(value) and value > 0 else "must be more than 0"
+
+
+def _share(value: float) -> str | None:
+    return None if 0 <= value <= 1 else "must be between 0 and 1"
+
+
+def _address(*schemes: str) -> Callable[[str], str | None]:
+    def check(value: str) -> str | None:
+        if not value:
+            return None
+        address = split_address(value)
+        is_fit = address is not None and address.scheme in schemes
+        if address is not None and is_fit and (address.hostname or address.path):
+            return None
+        forms = " or ".join(f"{scheme}://..." for scheme in schemes)
+        return f"must be an address such as {forms}"
+
+    return check
+
+
+def _pattern(value: str) -> str | None:
+    return None if "{}" in value else "must hold {}, which stands for the order's id"
+
+
+def _properties(value: str) -> str | None:
+    try:
+        properties(value)
+    except ValueError:
+        return "must be name=value pairs with commas between them"
+    return None
+
+
+OPTIONS: Final = (
+    Option(
+        "rate",
+        0.0,
+        "Arrivals a second of all processes together, whether the shop answers or not "
+        "(open loop). 0: each user waits for its answers (closed loop).",
+        _not_negative,
+    ),
+    Option(
+        "max-outstanding",
+        500,
+        "Open loop: arrivals that may be under way at once in one process; those "
+        "beyond are counted as failed.",
+        _positive,
+    ),
+    Option(
+        "think",
+        1.0,
+        "Closed loop: mean seconds that a user waits between two visits.",
+        _not_negative,
+    ),
+    Option(
+        "return-share",
+        0.2,
+        "Share of users (closed loop) or arrivals (open loop) that come back to an "
+        "order that was left open.",
+        _share,
+    ),
+    Option(
+        "return-to",
+        OWN,
+        "Come back to orders that this load left open (own), or to any order of the "
+        "shop (any).",
+        choices=(OWN, ANY),
+    ),
+    Option(
+        "customers",
+        20,
+        "Open loop: customers that each process registers before its first order.",
+        _positive,
+    ),
+    Option(
+        "customers-file",
+        "",
+        "File with ids of customers to use instead, one a line; none are registered.",
+        is_on_page=False,
+    ),
+    Option(
+        "lag-interval",
+        0.25,
+        "Seconds between two orders whose way into the sinks is timed.",
+        _positive,
+    ),
+    Option(
+        "lag-after",
+        0.0,
+        "Seconds of load before the first of them.",
+        _not_negative,
+    ),
+    Option(
+        "lag-for",
+        0.0,
+        "Seconds for which such orders are placed; 0: until the load ends.",
+        _not_negative,
+    ),
+    Option(
+        "lag-lost-after",
+        LOST_AFTER_S,
+        "Seconds after which an order that a sink does not show counts as lost.",
+        _positive,
+    ),
+    Option(
+        "cache-url",
+        "",
+        "The cache's Redis, redis://host:port/db; empty: not sampled.",
+        _address(*_REDIS),
+        is_secret=True,
+    ),
+    Option(
+        "cache-key",
+        "towpath:orders:{}",
+        "The key of an order's hash there; {} stands for its id.",
+        _pattern,
+    ),
+    Option(
+        "search-url",
+        "",
+        "The search's OpenSearch, http://host:port; empty: not sampled.",
+        _address(*WEB),
+        is_secret=True,
+    ),
+    Option("search-index", "orders", "The index or alias of orders there."),
+    Option(
+        "warehouse-url",
+        "",
+        "The warehouse's Iceberg catalog: http://host:port of a REST catalog, or "
+        "postgresql://user@host:port/database; empty: not sampled.",
+        _address(*WEB, *POSTGRES),
+        is_secret=True,
+    ),
+    Option("warehouse-table", "shop.orders", "The table of orders there."),
+    Option("warehouse-catalog", "lake", "The catalog's name there."),
+    Option(
+        "warehouse-properties",
+        "",
+        "More for pyiceberg, as name=value,name=value: s3.endpoint and the like.",
+        _properties,
+        is_secret=True,
+    ),
+    Option(
+        "report",
+        "",
+        "Folder for the report of a run; a headless run makes load-report-TIME when "
+        "nothing is said; none: no report.",
+        is_on_page=False,
+    ),
+    Option(
+        "progress",
+        "",
+        "File that is replaced once a second with the counts of the run, as JSON.",
+        is_on_page=False,
+    ),
+)
+
+
+def add_options(parser: argparse.ArgumentParser, **_: object) -> None:
+    """Add the options to locust's parser; users finish their visit by default."""
+    group = parser.add_argument_group(GROUP)
+    for option in OPTIONS:
+        facts: dict[str, Any] = {
+            "default": option.default,
+            "dest": option.dest,
+            "env_var": option.variable,
+            "help": option.meaning,
+            "type": _parsed(option),
+        }
+        if option.choices:
+            facts["choices"] = option.choices
+        else:
+            facts["metavar"] = f"<{_KINDS[type(option.default)]}>"
+        action = group.add_argument(option.flag, **facts)
+        # Groups have no parameters for these; locust's page reads the attributes.
+        vars(action).update(
+            include_in_web_ui=option.is_on_page,
+            is_secret=option.is_secret,
+            is_required=False,
+            is_multiple=False,
+        )
+    parser.set_defaults(stop_timeout=STOP_TIMEOUT_S)
+
+
+_KINDS: Final = {str: "text", float: "number", int: "int"}
+
+
+def _parsed(option: Option) -> Callable[[str], str | float | int]:
+    kind = type(option.default)
+
+    def parse(text: str) -> str | float | int:
+        try:
+            value = kind(text)
+        except ValueError as error:
+            message = f"{text!r} is no {_KINDS[kind]}"
+            raise argparse.ArgumentTypeError(message) from error
+        if reason := option.check(value):
+            message = f"{text!r} {reason}"
+            raise argparse.ArgumentTypeError(message)
+        return value
+
+    return parse
+
+
+def checked(option: Option, text: str) -> str | float | int:
+    """
+    Read an option that came by locust's page.
+
+    Raises:
+        LoadOptionError: It is wrong.
+    """
+    try:
+        value = _parsed(option)(text)
+    except argparse.ArgumentTypeError as error:
+        message = f"{option.flag}: {error}"
+        raise LoadOptionError(message) from error
+    if option.choices and value not in option.choices:
+        message = f"{option.flag}: {text!r} is none of {', '.join(option.choices)}"
+        raise LoadOptionError(message)
+    return value
+
+
+def properties(text: str) -> dict[str, str]:
+    """
+    Read ``name=value,name=value``.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    if not all(name.strip() and middle for name, middle, _ in pairs):
+        raise ValueError(text)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def split_address(url: str) -> SplitResult | None:
+    """Take an address apart; nothing if it is none."""
+    try:
+        address = urlsplit(url)
+        _ = address.port
+    except ValueError:
+        return None
+    return address

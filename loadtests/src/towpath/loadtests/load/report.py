@@ -1,0 +1,379 @@
+"""
+The report of a run: a folder with ``report.md``, plots as SVG, and their figures.
+
+Tables of requests are read off locust's own statistics; lags are exact. The counts of a
+run so far are also written as JSON for other processes. The plotting library is loaded
+when a report is written, and at no other time.
+"""
+
+import csv
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+import locust
+from locust.env import Environment
+from locust.runners import MasterRunner
+from locust.stats import RequestStats, StatsEntry
+
+from towpath.loadtests.bench.machine import summary
+from towpath.loadtests.load import users
+from towpath.loadtests.load.lag import LagSample
+from towpath.loadtests.load.options import OPTIONS
+from towpath.loadtests.load.samples import CHECKOUT as SAMPLED_CHECKOUT
+from towpath.loadtests.load.samples import Latency, at
+from towpath.loadtests.load.series import Series, Step, step_width_s
+from towpath.loadtests.load.shop import without_password
+from towpath.loadtests.load.users import options_of, runner_of
+
+_POST: Final = "POST"
+METHODS: Final = ("GET", _POST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """
+    Requests by what they did; ``failures`` holds every answer that is no success.
+
+    Attributes:
+        checkouts: Orders placed.
+        payments: Orders paid, old ones included.
+        cancellations: Orders cancelled, old ones included.
+        conflicts: Requests that came too late for the order's state (409): no failure.
+        failures: Requests without an answer, or with another status than 2xx and 409.
+        not_started: Arrivals that found too many others under way.
+        reasons: The failures by request and reason, with their count.
+        checkout: How long placing an order took.
+        elapsed_s: Since the first user began.
+        finished: The users have stopped; nothing will be added.
+    """
+
+    checkouts: int
+    payments: int
+    cancellations: int
+    conflicts: int
+    failures: int
+    not_started: int
+    reasons: dict[str, int]
+    checkout: Latency
+    elapsed_s: float
+    finished: bool
+
+
+def load_report(stats: RequestStats, *, elapsed_s: float, finished: bool) -> LoadReport:
+    """Sum up what the users did, those of all processes; the sampler's do not count."""
+    settled = {
+        what: _done(stats, what) + _done(stats, users.RETURN + what)
+        for what in (users.PAY, users.CANCEL)
+    }
+    placed = stats.entries.get((users.CHECKOUT, _POST))
+    times_ms = [
+        time_ms
+        for time_ms, count in (placed.response_times if placed else {}).items()
+        for _ in range(count)
+    ]
+    return LoadReport(
+        checkouts=_done(stats, users.CHECKOUT),
+        payments=settled[users.PAY],
+        cancellations=settled[users.CANCEL],
+        conflicts=sum(
+            entry.num_requests
+            for (name, _), entry in stats.entries.items()
+            if name.endswith(users.TOO_LATE)
+        ),
+        failures=sum(
+            entry.num_failures
+            for (name, kind), entry in stats.entries.items()
+            if kind in METHODS and name != SAMPLED_CHECKOUT
+        ),
+        not_started=sum(
+            entry.num_failures
+            for (_, kind), entry in stats.entries.items()
+            if kind == users.ARRIVAL
+        ),
+        reasons={
+            f"{failure.name}: {failure.error}": failure.occurrences
+            for failure in stats.errors.values()
+        },
+        checkout=Latency.of(times_ms),
+        elapsed_s=elapsed_s,
+        finished=finished,
+    )
+
+
+def write_progress(load: LoadReport, lag: Mapping[str, Any], path: Path) -> None:
+    """Replace the file in one step, so that a reader never sees half a report."""
+    beside = path.with_name(f"{path.name}.new")
+    document = {"load": dataclasses.asdict(load), "lag": lag}
+    beside.write_text(json.dumps(document), encoding="utf-8")
+    os.replace(beside, path)  # noqa: PTH105 - says what it does: replace
+
+
+def _done(stats: RequestStats, name: str) -> int:
+    # Looked up with get, it would become a row of the tables.
+    entry = stats.entries.get((name, _POST))
+    return entry.num_requests - entry.num_failures if entry else 0
+
+
+Points = Sequence[Mapping[str, Any]]
+
+_WIDTH: Final = 720
+_HEIGHT: Final = 260
+_SECOND_MS: Final = 1000
+
+
+def plot_rate(steps: Iterable[Step]) -> str:
+    """Plot requests a second, a line for each kind."""
+    points = [{"s": one.at_s, "value": one.per_s, "line": one.row[0]} for one in steps]
+    return _plot(points, "requests/s", "request")
+
+
+def plot_latency(steps: Iterable[Step], name: str) -> str:
+    """Plot the percentiles of one kind of request."""
+    points = [
+        {"s": one.at_s, "value": value, "line": line}
+        for one in steps
+        if one.row[0] == name
+        for line, value in (
+            ("p50", one.p50_ms),
+            ("p95", one.p95_ms),
+            ("p99", one.p99_ms),
+        )
+        if value is not None
+    ]
+    return _plot(points, f"{name}, ms", "percentile")
+
+
+def plot_lag(points: Iterable[tuple[float, str, str, float]]) -> str:
+    """Plot lags (seconds, sink, percentile, milliseconds) on a logarithmic scale."""
+    found = [
+        {"s": at_s, "value": lag_ms / _SECOND_MS, "line": sink, "share": share}
+        for at_s, sink, share, lag_ms in points
+    ]
+    return _plot(found, "commit to read, s", "sink", is_logarithmic=True)
+
+
+def _plot(
+    points: Points, title: str, legend: str, *, is_logarithmic: bool = False
+) -> str:
+    import altair as alt  # noqa: PLC0415 - only a report needs it
+    import vl_convert  # noqa: PLC0415 - as above
+
+    scale = alt.Scale(type="log") if is_logarithmic else alt.Scale(zero=True)
+    encodings = {
+        "x": alt.X("s:Q", title="seconds since the start"),
+        "y": alt.Y("value:Q", title=title, scale=scale),
+        "color": alt.Color("line:N", title=legend),
+    }
+    if any("share" in point for point in points):
+        encodings["strokeDash"] = alt.StrokeDash("share:N", title="percentile")
+    chart = (
+        alt.Chart(alt.Data(values=list(points)))
+        .mark_line(interpolate="monotone")
+        .encode(**encodings)
+        .properties(width=_WIDTH, height=_HEIGHT)
+    )
+    svg: str = vl_convert.vegalite_to_svg(chart.to_json())
+    return svg
+
+
+_NAME: Final = "report.md"
+_SHARES: Final = {"p50": 0.50, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRun:
+    """
+    A run that has ended.
+
+    Attributes:
+        facts: Its circumstances: when, where, against what, with which options.
+        elapsed_s: From the first user's begin to the last one's end.
+        stats: Locust's statistics.
+        series: The same over time.
+        began_at_s: On the clock of the lag samples.
+        samples: Every order that a sink showed.
+        lag: The sampler's last report; empty without sinks.
+        is_open: Arrivals were due at a rate, and may have begun late.
+    """
+
+    facts: Mapping[str, str]
+    elapsed_s: float
+    stats: RequestStats
+    series: Series
+    began_at_s: float
+    samples: Sequence[LagSample]
+    lag: Mapping[str, Any]
+    is_open: bool
+
+
+def write_report(run: EndedRun, folder: Path) -> Path:
+    """Write the report into a folder, which is made; return its first file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    steps = run.series.steps()
+    requests = [step for step in steps if step.row[1] in METHODS]
+    plots = {"rate": plot_rate(requests)}
+    plots["latency"] = plot_latency(requests, users.CHECKOUT)
+    if run.samples:
+        plots["lag"] = plot_lag(lag_points(run))
+    for name, svg in plots.items():
+        (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
+    _write_figures(steps, folder / "series.csv")
+    text = "\n".join(_lines(run, plots)) + "\n"
+    (folder / _NAME).write_text(text, encoding="utf-8")
+    return folder / _NAME
+
+
+def lag_points(run: EndedRun) -> Iterator[tuple[float, str, str, float]]:
+    """Sum the samples up over steps: seconds, sink, percentile, milliseconds."""
+    width_s = step_width_s(run.elapsed_s)
+
+    def key(sample: LagSample) -> tuple[str, int]:
+        return sample.sink, math.floor((sample.at_s - run.began_at_s) / width_s)
+
+    for (sink, number), samples in groupby(sorted(run.samples, key=key), key):
+        ordered = sorted(sample.lag_ms for sample in samples)
+        for name, share in _SHARES.items():
+            yield (number + 1) * width_s, sink, name, at(ordered, share)
+
+
+def _write_figures(steps: Sequence[Step], path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(
+            ("second", "type", "name", "per_s", "failed_per_s", "p50", "p95", "p99")
+        )
+        for step in steps:
+            name, kind = step.row
+            figures = (round(step.per_s, 2), round(step.failed_per_s, 2))
+            rows.writerow((step.at_s, kind, name, *figures, *step[4:]))
+
+
+def _lines(run: EndedRun, plots: Mapping[str, str]) -> Iterator[str]:
+    yield "# Load report"
+    yield ""
+    yield from (f"- {name}: {text}" for name, text in run.facts.items())
+    yield from ("", "## Requests", "")
+    yield from _requests(run)
+    yield from ("", "![requests a second](rate.svg)", "")
+    yield "![latency of checkouts](latency.svg)"
+    yield from _arrivals(run)
+    yield from _lags(run, "lag" in plots)
+    yield from _failures(run.stats)
+
+
+def _requests(run: EndedRun) -> Iterator[str]:
+    yield "| request | count | failed | per second | p50 | p95 | p99 | longest |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for (name, kind), entry in sorted(run.stats.entries.items()):
+        if kind in METHODS:
+            times = " | ".join(_ms(_at(entry, p)) for p in (0.5, 0.95, 0.99))
+            per_s = entry.num_requests / max(run.elapsed_s, 1.0)
+            yield (
+                f"| {kind} {name} | {entry.num_requests:,} | {entry.num_failures:,} "
+                f"| {per_s:.1f} | {times} | {_ms(entry.max_response_time)} |"
+            )
+
+
+def _arrivals(run: EndedRun) -> Iterator[str]:
+    if not run.is_open:
+        return
+    late = run.stats.entries.get((users.LATE, users.ARRIVAL))
+    not_started = run.stats.entries.get((users.NOT_STARTED, users.ARRIVAL))
+    yield ""
+    if late is None:
+        yield "No arrival began late."
+    else:
+        yield (
+            f"{late.num_requests:,} arrivals began late: p50 {_ms(_at(late, 0.5))}, "
+            f"p99 {_ms(_at(late, 0.99))}, longest {_ms(late.max_response_time)}."
+        )
+    if not_started is not None:
+        count = f"{not_started.num_failures:,} arrivals"
+        yield f"{count} were not started: too many were under way."
+
+
+def _lags(run: EndedRun, has_plot: bool) -> Iterator[str]:  # noqa: FBT001 - one caller
+    yield from ("", "## Commit to read", "")
+    if not run.lag:
+        yield "No sink was sampled."
+        return
+    yield "| sink | samples | lost | p50 | p95 | p99 |"
+    yield "|---|---|---|---|---|---|"
+    for name, one in run.lag["sinks"].items():
+        latency = Latency(**one["latency"])
+        times = (latency.p50_ms, latency.p95_ms, latency.p99_ms)
+        lost = one["lost"] + one["awaited"]
+        shown = " | ".join(map(_ms, times))
+        yield f"| {name} | {latency.count:,} | {lost:,} | {shown} |"
+    if has_plot:
+        yield from ("", "![commit to read](lag.svg)")
+
+
+def _failures(stats: RequestStats) -> Iterator[str]:
+    yield from ("", "## Failures", "")
+    if not stats.errors:
+        yield "None."
+        return
+    yield "| what | count |"
+    yield "|---|---|"
+    for failure in stats.errors.values():
+        reason = " ".join(str(failure.error).replace("|", "/").split())
+        yield f"| {failure.method} {failure.name}: {reason} | {failure.occurrences:,} |"
+
+
+def _at(entry: StatsEntry, share: float) -> float:
+    return entry.get_response_time_percentile(share)
+
+
+def _ms(time_ms: float | None) -> str:
+    return "-" if time_ms is None else f"{time_ms:,.0f} ms"
+
+
+_ADDRESSES = ("cache-url", "search-url", "warehouse-url")
+
+
+def facts_of(
+    environment: Environment, began_at: datetime, elapsed_s: float
+) -> dict[str, str]:
+    """Tell when, against what, with how many users and which options, on what."""
+    found = {
+        "began": f"{began_at:%Y-%m-%d %H:%M:%S} UTC, and went on for {elapsed_s:.0f} s",
+        "shop": without_password(environment.host or ""),
+        "load": _load(environment),
+        "machine": f"{summary()}, locust {locust.__version__}",
+    }
+    if options := _set_options(environment):
+        found["options"] = options
+    return found
+
+
+def _load(environment: Environment) -> str:
+    options, runner = options_of(environment), runner_of(environment)
+    rate, users = options.load_rate, runner.target_user_count
+    kind = f"open loop, {rate:g} arrivals a second" if rate else "closed loop"
+    workers = ""
+    if isinstance(runner, MasterRunner):
+        workers = f", master and {len(runner.clients)} workers"
+    return f"{kind}, {users} users{workers}"
+
+
+def _set_options(environment: Environment) -> str:
+    """List the options that are not as they are by themselves, without secrets."""
+    shown = []
+    for option in OPTIONS:
+        value = getattr(environment.parsed_options, option.dest)
+        if value == option.default or option.name in {"report", "progress"}:
+            continue
+        if option.is_secret:
+            is_address = option.name in _ADDRESSES
+            value = without_password(value) if is_address else "..."
+        shown.append(f"`{option.flag} {value}`")
+    return " ".join(shown)

@@ -1,0 +1,382 @@
+"""
+The sampler: how long from a commit until each target shows the row to its readers.
+
+A process of its own beside locust's, so that a scan of the warehouse delays no request.
+It places an order through the API every so often and takes the time when the answer
+came, which is after the commit. One thread per target asks for the orders it has not
+seen yet, through the target's own API: Redis answers at once; OpenSearch only after a
+refresh, so the search API is asked and not the get API; a warehouse table is scanned
+with a filter, seldom, because a scan is expensive. ``towpath.loadtests.load.lag``
+starts it and talks to it, one JSON value a line::
+
+    in    {"host", "customers", "interval_s", "after_s", "for_s", "lost_after_s",
+          "targets"}
+    out   {"ready": true}, or {"error", "remedy"} and the end
+    in    "start"; later "stop": no more orders, then the last samples
+    out   {"placed": ms}, {"failed": [name, reason]}, {"seen": [target, ms]},
+          {"lost": target}, {"report": {...}}; the last report is finished
+
+An end of its input without "stop" ends it at once: its parent process is gone.
+"""
+
+import dataclasses
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from threading import Event, Lock, Thread
+from typing import Any, Final, Protocol
+from uuid import uuid4
+
+import redis
+import requests
+from opensearchpy import OpenSearch
+from opensearchpy.exceptions import NotFoundError
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchTableError
+
+from towpath.loadtests.errors import TargetUnavailableError
+from towpath.loadtests.load.samples import (
+    CHECKOUT,
+    LAST_SAMPLES_TIMEOUT_S,
+    LOST_AFTER_S,
+    START,
+    STOP,
+    LatencyReport,
+    Samples,
+)
+from towpath.loadtests.load.shop import basket, session_with
+from towpath.schemas.clock import Clock, Deadline, SystemClock
+
+_TIMEOUT_S: Final = 10.0
+
+
+class Probe(Protocol):
+    """One target, and how often it is asked."""
+
+    interval_s: float
+
+    def check(self) -> None:
+        """
+        Ask once whether orders could be read there.
+
+        Raises:
+            TargetUnavailableError: The target answers, and has no place for orders.
+            Exception: The driver's own, if the target does not answer.
+        """
+
+    def find(self, order_ids: Sequence[int]) -> set[int]:
+        """Return those of the orders that a reader finds now."""
+
+
+class CacheProbe:
+    """Reads the hashes of orders, all in one round trip."""
+
+    # A look costs one round trip; finer than this measures the sampler.
+    interval_s = 0.01
+
+    def __init__(self, url: str, key: str) -> None:
+        self._client = redis.Redis.from_url(
+            url, socket_timeout=_TIMEOUT_S, decode_responses=True
+        )
+        self._key = key
+
+    def check(self) -> None:
+        # What a user may read is not known; this is what will be asked.
+        self.find((0,))
+
+    def find(self, order_ids: Sequence[int]) -> set[int]:
+        pipeline = self._client.pipeline(transaction=False)
+        for order_id in order_ids:
+            pipeline.hget(self._key.format(order_id), "id")
+        answers = pipeline.execute()
+        return {
+            order_id
+            for order_id, answer in zip(order_ids, answers, strict=True)
+            if answer is not None
+        }
+
+
+class SearchProbe:
+    """Searches for documents by their id."""
+
+    # A tenth of the index's usual refresh interval.
+    interval_s = 0.05
+
+    def __init__(self, url: str, index: str) -> None:
+        self._client = OpenSearch(url, timeout=_TIMEOUT_S, max_retries=0)
+        self._index = index
+
+    def check(self) -> None:
+        try:
+            self._client.search(index=self._index, body={"size": 0})
+        except NotFoundError as error:
+            message = f"the search has no index {self._index!r}"
+            raise TargetUnavailableError(message) from error
+
+    def find(self, order_ids: Sequence[int]) -> set[int]:
+        wanted = [str(order_id) for order_id in order_ids]
+        query = {
+            "query": {"ids": {"values": wanted}},
+            "size": len(wanted),
+            "_source": False,
+        }
+        try:
+            answer = self._client.search(index=self._index, body=query)
+        except NotFoundError:
+            return set()
+        return {int(hit["_id"]) for hit in answer["hits"]["hits"]}
+
+
+class WarehouseProbe:
+    """Scans an Iceberg table for rows by their id."""
+
+    # A scan takes a few hundred milliseconds of a core that the load needs too.
+    interval_s = 3.0
+
+    def __init__(self, catalog: dict[str, str], table: str) -> None:
+        self._catalog_name = catalog.pop("name", "lake")
+        self._properties: dict[str, str | None] = dict(catalog)
+        self._name = table
+        self._table: Any = None
+
+    def check(self) -> None:
+        try:
+            self._fresh()
+        except NoSuchTableError as error:
+            message = f"the warehouse has no table {self._name!r}"
+            raise TargetUnavailableError(message) from error
+
+    def find(self, order_ids: Sequence[int]) -> set[int]:
+        try:
+            table = self._fresh()
+        except NoSuchTableError:
+            return set()
+        wanted = f"id in ({', '.join(map(str, order_ids))})"
+        rows = table.scan(row_filter=wanted, selected_fields=("id",))
+        return set(rows.to_arrow().column("id").to_pylist())
+
+    def _fresh(self) -> Any:  # noqa: ANN401 - a driver's object
+        if self._table is None:
+            catalog = load_catalog(self._catalog_name, **self._properties)
+            self._table = catalog.load_table(self._name)
+        return self._table.refresh()
+
+
+_REPORT_INTERVAL_S: Final = 1.0
+# Some drivers put a whole page into their message.
+_SHOWN_CHARACTERS: Final = 200
+_ANSWER_TIMEOUT_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleOptions:
+    """
+    Whose orders are placed where and when, and for how long they are looked for.
+
+    With ``for_s`` 0 they are placed until the sampler is told to stop.
+    """
+
+    host: str
+    customers: list[str]
+    interval_s: float
+    after_s: float = 0.0
+    for_s: float = 0.0
+    lost_after_s: float = LOST_AFTER_S
+
+
+class LineWriter:
+    """Writes what happened, one value a line, from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+
+    def say(self, **facts: object) -> None:
+        """Write a line."""
+        with self._lock:
+            sys.stdout.write(json.dumps(facts) + "\n")
+            sys.stdout.flush()
+
+
+class TargetWatch:
+    """One target's samples and the thread that asks for them."""
+
+    def __init__(self, name: str, probe: Probe, sampler: "Sampler") -> None:
+        self.name = name
+        self.lock = Lock()
+        self.samples = Samples()
+        self.thread = Thread(target=self._run, name=name, daemon=True)
+        self._probe = probe
+        self._sampler = sampler
+
+    def expire(self, now_s: float, after_s: float) -> None:
+        """Give samples up that are older."""
+        with self.lock:
+            lost = self.samples.expire(now_s, after_s)
+        for _ in range(lost):
+            self._sampler.outlet.say(lost=self.name)
+
+    def _run(self) -> None:
+        while not self._sampler.closed.wait(self._probe.interval_s):
+            with self.lock:
+                awaited = self.samples.awaited()
+            found = self._find(awaited) if awaited else set()
+            now_s = self._sampler.clock.monotonic_s()
+            with self.lock:
+                took_ms = self.samples.seen(found, now_s)
+            for time_ms in took_ms:
+                self._sampler.outlet.say(seen=[self.name, time_ms])
+            self.expire(now_s, self._sampler.orders.lost_after_s)
+
+    def _find(self, awaited: tuple[int, ...]) -> set[int]:
+        try:
+            return self._probe.find(awaited)
+        except Exception as error:  # noqa: BLE001 - any driver's: counted, tried again
+            self._sampler.fail(self.name, type(error).__name__)
+            return set()
+
+
+class Sampler:
+    """Places orders, and keeps what the watches saw."""
+
+    def __init__(
+        self,
+        orders: SampleOptions,
+        probes: dict[str, Probe],
+        clock: Clock,
+        outlet: LineWriter,
+    ) -> None:
+        self.clock = clock
+        self.outlet = outlet
+        self.stop = Event()
+        self.closed = Event()
+        self.orders = orders
+        self._session = session_with(orders.host)
+        self._random = Random()
+        self._errors: Counter[str] = Counter()
+        self._placed = 0
+        self._watches = [
+            TargetWatch(name, probe, self) for name, probe in probes.items()
+        ]
+
+    def run(self) -> None:
+        """Sample until told to stop, then wait for what is awaited."""
+        for watch in self._watches:
+            watch.thread.start()
+        if not self.stop.wait(self.orders.after_s):
+            self._sample()
+        self._wait_for_last()
+        self.closed.set()
+        for watch in self._watches:
+            watch.thread.join()
+            # Nobody waits any longer: a reader that never found its row is no fast one.
+            watch.expire(self.clock.monotonic_s(), after_s=0.0)
+        self._report(finished=True)
+
+    def fail(self, name: str, reason: str) -> None:
+        """Tell and remember a checkout or a look that failed."""
+        self._errors[f"{name}: {reason}"] += 1
+        self.outlet.say(failed=[name, reason])
+
+    def _sample(self) -> None:
+        due_at_s = began_at_s = self.clock.monotonic_s()
+        while not self.stop.wait(self.orders.interval_s):
+            now_s = self.clock.monotonic_s()
+            if self.orders.for_s and now_s - began_at_s > self.orders.for_s:
+                return
+            self._place()
+            if now_s >= due_at_s:
+                due_at_s = now_s + _REPORT_INTERVAL_S
+                self._report(finished=False)
+
+    def _place(self) -> None:
+        sent_at_s = self.clock.monotonic_s()
+        try:
+            answer = self._session.post(
+                f"{self.orders.host}/orders",
+                json=basket(self._random, self.orders.customers),
+                headers={"Idempotency-Key": str(uuid4())},
+                timeout=_ANSWER_TIMEOUT_S,
+            )
+            committed_at_s = self.clock.monotonic_s()
+            answer.raise_for_status()
+            order_id = int(answer.json()["order_id"])
+        except (requests.RequestException, ValueError, LookupError) as error:
+            self.fail(CHECKOUT, type(error).__name__)
+            return
+        self._placed += 1
+        self.outlet.say(placed=(committed_at_s - sent_at_s) * 1000)
+        for watch in self._watches:
+            with watch.lock:
+                watch.samples.await_order(order_id, committed_at_s)
+
+    def _wait_for_last(self) -> None:
+        deadline = Deadline(self.clock, LAST_SAMPLES_TIMEOUT_S)
+        while self._awaited() and not deadline.passed():
+            self.clock.wait(0.1)
+
+    def _awaited(self) -> int:
+        return sum(len(watch.samples.awaited()) for watch in self._watches)
+
+    def _report(self, *, finished: bool) -> None:
+        sinks = {}
+        for watch in self._watches:
+            with watch.lock:
+                sinks[watch.name] = watch.samples.report()
+        seen = LatencyReport(
+            placed=self._placed,
+            sinks=sinks,
+            errors=dict(self._errors),
+            finished=finished,
+        )
+        self.outlet.say(report=dataclasses.asdict(seen))
+
+
+def probes_of(targets: dict[str, dict[str, Any]]) -> dict[str, Probe]:
+    """
+    Make a probe of each target that is described, and ask each of them once.
+
+    Raises:
+        TargetUnavailableError: One of them does not answer as it should.
+    """
+    kinds = {"cache": CacheProbe, "search": SearchProbe, "warehouse": WarehouseProbe}
+    probes: dict[str, Probe] = {}
+    for name, facts in targets.items():
+        try:
+            probes[name] = kinds[name](**facts)
+            probes[name].check()
+        except TargetUnavailableError:
+            raise
+        except Exception as error:
+            first = str(error).strip().partition("\n")[0][:_SHOWN_CHARACTERS]
+            reason = f"{type(error).__name__}: {first.rstrip('.')}"
+            message = f"the {name} cannot be read: {reason}"
+            raise TargetUnavailableError(message) from error
+    return probes
+
+
+def main() -> int:
+    """Run the sampler; see the module."""
+    outlet = LineWriter()
+    config = json.loads(sys.stdin.readline())
+    try:
+        probes = probes_of(config.pop("targets"))
+    except TargetUnavailableError as error:
+        outlet.say(error=str(error), remedy=error.remedy)
+        return error.exit_code
+    outlet.say(ready=True)
+    if sys.stdin.readline().strip() != START:
+        return 0
+    sampler = Sampler(SampleOptions(**config), probes, SystemClock(), outlet)
+    running = Thread(target=sampler.run, name="sampler", daemon=True)
+    running.start()
+    if sys.stdin.readline().strip() == STOP:
+        sampler.stop.set()
+        running.join()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""
+Lag samples: orders placed, when each target first showed them, and percentiles.
+
+Pure: times come in as monotonic seconds. A sample begins when the answer of the
+checkout arrived, so the commit lies before it; it ends when the target's own API
+returned the order. A sample that was not seen in time is *lost*, and counted.
+Percentiles are by nearest rank: every answer is a value that was seen.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long something took, over ``count`` samples; ``None`` without samples."""
+
+    count: int
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+    @classmethod
+    def of(cls, samples_ms: Iterable[float]) -> "Latency":
+        """Summarise samples in milliseconds."""
+        ordered = sorted(samples_ms)
+        if not ordered:
+            return cls(0, None, None, None)
+        p50, p95, p99 = (round(at(ordered, share), 1) for share in (0.50, 0.95, 0.99))
+        return cls(len(ordered), p50, p95, p99)
+
+
+def at(ordered: Sequence[float], share: float) -> float:
+    """
+    Return the smallest sample that at least ``share`` of all do not exceed.
+
+    Args:
+        ordered: At least one sample, in ascending order.
+        share: Above 0, at most 1.
+    """
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+# Beyond the slowest target's worst case; what takes longer is reported as lost.
+LOST_AFTER_S: Final = 120.0
+
+# The warehouse commits every few seconds; twice that and a scan are well below this.
+LAST_SAMPLES_TIMEOUT_S: Final = 60.0
+
+# What the sampler is told, and how its orders are named.
+START: Final = "start"
+STOP: Final = "stop"
+CHECKOUT: Final = "checkout (sample)"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkReport:
+    """One target: its latencies, the samples still awaited and those lost."""
+
+    latency: Latency
+    awaited: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyReport:
+    """
+    All targets by name.
+
+    Attributes:
+        placed: Orders that the sampler placed.
+        sinks: What was seen in each target.
+        errors: Checkouts and polls that failed, by reason.
+        finished: Nothing is awaited any more, or not long enough.
+    """
+
+    placed: int
+    sinks: dict[str, SinkReport]
+    errors: dict[str, int]
+    finished: bool
+
+
+@dataclass(slots=True)
+class Samples:
+    """The samples of one target."""
+
+    _awaited: dict[int, float] = field(default_factory=dict)
+    _seen_ms: list[float] = field(default_factory=list)
+    _lost: int = 0
+
+    def await_order(self, order_id: int, committed_at_s: float) -> None:
+        """Begin a sample."""
+        self._awaited[order_id] = committed_at_s
+
+    def awaited(self) -> tuple[int, ...]:
+        """Return the orders that the target has not shown yet, oldest first."""
+        return tuple(self._awaited)
+
+    def seen(self, order_ids: Iterable[int], at_s: float) -> list[float]:
+        """End the samples of these orders, no others; return how long they took."""
+        began = [self._awaited.pop(order_id, None) for order_id in order_ids]
+        took_ms = [(at_s - one_s) * 1000 for one_s in began if one_s is not None]
+        self._seen_ms += took_ms
+        return took_ms
+
+    def expire(self, now_s: float, after_s: float) -> int:
+        """Count samples as lost that are too old to wait for; return how many."""
+        too_old = [
+            order_id
+            for order_id, committed_at_s in self._awaited.items()
+            if now_s - committed_at_s > after_s
+        ]
+        for order_id in too_old:
+            del self._awaited[order_id]
+        self._lost += len(too_old)
+        return len(too_old)
+
+    def report(self) -> SinkReport:
+        """Summarise."""
+        return SinkReport(Latency.of(self._seen_ms), len(self._awaited), self._lost)

@@ -1,0 +1,136 @@
+"""
+The shop as the load sees it: addresses, customers, baskets, due arrivals.
+
+Baskets and registrations are pure, and repeatable with a seeded ``Random``. So is the
+schedule of an open loop: due moments follow from the rate alone, never from an answer,
+and an arrival that begins late moves none behind it.
+"""
+
+import argparse
+from collections.abc import Sequence
+from random import Random
+from typing import Final
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import requests
+
+from towpath.loadtests.errors import LoadOptionError
+from towpath.loadtests.load.options import (
+    POSTGRES,
+    WEB,
+    properties,
+    split_address,
+)
+
+MAX_LINES: Final = 4
+MAX_QUANTITY: Final = 5
+MAX_PRICE_CENTS: Final = 25_000
+
+# A small catalogue, so that products repeat as they do in a shop.
+_PRODUCTS: Final = tuple(UUID(int=(0xA11CE << 96) + number) for number in range(500))
+
+
+def basket(random: Random, customers: Sequence[str]) -> dict[str, object]:
+    """Fill a basket of one to four lines for one of the customers."""
+    return {
+        "customer_id": random.choice(customers),
+        "lines": [_line(random) for _ in range(random.randint(1, MAX_LINES))],
+    }
+
+
+def registration(random: Random) -> dict[str, object]:
+    """Describe a new customer."""
+    number = random.randrange(10**9)
+    return {"name": f"Customer {number}", "email": f"load{number}@example.org"}
+
+
+def _line(random: Random) -> dict[str, object]:
+    cents = random.randint(100, MAX_PRICE_CENTS)
+    return {
+        "product_id": str(random.choice(_PRODUCTS)),
+        "quantity": random.randint(1, MAX_QUANTITY),
+        "unit_price": f"{cents // 100}.{cents % 100:02d}",
+    }
+
+
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+
+
+def session_with(address: str) -> requests.Session:
+    """Return a session that asks no proxy for an address of this machine."""
+    session = requests.Session()
+    session.trust_env = urlsplit(address).hostname not in _LOOPBACK
+    return session
+
+
+def shop_address(host: str | None) -> str:
+    """
+    Return the shop's address without a slash at its end.
+
+    Raises:
+        LoadOptionError: There is none, or it is no address of a web server.
+    """
+    if not host:
+        message = "--host is missing: the address of the orders service"
+        raise LoadOptionError(message)
+    address = split_address(host)
+    if address is None or address.scheme not in WEB or not address.hostname:
+        message = f"--host: {host!r} is no address such as http://127.0.0.1:8080"
+        raise LoadOptionError(message)
+    return host.rstrip("/")
+
+
+def targets_of(options: argparse.Namespace) -> dict[str, dict[str, object]]:
+    """Say where a reader finds an order in each sink that has an address."""
+    found: dict[str, dict[str, object]] = {}
+    if options.load_cache_url:
+        key = options.load_cache_key
+        found["cache"] = {"url": options.load_cache_url, "key": key}
+    if options.load_search_url:
+        index = options.load_search_index
+        found["search"] = {"url": options.load_search_url, "index": index}
+    if options.load_warehouse_url:
+        table = options.load_warehouse_table
+        found["warehouse"] = {"catalog": _catalog(options), "table": table}
+    return found
+
+
+def without_password(url: str) -> str:
+    """Return an address that may be shown."""
+    address = split_address(url)
+    if address is None or address.password is None:
+        return url
+    place = address.netloc.rpartition("@")[2]
+    return address._replace(netloc=f"{address.username or ''}@{place}").geturl()
+
+
+def _catalog(options: argparse.Namespace) -> dict[str, str]:
+    url = options.load_warehouse_url
+    scheme = urlsplit(url).scheme
+    facts = {"name": options.load_warehouse_catalog, "uri": url, "type": "rest"}
+    if scheme in POSTGRES:
+        uri = urlsplit(url)._replace(scheme="postgresql+psycopg").geturl()
+        facts |= {"type": "sql", "uri": uri, "init_catalog_tables": "false"}
+    return facts | properties(options.load_warehouse_properties)
+
+
+# A scheduler of greenlets is a few milliseconds late at its best.
+TOLERATED_S: Final = 0.05
+
+
+class Schedule:
+    """The due moments of one stream of arrivals."""
+
+    def __init__(self, first_due_s: float) -> None:
+        self._due_s = first_due_s
+
+    def lateness_s(self, now_s: float) -> float:
+        """Return how long the present arrival has been due; 0 if nobody noticed."""
+        late_s = now_s - self._due_s
+        return late_s if late_s > TOLERATED_S else 0.0
+
+    def next_in_s(self, now_s: float, interval_s: float) -> float:
+        """Go on to the next arrival; return how long it is until then."""
+        self._due_s += interval_s
+        return max(0.0, self._due_s - now_s)

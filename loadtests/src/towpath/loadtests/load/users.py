@@ -1,0 +1,426 @@
+"""
+Locust's users: who checks out, pays, cancels and comes back, and at whose pace.
+
+``Shopper`` and ``ReturningCustomer`` wait for their answers (closed loop);
+``OpenLoop`` begins each visit at its due moment, whether the last one was answered or
+not. Due moments follow from the rate alone: an arrival that begins late moves none
+behind it. Requests are named by what they do. A 409 says that the order has moved on
+since: an answer, under a name of its own, not a failure.
+
+Each process of a run has its customers, its orders left open and its count of arrivals
+under way. Locust declares options and runner as optional; in a run both are there.
+"""
+
+import argparse
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from random import Random
+from typing import Any, Final, cast
+from uuid import uuid4
+
+import gevent
+from gevent.lock import BoundedSemaphore
+from gevent.pool import Group
+from locust import FastHttpUser, TaskSet, User, tag, task
+from locust.env import Environment
+from locust.exception import StopTest
+from locust.runners import Runner
+
+from towpath.loadtests.errors import LoadOptionError
+from towpath.loadtests.load.options import ANY
+from towpath.loadtests.load.shop import Schedule, basket, registration
+from towpath.schemas.clock import SystemClock
+
+# Old ones are forgotten: a load may go on for days.
+_REMEMBERED_ORDERS: Final = 20_000
+
+# The master tells its workers by this option how many users there are in all.
+STREAMS: Final = "load_streams"
+
+
+def add_entry(
+    environment: Environment,
+    kind: str,
+    name: str,
+    time_ms: float | None,
+    failure: Exception | None = None,
+) -> None:
+    """Add an entry to locust's statistics, as one of its requests."""
+    environment.events.request.fire(
+        request_type=kind,
+        name=name,
+        response_time=time_ms,
+        response_length=0,
+        exception=failure,
+        context={},
+    )
+
+
+def options_of(environment: Environment) -> argparse.Namespace:
+    """Return the options of a run."""
+    options = environment.parsed_options
+    if options is None:
+        message = "the options are parsed before a run begins"
+        raise RuntimeError(message)
+    return cast("argparse.Namespace", options)
+
+
+def runner_of(environment: Environment) -> Runner:
+    """Return what runs the users."""
+    if environment.runner is None:
+        message = "the users are started by a runner"
+        raise RuntimeError(message)
+    return environment.runner
+
+
+class ProcessCustomers:
+    """The customers of one process, in one run of the load."""
+
+    def __init__(self, environment: Environment, given: tuple[str, ...]) -> None:
+        options = options_of(environment)
+        self.given = given
+        self.left_open: deque[int] = deque(maxlen=_REMEMBERED_ORDERS)
+        self.newest_order = 0
+        self.under_way = BoundedSemaphore(options.load_max_outstanding)
+        self._environment = environment
+        self._registered: list[str] = []
+        self._registering = BoundedSemaphore(1)
+
+    def known(self, register: Callable[[], str]) -> tuple[str, ...]:
+        """Return the process's customers; whoever asks first registers them."""
+        if self.given:
+            return self.given
+        with self._registering:
+            wanted = options_of(self._environment).load_customers
+            while len(self._registered) < wanted:
+                self._registered.append(register())
+        return tuple(self._registered)
+
+    @property
+    def is_any(self) -> bool:
+        """Whether customers come back to any order of the shop."""
+        return bool(options_of(self._environment).load_return_to == ANY)
+
+    def left_order(self) -> int | None:
+        """Take the oldest order that was left open here, if there is one."""
+        return self.left_open.popleft() if self.left_open else None
+
+    def streams(self) -> int:
+        """Count the users of all processes, among which a rate is divided."""
+        streams: int = getattr(options_of(self._environment), STREAMS, 0)
+        return streams or runner_of(self._environment).target_user_count
+
+
+CHECKOUT: Final = "checkout"
+PAY: Final = "pay"
+CANCEL: Final = "cancel"
+REGISTER: Final = "register"
+TOO_LATE: Final = " (too late)"
+RETURN: Final = "return: "
+LOOK: Final = "look"
+
+# An arrival is a row of the statistics only if it began late or not at all.
+ARRIVAL: Final = "ARRIVAL"
+LATE: Final = "late"
+NOT_STARTED: Final = "not started"
+
+_ANSWER_TIMEOUT_S: Final = 30.0
+_REGISTER_AGAIN_AFTER_S: Final = 1.0
+
+# Whoever finds that many orders settled places one, and settles that.
+_LOOKS: Final = 5
+_OPEN: Final = "placed"
+
+# Of the orders that customers come back to, three of four are paid at last.
+_PAID_LATE_SHARE: Final = 0.75
+
+# How finely the share of returns is met: the tasks are repeated so often.
+_GRAIN: Final = 10
+
+_clock = SystemClock()
+
+
+class Customer(FastHttpUser):
+    """The requests of all customers, and what one process knows of the shop."""
+
+    abstract = True
+    connection_timeout = _ANSWER_TIMEOUT_S
+    network_timeout = _ANSWER_TIMEOUT_S
+    people: ProcessCustomers
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self.random = Random()
+        self.customers: tuple[str, ...] = ()
+
+    def begin(self, visit: Callable[[], object]) -> None:
+        """Make a visit now, and wait for its end."""
+        visit()
+
+    def register(self) -> str:
+        """Register a customer, and again until the shop has done it."""
+        while True:
+            with self.client.post(
+                "/customers",
+                json=registration(self.random),
+                name=REGISTER,
+                catch_response=True,
+            ) as response:
+                if response.status_code == HTTPStatus.CREATED:
+                    return str(response.json()["customer_id"])
+            gevent.sleep(_REGISTER_AGAIN_AFTER_S)
+
+    def place(self) -> int | None:
+        """Place an order under a key of its own; return its number."""
+        with self.client.post(
+            "/orders",
+            json=basket(self.random, self.customers),
+            headers={"Idempotency-Key": str(uuid4())},
+            name=CHECKOUT,
+            catch_response=True,
+        ) as response:
+            if response.status_code != HTTPStatus.CREATED:
+                return None
+            order_id = int(response.json()["order_id"])
+        self.people.newest_order = max(self.people.newest_order, order_id)
+        return order_id
+
+    def change(self, order_id: int, what: str, prefix: str = "") -> None:
+        """Pay or cancel an order."""
+        with self.client.post(
+            f"/orders/{order_id}/{what}", name=prefix + what, catch_response=True
+        ) as response:
+            if response.status_code == HTTPStatus.CONFLICT:
+                response.request_meta["name"] += TOO_LATE
+                response.success()
+
+    def leave_open(self) -> None:
+        """Place an order, and leave it."""
+        order_id = self.place()
+        if order_id is not None:
+            self.people.left_open.append(order_id)
+
+    def place_and(self, what: str) -> None:
+        """Place an order, then pay or cancel it."""
+        order_id = self.place()
+        if order_id is not None:
+            self.change(order_id, what)
+
+    def is_open(self, order_id: int) -> bool:
+        """Look whether an order still waits; there need not be one of that number."""
+        with self.client.get(
+            f"/orders/{order_id}", name=RETURN + LOOK, catch_response=True
+        ) as response:
+            if response.status_code == HTTPStatus.NOT_FOUND:
+                response.success()
+            elif response.status_code == HTTPStatus.OK:
+                return bool(response.json()["status"] == _OPEN)
+        return False
+
+    def settle(self) -> None:
+        """Come back to an order that is open, or to one placed just now."""
+        order_id = self._open_order() or self.place()
+        if order_id is not None:
+            is_paid = self.random.random() < _PAID_LATE_SHARE
+            self.change(order_id, PAY if is_paid else CANCEL, RETURN)
+
+    def _open_order(self) -> int | None:
+        if not self.people.is_any:
+            return self.people.left_order()
+        newest = self.people.newest_order
+        if not newest:
+            return None
+        numbers = (self.random.randint(1, newest) for _ in range(_LOOKS))
+        return next(filter(self.is_open, numbers), None)
+
+
+class Shopping(Customer):
+    """Of a hundred orders, sixty are paid and fifteen cancelled; others stay open."""
+
+    abstract = True
+
+    @tag(CHECKOUT)
+    @task(25)
+    def check_out(self) -> None:
+        """Place an order, and leave it open."""
+        self.begin(self.leave_open)
+
+    @tag(CHECKOUT, PAY)
+    @task(60)
+    def check_out_and_pay(self) -> None:
+        """Place an order and pay it."""
+        self.begin(lambda: self.place_and(PAY))
+
+    @tag(CHECKOUT, CANCEL)
+    @task(15)
+    def check_out_and_cancel(self) -> None:
+        """Place an order and cancel it."""
+        self.begin(lambda: self.place_and(CANCEL))
+
+
+class Returning(Customer):
+    """Comes back to an order that was left open."""
+
+    abstract = True
+
+    @tag("return")
+    @task(100)
+    def come_back(self) -> None:
+        """Pay or cancel an order at last."""
+        self.begin(self.settle)
+
+
+class ClosedLoop(Customer):
+    """Waits for the answer, thinks, and goes on: a slow shop slows its users."""
+
+    abstract = True
+
+    def on_start(self) -> None:
+        """Become a customer of the shop, or one of those that were given."""
+        known = self.people.given
+        self.customers = known or (self.register(),)
+
+    def wait_time(self) -> float:
+        """Think, half as long as usual or up to half as long again."""
+        mean_s: float = options_of(self.environment).load_think
+        return mean_s * (0.5 + self.random.random())
+
+
+class Shopper(Shopping, ClosedLoop):
+    """Checks out, and pays, cancels or leaves the order."""
+
+
+class ReturningCustomer(Returning, ClosedLoop):
+    """Comes back to orders that were left open, and does nothing else."""
+
+
+class OpenLoop(Shopping, Returning):
+    """
+    A stream of arrivals at a rate, however slowly the shop answers.
+
+    All streams together have the rate that was asked for, each the same share of it.
+    An arrival that finds too many under way is not started, and counted as failed.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        # One connection for each arrival that may be under way.
+        self.concurrency = options_of(environment).load_max_outstanding
+        super().__init__(environment)
+        self._schedule = Schedule(0.0)
+        self._under_way = Group()
+
+    def on_start(self) -> None:
+        """Register customers, choose tasks by the share of returns, come in phase."""
+        self.customers = self.people.known(self.register)
+        self.tasks = self._weighted(options_of(self.environment).load_return_share)
+        gevent.sleep(self.random.random() * self._interval_s())
+        self._schedule = Schedule(_clock.monotonic_s())
+
+    def on_stop(self) -> None:
+        """Let those under way finish."""
+        self._under_way.join(timeout=self.environment.stop_timeout)
+
+    def wait_time(self) -> float:
+        """Return how long it is until the next arrival is due."""
+        return self._schedule.next_in_s(_clock.monotonic_s(), self._interval_s())
+
+    def begin(self, visit: Callable[[], object]) -> None:
+        """Begin a visit, and wait for nothing."""
+        late_s = self._schedule.lateness_s(_clock.monotonic_s())
+        if late_s:
+            self._tell(LATE, late_s * 1000)
+        if self.people.under_way.acquire(blocking=False):
+            self._under_way.spawn(self._carry_out, visit)
+        else:
+            limit = options_of(self.environment).load_max_outstanding
+            self._tell(NOT_STARTED, 0.0, RuntimeError(f"{limit} are under way"))
+
+    def _carry_out(self, visit: Callable[[], object]) -> None:
+        try:
+            visit()
+        except Exception as error:  # noqa: BLE001 - reported as locust does for tasks
+            self.environment.events.user_error.fire(
+                user_instance=self, exception=error, tb=error.__traceback__
+            )
+        finally:
+            self.people.under_way.release()
+
+    def _interval_s(self) -> float:
+        streams = max(1, self.people.streams())
+        rate: float = options_of(self.environment).load_rate
+        if rate <= 0:
+            message = "OpenLoop needs a rate: give --load-rate, arrivals a second"
+            raise StopTest(message)
+        return streams / rate
+
+    def _weighted(self, return_share: float) -> list[TaskSet | Callable[..., Any]]:
+        """Repeat the tasks that the tags have left so that returns have their share."""
+        tasks = type(self).tasks
+        back = [one for one in tasks if one is OpenLoop.come_back]
+        others = [one for one in tasks if one is not OpenLoop.come_back]
+        if not back or not others:
+            return list(tasks)
+        if return_share == 1:
+            return list(back)
+        others *= _GRAIN
+        times = round(len(others) * return_share / (1 - return_share))
+        return [*others, *back[:1] * times]
+
+    def _tell(
+        self, name: str, time_ms: float, failure: Exception | None = None
+    ) -> None:
+        add_entry(self.environment, ARRIVAL, name, time_ms, failure)
+
+
+_TAGS: Final = "locust_tag_set"
+
+
+def choose_users(environment: Environment) -> None:
+    """
+    Choose the users, unless somebody has named them.
+
+    Raises:
+        LoadOptionError: No task has one of the tags; a loop without its rate.
+    """
+    options = options_of(environment)
+    if options.user_classes or options.class_picker:
+        _check_named(options.user_classes, options.load_rate)
+        return
+    share = options.load_return_share
+    weights: dict[type[User], float] = {OpenLoop: 1.0}
+    if not options.load_rate:
+        weights = {Shopper: 1 - share, ReturningCustomer: share}
+    tags, without = set(options.tags or ()), set(options.exclude_tags or ())
+    chosen = [user for user in weights if _has_tasks(user, tags, without)]
+    if not chosen:
+        known = sorted(_tags_of(Shopper) | _tags_of(ReturningCustomer))
+        message = f"no task is left by the tags; there are {', '.join(known)}"
+        raise LoadOptionError(message)
+    if len(chosen) > 1:
+        chosen = [user for user in chosen if weights[user]]
+    for user in chosen:
+        user.weight = weights[user] or 1.0
+    environment.user_classes = chosen
+
+
+def _check_named(names: list[str], rate: float) -> None:
+    if OpenLoop.__name__ in names and not rate:
+        message = "OpenLoop needs a rate: give --load-rate, arrivals a second"
+        raise LoadOptionError(message)
+
+
+def _has_tasks(user: type[User], tags: set[str], without: set[str]) -> bool:
+    # As locust filters them later, too late to leave a class out.
+    return any(
+        (not tags or tags & own) and not without & own
+        for own in map(_tags_of_task, user.tasks)
+    )
+
+
+def _tags_of(user: type[User]) -> set[str]:
+    return set().union(*map(_tags_of_task, user.tasks))
+
+
+def _tags_of_task(task: object) -> set[str]:
+    return getattr(task, _TAGS, set())

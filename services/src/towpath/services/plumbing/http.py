@@ -1,0 +1,290 @@
+"""
+Requests and answers over HTTP: bodies, problem documents, trace context, LSN.
+
+A request is read as bytes in, a checked value out, and every mistake at once.
+
+The body is JSON by its media type or it is refused (415). Bytes that are not JSON in
+UTF-8 are a 400; JSON that says something not allowed is a 422 that lists all of it.
+
+Errors are problem documents (RFC 9457), the one form in which a service says no.
+
+::
+
+    ProblemError            a service's own refusal: status, slug, detail, fields
+    ├── InvalidInputError   422  every field that is wrong, at once
+    ├── UnreadableError     400  the body is not JSON at all
+    ├── NotFoundError       404
+    └── ConflictError       409  right in form, but not in this state
+
+Failures of the platform become problems by their class: what may be tried again is a
+503 with ``Retry-After``. Anything unforeseen is a 500 that tells the caller nothing and
+the log everything.
+
+The W3C trace context of a request is kept if it is valid and dropped if it is not:
+``version-traceid-parentid-flags`` in lower-case hex; ids of zeros and version ``ff``
+are invalid. A later version may append fields, which are cut off.
+
+The header ``Towpath-Lsn`` is an LSN at or behind the end of the request's commit. A
+client can wait until a sink has applied everything up to it, and then reads its own
+write there. It is read after the commit, on the commit's own connection:
+
+- With synchronous commits the commit's record was flushed before the commit returned,
+  so the end of what is flushed, read afterwards, lies at its end or behind it. Commits
+  of others in between only move it further: an upper bound, never less. The end of what
+  was *inserted* would be one too, but what is inserted and not flushed reaches nobody,
+  and a wait for it could last until somebody else commits.
+- With ``synchronous_commit = off`` nothing says that the commit is flushed: then the
+  end of what was inserted is the bound.
+- On another connection of the same server, as a pooler may give us, both still hold:
+  the ends are the server's, not the session's. On another *server* they would not, so
+  after a lost connection there is no header at all rather than a wrong one. A fail-over
+  that a pooler hides from us can still answer for the new server, whose log may lack
+  the commit: no LSN tells of what a fail-over has lost.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+
+import structlog
+from flask import Flask, Request, Response
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+from werkzeug.exceptions import (
+    HTTPException,
+    RequestEntityTooLarge,
+    UnsupportedMediaType,
+)
+
+from towpath.schemas.failure import BusyError, DataError, UnavailableError
+
+MEDIA_TYPE: Final = "application/problem+json"
+_TYPE_PREFIX: Final = "urn:towpath:problem:"
+
+# What a client is told to wait when the part that failed did not say; about the time
+# that Postgres takes to start again.
+_RETRY_AFTER_S: Final = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+class FieldError(NamedTuple):
+    """One thing that is wrong with the input, and where."""
+
+    field: str
+    reason: str
+
+
+class ProblemError(DataError):
+    """A refusal that the caller can read; never the platform's failure."""
+
+    status: ClassVar[HTTPStatus] = HTTPStatus.BAD_REQUEST
+    slug: ClassVar[str] = "bad-request"
+    remedy = "Correct the request; the problem document says what is wrong with it."
+
+    def __init__(self, detail: str, errors: Sequence[FieldError] = ()) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.errors = tuple(errors)
+
+
+class UnreadableError(ProblemError):
+    """The body cannot be read as JSON."""
+
+    slug = "unreadable"
+
+
+class InvalidInputError(ProblemError):
+    """The input was read, and some of it is not allowed."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    slug = "invalid-input"
+
+
+class NotFoundError(ProblemError):
+    """What the request names does not exist."""
+
+    status = HTTPStatus.NOT_FOUND
+    slug = "not-found"
+
+
+class ConflictError(ProblemError):
+    """The state does not allow what the request asks for."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "conflict"
+
+
+def problem(
+    status: HTTPStatus, slug: str, detail: str, errors: Sequence[FieldError] = ()
+) -> Response:
+    """Render a problem document."""
+    document: dict[str, Any] = {
+        "type": _TYPE_PREFIX + slug,
+        "title": status.phrase,
+        "status": status.value,
+        "detail": detail,
+    }
+    if errors:
+        document["errors"] = [error._asdict() for error in errors]
+    return Response(json.dumps(document), status.value, mimetype=MEDIA_TYPE)
+
+
+def install_problems(app: Flask) -> None:
+    """Have the application answer every error with a problem document."""
+    app.register_error_handler(ProblemError, _on_refusal)
+    app.register_error_handler(UnavailableError, _on_unavailable)
+    app.register_error_handler(HTTPException, _on_http)
+    app.register_error_handler(Exception, _on_unforeseen)
+
+
+def _on_refusal(error: ProblemError) -> Response:
+    return problem(error.status, error.slug, error.detail, error.errors)
+
+
+def _on_unavailable(error: UnavailableError) -> Response:
+    log.warning("a part is unavailable", reason=str(error), remedy=error.remedy)
+    detail = f"{error} {error.remedy}"
+    response = problem(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", detail)
+    delay_s = error.retry_after_s if isinstance(error, BusyError) else _RETRY_AFTER_S
+    response.headers["Retry-After"] = str(max(1, round(delay_s)))
+    return response
+
+
+def _on_http(error: HTTPException) -> Response:
+    status = HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR)
+    slug = status.phrase.lower().replace(" ", "-")
+    response = problem(status, slug, error.description or status.phrase)
+    for name, value in error.get_headers():
+        if name.lower() != "content-type":
+            response.headers[name] = value
+    return response
+
+
+def _on_unforeseen(error: Exception) -> Response:
+    log.error("a request failed", exc_info=error)
+    detail = "The service failed; its log says why. Nothing was changed."
+    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", detail)
+
+
+# Far above the largest order (100 lines are under 20 kB), and small enough that a few
+# hundred at once cannot hurt.
+MAX_BODY_BYTES: Final = 256 * 1024
+
+AnyInput = TypeVar("AnyInput", bound="Input")
+
+
+class Input(BaseModel):
+    """What a command takes from outside: strict, frozen, without unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def without_nul(text: str) -> str:
+    """Refuse a NUL character: Postgres has no way to keep one in text."""
+    if "\0" in text:
+        message = "must not hold a NUL character"
+        raise ValueError(message)
+    return text
+
+
+def read_body(
+    request: Request, model: type[AnyInput], *, optional: bool = False
+) -> AnyInput:
+    """
+    Read the request's body as the model.
+
+    Args:
+        request: The request; its body is read once and kept.
+        model: What the body must be.
+        optional: Take an empty body for an empty object.
+
+    Raises:
+        RequestEntityTooLarge: The body is larger than the application takes.
+        UnsupportedMediaType: The body does not say that it is JSON.
+        UnreadableError: The body is not JSON in UTF-8.
+        InvalidInputError: Some of it is not allowed.
+    """
+    data = _whole_body(request)
+    if not data and optional:
+        data = b"{}"
+    elif request.mimetype != "application/json":
+        message = "Send the body as application/json."
+        raise UnsupportedMediaType(message)
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)
+        raise _refusal(details) from error
+
+
+def _whole_body(request: Request) -> bytes:
+    data = request.get_data()
+    # A body without a length is cut at the limit, silently: at the limit is too large.
+    limit = request.max_content_length
+    if limit is not None and len(data) >= limit:
+        raise RequestEntityTooLarge
+    return data
+
+
+def _refusal(details: list[ErrorDetails]) -> UnreadableError | InvalidInputError:
+    if details[0]["type"] == "json_invalid":
+        return UnreadableError(f"The body is not JSON: {details[0]['ctx']['error']}.")
+    errors = [FieldError(_field(d["loc"]), _reason(d)) for d in details]
+    return InvalidInputError("Some fields are not allowed as they are.", errors)
+
+
+def _field(loc: tuple[int | str, ...]) -> str:
+    steps = "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in loc)
+    return steps.removeprefix(".") or "body"
+
+
+def _reason(detail: ErrorDetails) -> str:
+    return detail["msg"].removeprefix("Value error, ")
+
+
+_TRACEPARENT: Final = re.compile(
+    r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<parent>[0-9a-f]{16})"
+    r"-[0-9a-f]{2}(?P<rest>-.*)?\Z"
+)
+
+
+def valid_traceparent(header: str | None) -> str | None:
+    """Return the header's trace context, or None if there is no valid one."""
+    match = _TRACEPARENT.match(header.strip()) if header else None
+    if match is None or match["version"] == "ff":
+        return None
+    if match["rest"] is not None and match["version"] == "00":
+        return None
+    if set(match["trace"]) == {"0"} or set(match["parent"]) == {"0"}:
+        return None
+    return match[0].removesuffix(match["rest"] or "")
+
+
+HEADER: Final = "Towpath-Lsn"
+
+_END: Final = text(
+    "select (case current_setting('synchronous_commit')"
+    " when 'off' then pg_current_wal_insert_lsn()"
+    " else pg_current_wal_flush_lsn() end)::text"
+)
+
+
+def written_lsn(connection: Connection) -> str | None:
+    """
+    Return an LSN behind all that was committed on this connection.
+
+    Returns:
+        The LSN as Postgres writes it; None if the connection was lost meanwhile: the
+        commit stands all the same.
+    """
+    try:
+        lsn: str = connection.scalar(_END)
+    except DBAPIError as error:
+        log.warning("no LSN was read after a commit", reason=type(error.orig).__name__)
+        return None
+    return lsn

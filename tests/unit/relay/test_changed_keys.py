@@ -151,7 +151,7 @@ def test_above_the_bound_changed_keys_are_dropped_and_reported():
     """
     Changed keys are bounded; losing them is never silent.
     """
-    touches, notes = recording(max_touches=2)
+    touches, notes = recording(max_changed_keys=2)
     for place in range(3):
         touches.touch((b"%d" % place,), 101, 11)
     overflowed = notes.has_overflowed
@@ -164,7 +164,7 @@ def test_repeated_touches_of_one_transaction_count_once():
     """
     A hot key within one transaction takes no more memory than a cold one.
     """
-    touches, notes = recording(max_touches=1)
+    touches, notes = recording(max_changed_keys=1)
     for sequence in range(100):
         touches.touch(KEY, 101, sequence)
 

@@ -232,7 +232,7 @@ class Session:
             process.settings, process.captured, process.stats, known, relay
         )
         checks = SourceChecks(process.settings, process.stats)
-        guardian = SlotMonitor(
+        monitor = SlotMonitor(
             process.settings,
             process.stats,
             process.clock,
@@ -247,8 +247,8 @@ class Session:
                 GeneratedColumns(process.settings),
             ),
         )
-        closing.callback(guardian.close)
-        guardian.start()
+        closing.callback(monitor.close)
+        monitor.start()
 
     def _watch_topics(self, closing: ExitStack, marks: Marks) -> TopicMonitor:
         process = self._process

@@ -297,7 +297,7 @@ class SnapshotWorker:
         self._readings: Effects[_Reading] = SimpleQueue()
         self._readers = [self._make_reader(number) for number in range(readers)]
         self._relay = relay
-        self._clerk = SnapshotCommands(
+        self._commands = SnapshotCommands(
             readable, self._frozen, self._reading_pids, relay
         )
         self._storing: ConnectionWorker[CommandEffect] = ConnectionWorker(
@@ -449,7 +449,7 @@ class SnapshotWorker:
         attempt = 0
         while True:
             try:
-                fact = self._clerk.perform(lane.connection(), effect)
+                fact = self._commands.perform(lane.connection(), effect)
             except TowpathError as error:
                 reason, is_lost = str(error), error.disposition is Disposition.HALT
                 problem: Exception = error

@@ -51,8 +51,8 @@ _Touch = tuple[int, int, TouchOutcome]
 class ChangedKeys:
     """The changed keys of its table, as one scan records them."""
 
-    def __init__(self, *, max_touches: int = MAX_CHANGED_KEYS) -> None:
-        self._max_touches = max_touches
+    def __init__(self, *, max_changed_keys: int = MAX_CHANGED_KEYS) -> None:
+        self._max_changed_keys = max_changed_keys
         self._by_key: dict[Key, list[_Touch]] = {}
         self._of_all: list[_Touch] = []
         self._count = 0
@@ -163,13 +163,13 @@ class ChangedKeys:
         self._of_all = [touch for touch in self._of_all if is_needed(touch)]
         self._count = sum(map(len, self._by_key.values())) + len(self._of_all)
 
-    def allow(self, max_touches: int) -> None:
+    def allow(self, max_changed_keys: int) -> None:
         """Set how many touches may be kept from here on."""
-        self._max_touches = max_touches
+        self._max_changed_keys = max_changed_keys
 
     def _grow(self) -> None:
         self._count += 1
-        if self._count > self._max_touches:
+        if self._count > self._max_changed_keys:
             self._forget_all()
             self._has_overflowed = True
             self._is_recording = False

@@ -120,12 +120,12 @@ class SnapshotDriver:
         self._invisible = invisible
         self._throttle = throttle
         name = None if relay is None else relay.name
-        self._intake = SignalProcessor(scope.captured, scope.sinks, name)
+        self._signal_processor = SignalProcessor(scope.captured, scope.sinks, name)
         self._freezes = ConsistentPoints(scope.lent, scope.start_log_lsn)
-        desk = ScanServices(invisible, self.requests, WatermarkTokens(run_id))
+        services = ScanServices(invisible, self.requests, WatermarkTokens(run_id))
 
         def track(way: QueuePolicy) -> SnapshotQueue:
-            return SnapshotQueue(desk, limits, self.recorders, self._freezes, way)
+            return SnapshotQueue(services, limits, self.recorders, self._freezes, way)
 
         self._own = track(QueuePolicy(1, None, self._end_batch))
         self._listed = track(QueuePolicy(1, None, _ignored))
@@ -143,7 +143,9 @@ class SnapshotDriver:
     def is_busy(self) -> bool:
         """Whether ticks are wanted."""
         is_running = any(track.is_busy for track in self._tracks)
-        return is_running or not (self._intake.is_empty and self.requests.is_empty)
+        return is_running or not (
+            self._signal_processor.is_empty and self.requests.is_empty
+        )
 
     @property
     def has_ready(self) -> bool:
@@ -189,9 +191,9 @@ class SnapshotDriver:
             case Tick() | LoadRead():
                 self._take_load(fact)
             case SignalSeen():
-                self._intake.see(fact)
+                self._signal_processor.see(fact)
             case SignalClaimed():
-                return self._intake.claimed(fact, self._open_tables())
+                return self._signal_processor.claimed(fact, self._open_tables())
             case VisibilityRead() | TablesInspected() | EndedRead() | SignalStored():
                 return self._answer(fact)
             case KeysStored():
@@ -219,16 +221,16 @@ class SnapshotDriver:
             case VisibilityRead():
                 self._is_probing = False
                 self._invisible.see(fact.snapshot)
-                return self._intake.answer(fact.snapshot, self._open_tables())
+                return self._signal_processor.answer(fact.snapshot, self._open_tables())
             case TablesInspected():
-                return self._intake.inspected(fact)
+                return self._signal_processor.inspected(fact)
             case EndedRead():
-                return self._intake.ended(fact, self._open_tables())
+                return self._signal_processor.ended(fact, self._open_tables())
             case SignalStored():
                 return self._accept(fact)
 
     def _accept(self, fact: SignalStored) -> list[Effect]:
-        accepted = self._intake.stored(fact)
+        accepted = self._signal_processor.stored(fact)
         if accepted is None:
             return []
         self._add(accepted.tables)
@@ -272,12 +274,12 @@ class SnapshotDriver:
     def _resume(self, fact: UnfinishedRead) -> None:
         self.requests.resume(fact.asked_until)
         for snapshot_id, group in groupby(fact.tables, lambda table: table.snapshot_id):
-            tables = tuple(self._melted(snapshot_id, table) for table in group)
+            tables = tuple(self._released(snapshot_id, table) for table in group)
             if tables[0].asked_until is not None:
                 self.requests.resume_batch(tables)
             self._add(tables)
 
-    def _melted(self, snapshot_id: str, table: StoredTable) -> StoredTable:
+    def _released(self, snapshot_id: str, table: StoredTable) -> StoredTable:
         """Read in chunks what the slot's own view was lost for."""
         if table.kind != INITIAL or snapshot_id in self._scope.lent:
             return table
@@ -310,7 +312,9 @@ class SnapshotDriver:
         if any(isinstance(effect, ProbeVisibility) for effect in effects):
             self._is_probing = True
         is_waiting = any(track.is_waiting for track in self._tracks)
-        if self._is_probing or not (is_waiting or self._intake.waits_for_visibility):
+        if self._is_probing or not (
+            is_waiting or self._signal_processor.waits_for_visibility
+        ):
             return []
         if self._now_s - self._probed_at_s < PROBE_INTERVAL_S:
             return []

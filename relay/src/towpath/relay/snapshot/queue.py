@@ -57,7 +57,7 @@ class SnapshotQueue:
 
     def __init__(
         self,
-        desk: ScanServices,
+        services: ScanServices,
         limits: SnapshotLimits,
         recorders: ChangedKeyFeeds,
         freezes: ConsistentPoints,
@@ -67,13 +67,13 @@ class SnapshotQueue:
         Make an empty track.
 
         Args:
-            desk: The services that all scans share.
+            services: The services that all scans share.
             limits: Bounds of memory and speed.
             recorders: The feeds of changed keys; shared by all tracks.
             freezes: Each run's mark and view.
             way: How it reads.
         """
-        self._desk = desk
+        self._services = services
         self._limits = limits
         self._recorders = recorders
         self._freezes = freezes
@@ -204,7 +204,7 @@ class SnapshotQueue:
         halted = known._replace(state=state, error=reason)
         run.update(halted)
         self._note_reordered()
-        return [SaveProgress(self._desk.tokens.next_id(), halted)]
+        return [SaveProgress(self._services.tokens.next_id(), halted)]
 
     def _run_of(self, table: StoredTable) -> SnapshotRun | None:
         for run in self._runs:
@@ -249,7 +249,7 @@ class SnapshotQueue:
             effects += run.answer("running", {})
             told = notifications.started(run.snapshot_id, run.collections, run.kind)
             effects.append(told)
-        notes = ChangedKeys(max_touches=self._max_touches(len(self._scans)))
+        notes = ChangedKeys(max_changed_keys=self._max_changed_keys(len(self._scans)))
         pace = ScanPace(
             self._limits.chunk, table.max_rows_per_second, self._way.throttle
         )
@@ -264,7 +264,7 @@ class SnapshotQueue:
         )
         running = table._replace(state="running")
         run.update(running)
-        scan = self._scans[table[:2]] = TableScan(running, means, self._desk)
+        scan = self._scans[table[:2]] = TableScan(running, means, self._services)
         self._recorders.record(running, notes)
         return effects + scan.on(Tick(self._now_s))
 
@@ -283,9 +283,9 @@ class SnapshotQueue:
         )
         return under_way < self._way.readers + _CHUNKS_UNDER_WAY + self._ahead
 
-    def _max_touches(self, place: int) -> int:
+    def _max_changed_keys(self, place: int) -> int:
         """Return what a scan may note: those that were begun ahead share a part."""
-        whole = self._limits.max_touches
+        whole = self._limits.max_changed_keys
         if place < self._way.readers or not self._way.ahead:
             return whole
         return max(1, whole // _PART_AHEAD // self._way.ahead)
@@ -299,18 +299,18 @@ class SnapshotQueue:
         is_tiny = table.state == "completed" and table.chunks <= 1
         self._ahead = min(self._way.ahead, self._ahead + 1) if is_tiny else 0
         for place, other in enumerate(self._scans.values()):
-            other.notes.allow(self._max_touches(place))
+            other.notes.allow(self._max_changed_keys(place))
         run = self._run_of(table)
         if run is None:
-            return [*self._let_go(name)]
+            return [*self._release(name)]
         run.update(table)
         self._note_reordered()
         effects: list[Effect] = []
         if table.has_ended:
             effects.append(notifications.table_ended(table, run.collections))
-        return effects + self._let_go(name)
+        return effects + self._release(name)
 
-    def _let_go(self, name: _Name) -> list[ReleaseSnapshot]:
+    def _release(self, name: _Name) -> list[ReleaseSnapshot]:
         """Let go of the view of a scan that has ended, if no other reads in it."""
         freeze = self._frozen_by.pop(name, None)
         if freeze is None or any(freeze is one for one in self._frozen_by.values()):

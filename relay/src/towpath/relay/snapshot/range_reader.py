@@ -57,12 +57,12 @@ class JudgedSlice(NamedTuple):
 class RangeReader:
     """Chunks in flight of one reader, in the order in which they were asked for."""
 
-    def __init__(self, errand: ScanContext, key_range: KeyRange | None) -> None:
+    def __init__(self, context: ScanContext, key_range: KeyRange | None) -> None:
         """
         Make a reader.
 
         Args:
-            errand: The scan's context, shared by its readers.
+            context: The scan's context, shared by its readers.
             key_range: The key range of this reader; None: only keys that are waiting.
         """
         self.range = key_range
@@ -70,9 +70,9 @@ class RangeReader:
         self.request_id: int | None = None
         # The number of the chunk that was read last.
         self.last_read: int | None = None
-        self._errand = errand
-        self._tokens = errand.tokens
-        self._waiting = errand.waiting
+        self._context = context
+        self._tokens = context.tokens
+        self._waiting = context.waiting
         self._number: int | None = None
         self._asked_key = self._judged_key = key_range.after_key if key_range else None
         self._has_reached_end = key_range is None or key_range.is_done
@@ -117,7 +117,7 @@ class RangeReader:
             at_once: The chunk before was read just now: its high watermark will do as
                 the low one. After a pause it would drop rows without need.
         """
-        errand = self._errand
+        context = self._context
         keys = self._keys_to_ask(rows)
         if not keys and self._has_reached_end:
             return None
@@ -125,33 +125,33 @@ class RangeReader:
             del self._waiting[key]
         window = self._open_window(keys, at_once=at_once)
         if self._number is None:
-            self._number = errand.notes.join()
+            self._number = context.notes.join()
         self.request_id = window.chunk_id
-        freeze = errand.freeze
+        freeze = context.freeze
         is_new = window.low_token != self._last_mark and freeze is None
         return ReadChunk(
             chunk_id=window.chunk_id,
-            shape=errand.shape,
+            shape=context.shape,
             low_token=window.low_token if is_new else None,
             high_token=window.high_token,
             after_key=self._asked_key,
             maximum_key=self.range.last_key if self.range else None,
             keys=keys,
-            condition=errand.condition,
+            condition=context.condition,
             max_rows=rows,
             frozen_by=None if freeze is None else freeze.name,
-            select=errand.select,
+            select=context.select,
         )
 
     def _keys_to_ask(self, rows: int) -> tuple[Key, ...]:
         """Take keys that wait; one view shows of them what it has shown before."""
-        if self._errand.freeze is not None:
+        if self._context.freeze is not None:
             return ()
         return tuple(itertools.islice(self._waiting, min(rows, MAX_KEYS_PER_CHUNK)))
 
     def _open_window(self, keys: tuple[Key, ...], *, at_once: bool) -> Window:
         chunk_id = self._tokens.next_id()
-        freeze = self._errand.freeze
+        freeze = self._context.freeze
         if freeze is not None:
             window = Window(chunk_id, freeze.name, freeze.name, keys)
             window.low = window.high = freeze.mark
@@ -185,7 +185,7 @@ class RangeReader:
         self.last_read, self.request_id = self.request_id, None
         window = self._windows[-1]
         window.chunk = chunk
-        if self._errand.freeze is None:
+        if self._context.freeze is None:
             self._last_mark = window.high_token
             self._seen_mark = window.high
         if window.keys:
@@ -243,7 +243,7 @@ class RangeReader:
         if not self.has_ready:
             return None
         window = self._windows[0]
-        verdict = window.judge(self._errand.notes, max_rows)
+        verdict = window.judge(self._context.notes, max_rows)
         self._read_again(verdict.incomplete)
         self._judged_key = verdict.last_key or self._judged_key
         delivery = self._judging or ChunkDelivery(
@@ -271,7 +271,7 @@ class RangeReader:
         window = self._windows.popleft()
         number, low, chunk = self._number, window.low, window.chunk
         if number is not None and low is not None and chunk is not None:
-            self._errand.notes.passed(number, low.sequence, chunk.snapshot)
+            self._context.notes.passed(number, low.sequence, chunk.snapshot)
         self._leave_if_idle()
         self._close(delivery)
 
@@ -296,8 +296,8 @@ class RangeReader:
             absent=absent,
             is_last=is_last,
             log_lsn=delivery.log_lsn,
-            snapshot_id=self._errand.snapshot_id,
-            target=self._errand.target,
+            snapshot_id=self._context.snapshot_id,
+            target=self._context.target,
         )
 
     def _read_again(self, keys: Iterable[Key]) -> None:
@@ -339,7 +339,7 @@ class RangeReader:
         watermark comes later: what was forgotten meanwhile drops none of its rows.
         """
         if self._number is not None and not self._windows:
-            self._errand.notes.leave(self._number)
+            self._context.notes.leave(self._number)
             self._number = None
 
 
@@ -383,11 +383,11 @@ class RangeReaders:
         """Whether every range is delivered; keys may wait to be read again."""
         return all(reading.is_done for reading in self._readings)
 
-    def begin(self, errand: ScanContext, ranges: Iterable[KeyRange]) -> None:
+    def begin(self, context: ScanContext, ranges: Iterable[KeyRange]) -> None:
         """Put a reader on each range; without any, one that reads waiting keys."""
-        self._readings = [RangeReader(errand, one) for one in ranges]
+        self._readings = [RangeReader(context, one) for one in ranges]
         if not self._readings:
-            self._readings = [RangeReader(errand, None)]
+            self._readings = [RangeReader(context, None)]
 
     def progress(self, stored: StoredTable) -> StoredTable:
         """Return what a restart needs to know now."""

@@ -140,7 +140,7 @@ class SnapshotLimits:
 
     chunk: ChunkSize
     readers: int = 1
-    max_touches: int = MAX_CHANGED_KEYS
+    max_changed_keys: int = MAX_CHANGED_KEYS
     batch_keys: int = MAX_BATCH_KEYS
 
 

@@ -117,7 +117,7 @@ class TableScan:
     """One table's reading; ``on`` answers a fact with effects."""
 
     def __init__(
-        self, table: StoredTable, means: ScanOptions, desk: ScanServices
+        self, table: StoredTable, means: ScanOptions, services: ScanServices
     ) -> None:
         self.notes = means.notes
         self.stage = ScanStage.MARKING
@@ -128,9 +128,9 @@ class TableScan:
         self._speed = ReadRate()
         self._readers = RangeReaders(table.pending_keys or ())
         self._must_load = table.pending_keys is None
-        self._invisible = desk.invisible
-        self._requests = desk.requests
-        self._tokens = desk.tokens
+        self._invisible = services.invisible
+        self._requests = services.requests
+        self._tokens = services.tokens
         self._failure: str | None = None
         self._marker = self._mark_lsn = 0
         self._plan: ScanPlan | None = None
@@ -138,7 +138,7 @@ class TableScan:
         self._start_token = ""
         self._sweep_id: int | None = None
         self._has_swept = not table.sweeps
-        self._ended_before = desk.requests.ended
+        self._ended_before = services.requests.ended
         self._awaited = 0
         if self._freeze is not None and self._freeze.mark is not None:
             self._begin_recording(self._freeze.mark)
@@ -257,11 +257,11 @@ class TableScan:
             estimated_rows=stored.asked_keys or plan.estimated_rows,
             floor=self._mark_lsn if stored.floor is None else stored.floor,
         )
-        self._readers.begin(self._errand(plan), key_ranges(self._stored, plan))
+        self._readers.begin(self._context(plan), key_ranges(self._stored, plan))
         self.stage = ScanStage.READING
         return self._save()
 
-    def _errand(self, plan: ScanPlan) -> ScanContext:
+    def _context(self, plan: ScanPlan) -> ScanContext:
         stored = self._stored
         return ScanContext(
             snapshot_id=stored.snapshot_id,
@@ -323,7 +323,7 @@ class TableScan:
             )
         effects: list[Effect] = []
         if self.notes.has_overflowed and self.stage is not ScanStage.MARKING:
-            effects += self._record_anew()
+            effects += self._record_again()
         if self.stage is ScanStage.READING:
             effects += self._readers.judge(room)
         effects += self._settle()
@@ -342,7 +342,7 @@ class TableScan:
             self._awaited = self._requests.newest(self._stored.table_oid)
         return self._sweep()
 
-    def _record_anew(self) -> list[Effect]:
+    def _record_again(self) -> list[Effect]:
         if self._freeze is not None:
             return self.thaw(_TOO_MANY_CHANGES)
         self._request_id = None

@@ -290,7 +290,7 @@ class SnapshotRunner:
         self.aggregates = driver.recorders.aggregates
         self.reordered = driver.recorders.reordered
         self._context = context
-        self._sight = SnapshotStats(context.stats, context.clock)
+        self._snapshot_stats = SnapshotStats(context.stats, context.clock)
         self._driver = driver
         self._reader = reader
         self._is_probing = False
@@ -356,9 +356,9 @@ class SnapshotRunner:
 
     def tell(self, fact: Fact) -> None:
         """Tell the driver, and do what it wants done."""
-        self._sight.see(fact)
+        self._snapshot_stats.see(fact)
         for effect in self._driver.on(fact):
-            self._sight.see(effect)
+            self._snapshot_stats.see(effect)
             self._perform(effect)
         while self._refused:
             self.tell(self._refused.popleft())

@@ -28,7 +28,7 @@ from towpath.deploy.local import postgres
 from towpath.deploy.local.stack import LazyStack
 from towpath.settings import Route, Sink, SinkKind
 from towpath.sinks.ports import SqlSession
-from towpath.sinks.warehouse.catalog import catalog_conf
+from towpath.sinks.targets.warehouse.client import catalog_conf
 
 # No deadline per example: on a busy machine it measures the neighbours.
 settings.register_profile("dev", max_examples=200, deadline=None)
@@ -144,7 +144,7 @@ def lake(stack: LazyStack, tmp_path_factory) -> Iterator[tuple[Sink, SqlSession]
 
     The sink that describes the warehouse has one route; a test puts its own.
     """
-    from towpath.sinks.jobs import session  # noqa: PLC0415 - only some tests need Spark
+    from towpath.sinks.engine import session  # noqa: PLC0415 - only some tests need Spark
 
     folder = tmp_path_factory.mktemp("lake")
     sink = Sink(

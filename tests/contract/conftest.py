@@ -14,13 +14,13 @@ from support.webhook_receiver import SECRET, Receiver
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route
 from towpath.settings.sink import WebhookOptions
-from towpath.sinks.cache.reader import CacheReader
-from towpath.sinks.cache.sink import CacheSink
-from towpath.sinks.search.reader import SearchReader
-from towpath.sinks.search.sink import SearchSink
-from towpath.sinks.warehouse.reader import WarehouseReader
-from towpath.sinks.warehouse.sink import WarehouseSink
-from towpath.sinks.webhook.sink import WebhookSink
+from towpath.sinks.targets.cache.read import CacheReader
+from towpath.sinks.targets.cache.sink import CacheSink
+from towpath.sinks.targets.search.read import SearchReader
+from towpath.sinks.targets.search.sink import SearchSink
+from towpath.sinks.targets.warehouse.read import WarehouseReader
+from towpath.sinks.targets.warehouse.sink import WarehouseSink
+from towpath.sinks.targets.webhook.sink import WebhookSink
 from towpath.testing import SinkTarget, announced, lend, two_routes
 from towpath.testing import memory_target as reference_target
 

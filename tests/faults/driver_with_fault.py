@@ -14,14 +14,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from towpath.sinks import __main__ as sinks
-from towpath.sinks.cache.sink import CacheSink
-from towpath.sinks.dead_letter_topic import DeadLetterTopic
-from towpath.sinks.jobs import batch
-from towpath.sinks.jobs.batch import BatchWriter
-from towpath.sinks.jobs.report import Report
-from towpath.sinks.jobs.supervisor import Supervisor
-from towpath.sinks.search.sink import SearchSink
-from towpath.sinks.warehouse.sink import WarehouseSink
+from towpath.sinks.apply import batch
+from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.engine.report import Report
+from towpath.sinks.engine.supervisor import Supervisor
+from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.targets.cache.sink import CacheSink
+from towpath.sinks.targets.search.sink import SearchSink
+from towpath.sinks.targets.warehouse.sink import WarehouseSink
 
 _TARGETS: Final = (CacheSink, SearchSink, WarehouseSink)
 

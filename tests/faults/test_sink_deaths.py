@@ -7,16 +7,16 @@ import pytest
 
 from support.driver_process import PATIENCE_S, Feed, Place, driver, start, told
 from support.waiting import until
-from towpath.sinks.cache.reader import CacheReader
-from towpath.sinks.dead_letter_topic import DeadLetterTopic
-from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.dead_letters.letter import Order, Verb
-from towpath.sinks.declare import records_between
-from towpath.sinks.jobs.checkpoint import drop_checkpoint, standing
-from towpath.sinks.jobs.query import QueryPlan
-from towpath.sinks.kafka import Topics
-from towpath.sinks.search.reader import SearchReader
-from towpath.sinks.warehouse.reader import WarehouseReader
+from towpath.sinks.dead_letters.parked import OpenDeadLetters
+from towpath.sinks.engine.checkpoint import drop_checkpoint, standing
+from towpath.sinks.engine.query import QueryPlan
+from towpath.sinks.kafka.client import Topics
+from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.state.declare import records_between
+from towpath.sinks.targets.cache.read import CacheReader
+from towpath.sinks.targets.search.read import SearchReader
+from towpath.sinks.targets.warehouse.read import WarehouseReader
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -80,7 +80,7 @@ class Shop(Place):
 
     def book(self, sink):
         """Read a sink's dead letters."""
-        return Book().read(DeadLetterTopic(self.settings, sink).entries())
+        return OpenDeadLetters().read(DeadLetterTopic(self.settings, sink).entries())
 
     def set_aside(self, sink):
         """Return the open letters of a sink."""

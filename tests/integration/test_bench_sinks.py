@@ -22,7 +22,7 @@ import sys
 
 class Wrong:
     def find_spec(self, name, path=None, target=None):
-        if name != "towpath.sinks.cache.lane":
+        if name != "towpath.sinks.targets.cache.pipeline":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

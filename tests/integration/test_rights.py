@@ -15,18 +15,18 @@ from support.verified_sink import CacheHand, VerifiedRig
 from towpath.deploy.cli import app
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route, Sink
-from towpath.sinks.cache.erasing import erase
-from towpath.sinks.cache.losses import Watch
-from towpath.sinks.cache.reader import CacheReader
-from towpath.sinks.cache.sink import CacheSink
 from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.ports import Batch
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.search.client import connect
-from towpath.sinks.search.erasing import erase as erase_search
-from towpath.sinks.search.reader import SearchReader
-from towpath.sinks.search.rights import missing_rights
-from towpath.sinks.search.sink import SearchSink
+from towpath.sinks.targets.cache.losses import CacheWatch
+from towpath.sinks.targets.cache.read import CacheReader
+from towpath.sinks.targets.cache.sink import CacheSink
+from towpath.sinks.targets.cache.upkeep import erase
+from towpath.sinks.targets.search.client import connect
+from towpath.sinks.targets.search.read import SearchReader
+from towpath.sinks.targets.search.rights import missing_rights
+from towpath.sinks.targets.search.sink import SearchSink
+from towpath.sinks.targets.search.upkeep import erase as erase_search
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -71,7 +71,7 @@ def test_a_cache_is_written_and_verified_with_the_documented_rights(stack, tmp_p
         redis_user(stack, "towpath_sink", prefix) as url,
         redis_user(stack, "towpath_verifier", prefix) as reading,
     ):
-        watch = Watch("cache", tmp_path / "cache.json", (ROUTE,), None)
+        watch = CacheWatch("cache", tmp_path / "cache.json", (ROUTE,), None)
         for attempt in range(2):
             sink = CacheSink(url, prefix, 3600, watch)
             sink.open()

@@ -14,8 +14,8 @@ from support.secure_kafka import PASSWORD, SecureKafka, toml
 from support.sink_place import SinkPlace
 from towpath.deploy.cli import app
 from towpath.settings import Kafka, spark_options
-from towpath.sinks import clients
-from towpath.sinks.cache.client import connect
+from towpath.sinks.kafka import clients
+from towpath.sinks.targets.cache.client import connect
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(240)]
 

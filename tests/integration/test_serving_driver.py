@@ -4,9 +4,9 @@ import pytest
 
 from support.driver_process import PATIENCE_S, Feed, Place, driver
 from support.waiting import CLOCK, until
-from towpath.sinks import declare
-from towpath.sinks.kafka import Topics
-from towpath.sinks.progress import State
+from towpath.sinks.kafka.client import Topics
+from towpath.sinks.state import declare
+from towpath.sinks.state.progress import State
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 

@@ -16,8 +16,8 @@ from towpath.schemas.table_name import TableName
 from towpath.services.plumbing.database import make_engine
 from towpath.settings import load
 from towpath.sinks.source_session import connected
+from towpath.sinks.verify.progress import SourceLog
 from towpath.sinks.verify.source import Source
-from towpath.sinks.verify.source_log import SourceLog
 from towpath.sinks.wait.source import PostgresSlot
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]

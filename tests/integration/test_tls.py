@@ -11,10 +11,10 @@ from towpath.deploy.snapshots import signals
 from towpath.relay.postgres.connect import connect as connect_source
 from towpath.relay.registry.client import SchemaIds
 from towpath.schemas.failure import TowpathError, UnavailableError
-from towpath.sinks.cache.reader import CacheReader
-from towpath.sinks.search.reader import SearchReader
+from towpath.sinks.targets.cache.read import CacheReader
+from towpath.sinks.targets.search.read import SearchReader
+from towpath.sinks.verify.progress import SourceLog
 from towpath.sinks.verify.source import Source
-from towpath.sinks.verify.source_log import SourceLog
 from towpath.sinks.wait.source import PostgresSlot
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]

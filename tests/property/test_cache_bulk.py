@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from support.guard_model import GuardModel
 from support.record_table import cache_routes, table_of
-from towpath.sinks.cache import bulk
+from towpath.sinks.apply.batch import records_of
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.columns import plain_columns
-from towpath.sinks.decode import decode
-from towpath.sinks.floors import Floors
+from towpath.sinks.changes.columns import plain_columns
+from towpath.sinks.changes.decode import decode
 from towpath.sinks.fold import newest_per_key
-from towpath.sinks.jobs.batch import records_of
-from towpath.sinks.tally import Tally
+from towpath.sinks.tally import Floors, Tally
+from towpath.sinks.targets.cache import write
 
 TOPIC = "towpath.shop.orders"
 ROUTE = "shop:orders"
@@ -161,7 +160,7 @@ def test_column_rows_end_as_those_written_one_by_one(told, floor):
     poison = written(one_by_one, table, floor)
     left = table
     for columns in plain_columns(table, ROUTES):
-        taken = bulk.take(columns, floor)
+        taken = write.take(columns, floor)
         event("taken" if taken is not None else "not taken")
         if taken is not None:
             guard.take(taken, ROUTE)

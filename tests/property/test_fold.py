@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
 from towpath.sinks.fold import newest_per_key
-from towpath.sinks.memory import MemorySink
 from towpath.sinks.ports import Batch
+from towpath.sinks.targets.memory import MemorySink
 
 COLUMNS = ("id", "name", "note", "size")
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towpath.sinks.cache.place import route_place
 from towpath.sinks.key_text import key_text
+from towpath.sinks.targets.cache.schema import route_place
 
 PARTS = st.text(
     st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=6

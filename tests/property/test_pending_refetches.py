@@ -9,7 +9,7 @@ from support.dead_letters import Asked, InMind
 from support.dying_process import Death, repeat
 from support.parked_shop import FILL, Shop, change
 from towpath.schemas import headers
-from towpath.sinks.jobs.owed import ROUTE_AGAIN_AFTER_S
+from towpath.sinks.apply.refetch import ROUTE_AGAIN_AFTER_S
 
 KEYS = (7,)
 LARGE = ("note", "bio")

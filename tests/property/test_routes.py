@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towpath.settings import Sink
-from towpath.sinks.routes import Routes
+from towpath.sinks.changes.routing import Routes
 
 ROUTES = Routes(
     Sink.model_validate(

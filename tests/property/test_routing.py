@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from towpath.settings import Route
 from towpath.sinks.change import Change, Origin
-from towpath.sinks.decode import _routed
+from towpath.sinks.changes.decode import _routed
+from towpath.sinks.changes.routing import Routing
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.key_text import key_text
-from towpath.sinks.routing import Routing
 
 COLUMNS = ("id", "a", "b", "c")
 ROUTES = st.builds(

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from support.dying_process import Death, repeat
 from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.dead_letters.letter import Matter, Order, ParkedKey, Verb
+from towpath.sinks.dead_letters.parked import OpenDeadLetters
 
 KEYS = (7, 8, 9)
 
@@ -122,7 +122,7 @@ def test_a_sink_ends_equal_to_the_fold_after_any_crash(delivery, deaths, is_afte
     repeat(shop, attend)
     asked = {str(key) for _, (key,) in shop.repairs.keys}
     repeat(shop, lambda: shop.write(*(answer(told, key) for key in sorted(asked))))
-    book = Book().read(shop.letters.entries())
+    book = OpenDeadLetters().read(shop.letters.entries())
     open_ = {letter.record.origin for m in book.letters for letter in book.of(m)}
 
     assert {k: v for k, v in told.fold.items() if k in flowing} == found

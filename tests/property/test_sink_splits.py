@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.schemas.envelope import Operation
-from towpath.sinks import decode
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.changes import decode
 from towpath.sinks.dead_letters.letter import Verb
+from towpath.sinks.dead_letters.parked import OpenDeadLetters
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -98,7 +98,7 @@ def _cut(draw, records):
 def _outcome(shop):
     """Return the rows, the open dead letters, and from where on keys are parked."""
     rows = shop.sink.rows.get("orders", {})
-    book = Book().read(shop.letters.entries())
+    book = OpenDeadLetters().read(shop.letters.entries())
     return (
         {k: (s.position, s.row and dict(s.row)) for k, s in rows.items()},
         sorted(letter.record.origin for m in book.letters for letter in book.of(m)),
@@ -139,7 +139,7 @@ def test_records_readable_later_end_as_if_always_readable(told, data):
     order = data.draw(st.permutations([0] * len(logs[0]) + [1] * len(logs[1])))
     shop = _written(_cut(data.draw, [logs[log].pop(0) for log in order]))
     with _later_release():
-        for matter in Book().read(shop.letters.entries()).letters:
+        for matter in OpenDeadLetters().read(shop.letters.entries()).letters:
             shop.ask(Verb.REPLAY, matter)
     rows = shop.sink.rows.get("orders", {})
     asked = {str(key) for _, (key,) in shop.repairs.keys}

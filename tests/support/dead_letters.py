@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+from towpath.sinks.apply.batch import SinkContext
+from towpath.sinks.apply.refetch import PendingRefetches
+from towpath.sinks.apply.sweeps import SafePosition
 from towpath.sinks.dead_letters.letter import (
     Letter,
     Order,
@@ -11,9 +14,6 @@ from towpath.sinks.dead_letters.letter import (
 )
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.jobs.batch import Desk
-from towpath.sinks.jobs.owed import Owed
-from towpath.sinks.jobs.safe import SafePosition
 
 
 class Letters:
@@ -138,7 +138,7 @@ class Heads:
         return self._position
 
 
-class InMind(Owed):
+class InMind(PendingRefetches):
     """Pending refetches in the test's memory: ``file`` survives a crash.
 
     ``routes`` are those that lost rows; ``reading`` are those that were asked for as
@@ -172,7 +172,7 @@ def desk_of(letters, *, parked=None, repairs=None, owed=None, heads=None):
     """Put a desk together; by default nobody can be asked for rows."""
     safe = SafePosition(heads, Still())
     safe.look(list)
-    return Desk(
+    return SinkContext(
         owed=InMind() if owed is None else owed,
         letters=letters,
         parked=ParkedKeys() if parked is None else parked,

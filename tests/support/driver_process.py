@@ -18,12 +18,12 @@ from support.waiting import CLOCK
 from towpath.deploy import java
 from towpath.deploy.jars import store
 from towpath.settings import load
-from towpath.sinks import declare
-from towpath.sinks.cache.reader import CacheReader
 from towpath.sinks.change import Origin
-from towpath.sinks.kafka import Topics
-from towpath.sinks.progress import progress_path, read_progress
-from towpath.sinks.search.reader import SearchReader
+from towpath.sinks.kafka.client import Topics
+from towpath.sinks.state import declare
+from towpath.sinks.state.progress import progress_path, read_progress
+from towpath.sinks.targets.cache.read import CacheReader
+from towpath.sinks.targets.search.read import SearchReader
 
 PATIENCE_S = 240.0
 

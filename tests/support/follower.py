@@ -11,11 +11,11 @@ from towpath.schemas.failure import UnavailableError
 from towpath.schemas.topics import backfill_topic
 from towpath.settings import Settings, Sink
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.decode import decode
+from towpath.sinks.changes.decode import decode
+from towpath.sinks.changes.routing import Routes
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.ports import Batch
-from towpath.sinks.progress import Progress, progress_path, write_progress
-from towpath.sinks.routes import Routes
+from towpath.sinks.state.progress import Progress, progress_path, write_progress
 
 _BATCH_RECORDS = 2000
 _PAUSE_S = 0.2

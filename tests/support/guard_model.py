@@ -2,8 +2,8 @@
 
 import orjson
 
-from towpath.sinks.cache import bulk, script
-from towpath.sinks.cache.place import route_place
+from towpath.sinks.targets.cache import schema, write
+from towpath.sinks.targets.cache.schema import route_place
 
 PREFIX = "é:1"
 
@@ -22,7 +22,7 @@ class GuardModel:
 
     def take(self, taken, route):
         """Apply what was taken of columns."""
-        for call in bulk.calls(taken, route_place(PREFIX, route)):
+        for call in write.calls(taken, route_place(PREFIX, route)):
             names = words(call.keys)
             assert call.row_count == len(names)
             self.apply_columns(names, call.columns)
@@ -30,7 +30,7 @@ class GuardModel:
 
     def write(self, changes):
         """Apply changes, as the ordinary way calls for them."""
-        for call in script.calls(PREFIX, changes):
+        for call in schema.calls(PREFIX, changes):
             self.apply(call.keys, call.rows)
 
     def apply_columns(self, names, told):

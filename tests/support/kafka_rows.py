@@ -3,8 +3,8 @@
 import orjson
 import pyarrow as pa
 
-from towpath.sinks.batches import RECORDS
-from towpath.sinks.jobs.query import Rows
+from towpath.sinks.engine.query import Rows
+from towpath.sinks.kafka.fetch import RECORDS
 
 TOPIC = "towpath.shop.orders"
 BACKFILL = f"{TOPIC}.backfill.cache"

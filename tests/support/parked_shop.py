@@ -4,15 +4,14 @@ import orjson
 
 from support.dead_letters import Asked, InMind, Letters, desk_of
 from towpath.settings import Sink as SinkSettings
+from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.replay import DeadLetterOrders
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.letter import Matter, Order
-from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.errors import BatchRefusedError
-from towpath.sinks.jobs.batch import BatchWriter
-from towpath.sinks.jobs.replay import Orders
-from towpath.sinks.memory import MemorySink
-from towpath.sinks.routes import Routes
+from towpath.sinks.targets.memory import MemorySink
 
 TOPIC = "towpath.shop.orders"
 FILL = f"{TOPIC}.backfill.cache"
@@ -75,10 +74,10 @@ class Shop:
             owed=self.owed,
         )
         self.writer = BatchWriter(ROUTES, self.sink, desk)
-        self.orders = Orders(
+        self.orders = DeadLetterOrders(
             self.writer, self.letters, self.parked, self.repairs, desk.clock
         )
-        self.orders.recall(Book(frozenset()).read(self.letters.entries()))
+        self.orders.recall(OpenDeadLetters(frozenset()).read(self.letters.entries()))
 
     def write(self, *records):
         """Write a batch of records."""
@@ -93,7 +92,9 @@ class Shop:
         """Let the sink carry out a command; return its answer."""
         self.letters.ask(order)
         self.orders.attend()
-        return Book(frozenset()).read(self.letters.entries()).answers[order.id]
+        return (
+            OpenDeadLetters(frozenset()).read(self.letters.entries()).answers[order.id]
+        )
 
 
 def change(number, operation="u", *, order=7, topic=TOPIC, unchanged=None, **after):

@@ -16,10 +16,10 @@ from towpath.deploy import java
 from towpath.deploy.cli import app
 from towpath.deploy.jars import store
 from towpath.settings import load
-from towpath.sinks import declare
-from towpath.sinks.cache.reader import CacheReader
-from towpath.sinks.kafka import Topics
-from towpath.sinks.progress import progress_path, read_progress
+from towpath.sinks.kafka.client import Topics
+from towpath.sinks.state import declare
+from towpath.sinks.state.progress import progress_path, read_progress
+from towpath.sinks.targets.cache.read import CacheReader
 
 KEYS = 400
 BLOCK = """

@@ -15,18 +15,18 @@ from support.warehouse_tables import engines
 from towpath.deploy.cli.app import run
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Kafka, Settings, load
-from towpath.sinks.cache.sink import CacheSink
-from towpath.sinks.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.replay import DeadLetterOrders
+from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.parked import ParkedKeys
-from towpath.sinks.jobs.batch import BatchWriter
-from towpath.sinks.jobs.replay import Orders
-from towpath.sinks.kafka import KafkaRelations, Topics
-from towpath.sinks.progress import progress_path, read_progress
-from towpath.sinks.repairs import KafkaRepairs
-from towpath.sinks.routes import Routes
-from towpath.sinks.search.sink import SearchSink
-from towpath.sinks.verify.passing import records_to_go
-from towpath.sinks.warehouse.sink import WarehouseSink
+from towpath.sinks.kafka.client import KafkaRelations, Topics
+from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.kafka.repairs import KafkaRepairs
+from towpath.sinks.state.progress import progress_path, read_progress
+from towpath.sinks.targets.cache.sink import CacheSink
+from towpath.sinks.targets.search.sink import SearchSink
+from towpath.sinks.targets.warehouse.sink import WarehouseSink
+from towpath.sinks.verify.progress import records_to_go
 
 OLD = "0000000000000008.0000000000"
 ABOVE_ALL = "003ffffffffffff8.0000000000"
@@ -99,7 +99,7 @@ class VerifiedRig(SnapshotRig):
         repairs = KafkaRepairs(settings, settings.sink[0])
         desk = desk_of(letters, parked=parked, repairs=repairs)
         writer = BatchWriter(Routes(settings.sink[0]), self._target, desk)
-        orders = Orders(writer, letters, parked, desk.repairs, SystemClock())
+        orders = DeadLetterOrders(writer, letters, parked, desk.repairs, SystemClock())
         self.follower.attend = orders.attend
         yield
         self.follower.attend = lambda: None

@@ -9,13 +9,12 @@ from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Route, RouteKind, WarehouseOptions
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.ports import Batch
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.warehouse.appending import LakeAppender
-from towpath.sinks.warehouse.catalog import catalog_conf
-from towpath.sinks.warehouse.reader import WarehouseReader
-from towpath.sinks.warehouse.sink import WarehouseSink
-from towpath.sinks.warehouse.writing import Engines
+from towpath.sinks.targets.warehouse.client import catalog_conf
+from towpath.sinks.targets.warehouse.read import WarehouseReader
+from towpath.sinks.targets.warehouse.sink import WarehouseSink
+from towpath.sinks.targets.warehouse.write import Engines, LakeAppender
 
 COLUMNS = (
     Column("id", "integer", nullable=False),

@@ -8,9 +8,9 @@ from support.sink_place import SinkPlace
 from support.topics import read_to_end
 from support.waiting import until
 from towpath.settings import load
-from towpath.sinks import unfilled
 from towpath.sinks.kinds import reader_of
-from towpath.sinks.progress import State
+from towpath.sinks.state import incomplete
+from towpath.sinks.state.progress import State
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -96,7 +96,7 @@ class Place(SinkPlace):
     def is_equal(self, kind):
         """Return whether a sink has all columns that the source has, in every row."""
         held = self.rows(kind)
-        return not unfilled.routes(load(self.config, {}).state_folder, kind) and all(
+        return not incomplete.routes(load(self.config, {}).state_folder, kind) and all(
             row.items() <= held.get(key, {}).items()
             for key, row in self.source(kind).items()
         )

@@ -4,8 +4,6 @@ import uuid
 
 import pytest
 
-from towpath.sinks.cache import script
-from towpath.sinks.cache.sink import CacheSink
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.errors import (
     CacheRefusedError,
@@ -13,6 +11,8 @@ from towpath.sinks.errors import (
     TargetUnavailableError,
 )
 from towpath.sinks.ports import Batch
+from towpath.sinks.targets.cache import schema
+from towpath.sinks.targets.cache.sink import CacheSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -94,7 +94,7 @@ def test_a_guard_that_another_release_loaded_stays(sink, client):
     sink.apply(batch({"id": 7}))
 
     assert sink.flush().applied == 1
-    assert {"towpath", script.library().source.partition("name=")[2].split()[0]} <= {
+    assert {"towpath", schema.library().source.partition("name=")[2].split()[0]} <= {
         library[1] for library in client.function_list()
     }
 

@@ -8,15 +8,15 @@ import redis
 
 from support.valkey import valkey
 from support.waiting import until
-from towpath.sinks.cache.losses import Watch
-from towpath.sinks.cache.place import slot_of
-from towpath.sinks.cache.reader import CacheReader
-from towpath.sinks.cache.sink import CacheSink
 from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
 from towpath.sinks.errors import TargetBusyError, TargetUnavailableError
 from towpath.sinks.fold import newest_per_key
-from towpath.sinks.memory import MemorySink
 from towpath.sinks.ports import Batch
+from towpath.sinks.targets.cache.losses import CacheWatch
+from towpath.sinks.targets.cache.read import CacheReader
+from towpath.sinks.targets.cache.schema import slot_of
+from towpath.sinks.targets.cache.sink import CacheSink
+from towpath.sinks.targets.memory import MemorySink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -66,7 +66,7 @@ def asked():
 @pytest.fixture
 def sink(nodes, asked, tmp_path, unique):
     """Provide a sink that knows the address of one of the servers."""
-    watch = Watch("cache", tmp_path / "cache.json", ("orders",), asked)
+    watch = CacheWatch("cache", tmp_path / "cache.json", ("orders",), asked)
     made = CacheSink(nodes[1].url, unique, 3600, watch)
     made.open()
     yield made
@@ -301,7 +301,7 @@ def test_a_replica_takes_over_and_missing_rows_are_read_again(
     first, second = pair
     sink = CacheSink(
         *(first.url, "p", 3600),
-        Watch("cache", tmp_path / "cache.json", ("orders",), asked),
+        CacheWatch("cache", tmp_path / "cache.json", ("orders",), asked),
     )
     sink.open()
     if lags:

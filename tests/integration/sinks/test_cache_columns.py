@@ -7,12 +7,12 @@ import orjson
 import pytest
 
 from support.record_table import cache_routes, table_of
-from towpath.sinks.cache.sink import CacheSink
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.columns import plain_columns
-from towpath.sinks.decode import decode
+from towpath.sinks.changes.columns import plain_columns
+from towpath.sinks.changes.decode import decode
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.ports import Batch
+from towpath.sinks.targets.cache.sink import CacheSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 

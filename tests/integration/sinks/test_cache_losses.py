@@ -4,10 +4,6 @@ import orjson
 import pytest
 
 from support.valkey import valkey
-from towpath.sinks.cache.client import FULL_RETRY_AFTER_S
-from towpath.sinks.cache.losses import Watch
-from towpath.sinks.cache.reader import CacheReader
-from towpath.sinks.cache.sink import CacheSink
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
 from towpath.sinks.errors import (
     BrokerUnavailableError,
@@ -16,6 +12,10 @@ from towpath.sinks.errors import (
     TargetUnavailableError,
 )
 from towpath.sinks.ports import Batch
+from towpath.sinks.targets.cache.client import FULL_RETRY_AFTER_S
+from towpath.sinks.targets.cache.losses import CacheWatch
+from towpath.sinks.targets.cache.read import CacheReader
+from towpath.sinks.targets.cache.sink import CacheSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -56,7 +56,7 @@ class Place:
 
     def sink(self):
         """Make a sink, as a new process would."""
-        watch = Watch("cache", self.file, ROUTES, self.asked)
+        watch = CacheWatch("cache", self.file, ROUTES, self.asked)
         sink = CacheSink(self.server.url, "p", 3600, watch)
         self.made.append(sink)
         return sink

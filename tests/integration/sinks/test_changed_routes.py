@@ -6,8 +6,8 @@ import pytest
 from support.sink_place import KEYS, ROUTE, SinkPlace, Writers
 from support.waiting import until
 from towpath.settings import load
-from towpath.sinks import unfilled
-from towpath.sinks.progress import State, sink_folder
+from towpath.sinks.state import incomplete
+from towpath.sinks.state.progress import State, sink_folder
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(500)]
 
@@ -52,7 +52,7 @@ class Place(SinkPlace):
 
     def is_filled(self, count):
         """Tell whether so many outcomes were named, and all routes have their rows."""
-        lacking = unfilled.routes(self.state_folder, "extra")
+        lacking = incomplete.routes(self.state_folder, "extra")
         return len(self.outcomes()) == count and self.is_running and not lacking
 
     def starts(self, name):

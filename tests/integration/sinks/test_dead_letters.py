@@ -14,17 +14,16 @@ from support.parked_shop import Choosy, change
 from towpath.deploy.cli import dead_letters
 from towpath.deploy.cli.app import run
 from towpath.settings import Kafka, load
+from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.replay import DeadLetterOrders
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.dead_letter_topic import DeadLetterTopic
-from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.letter import Letter
-from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.heads import Heads
-from towpath.sinks.jobs.batch import BatchWriter
-from towpath.sinks.jobs.replay import Orders
-from towpath.sinks.kafka import Topics
-from towpath.sinks.routes import Routes
+from towpath.sinks.kafka.client import Topics
+from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.kafka.offsets import Heads
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -68,13 +67,13 @@ class Process:
         self.letters = DeadLetterTopic(settings, "cache")
         self.repairs = Asked()
         parked = ParkedKeys()
-        book = Book(frozenset())
+        book = OpenDeadLetters(frozenset())
         for entry in self.letters.entries():
             book.read([entry])
             parked.recall([entry])
         desk = desk_of(self.letters, parked=parked, repairs=self.repairs)
         self.writer = BatchWriter(Routes(settings.sink_named("cache")), sink, desk)
-        self.orders = Orders(
+        self.orders = DeadLetterOrders(
             self.writer, self.letters, parked, self.repairs, desk.clock
         )
         self.orders.recall(book)
@@ -203,7 +202,7 @@ def test_dead_letters_are_not_durable_without_a_broker(
     """
     The batch is retried.
     """
-    monkeypatch.setattr("towpath.sinks.kafka.REQUEST_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("towpath.sinks.kafka.client.REQUEST_TIMEOUT_S", 0.5)
     text = config.read_text(encoding="utf-8")
     settings = load(config, {})
     away = text.replace(settings.kafka.bootstrap_servers, f"127.0.0.1:{unused_port}")

@@ -8,12 +8,12 @@ from opensearchpy import OpenSearch
 
 from support.warehouse_tables import write
 from towpath.settings import Route, SearchOptions, Sink
-from towpath.sinks.cache.client import connect
-from towpath.sinks.cache.erasing import erase as erase_cache
-from towpath.sinks.cache.place import floors_place, route_place, witness_places
-from towpath.sinks.search.erasing import erase as erase_search
-from towpath.sinks.search.mapping import index_body, with_own
-from towpath.sinks.warehouse.erasing import erase as erase_warehouse
+from towpath.sinks.targets.cache.client import connect
+from towpath.sinks.targets.cache.schema import floors_place, route_place, witness_places
+from towpath.sinks.targets.cache.upkeep import erase as erase_cache
+from towpath.sinks.targets.search.schema import index_body, with_own
+from towpath.sinks.targets.search.upkeep import erase as erase_search
+from towpath.sinks.targets.warehouse.upkeep import erase as erase_warehouse
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 

@@ -7,9 +7,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from towpath.settings import Kafka
-from towpath.sinks import clients, fetching
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
-from towpath.sinks.fetching import KafkaBatches
+from towpath.sinks.kafka import clients, fetch
+from towpath.sinks.kafka.fetch import KafkaBatches
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -37,10 +37,10 @@ def client(monkeypatch):
     """Give up soon, read in small portions, and count."""
     counting = type("Counted", (Counting,), {})
     monkeypatch.setattr(clients, "Consumer", counting)
-    monkeypatch.setattr(fetching, "REQUEST_TIMEOUT_S", 2.0)
-    monkeypatch.setattr(fetching, "_POLL_S", 0.1)
-    monkeypatch.setattr(fetching, "_ASK_WITHIN_S", 2.0)
-    monkeypatch.setattr(fetching, "PORTION_RECORDS", 100)
+    monkeypatch.setattr(fetch, "REQUEST_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(fetch, "_POLL_S", 0.1)
+    monkeypatch.setattr(fetch, "_ASK_WITHIN_S", 2.0)
+    monkeypatch.setattr(fetch, "PORTION_RECORDS", 100)
     return counting
 
 
@@ -190,7 +190,7 @@ def test_an_end_that_was_met_too_early_is_kept_in_mind(
     The client tells it once: a batch that ends with a mark there waits for no other.
     """
     transact(stack, topic, "a", 1, 1)
-    arrived = fetching._arrived
+    arrived = fetch._arrived
 
     def arrive(consumer, most):
         messages = arrived(consumer, most)
@@ -199,7 +199,7 @@ def test_an_end_that_was_met_too_early_is_kept_in_mind(
             produce(stack, topic, 1, [0])
         return messages
 
-    monkeypatch.setattr(fetching, "_arrived", arrive)
+    monkeypatch.setattr(fetch, "_arrived", arrive)
     # The other partition's record comes when the end of this one was met.
     first = offsets(reading.portions(span(topic, (0, 2), (0, 1))))
     second = offsets(reading.portions(span(topic, (2, 4), (1, 1))))
@@ -252,11 +252,11 @@ def test_a_partition_far_ahead_waits_for_the_others(
     """
     Its records would fill the memory meanwhile; none of them is lost by waiting.
     """
-    monkeypatch.setattr(fetching, "_AHEAD_BYTES", 200)
-    monkeypatch.setattr(fetching, "REQUEST_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(fetch, "_AHEAD_BYTES", 200)
+    monkeypatch.setattr(fetch, "REQUEST_TIMEOUT_S", 60.0)
     produce(stack, topic, 0, range(2000))
     produce(stack, topic, 1, range(2))
-    arrived = fetching._arrived
+    arrived = fetch._arrived
 
     def arrive(consumer, most):
         if client.paused and not client.taken:
@@ -264,7 +264,7 @@ def test_a_partition_far_ahead_waits_for_the_others(
             produce(stack, topic, 1, [2])
         return arrived(consumer, most)
 
-    monkeypatch.setattr(fetching, "_arrived", arrive)
+    monkeypatch.setattr(fetch, "_arrived", arrive)
     first = offsets(reading.portions(span(topic, (0, 5), (0, 3))))
     second = offsets(reading.portions(span(topic, (5, 2000), (3, 3))))
 

@@ -6,7 +6,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from towpath.settings import Kafka
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.oldest import KafkaOldest
+from towpath.sinks.kafka.offsets import KafkaOldest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -53,7 +53,7 @@ def test_an_unavailable_broker_is_reported(unused_port, monkeypatch):
     """
     Silence is never taken for an age.
     """
-    monkeypatch.setattr("towpath.sinks.oldest._TIMEOUT_S", 0.2)
+    monkeypatch.setattr("towpath.sinks.kafka.offsets._TIMEOUT_S", 0.2)
     oldest = KafkaOldest(Kafka(bootstrap_servers=f"127.0.0.1:{unused_port}"), "towpath")
     with pytest.raises(BrokerUnavailableError):
         oldest.oldest_ms({("towpath.shop.orders", 0): 0})

@@ -12,9 +12,9 @@ from towpath.deploy.cli.app import run
 from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import table_topic
 from towpath.settings import load
-from towpath.sinks import declare
-from towpath.sinks.kafka import Topics
+from towpath.sinks.kafka.client import Topics
 from towpath.sinks.kinds import reader_of
+from towpath.sinks.state import declare
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 

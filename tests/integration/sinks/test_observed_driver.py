@@ -13,10 +13,10 @@ from towpath.deploy.cli import app
 from towpath.schemas import telemetry
 from towpath.schemas.position import parse_position
 from towpath.settings import load
-from towpath.sinks import declare, unfilled
-from towpath.sinks.kafka import Topics
-from towpath.sinks.progress import State, sink_folder
-from towpath.sinks.verify import passing
+from towpath.sinks.kafka.client import Topics
+from towpath.sinks.state import declare, incomplete
+from towpath.sinks.state.progress import State, sink_folder
+from towpath.sinks.verify import progress
 from towpath.sinks.wait import Waiter
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -224,7 +224,7 @@ def check_emptied_cache(place, capsys):
     place.cache.client.flushall()
     until(
         lambda: (
-            unfilled.routes(place.state_folder, "plain")
+            incomplete.routes(place.state_folder, "plain")
             or place.said("all rows asked for")
         ),
         "the loss is noticed",
@@ -234,7 +234,7 @@ def check_emptied_cache(place, capsys):
 
     assert place.plain() == place.held("plain")
     assert place.said("it was emptied")
-    assert () == unfilled.routes(place.state_folder, "plain")
+    assert () == incomplete.routes(place.state_folder, "plain")
     assert [] == place.told(capsys)["unfilled"]
 
 
@@ -245,7 +245,7 @@ def check_slow_batch(place, monkeypatch, capsys):
     Writes wait in the cache for longer than ``verify`` has patience, but not for as
     long as the sink waits for an answer.
     """
-    monkeypatch.setattr(passing, "STUCK_AFTER_S", 4.0)
+    monkeypatch.setattr(progress, "STUCK_AFTER_S", 4.0)
     place.cache.client.client_pause(9000, all=False)
     place.execute(ADD.format(3001, 3003))
     capsys.readouterr()

@@ -15,8 +15,8 @@ from towpath.deploy.cli import app as commands
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Sink
+from towpath.sinks.apply.bisect import Delivery
 from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
-from towpath.sinks.jobs.delivery import Delivery
 from towpath.sinks.kinds import SinkParts, check_kinds, kind_of
 from towpath.sinks.ports import Batch
 from towpath.testing import ContractSuite, memory_target

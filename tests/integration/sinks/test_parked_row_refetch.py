@@ -12,21 +12,19 @@ from support.webhook_receiver import SECRET, Answer, Receiver
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
 from towpath.settings.sink import WebhookOptions
+from towpath.sinks.apply.batch import BatchWriter, SinkContext
+from towpath.sinks.apply.refetch import PendingRefetches
+from towpath.sinks.apply.replay import DeadLetterOrders
+from towpath.sinks.apply.sweeps import SafePosition, Sweeps
+from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.parked import ParkedKeys
-from towpath.sinks.jobs.batch import BatchWriter, Desk
-from towpath.sinks.jobs.owed import Owed
-from towpath.sinks.jobs.replay import Orders
-from towpath.sinks.jobs.safe import SafePosition
-from towpath.sinks.jobs.session import SparkSql
-from towpath.sinks.jobs.sweeps import Sweeps
-from towpath.sinks.kafka import KafkaRelations, Topics
-from towpath.sinks.kinds import reader_of
-from towpath.sinks.repairs import KafkaRepairs
-from towpath.sinks.routed import RoutedRelations
-from towpath.sinks.routes import Routes
-from towpath.sinks.search.sink import SearchSink
-from towpath.sinks.warehouse.sink import WarehouseSink
-from towpath.sinks.webhook.sink import WebhookSink
+from towpath.sinks.engine.session import SparkSql
+from towpath.sinks.kafka.client import KafkaRelations, Topics
+from towpath.sinks.kafka.repairs import KafkaRepairs
+from towpath.sinks.kinds import RoutedRelations, reader_of
+from towpath.sinks.targets.search.sink import SearchSink
+from towpath.sinks.targets.warehouse.sink import WarehouseSink
+from towpath.sinks.targets.webhook.sink import WebhookSink
 
 pytestmark = [pytest.mark.integration]
 
@@ -80,14 +78,16 @@ class Rig(SnapshotRig):
         self.target.open()
         self.letters, self.parked = Letters(), ParkedKeys()
         state, cluster = settings.state_folder, Topics(settings.kafka)
-        self.owed = Owed(state, "it", [self.route], Still())
+        self.owed = PendingRefetches(state, "it", [self.route], Still())
         repairs = KafkaRepairs(settings, sink)
-        desk = Desk(
+        desk = SinkContext(
             *(self.letters, self.parked, Sweeps(state, "it", cluster), repairs),
             *(self.owed, SafePosition(None, Still()), Still()),
         )
         self.writer = BatchWriter(Routes(sink), self.target, desk)
-        self.orders = Orders(self.writer, self.letters, self.parked, repairs, Still())
+        self.orders = DeadLetterOrders(
+            self.writer, self.letters, self.parked, repairs, Still()
+        )
         self.seen = {}
 
     def deliver(self):

@@ -10,16 +10,15 @@ from support.topics import headers_of, read_to_end, sink_record
 from towpath.deploy.sinks.filling import SinkFill, carry_out_fill
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
-from towpath.sinks import unfilled
+from towpath.sinks.apply.batch import BatchWriter, SinkContext
+from towpath.sinks.apply.refetch import PendingRefetches
+from towpath.sinks.apply.sweeps import SafePosition, Sweeps
+from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.parked import ParkedKeys
-from towpath.sinks.jobs.batch import BatchWriter, Desk
-from towpath.sinks.jobs.owed import Owed
-from towpath.sinks.jobs.safe import SafePosition
-from towpath.sinks.jobs.sweeps import Sweeps
-from towpath.sinks.kafka import Topics
-from towpath.sinks.memory import MemorySink
-from towpath.sinks.repairs import KafkaRepairs
-from towpath.sinks.routes import Routes
+from towpath.sinks.kafka.client import Topics
+from towpath.sinks.kafka.repairs import KafkaRepairs
+from towpath.sinks.state import incomplete
+from towpath.sinks.targets.memory import MemorySink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -85,8 +84,8 @@ class Rig(SnapshotRig):
         self.parked = ParkedKeys()
         state, name = settings.state_folder, self.sink.name
         routes = [route.name for route in self.sink.route]
-        self.owed = Owed(state, name, routes, Still())
-        desk = Desk(
+        self.owed = PendingRefetches(state, name, routes, Still())
+        desk = SinkContext(
             *(self.letters, self.parked),
             Sweeps(state, name, Topics(settings.kafka)),
             *(KafkaRepairs(settings, self.sink), self.owed),
@@ -129,11 +128,11 @@ def test_a_row_that_no_signal_can_list_comes_whole(rig, table):
     (update,) = rig.read(f"s.{table}", at_least=1)
     backfill = f"s.{table}.backfill.it"
     rig.deliver(f"s.{table}")
-    asked = len(rig.owed), unfilled.routes(rig.folder, "it")
+    asked = len(rig.owed), incomplete.routes(rig.folder, "it")
 
     def is_settled():
         rig.deliver(backfill)
-        return not unfilled.routes(rig.folder, "it")
+        return not incomplete.routes(rig.folder, "it")
 
     rig.wait_for(is_settled)
     rig.deliver(backfill)

@@ -16,18 +16,17 @@ from towpath.schemas.backoff import Backoff
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Kafka
 from towpath.settings import Sink as SinkSettings
-from towpath.sinks.declare import records_between
-from towpath.sinks.fetching import KafkaBatches
-from towpath.sinks.jobs import recovery
-from towpath.sinks.jobs.checkpoint import drop_checkpoint
-from towpath.sinks.jobs.parts import Parts
-from towpath.sinks.jobs.query import QueryPlan
-from towpath.sinks.jobs.recovery import RECOVERIES_FILE
-from towpath.sinks.jobs.report import Report
-from towpath.sinks.jobs.supervisor import Supervisor
-from towpath.sinks.kafka import Topics
-from towpath.sinks.memory import MemorySink
-from towpath.sinks.progress import progress_path, read_progress, replace_file
+from towpath.sinks.engine import recovery
+from towpath.sinks.engine.checkpoint import drop_checkpoint
+from towpath.sinks.engine.query import QueryPlan
+from towpath.sinks.engine.recovery import RECOVERIES_FILE
+from towpath.sinks.engine.report import Report
+from towpath.sinks.engine.supervisor import Supervisor, SupervisorParts
+from towpath.sinks.kafka.client import Topics
+from towpath.sinks.kafka.fetch import KafkaBatches
+from towpath.sinks.state.declare import records_between
+from towpath.sinks.state.progress import progress_path, read_progress, replace_file
+from towpath.sinks.targets.memory import MemorySink
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -135,7 +134,7 @@ class Place:
         stop = threading.Event()
         clock = SystemClock()
         report = Report(self.plan.state_folder, "cache", clock)
-        parts = Parts(
+        parts = SupervisorParts(
             lambda _: self.sink,
             partial(KafkaBatches, self.plan.kafka),
             lambda _: self.letters,

@@ -14,6 +14,7 @@ from support.waiting import until
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route, RouteKind, SearchOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.errors import (
     ForeignIndexError,
     IndexBlockedError,
@@ -22,10 +23,9 @@ from towpath.sinks.errors import (
     TargetUnavailableError,
 )
 from towpath.sinks.ports import Batch
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.search.known import Watch
-from towpath.sinks.search.reader import SearchReader
-from towpath.sinks.search.sink import SearchSink
+from towpath.sinks.targets.search.indexes import IndexWatch
+from towpath.sinks.targets.search.read import SearchReader
+from towpath.sinks.targets.search.sink import SearchSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -154,7 +154,7 @@ def watched(stack, route, tmp_path):
 
     @contextmanager
     def opened():
-        watch = Watch(tmp_path / "search.json", asked)
+        watch = IndexWatch(tmp_path / "search.json", asked)
         url = stack.opensearch_url
         made = SearchSink(url, (route,), Relations(), SystemClock(), watch=watch)
         made.open()

@@ -9,13 +9,13 @@ from opensearchpy import OpenSearch
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route, SearchOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.errors import NothingToRebuildError
 from towpath.sinks.ports import Batch
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.search.fields import RouteFields
-from towpath.sinks.search.reader import SearchReader
-from towpath.sinks.search.rebuild import Rebuild
-from towpath.sinks.search.sink import SearchSink
+from towpath.sinks.targets.search.read import SearchReader
+from towpath.sinks.targets.search.rebuild import Rebuild
+from towpath.sinks.targets.search.schema import RouteFields
+from towpath.sinks.targets.search.sink import SearchSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 

@@ -19,9 +19,9 @@ from towpath.deploy import java
 from towpath.deploy.cli import app
 from towpath.deploy.jars import store
 from towpath.settings import load
-from towpath.sinks import declare
-from towpath.sinks.kafka import Topics
-from towpath.sinks.search.reader import SearchReader
+from towpath.sinks.kafka.client import Topics
+from towpath.sinks.state import declare
+from towpath.sinks.targets.search.read import SearchReader
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 

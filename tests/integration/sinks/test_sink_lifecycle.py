@@ -7,9 +7,9 @@ from support.valkey import Valkey
 from support.waiting import until
 from towpath.deploy.cli import sink_lifecycle
 from towpath.settings import Kafka, load
-from towpath.sinks.cache.client import connect
-from towpath.sinks.kafka import Topics
-from towpath.sinks.progress import State, sink_folder
+from towpath.sinks.kafka.client import Topics
+from towpath.sinks.state.progress import State, sink_folder
+from towpath.sinks.targets.cache.client import connect
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(240)]
 

@@ -18,17 +18,16 @@ from towpath.deploy.cli import app
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import load
-from towpath.sinks.cache.sink import CacheSink
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.ports import Batch
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.search.sink import SearchSink
+from towpath.sinks.targets.cache.sink import CacheSink
+from towpath.sinks.targets.search.sink import SearchSink
+from towpath.sinks.targets.warehouse.sink import WarehouseSink
 from towpath.sinks.verify import __main__ as judge
 from towpath.sinks.verify import source
-from towpath.sinks.verify.__main__ import Wishes
-from towpath.sinks.verify.passing import Unread
-from towpath.sinks.verify.source_log import SourceLog
-from towpath.sinks.warehouse.sink import WarehouseSink
+from towpath.sinks.verify.__main__ import VerifyOptions
+from towpath.sinks.verify.progress import SourceLog, Unread
 
 CACHE = pytest.param("cache", marks=pytest.mark.timeout(90))
 SEARCH = pytest.param("search", marks=pytest.mark.timeout(90))
@@ -404,7 +403,7 @@ def verify(place, capsys):
     """Verify the place; return the exit code and what the report says."""
 
     def run(**wishes):
-        code = judge.verify(place.config, "it", Wishes(as_json=True, **wishes))
+        code = judge.verify(place.config, "it", VerifyOptions(as_json=True, **wishes))
         return code, json.loads(capsys.readouterr().out)
 
     return run
@@ -739,7 +738,7 @@ def test_a_source_that_goes_away_ends_no_passes(place, capsys, database, monkeyp
     """The pass meanwhile proves nothing, and the next one compares again."""
     clock = Shut(database)
     monkeypatch.setattr(judge, "SystemClock", lambda: clock)
-    code = judge.verify(place.config, "it", Wishes(as_json=True, every_s=60.0))
+    code = judge.verify(place.config, "it", VerifyOptions(as_json=True, every_s=60.0))
     passes = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     assert (3, ["equal", "unverified", "equal"]) == (

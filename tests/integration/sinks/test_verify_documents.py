@@ -10,13 +10,13 @@ from opensearchpy import OpenSearch
 from towpath.schemas.clock import SystemClock
 from towpath.settings import load
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.decode import decode
+from towpath.sinks.changes.decode import decode
+from towpath.sinks.changes.routing import Routes
 from towpath.sinks.fold import newest_per_key
 from towpath.sinks.ports import Batch
-from towpath.sinks.routes import Routes
-from towpath.sinks.search.sink import SearchSink
+from towpath.sinks.targets.search.sink import SearchSink
 from towpath.sinks.verify import __main__ as judge
-from towpath.sinks.verify.__main__ import Wishes
+from towpath.sinks.verify.__main__ import VerifyOptions
 from towpath.sinks.verify.routes import Tables
 from towpath.sinks.verify.source import Source
 
@@ -172,7 +172,7 @@ def verify(place, capsys):
     """Verify the place; return the exit code, the route's report and differences."""
 
     def run():
-        code = judge.verify(place.config, "it", Wishes(as_json=True))
+        code = judge.verify(place.config, "it", VerifyOptions(as_json=True))
         (route,) = json.loads(capsys.readouterr().out)["routes"]
         found = [tuple(d.values()) for d in route["first"]]
         return code, route, found
@@ -302,7 +302,7 @@ def test_a_view_that_gives_no_documents_is_told(verify, database, columns, reaso
 def test_a_topic_without_a_view_cannot_be_verified(make, capsys):
     """The route's topic is named, and where its view belongs."""
     place = make(topic="invoice")
-    code = judge.verify(place.config, "it", Wishes(as_json=True))
+    code = judge.verify(place.config, "it", VerifyOptions(as_json=True))
     (route,) = json.loads(capsys.readouterr().out)["routes"]
 
     assert (3, True) == (code, "outbox.event.invoice" in route["error"])

@@ -21,7 +21,7 @@ from towpath.sinks.verify.errors import IncomparableError, NoOutboxError
 from towpath.sinks.verify.forms import form_of
 from towpath.sinks.verify.route import verify_route
 from towpath.sinks.verify.routes import Tables
-from towpath.sinks.verify.settle import Bench
+from towpath.sinks.verify.settle import RouteComparison
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
@@ -117,7 +117,7 @@ def judged(dsn, log, waits=None, outbox=LAID_OUT):
     settings, sink, route = settings_of(dsn, outbox)
     with source.Source(dsn) as connection:
         table = Tables(sink, settings, connection, None).of(route)
-        bench = Bench(
+        bench = RouteComparison(
             *(route.name, table, form_of(route, table, sink), connection, log),
             *(waits or AtRest(), SystemClock()),
         )

@@ -9,12 +9,12 @@ from psycopg.conninfo import conninfo_to_dict
 
 from towpath.schemas.table_name import TableName
 from towpath.settings.rows import Rows
-from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.verify import source as reading
 from towpath.sinks.verify.errors import IncomparableError
 from towpath.sinks.verify.forms import RowForm
-from towpath.sinks.verify.published import comparable, published
 from towpath.sinks.verify.source import Source
+from towpath.sinks.verify.table import comparable, published
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 

@@ -8,11 +8,11 @@ import pytest
 from support.literals import LITERALS, SAME, TYPES, Literal
 from towpath.schemas.table_name import TableName
 from towpath.settings.rows import Rows
+from towpath.sinks.key_text import text_of
 from towpath.sinks.ports import StoredRow
-from towpath.sinks.values import text_of
 from towpath.sinks.verify.forms import RowForm
-from towpath.sinks.verify.published import as_written
 from towpath.sinks.verify.source import Source
+from towpath.sinks.verify.table import as_written
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 

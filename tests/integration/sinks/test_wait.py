@@ -18,7 +18,12 @@ from support.rig import Rig
 from support.waiting import CLOCK
 from towpath.deploy.cli.app import run
 from towpath.settings import load
-from towpath.sinks.progress import Progress, State, progress_path, write_progress
+from towpath.sinks.state.progress import (
+    Progress,
+    State,
+    progress_path,
+    write_progress,
+)
 from towpath.sinks.wait import Waiter
 from towpath.sinks.wait.errors import NotAppliedError, UnknownLsnError
 

@@ -9,10 +9,10 @@ from pyiceberg.catalog.sql import SqlCatalog
 from support.warehouse_tables import ROW, Faulty, write
 from towpath.schemas.failure import UnavailableError
 from towpath.sinks.errors import StatementRefusedError, TargetUnavailableError
-from towpath.sinks.warehouse.catalog import CATALOG, catalog_properties
-from towpath.sinks.warehouse.erasing import erase
-from towpath.sinks.warehouse.reader import WarehouseReader
-from towpath.sinks.warehouse.tables import lake_name
+from towpath.sinks.targets.warehouse.client import CATALOG, catalog_properties
+from towpath.sinks.targets.warehouse.read import WarehouseReader
+from towpath.sinks.targets.warehouse.schema import lake_name
+from towpath.sinks.targets.warehouse.upkeep import erase
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 

@@ -10,7 +10,7 @@ import structlog
 from support import object_store
 from support.warehouse_tables import Lake, session_of, write
 from towpath.settings import WarehouseOptions
-from towpath.sinks.jobs.session import SparkSql
+from towpath.sinks.engine.session import SparkSql
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 

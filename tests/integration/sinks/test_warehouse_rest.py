@@ -8,10 +8,10 @@ import structlog
 from support.rest_catalog import RefusedError, serving
 from support.warehouse_tables import Lake, session_of, write
 from towpath.settings import WarehouseOptions
+from towpath.sinks.changes.relations import Column
+from towpath.sinks.engine.session import SparkSql
 from towpath.sinks.errors import TargetUnavailableError
-from towpath.sinks.jobs.session import SparkSql
-from towpath.sinks.relations import Column
-from towpath.sinks.warehouse.reader import WarehouseReader
+from towpath.sinks.targets.warehouse.read import WarehouseReader
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 

@@ -6,10 +6,10 @@ from support.warehouse_tables import COLUMNS, ROW, Faulty, engines, write
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Route
 from towpath.sinks.change import Floor, Origin
+from towpath.sinks.changes.relations import Column
 from towpath.sinks.ports import Batch
-from towpath.sinks.relations import Column
-from towpath.sinks.warehouse.errors import PartitionFieldError
-from towpath.sinks.warehouse.sink import WarehouseSink
+from towpath.sinks.targets.warehouse.client import PartitionFieldError
+from towpath.sinks.targets.warehouse.sink import WarehouseSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 

@@ -4,7 +4,7 @@ import pytest
 
 from support.verified_sink import VerifiedRig
 from towpath.settings import load
-from towpath.sinks.warehouse.reader import WarehouseReader
+from towpath.sinks.targets.warehouse.read import WarehouseReader
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(240)]
 

@@ -5,9 +5,9 @@ from contextlib import suppress
 import pytest
 
 from support.warehouse_tables import Stepping, write
+from towpath.sinks.changes.relations import Column
 from towpath.sinks.errors import BatchRefusedError, TargetUnavailableError
 from towpath.sinks.ports import Batch
-from towpath.sinks.relations import Column
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 

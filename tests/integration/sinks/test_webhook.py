@@ -16,6 +16,9 @@ from towpath.schemas.clock import SystemClock
 from towpath.settings import Route
 from towpath.settings import Sink as SinkSettings
 from towpath.settings.sink import WebhookOptions
+from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.bisect import Delivery, DeliveryResult
+from towpath.sinks.apply.replay import DeadLetterOrders
 from towpath.sinks.change import (
     ALL_PRESENT,
     Change,
@@ -25,6 +28,7 @@ from towpath.sinks.change import (
     Record,
     Refusal,
 )
+from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.letter import LATER, Matter, Order, Verb
 from towpath.sinks.dead_letters.parked import ParkedKeys
 from towpath.sinks.errors import (
@@ -34,12 +38,8 @@ from towpath.sinks.errors import (
     TargetUnavailableError,
     WebhookRefusedError,
 )
-from towpath.sinks.jobs.batch import BatchWriter
-from towpath.sinks.jobs.delivery import Delivered, Delivery
-from towpath.sinks.jobs.replay import Orders
 from towpath.sinks.ports import Batch
-from towpath.sinks.routes import Routes
-from towpath.sinks.webhook.sink import WebhookSink
+from towpath.sinks.targets.webhook.sink import WebhookSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -363,7 +363,7 @@ def test_a_parked_event_is_posted_before_later_ones(receiver, sink):
     told_first = [e["event_id"] for e in receiver.events]
     receiver.otherwise = lambda _: None
     letters.ask(Order("mend", Verb.REPLAY, Matter("e", b"a")))
-    Orders(writer, letters, parked, desk.repairs, SystemClock()).attend()
+    DeadLetterOrders(writer, letters, parked, desk.repairs, SystemClock()).attend()
     writer.write_records([record(5)], 2)
 
     assert (["e1", "e4"], ["e2", "e3", "e5"]) == (
@@ -498,7 +498,7 @@ class Patient:
         self.file = file
         self.clock = Hours()
         self.replays = 0
-        self.done = Delivered()
+        self.done = DeliveryResult()
         self.sink = self.made()
 
     def made(self, **options) -> WebhookSink:

@@ -15,14 +15,13 @@ from towpath.schemas.clock import SystemClock
 from towpath.settings import Route
 from towpath.settings import Sink as SinkSettings
 from towpath.settings.sink import WebhookOptions
+from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.replay import DeadLetterOrders
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.dead_letters.book import Book
-from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.changes.routing import Routes
+from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.errors import TargetBusyError, TargetUnavailableError
-from towpath.sinks.jobs.batch import BatchWriter
-from towpath.sinks.jobs.replay import Orders
-from towpath.sinks.routes import Routes
-from towpath.sinks.webhook.sink import WebhookSink
+from towpath.sinks.targets.webhook.sink import WebhookSink
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -82,7 +81,7 @@ class Hook:
         desk = desk_of(self.letters, parked=parked)
         self.parked = parked
         self.writer = BatchWriter(Routes(settings), sink, desk)
-        self.orders = Orders(
+        self.orders = DeadLetterOrders(
             self.writer, self.letters, parked, desk.repairs, self.clock
         )
 
@@ -128,7 +127,7 @@ class Hook:
 
     def open_letters(self) -> list[str]:
         """Return the reasons of what is set aside."""
-        book = Book().read(self.letters.entries())
+        book = OpenDeadLetters().read(self.letters.entries())
         return [x.reason for matter in book.letters for x in book.of(matter)]
 
     def _position(self) -> bytes:

@@ -7,7 +7,7 @@ from towpath.deploy.local.configuration import write_configuration
 from towpath.deploy.local.stack import Addresses
 from towpath.schemas.events import event_schemas
 from towpath.settings import RouteKind, load
-from towpath.sinks.search.documents import document_fields
+from towpath.sinks.targets.search.schema import document_fields
 
 _BEFORE = Addresses(
     postgres_port=20_001,

@@ -6,7 +6,7 @@ from towpath.deploy.sinks import filling
 from towpath.deploy.snapshots import signals
 from towpath.schemas.failure import UnavailableError, UsageError
 from towpath.settings import Settings
-from towpath.sinks import unfilled
+from towpath.sinks.state import incomplete
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_two_fillings_do_not_mix(settings, monkeypatch):
 @pytest.fixture
 def missing_rows(settings):
     """Return a function that lists the routes with missing rows."""
-    return lambda: unfilled.routes(settings.state_folder, "cache")
+    return lambda: incomplete.routes(settings.state_folder, "cache")
 
 
 def test_a_refilled_route_is_incomplete_until_it_is_done(
@@ -165,9 +165,9 @@ def test_a_fill_repairs_earlier_losses_only(settings, monkeypatch, missing_rows)
     Relay(monkeypatch)
     folder, sink = settings.state_folder, settings.sink[0]
     for route in ("lines", "customers"):
-        unfilled.begin(folder, "cache", route, "repair-1")
+        incomplete.begin(folder, "cache", route, "repair-1")
     begun, _ = fill(settings)
-    unfilled.begin(folder, "cache", "lines", "repair-2")
+    incomplete.begin(folder, "cache", "lines", "repair-2")
     begun, is_old = fill(settings)
     filling.end_fill(settings, sink, begun, is_applied=True)
 
@@ -179,7 +179,7 @@ def test_a_failed_fill_repairs_nothing(settings, monkeypatch, missing_rows):
     The earlier loss is still one.
     """
     Relay(monkeypatch)
-    unfilled.begin(settings.state_folder, "cache", "lines", "repair-1")
+    incomplete.begin(settings.state_folder, "cache", "lines", "repair-1")
     begun, _ = fill(settings)
     filling.end_fill(settings, settings.sink[0], begun, is_applied=False)
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from towpath.deploy.cli.status import screen
 from towpath.deploy.local.lifecycle import PartState
 from towpath.deploy.status.overview import problems_of
-from towpath.sinks.progress import State
+from towpath.sinks.state.progress import State
 
 PART = {
     "name": "kafka",

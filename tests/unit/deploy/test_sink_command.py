@@ -8,7 +8,7 @@ from towpath.deploy.sinks.filling import collections_of
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings
-from towpath.sinks.progress import Progress, progress_path, write_progress
+from towpath.sinks.state.progress import Progress, progress_path, write_progress
 
 
 def settings(view: str, *names: str) -> Settings:

@@ -11,9 +11,9 @@ from towpath.deploy.sinks.dropping import without_sink
 from towpath.deploy.snapshots.signals import TableProgress
 from towpath.schemas.failure import ConfigurationError, UnavailableError, UsageError
 from towpath.settings import load
-from towpath.sinks.declare import DROPPING_FILE, store_starting_offsets
 from towpath.sinks.errors import SinkExistsError, UnknownSinkError
-from towpath.sinks.held import hold
+from towpath.sinks.state.declare import DROPPING_FILE, store_starting_offsets
+from towpath.sinks.state.files import hold
 
 HEAD = """\
 version = 1

@@ -7,7 +7,7 @@ import pytest
 from towpath.deploy.cli.app import app
 from towpath.deploy.status import overview
 from towpath.schemas.clock import SystemClock
-from towpath.sinks.progress import (
+from towpath.sinks.state.progress import (
     DriverNote,
     Progress,
     State,

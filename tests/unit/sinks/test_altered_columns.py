@@ -7,11 +7,11 @@ import pytest
 import structlog
 
 from towpath.settings import Kafka, Sink
-from towpath.sinks import unfilled
+from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.engine.column_changes import AfterLook, ColumnChanges
+from towpath.sinks.engine.query import QueryPlan
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.jobs.query import QueryPlan
-from towpath.sinks.jobs.reshaping import AfterLook, Reshaping
-from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.state import incomplete
 
 ORDERS = {"topic": "towpath.shop.orders", "name": "orders"}
 ID, NOTE, TOTAL = Column("id", "integer"), Column("note", "text"), Column("n", "real")
@@ -51,7 +51,7 @@ class Repairs:
             raise BrokerUnavailableError(message)
         self.asked.append((route, *columns))
         snapshot_id = f"repair-{len(self.asked)}"
-        unfilled.note(self.folder, "s", route, snapshot_id)
+        incomplete.note(self.folder, "s", route, snapshot_id)
         return snapshot_id
 
 
@@ -75,7 +75,7 @@ class AlteredBench:
             self.folder,
         )
         clock = SimpleNamespace(now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
-        self.made = Reshaping(plan, self.announced, self.repairs, clock)
+        self.made = ColumnChanges(plan, self.announced, self.repairs, clock)
 
     def become(self, *columns):
         """Announce a shape and check it; return all requests until now."""
@@ -86,7 +86,7 @@ class AlteredBench:
     @property
     def lacking(self):
         """Return the stored refetches."""
-        return unfilled.noted(self.folder, "s", ["orders"])
+        return incomplete.noted(self.folder, "s", ["orders"])
 
 
 @pytest.fixture

@@ -10,6 +10,9 @@ import pytest
 from support.dead_letters import Asked, Letters, desk_of
 from support.kafka_rows import TOPIC, row, table
 from support.parked_shop import FILL, ROUTES, Shop, change
+from towpath.sinks.apply import batch as batches
+from towpath.sinks.apply.batch import BatchResult, BatchWriter, records_of
+from towpath.sinks.apply.bisect import ConsecutiveRefusals
 from towpath.sinks.change import Origin, Record
 from towpath.sinks.errors import (
     BatchRefusedError,
@@ -17,11 +20,7 @@ from towpath.sinks.errors import (
     EveryChangeRefusedError,
 )
 from towpath.sinks.fold import ABSENT_ROW
-from towpath.sinks.jobs import batch as batches
-from towpath.sinks.jobs.batch import BatchWriter, records_of
-from towpath.sinks.jobs.batch_result import BatchResult
-from towpath.sinks.jobs.delivery import InARow
-from towpath.sinks.memory import MemorySink
+from towpath.sinks.targets.memory import MemorySink
 
 
 def test_kafkas_columns_become_records():
@@ -283,7 +282,7 @@ def test_small_refused_batches_do_not_drain_the_topic():
 
     An accepted call ends that.
     """
-    sink, letters, in_a_row = Particular(*range(200)), Letters(), InARow()
+    sink, letters, in_a_row = Particular(*range(200)), Letters(), ConsecutiveRefusals()
     batches = [
         table(*(row(n, "c", order=n) for n in (m, m + 1))) for m in range(0, 60, 2)
     ]

@@ -5,8 +5,8 @@ import pytest
 from support.dying_process import Death, repeat
 from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.dead_letters.letter import Matter, Order, Verb
+from towpath.sinks.dead_letters.parked import OpenDeadLetters
 
 POISON = Record(Origin(TOPIC, 1, 5), b"{}", b"{", {})
 # Orders 7, 8 and 9: 7 is parked, refetched and replayed; 8 is read again, 9 lacks its
@@ -47,7 +47,7 @@ def run(death=None):
         shop.orders.attend()
 
     repeat(shop, attend)
-    book = Book().read(shop.letters.entries())
+    book = OpenDeadLetters().read(shop.letters.entries())
     open_ = [x.record.origin for matter in book.letters for x in book.of(matter)]
     return shop.sink.rows, open_, set(shop.repairs.keys), set(book.answers), book.orders
 

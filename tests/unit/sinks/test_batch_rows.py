@@ -3,8 +3,8 @@
 import pytest
 
 from support.kafka_rows import row, table
+from towpath.sinks.engine.query import Rows
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.jobs.query import Rows
 
 
 class Log:

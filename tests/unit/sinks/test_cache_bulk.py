@@ -7,15 +7,15 @@ import redis
 
 from support.guard_model import PREFIX, GuardModel, words
 from support.record_table import cache_routes, table_of
-from towpath.sinks import columns as reading
-from towpath.sinks.cache import bulk, script
-from towpath.sinks.cache.lane import BYTES_IN_FLIGHT
-from towpath.sinks.cache.sink import CacheSink
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.columns import plain_columns, read_rows
-from towpath.sinks.decode import decode
+from towpath.sinks.changes import columns as reading
+from towpath.sinks.changes.columns import plain_columns, read_rows
+from towpath.sinks.changes.decode import decode
 from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.fold import newest_per_key
+from towpath.sinks.targets.cache import schema, write
+from towpath.sinks.targets.cache.pipeline import BYTES_IN_FLIGHT
+from towpath.sinks.targets.cache.sink import CacheSink
 
 TOPIC, ROUTE = "towpath.shop.items", "shop.items"
 ROUTES = cache_routes(TOPIC, ROUTE)
@@ -59,7 +59,7 @@ def changes_of(*told):
 def both_ways(*told, floor=None):
     """Write records as columns, and one by one; return both results."""
     bulky, one_by_one = GuardModel(), GuardModel()
-    taken = bulk.take(columns_of(*told), floor)
+    taken = write.take(columns_of(*told), floor)
     assert taken is not None
     bulky.take(taken, ROUTE)
     one_by_one.write(changes_of(*told))
@@ -68,7 +68,7 @@ def both_ways(*told, floor=None):
 
 def taken_places(*told):
     """Return the places of the records that are taken."""
-    taken = bulk.take(columns_of(*told))
+    taken = write.take(columns_of(*told))
     return None if taken is None else taken.places.to_pylist()
 
 
@@ -333,7 +333,7 @@ def test_the_newest_row_of_a_key_is_written_once():
         record(n, key=b'{"id":%d}' % key, position=at % position, note=str(n))
         for n, (key, position) in enumerate([(1, 7), (2, 3), (1, 9), (2, 3), (1, 9)])
     ]
-    taken = bulk.take(columns_of(*told))
+    taken = write.take(columns_of(*told))
     guard = GuardModel()
     guard.take(taken, ROUTE)
     expected, found = both_ways(*told)
@@ -351,14 +351,14 @@ def test_rows_below_the_floor_are_counted_and_not_written():
     """
     told = [record(n) for n in (1, 2, 3)]
     told += [record(4, key=b'{"id":3}'), record(1, key=b'{"id":2}')]
-    taken = bulk.take(columns_of(*told), f"{8 * 2:016x}.0000000000")
+    taken = write.take(columns_of(*told), f"{8 * 2:016x}.0000000000")
 
     assert (5, ["2", "3"], 1) == (
         len(taken.places),
         taken.keys.to_pylist(),
         taken.below,
     )
-    assert bulk.take(columns_of(*told), f"{8 * 9:016x}.0000000000") is None
+    assert write.take(columns_of(*told), f"{8 * 9:016x}.0000000000") is None
 
 
 def test_rows_in_several_blocks_are_read_alike(monkeypatch):
@@ -376,7 +376,7 @@ def test_rows_in_several_blocks_are_read_alike(monkeypatch):
 
 def test_a_slice_beyond_32_bit_offsets_is_not_taken(monkeypatch):
     """Arrow counts the bytes of a column in 32 bits."""
-    monkeypatch.setattr(bulk, "_MOST_BYTES", 500)
+    monkeypatch.setattr(write, "_MOST_BYTES", 500)
 
     assert taken_places(record(1)) is not None
     assert taken_places(record(1), record(2)) is None
@@ -388,8 +388,8 @@ def test_a_slice_beyond_32_bit_offsets_is_not_taken(monkeypatch):
         (1, 1, [1]),
         (100, 1, [100]),
         (201, 1, [100, 100, 1]),
-        (3, script.BYTES_PER_CALL, [1, 1, 1]),
-        (4, script.BYTES_PER_CALL // 3, [2, 2]),
+        (3, schema.BYTES_PER_CALL, [1, 1, 1]),
+        (4, schema.BYTES_PER_CALL // 3, [2, 2]),
     ],
 )
 def test_column_calls_are_bounded_as_those_of_single_rows(count, width, expected):
@@ -397,7 +397,7 @@ def test_column_calls_are_bounded_as_those_of_single_rows(count, width, expected
     No call has too many rows or bytes, and no row is left out.
     """
     told = [record(n, envelope({"id": n, "note": "x" * width})) for n in range(count)]
-    cut = list(bulk.calls(bulk.take(columns_of(*told)), "p:items:"))
+    cut = list(write.calls(write.take(columns_of(*told)), "p:items:"))
     names = [name for call in cut for name in words(call.keys)]
 
     assert (expected, [f"p:items:{n}" for n in range(count)]) == (
@@ -464,7 +464,7 @@ class Server:
             rest = rest[size + 2 :]
         before = self.guard.counts[:]
         names = [name.decode() for name in told[3:-1]]
-        assert [b"FCALL", script.library().apply_columns.encode()] == told[:2]
+        assert [b"FCALL", schema.library().apply_columns.encode()] == told[:2]
         assert len(names) == int(told[2])
         self.guard.apply_columns(names, told[-1])
         self.answers.append(
@@ -561,7 +561,7 @@ def test_a_slice_of_a_batch_is_taken_like_a_whole_batch():
     found = GuardModel()
     for begin, length in ((0, 3), (3, 4), (7, 5), (12, 8)):
         (columns,) = plain_columns(table.slice(begin, length), ROUTES)
-        found.take(bulk.take(columns), ROUTE)
+        found.take(write.take(columns), ROUTE)
     expected = GuardModel()
     expected.write(changes_of(*told[:3], *told[4:14], *told[15:]))
 

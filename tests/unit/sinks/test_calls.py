@@ -6,10 +6,10 @@ import orjson
 import pytest
 
 from towpath.settings import SearchOptions
-from towpath.sinks.cache import script
-from towpath.sinks.cache.place import slot_of
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
-from towpath.sinks.search import request
+from towpath.sinks.targets.cache import schema
+from towpath.sinks.targets.cache.schema import slot_of
+from towpath.sinks.targets.search import write
 
 POSITION = "0000000000000008.0000000000"
 
@@ -22,7 +22,7 @@ def change(key, row=None, position=POSITION, unchanged=ALL_PRESENT):
 
 def written(made, *aliases):
     """Write a change for its aliases."""
-    return request.documents(made, [request.opening(alias) for alias in aliases])
+    return write.documents(made, [write.opening(alias) for alias in aliases])
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ def written(made, *aliases):
         (0, 1, []),
         (1, 1, [1]),
         (201, 1, [100, 100, 1]),
-        (3, script.BYTES_PER_CALL, [1, 1, 1]),
-        (4, script.BYTES_PER_CALL // 3, [2, 2]),
+        (3, schema.BYTES_PER_CALL, [1, 1, 1]),
+        (4, schema.BYTES_PER_CALL // 3, [2, 2]),
     ],
 )
 def test_calls_to_the_cache_are_bounded(count: int, width: int, expected: list[int]):
     """Neither too many rows nor too many bytes go into one call."""
     changes = [change(n, {"id": n, "text": "x" * width}) for n in range(count)]
-    cut = list(script.calls("p", changes))
+    cut = list(schema.calls("p", changes))
 
     assert (expected, changes) == (
         [len(call.keys) for call in cut],
@@ -60,7 +60,7 @@ def test_calls_to_the_index_are_bounded(count: int, width: int, expected: list[i
     changes = [change(n, {"id": n, "text": "x" * width}) for n in range(count)]
     options = SearchOptions(call_documents=10, call_bytes=4096)
     documents = (d for c in changes for d in written(c, "orders"))
-    cut = list(request.calls(documents, options))
+    cut = list(write.calls(documents, options))
 
     assert expected == [len(call) for call in cut]
 
@@ -68,7 +68,7 @@ def test_calls_to_the_index_are_bounded(count: int, width: int, expected: list[i
 def test_calls_to_a_cluster_touch_one_slot_each():
     """The keys of each call share a slot, and none is left out."""
     changes = [change(n, {"id": n}) for n in range(50_000)]
-    cut = list(script.calls("p", changes, by_slot=True))
+    cut = list(schema.calls("p", changes, by_slot=True))
 
     assert {1} == {len(set(map(slot_of, call.keys))) for call in cut}
     assert set(range(50_000)) == {c.key[0] for call in cut for c in call.changes}
@@ -78,7 +78,7 @@ def test_two_versions_of_the_guard_have_different_names():
     """
     The function names carry a digest.
     """
-    guard = script.library()
+    guard = schema.library()
     digest = guard.apply.split("_")[1]
 
     assert (True, 8, list(guard[1:])) == (
@@ -91,7 +91,7 @@ def test_two_versions_of_the_guard_have_different_names():
 def test_the_cache_gets_text_and_the_names_of_nulls():
     """Integers, booleans and floats travel as text, so that Lua rounds none of them."""
     row = {"id": 2**63 - 1, "flag": True, "ratio": 0.1, "name": "é", "note": None}
-    (call,) = script.calls("p", [change(7, row, unchanged=frozenset({"blob"}))])
+    (call,) = schema.calls("p", [change(7, row, unchanged=frozenset({"blob"}))])
 
     fields = ["id", "9223372036854775807", "flag", "true", "ratio", "0.1", "name", "é"]
 
@@ -146,4 +146,4 @@ def test_high_ordinals_share_a_version(ordinal: int, expected: bool):
     """From ordinal 4,094 on the version alone does not decide."""
     position = f"{8:016x}.{ordinal:010d}"
 
-    assert expected == request.has_shared_version(change(7, position=position))
+    assert expected == write.has_shared_version(change(7, position=position))

@@ -7,10 +7,15 @@ import pytest
 import structlog
 
 from towpath.settings import Kafka, Sink
-from towpath.sinks import unfilled
+from towpath.sinks.engine.block_changes import (
+    BLOCK_FILE,
+    BlockChange,
+    BlockChanges,
+    Rerouted,
+)
+from towpath.sinks.engine.query import QueryPlan
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.jobs.query import QueryPlan
-from towpath.sinks.jobs.rerouting import BLOCK_FILE, Change, Rerouted, Rerouting
+from towpath.sinks.state import incomplete
 
 ORDERS = {"topic": "towpath.shop.orders", "name": "orders"}
 LINES = {"topic": "towpath.shop.lines", "name": "lines"}
@@ -63,7 +68,7 @@ def run(tmp_path, repairs):
         plan = QueryPlan(
             Sink.model_validate(told), Kafka(bootstrap_servers="kafka:9092"), tmp_path
         )
-        return Rerouting(plan, repairs, Clock()).run()
+        return BlockChanges(plan, repairs, Clock()).run()
 
     return start
 
@@ -95,7 +100,7 @@ def test_a_changed_route_is_refetched(run, repairs, said):
     run(ORDERS, LINES)
     found = [run(ORDERS | said, LINES), run(ORDERS | said, LINES)]
 
-    assert ([(Change(Rerouted.ROUTE_CHANGED, "orders"),), ()], ["orders"]) == (
+    assert ([(BlockChange(Rerouted.ROUTE_CHANGED, "orders"),), ()], ["orders"]) == (
         found,
         repairs.asked,
     )
@@ -106,17 +111,17 @@ def test_added_routes_are_filled_and_removed_ones_forgotten(run, repairs, tmp_pa
     A new route is filled; a removed one is not waited for any more.
     """
     run(ORDERS)
-    unfilled.begin(tmp_path, "s", "orders", "repair-1")
+    incomplete.begin(tmp_path, "s", "orders", "repair-1")
     found = run(LINES)
 
     assert (
         (
-            Change(Rerouted.ROUTE_ADDED, "lines"),
-            Change(Rerouted.ROUTE_REMOVED, "orders"),
+            BlockChange(Rerouted.ROUTE_ADDED, "lines"),
+            BlockChange(Rerouted.ROUTE_REMOVED, "orders"),
         ),
         ["lines"],
         (),
-    ) == (found, repairs.asked, unfilled.routes(tmp_path, "s"))
+    ) == (found, repairs.asked, incomplete.routes(tmp_path, "s"))
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,14 @@
 import orjson
 import pytest
 
-from towpath.sinks.errors import RecordsGoneError
-from towpath.sinks.jobs.checkpoint import (
+from towpath.sinks.engine.checkpoint import (
     planned,
     read_offsets,
     span,
     starting_offsets,
 )
-from towpath.sinks.progress import records_in
+from towpath.sinks.errors import RecordsGoneError
+from towpath.sinks.state.progress import records_in
 
 
 def write_offsets(path, offsets):

@@ -5,7 +5,7 @@ import logging
 from confluent_kafka import Producer
 
 from towpath.settings import Kafka
-from towpath.sinks import clients
+from towpath.sinks.kafka import clients
 
 
 class Lines(logging.Handler):

@@ -9,15 +9,16 @@ import pytest
 from support.dead_letters import Asked, Letters, desk_of
 from support.kafka_rows import TOPIC, history, row, table
 from support.parked_shop import ROUTES
+from towpath.sinks.apply import batch
+from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
-from towpath.sinks.columns import LaidRows, read_rows
+from towpath.sinks.changes.columns import LaidRows, read_rows
 from towpath.sinks.dead_letters.parked import ParkedKeys
+from towpath.sinks.engine import bulk_writers
+from towpath.sinks.engine.bulk_writers import FromColumns
 from towpath.sinks.errors import BatchRefusedError
-from towpath.sinks.jobs import batch, by_column, columnar
-from towpath.sinks.jobs.batch import BatchWriter
-from towpath.sinks.jobs.columnar import FromColumns
-from towpath.sinks.memory import MemorySink
 from towpath.sinks.ports import Batch, Columnar
+from towpath.sinks.targets.memory import MemorySink
 
 
 class ColumnSink(MemorySink):
@@ -79,9 +80,9 @@ BATCH = (
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     """Make batches of a few records large ones, in slices of two."""
-    monkeypatch.setattr(by_column, "LEAST_RECORDS", 5)
+    monkeypatch.setattr(bulk_writers, "LEAST_RECORDS", 5)
     monkeypatch.setattr(batch, "PART_RECORDS", 2)
-    monkeypatch.setattr(columnar, "GROUP_RECORDS", 5)
+    monkeypatch.setattr(bulk_writers, "GROUP_RECORDS", 5)
 
 
 def written(sink, *rows, letters=None, parked=None):

@@ -7,14 +7,14 @@ import pyarrow as pa
 import pytest
 
 from towpath.settings import Route, RouteKind, Sink, SinkKind
-from towpath.sinks.columns import newest_rows, plain_columns
-from towpath.sinks.decode import decode
+from towpath.sinks.apply.batch import records_of
+from towpath.sinks.changes.columns import newest_rows, plain_columns
+from towpath.sinks.changes.decode import decode
+from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.changes.routing import Routes
 from towpath.sinks.fold import newest_per_key
-from towpath.sinks.jobs.batch import records_of
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.routes import Routes
-from towpath.sinks.warehouse import bulk, rows
-from towpath.sinks.warehouse.tables import POSITION, current_state
+from towpath.sinks.targets.warehouse import rows
+from towpath.sinks.targets.warehouse.schema import POSITION, current_state
 
 TOPIC = "towpath.shop.orders"
 SHAPE = RelationShape(
@@ -102,7 +102,7 @@ def batch(*records):
 def taken(table, read=None):
     """Take all plain rows; return each key's newest row, and all places."""
     (columns,) = plain_columns(table, read or routes())
-    laid = bulk.lay_out(TABLE, columns)
+    laid = rows.lay_out_columns(TABLE, columns)
     if laid is None:
         return None
     return laid._replace(rows=newest_rows(laid.rows, TABLE.key, POSITION))

@@ -7,9 +7,9 @@ import pytest
 
 from towpath.schemas.failure import ConfigurationError, UnavailableError
 from towpath.settings import load
-from towpath.sinks import declare
 from towpath.sinks.errors import SinkExistsError, SinkNotRunningError, UnknownSinkError
-from towpath.sinks.progress import (
+from towpath.sinks.state import declare
+from towpath.sinks.state.progress import (
     Progress,
     State,
     progress_path,

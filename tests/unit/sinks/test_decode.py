@@ -5,9 +5,9 @@ import pytest
 
 from towpath.settings import Sink
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Floor, Origin
-from towpath.sinks.decode import Poison, Record, decode
+from towpath.sinks.changes.decode import Poison, Record, decode
+from towpath.sinks.changes.routing import Routes
 from towpath.sinks.fold import newest_per_key
-from towpath.sinks.routes import Routes
 
 POSITION = "00000000016b3748.0000000002"
 ROUTES = Routes(

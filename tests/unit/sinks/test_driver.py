@@ -8,12 +8,12 @@ import structlog
 
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import load
+from towpath.sinks.engine import driver as module
+from towpath.sinks.engine.driver import Choice, Driver
+from towpath.sinks.engine.supervisor import SupervisorParts
 from towpath.sinks.errors import SinkUnfitError
-from towpath.sinks.held import hold
-from towpath.sinks.jobs import driver as module
-from towpath.sinks.jobs.driver import Choice, Driver
-from towpath.sinks.jobs.parts import Parts
-from towpath.sinks.progress import (
+from towpath.sinks.state.files import hold
+from towpath.sinks.state.progress import (
     Progress,
     progress_path,
     read_progress,
@@ -91,7 +91,7 @@ class DriverBench:
         self.checked = []
         self.answers = []
         self.clock = Clock()
-        parts = Parts(None, None, None, None, self.clock, check=self._check)
+        parts = SupervisorParts(None, None, None, None, self.clock, check=self._check)
         stop = threading.Event()
         self.driver = Driver(None, Choice((), "serving"), self, parts, stop)
         self._is_new = False

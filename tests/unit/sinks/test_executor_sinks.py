@@ -6,20 +6,20 @@ import pytest
 
 from towpath.schemas.failure import UsageError
 from towpath.settings import Kafka, Route, SearchOptions, Sink
-from towpath.sinks import executor
-from towpath.sinks.cache.sink import CacheSink
+from towpath.sinks.engine import executors
+from towpath.sinks.engine.executors import ExecutorSpec
 from towpath.sinks.errors import IndexGoneError
-from towpath.sinks.executor import Told
-from towpath.sinks.search.fields import Described
-from towpath.sinks.search.indexes import Indexes
+from towpath.sinks.targets.cache.sink import CacheSink
+from towpath.sinks.targets.search.indexes import Indexes
+from towpath.sinks.targets.search.schema import Described
 
 ROUTE = Route(topic="towpath.shop.orders", name="orders")
 
 
-def plan(kind: str, **more) -> Told:
+def plan(kind: str, **more) -> ExecutorSpec:
     """Return the plan that an executor gets."""
     sink = Sink(name="one", kind=kind, url="redis://unused", route=(ROUTE,), **more)
-    return Told(sink, Kafka(bootstrap_servers="unused:9092"), "towpath", 3600)
+    return ExecutorSpec(sink, Kafka(bootstrap_servers="unused:9092"), "towpath", 3600)
 
 
 class Fields:
@@ -36,7 +36,7 @@ class Fields:
 @pytest.fixture(autouse=True)
 def _no_broker(monkeypatch):
     """Read no shapes."""
-    monkeypatch.setattr(executor, "_relations", lambda *_: None)
+    monkeypatch.setattr(executors, "_relations", lambda *_: None)
 
 
 def test_an_executors_cache_looks_for_no_losses():

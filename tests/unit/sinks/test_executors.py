@@ -8,20 +8,20 @@ from support.parked_shop import change
 from towpath.schemas import headers as names
 from towpath.settings import Kafka
 from towpath.settings import Sink as SinkSettings
+from towpath.sinks.apply import executor_task
+from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.executor_task import PartitionTask, write_part
+from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.letter import Letter, ParkedKey
+from towpath.sinks.engine.executors import FromExecutors
+from towpath.sinks.engine.query import QueryPlan, Rows
 from towpath.sinks.errors import (
     BatchRefusedError,
     IndexGoneError,
     TargetBusyError,
     TargetUnavailableError,
 )
-from towpath.sinks.jobs import spread_part
-from towpath.sinks.jobs.batch import BatchWriter
-from towpath.sinks.jobs.query import QueryPlan, Rows
-from towpath.sinks.jobs.spread import FromExecutors
-from towpath.sinks.jobs.spread_part import Errand, write_part
-from towpath.sinks.memory import MemorySink
-from towpath.sinks.routes import Routes
+from towpath.sinks.targets.memory import MemorySink
 
 SINK = SinkSettings.model_validate(
     {
@@ -131,9 +131,9 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path):
     """Return a bench; no executor has a sink open."""
-    spread_part.forget("cache")
+    executor_task.forget("cache")
     yield Bench(tmp_path)
-    spread_part.forget("cache")
+    executor_task.forget("cache")
 
 
 def test_the_drivers_flush_encloses_the_executors_writes(bench):
@@ -340,7 +340,7 @@ def test_a_slice_without_changes_needs_no_sink(bench):
     """
     The same holds for records without a change.
     """
-    errand = Errand(SINK, bench.make, "a", frozenset(), frozenset(), 0)
+    errand = PartitionTask(SINK, bench.make, "a", frozenset(), frozenset(), 0)
     barrier = (TOPIC, 0, 1, b"{}", None, [(names.BARRIER, b"1")])
     done = write_part(errand, [barrier])
 

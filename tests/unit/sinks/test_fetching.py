@@ -4,9 +4,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from towpath.schemas.clock import SystemClock
-from towpath.sinks import fetching
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
-from towpath.sinks.fetching import _Silence, table_of
+from towpath.sinks.kafka import fetch
+from towpath.sinks.kafka.fetch import _Silence, table_of
 
 TOPIC = "towpath.shop.orders"
 
@@ -68,7 +68,7 @@ def test_fetched_values_are_unchanged(monkeypatch, values, most):
     """
     Empty values, nulls, and more bytes than fit into one array are kept.
     """
-    monkeypatch.setattr(fetching, "_MOST_BYTES", most)
+    monkeypatch.setattr(fetch, "_MOST_BYTES", most)
     table = table_of([Message(n, [], value) for n, value in enumerate(values)])
     table.validate(full=True)
 
@@ -110,7 +110,7 @@ class Passing(SystemClock):
         ((0, 12), RecordsGoneError, 1),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, RecordsGoneError, 1),
         (KafkaError._TIMED_OUT, BrokerUnavailableError, 1),
-        ((0, 20), BrokerUnavailableError, fetching._MOST_LOOKS),
+        ((0, 20), BrokerUnavailableError, fetch._MOST_LOOKS),
     ],
 )
 def test_silence_is_accepted_while_the_broker_has_the_records(answer, error, looks):
@@ -121,7 +121,7 @@ def test_silence_is_accepted_while_the_broker_has_the_records(answer, error, loo
     silence = _Silence(broker, Passing())
 
     def wait():
-        for _ in range(100 * fetching._MOST_LOOKS):
+        for _ in range(100 * fetch._MOST_LOOKS):
             silence.bear(8, {(TOPIC, 0): 20})
 
     with pytest.raises(error, match=TOPIC):

@@ -1,8 +1,7 @@
 """Which floors are carried out, and which changes they reject."""
 
 from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
-from towpath.sinks.floors import Floors
-from towpath.sinks.tally import Tally
+from towpath.sinks.tally import Floors, Tally
 
 ORIGIN = Origin("orders", 0, 0)
 

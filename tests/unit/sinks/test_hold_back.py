@@ -8,14 +8,13 @@ import pytest
 from support.dead_letters import Letters, desk_of
 from support.parked_shop import FILL, TOPIC, Shop, change
 from towpath.settings import Sink as SinkSettings
+from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.replay import DeadLetterOrders
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.letter import BEHIND, Answer, Matter, Order, Verb
-from towpath.sinks.dead_letters.parked import ParkedKeys
-from towpath.sinks.jobs.batch import BatchWriter
-from towpath.sinks.jobs.replay import Orders
-from towpath.sinks.memory import MemorySink
-from towpath.sinks.routes import Routes
+from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
+from towpath.sinks.targets.memory import MemorySink
 
 UNKNOWN = "the value is not an envelope: it names no operation"
 LOG = "outbox.event.order"
@@ -28,7 +27,7 @@ def open_orders(book):
 
 def open_letters(letters):
     """Read the topic."""
-    return open_orders(Book().read(letters.entries()))
+    return open_orders(OpenDeadLetters().read(letters.entries()))
 
 
 def test_changes_after_an_unreadable_record_of_their_key_are_parked():
@@ -149,7 +148,7 @@ class EventLog:
         self.parked = ParkedKeys()
         desk = desk_of(self.letters, parked=self.parked)
         self.writer = BatchWriter(Routes(settings), sink, desk)
-        self.orders = Orders(
+        self.orders = DeadLetterOrders(
             self.writer, self.letters, self.parked, desk.repairs, desk.clock
         )
 

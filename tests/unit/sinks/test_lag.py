@@ -5,8 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from towpath.settings import Sink
-from towpath.sinks.budget import Alarm, budget_s
-from towpath.sinks.lag import Lag, lag_of
+from towpath.sinks.state.lag import Alarm, Lag, budget_s, lag_of
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 TOPIC = "towpath.shop.orders"

@@ -6,9 +6,16 @@ import pytest
 
 from support.dead_letters import Letters, Still, desk_of
 from support.parked_shop import FILL, KEY, ROUTES, TOPIC, Choosy, Shop, change
+from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.replay import (
+    CANNOT_ASK,
+    CANNOT_ERASE,
+    NO_ROUTE,
+    NOTHING_OPEN,
+)
 from towpath.sinks.change import Origin, Record
-from towpath.sinks.dead_letters import asking, view
-from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.changes.decode import decode
+from towpath.sinks.dead_letters import requests, view
 from towpath.sinks.dead_letters.letter import (
     BEHIND,
     Answer,
@@ -21,14 +28,11 @@ from towpath.sinks.dead_letters.letter import (
     entry_of,
     letter_headers,
 )
-from towpath.sinks.dead_letters.parked import ParkedKeys
-from towpath.sinks.decode import decode
+from towpath.sinks.dead_letters.parked import OpenDeadLetters, ParkedKeys
 from towpath.sinks.errors import (
     BrokerUnavailableError,
     TooManyParkedError,
 )
-from towpath.sinks.jobs.batch import BatchWriter
-from towpath.sinks.jobs.replay import CANNOT_ASK, CANNOT_ERASE, NO_ROUTE, NOTHING_OPEN
 from towpath.sinks.ports import Batch
 
 
@@ -99,7 +103,7 @@ def test_a_row_read_above_all_parked_changes_releases_the_key(shop: Shop):
         first.parked,
         second.dead_letters,
         shop.sink.notes["7"],
-        view.listed(Book().read(shop.letters.entries())),
+        view.listed(OpenDeadLetters().read(shop.letters.entries())),
     )
 
 
@@ -181,7 +185,7 @@ def test_a_replay_that_is_refused_again_changes_nothing(shop: Shop):
         type(said),
         said.text,
         len(shop.parked),
-        len(Book().read(shop.letters.entries()).of(KEY)),
+        len(OpenDeadLetters().read(shop.letters.entries()).of(KEY)),
     )
 
 
@@ -347,7 +351,7 @@ def test_a_single_dead_letter_is_replayed_by_its_record(shop: Shop):
     assert (True, "discarded", 1) == (
         "position" in refused.text,
         given_up.how,
-        len(Book().read(shop.letters.entries()).letters),
+        len(OpenDeadLetters().read(shop.letters.entries()).letters),
     )
 
 
@@ -385,7 +389,7 @@ def test_a_dead_letter_below_the_parked_start_lowers_it(shop: Shop):
     """
     shop.write(change(4, note="c"))
     shop.write(change(2, note="bad"))
-    open_ = Book().read(shop.letters.entries()).of(KEY)
+    open_ = OpenDeadLetters().read(shop.letters.entries()).of(KEY)
 
     assert ([2, 3, 4], f"{16:016x}.0000000000") == (
         [letter.record.origin.offset for letter in open_],
@@ -399,7 +403,7 @@ def test_a_parked_key_is_found_by_its_text_and_by_its_values(shop: Shop, text: s
     Both the records' spelling and a user's work.
     """
     shop.write(change(4, note="c"))
-    (line,) = view.listed(Book().read(shop.letters.entries()), text)
+    (line,) = view.listed(OpenDeadLetters().read(shop.letters.entries()), text)
 
     assert (2, "the note is too long", "orders", True) == (
         line["letters"],
@@ -432,9 +436,9 @@ def test_a_commands_sender_gets_the_answer(shop: Shop):
 
     shop.sink.is_mended = True
     topic = Topic()
-    done = asking.ask(topic, [KEY], Verb.REPLAY, Still(), 0.0)
+    done = requests.ask(topic, [KEY], Verb.REPLAY, Still(), 0.0)
     topic.is_running = False
-    waiting = asking.ask(topic, [KEY], Verb.REPLAY, Still(), 0.0)
+    waiting = requests.ask(topic, [KEY], Verb.REPLAY, Still(), 0.0)
 
     assert ("replayed", None) == (done[KEY].how, waiting[KEY])
 

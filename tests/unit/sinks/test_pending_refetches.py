@@ -6,13 +6,13 @@ from support.dead_letters import Asked, InMind, Still
 from support.parked_shop import FILL, Shop, change
 from towpath.schemas import headers
 from towpath.schemas.clock import SystemClock
-from towpath.sinks import unfilled
+from towpath.sinks.apply import refetch
+from towpath.sinks.apply.refetch import PendingRefetches
+from towpath.sinks.apply.refetch_requests import NOT_BY_KEY, TOO_MANY, ask_overdue
+from towpath.sinks.apply.replay import ASKED_FOR
 from towpath.sinks.dead_letters.letter import Verb
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.jobs import owed
-from towpath.sinks.jobs.asking import NOT_BY_KEY, TOO_MANY, ask_overdue
-from towpath.sinks.jobs.owed import Owed
-from towpath.sinks.jobs.replay import ASKED_FOR
+from towpath.sinks.state import incomplete
 
 ASKED = ("orders", (7,))
 
@@ -251,7 +251,7 @@ def test_too_many_pending_refetches_become_a_whole_route(shop, monkeypatch):
     """
     The route's rows all come with it.
     """
-    monkeypatch.setattr(owed, "MAX_OWED", 2)
+    monkeypatch.setattr(refetch, "MAX_OWED", 2)
     shop.owed.routes.clear()
     shop.write(*(paid(3, order=order) for order in range(11, 13)))
     kept = len(shop.owed)
@@ -265,7 +265,7 @@ def test_a_whole_route_is_one_refetch_at_a_time(shop, monkeypatch):
     """
     While it has missing rows the next one waits, also after a crash.
     """
-    monkeypatch.setattr(owed, "MAX_OWED", 2)
+    monkeypatch.setattr(refetch, "MAX_OWED", 2)
     for number in range(3, 6):
         shop.write(*(paid(number, order=order) for order in range(11, 15)))
     again = shop.owed.again()
@@ -327,13 +327,13 @@ def test_pending_refetches_survive_a_restart(tmp_path, shop):
 
     A removed route has none.
     """
-    found = Owed(tmp_path, "cache", ["orders"], SystemClock())
+    found = PendingRefetches(tmp_path, "cache", ["orders"], SystemClock())
     shop = Shop(can_ask=True, owed=found)
     shop.write(change(1, "c", note="a"))
-    unfilled.begin(tmp_path, "cache", "orders", "repair-1")
+    incomplete.begin(tmp_path, "cache", "orders", "repair-1")
     shop.write(paid(2))
-    again = Owed(tmp_path, "cache", ["orders"], SystemClock())
-    other = Owed(tmp_path, "cache", ["lines"], SystemClock())
+    again = PendingRefetches(tmp_path, "cache", ["orders"], SystemClock())
+    other = PendingRefetches(tmp_path, "cache", ["lines"], SystemClock())
 
     assert (1, found.record_keys(), {"orders"}, 0) == (
         *(len(again), again.record_keys(), again.lacking()),
@@ -517,7 +517,7 @@ def test_too_many_unlistable_rows_make_the_route_incomplete(monkeypatch):
     """
     None of them is counted, so the whole route is in doubt until then.
     """
-    monkeypatch.setattr(owed, "MAX_OWED", 2)
+    monkeypatch.setattr(refetch, "MAX_OWED", 2)
     shop = Unlisted()
     shop.write(*(paid(2, order=order) for order in range(11, 14)))
 
@@ -532,18 +532,18 @@ def test_the_kind_of_a_refetch_survives_a_restart(tmp_path):
     """
     Once the route has no pending rows, keys are requested singly if they can be listed.
     """
-    shop = Shop(owed=Owed(tmp_path, "cache", ["orders"], Still()))
+    shop = Shop(owed=PendingRefetches(tmp_path, "cache", ["orders"], Still()))
     shop.repairs = Asked(by_key=False)
     shop.begin()
     shop.repairs.ask_all = lambda route, _why: (
-        unfilled.begin(tmp_path, "cache", route, "repair-2") is None
+        incomplete.begin(tmp_path, "cache", route, "repair-2") is None
     )
     shop.write(paid(2))
-    again = Owed(tmp_path, "cache", ["orders"], Still())
+    again = PendingRefetches(tmp_path, "cache", ["orders"], Still())
     told = len(again), again.comes_whole("orders"), again.lacking()
-    unfilled.end(tmp_path, "cache", "orders", "repair-2")
+    incomplete.end(tmp_path, "cache", "orders", "repair-2")
     shop.write(change(3, note="a"))
-    last = Owed(tmp_path, "cache", ["orders"], Still())
+    last = PendingRefetches(tmp_path, "cache", ["orders"], Still())
 
     assert (1, True, frozenset()) == told
     assert (0, False) == (len(last), last.comes_whole("orders"))

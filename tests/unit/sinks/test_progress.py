@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from towpath.sinks.progress import (
+from towpath.sinks.state.progress import (
     Progress,
     State,
     progress_path,

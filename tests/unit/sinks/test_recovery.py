@@ -7,23 +7,28 @@ from support.dead_letters import Asked
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Kafka, Route
 from towpath.settings import Sink as SinkSettings
+from towpath.sinks.engine.checkpoint import (
+    CheckpointUnreadableError,
+    PartitionCounts,
+    drop_checkpoint,
+    newest_readable,
+    standing,
+)
+from towpath.sinks.engine.query import QueryPlan
+from towpath.sinks.engine.recovery import (
+    LOOK_EVERY_S,
+    RECOVERIES_FILE,
+    Recovery,
+    RecoveryFinding,
+    RecoveryOutcome,
+)
 from towpath.sinks.errors import (
     BrokerUnavailableError,
     PartitionsAddedError,
     TopicRemadeError,
 )
-from towpath.sinks.jobs.checkpoint import (
-    CheckpointUnreadableError,
-    drop_checkpoint,
-    newest_readable,
-    standing,
-)
-from towpath.sinks.jobs.outcomes import Finding, Outcome
-from towpath.sinks.jobs.partition_counts import PartitionCounts
-from towpath.sinks.jobs.query import QueryPlan
-from towpath.sinks.jobs.recovery import LOOK_EVERY_S, RECOVERIES_FILE, Recovery
-from towpath.sinks.progress import Progress, progress_path, write_progress
-from towpath.sinks.topic_ids import TopicIds
+from towpath.sinks.state.files import TopicIds
+from towpath.sinks.state.progress import Progress, progress_path, write_progress
 
 ORDERS = "towpath.shop.orders"
 LINES = "towpath.shop.lines"
@@ -186,7 +191,7 @@ def test_records_deleted_by_retention_are_refetched(place):
     found = place.recover()
 
     assert (
-        [(Outcome.RETENTION_PASSED, ORDERS)],
+        [(RecoveryOutcome.RETENTION_PASSED, ORDERS)],
         ["orders"],
         {ORDERS: {"0": 20, "1": 12}, LINES: {"0": 7}},
         False,
@@ -196,8 +201,8 @@ def test_records_deleted_by_retention_are_refetched(place):
 @pytest.mark.parametrize(
     ("topics", "outcome", "begins"),
     [
-        ([(0, 3), (0, 40)], Outcome.TOPIC_RECREATED, {"0": 0, "1": 12}),
-        ([(0, 40)], Outcome.PARTITIONS_GONE, {"0": 10}),
+        ([(0, 3), (0, 40)], RecoveryOutcome.TOPIC_RECREATED, {"0": 0, "1": 12}),
+        ([(0, 40)], RecoveryOutcome.PARTITIONS_GONE, {"0": 10}),
     ],
 )
 def test_a_recreated_topic_is_read_from_its_start(place, topics, outcome, begins):
@@ -222,7 +227,7 @@ def test_a_recreated_topic_that_has_grown_is_recognised_by_its_id(place):
     found = place.recover()
 
     assert (
-        ([], [(Outcome.TOPIC_RECREATED, ORDERS)]),
+        ([], [(RecoveryOutcome.TOPIC_RECREATED, ORDERS)]),
         ["orders"],
         {ORDERS: {"0": 0, "1": 0}, LINES: {"0": 7}},
         [],
@@ -240,7 +245,10 @@ def test_a_recreated_topic_is_recognised_without_a_checkpoint(place):
     found = place.recover()
 
     assert (
-        [(Outcome.TOPIC_RECREATED, ORDERS), (Outcome.CHECKPOINT_LOST, "")],
+        [
+            (RecoveryOutcome.TOPIC_RECREATED, ORDERS),
+            (RecoveryOutcome.CHECKPOINT_LOST, ""),
+        ],
         ["orders"],
         {ORDERS: {"0": 0, "1": 0}, LINES: {"0": 4}},
     ) == (found, place.routes, place.begins)
@@ -254,7 +262,10 @@ def test_a_declared_start_does_not_apply_to_a_recreated_topic(place):
     place.declared({ORDERS: {"0": 30, "1": 30}, LINES: {"0": 4}})
     drop_checkpoint(place.plan.checkpoint)
 
-    assert ([(Outcome.CHECKPOINT_LOST, "")], {ORDERS: {"1": 30}, LINES: {"0": 4}}) == (
+    assert (
+        [(RecoveryOutcome.CHECKPOINT_LOST, "")],
+        {ORDERS: {"1": 30}, LINES: {"0": 4}},
+    ) == (
         place.recover(),
         place.begins,
     )
@@ -271,9 +282,9 @@ def test_missing_rows_of_a_lost_checkpoint_are_refetched_once(place):
 
     assert (
         [
-            (Outcome.RETENTION_PASSED, ORDERS),
-            (Outcome.TOPIC_GONE, LINES),
-            (Outcome.CHECKPOINT_LOST, ""),
+            (RecoveryOutcome.RETENTION_PASSED, ORDERS),
+            (RecoveryOutcome.TOPIC_GONE, LINES),
+            (RecoveryOutcome.CHECKPOINT_LOST, ""),
         ],
         {ORDERS: {"0": 4, "1": 20}},
         [],
@@ -289,7 +300,7 @@ def test_a_recreated_unread_topic_is_refetched(place):
     place.recover()
     place.cluster.ids[FILL] = "another"
 
-    assert ([(Outcome.TOPIC_RECREATED, FILL)], ["orders"], True) == (
+    assert ([(RecoveryOutcome.TOPIC_RECREATED, FILL)], ["orders"], True) == (
         place.recover(),
         place.routes,
         place.plan.checkpoint.exists(),
@@ -307,7 +318,7 @@ def test_a_crash_before_the_ids_are_stored_repeats_the_findings(place, monkeypat
         with pytest.raises(ZeroDivisionError):
             place.recover()
 
-    assert ([(Outcome.TOPIC_RECREATED, ORDERS)], ["orders", "orders"], []) == (
+    assert ([(RecoveryOutcome.TOPIC_RECREATED, ORDERS)], ["orders", "orders"], []) == (
         place.recover(),
         place.routes,
         place.recover(),
@@ -327,7 +338,7 @@ def test_a_topic_recreated_during_the_check_is_found_by_the_next(place):
     with pytest.raises(TopicRemadeError, match=ORDERS):
         recovery.look()
 
-    assert ((), [(Outcome.TOPIC_RECREATED, ORDERS)], ["orders"], []) == (
+    assert ((), [(RecoveryOutcome.TOPIC_RECREATED, ORDERS)], ["orders"], []) == (
         found,
         place.recover(),
         place.routes,
@@ -345,7 +356,7 @@ def test_a_deleted_unread_topic_is_refetched_once_it_is_recreated(place):
     found = place.recover()
     place.cluster.topics[FILL], place.cluster.ids[FILL] = gone[0], "another"
 
-    assert ([], [(Outcome.TOPIC_RECREATED, FILL)], ["orders"]) == (
+    assert ([], [(RecoveryOutcome.TOPIC_RECREATED, FILL)], ["orders"]) == (
         found,
         place.recover(),
         place.routes,
@@ -366,7 +377,7 @@ def test_a_reported_deleted_topic_is_new_when_it_returns(place, is_just_gone):
     place.stood({ORDERS: {"0": 10, "1": 12}})
     place.cluster.topics[LINES], place.cluster.ids[LINES] = [(0, 4), (0, 3)], "another"
 
-    assert ([(Outcome.TOPIC_GONE, LINES)], [], ["lines"]) == (
+    assert ([(RecoveryOutcome.TOPIC_GONE, LINES)], [], ["lines"]) == (
         found,
         place.recover(),
         place.routes,
@@ -416,7 +427,7 @@ def test_a_running_query_is_ended_by_a_recreated_topic(place):
 
     with pytest.raises(TopicRemadeError, match=FILL):
         recovery.look()
-    assert [(Outcome.TOPIC_RECREATED, FILL)] == place.recover()
+    assert [(RecoveryOutcome.TOPIC_RECREATED, FILL)] == place.recover()
 
 
 def test_added_partitions_are_reported_once_keys_have_moved(place):
@@ -432,7 +443,7 @@ def test_added_partitions_are_reported_once_keys_have_moved(place):
     place.has(orders=[(0, 40), (0, 40), (0, 3)], lines=[(0, 40)])
     used = place.recover()
 
-    assert ([], [(Outcome.PARTITIONS_ADDED, ORDERS)], [], ["orders"], True) == (
+    assert ([], [(RecoveryOutcome.PARTITIONS_ADDED, ORDERS)], [], ["orders"], True) == (
         empty,
         used,
         place.recover(),
@@ -449,7 +460,10 @@ def test_added_partitions_with_whole_rows_only_are_reported_only(place):
     place.recover()
     place.has(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9), (0, 9)])
 
-    assert ([(Outcome.PARTITIONS_ADDED, FILL)], []) == (place.recover(), place.routes)
+    assert ([(RecoveryOutcome.PARTITIONS_ADDED, FILL)], []) == (
+        place.recover(),
+        place.routes,
+    )
 
 
 @pytest.mark.parametrize(
@@ -466,7 +480,9 @@ def test_added_partitions_matter_where_changes_may_be_partial(block, expected):
     """
     route = Route.model_validate({"topic": EVENTS, "name": "it", **block})
 
-    assert expected == Finding(Outcome.PARTITIONS_ADDED, EVENTS).may_lack(route)
+    assert expected == RecoveryFinding(
+        RecoveryOutcome.PARTITIONS_ADDED, EVENTS
+    ).may_lack(route)
 
 
 def test_added_partitions_are_found_again_after_a_crash(place, monkeypatch):
@@ -481,7 +497,7 @@ def test_added_partitions_are_found_again_after_a_crash(place, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             place.recover()
 
-    found = (Outcome.PARTITIONS_ADDED, ORDERS)
+    found = (RecoveryOutcome.PARTITIONS_ADDED, ORDERS)
 
     assert (True, ["orders", "orders"], False) == (
         found in place.recover(),
@@ -504,7 +520,7 @@ def test_a_running_query_is_ended_by_added_partitions(place):
 
     with pytest.raises(PartitionsAddedError, match=ORDERS):
         recovery.look()
-    assert [(Outcome.PARTITIONS_ADDED, ORDERS)] == place.recover()
+    assert [(RecoveryOutcome.PARTITIONS_ADDED, ORDERS)] == place.recover()
 
 
 def test_a_topic_missing_for_a_while_is_known_by_its_old_id(place):
@@ -567,7 +583,7 @@ def test_a_recreated_topic_with_more_partitions_has_added_none(place):
     found = place.recover()
     place.cluster.topics[ORDERS] = [(0, 3), (0, 2), (0, 9)]
 
-    assert ([(Outcome.TOPIC_RECREATED, ORDERS)], [], ["orders"]) == (
+    assert ([(RecoveryOutcome.TOPIC_RECREATED, ORDERS)], [], ["orders"]) == (
         found,
         place.recover(),
         place.routes,
@@ -581,7 +597,7 @@ def test_a_deleted_topic_is_dropped_and_its_rows_are_refetched(place):
     place.has(orders=[(0, 40), (0, 40)])
 
     assert (
-        [(Outcome.TOPIC_GONE, LINES)],
+        [(RecoveryOutcome.TOPIC_GONE, LINES)],
         ["lines"],
         {ORDERS: {"0": 10, "1": 12}},
     ) == (place.recover(), place.routes, place.begins)
@@ -594,7 +610,7 @@ def test_a_topic_that_no_route_reads_is_dropped(place, gone):
     """
     place.stood({ORDERS: {"0": 10, "1": 12}, gone: {"0": 3}})
 
-    assert ([(Outcome.ROUTE_GONE, gone)], [], {ORDERS: {"0": 10, "1": 12}}) == (
+    assert ([(RecoveryOutcome.ROUTE_GONE, gone)], [], {ORDERS: {"0": 10, "1": 12}}) == (
         place.recover(),
         place.routes,
         place.begins,
@@ -608,7 +624,7 @@ def test_a_new_route_whose_topic_lost_its_beginning_is_refetched(place):
     place.stood({ORDERS: {"0": 10, "1": 12}})
     place.has(orders=[(0, 40), (0, 40)], lines=[(9, 40)])
 
-    assert ([(Outcome.RETENTION_PASSED, LINES)], ["lines"], False) == (
+    assert ([(RecoveryOutcome.RETENTION_PASSED, LINES)], ["lines"], False) == (
         place.recover(),
         place.routes,
         place.plan.checkpoint.exists(),
@@ -625,7 +641,7 @@ def test_a_batch_whose_records_are_deleted_is_planned_again(place):
     place.stood({ORDERS: {"0": 10, "1": 12}})
     place.has(orders=[(0, 14), (0, 40)])
 
-    assert ([(Outcome.TOPIC_RECREATED, ORDERS)], ["orders"], False) == (
+    assert ([(RecoveryOutcome.TOPIC_RECREATED, ORDERS)], ["orders"], False) == (
         place.recover(),
         place.routes,
         place.plan.checkpoint.exists(),
@@ -644,7 +660,7 @@ def test_a_lost_checkpoint_is_reported_and_its_gap_refetched(place, first, route
     found = place.recover()
 
     assert (True, routes, False) == (
-        (Outcome.CHECKPOINT_LOST, "") in found,
+        (RecoveryOutcome.CHECKPOINT_LOST, "") in found,
         place.routes,
         place.plan.starting_offsets_file.exists(),
     )
@@ -688,7 +704,7 @@ def test_a_declared_start_below_retention_is_left_out(tmp_path):
     place.declared({ORDERS: {"0": 30, "1": 30}})
 
     assert (
-        [(Outcome.RETENTION_PASSED, ORDERS)],
+        [(RecoveryOutcome.RETENTION_PASSED, ORDERS)],
         ["orders"],
         {ORDERS: {"0": 35, "1": 30}},
     ) == (place.recover(), place.routes, place.begins)
@@ -714,7 +730,7 @@ def test_an_unreadable_checkpoint_is_replaced(place, file, content):
     found = place.recover()
 
     assert (
-        [(Outcome.CHECKPOINT_UNREADABLE, "")],
+        [(RecoveryOutcome.CHECKPOINT_UNREADABLE, "")],
         [],
         {ORDERS: {"0": 10, "1": 12}, LINES: {"0": 7}},
         True,
@@ -733,7 +749,7 @@ def test_without_a_readable_batch_the_progress_decides(place):
     for path in (place.plan.checkpoint / "offsets").iterdir():
         path.write_text("")
 
-    assert ([(Outcome.CHECKPOINT_UNREADABLE, "")], {LINES: {"0": 7}}) == (
+    assert ([(RecoveryOutcome.CHECKPOINT_UNREADABLE, "")], {LINES: {"0": 7}}) == (
         place.recover(),
         {LINES: place.begins[LINES]},
     )

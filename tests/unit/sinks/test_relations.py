@@ -3,8 +3,8 @@
 import orjson
 import pytest
 
+from towpath.sinks.changes.relations import Column, RelationShape, parse_relation
 from towpath.sinks.errors import MalformedRelationError
-from towpath.sinks.relations import Column, RelationShape, parse_relation
 
 DOCUMENT = {
     "schema": "shop",

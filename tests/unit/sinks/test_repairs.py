@@ -20,10 +20,11 @@ from towpath.settings import (
     Snapshot,
     Source,
 )
-from towpath.sinks import repairs, unfilled
+from towpath.sinks.changes.relations import RelationShape
 from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
-from towpath.sinks.relations import RelationShape
-from towpath.sinks.repairs import KafkaRepairs, view_behind
+from towpath.sinks.kafka import repairs
+from towpath.sinks.kafka.repairs import KafkaRepairs, view_behind
+from towpath.sinks.state import incomplete
 
 ROUTES = (
     Route(topic="p.shop.orders", name="orders"),
@@ -216,7 +217,7 @@ def test_altered_columns_are_requested_beside_missing_rows(broker):
     asks = KafkaRepairs(described, SINK)
     asks.ask_all("orders", "the cache was emptied")
     snapshot_id = asks.ask_columns("orders", ["a"], "why")
-    noted = unfilled.noted(described.state_folder, "it", ["orders"])
+    noted = incomplete.noted(described.state_folder, "it", ["orders"])
 
     assert (None, 2, True) == (
         asks.ask_columns("log", ["a"], "why"),
@@ -241,10 +242,10 @@ def test_a_requested_route_is_incomplete_from_then_on(broker):
         asks.ask_keys("docs", [("7",)])
     with pytest.raises(BrokerUnavailableError):
         asks.ask_all("orders", "the cache was emptied")
-    noted = unfilled.routes(described.state_folder, "it")
-    unfilled.end(described.state_folder, "it", "orders", broker.records[-1][2]["id"])
+    noted = incomplete.routes(described.state_folder, "it")
+    incomplete.end(described.state_folder, "it", "orders", broker.records[-1][2]["id"])
 
-    assert (("orders",), ()) == (noted, unfilled.routes(described.state_folder, "it"))
+    assert (("orders",), ()) == (noted, incomplete.routes(described.state_folder, "it"))
 
 
 def test_a_table_is_requested_by_its_announced_name(broker):

@@ -16,13 +16,12 @@ from structlog.testing import capture_logs
 
 from towpath.schemas import telemetry
 from towpath.settings import Settings, Sink
+from towpath.sinks.apply.batch import BatchResult
+from towpath.sinks.engine.metrics import MetricsPort
+from towpath.sinks.engine.monitor import EngineListener, Monitor
+from towpath.sinks.engine.report import Report
 from towpath.sinks.errors import BrokerUnavailableError, MetricsPortError
-from towpath.sinks.jobs.batch_result import BatchResult
-from towpath.sinks.jobs.listener import EngineListener
-from towpath.sinks.jobs.monitor import Monitor
-from towpath.sinks.jobs.report import Report
-from towpath.sinks.metrics_port import MetricsPort
-from towpath.sinks.progress import (
+from towpath.sinks.state.progress import (
     State,
     is_alive,
     progress_path,

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from towpath.settings import Route
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.errors import RouteMistakesError, ShapeUnknownError
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.routed import RoutedRelations, route_mistakes
+from towpath.sinks.kinds import RoutedRelations, route_mistakes
 
 TOPIC = "towpath.shop.lines"
 SHAPE = RelationShape(

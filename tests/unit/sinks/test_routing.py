@@ -4,13 +4,11 @@ import orjson
 import pytest
 
 from towpath.settings import Route, Sink
-from towpath.sinks.change import ALL_PRESENT, Origin, Record
-from towpath.sinks.decode import decode
+from towpath.sinks.change import ALL_PRESENT, Origin, Record, UnreadableError
+from towpath.sinks.changes.decode import decode
+from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.changes.routing import Routes, Routing, routing_of
 from towpath.sinks.key_text import key_text
-from towpath.sinks.record import UnreadableError
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.routes import Routes
-from towpath.sinks.routing import Routing, routing_of
 
 TOPIC = "towpath.shop.lines"
 POSITION = "00000000016b3748.0000000002"

@@ -5,9 +5,9 @@ import pytest
 from support.dead_letters import Heads, Letters, Still, desk_of
 from support.kafka_rows import row, table
 from support.parked_shop import ROUTES
-from towpath.sinks.jobs.batch import BatchWriter
-from towpath.sinks.jobs.safe import SafePosition
-from towpath.sinks.memory import MemorySink
+from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.apply.sweeps import SafePosition
+from towpath.sinks.targets.memory import MemorySink
 
 BEHIND_EVERYTHING = "f" * 16
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from towpath.sinks.search.answer import Outcome, Verdict, outcomes
+from towpath.sinks.targets.search.write import ItemOutcome, ItemVerdict, outcomes
 
 CREATED = {"index": {"status": 201}}
 UPDATED = {"index": {"status": 200}}
@@ -99,8 +99,8 @@ def test_a_mixed_bulk_answer_is_read_item_by_item():
     verdicts = [o.verdict for o in outcomes({"items": items}, 6)]
 
     expected = [
-        *(Verdict.WRITTEN, Verdict.STALE, Verdict.AGAIN),
-        *(Verdict.REFUSED, Verdict.WRITTEN, Verdict.GONE),
+        *(ItemVerdict.WRITTEN, ItemVerdict.STALE, ItemVerdict.AGAIN),
+        *(ItemVerdict.REFUSED, ItemVerdict.WRITTEN, ItemVerdict.GONE),
     ]
 
     assert expected == verdicts
@@ -109,10 +109,10 @@ def test_a_mixed_bulk_answer_is_read_item_by_item():
 @pytest.mark.parametrize(
     ("item", "verdict"),
     [
-        (BLOCKED, Verdict.BLOCKED),
-        (READ_ONLY, Verdict.BLOCKED),
-        (CLOSED, Verdict.BLOCKED),
-        (NO_RIGHT, Verdict.FORBIDDEN),
+        (BLOCKED, ItemVerdict.BLOCKED),
+        (READ_ONLY, ItemVerdict.BLOCKED),
+        (CLOSED, ItemVerdict.BLOCKED),
+        (NO_RIGHT, ItemVerdict.FORBIDDEN),
     ],
 )
 def test_a_read_only_index_refuses_no_document(item, verdict):
@@ -131,7 +131,7 @@ def test_a_failure_of_the_index_is_retried(status: int):
     """
     (outcome,) = outcomes({"items": [{"index": {"status": status}}]}, 1)
 
-    assert Verdict.AGAIN is outcome.verdict
+    assert ItemVerdict.AGAIN is outcome.verdict
 
 
 def test_a_bulk_reason_does_not_quote_the_document():
@@ -142,7 +142,9 @@ def test_a_bulk_reason_does_not_quote_the_document():
         "mapper_parsing_exception: failed to parse field [active] of type [boolean]"
     )
 
-    assert [Outcome(Verdict.REFUSED, reason)] == outcomes({"items": [UNPARSED]}, 1)
+    assert [ItemOutcome(ItemVerdict.REFUSED, reason)] == outcomes(
+        {"items": [UNPARSED]}, 1
+    )
 
 
 def test_an_unknown_field_is_named():

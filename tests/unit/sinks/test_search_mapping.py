@@ -9,13 +9,13 @@ import pytest
 from towpath.schemas.events import EventSchema, event_schemas
 from towpath.schemas.payload import compile_check
 from towpath.settings import Route, RouteKind, SearchOptions
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.errors import DocumentFieldsError
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.routed import RoutedRelations
-from towpath.sinks.search.documents import document_fields
-from towpath.sinks.search.fields import RouteFields
-from towpath.sinks.search.mapping import (
+from towpath.sinks.kinds import RoutedRelations
+from towpath.sinks.targets.search.schema import (
+    RouteFields,
     alias_body,
+    document_fields,
     field_at,
     field_of,
     index_body,

@@ -9,6 +9,7 @@ from opensearchpy.exceptions import AuthorizationException, RequestError, Transp
 
 from towpath.settings import Route, SearchOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.errors import (
     BatchRefusedError,
     BrokerUnavailableError,
@@ -19,13 +20,12 @@ from towpath.sinks.errors import (
     TargetUnavailableError,
 )
 from towpath.sinks.ports import Batch
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.search.client import connect, translated
-from towpath.sinks.search.known import Watch
-from towpath.sinks.search.mapping import FOLLOWS_MEMO, with_own
-from towpath.sinks.search.refreshing import SELDOM_MS
-from towpath.sinks.search.sink import SearchSink
-from towpath.sinks.search.writer import ATTEMPTS
+from towpath.sinks.targets.search.client import connect, translated
+from towpath.sinks.targets.search.indexes import IndexWatch
+from towpath.sinks.targets.search.schema import FOLLOWS_MEMO, with_own
+from towpath.sinks.targets.search.sink import SearchSink
+from towpath.sinks.targets.search.upkeep import SELDOM_MS
+from towpath.sinks.targets.search.write import ATTEMPTS
 
 ROUTE = Route(topic="towpath.shop.orders", name="orders")
 WRITTEN, CONFLICT, INVALID, GONE, FULL, BROKEN = 201, 409, 400, 404, 429, 503
@@ -259,7 +259,7 @@ def test_rows_of_a_dropped_index_are_requested_before_it_is_recreated(folder):
     """
     client = Answers([WRITTEN], [WRITTEN])
     asked = Asked(client)
-    made = sink(client, watch=Watch(folder, asked))
+    made = sink(client, watch=IndexWatch(folder, asked))
     made.apply(batch(1))
     client.indices.behind = {}
     made.apply(batch(2))
@@ -269,12 +269,12 @@ def test_rows_of_a_dropped_index_are_requested_before_it_is_recreated(folder):
 
 def _write_twice(folder, client, meanwhile, *failures):
     """Write by two sinks in turn; return the second one's requests."""
-    first = sink(client, watch=Watch(folder, Asked(client)))
+    first = sink(client, watch=IndexWatch(folder, Asked(client)))
     first.open()
     first.apply(batch(1))
     meanwhile(client.indices)
     asked = Asked(client, *failures)
-    second = sink(client, watch=Watch(folder, asked))
+    second = sink(client, watch=IndexWatch(folder, asked))
     for failure in failures:
         with pytest.raises(type(failure)):
             second.open()

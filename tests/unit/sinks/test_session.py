@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from towpath.sinks.jobs.session import Engine, is_alive, settings_of
+from towpath.sinks.engine.session import Engine, is_alive, settings_of
 
 
 def engine(master="local[2]", **extra):

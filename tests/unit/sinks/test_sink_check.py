@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 
 from towpath.settings import Sink
-from towpath.sinks import checking
-from towpath.sinks.checking import Finding, check_sink, check_target
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.errors import ShapeUnknownError, TargetUnavailableError
 from towpath.sinks.kinds import Kind
-from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.targets import checks
+from towpath.sinks.targets.checks import Finding, check_sink, check_target
 
 SHAPE = RelationShape("shop", "orders", (Column("id", "bigint"),), ("id",), "")
 
@@ -84,10 +84,10 @@ def test_an_unreachable_target_is_reported_with_its_remedy(monkeypatch):
 
     told = []
     kind = Kind(make=None, read=Reader)
-    monkeypatch.setattr(checking, "kind_of", lambda _: kind)
+    monkeypatch.setattr(checks, "kind_of", lambda _: kind)
     for fails in (True, False):
         reader = Reader(fails=fails)
-        monkeypatch.setattr(checking, "reader_of", lambda *_, r=reader: r)
+        monkeypatch.setattr(checks, "reader_of", lambda *_, r=reader: r)
         told += check_target(sink({"topic": "towpath.shop.orders"}), None)
 
     assert 2 == len(closed)
@@ -101,7 +101,7 @@ def test_all_missing_rights_are_reported_and_nothing_is_read(monkeypatch):
     A reader would stop at the first of them.
     """
     lacking = Kind(make=None, read=None, rights=lambda *_: ("no INFO", "no SCAN"))
-    monkeypatch.setattr(checking, "kind_of", lambda _: lacking)
+    monkeypatch.setattr(checks, "kind_of", lambda _: lacking)
     database = SimpleNamespace(database=SimpleNamespace(prefix="towpath"))
     told = check_target(sink({"topic": "towpath.shop.orders"}), database)
 

@@ -6,11 +6,11 @@ import pytest
 
 from support.dead_letters import Letters, desk_of
 from towpath.settings import Sink
+from towpath.sinks.apply.batch import BatchWriter
+from towpath.sinks.changes.routing import Routes
+from towpath.sinks.engine.supervisor import LOOK_EVERY_S, Idle
 from towpath.sinks.errors import TargetBusyError
-from towpath.sinks.jobs.batch import BatchWriter
-from towpath.sinks.jobs.idle import LOOK_EVERY_S, Idle
-from towpath.sinks.memory import MemorySink
-from towpath.sinks.routes import Routes
+from towpath.sinks.targets.memory import MemorySink
 
 ROUTES = Routes(
     Sink.model_validate(

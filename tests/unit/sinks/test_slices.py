@@ -10,16 +10,17 @@ from support.dead_letters import Asked, Heads, Letters, desk_of
 from support.kafka_rows import TOPIC, history, row, rows_of, table
 from support.parked_shop import change
 from towpath.settings import Sink as SinkSettings
+from towpath.sinks.apply import batch
+from towpath.sinks.apply.batch import BatchWriter
 from towpath.sinks.change import Change, Origin
-from towpath.sinks.columns import read_rows
+from towpath.sinks.changes.columns import read_rows
+from towpath.sinks.changes.routing import Routes
 from towpath.sinks.dead_letters.letter import Letter, ParkedKey
+from towpath.sinks.engine import bulk_writers
+from towpath.sinks.engine.bulk_writers import InPortions
 from towpath.sinks.errors import TargetUnavailableError
-from towpath.sinks.jobs import batch, by_column, portions
-from towpath.sinks.jobs.batch import BatchWriter
-from towpath.sinks.jobs.portions import InPortions
-from towpath.sinks.memory import MemorySink
 from towpath.sinks.ports import Batch
-from towpath.sinks.routes import Routes
+from towpath.sinks.targets.memory import MemorySink
 
 SINK = SinkSettings.model_validate(
     {
@@ -105,7 +106,7 @@ class Bench:
 @pytest.fixture
 def bench(monkeypatch):
     """Return a bench whose batches are large from four records on."""
-    monkeypatch.setattr(portions, "LEAST_RECORDS", 4)
+    monkeypatch.setattr(bulk_writers, "PIPELINED_FROM_RECORDS", 4)
     return Bench()
 
 
@@ -245,7 +246,7 @@ def test_any_history_in_slices_ends_as_in_one_batch(monkeypatch, least, part):
     """
     Deletes, columns left out, READ rows, and unreadable records.
     """
-    monkeypatch.setattr(by_column, "LEAST_RECORDS", least)
+    monkeypatch.setattr(bulk_writers, "LEAST_RECORDS", least)
     monkeypatch.setattr(batch, "PART_RECORDS", part)
     chance = random.Random(11)  # noqa: S311 - a repeatable test
     columns = 0
@@ -264,7 +265,7 @@ def test_whole_rows_are_sent_as_columns(bench, monkeypatch):
     """
     They count with the rest: their number, their position, stale ones.
     """
-    monkeypatch.setattr(by_column, "LEAST_RECORDS", 2)
+    monkeypatch.setattr(bulk_writers, "LEAST_RECORDS", 2)
     deleted = row(4, "d", order=1)
     result = bench.write(*map(new, (1, 2, 3)), deleted, new(5), new(6), portion=3)
 
@@ -279,7 +280,7 @@ def test_a_parked_key_is_in_no_column(bench, monkeypatch):
     """
     Its records are recognised, so the batch is written on the record path.
     """
-    monkeypatch.setattr(by_column, "LEAST_RECORDS", 2)
+    monkeypatch.setattr(bulk_writers, "LEAST_RECORDS", 2)
     bench.write(row(1, "z"), new(2), new(3), new(4))
     result = bench.write(row(5, "u"), new(6), new(8), new(9))
 

@@ -2,7 +2,7 @@
 
 import structlog
 
-from towpath.sinks.kept import KeptFile
+from towpath.sinks.state.files import KeptFile
 
 
 def test_stored_names_survive_a_restart(tmp_path):

@@ -2,7 +2,7 @@
 
 import structlog
 
-from towpath.sinks.known_ids import KnownIds
+from towpath.sinks.state.files import KnownIds
 
 
 def recalled(file):

@@ -15,8 +15,19 @@ from support.parked_shop import KEY, change
 from towpath.schemas.backoff import Backoff
 from towpath.settings import Kafka, WriteFrom
 from towpath.settings import Sink as SinkSettings
-from towpath.sinks.dead_letters.book import Book
+from towpath.sinks.apply.batch import BatchResult
 from towpath.sinks.dead_letters.letter import Letter, Order, Verb
+from towpath.sinks.dead_letters.parked import OpenDeadLetters
+from towpath.sinks.engine import supervisor as module
+from towpath.sinks.engine.query import QueryPlan
+from towpath.sinks.engine.report import Report
+from towpath.sinks.engine.supervisor import (
+    FINISH_WITHIN_S,
+    Supervisor,
+    SupervisorParts,
+    _StoppedError,
+    let_finish,
+)
 from towpath.sinks.errors import (
     CacheRefusedError,
     PartitionsAddedError,
@@ -25,15 +36,8 @@ from towpath.sinks.errors import (
     TargetUnavailableError,
     TopicRemadeError,
 )
-from towpath.sinks.jobs import supervisor as module
-from towpath.sinks.jobs.batch_result import BatchResult
-from towpath.sinks.jobs.finishing import FINISH_WITHIN_S, let_finish
-from towpath.sinks.jobs.parts import Parts
-from towpath.sinks.jobs.query import QueryPlan
-from towpath.sinks.jobs.report import Report
-from towpath.sinks.jobs.supervisor import Supervisor, _StoppedError
-from towpath.sinks.memory import MemorySink
-from towpath.sinks.progress import State, progress_path, read_progress
+from towpath.sinks.state.progress import State, progress_path, read_progress
+from towpath.sinks.targets.memory import MemorySink
 
 RESULT = BatchResult(records=3, rows=2, stale=1, dead_letters=0)
 SINK = SinkSettings.model_validate(
@@ -96,7 +100,7 @@ def supervisor(tmp_path):
     (plan.checkpoint / "offsets" / "0").write_text('v1\n{}\n{"t":{"0":3}}')
     (plan.checkpoint / "sources" / "0").mkdir(parents=True)
     (plan.checkpoint / "sources" / "0" / "0").write_text('v1\n{"t":{"0":0}}')
-    parts = Parts(lambda _: None, Unread, lambda _: None, None, Clock())
+    parts = SupervisorParts(lambda _: None, Unread, lambda _: None, None, Clock())
     report = Report(tmp_path, "cache", Clock())
     made = Supervisor(None, plan, parts, report, threading.Event())
     made._backoff = Backoff(first_s=0.001)
@@ -300,7 +304,7 @@ class Query:
 
 def run_with(supervisor, monkeypatch, *failures, letters=None):
     """Let queries fail in turn; return the number of starts."""
-    supervisor._parts = Parts(
+    supervisor._parts = SupervisorParts(
         lambda _: MemorySink(),
         Unread,
         lambda _: letters or Letters(),
@@ -366,7 +370,7 @@ def test_a_command_is_carried_out_though_no_query_lives_long(supervisor, monkeyp
     letters.put([Letter(change(3, note="bad"), "too long", "orders", True)])
     letters.ask(Order("one", Verb.DISCARD, KEY))
     run_with(supervisor, monkeypatch, "the engine fell over", letters=letters)
-    book = Book().read(letters.entries())
+    book = OpenDeadLetters().read(letters.entries())
 
     assert ({}, "discarded", []) == (
         book.orders,
@@ -495,7 +499,7 @@ class Starting:
 
     def run(self, **parts):
         """Supervise until the driver stops; return what was noted."""
-        self.supervisor._parts = Parts(
+        self.supervisor._parts = SupervisorParts(
             self.make_sink,
             Unread,
             lambda _: self.letters,
@@ -548,11 +552,11 @@ class Noting(Letters):
 def test_a_start_attends_to_everything_in_order(supervisor, monkeypatch):
     """Routes, altered columns, dead letters, checkpoint and orders; then it runs."""
     starting = Starting(supervisor, monkeypatch)
-    starting.note(module.Rerouting, "run", "routes")
-    starting.note(module.Reshaping, "look", "columns")
+    starting.note(module.BlockChanges, "run", "routes")
+    starting.note(module.ColumnChanges, "look", "columns")
     starting.note(module.Recovery, "run", "checkpoint")
-    starting.note(module.Orders, "recall", "recall orders")
-    starting.note(module.Orders, "attend", "orders")
+    starting.note(module.DeadLetterOrders, "recall", "recall orders")
+    starting.note(module.DeadLetterOrders, "attend", "orders")
     starting.note(module, "let_finish", "finish")
 
     expected = [

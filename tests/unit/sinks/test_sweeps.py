@@ -4,10 +4,10 @@ A sweep takes effect once every partition has delivered it, whatever happens in 
 
 import pytest
 
-from towpath.sinks import unfilled
+from towpath.sinks.apply.sweeps import Sweeps
 from towpath.sinks.change import Floor, Origin
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.jobs.sweeps import Sweeps
+from towpath.sinks.state import incomplete
 
 TOPIC = "towpath.shop.orders"
 
@@ -63,9 +63,9 @@ def test_the_sweep_of_a_requested_snapshot_completes_the_route(open_sweeps, tmp_
     """
     names = ("a/b", ".hidden", "orders")
     for name in names:
-        unfilled.begin(tmp_path, "cache", name, "repair-1")
+        incomplete.begin(tmp_path, "cache", name, "repair-1")
     sweeps = open_sweeps()
-    seen = [unfilled.routes(tmp_path, "cache")]
+    seen = [incomplete.routes(tmp_path, "cache")]
     for snapshot, complete in (
         ("fill-7", names),
         ("repair-1", ()),
@@ -75,7 +75,7 @@ def test_the_sweep_of_a_requested_snapshot_completes_the_route(open_sweeps, tmp_
             sweep_floor(0, route=r)._replace(snapshot_id=snapshot) for r in complete
         ]
         sweeps.carried_out(floors)
-        seen.append(unfilled.routes(tmp_path, "cache"))
+        seen.append(incomplete.routes(tmp_path, "cache"))
 
     assert [tuple(sorted(names))] * 3 + [()] == seen
 

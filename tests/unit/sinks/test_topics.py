@@ -7,9 +7,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from towpath.settings import Kafka
-from towpath.sinks import kafka
 from towpath.sinks.errors import BrokerUnavailableError
-from towpath.sinks.kafka import Topics
+from towpath.sinks.kafka import client
+from towpath.sinks.kafka.client import Topics
 
 SETTLING = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -87,7 +87,7 @@ def topics(monkeypatch, clock):
     """Return the client of such a broker."""
 
     def ask(admin):
-        monkeypatch.setattr(kafka.clients, "AdminClient", lambda _: admin)
+        monkeypatch.setattr(client.clients, "AdminClient", lambda _: admin)
         return Topics(Kafka(bootstrap_servers="kafka:9092"), clock)
 
     return ask

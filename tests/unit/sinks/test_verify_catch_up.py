@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from towpath.settings import Kafka, Registry, Route, Settings, Sink, SinkKind, Source
-from towpath.sinks.progress import (
+from towpath.sinks.state.progress import (
     DriverNote,
     Progress,
     progress_path,
@@ -13,7 +13,7 @@ from towpath.sinks.progress import (
     write_progress,
 )
 from towpath.sinks.verify.errors import NotAtRestError
-from towpath.sinks.verify.passing import Passing, Unread, records_to_go
+from towpath.sinks.verify.progress import CatchUpWaiter, Unread, records_to_go
 
 TOPIC = "towpath.shop.orders"
 
@@ -116,7 +116,7 @@ def applied(settings, offset, error=None):
 
 def catch_up(settings, sink, log, clock):
     """Make the waiter."""
-    return Passing(settings, sink, log, FakeCluster(), clock)
+    return CatchUpWaiter(settings, sink, log, FakeCluster(), clock)
 
 
 def test_the_wait_follows_the_pipelines_order(settings, sink):
@@ -281,7 +281,7 @@ def test_a_long_batch_is_waited_for_while_it_is_written(settings, sink, is_writi
             applied(settings, 99)
 
     clock.then = then
-    catch_up = Passing(settings, sink, FakeLog(), FakeCluster(), clock)
+    catch_up = CatchUpWaiter(settings, sink, FakeLog(), FakeCluster(), clock)
     if is_writing:
         catch_up.wait()
     else:

@@ -16,7 +16,7 @@ from towpath.sinks.verify.compare import (
     standing_of,
     suspects,
 )
-from towpath.sinks.verify.shelf import Shelf
+from towpath.sinks.verify.suspects import DigestTable
 
 COLUMNS = ("id", "total", "note")
 
@@ -38,7 +38,7 @@ def gone(key):
 
 def found(source, sink):
     """Compare rows of the source, two at a time, with the sink's."""
-    with Shelf() as shelf:
+    with DigestTable() as shelf:
         shelf.put(sink)
         pairs = [source[n : n + 2] for n in range(0, len(source), 2)]
         suspected = list(suspects(pairs, shelf))
@@ -147,7 +147,7 @@ def test_the_digest_table_counts_its_rows():
     """
     Live rows and tombstones are counted separately; keys without a row are left out.
     """
-    with Shelf() as shelf:
+    with DigestTable() as shelf:
         shelf.put([held("1", "a"), gone("2"), held("3", "b")])
         taken = shelf.take(["1", "2", "4"])
 
@@ -205,7 +205,7 @@ def test_extra_rows_of_a_pruned_source_are_no_differences():
     """
     However many there are, they are no suspects, unless they come twice.
     """
-    with Shelf() as shelf:
+    with DigestTable() as shelf:
         shelf.put([held("1", "1"), held("2", "2"), held("3", "3"), held("3", "3")])
         found = [one.key for one in suspects([[row("1", "x")]], shelf, is_pruned=True)]
 

@@ -7,10 +7,9 @@ import pytest
 
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.verify.compare import Difference, Kind, differences, suspects
-from towpath.sinks.verify.documents import canonical_document, parsed
 from towpath.sinks.verify.errors import UnfitViewError
-from towpath.sinks.verify.forms import DocumentForm
-from towpath.sinks.verify.shelf import Shelf
+from towpath.sinks.verify.forms import DocumentForm, canonical_document, parsed
+from towpath.sinks.verify.suspects import DigestTable
 
 POSITION = "0000000000000008.0000000000"
 
@@ -18,7 +17,7 @@ POSITION = "0000000000000008.0000000000"
 def told(form, rows, *sink):
     """Return the differences of unchanging rows of the sink."""
     held = {row.key: form.held(row) for row in sink}
-    with Shelf() as shelf:
+    with DigestTable() as shelf:
         shelf.put(held.values())
         suspected = list(suspects(rows, shelf))
     found = (s._replace(after=held.get(s.key), copies=1) for s in suspected)

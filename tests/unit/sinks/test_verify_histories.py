@@ -19,9 +19,8 @@ from towpath.sinks.verify.compare import (
     suspects,
 )
 from towpath.sinks.verify.forms import RowForm
-from towpath.sinks.verify.settle import Bench, settle
-from towpath.sinks.verify.shelf import Shelf
-from towpath.sinks.verify.suspects import Suspects
+from towpath.sinks.verify.settle import RouteComparison, settle
+from towpath.sinks.verify.suspects import DigestTable, Suspects
 from towpath.sinks.verify.table import SourceColumn, SourceTable
 
 TABLE = SourceTable(
@@ -146,8 +145,8 @@ def judged(world, plant=lambda _: None, reader=lambda world: world):
     """
     plant(world.sink)
     seen_by = reader(world)
-    bench = Bench("t", TABLE, FORM, world, seen_by, world, world)
-    with Shelf() as shelf, Suspects() as found:
+    bench = RouteComparison("t", TABLE, FORM, world, seen_by, world, world)
+    with DigestTable() as shelf, Suspects() as found:
         shelf.put(FORM.held(row) for row in world.stored())
         found.add(suspects(world.rows(), shelf))
         settle(bench, found)

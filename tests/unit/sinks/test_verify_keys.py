@@ -3,8 +3,8 @@
 import pytest
 
 from towpath.settings import Route
-from towpath.sinks.routing import routing_of
-from towpath.sinks.verify.keys import KeyNames
+from towpath.sinks.changes.routing import routing_of
+from towpath.sinks.verify.forms import KeyNames
 
 PLAIN = KeyNames(("tenant", "id"), None)
 TEMPLATE = KeyNames(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from towpath.sinks.verify.nested import SourceType, nested_text
+from towpath.sinks.verify.types import SourceType, nested_text
 
 TEXT, INTEGER = SourceType("text"), SourceType("integer")
 PAIR = SourceType("s.pair", fields=(("a", INTEGER), ("b", TEXT)))

@@ -5,11 +5,15 @@ import pytest
 
 from towpath.schemas.failure import UsageError
 from towpath.settings import Kafka, Registry, Route, Settings, Sink, SinkKind, Source
-from towpath.sinks.verify.__main__ import Judge, Wishes, on_and_on, verify
+from towpath.sinks.verify.__main__ import (
+    Judge,
+    VerifyOptions,
+    on_and_on,
+    verify,
+)
 from towpath.sinks.verify.errors import NotAtRestError, SourceUnavailableError
-from towpath.sinks.verify.report import Verdict
+from towpath.sinks.verify.report import Verdict, sample_size
 from towpath.sinks.verify.routes import chosen_routes
-from towpath.sinks.verify.sample import sample_size
 
 ROUTES = (
     Route(topic="towpath.shop.orders", name="o"),
@@ -144,7 +148,7 @@ def test_a_configuration_error_ends_the_passes():
 
 def judge(every_s=None, sample="", *, as_json=True):
     """Make the judge of the sink, without a pass."""
-    return Judge(SETTINGS, SINK, Wishes(as_json, sample=sample, every_s=every_s))
+    return Judge(SETTINGS, SINK, VerifyOptions(as_json, sample=sample, every_s=every_s))
 
 
 def test_a_script_gets_an_outage_as_a_line(capsys):
@@ -201,7 +205,7 @@ def test_a_script_gets_a_document_for_an_absent_source(absent, capsys):
     """
     The exit code is the same, and the reason is in the document.
     """
-    code = verify(absent, "it", Wishes(as_json=True))
+    code = verify(absent, "it", VerifyOptions(as_json=True))
     document = orjson.loads(capsys.readouterr().out)
 
     assert (3, "unverified", [], True) == (
@@ -216,7 +220,7 @@ def test_a_person_gets_an_error_for_an_absent_source(absent, capsys):
     It has its remedy, as with every command.
     """
     with pytest.raises(SourceUnavailableError, match="cannot be read"):
-        verify(absent, "it", Wishes())
+        verify(absent, "it", VerifyOptions())
 
     assert not capsys.readouterr().out
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from towpath.settings.rows import Rows
-from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.verify.errors import IncomparableError
-from towpath.sinks.verify.nested import SourceType
-from towpath.sinks.verify.published import published
-from towpath.sinks.verify.table import SourceColumn, SourceTable
+from towpath.sinks.verify.table import SourceColumn, SourceTable, published
+from towpath.sinks.verify.types import SourceType
 
 TABLE = SourceTable(
     "shop",

@@ -14,7 +14,7 @@ from towpath.sinks.verify.repair import (
     Left,
     repair,
 )
-from towpath.sinks.verify.settle import Bench
+from towpath.sinks.verify.settle import RouteComparison
 from towpath.sinks.verify.suspects import Suspects
 from towpath.sinks.verify.table import SourceColumn, SourceTable
 
@@ -96,7 +96,7 @@ def test_the_reason_names_the_remedy(held, reason):
     A second copy is replaced with the first, so no refetch ends it.
     """
     world = VerifyBench(*held)
-    bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
+    bench = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
         found.convict(["7"])
@@ -110,7 +110,7 @@ def test_a_copy_that_is_gone_is_repaired():
     A row that the source has once needs no report.
     """
     world = VerifyBench(row("right"))
-    bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
+    bench = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
         found.convict(["7"])
@@ -124,7 +124,7 @@ def test_a_key_found_wrong_later_keeps_its_repair():
     """
     mended = StoredRow("8", {"id": 8, "v": "right"}, LOW, False)
     world = VerifyBench(row("wrong", ABOVE_HIGH), mended)
-    bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
+    bench = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add(Suspect(key, pack((key, "right")), None) for key in ("7", "8"))
         found.convict(["8"])
@@ -155,7 +155,7 @@ def test_only_rows_without_a_replacement_are_erased(held, refusal, erased, expec
     """
     world = VerifyBench(*held)
     world.refusal = refusal
-    bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
+    bench = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
         found.convict(["7"])
@@ -177,7 +177,7 @@ def test_a_row_that_cannot_be_refetched_is_not_erased(unread, is_possible, erase
     """
     world = VerifyBench(row("wrong", ABOVE_HIGH))
     world.unread, world.is_possible, world.refusal = unread, is_possible, "no"
-    bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
+    bench = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
         found.convict(["7"])
@@ -194,7 +194,7 @@ def test_a_route_without_refetches_is_not_erased():
     world = VerifyBench(row("wrong"))
     world.is_possible = False
     world.ask_source_keys = lambda _route, _keys: None
-    bench = Bench("t", TABLE, RowForm(TABLE), world, world, world, world)
+    bench = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
         found.convict(["7"])

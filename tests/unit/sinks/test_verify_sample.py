@@ -6,7 +6,7 @@ from towpath.sinks.ports import StoredRow
 from towpath.sinks.verify.forms import RowForm
 from towpath.sinks.verify.report import Verdict, Verification
 from towpath.sinks.verify.route import verify_route
-from towpath.sinks.verify.settle import Bench
+from towpath.sinks.verify.settle import RouteComparison
 from towpath.sinks.verify.table import SourceColumn, SourceTable
 
 COLUMNS = (SourceColumn("id", "bigint"), SourceColumn("v", "text"))
@@ -68,7 +68,7 @@ def test_a_part_that_was_not_compared_is_not_equal(table, source, sink, expected
     Neither an empty fraction, nor rows that only a log has, prove anything.
     """
     world = SampleBench(source, sink)
-    bench = Bench("t", table, RowForm(table), world, world, world, world)
+    bench = RouteComparison("t", table, RowForm(table), world, world, world, world)
     route = verify_route(bench, 0.01, None, lambda *_: None)
 
     assert expected is Verification("it", [route], "1%").verdict

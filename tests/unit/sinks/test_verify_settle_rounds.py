@@ -8,7 +8,7 @@ import pytest
 from towpath.sinks.ports import StoredRow
 from towpath.sinks.verify.compare import Held, Suspect, pack
 from towpath.sinks.verify.forms import RowForm
-from towpath.sinks.verify.settle import Bench, settle
+from towpath.sinks.verify.settle import RouteComparison, settle
 from towpath.sinks.verify.suspects import Suspects
 from towpath.sinks.verify.table import SourceColumn, SourceTable
 
@@ -65,7 +65,7 @@ class Sides:
 
     def settle(self, *suspects, table=TABLE):
         """Settle suspects; return what is wrong, and how many stay open."""
-        bench = Bench("t", table, FORM, self, self, self, self)
+        bench = RouteComparison("t", table, FORM, self, self, self, self)
         with Suspects() as found:
             found.add(suspects)
             settle(bench, found)

@@ -7,16 +7,21 @@ from datetime import UTC, datetime
 import pytest
 
 from towpath.settings import Settings
-from towpath.sinks import unfilled
 from towpath.sinks.dead_letters.letter import ParkedKey
-from towpath.sinks.declare import READY_FILE, STARTING_OFFSETS_FILE
-from towpath.sinks.jobs.owed_file import Kept, Owing, file_of, written
-from towpath.sinks.progress import (
+from towpath.sinks.state import incomplete
+from towpath.sinks.state.declare import READY_FILE, STARTING_OFFSETS_FILE
+from towpath.sinks.state.progress import (
     Progress,
     progress_path,
     replace_file,
     sink_folder,
     write_progress,
+)
+from towpath.sinks.state.refetches import (
+    PendingRefetch,
+    StoredRefetches,
+    file_of,
+    written,
 )
 from towpath.sinks.wait.errors import NotAppliedError, UnknownLsnError
 from towpath.sinks.wait.rule import NUDGE_AFTER_S, Wait
@@ -152,11 +157,11 @@ def test_lost_rows_are_waited_for(place):
     """
     Everything is applied, but a gap's rows are read again: only their sweep ends that.
     """
-    unfilled.begin(place.folder, "cache", "orders", "repair-1")
+    incomplete.begin(place.folder, "cache", "orders", "repair-1")
     missing = place.missing()
     at_s = place.clock.at_s + 1
     place.clock.plan = {
-        at_s: lambda: unfilled.end(place.folder, "cache", "orders", "repair-1")
+        at_s: lambda: incomplete.end(place.folder, "cache", "orders", "repair-1")
     }
     applied = place.wait()
 
@@ -167,10 +172,12 @@ def test_lost_rows_are_waited_for(place):
 def store_refetches(place, *rows):
     """Store pending refetches: the keys, each with the position it is needed for."""
     known = {
-        ("orders", (key,)): Owing(ParkedKey(TOPIC, b"%d" % key), since, since, since, 0)
+        ("orders", (key,)): PendingRefetch(
+            ParkedKey(TOPIC, b"%d" % key), since, since, since, 0
+        )
         for key, since in rows
     }
-    replace_file(file_of(place.folder, "cache"), written(Kept(rows=known)))
+    replace_file(file_of(place.folder, "cache"), written(StoredRefetches(rows=known)))
 
 
 def test_pending_refetches_are_waited_for(place):
@@ -210,17 +217,17 @@ def test_a_route_to_be_refetched_is_waited_for(place):
     """
     First until it is requested, and then until it is read.
     """
-    kept = Kept(put_off=frozenset({"orders"}))
+    kept = StoredRefetches(put_off=frozenset({"orders"}))
     replace_file(file_of(place.folder, "cache"), written(kept))
     missing = place.missing()
     at_s = place.clock.at_s
 
     def ask():
-        unfilled.begin(place.folder, "cache", "orders", "repair-1")
-        replace_file(file_of(place.folder, "cache"), written(Kept()))
+        incomplete.begin(place.folder, "cache", "orders", "repair-1")
+        replace_file(file_of(place.folder, "cache"), written(StoredRefetches()))
 
     def end():
-        unfilled.end(place.folder, "cache", "orders", "repair-1")
+        incomplete.end(place.folder, "cache", "orders", "repair-1")
 
     place.clock.plan = {at_s + 1: ask, at_s + 2: end}
 

@@ -8,12 +8,12 @@ import pytest
 import structlog
 from pyiceberg.catalog.sql import SqlCatalog
 
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.errors import TargetUnavailableError
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.warehouse import appending
-from towpath.sinks.warehouse.appending import LakeAppender
-from towpath.sinks.warehouse.opening import Commit
-from towpath.sinks.warehouse.tables import current_state
+from towpath.sinks.targets.warehouse import write
+from towpath.sinks.targets.warehouse.opening import Commit
+from towpath.sinks.targets.warehouse.schema import current_state
+from towpath.sinks.targets.warehouse.write import LakeAppender
 
 SHAPE = RelationShape(
     "shop", "orders", (Column("id", "bigint"), Column("note", "text")), ("id",), "0"
@@ -62,7 +62,7 @@ class Lake:
 def lake(tmp_path, monkeypatch):
     """Return a warehouse with one row; the appender opens it."""
     made = Lake(tmp_path)
-    monkeypatch.setattr(appending, "open_catalog", made.open)
+    monkeypatch.setattr(write, "open_catalog", made.open)
     return made
 
 
@@ -141,7 +141,7 @@ def test_a_first_commit_is_not_made_after_another_writers(lake, appender, monkey
     """
     told = lake._told
     lake.recreate()
-    monkeypatch.setattr(appending, "open_catalog", lambda _: Overtaken("lake", **told))
+    monkeypatch.setattr(write, "open_catalog", lambda _: Overtaken("lake", **told))
     with pytest.raises(TargetUnavailableError, match="somebody else"):
         appender.append(TABLE, rows(1), None)
 
@@ -164,7 +164,7 @@ def test_another_writers_commit_is_not_taken_for_ours(lake, appender, monkeypatc
     Its keys are not known, although no commit came between: no append builds on it.
     """
     told = lake._told
-    monkeypatch.setattr(appending, "open_catalog", lambda _: Answering("lake", **told))
+    monkeypatch.setattr(write, "open_catalog", lambda _: Answering("lake", **told))
     second = appender.append(TABLE, rows(1), lake.first)
     third = appender.append(TABLE, rows(9), second)
 
@@ -186,7 +186,7 @@ def test_an_append_that_is_impossible_is_left_to_the_engine(
     def fail(_sink):
         raise error
 
-    monkeypatch.setattr(appending, "open_catalog", fail)
+    monkeypatch.setattr(write, "open_catalog", fail)
     with structlog.testing.capture_logs() as told:
         answers = [appender.append(TABLE, rows(1), lake.first) for _ in range(2)]
 

@@ -3,8 +3,11 @@
 import pytest
 
 from towpath.settings import Route, Sink, SinkKind
-from towpath.sinks.warehouse.catalog import catalog_conf, catalog_properties
-from towpath.sinks.warehouse.errors import WarehouseAddressError
+from towpath.sinks.targets.warehouse.client import (
+    WarehouseAddressError,
+    catalog_conf,
+    catalog_properties,
+)
 
 
 def warehouse(url, **options):

@@ -8,16 +8,16 @@ import pytest
 
 from towpath.settings import PartitionField, WarehouseOptions
 from towpath.settings.sink import parse_partition
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.warehouse.ddl import (
+from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.targets.warehouse.client import ForeignTableError
+from towpath.sinks.targets.warehouse.ddl import (
     FLOOR_PROPERTY,
     ID_PROPERTY,
     KEY_PROPERTY,
     properties_of,
 )
-from towpath.sinks.warehouse.errors import ForeignTableError
-from towpath.sinks.warehouse.opening import Commit, ensure
-from towpath.sinks.warehouse.tables import current_state
+from towpath.sinks.targets.warehouse.opening import Commit, ensure
+from towpath.sinks.targets.warehouse.schema import current_state
 
 OPTIONS = WarehouseOptions()
 SHAPE = RelationShape(

@@ -3,10 +3,10 @@
 import pyarrow as pa
 import pytest
 
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.warehouse.known import KnownKeys, key_hashes
-from towpath.sinks.warehouse.rows import key_span, slices
-from towpath.sinks.warehouse.tables import current_state
+from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.targets.warehouse.rows import key_span, slices
+from towpath.sinks.targets.warehouse.schema import current_state
+from towpath.sinks.targets.warehouse.write import KnownKeys, key_hashes
 
 
 def hashes_of(keys):

@@ -1,19 +1,19 @@
 """The statements that write a batch, word by word."""
 
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.warehouse.merge import (
-    insert_new,
-    newest_commit,
-    purge,
-    stored_positions,
-    upsert,
-)
-from towpath.sinks.warehouse.tables import (
+from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.targets.warehouse.schema import (
     STRING,
     LakeColumn,
     LakeName,
     LakeTable,
     current_state,
+)
+from towpath.sinks.targets.warehouse.statements import (
+    insert_new,
+    newest_commit,
+    purge,
+    stored_positions,
+    upsert,
 )
 
 LINES = current_state(

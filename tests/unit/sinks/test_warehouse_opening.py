@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from towpath.sinks.warehouse.opening import Commit, adds_no_key
-from towpath.sinks.warehouse.tables import LakeName
+from towpath.sinks.targets.warehouse.opening import Commit, adds_no_key
+from towpath.sinks.targets.warehouse.schema import LakeName
 
 APPENDED = {"added-data-files": "1", "total-data-files": "3"}
 FOUND_NOTHING = {"total-data-files": "3"}

@@ -4,10 +4,13 @@ import pytest
 
 from towpath.settings import PartitionField
 from towpath.settings.sink import parse_partition
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.warehouse.errors import PartitionFieldError
-from towpath.sinks.warehouse.partitions import partitioned_by, repartition
-from towpath.sinks.warehouse.tables import current_state
+from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.targets.warehouse.client import PartitionFieldError
+from towpath.sinks.targets.warehouse.schema import (
+    current_state,
+    partitioned_by,
+    repartition,
+)
 
 SHAPE = RelationShape(
     "shop",

@@ -3,10 +3,14 @@
 import pytest
 
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.warehouse.rows import lay_out, lay_out_events, lay_out_keys
-from towpath.sinks.warehouse.tables import current_state, event_log
-from towpath.sinks.warehouse.values import values_of
+from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.targets.warehouse.rows import (
+    lay_out,
+    lay_out_events,
+    lay_out_keys,
+    values_of,
+)
+from towpath.sinks.targets.warehouse.schema import current_state, event_log
 
 TYPES = {
     "id": Column("id", "bigint"),

@@ -11,15 +11,15 @@ from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Route, Sink, SinkKind, WarehouseOptions
 from towpath.sinks.change import ALL_PRESENT, Change, Origin
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.errors import BatchRefusedError
 from towpath.sinks.ports import Batch
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.warehouse.ddl import FLOOR_PROPERTY
-from towpath.sinks.warehouse.opening import Commit
-from towpath.sinks.warehouse.sink import WarehouseSink
-from towpath.sinks.warehouse.tables import current_state
-from towpath.sinks.warehouse.upkeep import Upkeep
-from towpath.sinks.warehouse.writing import Engines, Rows, Writer
+from towpath.sinks.targets.warehouse.ddl import FLOOR_PROPERTY
+from towpath.sinks.targets.warehouse.opening import Commit
+from towpath.sinks.targets.warehouse.schema import current_state
+from towpath.sinks.targets.warehouse.sink import WarehouseSink
+from towpath.sinks.targets.warehouse.upkeep import Upkeep
+from towpath.sinks.targets.warehouse.write import Engines, Rows, Writer
 
 COLUMNS = (Column("id", "bigint"), Column("note", "text"))
 OWN = {"_position": "string", "_is_deleted": "boolean"}

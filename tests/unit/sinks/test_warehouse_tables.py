@@ -3,9 +3,14 @@
 import pytest
 
 from towpath.settings import WarehouseOptions
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.sinks.errors import KeylessTableError
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.warehouse.ddl import (
+from towpath.sinks.targets.warehouse.client import (
+    ForeignTableError,
+    ReservedColumnError,
+    WarehouseAddressError,
+)
+from towpath.sinks.targets.warehouse.ddl import (
     creation,
     evolution,
     identifier_fields,
@@ -13,12 +18,7 @@ from towpath.sinks.warehouse.ddl import (
     properties_of,
     settled,
 )
-from towpath.sinks.warehouse.errors import (
-    ForeignTableError,
-    ReservedColumnError,
-    WarehouseAddressError,
-)
-from towpath.sinks.warehouse.tables import (
+from towpath.sinks.targets.warehouse.schema import (
     current_state,
     event_log,
     lake_name,

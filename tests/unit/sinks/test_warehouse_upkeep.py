@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 
 from towpath.settings import WarehouseOptions
-from towpath.sinks.warehouse.tables import LakeName
-from towpath.sinks.warehouse.upkeep import Task, Upkeep, statements
+from towpath.sinks.targets.warehouse.schema import LakeName
+from towpath.sinks.targets.warehouse.upkeep import Task, Upkeep, statements
 
 ORDERS = LakeName("shop", "orders")
 LOG = LakeName("shop", "events")

@@ -9,7 +9,7 @@ from towpath.sinks.errors import (
     TargetUnavailableError,
     WebhookRefusedError,
 )
-from towpath.sinks.webhook.answer import Outcome, judge
+from towpath.sinks.targets.webhook.client import ReceiverOutcome, judge
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -17,13 +17,16 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("status", "outcome"),
     [
-        *((status, Outcome.TAKEN) for status in (200, 201, 202, 204, 299)),
-        (409, Outcome.KNOWN),
-        (428, Outcome.ABSENT),
-        *((status, Outcome.REFUSED) for status in (400, 404, 413, 418, 422, 499)),
+        *((status, ReceiverOutcome.TAKEN) for status in (200, 201, 202, 204, 299)),
+        (409, ReceiverOutcome.KNOWN),
+        (428, ReceiverOutcome.ABSENT),
+        *(
+            (status, ReceiverOutcome.REFUSED)
+            for status in (400, 404, 413, 418, 422, 499)
+        ),
     ],
 )
-def test_an_answer_that_decides_a_change(status: int, outcome: Outcome):
+def test_an_answer_that_decides_a_change(status: int, outcome: ReceiverOutcome):
     """
     It is accepted, known, without its row, or refused permanently.
     """

@@ -5,7 +5,12 @@ import json
 import orjson
 
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Origin
-from towpath.sinks.webhook.payload import id_of, lanes, request_of, sweep_of
+from towpath.sinks.targets.webhook.schema import (
+    id_of,
+    lanes,
+    request_of,
+    sweep_of,
+)
 
 AT = "0000000000000010.0000000003"
 ORIGIN = Origin("t", 0, 0)

@@ -28,30 +28,29 @@ from towpath.schemas.failure import ConfigurationError, TowpathError
 from towpath.settings import Settings, WatchedFile, load
 from towpath.settings import Sink as SinkSettings
 from towpath.settings.logs import configure_logs
-from towpath.sinks import declare
-from towpath.sinks.checking import check_block
-from towpath.sinks.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.engine.driver import Choice, Driver
+from towpath.sinks.engine.executors import told_of
+from towpath.sinks.engine.monitor import Monitor
+from towpath.sinks.engine.session import Engine, SparkSql, start_session
+from towpath.sinks.engine.supervisor import SupervisorParts
 from towpath.sinks.errors import EngineMissingError, SinkUnfitError
-from towpath.sinks.executor import told_of
-from towpath.sinks.fetching import KafkaBatches
-from towpath.sinks.heads import Heads
-from towpath.sinks.jobs.driver import Choice, Driver
-from towpath.sinks.jobs.monitor import Monitor
-from towpath.sinks.jobs.parts import Parts
-from towpath.sinks.jobs.session import Engine, SparkSql, start_session
-from towpath.sinks.kafka import KafkaRelations, Topics
+from towpath.sinks.kafka.client import KafkaRelations, Topics
+from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.kafka.fetch import KafkaBatches
+from towpath.sinks.kafka.offsets import Heads, KafkaOldest
+from towpath.sinks.kafka.repairs import KafkaRepairs
 from towpath.sinks.kinds import (
+    RoutedRelations,
     SinkParts,
     check_kinds,
     engine_memory,
     engine_settings,
     kind_of,
 )
-from towpath.sinks.oldest import KafkaOldest
 from towpath.sinks.ports import Sink
-from towpath.sinks.progress import progress_path, read_progress, sink_folder
-from towpath.sinks.repairs import KafkaRepairs
-from towpath.sinks.routed import RoutedRelations
+from towpath.sinks.state import declare
+from towpath.sinks.state.progress import progress_path, read_progress, sink_folder
+from towpath.sinks.targets.checks import check_block
 
 _log = structlog.get_logger("towpath.sinks")
 
@@ -210,7 +209,7 @@ def _check_engine(sink: SinkSettings, spark: SparkSession) -> None:
             raise SinkUnfitError(message)
 
 
-def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Parts:
+def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> SupervisorParts:
     clock, settings = SystemClock(), newest()
     prefix = settings.database.prefix
 
@@ -233,7 +232,7 @@ def _parts(newest: _Newest, spark: SparkSession, monitor: Monitor) -> Parts:
         )
         return kind_of(sink).make(sink, parts)
 
-    return Parts(
+    return SupervisorParts(
         make_sink=make_sink,
         make_batches=partial(KafkaBatches, settings.kafka),
         make_dead_letters=lambda name: DeadLetterTopic(settings, name),

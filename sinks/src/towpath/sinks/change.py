@@ -3,10 +3,25 @@ What a record says, once it is decoded: a row change, an event of a log, or a fl
 
 These are made once per record, on the hot path: named tuples, which are several times
 cheaper to make than frozen dataclasses, and as immutable.
+
+Parts of a record, read or refused: position, text, JSON object. Pure.
+
+What cannot be read raises ``UnreadableError`` with its reason; ``decode`` makes poison
+of it.
+
+Values that Postgres has, and that no type of a warehouse has room for. Pure.
+
+Infinite times, years before the first and above 9999, and what is no number in a
+numeric of so many digits. They come as Postgres spells them.
 """
 
+import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+
+import orjson
+
+from towpath.schemas import headers as names
 
 Value: TypeAlias = str | int | float | bool | None
 Row: TypeAlias = Mapping[str, Value]
@@ -150,3 +165,62 @@ class Refusal(NamedTuple):
     change: Change
     reason: str
     asks: bool = False
+
+
+_POSITION: Final = re.compile(rb"([0-9a-f]{16}\.(?:-|[0-9]{10}))(?:\.[0-9]+)?\Z")
+
+# What sinks write beside a row's own columns.
+RESERVED_COLUMNS: Final = frozenset({"_position", "_deleted", "_x"})
+
+Headers: TypeAlias = Mapping[str, bytes]
+
+
+class UnreadableError(ValueError):
+    """The record says nothing that a sink could apply."""
+
+
+def position_in(headers: Headers, name: str = names.POSITION) -> str:
+    """Return a position without the number among records of one change."""
+    match = _POSITION.match(headers.get(name, b""))
+    if match is None:
+        refuse(f"the header {name} is missing or is not a position")
+    return match[1].decode()
+
+
+def object_in(text: bytes, what: str) -> dict[str, Any]:
+    """Return a JSON object that is not empty."""
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        refuse(f"the {what} is not JSON")
+    if not isinstance(document, dict) or not document:
+        refuse(f"the {what} is not a JSON object")
+    return document
+
+
+def text_in(value: bytes | None, what: str) -> str:
+    """Return a text that is not empty."""
+    if not value:
+        refuse(f"the {what} is missing")
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        refuse(f"the {what} is not text")
+
+
+def refuse(reason: str) -> NoReturn:
+    """Give the record up."""
+    raise UnreadableError(reason)
+
+
+_NO_INSTANT: Final = re.compile(r"-?infinity|\d{5,}-.*|.* BC")
+
+
+def is_no_instant(value: Value) -> bool:
+    """Tell whether a date or a time is infinite, or out of the years 1 to 9999."""
+    return isinstance(value, str) and _NO_INSTANT.fullmatch(value) is not None
+
+
+def is_no_number(value: Value) -> bool:
+    """Tell whether a numeric has no digits."""
+    return value == "NaN"

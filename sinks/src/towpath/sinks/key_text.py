@@ -5,12 +5,29 @@ The parts are joined by colons; a colon or a percent sign inside a part is
 percent-encoded, and an empty part is written ``%00`` (Postgres's text holds no NUL, and
 a search index takes no empty id). So the text tells the parts apart, and one table's
 key has always the same number of them.
+
+Column values as text, for targets that know only text.
+
+Records carry integers and floats as numbers, booleans as booleans, everything else as
+text already. Null has no text: whoever writes a value decides what null becomes.
 """
 
 from collections.abc import Sequence
 
+import orjson
+
 from towpath.sinks.change import Value
-from towpath.sinks.values import text_of
+
+
+def text_of(value: Value) -> str:
+    """Write one value; null is written ``null``, so that a key's part has a text."""
+    if type(value) is str:
+        return value
+    if type(value) is int:
+        return str(value)
+    # Integers beyond 64 bits do not come: such columns are numeric, hence text.
+    return orjson.dumps(value).decode()
+
 
 _EMPTY_PART = "%00"
 

@@ -5,6 +5,10 @@ A sink has four verbs and knows nothing of Spark. ``apply`` may mean *accepted*;
 ``flush`` means *durable*, and only what it returned moves a checkpoint. Any duplicate,
 reordering, replay or split of batches leaves a sink equal to the fold of its changes in
 position order: it refuses what is older than what it has, and remembers deletes.
+
+A sink's verb beside the others: single keys are taken out of its target.
+
+``towpath verify --repair --erase`` asks for it, by an order in the dead-letter topic.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,8 +18,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import pyarrow as pa
 
 from towpath.sinks.change import Change, EventRow, Floor, Origin, Refusal, Row, Value
-from towpath.sinks.columns import Columns, LaidRows
-from towpath.sinks.relations import RelationShape
+from towpath.sinks.changes.columns import Columns, LaidRows
+from towpath.sinks.changes.relations import RelationShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,3 +344,21 @@ class SqlSession(Protocol):
 
     def register(self, name: str, table: pa.Table) -> None:
         """Make a table known to later statements under ``name``, in this session."""
+
+
+@runtime_checkable
+class Erasing(Protocol):
+    """A sink that can take single keys out of its target, whatever their position."""
+
+    def erase(self, route: str, keys: Sequence[str]) -> None:
+        """
+        Take every row of some keys away, durably; what is read of them later counts.
+
+        Args:
+            route: Whose they are.
+            keys: As ``StoredRow`` has them.
+
+        Raises:
+            BusyError: The target asks for a pause.
+            UnavailableError: The target cannot be reached; it is safe to repeat.
+        """

@@ -6,8 +6,8 @@ from typing import Final
 
 from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin, Row, Value
 from towpath.sinks.fold import newest_per_key
+from towpath.sinks.key_text import text_of
 from towpath.sinks.ports import Batch, Checkpoint, Sink, StoredRow
-from towpath.sinks.values import text_of
 from towpath.testing.target import SinkTarget
 
 READ: Final = -1

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from towpath.sinks.change import Change
 from towpath.sinks.fold import newest_per_key
-from towpath.sinks.memory import MemorySink
 from towpath.sinks.ports import Batch, StoredRow
+from towpath.sinks.targets.memory import MemorySink
 from towpath.testing.changes import READ, apply, at, gone, live, order
 from towpath.testing.target import SinkTarget
 

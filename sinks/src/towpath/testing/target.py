@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from towpath.settings import Route
-from towpath.sinks.memory import MemorySink
+from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.key_text import text_of
 from towpath.sinks.ports import Sink, SinkReader, StoredRow
-from towpath.sinks.relations import Column, RelationShape
-from towpath.sinks.values import text_of
+from towpath.sinks.targets.memory import MemorySink
 
 ORDERS: Final = RelationShape(
     schema="shop",

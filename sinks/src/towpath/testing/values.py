@@ -1,7 +1,7 @@
 """What a row holds comes back exactly, whatever it holds and whatever its key."""
 
 from towpath.sinks.change import Value
-from towpath.sinks.relations import Column, RelationShape
+from towpath.sinks.changes.relations import Column, RelationShape
 from towpath.testing.changes import apply, at, label, live, order
 from towpath.testing.target import SinkTarget
 

@@ -17,10 +17,10 @@ from towpath.deploy import java
 from towpath.deploy.jars import store
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Settings, Sink, load
-from towpath.sinks.declare import sink_named
-from towpath.sinks.jobs.session import Engine, SparkSql, start_session
+from towpath.sinks.engine.session import Engine, SparkSql, start_session
 from towpath.sinks.kinds import engine_memory, engine_settings
-from towpath.sinks.warehouse.catalog import CATALOG
+from towpath.sinks.state.declare import sink_named
+from towpath.sinks.targets.warehouse.client import CATALOG
 
 _NAME: Final = "merge"
 _MERGED: Final = f"{CATALOG}.beside.merged"

@@ -147,7 +147,7 @@ def _check_client(settings: Settings) -> None:
         ConfigurationError: It knows an option not, or not such a value.
     """
     if settings.kafka.client:
-        from towpath.sinks import clients  # noqa: PLC0415 - seldom needed
+        from towpath.sinks.kafka import clients  # noqa: PLC0415 - seldom needed
 
         clients.admin(settings.kafka)
 

@@ -16,12 +16,12 @@ from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load
 from towpath.settings.logs import configure_logs
-from towpath.sinks.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.dead_letters import view
-from towpath.sinks.dead_letters.asking import ask
-from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.dead_letters.letter import Answer, Ending, Matter, Verb
-from towpath.sinks.declare import sink_named
+from towpath.sinks.dead_letters.parked import OpenDeadLetters
+from towpath.sinks.dead_letters.requests import ask
+from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.state.declare import sink_named
 
 app = App(
     name="dead-letters",
@@ -193,10 +193,10 @@ def _outcome(
     }
 
 
-def _read(settings: Settings, sink: str) -> tuple[DeadLetterTopic, Book]:
+def _read(settings: Settings, sink: str) -> tuple[DeadLetterTopic, OpenDeadLetters]:
     """Read the open letters of a sink."""
     topic = DeadLetterTopic(settings, sink_named(settings, sink).name)
-    return topic, Book().read(topic.entries())
+    return topic, OpenDeadLetters().read(topic.entries())
 
 
 def _settings(config: ConfigOption) -> Settings:

@@ -148,7 +148,7 @@ def _clock_row(difference_s: float) -> Row:
 def _broker(settings: Settings) -> list[Row]:
     from towpath.deploy.status.relay_rights import rights_of_relay  # noqa: PLC0415 - keeps --help fast
     from towpath.relay.kafka import preflight  # noqa: PLC0415
-    from towpath.sinks.broker_rights import missing_rights  # noqa: PLC0415
+    from towpath.sinks.kafka.rights import missing_rights  # noqa: PLC0415
 
     def examined() -> list[Row]:
         found = preflight.kafka_findings(preflight.read_cluster(settings), settings)
@@ -197,8 +197,8 @@ def _sink(settings: Settings, sink: Sink) -> list[Row]:
         TableShapes,
         routes_without_table,
     )
-    from towpath.sinks.checking import check_sink, check_target  # noqa: PLC0415
     from towpath.sinks.kinds import check_kinds  # noqa: PLC0415
+    from towpath.sinks.targets.checks import check_sink, check_target  # noqa: PLC0415
 
     check_kinds([sink])
     with closing(TableShapes(settings)) as shapes:

@@ -20,9 +20,9 @@ from towpath.schemas.failure import UsageError
 from towpath.settings import Settings, load
 from towpath.settings.logs import configure_logs
 from towpath.settings.mistakes import did_you_mean
-from towpath.sinks.checking import check_sink, check_target, check_topics
-from towpath.sinks.declare import sink_named
 from towpath.sinks.kinds import check_kinds
+from towpath.sinks.state.declare import sink_named
+from towpath.sinks.targets.checks import check_sink, check_target, check_topics
 
 app = App(name="sink", help="Run sinks, list and check them; add, refill or drop one.")
 

@@ -26,13 +26,12 @@ from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.events import event_schemas
 from towpath.schemas.failure import UsageError
 from towpath.settings import Route, Settings, Sink, SinkKind, load
-from towpath.sinks import declare
-from towpath.sinks.checking import check_block
 from towpath.sinks.errors import NothingToRebuildError, SinkNotRunningError
-from towpath.sinks.kafka import KafkaRelations, Topics
-from towpath.sinks.kinds import eraser_of
-from towpath.sinks.progress import progress_path, read_progress
-from towpath.sinks.routed import RoutedRelations
+from towpath.sinks.kafka.client import KafkaRelations, Topics
+from towpath.sinks.kinds import RoutedRelations, eraser_of
+from towpath.sinks.state import declare
+from towpath.sinks.state.progress import progress_path, read_progress
+from towpath.sinks.targets.checks import check_block
 
 _RUNNING_WITHIN_S: Final = 60.0
 _STUCK_AFTER_S: Final = 300.0
@@ -242,7 +241,7 @@ def _settings(path: Path) -> Settings:
 
 
 if TYPE_CHECKING:
-    from towpath.sinks.search.rebuild import Rebuild
+    from towpath.sinks.targets.search.rebuild import Rebuild
 
 
 class _Work(NamedTuple):
@@ -302,8 +301,8 @@ def _chosen(sink: Sink, route: str | None) -> list[Route]:
 
 @contextmanager
 def _rebuild(settings: Settings, sink: Sink) -> Iterator["Rebuild"]:
-    from towpath.sinks.search.fields import RouteFields  # noqa: PLC0415 - keeps --help fast
-    from towpath.sinks.search.rebuild import Rebuild  # noqa: PLC0415 - keeps --help fast
+    from towpath.sinks.targets.search.rebuild import Rebuild  # noqa: PLC0415 - keeps --help fast
+    from towpath.sinks.targets.search.schema import RouteFields  # noqa: PLC0415 - keeps --help fast
 
     kafka, prefix = settings.kafka, settings.database.prefix
     announced = KafkaRelations(kafka, prefix)

@@ -14,7 +14,7 @@ from towpath.settings import load
 from towpath.settings.logs import configure_logs
 
 if TYPE_CHECKING:
-    from towpath.sinks.verify.__main__ import Wishes
+    from towpath.sinks.verify.__main__ import VerifyOptions
 
 _EVERY_S: Final = 60.0
 
@@ -71,10 +71,10 @@ def verify(  # noqa: PLR0913 - a command's options
         message = "--route and --continuous are for one sink: name it"
         raise UsageError(message)
     every_s = every if continuous else None
-    wishes = judge.Wishes(json, route, sample, repair, every_s, erase)
+    options = judge.VerifyOptions(json, route, sample, repair, every_s, erase)
     if len(names) == 1:
-        return judge.verify(path, names[0], wishes)
-    return worst([_verified(path, name, wishes) for name in names])
+        return judge.verify(path, names[0], options)
+    return worst([_verified(path, name, options) for name in names])
 
 
 def _readable(path: Path) -> tuple[str, ...]:
@@ -89,12 +89,12 @@ def _readable(path: Path) -> tuple[str, ...]:
     return names
 
 
-def _verified(path: Path, name: str, wishes: "Wishes") -> int:
+def _verified(path: Path, name: str, options: "VerifyOptions") -> int:
     """Verify one sink of several; a part that does not answer holds back no other."""
     import towpath.sinks.verify.__main__ as judge  # noqa: PLC0415 - keeps --help fast
 
     try:
-        return judge.verify(path, name, wishes)
+        return judge.verify(path, name, options)
     except UnavailableError as failure:
         print(f"error: {failure}\nremedy: {failure.remedy}", file=sys.stderr)
         return failure.exit_code

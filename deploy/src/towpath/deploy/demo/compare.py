@@ -16,7 +16,7 @@ from towpath.deploy.demo.table import Result, SinkResult, SnapshotResult, Traffi
 from towpath.deploy.snapshots import signals
 from towpath.deploy.status import offsets
 from towpath.loadtests.bench.machine import summary
-from towpath.sinks.kafka import Topics
+from towpath.sinks.kafka.client import Topics
 from towpath.sinks.verify.compare import Difference
 
 _VERIFY_WITHIN_S: Final = 180.0

@@ -32,7 +32,7 @@ from towpath.deploy.local import process
 from towpath.deploy.snapshots import signals
 from towpath.deploy.status import offsets
 from towpath.schemas.failure import TowpathError
-from towpath.sinks.kafka import Topics
+from towpath.sinks.kafka.client import Topics
 
 OURSELVES = "demo"
 

@@ -26,7 +26,7 @@ from towpath.deploy.local.stack import Stack
 from towpath.deploy.local.supervisor import Supervisor
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Settings
-from towpath.sinks.warehouse.catalog import CATALOG
+from towpath.sinks.targets.warehouse.client import CATALOG
 
 ORDERS: Final = "orders"
 RELAY: Final = "relay"

@@ -21,7 +21,7 @@ from towpath.deploy.snapshots import signals
 from towpath.deploy.status import offsets
 from towpath.schemas.clock import Patience
 from towpath.settings import Sink
-from towpath.sinks.kafka import Topics
+from towpath.sinks.kafka.client import Topics
 from towpath.sinks.source_session import connected
 
 _SEED_WITHIN_S: Final = 180.0

@@ -23,8 +23,8 @@ from towpath.deploy.errors import StepError
 from towpath.deploy.local import process
 from towpath.deploy.local.configuration import SEARCH_BATCH, order_documents
 from towpath.deploy.snapshots import signals
-from towpath.sinks import declare
-from towpath.sinks.kafka import Topics
+from towpath.sinks.kafka.client import Topics
+from towpath.sinks.state import declare
 
 _FIRST_CHECKOUT_WITHIN_S: Final = 60.0
 

@@ -33,9 +33,9 @@ from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.failure import UsageError
 from towpath.schemas.topics import BACKFILL, backfill_topic, dead_letter_topic, table_of
 from towpath.settings import Settings, Sink, Source, load
-from towpath.sinks.declare import DROPPING_FILE, filled, sink_named
-from towpath.sinks.held import HELD_FILE, Held, hold
-from towpath.sinks.progress import replace_file, sink_folder
+from towpath.sinks.state.declare import DROPPING_FILE, filled, sink_named
+from towpath.sinks.state.files import HELD_FILE, Held, hold
+from towpath.sinks.state.progress import replace_file, sink_folder
 
 _ANSWERED_WITHIN_S: Final = 30.0
 _OPEN: Final = frozenset({"queued", "running", "paused"})

@@ -7,7 +7,7 @@ to read every table and view that the sink's routes need.
 The signal is recorded in ``<state>/sinks/<sink>/filling.json`` until the sink has
 applied its snapshot. A command that was interrupted, at any moment, is run again: it
 finds the id, sends the signal if it was not sent, and goes on waiting. No row is read
-twice. A route that is filled again lacks rows until that is done (``unfilled``). Its
+twice. A route that is filled again lacks rows until that is done (``incomplete``). Its
 earlier notes end with the fill, whose rows complete it. A note that was made meanwhile
 stays, because those rows may have been lost after they were filled.
 """
@@ -37,11 +37,11 @@ from towpath.relay.postgres.views import CollectionCatalog
 from towpath.schemas.clock import Clock
 from towpath.schemas.failure import UsageError
 from towpath.settings import Route, RouteKind, Settings, Sink, Source
-from towpath.sinks import unfilled
-from towpath.sinks.declare import filled
 from towpath.sinks.errors import SinkUnfitError
-from towpath.sinks.progress import replace_file, sink_folder
-from towpath.sinks.repairs import announced_name, collection_of
+from towpath.sinks.kafka.repairs import announced_name, collection_of
+from towpath.sinks.state import incomplete
+from towpath.sinks.state.declare import filled
+from towpath.sinks.state.progress import replace_file, sink_folder
 
 FILLING_FILE: Final = "filling.json"
 
@@ -96,7 +96,7 @@ def begin_fill(
         signal_id or f"{sink.name[:40]}-{uuid.uuid4().hex[:_ID_CHARACTERS]}",
         tuple(collections),
         has_sweep,
-        unfilled.noted(settings.state_folder, sink.name, routes),
+        incomplete.noted(settings.state_folder, sink.name, routes),
     )
     found = _stored(path)
     if found is None:
@@ -168,7 +168,7 @@ def end_fill(
     routes = _filled_routes(settings, sink, filling.collections)
     own = [(route, filling.signal_id) for route in routes]
     for route, snapshot_id in (*own, *(filling.noted if is_applied else ())):
-        unfilled.end(settings.state_folder, sink.name, route, snapshot_id)
+        incomplete.end(settings.state_folder, sink.name, route, snapshot_id)
     _path(settings, sink.name).unlink(missing_ok=True)
 
 
@@ -177,7 +177,7 @@ def _note(
 ) -> None:
     """Note that routes lack rows, before the signal is sent."""
     for route in routes:
-        unfilled.note(settings.state_folder, sink.name, route, filling.signal_id)
+        incomplete.note(settings.state_folder, sink.name, route, filling.signal_id)
 
 
 def _filled_routes(

@@ -9,10 +9,15 @@ from collections.abc import Iterable, Mapping
 from towpath.schemas.table_name import TableName
 from towpath.schemas.topics import dead_letter_topic, is_backfill, table_of, table_topic
 from towpath.settings import Settings, Sink
-from towpath.sinks.declare import records_between
-from towpath.sinks.kafka import Topics
-from towpath.sinks.progress import Offsets, Progress, progress_path, read_progress
-from towpath.sinks.routes import Routes
+from towpath.sinks.changes.routing import Routes
+from towpath.sinks.kafka.client import Topics
+from towpath.sinks.state.declare import records_between
+from towpath.sinks.state.progress import (
+    Offsets,
+    Progress,
+    progress_path,
+    read_progress,
+)
 
 # Per topic and partition (as text), the offset of the next record.
 Ends = Mapping[str, Mapping[str, int]]

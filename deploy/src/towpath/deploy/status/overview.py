@@ -18,14 +18,13 @@ from towpath.schemas.clock import Clock
 from towpath.schemas.failure import TowpathError
 from towpath.schemas.position import format_lsn
 from towpath.settings import Settings, Sink
-from towpath.sinks import unfilled
-from towpath.sinks.budget import Alarm, budget_s
-from towpath.sinks.dead_letter_topic import DeadLetterTopic
-from towpath.sinks.dead_letters.book import Book
-from towpath.sinks.kafka import Topics
-from towpath.sinks.lag import lag_of
-from towpath.sinks.oldest import KafkaOldest
-from towpath.sinks.progress import (
+from towpath.sinks.dead_letters.parked import OpenDeadLetters
+from towpath.sinks.kafka.client import Topics
+from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
+from towpath.sinks.kafka.offsets import KafkaOldest
+from towpath.sinks.state import incomplete
+from towpath.sinks.state.lag import Alarm, budget_s, lag_of
+from towpath.sinks.state.progress import (
     Progress,
     State,
     is_alive,
@@ -172,7 +171,7 @@ def _sink(
         "driver": sink.driver,
         "is_alive": is_alive(folder, sink.name, clock.now()),
         "budget_s": budget_s(sink),
-        "unfilled": unfilled.routes(folder, sink.name),
+        "unfilled": incomplete.routes(folder, sink.name),
         "lag_records": None,
         "lag_s": None,
         "is_late": None,
@@ -201,7 +200,7 @@ def _open_letters(settings: Settings, progress: Progress) -> int:
     """
     if not progress.dead_letters:
         return 0
-    book = Book().read(DeadLetterTopic(settings, progress.sink).entries())
+    book = OpenDeadLetters().read(DeadLetterTopic(settings, progress.sink).entries())
     return sum(len(letters) for letters in book.letters.values())
 
 

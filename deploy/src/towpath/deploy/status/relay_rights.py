@@ -8,7 +8,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ 
 
 from towpath.relay.kafka.topics import compacted_topics, streamed_topics
 from towpath.settings import Settings
-from towpath.sinks.broker_rights import Rights
+from towpath.sinks.kafka.rights import Rights
 
 _OWN: Final = frozenset(
     {AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE_CONFIGS}

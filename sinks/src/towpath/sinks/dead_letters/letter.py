@@ -10,18 +10,19 @@ answer      why an order could not be carried out
 
 All but letters say in a header which they are, and the rest as JSON in their value.
 Everything about one key has the record's own key, so that it stays in order.
+
+What the jobs need of the dead-letter topic of one sink.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import orjson
 
 from towpath.schemas import headers as names
 from towpath.schemas.topics import BACKFILL
-from towpath.sinks.change import Origin, Record
-from towpath.sinks.record import UnreadableError, position_in
+from towpath.sinks.change import Origin, Record, UnreadableError, position_in
 
 # Reason of what is set aside only because something older of its key is.
 BEHIND: Final = "parked behind an earlier change of its key"
@@ -254,3 +255,30 @@ def _letter(
         ours.get(names.ROUTE, b"").decode("utf-8", "replace"),
         ours.get(names.PARKED) == b"true",
     )
+
+
+class DeadLetterStore(Protocol):
+    """
+    The dead-letter topic of one sink.
+
+    What was written is durable when the call returns; each call raises
+    ``UnavailableError`` if that, or what was read, is not known to be whole.
+    """
+
+    def put(self, letters: Iterable[Letter]) -> int:
+        """Set records aside; return how many."""
+
+    def end(self, endings: Iterable[Ending]) -> None:
+        """State that letters are over."""
+
+    def answer(self, answer: Answer) -> None:
+        """State why an order was not carried out."""
+
+    def entries(self) -> Iterator[Entry]:
+        """Go through all that was ever written, oldest first per key."""
+
+    def orders(self) -> list[Order]:
+        """Return what was asked for since ``entries`` or ``orders`` was last called."""
+
+    def close(self) -> None:
+        """Let go of connections; never raises."""

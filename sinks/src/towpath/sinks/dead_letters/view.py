@@ -5,16 +5,16 @@ from typing import Any
 
 import orjson
 
-from towpath.sinks.dead_letters.book import Book
 from towpath.sinks.dead_letters.letter import BEHIND, Letter, Matter
+from towpath.sinks.dead_letters.parked import OpenDeadLetters
 
 
-def listed(book: Book, key: str | None = None) -> list[dict[str, Any]]:
+def listed(book: OpenDeadLetters, key: str | None = None) -> list[dict[str, Any]]:
     """Return a line per open matter, in the order they came to be."""
     return [summary(matter, book.of(matter)) for matter in chosen(book, key)]
 
 
-def chosen(book: Book, key: str | None) -> list[Matter]:
+def chosen(book: OpenDeadLetters, key: str | None) -> list[Matter]:
     """
     Return the open matters that a key's text means.
 

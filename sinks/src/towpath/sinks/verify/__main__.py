@@ -20,23 +20,26 @@ from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import UnavailableError
 from towpath.settings import Route, Settings, Sink, load
 from towpath.sinks.errors import UnknownSinkError
-from towpath.sinks.kafka import KafkaRelations, Topics
+from towpath.sinks.kafka.client import KafkaRelations, Topics
+from towpath.sinks.kafka.repairs import KafkaRepairs
 from towpath.sinks.kinds import reader_of
 from towpath.sinks.ports import SinkReader
-from towpath.sinks.repairs import KafkaRepairs
 from towpath.sinks.verify import report
-from towpath.sinks.verify.bars import Bars
-from towpath.sinks.verify.erasing import OrderedEraser
 from towpath.sinks.verify.errors import UnroutedTableError
 from towpath.sinks.verify.forms import form_of
-from towpath.sinks.verify.passing import Passing
-from towpath.sinks.verify.report import RouteReport, Verdict, Verification
+from towpath.sinks.verify.progress import CatchUpWaiter, SourceLog
+from towpath.sinks.verify.repair import OrderedEraser
+from towpath.sinks.verify.report import (
+    ProgressBars,
+    RouteReport,
+    Verdict,
+    Verification,
+    sample_size,
+)
 from towpath.sinks.verify.route import verify_route
 from towpath.sinks.verify.routes import Tables, chosen_routes
-from towpath.sinks.verify.sample import sample_size
-from towpath.sinks.verify.settle import Bench
+from towpath.sinks.verify.settle import RouteComparison
 from towpath.sinks.verify.source import Source
-from towpath.sinks.verify.source_log import SourceLog
 
 _EXIT_CODES: Final = {
     Verdict.EQUAL: 0,
@@ -46,7 +49,7 @@ _EXIT_CODES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class VerifyOptions:
     """
     How to verify.
 
@@ -67,7 +70,7 @@ class Wishes:
     erases: bool = False
 
 
-def verify(config: Path, sink: str, wishes: Wishes) -> int:
+def verify(config: Path, sink: str, wishes: VerifyOptions) -> int:
     """
     Compare a sink with the source, while both may change, and print the result.
 
@@ -133,7 +136,7 @@ def on_and_on(
 class Judge:
     """Verifies one sink."""
 
-    def __init__(self, settings: Settings, sink: Sink, wishes: Wishes) -> None:
+    def __init__(self, settings: Settings, sink: Sink, wishes: VerifyOptions) -> None:
         self._settings = settings
         self._sink = sink
         self._wishes = wishes
@@ -170,7 +173,7 @@ class Judge:
             passing.wait()
             reader = reader_of(self._sink, self._settings)
             try:
-                with Bars(Console(stderr=True)) as bars:
+                with ProgressBars(Console(stderr=True)) as bars:
                     return [
                         self._judged(route, tables, reader, passing, bars)
                         for route in self._routes
@@ -179,10 +182,10 @@ class Judge:
                 reader.close()
 
     def _bench(
-        self, route: Route, tables: Tables, reader: SinkReader, passing: Passing
-    ) -> Bench:
+        self, route: Route, tables: Tables, reader: SinkReader, passing: CatchUpWaiter
+    ) -> RouteComparison:
         table = tables.of(route)
-        return Bench(
+        return RouteComparison(
             route=route.name,
             table=table,
             form=form_of(route, table, self._sink),
@@ -197,8 +200,8 @@ class Judge:
         route: Route,
         tables: Tables,
         reader: SinkReader,
-        passing: Passing,
-        bars: Bars,
+        passing: CatchUpWaiter,
+        bars: ProgressBars,
     ) -> RouteReport:
         """Compare a route; of one that cannot be, the report says why."""
         try:
@@ -227,16 +230,16 @@ class Judge:
             yield Tables(self._sink, settings, source, relations)
 
     @contextmanager
-    def _passing(self) -> Iterator[Passing]:
+    def _passing(self) -> Iterator[CatchUpWaiter]:
         settings = self._settings
         log = SourceLog(settings.database.dsn, settings.database.slot)
         try:
             cluster = Topics(settings.kafka)
-            yield Passing(settings, self._sink, log, cluster, self._clock)
+            yield CatchUpWaiter(settings, self._sink, log, cluster, self._clock)
         finally:
             log.close()
 
 
 if __name__ == "__main__":
     named, *flags = sys.argv[2:]
-    sys.exit(verify(Path(sys.argv[1]), named, Wishes(as_json="--json" in flags)))
+    sys.exit(verify(Path(sys.argv[1]), named, VerifyOptions(as_json="--json" in flags)))

@@ -1,25 +1,190 @@
-"""How rows become comparable: as the columns of a table, or as documents."""
+"""
+How rows become comparable: as the columns of a table, or as documents.
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, TypeAlias
+How a sink's row is named by its key, and what key in the source a name tells. Pure.
+
+A name is a key's parts in one text (see ``key_text``), and a template may have made the
+parts: both can be taken back. What nobody could have named so, as a row that a stranger
+wrote, tells no key.
+
+One text per value, whatever held it. Pure.
+
+Both sides are brought to the text that a record carries. The source does it in SQL, the
+sinks' readers give values as records do; what is left is to write numbers and booleans
+as text, and floats, which have many texts, as the shortest that means the same.
+
+Documents compared as JSON values: names in any order, every digit. Pure.
+
+A document is compared as one canonical text; only where two differ are they taken
+apart, down to the values that do. Numbers are equal if they are the same number,
+however it is written; none of their digits is lost on the way.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal
+from typing import Any, Final, Protocol, TypeAlias
 
 from towpath.settings import Route, RouteKind, Sink, SinkKind, Unfit
-from towpath.sinks.change import Value
+from towpath.sinks.change import Value, is_no_instant, is_no_number
+from towpath.sinks.changes.routing import Routing, routing_of
+from towpath.sinks.key_text import key_parts, key_text, text_of
 from towpath.sinks.ports import StoredRow
-from towpath.sinks.routing import Routing, routing_of
-from towpath.sinks.values import text_of
-from towpath.sinks.verify.canonical import Canonical, canonical, canonical_of
-from towpath.sinks.verify.compare import Difference, Held, SourceRow, pack
-from towpath.sinks.verify.documents import (
-    DOCUMENT,
-    canonical_document,
-    parsed,
-    taken_apart,
-)
+from towpath.sinks.verify.compare import Difference, Held, Kind, SourceRow, pack
 from towpath.sinks.verify.errors import UnfitViewError
-from towpath.sinks.verify.keys import Key, KeyNames
-from towpath.sinks.verify.nested import nested_text, text_of_nested
-from towpath.sinks.verify.table import SourceColumn, SourceTable
+from towpath.sinks.verify.table import UTC_TIMESTAMP, SourceColumn, SourceTable
+from towpath.sinks.verify.types import nested_text, text_of_nested
+
+Key = tuple[str, ...]
+
+
+class KeyNames:
+    """The names of one route's rows; the key's values are texts."""
+
+    def __init__(self, columns: Sequence[str], routing: Routing | None) -> None:
+        self._columns = tuple(columns)
+        self._routing = routing
+
+    def name(self, values: Sequence[str | None]) -> str:
+        """Name the row of a key of the source."""
+        if self._routing is None:
+            (first, *others) = values
+            is_plain = first and not others and ":" not in first and "%" not in first
+            return first if is_plain and first else key_text(values)
+        return key_text(self._routing.key(self._columns, tuple(values))[1])
+
+    def key(self, name: str) -> Key | None:
+        """Return the source's key that a name tells; none: it tells none."""
+        parts = key_parts(name)
+        try:
+            values = self._routing.source_key(parts) if self._routing else parts
+        except ValueError:
+            return None
+        key = tuple(map(str, values))
+        is_one = len(key) == len(self._columns) and self.name(key) == name
+        return key if is_one else None
+
+
+Canonical = Callable[[Value], str | None]
+
+
+def canonical(value: Value) -> str | None:
+    """Write any value but a float."""
+    return None if value is None else text_of(value)
+
+
+def canonical_double(value: Value) -> str | None:
+    """Write a float of 64 bits."""
+    return None if value is None else repr(float(value))
+
+
+def canonical_real(value: Value) -> str | None:
+    """Write a float of 32 bits, which some sinks hold in 64."""
+    if value is None:
+        return None
+    return repr(struct.unpack("f", struct.pack("f", float(value)))[0])
+
+
+_BY_TYPE: Final[dict[str, Canonical]] = {
+    "real": canonical_real,
+    "double precision": canonical_double,
+}
+
+# What a warehouse may hold null for.
+_UNFIT: Final[dict[str, Callable[[Value], bool]]] = {
+    "numeric": is_no_number,
+    "date": is_no_instant,
+    "timestamp with time zone": is_no_instant,
+    "timestamp without time zone": is_no_instant,
+    UTC_TIMESTAMP: is_no_instant,
+}
+
+
+def canonical_of(type_name: str, *, nulls_unfit: bool = False) -> Canonical:
+    """
+    Return how values of a Postgres type are written.
+
+    Args:
+        type_name: Postgres's own name of it.
+        nulls_unfit: Whether what no warehouse has room for is null, on both sides.
+    """
+    is_unfit = _UNFIT.get(type_name) if nulls_unfit else None
+    if is_unfit is None:
+        return _BY_TYPE.get(type_name, canonical)
+    return lambda value: None if is_unfit(value) else canonical(value)
+
+
+DOCUMENT: Final = "document"
+
+# A number of more zeros is written with an exponent.
+_MOST_ZEROS: Final = 40
+
+Json: TypeAlias = Any
+
+
+def canonical_document(value: Json) -> str:
+    """Write a JSON value so that equal values have one text."""
+    match value:
+        case dict():
+            parts = (
+                f"{_text(name)}:{canonical_document(value[name])}"
+                for name in sorted(value)
+            )
+            return "{" + ",".join(parts) + "}"
+        case list():
+            return "[" + ",".join(map(canonical_document, value)) + "]"
+        case bool() | None | str():
+            return _text(value)
+        case _:
+            return _number(Decimal(value))
+
+
+def parsed(text: str) -> Json:
+    """Read JSON without losing a digit."""
+    return json.loads(text, parse_float=Decimal)
+
+
+def taken_apart(difference: Difference) -> Iterator[Difference]:
+    """Tell which values of two documents differ; any other difference is kept."""
+    if difference.kind is not Kind.CHANGED:
+        yield difference
+        return
+    source, sink = (
+        dict(_leaves(parsed(text or "null"), ""))
+        for text in (difference.source, difference.sink)
+    )
+    for path in sorted(source.keys() | sink.keys()):
+        values = source.get(path), sink.get(path)
+        if values[0] != values[1]:
+            yield Difference(Kind.CHANGED, difference.key, path, *values)
+
+
+def _leaves(value: Json, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for name, part in value.items():
+            yield from _leaves(part, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value:
+        for place, part in enumerate(value):
+            yield from _leaves(part, f"{path}[{place}]")
+    else:
+        yield path, canonical_document(value)
+
+
+def _text(value: str | bool | None) -> str:  # noqa: FBT001 - a JSON value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _number(number: Decimal) -> str:
+    """Write a number without the zeros at its end, which say nothing."""
+    sign, digits, exponent = number.as_tuple()
+    if not isinstance(exponent, int) or not number:
+        return "0" if not number else str(number)
+    while not digits[-1]:
+        digits, exponent = digits[:-1], exponent + 1
+    exact = Decimal((sign, digits, exponent))
+    return format(exact, "f") if abs(exponent) <= _MOST_ZEROS else str(exact)
+
 
 Rows: TypeAlias = Iterable[Sequence[str | None]]
 

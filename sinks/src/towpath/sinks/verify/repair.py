@@ -5,15 +5,27 @@ What differs is asked for by key, for this sink only; the relay reads those rows
 tells of those that are gone. When it has answered and the sink has passed that, the
 keys are compared once more. What is wrong even then is told with the reason: no further
 asking would change it.
+
+Has single keys erased by the sink itself: an order in its dead-letter topic.
+
+So nobody but the sink writes to its target, and no batch is under way meanwhile. An
+order that is not answered in time is withdrawn: nothing is erased later, unseen.
 """
 
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import Final, NamedTuple, Protocol
 
+from towpath.schemas.clock import Clock
+from towpath.settings import Settings, Sink
+from towpath.sinks.dead_letters.letter import Answer, Matter, Order, Verb
+from towpath.sinks.dead_letters.requests import ask_orders
+from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.verify.compare import Suspect
-from towpath.sinks.verify.keys import Key
-from towpath.sinks.verify.settle import Bench, settle_further
+from towpath.sinks.verify.forms import Key
+from towpath.sinks.verify.settle import RouteComparison, settle_further
 from towpath.sinks.verify.suspects import Suspects
 
 NOT_ASKED: Final = (
@@ -93,7 +105,7 @@ NOTHING_ASKED: Final = Repaired(0)
 
 
 def repair(
-    bench: Bench,
+    bench: RouteComparison,
     suspects: Suspects,
     repairs: SourceRepairs,
     eraser: Eraser | None = None,
@@ -133,7 +145,7 @@ def repair(
 
 
 def _read_again(
-    bench: Bench, suspects: Suspects, repairs: SourceRepairs
+    bench: RouteComparison, suspects: Suspects, repairs: SourceRepairs
 ) -> tuple[str, ...] | None:
     """Have what is wrong read, and compare it; return why some was not read."""
     if not suspects.wrong_count:
@@ -148,7 +160,7 @@ def _read_again(
 
 
 def _reasons(
-    bench: Bench, suspects: Suspects, refusals: Sequence[str]
+    bench: RouteComparison, suspects: Suspects, refusals: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
     """Return of each key that is wrong all the same why it is."""
     for some in suspects.wrong():
@@ -156,7 +168,7 @@ def _reasons(
             yield one.key, _reason(bench, one, refusals)
 
 
-def _erase(bench: Bench, eraser: Eraser, suspects: Suspects) -> str:
+def _erase(bench: RouteComparison, eraser: Eraser, suspects: Suspects) -> str:
     """Have erased what can be cured by nothing else; return why it was not."""
     found: dict[bool, list[str]] = {True: [], False: []}
     for key, why in _reasons(bench, suspects, ()):
@@ -170,7 +182,9 @@ def _erase(bench: Bench, eraser: Eraser, suspects: Suspects) -> str:
     return "; ".join(filter(None, said))
 
 
-def _ask(bench: Bench, suspects: Suspects, repairs: SourceRepairs) -> list[str] | None:
+def _ask(
+    bench: RouteComparison, suspects: Suspects, repairs: SourceRepairs
+) -> list[str] | None:
     """Ask for all that is wrong and can be a key of the source."""
     signals: list[str] = []
     for some in suspects.wrong():
@@ -183,13 +197,13 @@ def _ask(bench: Bench, suspects: Suspects, repairs: SourceRepairs) -> list[str] 
     return signals
 
 
-def _possible(bench: Bench, names: Sequence[str]) -> list[Key]:
+def _possible(bench: RouteComparison, names: Sequence[str]) -> list[Key]:
     """Return the source's keys that names tell, if it can have them."""
     keys = [key for name in names if (key := bench.form.key(name)) is not None]
     return bench.source.possible(bench.table, keys)
 
 
-def _reason(bench: Bench, suspect: Suspect, refusals: Sequence[str]) -> str:
+def _reason(bench: RouteComparison, suspect: Suspect, refusals: Sequence[str]) -> str:
     """Tell why a key is wrong that was asked for, if it was."""
     if not _possible(bench, [suspect.key]):
         return NO_KEY
@@ -199,3 +213,54 @@ def _reason(bench: Bench, suspect: Suspect, refusals: Sequence[str]) -> str:
     if highest and suspect.after and suspect.after.position > highest:
         return ABOVE
     return "; ".join(refusals) or STILL_WRONG
+
+
+# A record of Kafka takes them, and a statement of the warehouse.
+KEYS_AT_ONCE: Final = 100
+# A warehouse may be in the middle of a batch.
+_WITHIN_S: Final = 120.0
+
+_WITHDRAWN: Final = (
+    "the sink did not answer, and the order was withdrawn: start the sink"
+)
+
+
+class OrderedEraser:
+    """Erases keys of one sink."""
+
+    def __init__(self, settings: Settings, sink: Sink, clock: Clock) -> None:
+        self._settings = settings
+        self._sink = sink
+        self._clock = clock
+
+    def erase(self, route: str, keys: Sequence[str], *, is_read_again: bool) -> str:
+        """
+        Have keys erased; return why that was not done, or nothing.
+
+        Args:
+            route: Whose they are.
+            keys: As the target has them.
+            is_read_again: Whether the source's table can have them: then the sink asks
+                for their rows.
+
+        Raises:
+            UnavailableError: The broker does not answer.
+        """
+        (topic,) = {one.topic for one in self._sink.route if one.name == route}
+        matter = Matter(topic, None)
+        orders = [
+            Order(
+                uuid.uuid4().hex, Verb.ERASE, matter, route, tuple(some), is_read_again
+            )
+            for first in range(0, len(keys), KEYS_AT_ONCE)
+            if (some := keys[first : first + KEYS_AT_ONCE])
+        ]
+        with closing(DeadLetterTopic(self._settings, self._sink.name)) as letters:
+            said = ask_orders(letters, orders, self._clock, _WITHIN_S)
+            for order, answer in said.items():
+                if answer is None:
+                    letters.answer(Answer(order, _WITHDRAWN, matter))
+        if None in said.values():
+            return _WITHDRAWN
+        refused = (one.text for one in said.values() if isinstance(one, Answer))
+        return next(refused, "")

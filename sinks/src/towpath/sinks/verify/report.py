@@ -4,16 +4,34 @@ What a verification found, for people and for scripts.
 Every difference is counted; the first of them are shown with both values. A route that
 could not be compared says why, beside what the others showed. A sample claims no more
 than the rows that were picked, and nothing if there were none.
+
+Progress while a sink is compared: how far, how quickly, how long it takes yet.
+
+How large a sample is: so many rows, or a percentage of them.
 """
 
 import enum
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Final, Self
 
 import orjson
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
+from towpath.schemas.failure import UsageError
 from towpath.sinks.verify.compare import Difference
 from towpath.sinks.verify.repair import Left
 
@@ -202,3 +220,72 @@ def _sum(found: Verification) -> str:
 
 
 _WORST_LAST = (Verdict.EQUAL, Verdict.UNVERIFIED, Verdict.DIFFERENT)
+
+
+class _Rate(ProgressColumn):
+    """Rows a second."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:,.0f} rows/s")
+
+
+class ProgressBars:
+    """A bar for each step of each route, where somebody watches."""
+
+    def __init__(self, console: Console) -> None:
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            _Rate(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def advance(self, what: str, rows: int, estimate: int) -> None:
+        """Tell of so many rows more; an estimate of zero is none."""
+        task = self._tasks.get(what)
+        if task is None:
+            task = self._bars.add_task(what, total=estimate or None)
+            self._tasks[what] = task
+        self._bars.advance(task, rows)
+
+
+_WHOLE_PERCENT: Final = 100
+
+
+def sample_size(text: str) -> float | None:
+    """
+    Read ``1000`` or ``5%``; below one it is a part of the rows, none means all.
+
+    Raises:
+        UsageError: It is neither, or nothing.
+    """
+    if not text:
+        return None
+    number, percent, rest = text.partition("%")
+    try:
+        size = float(number) / _WHOLE_PERCENT if percent else int(number)
+    except ValueError:
+        size = 0
+    if rest or size <= 0 or (percent and size > 1):
+        message = f"a sample is a number of rows or a percentage, not {text!r}"
+        raise UsageError(message)
+    # All of them is no sample: then rows that only the sink has are found too.
+    return None if percent and size == 1 else size

@@ -15,7 +15,6 @@ from towpath.sinks.verify.compare import (
     pack,
     suspects,
 )
-from towpath.sinks.verify.readers import SampleReader
 from towpath.sinks.verify.repair import (
     NOTHING_ASKED,
     Eraser,
@@ -24,10 +23,9 @@ from towpath.sinks.verify.repair import (
     repair,
 )
 from towpath.sinks.verify.report import FIRST_SHOWN, RouteReport
-from towpath.sinks.verify.settle import Bench, settle
-from towpath.sinks.verify.shelf import Shelf
+from towpath.sinks.verify.settle import RouteComparison, SampleReader, settle
 from towpath.sinks.verify.source import Texts
-from towpath.sinks.verify.suspects import Suspects
+from towpath.sinks.verify.suspects import DigestTable, Suspects
 
 # What is told of progress: what is read, how many rows more, and of about how many.
 Told = Callable[[str, int, int], None]
@@ -50,7 +48,7 @@ class _Counts:
 
 
 def verify_route(
-    bench: Bench,
+    bench: RouteComparison,
     sample: float | None,
     repairs: SourceRepairs | None,
     told: Told,
@@ -98,7 +96,9 @@ def verify_route(
         )
 
 
-def _read_all(bench: Bench, open_ones: Suspects, counts: _Counts, told: Told) -> None:
+def _read_all(
+    bench: RouteComparison, open_ones: Suspects, counts: _Counts, told: Told
+) -> None:
     """Read the sink onto a shelf, then the source; suspect what is not the same."""
     estimate = bench.source.estimate(bench.table)
 
@@ -115,7 +115,7 @@ def _read_all(bench: Bench, open_ones: Suspects, counts: _Counts, told: Told) ->
             told("compare with the source", len(written), estimate)
             yield written
 
-    with Shelf() as shelf:
+    with DigestTable() as shelf:
         try:
             shelf.put(bench.form.held(row) for row in stored())
             is_pruned = bench.table.is_pruned
@@ -128,7 +128,7 @@ def _read_all(bench: Bench, open_ones: Suspects, counts: _Counts, told: Told) ->
 
 
 def _read_some(
-    bench: Bench, sample: float, open_ones: Suspects, counts: _Counts
+    bench: RouteComparison, sample: float, open_ones: Suspects, counts: _Counts
 ) -> None:
     """Suspect what chance picks, of the source's rows and of the sink's."""
     _pick(bench, sample, open_ones, counts)
@@ -147,7 +147,9 @@ def _read_some(
             counts.sink_rows += 1
 
 
-def _pick(bench: Bench, sample: float, open_ones: Suspects, counts: _Counts) -> None:
+def _pick(
+    bench: RouteComparison, sample: float, open_ones: Suspects, counts: _Counts
+) -> None:
     """Suspect what chance picks of the source's rows."""
     rows: Iterable[Texts] = chain.from_iterable(
         bench.source.sample(bench.table, sample)
@@ -157,7 +159,7 @@ def _pick(bench: Bench, sample: float, open_ones: Suspects, counts: _Counts) -> 
         counts.source_rows += 1
 
 
-def _sum(bench: Bench, found: Suspects) -> tuple[int, list[Difference]]:
+def _sum(bench: RouteComparison, found: Suspects) -> tuple[int, list[Difference]]:
     """Return how many differences there are, and the first."""
     count = 0
     first: list[Difference] = []

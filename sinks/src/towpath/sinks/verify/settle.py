@@ -9,21 +9,63 @@ source yet: before the source is read again, whoever wrote meanwhile is waited f
 A row that changes in every round proves nothing. While few are left, the source is
 looked at often while the sink is waited for: if it ever had what the sink then came to,
 the sink follows it.
+
+How a sink is looked at again: by key where its reader can, else as a whole.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from towpath.schemas.clock import Clock, Patience
-from towpath.sinks.ports import SinkReader
+from towpath.sinks.ports import SinkReader, StoredRow
 from towpath.sinks.verify.compare import Standing, Suspect, is_same, pack, standing_of
 from towpath.sinks.verify.forms import Form
-from towpath.sinks.verify.readers import look
 from towpath.sinks.verify.source import Source
 from towpath.sinks.verify.suspects import Suspects
 from towpath.sinks.verify.table import SourceTable
+
+
+@runtime_checkable
+class KeyReader(Protocol):
+    """A reader that need not go through all keys to find a few."""
+
+    def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
+        """
+        Read the rows of any number of keys, as ``rows`` gives them.
+
+        Raises:
+            UnavailableError: The target cannot be reached.
+        """
+
+
+@runtime_checkable
+class SampleReader(Protocol):
+    """A reader that need not go through all keys to pick a few by chance."""
+
+    def sample(self, route: str, count: int) -> Iterator[StoredRow]:
+        """
+        Read about so many rows, tombstones among them, as ``rows`` gives them.
+
+        Raises:
+            UnavailableError: The target cannot be reached.
+        """
+
+
+def look(reader: SinkReader, route: str, form: Form, suspects: Suspects) -> None:
+    """
+    See what a sink holds of the open suspects.
+
+    Raises:
+        UnavailableError: The target cannot be reached.
+    """
+    if not isinstance(reader, KeyReader):
+        suspects.saw(form.held(row) for row in reader.rows(route))
+        return
+    keys = (suspect.key for some in suspects.open() for suspect in some)
+    suspects.saw(form.held(row) for row in reader.at(route, keys))
+
 
 # A row that never stood still for so long, while others came to rest or not.
 RESTLESS_AFTER_S: Final = 30.0
@@ -49,7 +91,7 @@ class Waits(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class RouteComparison:
     """Both sides of one route, and what is needed to compare them."""
 
     route: str
@@ -61,7 +103,7 @@ class Bench:
     clock: Clock
 
 
-def settle(bench: Bench, suspects: Suspects) -> None:
+def settle(bench: RouteComparison, suspects: Suspects) -> None:
     """
     Settle suspects of which both sides were read once, the source last.
 
@@ -78,7 +120,7 @@ def settle(bench: Bench, suspects: Suspects) -> None:
     settle_further(bench, suspects)
 
 
-def settle_further(bench: Bench, suspects: Suspects) -> None:
+def settle_further(bench: RouteComparison, suspects: Suspects) -> None:
     """
     Settle suspects that were looked at before.
 
@@ -90,7 +132,7 @@ def settle_further(bench: Bench, suspects: Suspects) -> None:
         _round(bench, suspects)
 
 
-def _round(bench: Bench, suspects: Suspects) -> None:
+def _round(bench: RouteComparison, suspects: Suspects) -> None:
     suspects.look_again()
     bench.waits.wait_until_seen()
     for some in suspects.open():
@@ -110,7 +152,7 @@ def _round(bench: Bench, suspects: Suspects) -> None:
 
 
 def _judge(
-    bench: Bench,
+    bench: RouteComparison,
     suspects: Suspects,
     had: dict[str, set[bytes | None]],
     *,
@@ -138,7 +180,7 @@ def _followed(suspect: Suspect, had: dict[str, set[bytes | None]]) -> bool:
     )
 
 
-def _contents(bench: Bench, some: list[Suspect]) -> dict[str, bytes]:
+def _contents(bench: RouteComparison, some: list[Suspect]) -> dict[str, bytes]:
     """Read what the source has of suspects; a name that tells no key has no row."""
     keys = [key for one in some if (key := bench.form.key(one.key)) is not None]
     rows = bench.source.listed(bench.table, keys) if keys else ()

@@ -17,8 +17,8 @@ from towpath.schemas.clock import Clock, SystemClock
 from towpath.schemas.failure import TowpathError, UsageError
 from towpath.schemas.position import parse_lsn
 from towpath.settings import Settings, load
-from towpath.sinks.declare import sink_named
-from towpath.sinks.kafka import Topics
+from towpath.sinks.kafka.client import Topics
+from towpath.sinks.state.declare import sink_named
 from towpath.sinks.wait.history import KafkaHistory
 from towpath.sinks.wait.rule import Applied, Wait
 from towpath.sinks.wait.source import PostgresSlot

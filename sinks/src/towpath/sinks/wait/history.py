@@ -19,8 +19,8 @@ from confluent_kafka import (
 
 from towpath.schemas.topics import state_topic
 from towpath.settings import Kafka
-from towpath.sinks import clients
 from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.kafka import clients
 
 _TIMEOUT_S: Final = 10.0
 _LINEAGE_KEY: Final = b"lineage"

@@ -25,22 +25,22 @@ from typing import Final, NamedTuple, Protocol
 from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.position import format_lsn
 from towpath.settings import Settings, Sink
-from towpath.sinks import unfilled
-from towpath.sinks.declare import (
+from towpath.sinks.changes.routing import Routes
+from towpath.sinks.ports import Cluster
+from towpath.sinks.state import incomplete
+from towpath.sinks.state.declare import (
     READY_FILE,
     STARTING_OFFSETS_FILE,
     records_between,
 )
-from towpath.sinks.jobs.owed_file import claims
-from towpath.sinks.ports import Cluster
-from towpath.sinks.progress import (
+from towpath.sinks.state.progress import (
     Offsets,
     Progress,
     progress_path,
     read_progress,
     sink_folder,
 )
-from towpath.sinks.routes import Routes
+from towpath.sinks.state.refetches import claims
 from towpath.sinks.wait.errors import NotAppliedError, UnknownLsnError
 from towpath.sinks.wait.source import SlotSight
 
@@ -204,7 +204,7 @@ class Wait:
                     f"that have not come yet{why}"
                 )
             # Only now: a route that was put off is noted before it is struck off.
-            if routes := unfilled.routes(self._folder, self._sink.name):
+            if routes := incomplete.routes(self._folder, self._sink.name):
                 return (
                     f"the sink {self._sink.name} lost rows of {', '.join(routes)}, "
                     "which are being read anew: towpath snapshot list"

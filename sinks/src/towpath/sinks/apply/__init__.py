@@ -1,0 +1,1 @@
+"""One batch applied to one sink. Free of Spark."""

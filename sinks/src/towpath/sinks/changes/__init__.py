@@ -1,0 +1,1 @@
+"""Records as changes: decoded, routed, in columns. Pure."""

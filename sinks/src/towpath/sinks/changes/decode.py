@@ -1,0 +1,286 @@
+"""
+Records into changes, events and floors: bytes in, values out.
+
+Hot path, once per record: one look-up of the route, one parse of key and value. What
+cannot be read is a ``Poison`` with its reason, never an exception and never silence.
+Integers stay exact; numerics are text already. A tombstone is a delete at its own
+position: after a compaction it may be all that is left of the delete. What the header
+``unchanged`` names is unknown, whatever stands in its place.
+
+Events of the outbox, as a log keeps them and as the state of their aggregates.
+
+An event of an aggregate is a whole row: its payload is the document, its key the
+aggregate's id. A deleting event, and one without a value, deletes the document; an
+event of a type that does not carry the state says nothing.
+
+Hot path, once per record.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from towpath.schemas import headers as names
+from towpath.schemas.envelope import Operation
+from towpath.settings import Route, RouteKind
+from towpath.sinks.change import (
+    ALL_PRESENT,
+    RESERVED_COLUMNS,
+    Change,
+    EventRow,
+    Floor,
+    Headers,
+    Origin,
+    Record,
+    UnreadableError,
+    Value,
+    object_in,
+    position_in,
+    refuse,
+    text_in,
+)
+from towpath.sinks.changes.routing import Routes, Routing
+
+_EVENT_COLUMNS: Final = frozenset(
+    {
+        names.EVENT_ID,
+        names.EVENT_TYPE,
+        names.AGGREGATE_TYPE,
+        names.OCCURRED_AT,
+        names.POSITION,
+    }
+)
+
+
+def logged_event(record: Record, route: Route) -> EventRow:
+    """Read an event as a log keeps it."""
+    headers = record.headers
+    others = {
+        name: value.decode("utf-8", "replace")
+        for name, value in headers.items()
+        if name not in _EVENT_COLUMNS
+    }
+    return EventRow(
+        route.name,
+        text_in(headers.get(names.EVENT_ID), "header id"),
+        text_in(headers.get(names.AGGREGATE_TYPE), "header aggregate_type"),
+        text_in(record.key, "key"),
+        text_in(headers.get(names.EVENT_TYPE), "header type"),
+        None if record.value is None else text_in(record.value, "value"),
+        orjson.dumps(others).decode(),
+        position_in(headers),
+        text_in(headers.get(names.OCCURRED_AT), "header occurred_at"),
+        record.origin,
+    )
+
+
+def aggregate_change(record: Record, route: Route) -> Change | None:
+    """Read an event as a change of its aggregate; ``None`` if it says no state."""
+    headers, text = record.headers, record.value
+    # A missing value may be all that is left of a delete: it need not have a type.
+    is_typed = text is not None or names.EVENT_TYPE in headers
+    if is_typed and (route.state_types or route.delete_types):
+        kind = text_in(headers.get(names.EVENT_TYPE), "header type")
+        if kind in route.delete_types:
+            text = None
+        elif route.state_types and kind not in route.state_types:
+            return None
+    row = None if text is None else object_in(text, "value")
+    if row is not None and not RESERVED_COLUMNS.isdisjoint(row):
+        refuse("the document has a field whose name sinks keep for themselves")
+    return Change(
+        route.name,
+        (text_in(record.key, "key"),),
+        (),
+        position_in(headers),
+        row,
+        ALL_PRESENT,
+        names.SNAPSHOT in headers,
+        record.origin,
+        text,
+    )
+
+
+class Poison(NamedTuple):
+    """A record that cannot be read, and why."""
+
+    origin: Origin
+    reason: str
+
+
+class Decoded(NamedTuple):
+    """
+    What the records of a batch say.
+
+    ``skipped`` are READ events of event logs, events that do not carry the state of
+    their aggregate, and truncations that a route does not follow; barriers say nothing
+    and are not counted.
+    """
+
+    changes: list[Change]
+    events: list[EventRow]
+    poison: list[Poison]
+    skipped: int
+    floors: list[Floor]
+
+
+def decode(records: Iterable[Record], routes: Routes) -> Decoded:
+    """Read records of the routes' topics, each for every route that reads its topic."""
+    decoded = Decoded([], [], [], 0, [])
+    skipped = 0
+    reading = routes.reading
+    for record in records:
+        if names.BARRIER in record.headers:
+            continue
+        for route, routing in reading(record.origin.topic) or _NO_ROUTE:
+            try:
+                said = _said(record, route, routing)
+            except UnreadableError as error:
+                why = record.headers.get(names.UNDELIVERED)
+                _set_aside(decoded.poison, record, why.decode() if why else str(error))
+                continue
+            if said is None:
+                skipped += 1
+            elif isinstance(said, Change):
+                decoded.changes.append(said)
+            else:
+                _note(decoded, said)
+    return decoded._replace(skipped=skipped)
+
+
+_NO_ROUTE: Final = ((None, None),)
+_OPERATIONS: Final = {operation.value: operation for operation in Operation}
+
+
+def _set_aside(poison: list[Poison], record: Record, reason: str) -> None:
+    """Set a record aside once, however many routes it says nothing to."""
+    if not poison or poison[-1].origin is not record.origin:
+        poison.append(Poison(record.origin, reason))
+
+
+def _note(decoded: Decoded, said: EventRow | Floor) -> None:
+    if isinstance(said, EventRow):
+        decoded.events.append(said)
+    else:
+        decoded.floors.append(said)
+
+
+def _said(
+    record: Record, route: Route | None, routing: Routing | None
+) -> Change | EventRow | Floor | None:
+    """Read one record; ``None`` if it says nothing to its route."""
+    if route is None:
+        refuse("no route reads this topic")
+    if route.kind is RouteKind.EVENT_LOG:
+        return None if names.SNAPSHOT in record.headers else logged_event(record, route)
+    if names.SWEEP in record.headers:
+        # A dropped table counts as truncated: the route says whether its rows stay.
+        is_kept = names.DROPPED in record.headers and route.on_truncate == "keep"
+        return None if is_kept else _sweep(record, route.name)
+    if route.kind is RouteKind.AGGREGATE:
+        return aggregate_change(record, route)
+    return _row_change(record, route, routing)
+
+
+def _sweep(record: Record, route: str) -> Floor:
+    floor = position_in(record.headers, names.SWEEP)
+    count = record.headers.get(names.SWEEP_PARTITIONS, b"")
+    return Floor(
+        route,
+        floor,
+        needs_all=True,
+        origin=record.origin,
+        partitions=int(count) if count.isdigit() else 0,
+        snapshot_id=record.headers.get(names.SNAPSHOT, b"").decode(),
+    )
+
+
+def _row_change(
+    record: Record, route: Route, routing: Routing | None
+) -> Change | Floor | None:
+    envelope = None if record.value is None else object_in(record.value, "value")
+    operation = _operation(envelope)
+    if operation is Operation.TRUNCATE:
+        # Before the fill of a table that was made again: its sweep ends the old rows.
+        if route.on_truncate == "keep" or names.DROPPED in record.headers:
+            return None
+        floor = position_in(record.headers)
+        return Floor(route.name, floor, needs_all=False, origin=record.origin)
+    if record.key is None:
+        refuse("a row change without a key")
+    key = object_in(record.key, "key")
+    unchanged = _unchanged(record.headers)
+    change = Change(
+        route.name,
+        _hashed(tuple(key.values())),
+        tuple(key),
+        position_in(record.headers),
+        None if operation is Operation.DELETE else _after(envelope, unchanged),
+        unchanged,
+        operation is Operation.READ,
+        record.origin,
+    )
+    if routing is not None:
+        return _routed(change, routing)
+    if change.row is not None and not RESERVED_COLUMNS.isdisjoint(change.row):
+        refuse("a column has a name that sinks keep for themselves")
+    return change
+
+
+def _hashed(key: tuple[Any, ...]) -> tuple[Value, ...]:
+    """Write a key's arrays and composites as their JSON: they have no hash."""
+    try:
+        hash(key)
+    except TypeError:
+        return tuple(
+            orjson.dumps(value).decode() if isinstance(value, list | dict) else value
+            for value in key
+        )
+    return key
+
+
+def _routed(change: Change, routing: Routing) -> Change:
+    """Return what a route makes of a change."""
+    columns, key = routing.key(change.key_columns, change.key)
+    return change._replace(
+        key=key,
+        key_columns=columns,
+        row=None if change.row is None else routing.row(change.row),
+        unchanged=change.unchanged and routing.names(change.unchanged),
+    )
+
+
+def _operation(envelope: dict[str, Any] | None) -> Operation:
+    if envelope is None:
+        return Operation.DELETE
+    try:
+        return _OPERATIONS[envelope["op"]]
+    except (KeyError, TypeError):
+        refuse("the value is not an envelope: it names no operation")
+
+
+def _after(
+    envelope: dict[str, Any] | None, unchanged: frozenset[str]
+) -> dict[str, Any]:
+    """Return the row, without what the relay's placeholder stands for."""
+    after = None if envelope is None else envelope.get("after")
+    if not isinstance(after, dict):
+        refuse("the envelope has no row in after")
+    for name in unchanged:
+        after.pop(name, None)
+    return after
+
+
+def _unchanged(headers: Headers) -> frozenset[str]:
+    listed = headers.get(names.UNCHANGED)
+    if listed is None:
+        return ALL_PRESENT
+    try:
+        columns = orjson.loads(listed)
+    except orjson.JSONDecodeError:
+        columns = None
+    is_list = isinstance(columns, list)
+    if not is_list or not all(isinstance(name, str) for name in columns):
+        refuse("the header unchanged is not a list of columns")
+    return frozenset(columns)

@@ -1,0 +1,246 @@
+"""
+What a route makes of rows: columns left out, renamed, added, and the row's id.
+
+One rule for all who need it: ``decode`` applies it to records, sinks see tables as it
+leaves them, the verifier applies it to the source's own rows. Rows commute with it:
+folding and then routing gives what routing and then folding gives. Columns are named as
+in the source, except where it says otherwise. Pure.
+
+Hot path, once per record of a route that asks for it: one plan per set of columns.
+
+From topics to places in the sink.
+
+The route of a table or of an aggregate reads its topic and, beside it, the topic of
+what snapshots read for this sink only. An event log's route may end in ``*``: every
+topic that begins so, except backfills, also those that do not exist yet.
+
+Several routes may read one topic, each into a place of its own. A topic that a route
+names is read by no route whose name for it ends in ``*``.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from towpath.schemas.topics import BACKFILL, backfill_topic, is_backfill
+from towpath.settings import Route, RouteKind, Sink
+from towpath.settings.key_template import Part, parse_template
+from towpath.sinks.change import RESERVED_COLUMNS, Row, Value, refuse
+from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.key_text import text_of
+
+_TYPE_OF_CONSTANT: Final[Mapping[type, str]] = {
+    str: "text",
+    bool: "boolean",
+    int: "bigint",
+    float: "double precision",
+}
+# Rows differ in their columns by what they leave out: a few sets of them recur.
+_MOST_PLANS: Final = 1000
+
+
+class Routing:
+    """What one route makes of rows."""
+
+    def __init__(self, route: Route) -> None:
+        self._include = frozenset(route.include)
+        self._exclude = frozenset(route.exclude)
+        self._rename: Mapping[str, str] = dict(route.rename)
+        self._constants: dict[str, Value] = dict(route.constants)
+        self._fields: Mapping[str, str] = route.fields
+        self._parts = parse_template(route.key) if route.key else ()
+        self._template_columns = tuple(p.column for p in self._parts if p.column)
+        self._plans: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+
+    @property
+    def constants(self) -> Mapping[str, Value]:
+        """The columns that every row has beside its own."""
+        return self._constants
+
+    def name(self, column: str) -> str | None:
+        """Return a column's name in the sink; ``None`` if it is left out."""
+        if column in self._exclude or (self._include and column not in self._include):
+            return None
+        return self._rename.get(column, column)
+
+    def names(self, columns: Iterable[str]) -> frozenset[str]:
+        """Return the names of those columns that are not left out."""
+        found = (self.name(column) for column in columns)
+        return frozenset(name for name in found if name is not None)
+
+    def row(self, row: Row) -> dict[str, Value]:
+        """
+        Return a row as the sink has it.
+
+        Raises:
+            UnreadableError: Two columns come to one name, or to one of the sink's own.
+        """
+        columns = tuple(row)
+        plan = self._plans.get(columns)
+        if plan is None:
+            plan = self._plan(columns)
+        routed = {new: row[old] for old, new in plan}
+        routed.update(self._constants)
+        return routed
+
+    def key(
+        self, columns: tuple[str, ...], values: tuple[Value, ...]
+    ) -> tuple[tuple[str, ...], tuple[Value, ...]]:
+        """
+        Return the names and values of a row's key as the sink has them.
+
+        The key that a template makes is none of columns: it has no names.
+
+        Raises:
+            UnreadableError: The template names other columns than the key has.
+        """
+        if not self._parts:
+            return tuple([self._rename.get(c, c) for c in columns]), values
+        if columns != self._template_columns:
+            listed = ", ".join(columns)
+            refuse(f"the route's key names other columns than the row's key: {listed}")
+        left = iter(values)
+        return (), tuple([_written(part, left) for part in self._parts])
+
+    def source_key(self, key: tuple[Value, ...]) -> tuple[Value, ...]:
+        """
+        Return the key in the source, in key order, of a key as the sink has it.
+
+        A template has made texts of its values.
+        """
+        if not self._parts:
+            return key
+        return tuple(
+            text_of(value)[len(part.before) : -len(part.after) or None]
+            for part, value in zip(self._parts, key, strict=True)
+            if part.column
+        )
+
+    def shape(self, shape: RelationShape) -> RelationShape:
+        """Return a table's shape as the sink has it."""
+        named = ((column, self.name(column.name)) for column in shape.columns)
+        columns = [
+            Column(
+                name,
+                self._fields.get(name, column.type),
+                -1 if name in self._fields else column.typmod,
+                column.nullable,
+                column.is_object,
+            )
+            for column, name in named
+            if name is not None
+        ]
+        columns += [
+            Column(name, _TYPE_OF_CONSTANT[type(value)], nullable=False)
+            for name, value in self._constants.items()
+        ]
+        key = tuple(self._rename.get(name, name) for name in shape.key)
+        return RelationShape(
+            shape.schema, shape.table, tuple(columns), key, shape.position
+        )
+
+    def _plan(self, columns: tuple[str, ...]) -> list[tuple[str, str]]:
+        named = ((column, self.name(column)) for column in columns)
+        plan = [(column, name) for column, name in named if name is not None]
+        names = {name for _, name in plan}
+        if len(names) < len(plan) or not names.isdisjoint(self._constants):
+            refuse("two columns come to one name by the route's renames and constants")
+        if not names.isdisjoint(RESERVED_COLUMNS):
+            refuse("a column has a name that sinks keep for themselves")
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.clear()
+        self._plans[columns] = plan
+        return plan
+
+
+def routing_of(route: Route) -> Routing | None:
+    """Return what a route makes of rows; ``None`` if it leaves them as they are."""
+    changes = (
+        *(route.include, route.exclude, route.rename, route.constants),
+        *(route.key, route.fields),
+    )
+    return Routing(route) if route.kind is RouteKind.TABLE and any(changes) else None
+
+
+def _written(part: Part, values: Iterator[Value]) -> str:
+    """Write a part of an id; a column takes the next value."""
+    if not part.column:
+        return part.before
+    return part.before + text_of(next(values)) + part.after
+
+
+_ANY: Final = "*"
+
+
+class Reading(NamedTuple):
+    """A route that reads a topic; ``routing`` is missing if rows stay as they are."""
+
+    route: Route
+    routing: Routing | None
+
+
+class Routes:
+    """The routes of one sink, found by topic."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._by_topic: dict[str, tuple[Reading, ...]] = {}
+        for route in sink.route:
+            reading = Reading(route, routing_of(route))
+            for topic in _exact_topics(route, sink.name):
+                self._by_topic[topic] = (*self._by_topic.get(topic, ()), reading)
+        self._open_ended = [r for r in sink.route if r.topic.endswith(_ANY)]
+
+    @property
+    def pattern(self) -> str:
+        """
+        A regular expression that is found in exactly the topics of the sink.
+
+        Both Java and Python read it the same way. The engine looks for it anywhere in
+        a name, so it says itself where a name begins and ends: other sinks' backfill
+        topics begin with the name of the table's.
+        """
+        exact = [re.escape(topic) for topic in sorted(self._by_topic)]
+        open_ended = [
+            f"(?!.*{re.escape(BACKFILL)}){re.escape(r.topic.removesuffix(_ANY))}.*"
+            for r in self._open_ended
+        ]
+        return f"^(?:{'|'.join([*exact, *open_ended])})$"
+
+    @property
+    def exact(self) -> tuple[str, ...]:
+        """The topics that routes name, not those that begin with a name."""
+        return tuple(self._by_topic)
+
+    def reading(self, topic: str) -> tuple[Reading, ...]:
+        """Find the routes that read a topic; none if no route does."""
+        try:
+            return self._by_topic[topic]
+        except KeyError:
+            return self._search(topic)
+
+    def of(self, topic: str) -> Route | None:
+        """Find the first route that reads a topic."""
+        found = self.reading(topic)
+        return found[0].route if found else None
+
+    def matching(self, topics: Iterable[str]) -> list[str]:
+        """Return, sorted, those of the topics that the sink reads."""
+        return sorted(topic for topic in topics if self.reading(topic))
+
+    def _search(self, topic: str) -> tuple[Reading, ...]:
+        if is_backfill(topic):
+            return ()
+        return tuple(
+            Reading(route, None)
+            for route in self._open_ended
+            if topic.startswith(route.topic.removesuffix(_ANY))
+        )
+
+
+def _exact_topics(route: Route, sink: str) -> list[str]:
+    if route.topic.endswith(_ANY):
+        return []
+    if route.kind is RouteKind.EVENT_LOG:
+        return [route.topic]
+    return [route.topic, backfill_topic(route.topic, sink)]

@@ -1,0 +1,226 @@
+"""
+Reads rows again whose columns were altered without a change in the stream.
+
+A column that is added with a default, renamed, or given another type alters every row,
+and the stream carries none of them. The relay announces the new shape of a table before
+its next row; so each batch first compares the announced shapes with those that the
+sink's rows are known to have, and asks for the rows that have a value in an altered
+column. Until they are applied, the route counts as lacking rows (``incomplete``).
+
+Asking comes before the new shape is known, and before the batch is written: after a
+crash in between the same is asked for again, and no partial change is laid upon a row
+that lacks a column without that row being asked for.
+
+A column without a value in any old row, as one that is added without a default, costs
+one look at the table and delivers nothing. A target whose own columns have types cannot
+take values of another type: that is logged with the command that cures it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+import structlog
+
+from towpath.schemas.clock import Clock
+from towpath.settings import Route, RouteKind
+from towpath.sinks.apply.batch import BatchResult
+from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.changes.routing import routing_of
+from towpath.sinks.engine.query import QueryPlan, Rows
+from towpath.sinks.engine.recovery import keep
+from towpath.sinks.kinds import kind_of
+from towpath.sinks.ports import Repairs
+from towpath.sinks.state import incomplete
+from towpath.sinks.state.files import KeptFile
+from towpath.sinks.state.progress import sink_folder
+
+SHAPES_FILE: Final = "shapes.json"
+COLUMNS_ALTERED: Final = "columns_altered"
+
+# Between these a table is not rewritten, and values are the same text.
+_TEXTS: Final = frozenset({"text", "character varying"})
+
+_log = structlog.get_logger("towpath.sinks")
+
+
+class Announced(Protocol):
+    """The shapes that the relay has announced so far."""
+
+    def refresh(self) -> None:
+        """
+        Read what was announced since.
+
+        Raises:
+            UnavailableError: The broker cannot be reached now.
+        """
+
+    def known(self, topic: str) -> RelationShape | None:
+        """Return the newest shape of a topic's table, if one was announced."""
+
+
+class NothingAnnounced:
+    """Shapes for whoever has no broker to ask."""
+
+    def refresh(self) -> None:
+        """Read nothing."""
+
+    def known(self, _topic: str) -> None:
+        """Know nothing."""
+
+
+class ColumnChanges:
+    """The shapes that the rows of one sink have, route by route."""
+
+    def __init__(
+        self, plan: QueryPlan, announced: Announced, repairs: Repairs, clock: Clock
+    ) -> None:
+        """Recall the known shapes; nothing is asked yet."""
+        self._sink = plan.sink
+        self._state_folder = plan.state_folder
+        self._folder = sink_folder(plan.state_folder, plan.sink.name)
+        self._routes = [r for r in plan.sink.route if r.kind is RouteKind.TABLE]
+        self._announced = announced
+        self._repairs = repairs
+        self._clock = clock
+        self._file = KeptFile[Mapping[str, Any]](self._folder / SHAPES_FILE)
+        names = {route.name for route in self._routes}
+        self._known = {n: kept for n, kept in self._file.read().items() if n in names}
+        self._seen: dict[str, RelationShape] = {}
+
+    def look(self) -> None:
+        """
+        Ask for the rows of each table that was altered; call it before each batch.
+
+        Raises:
+            UnavailableError: The broker does not answer; nothing counts as asked for.
+        """
+        self._announced.refresh()
+        for route in self._routes:
+            shape = self._announced.known(route.topic)
+            if shape is not None and shape is not self._seen.get(route.name):
+                self._compare(route, shape)
+                self._seen[route.name] = shape
+
+    def _compare(self, route: Route, shape: RelationShape) -> None:
+        """Ask for what differs from the known shape; a first one is only noted."""
+        now = {column.name: _form(column) for column in shape.columns}
+        kept = self._known.get(route.name, {"columns": now, "filling": {}})
+        before: Mapping[str, str] = kept["columns"]
+        filling, again = self._still_filling(route.name, kept["filling"], now)
+        altered = [c for c in shape.columns if before.get(c.name) != now[c.name]]
+        ask = [
+            column
+            for column in shape.columns
+            if column.name in again
+            or (column in altered and self._can_take(route, column, before))
+        ]
+        if ask:
+            filling |= self._ask(route, ask)
+        for snapshot_id in kept["filling"].keys() - filling.keys():
+            incomplete.end(self._state_folder, self._sink.name, route.name, snapshot_id)
+        self._known[route.name] = {"columns": now, "filling": filling}
+        self._file.keep(self._known)
+
+    def _still_filling(
+        self, route: str, filling: Mapping[str, list[str]], now: Mapping[str, str]
+    ) -> tuple[dict[str, list[str]], set[str]]:
+        """
+        Tell which snapshots still read, and which columns are to be read again.
+
+        A column that was dropped meanwhile fails the snapshot that is to read it.
+        """
+        noted = incomplete.noted(self._state_folder, self._sink.name, [route])
+        running = {s: filling[s] for _, s in noted if s in filling}
+        failed = {s for s, names in running.items() if not now.keys() >= set(names)}
+        again = {name for s in failed for name in running[s]}
+        return {s: n for s, n in running.items() if s not in failed}, again
+
+    def _can_take(
+        self, route: Route, column: Column, before: Mapping[str, str]
+    ) -> bool:
+        """Tell whether the sink's rows change by a column that was altered."""
+        routing = routing_of(route)
+        if routing is not None and routing.name(column.name) is None:
+            return False
+        if column.name not in before or not kind_of(self._sink).has_types:
+            return True
+        _log.warning(
+            "a column has another type: older rows keep their values",
+            sink=self._sink.name,
+            route=route.name,
+            column=column.name,
+            remedy=self._remedy(route.name),
+        )
+        return False
+
+    def _ask(self, route: Route, columns: list[Column]) -> dict[str, list[str]]:
+        """Ask for the rows with a value in one of the columns; or name the command."""
+        name, names = self._sink.name, [column.name for column in columns]
+        why = f"columns were added, renamed or retyped: {', '.join(names)}"
+        snapshot_id = None
+        if self._sink.warehouse.fill_added_columns:
+            sources = [column.source_name or column.name for column in columns]
+            snapshot_id = self._repairs.ask_columns(route.name, sources, why)
+        keep(
+            self._folder,
+            self._clock,
+            [{"outcome": COLUMNS_ALTERED, "route": route.name}],
+        )
+        if snapshot_id is not None:
+            return {snapshot_id: names}
+        _log.error(
+            "altered columns are not filled in older rows",
+            sink=name,
+            route=route.name,
+            columns=names,
+            remedy=f"Fill them: towpath sink refill {name} --route {route.name}",
+        )
+        return {}
+
+    def _remedy(self, route: str) -> str:
+        name = self._sink.name
+        if self._sink.kind == "search":
+            return f"Rebuild the index: towpath sink rebuild {name}"
+        return f"Fill it: towpath sink refill {name} --route {route}"
+
+
+class Writes(Protocol):
+    """Writes batches."""
+
+    def write(self, rows: Rows, batch_id: int) -> BatchResult:
+        """
+        Write one batch; when this returns, all of it is durable.
+
+        Raises:
+            UnavailableError: Some part does not answer; write the batch again.
+            HaltError: The sink refuses to go on.
+        """
+
+
+class AfterLook:
+    """Writes each batch after a look at the shapes of its tables."""
+
+    def __init__(self, reshaping: ColumnChanges, writing: Writes) -> None:
+        self._reshaping = reshaping
+        self._writing = writing
+
+    def write(self, rows: Rows, batch_id: int) -> BatchResult:
+        """
+        Ask for rows whose columns were altered, then write the batch.
+
+        Raises:
+            UnavailableError: Some part does not answer; write the batch again.
+            HaltError: The sink refuses to go on.
+        """
+        self._reshaping.look()
+        return self._writing.write(rows, batch_id)
+
+
+def _form(column: Column) -> str:
+    """Return what decides how a column's values are written."""
+    if column.type in _TEXTS:
+        return "text"
+    digits = column.precision_and_scale
+    if digits is not None:
+        return f"{column.type} {digits[1]}"
+    return f"{column.type} {column.typmod}"

@@ -1,0 +1,260 @@
+"""
+A batch spread over the executors: all changes of a key in one part, each part guarded.
+
+::
+
+    the driver's sink    holds its connection ................ flushes
+    executors                   each writes its parts, flushes
+                                     |
+                         something is not plain: the driver writes the whole batch
+
+The driver's sink takes its connections before any executor writes, and keeps them until
+its own flush: a target that restarted in between, and may have lost what executors
+wrote, has broken them by then. Its flush comes last, so that whatever it writes as a
+witness stands behind all rows of the batch. Small batches go from the driver, which
+costs them less than a task does.
+
+How an executor makes a sink of its own: from what it was told, and nothing else.
+
+Its process has no configuration and no state folder. What it must know of the table's
+shapes it reads from Kafka, as the driver does, over one connection for all its sinks.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import structlog
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # has no stubs
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row
+
+from towpath.schemas.clock import SystemClock
+from towpath.schemas.failure import UsageError
+from towpath.settings import Kafka, Settings
+from towpath.settings import Sink as SinkSettings
+from towpath.sinks.apply.batch import BatchResult, BatchWriter, SinkContext
+from towpath.sinks.apply.executor_task import PartitionResult, PartitionTask, write_part
+from towpath.sinks.apply.plain import ROWS_LOST
+from towpath.sinks.engine.query import QueryPlan, Rows
+from towpath.sinks.engine.session import first_line
+from towpath.sinks.errors import (
+    ExecutorsFailedError,
+    TargetBusyError,
+    TargetUnavailableError,
+)
+from towpath.sinks.kafka.client import KafkaRelations
+from towpath.sinks.kinds import ExecutorParts, RoutedRelations, kind_of
+from towpath.sinks.ports import Batch, Sink
+
+# They are sent with every task; with more, something is wrong that no speed cures.
+MAX_KEYS_TOLD: Final = 1000
+
+_log = structlog.get_logger("towpath.sinks")
+
+
+class FromDriver:
+    """Writes every batch from this process."""
+
+    def __init__(self, writer: BatchWriter) -> None:
+        self._writer = writer
+
+    def write(self, rows: Rows, batch_id: int) -> BatchResult:
+        """
+        Write one batch, as the writer does.
+
+        Raises:
+            UnavailableError: Some part does not answer; write the batch again.
+            HaltError: The sink refuses to go on.
+        """
+        return self._writer.write(rows.table, batch_id)
+
+
+class FromExecutors:
+    """Writes large batches of one sink on the executors, and all others from here."""
+
+    def __init__(
+        self,
+        plan: QueryPlan,
+        writer: BatchWriter,
+        sink: Sink,
+        desk: SinkContext,
+        make: Callable[[], Sink],
+    ) -> None:
+        """
+        Describe what is written, and by whom.
+
+        Args:
+            plan: The sink's query.
+            writer: Writes from here.
+            sink: The sink that the writer writes.
+            desk: What the writer has at hand.
+            make: Makes the sink on an executor.
+        """
+        self._plan = plan
+        self._writer = writer
+        self._sink = sink
+        self._desk = desk
+        self._make = make
+        self._opening = uuid.uuid4().hex
+        self._has_spread = False
+
+    def write(self, rows: Rows, batch_id: int) -> BatchResult:
+        """
+        Write one batch; when this returns, all of it is durable.
+
+        Raises:
+            UnavailableError: Some part does not answer; write the batch again.
+            HaltError: The sink refuses to go on.
+        """
+        with self._writer.alone:
+            if self._is_small(rows):
+                return self._write_here(rows, batch_id)
+            before = self._desk.owed.lacking()
+            self._sink.apply(Batch(batch_id))
+            parts = self._on_executors(rows.frame, batch_id)
+            left = _left(parts)
+            if left is None:
+                result = self._finish(parts, batch_id)
+                if not self._desk.owed.lacking() - before:
+                    return result
+                left = ROWS_LOST
+            _log.info(
+                "a batch is written from the driver after all",
+                sink=self._plan.sink.name,
+                why=left,
+            )
+            return self._write_here(rows, batch_id)
+
+    def _finish(self, parts: Sequence[PartitionResult], batch_id: int) -> BatchResult:
+        """Flush behind all that the executors wrote."""
+        desk = self._desk
+        if not self._has_spread:
+            self._has_spread = True
+            name = self._plan.sink.name
+            _log.info("large batches are written by the executors", sink=name)
+        began_s = desk.clock.monotonic_s()
+        # Only now: the batch may hold what lies below.
+        safe = desk.safe.take(desk.parked.lowest())
+        self._sink.apply(Batch(batch_id, safe=safe))
+        self._sink.flush()
+        flush_ms = round((desk.clock.monotonic_s() - began_s) * 1000)
+        return result_of(parts, parked=len(desk.parked), flush_ms=flush_ms)
+
+    def _is_small(self, rows: Rows) -> bool:
+        wanted = self._plan.sink.spread_from_records
+        keys = len(self._desk.parked) + len(self._desk.owed)
+        is_told_too_much = keys > MAX_KEYS_TOLD
+        return is_told_too_much or rows.most < wanted
+
+    def _write_here(self, rows: Rows, batch_id: int) -> BatchResult:
+        # It may carry out floors, which executors learn only when they open a sink.
+        self._opening = uuid.uuid4().hex
+        return self._writer.write(rows.table, batch_id)
+
+    def _on_executors(self, frame: DataFrame, batch_id: int) -> list[PartitionResult]:
+        errand = PartitionTask(
+            sink=self._plan.sink,
+            make=self._make,
+            opening=self._opening,
+            waited_for=self._desk.waited_for(),
+            lacking=self._desk.owed.lacking(),
+            batch_id=batch_id,
+        )
+
+        def write(rows: Iterable[Row]) -> Iterator[PartitionResult]:
+            yield write_part(errand, rows)
+
+        parts = frame.sparkSession.sparkContext.defaultParallelism
+        try:
+            # Rows, not Arrow: for that, the engine would have pandas here.
+            told: list[PartitionResult]
+            told = frame.repartition(parts, "key").rdd.mapPartitions(write).collect()
+        except (PySparkException, Py4JError) as error:
+            message = f"the executors could not write the batch: {first_line(error)}"
+            raise ExecutorsFailedError(message) from error
+        return told
+
+
+def result_of(
+    parts: Sequence[PartitionResult], *, parked: int, flush_ms: int
+) -> BatchResult:
+    """Add up what the executors did, side by side, and the flush that followed."""
+    return BatchResult(
+        records=sum(part.records for part in parts),
+        rows=sum(part.rows for part in parts),
+        stale=sum(part.stale for part in parts),
+        dead_letters=0,
+        skipped=sum(part.skipped for part in parts),
+        parked=parked,
+        tombstones=sum(part.tombstones for part in parts),
+        position=max((part.position for part in parts), default=""),
+        decode_ms=max((part.decode_ms for part in parts), default=0),
+        apply_ms=max((part.apply_ms for part in parts), default=0),
+        flush_ms=max((part.flush_ms for part in parts), default=0) + flush_ms,
+    )
+
+
+def _left(parts: Iterable[PartitionResult]) -> str | None:
+    """
+    Say why the driver is to write the batch, if it is.
+
+    Raises:
+        UnavailableError: A target does not answer; write the batch again.
+    """
+    left = [part for part in parts if part.left]
+    for part in left:
+        if part.retry_after_s:
+            raise TargetBusyError(part.left, retry_after_s=part.retry_after_s)
+        if part.is_away:
+            raise TargetUnavailableError(part.left)
+    return left[0].left if left else None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSpec:
+    """What an executor must know to make a sink; it is sent with every task."""
+
+    sink: SinkSettings
+    kafka: Kafka
+    prefix: str
+    replay_window_s: int
+
+    def make(self) -> Sink:
+        """
+        Make the sink; nothing of it is opened yet.
+
+        Raises:
+            UsageError: The kind is written from the driver only.
+        """
+        spread = kind_of(self.sink).spread
+        if spread is None:
+            message = f"a sink of the kind {self.sink.kind} is written from the driver"
+            raise UsageError(message)
+        announced = _relations(self.kafka, self.prefix)
+        parts = ExecutorParts(
+            prefix=self.prefix,
+            replay_window_s=self.replay_window_s,
+            relations=RoutedRelations(
+                announced, self.sink.route, kind_of(self.sink).unfit_name
+            ),
+            clock=SystemClock(),
+        )
+        return spread(self.sink, parts)
+
+
+def told_of(settings: Settings, sink: SinkSettings) -> ExecutorSpec:
+    """Return what executors must know of a sink."""
+    return ExecutorSpec(
+        sink,
+        settings.kafka,
+        settings.database.prefix,
+        settings.topics.replay_window_s,
+    )
+
+
+@cache
+def _relations(kafka: Kafka, prefix: str) -> KafkaRelations:
+    return KafkaRelations(kafka, prefix)

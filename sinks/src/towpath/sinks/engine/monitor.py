@@ -1,0 +1,223 @@
+"""
+What a driver tells of its sinks: metrics on a port, their lag, and alarms.
+
+::
+
+    batches  -- reports --> progress files, counters, times by stage
+    engine   -- listener -> times of a trigger by the engine's own steps
+    broker   -- a look every two seconds -> lag, and the alarm above twice the budget
+
+Nothing here holds a batch up: whatever fails is told once and tried again at the next
+look.
+
+What the engine tells of each trigger: how long its steps took.
+
+PySpark's own listener fetches every field of an event by a call of its own into the
+engine, some sixty in all: with several triggers a second that takes more than writing
+small batches does. Here the engine is asked once, for the event as JSON.
+"""
+
+import threading
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import structlog
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from towpath.schemas.clock import Clock
+from towpath.schemas.failure import UnavailableError
+from towpath.settings import Settings, Sink
+from towpath.sinks.changes.routing import Routes
+from towpath.sinks.engine.metrics import MetricsPort, SinkMetrics, Watched
+from towpath.sinks.engine.report import Report
+from towpath.sinks.errors import StateNotWrittenError
+from towpath.sinks.ports import Cluster
+from towpath.sinks.state.lag import Alarm, Lag, OldestRecord, budget_s, lag_of
+from towpath.sinks.state.progress import DriverNote, say_alive, take_leave
+
+# The engine calls these by their Java names.
+
+
+# What a trigger without a batch has no time of.
+_BATCH_STEP: Final = "addBatch"
+
+
+class EngineListener:
+    """Takes the times of triggers; ``spark.streams.addListener`` adds it."""
+
+    class Java:
+        """What py4j has to know."""
+
+        implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
+
+    def __init__(self, metrics: SinkMetrics) -> None:
+        self._metrics = metrics
+
+    @cached_property
+    def _jlistener(self) -> Any:  # noqa: ANN401 - py4j's
+        """The engine's side of it, where PySpark looks for it."""
+        return SparkContext._jvm.PythonStreamingQueryListenerWrapper(self)  # type: ignore[union-attr]  # noqa: SLF001 - as PySpark's own
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: ANN401 - py4j's
+        """Take the times of a trigger's steps."""
+        progress = orjson.loads(event.progress().json())
+        steps_ms = progress["durationMs"]
+        if progress["name"] in self._metrics.sinks and _BATCH_STEP in steps_ms:
+            took_ms = {step: float(took) for step, took in steps_ms.items()}
+            self._metrics.engine(progress["name"], took_ms)
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: ANN401 - py4j's
+        """Nothing to do: the supervisor tells of it."""
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: ANN401 - py4j's
+        """Nothing to do: nothing took any time."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401 - py4j's
+        """Nothing to do: the supervisor tells of it."""
+
+
+# A cache's budget is 10 s: its alarm is late by a tenth of that at most twice over.
+LOOK_EVERY_S: Final = 2.0
+
+_log = structlog.get_logger("towpath.sinks")
+
+
+class Monitor:
+    """
+    Watches the sinks of one driver.
+
+    Call order: ``report`` for each sink that starts and ``forget`` for each that is let
+    go, at any time; ``start`` once, ``close`` once.
+    """
+
+    def __init__(self, cluster: Cluster, oldest: OldestRecord, clock: Clock) -> None:
+        self.metrics = SinkMetrics()
+        self._cluster = cluster
+        self._oldest = oldest
+        self._clock = clock
+        self._sinks: dict[str, Sink] = {}
+        self._folders: dict[str, Path] = {}
+        self._reports: dict[str, Report] = {}
+        self._host = ""
+        self._unsaid: set[str] = set()
+        # Held while a look is taken: what is forgotten then is not written again.
+        self._looking = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="lag", daemon=True)
+        self._port: MetricsPort | None = None
+        self._unknown: str | None = None
+
+    def report(self, state_folder: Path, sink: Sink) -> Report:
+        """Make the report of a sink that is about to start, and watch it from now."""
+        report = Report(state_folder, sink.name, self._clock, self.metrics)
+        alarm = Alarm(budget_s(sink))
+        self.metrics.sinks[sink.name] = Watched(lambda: report.progress, alarm)
+        self._folders[sink.name] = state_folder
+        self._reports[sink.name] = report
+        self._sinks[sink.name] = sink
+        return report
+
+    def forget(self, sink: str) -> None:
+        """Watch a sink no more, whose folder may go now."""
+        with self._looking:
+            self._sinks.pop(sink, None)
+            self.metrics.sinks.pop(sink, None)
+            self._reports.pop(sink, None)
+            folder = self._folders.pop(sink, None)
+        if folder is not None:
+            take_leave(folder, sink)
+
+    def start(self, settings: Settings, driver: str) -> int:
+        """
+        Begin to serve and to look; return the port.
+
+        Raises:
+            MetricsPortError: The port is taken.
+        """
+        told = settings.sinks
+        wanted = told.metrics_ports.get(driver, 0)
+        self._host = told.metrics_host
+        self._port = MetricsPort(
+            self._host, wanted, self.metrics.page, self.metrics.progress
+        )
+        _log.info("metrics", host=told.metrics_host, port=self._port.port)
+        self._thread.start()
+        return self._port.port
+
+    def listen(self, spark: SparkSession) -> None:
+        """Have the engine tell how long its steps take."""
+        spark.streams.addListener(EngineListener(self.metrics))  # type: ignore[arg-type]  # see there
+
+    def close(self) -> None:
+        """Look no more, and serve no more."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._port is not None:
+            self._port.close()
+        for name, folder in self._folders.items():
+            take_leave(folder, name)
+
+    def look(self) -> None:
+        """Say that we live; find out how far each sink is behind; tell of alarms."""
+        with self._looking:
+            self._look()
+
+    def _look(self) -> None:
+        for name in list(self._folders):
+            self._keep_files(name)
+        try:
+            topics = self._cluster.names()
+            for name, sink in list(self._sinks.items()):
+                ends = self._cluster.end_offsets(Routes(sink).matching(topics))
+                watched = self.metrics.sinks[name]
+                applied = watched.progress().applied
+                now = self._clock.now()
+                lag = lag_of(sink, applied, ends, self._oldest, now)
+                self._take(name, watched, lag)
+            self._unknown = None
+        except UnavailableError as error:
+            for watched in self.metrics.sinks.values():
+                watched.lag = None
+            if self._unknown is None:
+                self._unknown = str(error)
+                _log.warning("lag not known", error=str(error), remedy=error.remedy)
+
+    def _keep_files(self, sink: str) -> None:
+        """Say that the sink's driver lives; what cannot be written holds nobody up."""
+        port = None if self._port is None else self._port.port
+        report = self._reports[sink]
+        note = DriverNote(self._host, port, report.is_writing)
+        report.store()
+        try:
+            say_alive(self._folders[sink], sink, note, self._clock.now())
+            self._unsaid.discard(sink)
+        except StateNotWrittenError as error:
+            if sink not in self._unsaid:
+                _log.warning("sink state not written", sink=sink, error=str(error))
+            self._unsaid.add(sink)
+
+    def _take(self, sink: str, watched: Watched, lag: Lag) -> None:
+        watched.lag = lag
+        if not watched.alarm.take(lag.seconds):
+            return
+        facts = {
+            "sink": sink,
+            "lag_s": round(lag.seconds, 1),
+            "lag_records": lag.records,
+            "budget_s": watched.alarm.budget_s,
+        }
+        if watched.alarm.is_raised:
+            _log.warning("sink is behind by more than twice its budget", **facts)
+        else:
+            _log.info("sink is within its budget again", **facts)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(LOOK_EVERY_S):
+            try:
+                self.look()
+            except Exception:  # noqa: BLE001 - the sinks go on, and the log tells
+                _log.exception("the look at the lag failed")

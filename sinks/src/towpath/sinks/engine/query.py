@@ -1,0 +1,178 @@
+"""
+One query: from the topics of a sink's routes to its batch function.
+
+Topics that appear later are met at the next trigger, because the source lists them anew
+each time. Lost data is never skipped: a topic cut below what was read stops the query.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import orjson
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from towpath.settings import Kafka, Sink, spark_options
+from towpath.sinks.changes.routing import Routes
+from towpath.sinks.engine.checkpoint import starting_offsets
+from towpath.sinks.kafka.fetch import RECORDS
+from towpath.sinks.ports import Cluster
+from towpath.sinks.state.declare import STARTING_OFFSETS_FILE
+from towpath.sinks.state.progress import sink_folder
+
+# Where a query goes on whose checkpoint was dropped by its recovery.
+RESUMES_FILE: Final = "resumes.json"
+
+# A topic made since the last look must not wait for the default of five minutes.
+_METADATA_AGE_MS: Final = 2_000
+
+
+# The engine knows how far there are records before it fetches, so the broker has
+# nothing to wait for. With Kafka's default, the fetch that is left open after each
+# batch costs the next one half a second.
+_FETCH_WAIT_MS: Final = 1
+
+
+class Rows:
+    """The rows of one batch: here once they are asked for, or on the executors."""
+
+    def __init__(
+        self, frame: DataFrame, read: Callable[[], Iterator[pa.Table]], most: int
+    ) -> None:
+        """
+        Describe a batch; nothing is read yet.
+
+        Args:
+            frame: The rows as the engine has them.
+            read: Reads them here, portion by portion, from the first.
+            most: How many there are at most.
+        """
+        self.most = most
+        self._frame = frame
+        self._read = read
+        self._rest: Iterator[pa.Table] | None = None
+        self._portions: list[pa.Table] = []
+
+    @property
+    def frame(self) -> DataFrame:
+        """The rows on the executors."""
+        return self._frame.select(*RECORDS.names)
+
+    def portions(self) -> Iterator[pa.Table]:
+        """
+        Give the rows as they come; whoever asks again gets all of them again.
+
+        Raises:
+            UnavailableError: They cannot be read now; what was given comes again.
+        """
+        position = 0
+        while position < len(self._portions) or self._has_more():
+            yield self._portions[position]
+            position += 1
+
+    @property
+    def table(self) -> pa.Table:
+        """The rows as one table."""
+        portions = [*self.portions()]
+        return pa.concat_tables(portions) if portions else RECORDS.empty_table()
+
+    def _has_more(self) -> bool:
+        """Read one more portion, unless that was the last."""
+        # Whatever fails begins anew, with all that was given.
+        rest, self._rest = self._rest, None
+        if rest is None:
+            rest = self._read()
+        try:
+            portion = next(rest, None)
+        except BaseException:
+            self._portions.clear()
+            raise
+        self._rest = rest
+        if portion is None:
+            return False
+        self._portions.append(portion)
+        return True
+
+
+class OnBatch(Protocol):
+    """What is done with each batch."""
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Write the batch; raise to have it delivered again."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """A sink, and where its query keeps its state."""
+
+    sink: Sink
+    kafka: Kafka
+    state_folder: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        """The engine's own folder: offsets read, batches committed."""
+        return sink_folder(self.state_folder, self.sink.name) / "checkpoint"
+
+    @property
+    def starting_offsets_file(self) -> Path:
+        """Where the sink is to begin, if it was declared to begin late."""
+        return sink_folder(self.state_folder, self.sink.name) / STARTING_OFFSETS_FILE
+
+    @property
+    def resumes_file(self) -> Path:
+        """Where the query goes on, until a batch is committed behind a recovery."""
+        return sink_folder(self.state_folder, self.sink.name) / RESUMES_FILE
+
+    @property
+    def begins_file(self) -> Path:
+        """Where the query begins without a checkpoint; the earliest, if it is not."""
+        resumes = self.resumes_file
+        return resumes if resumes.exists() else self.starting_offsets_file
+
+
+def start_query(
+    spark: SparkSession, plan: QueryPlan, cluster: Cluster, on_batch: OnBatch
+) -> StreamingQuery:
+    """
+    Start the query of a sink; at least one of its topics must exist.
+
+    Raises:
+        UnavailableError: The broker does not answer.
+    """
+    routes = Routes(plan.sink)
+    source = (
+        spark.readStream.format("kafka")
+        .options(**spark_options(plan.kafka))
+        .option("kafka.isolation.level", "read_committed")
+        .option("kafka.metadata.max.age.ms", _METADATA_AGE_MS)
+        .option("kafka.fetch.max.wait.ms", _FETCH_WAIT_MS)
+        .option("subscribePattern", routes.pattern)
+        .option("includeHeaders", "true")
+        .option("startingOffsets", _starting_offsets(plan, routes, cluster))
+        .option("failOnDataLoss", "true")
+        .option("maxOffsetsPerTrigger", plan.sink.batch_records)
+        .load()
+    )
+
+    # A long statement of one sink leaves the others their share of the cores.
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", plan.sink.name)
+    return (
+        source.writeStream.foreachBatch(on_batch)
+        .queryName(plan.sink.name)
+        .option("checkpointLocation", plan.checkpoint.resolve().as_uri())
+        .trigger(processingTime=f"{plan.sink.trigger_ms} milliseconds")
+        .start()
+    )
+
+
+def _starting_offsets(plan: QueryPlan, routes: Routes, cluster: Cluster) -> str:
+    try:
+        stored = orjson.loads(plan.begins_file.read_bytes())
+    except FileNotFoundError:
+        stored = {}
+    existing = cluster.end_offsets(routes.matching(cluster.names()))
+    return starting_offsets(stored, existing)

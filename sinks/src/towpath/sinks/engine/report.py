@@ -1,0 +1,190 @@
+"""Tells the world how a sink is doing: its progress file, its log, its counters."""
+
+import dataclasses
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import orjson
+import structlog
+
+from towpath.schemas.clock import Clock
+from towpath.sinks.apply.batch import BatchResult
+from towpath.sinks.engine.checkpoint import read_offsets
+from towpath.sinks.engine.metrics import SinkMetrics
+from towpath.sinks.errors import StateNotWrittenError
+from towpath.sinks.state.declare import READY_FILE
+from towpath.sinks.state.progress import (
+    Offsets,
+    Progress,
+    State,
+    progress_path,
+    read_progress,
+    sink_folder,
+    write_progress,
+)
+
+# The whole batch, beside the stages that it consists of.
+WHOLE: Final = "batch"
+
+_log = structlog.get_logger("towpath.sinks")
+
+
+class Report:
+    """The progress of one sink; counters go on from what is on disk."""
+
+    def __init__(
+        self,
+        state_folder: Path,
+        sink: str,
+        clock: Clock,
+        metrics: SinkMetrics | None = None,
+    ) -> None:
+        self._folder = sink_folder(state_folder, sink)
+        self._path = progress_path(state_folder, sink)
+        self._clock = clock
+        self._metrics = metrics
+        self._progress = read_progress(self._path, sink)
+        self._log = _log.bind(sink=sink)
+        # The driver tells of the block, the sink's own thread of everything else.
+        self._writing = threading.Lock()
+        self._unwritten: str | None = None
+        self._attempts = 0
+
+    @property
+    def progress(self) -> Progress:
+        """
+        The progress as it stands; a value of its own that does not change.
+
+        While its file cannot be written the sink has failed: nobody else could tell
+        how far it is after a crash.
+        """
+        progress, why = self._progress, self._unwritten
+        if why is None or progress.state is State.FAILED:
+            return progress
+        return dataclasses.replace(progress, state=State.FAILED, error=why)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a batch is being written that has not failed."""
+        return self._attempts > 0 and self._progress.state is not State.FAILED
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Count an attempt at a batch as under way."""
+        self._attempts += 1
+        try:
+            yield
+        finally:
+            self._attempts -= 1
+
+    def store(self) -> None:
+        """Try to write a file again that could not be written."""
+        if self._unwritten is not None:
+            self._write()
+
+    def starting(self) -> None:
+        """
+        Say that the query is about to start, or waits for its first topic.
+
+        A progress file that was lost is made anew from the checkpoint, so that nobody
+        waits for records that were applied long ago.
+        """
+        applied = self._progress.applied or self._committed()
+        self._write(state=State.STARTING, applied=applied)
+
+    def running(self) -> None:
+        """The query runs."""
+        self._log.info("sink running")
+        self._write(state=self._well(), error=None)
+
+    def done(self, result: BatchResult, applied: Offsets, batch_ms: int) -> None:
+        """A batch is durable."""
+        before = self._progress
+        stages_ms = _stages_ms(result)
+        self._write(
+            state=self._well(),
+            error=None,
+            applied=applied,
+            batches=before.batches + 1,
+            records=before.records + result.records,
+            rows=before.rows + result.rows,
+            stale=before.stale + result.stale,
+            tombstones=before.tombstones + result.tombstones,
+            dead_letters=before.dead_letters + result.dead_letters,
+            parked=result.parked,
+            owed=before.owed if result.owed is None else result.owed,
+            skipped=before.skipped + result.skipped,
+            asked=before.asked + result.asked,
+            nulled=before.nulled + result.nulled,
+            position=max(before.position, result.position),
+            last_batch_ms=batch_ms,
+            last_stages_ms=stages_ms,
+        )
+        if self._metrics is not None:
+            times_ms = {**stages_ms, WHOLE: batch_ms}
+            self._metrics.batch(before.sink, times_ms)
+        facts = dataclasses.asdict(result)
+        self._log.debug("batch written", **facts, batch_ms=batch_ms)
+
+    def failed(self, message: str, *, remedy: str, retry_after_s: float) -> None:
+        """The batch or the query failed and will be tried again."""
+        self._log.warning(
+            "sink failed", error=message, remedy=remedy, retry_after_s=retry_after_s
+        )
+        self._write(
+            state=State.FAILED,
+            error=f"{message} {remedy}",
+            retries=self._progress.retries + 1,
+        )
+
+    def parked(self, keys: int) -> None:
+        """So many keys are parked, also if no batch has come since."""
+        if keys != self._progress.parked:
+            self._write(parked=keys)
+
+    def refused(self, why: str | None) -> None:
+        """The block has changed, and the sink goes on as it was; ``None``: it fits."""
+        if why != self._progress.refused:
+            self._write(refused=why)
+
+    def _well(self) -> State:
+        return State.READY if (self._folder / READY_FILE).exists() else State.RUNNING
+
+    def _committed(self) -> Offsets:
+        """Return what the newest batch that the engine committed had read up to."""
+        checkpoint = self._folder / "checkpoint"
+        names = (path.name for path in (checkpoint / "commits").glob("*"))
+        batches = [int(name) for name in names if name.isdecimal()]
+        try:
+            return read_offsets(checkpoint, max(batches)) if batches else {}
+        except (OSError, orjson.JSONDecodeError):
+            # The engine has its own word on a checkpoint that is broken.
+            return {}
+
+    def _write(self, **changes: object) -> None:
+        with self._writing:
+            self._progress = dataclasses.replace(self._progress, **changes)  # type: ignore[arg-type]  # names above are fields
+            try:
+                write_progress(self._path, self._progress, self._clock.now())
+            except StateNotWrittenError as error:
+                if self._unwritten is None:
+                    why = str(error)
+                    self._log.warning(
+                        "sink progress not written", error=why, remedy=error.remedy
+                    )
+                self._unwritten = f"{error}. {error.remedy}"
+            else:
+                if self._unwritten is not None:
+                    self._log.info("sink progress written again")
+                self._unwritten = None
+
+
+def _stages_ms(result: BatchResult) -> Mapping[str, int]:
+    return {
+        "decode": result.decode_ms,
+        "apply": result.apply_ms,
+        "flush": result.flush_ms,
+    }

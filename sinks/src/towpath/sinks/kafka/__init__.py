@@ -1,0 +1,1 @@
+"""The only package of the sinks that speaks to Kafka beside Spark."""

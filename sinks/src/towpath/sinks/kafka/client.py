@@ -1,0 +1,341 @@
+"""
+The one place of the sinks that speaks to Kafka beside Spark.
+
+Reads the compacted relations topic; lists, makes and deletes topics; tells their first
+and end offsets. librdkafka's errors become ours here. What topics begin with is in
+``heads``, the dead letters are in ``dead_letter_topic``.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicCollection,
+    TopicPartition,
+    Uuid,
+)
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ there
+    NewTopic,
+    OffsetSpec,
+)
+
+from towpath.schemas import topics
+from towpath.schemas.clock import Clock, Deadline, SystemClock
+from towpath.settings import Kafka, Settings
+from towpath.sinks.changes.relations import RelationShape, parse_relation
+from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
+from towpath.sinks.kafka import clients
+
+# Long enough for a broker that just elected a leader, short enough that a driver which
+# is told to stop does stop while the broker is gone.
+REQUEST_TIMEOUT_S: Final = 10.0
+
+_MS_PER_HOUR: Final = 3_600_000
+_FOR_EVER: Final = -1
+
+# What is said of partitions that were made, or came to another leader, just now.
+_SETTLING: Final = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - librdkafka's own name
+    }
+)
+_SETTLED_WITHIN_S: Final = 5.0
+_LOOK_EVERY_S: Final = 0.1
+
+# Why a topic is not deleted, now or later.
+_KEPT_BY: Final = frozenset(
+    {
+        KafkaError.TOPIC_DELETION_DISABLED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.POLICY_VIOLATION,
+    }
+)
+
+# What brokers give that know of no ids.
+_NO_ID: Final = str(Uuid(0, 0))
+
+_LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_EARLIEST: Final = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+
+
+class Topics:
+    """What the cluster holds: topics, partitions, end offsets."""
+
+    def __init__(self, kafka: Kafka, clock: Clock | None = None) -> None:
+        self._admin = clients.admin(kafka)
+        self._clock = clock or SystemClock()
+
+    def names(self) -> list[str]:
+        """
+        List every topic.
+
+        Raises:
+            BrokerUnavailableError: The broker does not answer.
+        """
+        return sorted(self._partitions())
+
+    def end_offsets(self, names: Iterable[str]) -> dict[str, dict[str, int]]:
+        """
+        Return, per topic and partition (as text), the offset of the next record.
+
+        A topic that does not exist is left out.
+
+        Raises:
+            BrokerUnavailableError: The broker does not answer.
+        """
+        return self._offsets(names, _LATEST)
+
+    def first_offsets(self, names: Iterable[str]) -> dict[str, dict[str, int]]:
+        """
+        Return, per topic and partition (as text), the offset of the first record.
+
+        That is the first one that retention has left; a topic that does not exist is
+        left out.
+
+        Raises:
+            BrokerUnavailableError: The broker does not answer.
+        """
+        return self._offsets(names, _EARLIEST)
+
+    def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+        """
+        Return the id that the broker gave to each topic when it was made.
+
+        A topic that does not exist, or has no id, is left out.
+
+        Raises:
+            BrokerUnavailableError: The broker does not answer.
+        """
+        known = sorted(self._partitions().keys() & set(names))
+        if not known:
+            return {}
+        try:
+            asked = self._admin.describe_topics(
+                TopicCollection(known), request_timeout=REQUEST_TIMEOUT_S
+            )
+            ids = {
+                name: str(answer.result().topic_id) for name, answer in asked.items()
+            }
+        except KafkaException as error:
+            raise unavailable(error) from error
+        return {name: one for name, one in ids.items() if one != _NO_ID}
+
+    def create(
+        self, name: str, settings: Settings, *, is_kept_whole: bool = False
+    ) -> bool:
+        """
+        Create a topic unless it is there.
+
+        Args:
+            name: Its name.
+            settings: How topics are made.
+            is_kept_whole: Keep all records, however old, and in one order.
+
+        Returns:
+            Whether it was not there.
+
+        Raises:
+            BrokerUnavailableError: The broker does not answer.
+        """
+        retention_ms = settings.topics.retention_hours * _MS_PER_HOUR
+        if is_kept_whole:
+            retention_ms = _FOR_EVER
+        topic = NewTopic(
+            name,
+            num_partitions=1 if is_kept_whole else settings.topics.partitions,
+            replication_factor=settings.topics.replication_factor,
+            config={"retention.ms": str(retention_ms)},
+        )
+        try:
+            made = self._admin.create_topics([topic], request_timeout=REQUEST_TIMEOUT_S)
+            made[name].result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise unavailable(error) from error
+            return False
+        return True
+
+    def delete(self, names: Iterable[str]) -> dict[str, str]:
+        """
+        Delete topics, and wait until they are gone; safe to repeat.
+
+        Returns:
+            Those that the broker keeps, each with its reason.
+
+        Raises:
+            BrokerUnavailableError: The broker does not answer, or takes too long.
+        """
+        known = sorted(self._partitions().keys() & set(names))
+        if not known:
+            return {}
+        asked = self._admin.delete_topics(known, request_timeout=REQUEST_TIMEOUT_S)
+        kept: dict[str, str] = {}
+        for name, answer in asked.items():
+            try:
+                answer.result()
+            except KafkaException as error:
+                if error.args[0].code() in _KEPT_BY:
+                    kept[name] = error.args[0].str()
+                elif error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise unavailable(error) from error
+        self._wait_gone(set(known) - kept.keys())
+        return kept
+
+    def _wait_gone(self, names: set[str]) -> None:
+        deadline = Deadline(self._clock, REQUEST_TIMEOUT_S)
+        while left := names & self._partitions().keys():
+            if deadline.passed():
+                message = f"Kafka: the topic {min(left)} is not gone yet"
+                raise BrokerUnavailableError(message)
+            self._clock.wait(_LOOK_EVERY_S)
+
+    def _partitions(self) -> dict[str, list[int]]:
+        try:
+            listed = self._admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        except KafkaException as error:
+            raise unavailable(error) from error
+        return {name: sorted(topic.partitions) for name, topic in listed.items()}
+
+    def _offsets(
+        self, names: Iterable[str], which: OffsetSpec
+    ) -> dict[str, dict[str, int]]:
+        wanted = list(names)
+        deadline = Deadline(self._clock, _SETTLED_WITHIN_S)
+        while True:
+            try:
+                return self._present_offsets(wanted, which)
+            except KafkaException as error:
+                if error.args[0].code() not in _SETTLING or deadline.passed():
+                    raise unavailable(error) from error
+            self._clock.wait(_LOOK_EVERY_S)
+
+    def _present_offsets(
+        self, names: list[str], which: OffsetSpec
+    ) -> dict[str, dict[str, int]]:
+        known = self._partitions()
+        found: dict[str, dict[str, int]] = {n: {} for n in names if n in known}
+        wanted = {
+            TopicPartition(name, partition): which
+            for name in found
+            for partition in known[name]
+        }
+        if wanted:
+            asked = self._admin.list_offsets(wanted, request_timeout=REQUEST_TIMEOUT_S)
+            for place, answer in asked.items():
+                found[place.topic][str(place.partition)] = answer.result().offset
+        return found
+
+
+class KafkaRelations:
+    """
+    The shapes of tables, from the relations topic; reads on where it stopped.
+
+    Belongs to one sink: its calls must not overlap.
+    """
+
+    def __init__(self, kafka: Kafka, prefix: str) -> None:
+        self._prefix = prefix
+        self._topic = topics.relations_topic(prefix)
+        self._cluster = Topics(kafka)
+        self._consumer = clients.consumer(
+            kafka,
+            {
+                # Never joined: partitions are assigned, offsets are kept here.
+                "group.id": f"{prefix}.sinks",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+            },
+        )
+        self._next_offsets: dict[int, int] = {}
+        self._shapes: dict[str, RelationShape] = {}
+
+    def known(self, topic: str) -> RelationShape | None:
+        return self._shapes.get(topic)
+
+    def shape(self, topic: str) -> RelationShape:
+        if topic not in self._shapes:
+            self.refresh()
+        if topic not in self._shapes:
+            message = f"the shape of the table behind {topic} is not announced yet"
+            raise ShapeUnknownError(message)
+        return self._shapes[topic]
+
+    def refresh(self) -> None:
+        behind = {
+            partition
+            for partition, end in self._ends().items()
+            if self._next_offsets.get(partition, 0) < end
+        }
+        if not behind:
+            return
+        self._consumer.assign(
+            [
+                TopicPartition(
+                    self._topic, p, self._next_offsets.get(p, OFFSET_BEGINNING)
+                )
+                for p in sorted(behind)
+            ]
+        )
+        while behind:
+            message = self._consumer.poll(REQUEST_TIMEOUT_S)
+            if message is None:
+                text = f"{self._topic} could not be read to its end"
+                raise BrokerUnavailableError(text)
+            self._take(message, behind)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._consumer.close()
+
+    def _ends(self) -> dict[int, int]:
+        """Return where each partition ends; known ones are asked directly."""
+        if not self._next_offsets:
+            ends = self._cluster.end_offsets([self._topic]).get(self._topic, {})
+            return {int(partition): end for partition, end in ends.items()}
+        ask = self._consumer.get_watermark_offsets
+        places = [TopicPartition(self._topic, p) for p in self._next_offsets]
+        try:
+            return {one.partition: ask(one, REQUEST_TIMEOUT_S)[1] for one in places}
+        except KafkaException as error:
+            raise unavailable(error) from error
+
+    def _take(self, message: Message, behind: set[int]) -> None:
+        partition, offset = message.partition() or 0, message.offset() or 0
+        error, value = message.error(), message.value()
+        if error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name
+            behind.discard(partition)
+            self._next_offsets[partition] = offset
+            return
+        if error is not None:
+            raise unavailable(KafkaException(error))
+        self._next_offsets[partition] = offset + 1
+        if value is not None:
+            shape = parse_relation(value)
+            name = topics.table_topic(self._prefix, shape.full_name)
+            before = self._shapes.get(name)
+            # A relay that begins again announces older shapes again.
+            if before is None or shape.position >= before.position:
+                self._shapes[name] = shape
+
+
+def headers_of(message: Message) -> list[tuple[str, bytes]]:
+    """Return a record's headers; one without a value is empty."""
+    given = message.headers() or []
+    pairs = given.items() if isinstance(given, dict) else given
+    return [
+        (name, value.encode() if isinstance(value, str) else value or b"")
+        for name, value in pairs
+    ]
+
+
+def unavailable(error: KafkaException) -> BrokerUnavailableError:
+    """Turn the client's error into ours."""
+    return BrokerUnavailableError(f"Kafka: {error.args[0].str()}")

@@ -1,0 +1,258 @@
+"""
+The dead-letter topic of one sink: ``<prefix>.dead.<sink>``, kept whole, in one order.
+
+One partition, and no retention: what is parked is read from here at each start, and
+must not be forgotten because nobody looked at it for a week.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import structlog
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from towpath.schemas import topics
+from towpath.settings import Settings
+from towpath.sinks.change import Origin
+from towpath.sinks.dead_letters.letter import (
+    Answer,
+    Ending,
+    Entry,
+    Header,
+    Letter,
+    Order,
+    entry_content,
+    entry_of,
+    letter_headers,
+)
+from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.kafka import clients
+from towpath.sinks.kafka.client import (
+    REQUEST_TIMEOUT_S,
+    Topics,
+    headers_of,
+    unavailable,
+)
+
+# Enough letters on their way to keep the broker busy, and few enough to hold.
+_PRODUCED_AT_ONCE: Final = 5_000
+
+_log = structlog.get_logger("towpath.sinks.kafka")
+
+
+class DeadLetterTopic:
+    """Implements ``LetterBox``; belongs to one thread, but for ``put`` and ``end``."""
+
+    def __init__(self, settings: Settings, sink: str) -> None:
+        self.name = topics.dead_letter_topic(settings.database.prefix, sink)
+        self._settings = settings
+        self._cluster = Topics(settings.kafka)
+        self._producer = clients.producer(settings.kafka)
+        self._exists = False
+        self._failures: list[KafkaError] = []
+        # The offset after the last record seen, by partition.
+        self._seen: dict[int, int] = {}
+
+    def put(self, letters: Iterable[Letter]) -> int:
+        """
+        Set records aside, each with its reason; return when they are durable.
+
+        Raises:
+            BrokerUnavailableError: Not all of them are known to be durable.
+        """
+        given = list(letters)
+        self._write(
+            (letter.record.key, letter.record.value, letter_headers(letter))
+            for letter in given
+        )
+        self._tell(given)
+        return len(given)
+
+    def end(self, endings: Iterable[Ending]) -> None:
+        """
+        State that letters are over.
+
+        Raises:
+            BrokerUnavailableError: It is not known to be durable.
+        """
+        self._write_entries(list(endings))
+
+    def answer(self, answer: Answer) -> None:
+        """
+        State why an order was not carried out.
+
+        Raises:
+            BrokerUnavailableError: It is not known to be durable.
+        """
+        self._write_entries([answer])
+
+    def ask(self, orders: Sequence[Order]) -> None:
+        """
+        Ask the sink for something; it answers when it runs.
+
+        Raises:
+            BrokerUnavailableError: It is not known to be durable.
+        """
+        self._write_entries(orders)
+
+    def entries(self) -> Iterator[Entry]:
+        """
+        Go through all that was ever written, oldest first per key.
+
+        Raises:
+            BrokerUnavailableError: The topic could not be read to its end.
+        """
+        self._seen = {}
+        # A topic that was made just now is empty, and may have no leader yet.
+        if not self._create():
+            yield from self._read_on()
+
+    def orders(self) -> list[Order]:
+        """
+        Return what was asked for since ``entries`` or ``orders`` was last called.
+
+        Raises:
+            BrokerUnavailableError: The topic could not be read to its end.
+        """
+        return [entry for entry in self.since() if isinstance(entry, Order)]
+
+    def since(self) -> list[Entry]:
+        """
+        Return what was written since the topic was last read.
+
+        Raises:
+            BrokerUnavailableError: The topic could not be read to its end.
+        """
+        before = dict(self._seen)
+        try:
+            return list(self._read_on())
+        except BrokerUnavailableError:
+            self._seen = before
+            raise
+
+    def close(self) -> None:
+        """Nothing is left open between two calls."""
+
+    def _create(self) -> bool:
+        """Create the topic once; tell whether it was not there."""
+        if self._exists:
+            return False
+        is_new = self._cluster.create(self.name, self._settings, is_kept_whole=True)
+        self._exists = True
+        return is_new
+
+    def _read_on(self) -> Iterator[Entry]:
+        """Read from where the last reading ended to the present end."""
+        ends = self._cluster.end_offsets([self.name]).get(self.name, {})
+        behind = {
+            int(partition): end
+            for partition, end in ends.items()
+            if self._seen.get(int(partition), 0) < end
+        }
+        if not behind:
+            return
+        consumer = clients.consumer(self._settings.kafka, _READING)
+        try:
+            consumer.assign(
+                [
+                    TopicPartition(self.name, p, self._seen.get(p, OFFSET_BEGINNING))
+                    for p in sorted(behind)
+                ]
+            )
+            yield from self._until(consumer, behind)
+        except KafkaException as error:
+            raise unavailable(error) from error
+        finally:
+            consumer.close()
+
+    def _until(self, consumer: Consumer, behind: dict[int, int]) -> Iterator[Entry]:
+        while behind:
+            message = consumer.poll(REQUEST_TIMEOUT_S)
+            if message is None:
+                text = f"{self.name} could not be read to its end"
+                raise BrokerUnavailableError(text)
+            partition, offset = message.partition() or 0, message.offset() or 0
+            error = message.error()
+            if error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name
+                behind.pop(partition, None)
+                self._seen[partition] = offset
+                continue
+            if error is not None:
+                raise unavailable(KafkaException(error))
+            self._seen[partition] = offset + 1
+            entry = entry_of(message.key(), message.value(), headers_of(message))
+            if entry is not None:
+                yield entry
+
+    def _write_entries(self, entries: Sequence[Ending | Order | Answer]) -> None:
+        if entries:
+            self._write(
+                (entry.matter.key, value, headers)
+                for entry in entries
+                for headers, value in [entry_content(entry)]
+            )
+
+    def _write(
+        self, records: Iterable[tuple[bytes | None, bytes | None, list[Header]]]
+    ) -> None:
+        self._create()
+        self._failures.clear()
+        for count, (key, value, headers) in enumerate(records, 1):
+            self._producer.produce(
+                self.name,
+                key=key,
+                value=value,
+                headers=list(headers),
+                on_delivery=self._delivered,
+            )
+            self._producer.poll(0)
+            if count % _PRODUCED_AT_ONCE == 0:
+                self._flush()
+        self._flush()
+
+    def _flush(self) -> None:
+        waiting = self._producer.flush(REQUEST_TIMEOUT_S)
+        if waiting or self._failures:
+            why = self._failures[0].str() if self._failures else "no answer in time"
+            message = f"nothing could be written to {self.name}: {why}"
+            raise BrokerUnavailableError(message)
+
+    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            self._failures.append(error)
+
+    def _tell(self, letters: Iterable[Letter]) -> None:
+        """Log what was set aside, once per reason and topic."""
+        aside: dict[tuple[str, str], list[Origin]] = defaultdict(list)
+        for letter in letters:
+            aside[letter.reason, letter.record.origin.topic].append(
+                letter.record.origin
+            )
+        for (reason, topic), origins in aside.items():
+            _log.warning(
+                "records set aside",
+                reason=reason,
+                topic=topic,
+                count=len(origins),
+                first_partition=origins[0].partition,
+                first_offset=origins[0].offset,
+                dead_letters=self.name,
+            )
+
+
+_READING: Final = {
+    # Never joined: partitions are assigned, offsets are kept here.
+    "group.id": "towpath-sinks",
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "earliest",
+    "fetch.wait.max.ms": 10,
+}

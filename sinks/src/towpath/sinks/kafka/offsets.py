@@ -1,0 +1,170 @@
+"""
+What topics begin with: how far back a replay can still reach.
+
+The age of records, asked of Kafka one record per partition.
+
+The consumer belongs to no group and reads committed records only: behind the last of
+them nothing is behind, even if the marks of transactions still follow. It takes one
+small fetch per partition and lets go.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from towpath.settings import Kafka
+from towpath.sinks.change import UnreadableError, position_in
+from towpath.sinks.errors import BrokerUnavailableError
+from towpath.sinks.kafka import clients
+from towpath.sinks.kafka.client import (
+    REQUEST_TIMEOUT_S,
+    Topics,
+    headers_of,
+    unavailable,
+)
+from towpath.sinks.state.lag import Places
+
+
+class Heads:
+    """What topics begin with: the records that retention has not cut off."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka = kafka
+        self._cluster = Topics(kafka)
+
+    def lowest_position(self, names: Iterable[str]) -> str | None:
+        """
+        Return the lowest position among the first records of all partitions.
+
+        Returns:
+            ``None`` if no record is retained, or one has no position to go by.
+
+        Raises:
+            BrokerUnavailableError: The broker does not answer.
+        """
+        wanted = list(names)
+        first, ends = (
+            self._cluster.first_offsets(wanted),
+            self._cluster.end_offsets(wanted),
+        )
+        heads = [
+            TopicPartition(topic, int(partition), offset)
+            for topic, partitions in first.items()
+            for partition, offset in partitions.items()
+            if offset < ends.get(topic, {}).get(partition, 0)
+        ]
+        positions = [position_of_headers(r) for r in self._firsts(heads)]
+        told = [position for position in positions if position is not None]
+        return min(told) if told and len(told) == len(positions) else None
+
+    def _firsts(self, heads: list[TopicPartition]) -> list[list[tuple[str, bytes]]]:
+        """Return the headers of the first records."""
+        reading = {
+            "group.id": "towpath-sinks",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            # A record of each is enough.
+            "fetch.message.max.bytes": 65_536,
+            "isolation.level": "read_uncommitted",
+        }
+        consumer = clients.consumer(self._kafka, reading)
+        found = []
+        try:
+            for head in heads:
+                consumer.assign([head])
+                message = consumer.poll(REQUEST_TIMEOUT_S)
+                if message is None:
+                    text = f"the first record of {head.topic} could not be read"
+                    raise BrokerUnavailableError(text)
+                error = message.error()
+                if error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name
+                    # Nothing but marks of transactions is left.
+                    continue
+                if error is not None:
+                    raise unavailable(KafkaException(error))
+                found.append(headers_of(message))
+        except KafkaException as error:
+            raise unavailable(error) from error
+        finally:
+            consumer.close()
+        return found
+
+
+def position_of_headers(given: Iterable[tuple[str, bytes]]) -> str | None:
+    """Return the position that headers tell, if they tell one."""
+    try:
+        return position_in(dict(given))
+    except UnreadableError:
+        return None
+
+
+_TIMEOUT_S: Final = 10.0
+
+# The broker sends at least one batch of records, however large; no need for more.
+_FETCH_BYTES: Final = 4096
+
+
+class KafkaOldest:
+    """Looks records up; its calls must not overlap."""
+
+    def __init__(self, kafka: Kafka, prefix: str) -> None:
+        self._consumer = clients.consumer(
+            kafka,
+            {
+                # Never joined: partitions are assigned, nothing is committed.
+                "group.id": f"{prefix}.sinks",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                # What retention has taken is not behind any more.
+                "auto.offset.reset": "earliest",
+                "fetch.message.max.bytes": _FETCH_BYTES,
+                "queued.min.messages": 1,
+                # One record is enough, so each fetch fills the queue: by default the
+                # next partition would wait for a second behind it.
+                "fetch.queue.backoff.ms": 0,
+                "fetch.wait.max.ms": 10,
+            },
+        )
+
+    def oldest_ms(self, places: Places) -> int | None:
+        """
+        Return the lowest timestamp of the first record at or behind each place.
+
+        Raises:
+            BrokerUnavailableError: The broker does not answer.
+        """
+        waiting = set(places)
+        found: list[int] = []
+        wanted = [TopicPartition(*at, places[at]) for at in places]
+        self._consumer.assign(wanted)
+        # Those of the look before may still be paused.
+        self._consumer.resume(wanted)
+        try:
+            while waiting:
+                self._take(waiting, found)
+        finally:
+            self._consumer.unassign()
+        return min(found, default=None)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._consumer.close()
+
+    def _take(self, waiting: set[tuple[str, int]], found: list[int]) -> None:
+        """Take one answer in."""
+        message = self._consumer.poll(_TIMEOUT_S)
+        if message is None:
+            text = "the age of records could not be read"
+            raise BrokerUnavailableError(text)
+        place = message.topic() or "", message.partition() or 0
+        error = message.error()
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name
+            text = f"Kafka: {error.str()}"
+            raise BrokerUnavailableError(text) from KafkaException(error)
+        if place not in waiting:
+            return
+        waiting.discard(place)
+        if error is None:
+            found.append(message.timestamp()[1])
+            self._consumer.pause([TopicPartition(*place)])

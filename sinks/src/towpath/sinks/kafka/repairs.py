@@ -1,0 +1,279 @@
+"""
+Rows read anew for one sink: it asks the relay, through Kafka, and needs no source.
+
+A question is an ``execute-snapshot`` signal with the sink as its ``target`` on the
+relay's signal topic: of some keys, which are read again or told as deleted, or of a
+whole collection, with a sweep of what is gone. What is read stands below whatever was
+written since, so to ask once too often harms nobody. Nothing is collapsed over time:
+of two questions for one key the first may have been answered before the row was lost
+again.
+"""
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import Any, Final
+
+import orjson
+import structlog
+from confluent_kafka import KafkaError, Message, Producer
+
+from towpath.schemas.table_name import TableName
+from towpath.schemas.topics import table_of, table_topic
+from towpath.settings import AggregateView, Route, RouteKind, Settings, Sink
+from towpath.sinks.change import Value
+from towpath.sinks.changes.routing import routing_of
+from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
+from towpath.sinks.kafka import clients
+from towpath.sinks.kafka.client import REQUEST_TIMEOUT_S, KafkaRelations, Topics
+from towpath.sinks.state import incomplete
+
+# A key of Postgres has at most 2,704 bytes, and a record of Kafka a million.
+KEYS_AT_ONCE: Final = 300
+
+Key = tuple[Value, ...]
+
+_log = structlog.get_logger("towpath.sinks.kafka")
+
+
+class KafkaRepairs:
+    """Has rows of one sink's routes read anew."""
+
+    def __init__(self, settings: Settings, sink: Sink) -> None:
+        """Describe whom to ask; nothing is connected yet."""
+        self._settings = settings
+        self._sink = sink
+        self._topic = settings.signal_topic
+        self._failures: list[KafkaError] = []
+        self._collections: dict[str, str | None] = {}
+        self._opened: Producer | None = None
+
+    def ask_keys(self, route: str, keys: Iterable[Key]) -> bool:
+        """
+        Have the rows of these keys read, and deletes told for those that are gone.
+
+        Returns:
+            Whether they can be asked for; not so of an event log.
+
+        Raises:
+            BrokerUnavailableError: It is not known to be asked for.
+        """
+        routing = routing_of(self._route(route))
+        found = (routing.source_key(key) if routing else key for key in keys)
+        return self.ask_source_keys(route, found) is not None
+
+    def ask_source_keys(self, route: str, keys: Iterable[Key]) -> list[str] | None:
+        """
+        Ask as ``ask_keys`` does, for keys as the source has them.
+
+        Returns:
+            The ids of the signals; ``None``: the keys cannot be asked for.
+
+        Raises:
+            BrokerUnavailableError: It is not known to be asked for.
+        """
+        collection = self._collection(self._route(route))
+        if not self._can_ask(route, collection, is_by_key=True):
+            return None
+        signals = [
+            self._signal({"data-collections": [collection], "keys": piece})
+            for piece in _pieces(iter(dict.fromkeys(keys)), KEYS_AT_ONCE)
+        ]
+        self._send(signals)
+        count = sum(len(signal["data"]["keys"]) for signal in signals)
+        _log.info("rows asked for", sink=self._sink.name, route=route, keys=count)
+        return [str(signal["id"]) for signal in signals]
+
+    def ask_columns(self, route: str, columns: Sequence[str], why: str) -> str | None:
+        """
+        Have those rows of a route read in which one of these columns is not null.
+
+        Returns:
+            The id of the snapshot; ``None``: they cannot be asked for.
+
+        Raises:
+            BrokerUnavailableError: It is not known to be asked for.
+        """
+        collection = self._collection(self._route(route))
+        if not self._can_ask(route, collection):
+            return None
+        data = {"data-collections": [collection], "columns": list(columns)}
+        signal = self._signal(data)
+        snapshot_id = str(signal["id"])
+        # Beside earlier notes: this snapshot does not read what they lack.
+        state_folder, sink = self._settings.state_folder, self._sink.name
+        incomplete.note(state_folder, sink, route, snapshot_id)
+        self._send([signal])
+        _log.warning("rows asked for", sink=sink, route=route, reason=why)
+        return snapshot_id
+
+    def ask_all(self, route: str, why: str) -> bool:
+        """
+        Have all rows of a route read; what is gone from the source is swept away.
+
+        Returns:
+            Whether they can be asked for; not so of an event log.
+
+        Raises:
+            BrokerUnavailableError: It is not known to be asked for.
+        """
+        collection = self._collection(self._route(route))
+        if not self._can_ask(route, collection):
+            return False
+        signal = self._signal({"data-collections": [collection], "sweep": True})
+        incomplete.begin(
+            self._settings.state_folder, self._sink.name, route, signal["id"]
+        )
+        self._send([signal])
+        _log.warning(
+            "all rows asked for", sink=self._sink.name, route=route, reason=why
+        )
+        return True
+
+    def _collection(self, route: Route) -> str | None:
+        """Return what a signal calls what a route holds, from memory if it was met."""
+        if route.name not in self._collections:
+            announced = announced_name(self._settings, route)
+            found = collection_of(self._settings, route, announced)
+            self._collections[route.name] = found
+        return self._collections[route.name]
+
+    def _route(self, name: str) -> Route:
+        return next(route for route in self._sink.route if route.name == name)
+
+    def _can_ask(
+        self, route: str, collection: str | None, *, is_by_key: bool = False
+    ) -> bool:
+        reason = None
+        if collection is None:
+            reason = "no table and no view of the source gives its rows"
+        elif not self._topic:
+            reason = "relay.snapshot.signal_topic is empty"
+        elif is_by_key and self._has_key_columns(collection):
+            # Read as a primary key, it would name other rows.
+            reason = "relay.rows.key_columns gives its records a key of their own"
+        if reason is not None:
+            _log.warning("rows cannot be asked for", route=route, reason=reason)
+        return reason is None
+
+    def _has_key_columns(self, collection: str) -> bool:
+        return TableName.parse(collection).text in self._settings.relay.rows.key_columns
+
+    def _signal(self, data: dict[str, object]) -> dict[str, Any]:
+        return {
+            "id": f"repair-{uuid.uuid4()}",
+            "type": "execute-snapshot",
+            "data": {**data, "target": self._sink.name},
+        }
+
+    def _send(self, signals: Iterable[dict[str, Any]]) -> None:
+        producer = self._producer()
+        self._failures.clear()
+        for signal in signals:
+            producer.produce(
+                self._topic,
+                key=self._settings.database.prefix,
+                value=orjson.dumps(signal),
+                on_delivery=self._delivered,
+            )
+            producer.poll(0)
+        waiting = producer.flush(REQUEST_TIMEOUT_S)
+        if waiting or self._failures:
+            why = self._failures[0].str() if self._failures else "no answer in time"
+            message = f"rows could not be asked for on {self._topic}: {why}"
+            raise BrokerUnavailableError(message)
+
+    def _producer(self) -> Producer:
+        """Connect; a topic that is not there is the relay's to make."""
+        kafka = self._settings.kafka
+        if self._opened is None:
+            if self._topic not in Topics(kafka).names():
+                message = f"the relay has not made {self._topic} yet"
+                raise BrokerUnavailableError(message)
+            self._opened = clients.producer(kafka)
+        return self._opened
+
+    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            self._failures.append(error)
+
+
+def announced_name(settings: Settings, route: Route) -> TableName | None:
+    """
+    Ask the relay's announcements for a route's table, if the file does not name it.
+
+    Raises:
+        BrokerUnavailableError: The broker does not answer.
+    """
+    is_named = table_behind(settings, route.topic) in settings.capture.names
+    is_of_table = route.kind is RouteKind.TABLE
+    if is_named or not is_of_table or not settings.capture.expressions:
+        return None
+    relations = KafkaRelations(settings.kafka, settings.database.prefix)
+    with closing(relations) as announced:
+        try:
+            return announced.shape(route.topic).full_name
+        except ShapeUnknownError:
+            return None
+
+
+def collection_of(
+    settings: Settings, route: Route, announced: TableName | None = None
+) -> str | None:
+    """
+    Return what a signal calls what a route holds; none: it cannot be read again.
+
+    Args:
+        settings: The configuration.
+        route: The route.
+        announced: The table of its topic, as the relay has announced it.
+    """
+    match route.kind:
+        case RouteKind.TABLE:
+            table = table_behind(settings, route.topic, announced)
+            return None if table is None else TableName.parse(table).entry
+        case RouteKind.AGGREGATE:
+            view = view_behind(settings, route.topic)
+            return None if view is None else view.collection
+        case RouteKind.EVENT_LOG:
+            return None
+
+
+def table_behind(
+    settings: Settings, topic: str, announced: TableName | None = None
+) -> str | None:
+    """
+    Name the captured table whose changes a topic carries.
+
+    A topic's name does not tell all characters of a table's, so what the relay has
+    announced counts for a table that the file does not name.
+    """
+    prefix = settings.database.prefix
+    if announced is not None and settings.capture.takes(announced.text):
+        return announced.text
+    taken = table_of(prefix, topic)
+    is_taken = taken is not None and settings.capture.takes(taken)
+    for name in (*settings.capture.names, *([taken] if taken and is_taken else [])):
+        if table_topic(prefix, TableName.parse(name)) == topic:
+            return name
+    return None
+
+
+def view_behind(settings: Settings, topic: str) -> AggregateView | None:
+    """
+    Find the declared view that gives the state of a topic's aggregates.
+
+    Further views of a type, which have a name, give events that are no whole state: of
+    a topic with no other view nothing can be read anew.
+    """
+    outbox = settings.relay.outbox
+    for view in outbox.view:
+        if not view.name and outbox.topic_of(view.aggregate_type) == topic:
+            return view
+    return None
+
+
+def _pieces(keys: Iterator[Key], size: int) -> Iterator[list[Key]]:
+    while some := list(islice(keys, size)):
+        yield some

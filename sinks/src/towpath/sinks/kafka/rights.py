@@ -1,0 +1,157 @@
+"""
+The Kafka rights that the user of ``[kafka.client]`` lacks, all of them at once.
+
+Nothing is written: the broker says itself what a user may do with a topic, and whether
+it might be made.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ there
+    AclOperation,
+    AdminClient,
+    NewTopic,
+)
+
+from towpath.schemas import topics
+from towpath.settings import Kafka, Settings, Sink
+from towpath.sinks.changes.routing import Routes
+from towpath.sinks.kafka import clients
+from towpath.sinks.kafka.client import REQUEST_TIMEOUT_S, unavailable
+
+_REFUSED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+# There is no such topic or group, or there is one already: nothing is refused.
+_NO_REFUSAL: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_ALREADY_EXISTS,
+        KafkaError.GROUP_ID_NOT_FOUND,
+        # A group's coordinator, not known yet, looks at rights first.
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.INVALID_REPLICATION_FACTOR,
+        KafkaError.POLICY_VIOLATION,
+    }
+)
+
+
+class Rights(NamedTuple):
+    """
+    What a user must be allowed.
+
+    Attributes:
+        operations: By topic, what is done with it.
+        made: Topics that the user makes, unless they are there.
+        groups: Consumer groups that the user looks at.
+    """
+
+    operations: Mapping[str, AbstractSet[AclOperation]]
+    made: Sequence[str]
+    groups: Sequence[str]
+
+
+def rights_of(settings: Settings, sink: Sink) -> Rights:
+    """Return what a sink does with topics and groups."""
+    prefix = settings.database.prefix
+    dead = topics.dead_letter_topic(prefix, sink.name)
+    reads = {*Routes(sink).exact, dead, topics.relations_topic(prefix)}
+    wanted = {key: {AclOperation.READ} for key in reads}
+    wanted[dead] = {AclOperation.READ, AclOperation.WRITE}
+    if settings.signal_topic:
+        wanted[settings.signal_topic] = {AclOperation.WRITE}
+    groups = (f"{prefix}.sinks", "towpath-sinks", f"towpath-{sink.name}")
+    return Rights(wanted, [dead], groups)
+
+
+def missing_rights(kafka: Kafka, wanted: Rights) -> Iterator[str]:
+    """
+    List what the user may not do, a sentence for each operation.
+
+    Raises:
+        BrokerUnavailableError: The broker does not answer.
+    """
+    admin = clients.admin(kafka)
+    try:
+        lacking = _lacking(admin, wanted.operations)
+        lacking["create"] += _not_to_be_made(admin, wanted.made)
+        asked = admin.describe_consumer_groups(
+            list(wanted.groups), request_timeout=REQUEST_TIMEOUT_S
+        )
+        unseen = [name for name, answer in asked.items() if _refused(answer)]
+    except KafkaException as error:
+        raise unavailable(error) from error
+    for operation, names in sorted(lacking.items()):
+        if names:
+            yield f"the user of kafka.client may not {operation} {_listed(names)}"
+    if unseen:
+        yield f"the user of kafka.client may not describe groups {_listed(unseen)}"
+
+
+def _lacking(
+    admin: AdminClient, wanted: Mapping[str, AbstractSet[AclOperation]]
+) -> dict[str, list[str]]:
+    """Return the topics by the operation that is missing; unknown ones are left out."""
+    asked = admin.describe_topics(
+        TopicCollection(list(wanted)),
+        include_authorized_operations=True,
+        request_timeout=REQUEST_TIMEOUT_S,
+    )
+    lacking: dict[str, list[str]] = defaultdict(list)
+    for name, answer in asked.items():
+        for operation in _missing(answer, wanted[name]):
+            lacking[operation.name.lower()].append(name)
+    return lacking
+
+
+def _missing(
+    answer: Future[Any], wanted: AbstractSet[AclOperation]
+) -> Iterable[AclOperation]:
+    if _refused(answer):
+        return wanted
+    if answer.exception() is not None:
+        return ()
+    granted = answer.result().authorized_operations
+    # Brokers before 2.3 do not say.
+    return () if granted is None else wanted - set(granted)
+
+
+def _not_to_be_made(admin: AdminClient, names: Sequence[str]) -> list[str]:
+    """Return the topics that the user may not make; none is made."""
+    wanted = [NewTopic(name, 1) for name in names]
+    asked = admin.create_topics(
+        wanted, validate_only=True, request_timeout=REQUEST_TIMEOUT_S
+    )
+    return [name for name, answer in asked.items() if _refused(answer)]
+
+
+def _refused(answer: Future[Any]) -> bool:
+    """
+    Tell whether the broker refuses a right.
+
+    Raises:
+        KafkaException: It does not answer.
+    """
+    try:
+        answer.result()
+    except KafkaException as error:
+        code = error.args[0].code()
+        if code not in _REFUSED | _NO_REFUSAL:
+            raise
+        return code in _REFUSED
+    return False
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

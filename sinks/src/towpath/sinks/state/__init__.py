@@ -1,0 +1,1 @@
+"""Files that a sink keeps in its folder."""

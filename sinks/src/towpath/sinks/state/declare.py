@@ -1,0 +1,282 @@
+"""
+Declare a new sink to a running system, so that it misses nothing and repeats little.
+
+Order is what makes it right: the end offsets of the sink's topics are listed and stored
+first; then the sink's block is added to the configuration, whereupon its driver starts
+the query at exactly these offsets; only then a snapshot is asked for, whose rows stand
+above everything committed before. What happens between the listing and the snapshot is
+read twice at most, and never not at all.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import orjson
+
+from towpath.schemas.clock import Clock, Deadline, Patience
+from towpath.schemas.failure import ConfigurationError
+from towpath.schemas.topics import backfill_topic
+from towpath.settings import Route, RouteKind, Settings, Sink, load, read
+from towpath.sinks.changes.routing import Routes
+from towpath.sinks.errors import SinkExistsError, SinkNotRunningError, UnknownSinkError
+from towpath.sinks.ports import Cluster
+from towpath.sinks.state.files import TopicIds
+from towpath.sinks.state.progress import (
+    Offsets,
+    Progress,
+    State,
+    is_alive,
+    is_writing,
+    progress_path,
+    read_progress,
+    replace_file,
+    sink_folder,
+    write_progress,
+)
+
+STARTING_OFFSETS_FILE: Final = "starting_offsets.json"
+READY_FILE: Final = "ready"
+# What is left to do of a drop that was interrupted.
+DROPPING_FILE: Final = "dropping.json"
+
+_LOOK_EVERY_S: Final = 0.2
+
+
+class Broker(Cluster, Protocol):
+    """The broker, as far as a new sink needs it."""
+
+    def create(self, name: str, settings: Settings) -> object:
+        """
+        Create a topic unless it is there.
+
+        Raises:
+            UnavailableError: The broker does not answer.
+        """
+
+
+def store_starting_offsets(
+    settings: Settings, sink: Sink, broker: Broker, clock: Clock
+) -> Offsets:
+    """
+    List the end offsets of a new sink's topics and store them for its first start.
+
+    What lies below them counts as applied from now on. The topics that its snapshots
+    come on are made, so that none appears while the query starts.
+
+    Raises:
+        SinkExistsError: A sink of that name has run before.
+        UnavailableError: The broker does not answer.
+    """
+    folder = sink_folder(settings.state_folder, sink.name)
+    if (folder / DROPPING_FILE).exists():
+        message = f"the old {sink.name} is not gone: towpath sink drop {sink.name}"
+        raise SinkExistsError(message)
+    if (folder / "checkpoint").exists():
+        message = f"a sink named {sink.name} has run before: {folder}"
+        raise SinkExistsError(message)
+    existing = broker.names()
+    topics = Routes(sink).matching(existing)
+    # First: whatever is made anew from now on has offsets of its own.
+    TopicIds(folder).note(broker.topic_ids(topics))
+    offsets = broker.end_offsets(topics)
+    for topic in sorted({backfill_topic(r.topic, sink.name) for r in filled(sink)}):
+        if topic not in existing:
+            broker.create(topic, settings)
+    replace_file(folder / STARTING_OFFSETS_FILE, orjson.dumps(offsets))
+    progress = Progress(sink=sink.name, applied=offsets)
+    path = progress_path(settings.state_folder, sink.name)
+    write_progress(path, progress, clock.now())
+    return offsets
+
+
+def filled(sink: Sink) -> list[Route]:
+    """Return the routes that a snapshot can fill; an event log is none."""
+    return [route for route in sink.route if route.kind is not RouteKind.EVENT_LOG]
+
+
+def declare_sink(
+    config: Path,
+    block: str,
+    environ: Mapping[str, str],
+    broker: Broker,
+    clock: Clock,
+    check: Callable[[Settings, Sink], None] | None = None,
+) -> Sink:
+    """
+    Add a ``[[sink]]`` block to the configuration; its driver starts it by itself.
+
+    A block that was added before, and was not filled yet, is gone on with.
+
+    Args:
+        config: The configuration file.
+        block: The block with its routes, as TOML.
+        environ: What overrides the file.
+        broker: The broker.
+        clock: The time.
+        check: Holds the sink against its tables and its target; left out, that is
+            done when it starts.
+
+    Raises:
+        ConfigurationError: The file with the block has mistakes; nothing was changed.
+        SinkUnfitError: Tables or target do not fit; nothing was changed.
+        SinkExistsError: The block declares no sink of a new name.
+        UnavailableError: The broker does not answer; nothing was changed.
+    """
+    text = config.read_text(encoding="utf-8")
+    known = _declared_before(load(config, environ), text, block, environ, config)
+    if known is not None:
+        return known
+    names = {sink.name for sink in load(config, environ).sink}
+    candidate = config.with_name(f".{config.name}.adding")
+    try:
+        whole = text.rstrip("\n") + "\n\n" + block.strip("\n") + "\n"
+        candidate.write_text(whole, encoding="utf-8")
+        settings = load(candidate, environ)
+        added = [sink for sink in settings.sink if sink.name not in names]
+        if len(added) != 1:
+            message = "the block must declare one sink of a new name"
+            raise SinkExistsError(message)
+        if check is not None:
+            check(settings, added[0])
+        store_starting_offsets(settings, added[0], broker, clock)
+        candidate.replace(config)
+    finally:
+        candidate.unlink(missing_ok=True)
+    return added[0]
+
+
+def _declared_before(
+    settings: Settings,
+    text: str,
+    block: str,
+    environ: Mapping[str, str],
+    config: Path,
+) -> Sink | None:
+    """
+    Return the sink that an earlier attempt has declared; ``None`` for a new name.
+
+    Raises:
+        ConfigurationError: The block is no TOML, or has mistakes.
+        SinkExistsError: The sink is another one, or has everything.
+    """
+    blocks = _blocks(block)
+    names = [one.get("name") for one in blocks]
+    declared = settings.sink_named(str(names[0])) if len(names) == 1 else None
+    if declared is None:
+        return None
+    document = tomllib.loads(text)
+    rest = [one for one in document["sink"] if one["name"] != declared.name]
+    document["sink"] = [*rest, *blocks]
+    meant = read(document, environ, config.resolve().parent).sink_named(declared.name)
+    if meant != declared:
+        message = f"a sink named {declared.name} is declared, and is another one"
+        raise SinkExistsError(message)
+    if (sink_folder(settings.state_folder, declared.name) / READY_FILE).exists():
+        message = f"the sink {declared.name} is there, and has everything"
+        raise SinkExistsError(message)
+    return declared
+
+
+def _blocks(block: str) -> list[dict[str, Any]]:
+    try:
+        found = tomllib.loads(block).get("sink", [])
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError([f"the block: not TOML: {error}"]) from error
+    is_list = isinstance(found, list) and all(isinstance(one, dict) for one in found)
+    return found if is_list else []
+
+
+def wait_running(settings: Settings, name: str, clock: Clock, timeout_s: float) -> None:
+    """
+    Wait until a sink's query runs, that is, until a snapshot may be asked for.
+
+    Raises:
+        SinkNotRunningError: It does not run in time; its own error is told.
+    """
+    path = progress_path(settings.state_folder, name)
+    deadline = Deadline(clock, timeout_s)
+    while True:
+        progress = read_progress(path, name)
+        if progress.state in {State.RUNNING, State.READY}:
+            return
+        if deadline.passed():
+            why = progress.error or _why_not(settings, name, clock)
+            message = f"the sink {name} does not run after {timeout_s:g} s: {why}"
+            raise SinkNotRunningError(message)
+        clock.wait(_LOOK_EVERY_S)
+
+
+def _why_not(settings: Settings, name: str, clock: Clock) -> str:
+    """Tell why a sink does not run that has no error."""
+    if is_alive(settings.state_folder, name, clock.now()):
+        return "it is starting"
+    driver = sink_named(settings, name).driver
+    return f"no driver has it: towpath sink run --driver {driver}"
+
+
+def wait_applied(
+    settings: Settings, name: str, offsets: Offsets, clock: Clock, stuck_after_s: float
+) -> None:
+    """
+    Wait until a sink has applied everything below the given offsets.
+
+    However much that is: the bound is on the time from one batch to the next, and a
+    batch that is being written is waited for.
+
+    Raises:
+        SinkNotRunningError: It stands still; its own error is told.
+    """
+    path = progress_path(settings.state_folder, name)
+    patience = Patience(clock, stuck_after_s)
+    while left := records_between(read_progress(path, name).applied, offsets):
+        if is_writing(settings.state_folder, name, clock.now()):
+            patience = Patience(clock, stuck_after_s)
+        if patience.is_over(left):
+            own = read_progress(path, name).error
+            why = own or f"it has applied none for {stuck_after_s:g} s"
+            message = f"the sink {name} is {left} records behind: {why}"
+            raise SinkNotRunningError(message)
+        clock.wait(_LOOK_EVERY_S)
+
+
+def mark_ready(settings: Settings, name: str) -> None:
+    """State that a new sink has everything: its snapshot ended and was applied."""
+    replace_file(sink_folder(settings.state_folder, name) / READY_FILE, b"")
+
+
+def sink_ends(settings: Settings, name: str, cluster: Cluster) -> Offsets:
+    """
+    Return the present end offsets of a sink's topics.
+
+    Raises:
+        UnknownSinkError: There is no such sink.
+        UnavailableError: The broker does not answer.
+    """
+    routes = Routes(sink_named(settings, name))
+    return cluster.end_offsets(routes.matching(cluster.names()))
+
+
+def records_between(applied: Offsets, ends: Offsets) -> int:
+    """Count the records below ``ends`` that are not below ``applied``."""
+    return sum(
+        max(0, end - applied.get(topic, {}).get(partition, 0))
+        for topic, partitions in ends.items()
+        for partition, end in partitions.items()
+    )
+
+
+def sink_named(settings: Settings, name: str) -> Sink:
+    """
+    Find a sink.
+
+    Raises:
+        UnknownSinkError: There is no such sink.
+    """
+    sink = settings.sink_named(name)
+    if sink is None:
+        known = ", ".join(s.name for s in settings.sink) or "none"
+        message = f"no sink is named {name}; declared are: {known}"
+        raise UnknownSinkError(message)
+    return sink

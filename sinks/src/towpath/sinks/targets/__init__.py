@@ -1,0 +1,1 @@
+"""The kinds of sink that come with the platform."""

@@ -1,0 +1,162 @@
+"""
+The kinds of sink that come with the platform, made as any other package makes its own.
+
+A target's driver is imported when its first sink is made: a process that only checks a
+configuration, or verifies one sink, carries no others.
+"""
+
+from collections.abc import Iterable
+
+from towpath.settings import RouteKind
+from towpath.settings import Sink as SinkSettings
+from towpath.sinks.kinds import ExecutorParts, Kind, SinkParts
+from towpath.sinks.ports import Sink, SinkReader
+
+
+def _cache(sink: SinkSettings, parts: SinkParts) -> Sink:
+    from towpath.sinks.targets.cache.losses import CacheWatch  # noqa: PLC0415 - see above
+    from towpath.sinks.targets.cache.sink import CacheSink  # noqa: PLC0415
+
+    names = tuple(route.name for route in sink.route)
+    watch = CacheWatch(sink.name, parts.folder / "cache.json", names, parts.repairs)
+    return CacheSink(sink.url, parts.prefix, parts.replay_window_s, watch)
+
+
+def _cache_on_executor(sink: SinkSettings, parts: ExecutorParts) -> Sink:
+    from towpath.sinks.targets.cache.sink import CacheSink  # noqa: PLC0415 - see above
+
+    # The driver's sink notices losses, which it can only after all have written.
+    return CacheSink(sink.url, parts.prefix, parts.replay_window_s)
+
+
+def _erase_cache(sink: SinkSettings, prefix: str) -> None:
+    from towpath.sinks.targets.cache.upkeep import erase  # noqa: PLC0415 - see above
+
+    erase(sink, prefix)
+
+
+def _rights_in_cache(sink: SinkSettings, prefix: str) -> Iterable[str]:
+    from towpath.sinks.targets.cache.rights import missing_rights  # noqa: PLC0415 - see above
+
+    return missing_rights(sink, prefix)
+
+
+def _cache_reader(sink: SinkSettings, prefix: str) -> SinkReader:
+    from towpath.sinks.targets.cache.read import CacheReader  # noqa: PLC0415 - see above
+
+    return CacheReader(sink.url, prefix)
+
+
+def _search(sink: SinkSettings, parts: SinkParts) -> Sink:
+    from towpath.sinks.targets.search.indexes import IndexWatch  # noqa: PLC0415 - see above
+    from towpath.sinks.targets.search.sink import SearchSink  # noqa: PLC0415
+
+    return SearchSink(
+        *(sink.url, sink.route, parts.relations, parts.clock),
+        options=sink.search,
+        watch=IndexWatch(parts.folder / "search.json", parts.repairs),
+    )
+
+
+def _search_on_executor(sink: SinkSettings, parts: ExecutorParts) -> Sink:
+    from towpath.sinks.targets.search.sink import SearchSink  # noqa: PLC0415 - see above
+
+    made = SearchSink(
+        *(sink.url, sink.route, parts.relations, parts.clock), options=sink.search
+    )
+    made.make_no_index()
+    return made
+
+
+def _erase_search(sink: SinkSettings, prefix: str) -> None:
+    from towpath.sinks.targets.search.upkeep import erase  # noqa: PLC0415 - see above
+
+    erase(sink, prefix)
+
+
+def _rights_in_search(sink: SinkSettings, prefix: str) -> Iterable[str]:
+    from towpath.sinks.targets.search.rights import missing_rights  # noqa: PLC0415 - see above
+
+    return missing_rights(sink, prefix)
+
+
+def _search_reader(sink: SinkSettings, _: str) -> SinkReader:
+    from towpath.sinks.targets.search.read import SearchReader  # noqa: PLC0415 - see above
+
+    return SearchReader(sink.url)
+
+
+def _warehouse(sink: SinkSettings, parts: SinkParts) -> Sink:
+    from towpath.sinks.targets.warehouse.sink import WarehouseSink  # noqa: PLC0415
+    from towpath.sinks.targets.warehouse.write import (  # noqa: PLC0415
+        Engines,
+        LakeAppender,
+    )
+
+    return WarehouseSink(
+        *(sink, parts.relations, Engines(parts.sql, LakeAppender(sink))),
+        repairs=parts.repairs,
+        clock=parts.clock,
+        known=parts.folder / "warehouse.json",
+    )
+
+
+def _erase_warehouse(sink: SinkSettings, prefix: str) -> None:
+    from towpath.sinks.targets.warehouse.upkeep import erase  # noqa: PLC0415 - see above
+
+    erase(sink, prefix)
+
+
+def _warehouse_reader(sink: SinkSettings, _: str) -> SinkReader:
+    from towpath.sinks.targets.warehouse.read import WarehouseReader  # noqa: PLC0415 - see above
+
+    return WarehouseReader(sink)
+
+
+def _warehouse_engine(sink: SinkSettings) -> dict[str, str]:
+    from towpath.sinks.targets.warehouse.client import catalog_conf  # noqa: PLC0415 - see above
+
+    return catalog_conf(sink)
+
+
+def _webhook(sink: SinkSettings, parts: SinkParts) -> Sink:
+    from towpath.sinks.targets.webhook.sink import WebhookSink  # noqa: PLC0415 - see above
+
+    proof = parts.folder / "webhook.json"
+    return WebhookSink(sink.url, sink.webhook, parts.clock, proof)
+
+
+def _unfit_in_index(column: str) -> str:
+    from towpath.sinks.targets.search.schema import unfit_name  # noqa: PLC0415 - see above
+
+    return unfit_name(column)
+
+
+CACHE = Kind(
+    make=_cache,
+    read=_cache_reader,
+    erase=_erase_cache,
+    rights=_rights_in_cache,
+    spread=_cache_on_executor,
+)
+SEARCH = Kind(
+    make=_search,
+    read=_search_reader,
+    erase=_erase_search,
+    rights=_rights_in_search,
+    spread=_search_on_executor,
+    has_types=True,
+    unfit_name=_unfit_in_index,
+    routes=frozenset({RouteKind.TABLE, RouteKind.AGGREGATE}),
+)
+# A MERGE needs room to sort and to hold the files that it rewrites.
+WAREHOUSE = Kind(
+    make=_warehouse,
+    read=_warehouse_reader,
+    erase=_erase_warehouse,
+    engine=_warehouse_engine,
+    memory="2g",
+    has_types=True,
+    routes=frozenset({RouteKind.TABLE, RouteKind.EVENT_LOG}),
+)
+WEBHOOK = Kind(make=_webhook, routes=frozenset(RouteKind))

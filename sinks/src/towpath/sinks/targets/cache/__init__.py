@@ -1,0 +1,1 @@
+"""The cache: one Redis hash per row, guarded by its position."""

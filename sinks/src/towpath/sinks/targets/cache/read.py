@@ -1,0 +1,117 @@
+"""Reads back what the cache holds, tombstones included, for whoever verifies it."""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final
+
+from towpath.sinks.ports import StoredRow
+from towpath.sinks.targets.cache.client import SCANNED_AT_ONCE, Servers, translated
+from towpath.sinks.targets.cache.schema import (
+    POSITION_FIELD,
+    TOMBSTONE_FIELD,
+    route_place,
+    scan_pattern,
+)
+
+# One round trip brings this many hashes; the server answers them in about 5 ms.
+ROWS_PER_TRIP: Final = 1000
+
+# A server takes of a cursor what its table has room for.
+_CURSOR_BITS: Final = 32
+
+
+class CacheReader:
+    """One Redis, or a cluster of it, read while it may be written."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self._servers = Servers(url)
+        self._prefix = prefix
+
+    def rows(self, route: str) -> Iterator[StoredRow]:
+        """Go through all keys of a route once; fields are text, null is absent."""
+        with translated():
+            self._servers.look()
+        places = self._places(route)
+        begins_at = len(route_place(self._prefix, route))
+        while True:
+            with translated():
+                some = list(islice(places, ROWS_PER_TRIP))
+                hashes = self._hashes(some)
+            if not some:
+                return
+            for place, fields in zip(some, hashes, strict=True):
+                # A tombstone that expired since the scan is as good as never met.
+                if fields:
+                    yield _stored(place[begins_at:], fields)
+
+    def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
+        """Read the rows of some keys, as ``rows`` gives them."""
+        with translated():
+            self._servers.look()
+        begins = route_place(self._prefix, route)
+        waiting = iter(keys)
+        while some := list(islice(waiting, ROWS_PER_TRIP)):
+            with translated():
+                hashes = self._hashes([begins + key for key in some])
+            for key, fields in zip(some, hashes, strict=True):
+                if fields:
+                    yield _stored(key, fields)
+
+    def sample(self, route: str, count: int) -> Iterator[StoredRow]:
+        """
+        Read about so many rows, picked by chance, as ``rows`` gives them.
+
+        A scan that begins anywhere finds what the server's hashes have put there.
+        """
+        with translated():
+            self._servers.look()
+            places = self._some_places(scan_pattern(self._prefix, route), count)
+        begins_at = len(route_place(self._prefix, route))
+        yield from self.at(route, [place[begins_at:] for place in places])
+
+    def close(self) -> None:
+        self._servers.close()
+
+    def _places(self, route: str) -> Iterator[str]:
+        seen: set[str] = set()  # a scan may name a key twice
+        for place in self._servers.scan(scan_pattern(self._prefix, route)):
+            if place not in seen:
+                seen.add(place)
+                yield place
+
+    def _some_places(self, pattern: str, count: int) -> Iterable[str]:
+        found: dict[str, None] = {}
+        share = -(-count // len(self._servers.all))
+        for client in self._servers.all:
+            enough = len(found) + share
+            for begin in (random.getrandbits(_CURSOR_BITS), 0):
+                cursor = begin
+                while len(found) < enough:
+                    cursor, names = client.scan(cursor, pattern, SCANNED_AT_ONCE)
+                    found.update(dict.fromkeys(names))
+                    if not cursor:
+                        break
+        return found
+
+    def _hashes(self, places: Sequence[str]) -> list[dict[str, str]]:
+        """Read hashes, each server's in one trip; in the order of their places."""
+        pipelines: dict[Any, tuple[Any, list[int]]] = {}
+        for index, place in enumerate(places):
+            client = self._servers.of(place)
+            if client not in pipelines:
+                pipelines[client] = client.pipeline(transaction=False), []
+            pipeline, indexes = pipelines[client]
+            pipeline.hgetall(place)
+            indexes.append(index)
+        found: list[dict[str, str]] = [{}] * len(places)
+        for pipeline, indexes in pipelines.values():
+            for index, fields in zip(indexes, pipeline.execute(), strict=True):
+                found[index] = fields
+        return found
+
+
+def _stored(key: str, fields: dict[str, str]) -> StoredRow:
+    position = fields.pop(POSITION_FIELD, "")
+    is_deleted = fields.pop(TOMBSTONE_FIELD, None) is not None
+    return StoredRow(key, fields, position, is_deleted)

@@ -1,0 +1,202 @@
+"""
+Where a row stands in Redis: ``<prefix>:<route>:<key>``.
+
+Each part is written so that a colon in it does not look like a joint: no two rows share
+a name, and no route's rows look like another's. A name has the same form on a cluster;
+whatever slot it has, calls are cut so that each touches keys of one slot.
+
+Rows as the guard takes them: JSON by the row, calls by count, size and slot.
+
+Hot path, once per row. Values are text, because Lua would turn integers into doubles;
+one JSON text per call costs a fraction of what a thousand arguments do.
+
+The guard's names on the server carry a digest of its source: two sinks of different
+releases each load their own, and neither replaces the other's.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.resources import files
+from typing import Final, NamedTuple
+
+import orjson
+from redis.crc import key_slot
+
+from towpath.sinks.change import Change
+from towpath.sinks.key_text import key_text, text_of
+
+_GLOB: Final = re.compile(r"([*?\[\]\\])")
+
+POSITION_FIELD: Final = "_position"
+TOMBSTONE_FIELD: Final = "_x"
+
+SLOTS: Final = 16_384
+
+# On a cluster a witness stands in every 256th slot, so that each server has some, and
+# they move with their slots. More would cost a call each per batch.
+_WITNESS_STEP: Final = 256
+
+
+def floors_place(prefix: str) -> str:
+    """Return the name of the hash that remembers floors; no row's looks like it."""
+    return f"{key_text((prefix,))}:_floors"
+
+
+def witness_places(prefix: str, sink: str, *, is_cluster: bool) -> tuple[str, ...]:
+    """Return the names of a sink's witnesses; no row's looks like one (``losses``)."""
+    place = f"{key_text((prefix,))}:_witness.{sink}"
+    if not is_cluster:
+        return (place,)
+    return tuple(f"{place}.{{{tag}}}" for tag in _tags())
+
+
+def route_place(prefix: str, route: str) -> str:
+    """Return what the names of all rows of a route begin with."""
+    return f"{key_text((prefix,))}:{key_text((route,))}:"
+
+
+def scan_pattern(prefix: str, route: str) -> str:
+    """Return the glob that finds all rows of a route, and nothing else."""
+    return _GLOB.sub(r"\\\1", route_place(prefix, route)) + "*"
+
+
+def slot_of(place: str) -> int:
+    """Return the slot of a name on a cluster."""
+    return key_slot(place.encode())
+
+
+@cache
+def _tags() -> tuple[str, ...]:
+    """Find a short text for each slot that a witness stands in."""
+    found: dict[int, str] = {}
+    number = 0
+    while len(found) < SLOTS // _WITNESS_STEP:
+        slot = slot_of(str(number))
+        if slot % _WITNESS_STEP == 0:
+            found.setdefault(slot, str(number))
+        number += 1
+    return tuple(found[slot] for slot in sorted(found))
+
+
+# One call blocks the server while it runs: 1-2 ms at this size. Calls are on their way
+# while others run, so more rows per call gain nothing; and five times as many cost the
+# server a third more per row, because it keeps what it will write to its file until the
+# call ends (measured).
+ROWS_PER_CALL: Final = 100
+
+# A call of wide rows is cut here, far below the server's limit of 512 MB per argument.
+BYTES_PER_CALL: Final = 4 * 1024 * 1024
+
+# On a cluster this many rows are put in order by slot at once. More would find a few
+# more rows per slot, and take memory.
+_ROWS_PER_ORDERING: Final = 20_000
+
+
+class Call(NamedTuple):
+    """One call of the guard: as many keys as rows, and the changes they came from."""
+
+    keys: list[str]
+    rows: bytes
+    changes: list[Change]
+
+
+class Library(NamedTuple):
+    """The guard as the server loads it, and its functions' names there."""
+
+    source: str
+    apply: str
+    apply_columns: str
+    sweep: str
+    witness: str
+
+
+class _Laid(NamedTuple):
+    place: str
+    row: bytes
+    change: Change
+
+
+@cache
+def library() -> Library:
+    """Return the guard."""
+    text = files("towpath.sinks.targets.cache").joinpath("guard.lua")
+    source = text.read_text("utf-8")
+    digest = hashlib.sha256(source.encode()).hexdigest()[:8]
+    named = source.replace("towpath_", f"towpath_{digest}_")
+    named = named.replace("name=towpath\n", f"name=towpath_{digest}\n", 1)
+    functions = Library._fields[1:]
+    return Library(named, *(f"towpath_{digest}_{what}" for what in functions))
+
+
+def calls(
+    prefix: str, changes: Iterable[Change], *, by_slot: bool = False
+) -> Iterator[Call]:
+    """Cut changes into calls; ``by_slot``, each touches keys of one slot."""
+    laid = _lay_out(prefix, changes)
+    if not by_slot:
+        yield from _cut(laid)
+        return
+    for some in _portions(laid):
+        by: dict[int, list[_Laid]] = {}
+        for one in some:
+            by.setdefault(slot_of(one.place), []).append(one)
+        for group in by.values():
+            yield from _cut(group)
+
+
+def _portions(laid: Iterable[_Laid]) -> Iterator[list[_Laid]]:
+    """Take rows together up to a count and a size."""
+    taken: list[_Laid] = []
+    size_bytes = 0
+    for one in laid:
+        taken.append(one)
+        size_bytes += len(one.row)
+        if len(taken) == _ROWS_PER_ORDERING or size_bytes > 4 * BYTES_PER_CALL:
+            yield taken
+            taken, size_bytes = [], 0
+    yield taken
+
+
+def _lay_out(prefix: str, changes: Iterable[Change]) -> Iterator[_Laid]:
+    places: dict[str, str] = {}
+    for change in changes:
+        route = change.route
+        if route not in places:
+            places[route] = route_place(prefix, route)
+        yield _Laid(places[route] + key_text(change.key), _row(change), change)
+
+
+def _cut(laid: Iterable[_Laid]) -> Iterator[Call]:
+    keys: list[str] = []
+    rows: list[bytes] = []
+    taken: list[Change] = []
+    size_bytes = 0
+    for place, row, change in laid:
+        if keys and (
+            len(keys) == ROWS_PER_CALL or size_bytes + len(row) > BYTES_PER_CALL
+        ):
+            yield Call(keys, b"[" + b",".join(rows) + b"]", taken)
+            keys, rows, taken, size_bytes = [], [], [], 0
+        keys.append(place)
+        rows.append(row)
+        taken.append(change)
+        size_bytes += len(row)
+    if keys:
+        yield Call(keys, b"[" + b",".join(rows) + b"]", taken)
+
+
+def _row(change: Change) -> bytes:
+    if change.row is None:
+        return orjson.dumps((change.position, "x", ("_x", "1"), ()))
+    fields: list[str] = []
+    nulls: list[str] = []
+    for name, value in change.row.items():
+        if value is None:
+            nulls.append(name)
+        else:
+            fields.append(name)
+            fields.append(value if type(value) is str else text_of(value))
+    mode = "p" if change.unchanged else "f"
+    return orjson.dumps((change.position, mode, fields, nulls))

@@ -1,0 +1,96 @@
+"""
+A sink held against the tables that it reads and the target that it writes.
+
+Before it is added, before a running sink takes a changed block, and whenever somebody
+asks. Nothing is written: what only an attempt to write can tell is told by the sink
+itself when it starts.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from towpath.schemas.failure import TowpathError
+from towpath.settings import Settings, Sink
+from towpath.sinks.errors import RouteMistakesError, SinkUnfitError
+from towpath.sinks.kafka import rights
+from towpath.sinks.kinds import RoutedRelations, check_kinds, kind_of, reader_of
+from towpath.sinks.ports import RelationSource
+
+
+class Finding(NamedTuple):
+    """Something to be told of a sink; not everything is a mistake."""
+
+    text: str
+    is_mistake: bool = True
+
+
+def check_block(settings: Settings, sink: Sink, relations: RelationSource) -> None:
+    """
+    See that a sink can begin, or go on, as its block says.
+
+    Args:
+        settings: The configuration with the block.
+        sink: What the block says.
+        relations: The shapes of tables.
+
+    Raises:
+        ConfigurationError: What its kind itself checks is wrong.
+        SinkUnfitError: Tables or target do not fit; everything is told.
+        UnavailableError: The broker does not answer.
+    """
+    check_kinds([sink])
+    found = [*check_sink(sink, relations), *check_target(sink, settings)]
+    told = [finding.text for finding in found if finding.is_mistake]
+    if told:
+        raise SinkUnfitError("\n".join(told))
+
+
+def check_sink(sink: Sink, relations: RelationSource) -> Iterator[Finding]:
+    """
+    List what does not fit between a sink's routes and the tables that they read.
+
+    Raises:
+        UnavailableError: The broker does not answer.
+    """
+    try:
+        unfit_name = kind_of(sink).unfit_name
+        unknown = RoutedRelations(relations, sink.route, unfit_name).check()
+    except RouteMistakesError as error:
+        for line in str(error).split("\n"):
+            yield Finding(f"{sink.name}: {line}")
+        return
+    for topic in unknown:
+        text = f"{sink.name}: the table of {topic} is not announced yet"
+        yield Finding(text, is_mistake=False)
+
+
+def check_topics(sink: Sink, settings: Settings) -> Iterator[Finding]:
+    """
+    List what the user of ``[kafka.client]`` may not do, if he is to run the sink.
+
+    Raises:
+        UnavailableError: The broker does not answer.
+    """
+    wanted = rights.rights_of(settings, sink)
+    for text in rights.missing_rights(settings.kafka, wanted):
+        yield Finding(f"{sink.name}: {text}: see docs/rights.md")
+
+
+def check_target(sink: Sink, settings: Settings) -> Iterator[Finding]:
+    """List what the target refuses to the sink's user; or that it does not answer."""
+    kind = kind_of(sink)
+    try:
+        if kind.rights is not None:
+            missing = [*kind.rights(sink, settings.database.prefix)]
+            yield from (Finding(f"{sink.name}: {text}") for text in missing)
+            if missing:
+                return
+        if kind.read is None:
+            return
+        reader = reader_of(sink, settings)
+        try:
+            next(iter(reader.rows(sink.route[0].name)), None)
+        finally:
+            reader.close()
+    except TowpathError as error:
+        yield Finding(f"{sink.name}: {str(error).rstrip('.')}. {error.remedy}")

@@ -1,0 +1,74 @@
+"""
+The reference sink: what every target must equal, in a dictionary.
+
+Where a real sink asks a server to compare and write in one step, this one compares and
+writes. It keeps tombstones, as they must: without one, a replayed older change would
+bring a deleted row back.
+"""
+
+from typing import NamedTuple
+
+from towpath.sinks.change import Change, EventRow, Refusal, Row
+from towpath.sinks.fold import ABSENT_ROW
+from towpath.sinks.key_text import key_text
+from towpath.sinks.ports import Batch, Checkpoint
+from towpath.sinks.tally import Floors, Tally
+
+
+class Stored(NamedTuple):
+    """What a key holds; ``row`` is ``None`` in a tombstone."""
+
+    position: str
+    row: Row | None
+
+
+class MemorySink:
+    """A sink in memory; it outlives its own ``close``, as a server would."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, Stored]] = {}
+        self.events: dict[tuple[str, str], EventRow] = {}
+        self._floors = Floors()
+        self._tally = Tally()
+
+    def open(self) -> None:
+        """Nothing to create."""
+
+    def apply(self, batch: Batch) -> None:
+        for route, floor in self._floors.due(batch.floors):
+            self._floors.learn(route, floor)
+            rows = self.rows.get(route, {})
+            for key in [k for k, s in rows.items() if s.position < floor]:
+                del rows[key]
+            self._floors.carried_out(route, floor)
+        for change in self._floors.above(batch.changes, self._tally):
+            self._put(change)
+        for event in batch.events:
+            known = self.events.setdefault((event.route, event.id), event)
+            self._count(applied=known is event)
+
+    def flush(self) -> Checkpoint:
+        return self._tally.take()
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _put(self, change: Change) -> None:
+        rows = self.rows.setdefault(change.route, {})
+        place = key_text(change.key)
+        stored = rows.get(place)
+        if stored is not None and stored.position > change.position:
+            self._count(applied=False)
+        elif change.row is None or not change.unchanged:
+            rows[place] = Stored(change.position, change.row)
+            self._count(applied=True)
+        elif stored is None or stored.row is None:
+            self._tally.refused.append(Refusal(change, ABSENT_ROW, asks=True))
+        else:
+            kept = {k: v for k, v in stored.row.items() if k in change.unchanged}
+            rows[place] = Stored(change.position, {**kept, **change.row})
+            self._count(applied=True)
+
+    def _count(self, *, applied: bool) -> None:
+        self._tally.applied += applied
+        self._tally.stale += not applied

@@ -1,0 +1,1 @@
+"""The search index: one document per row or aggregate, guarded by its version."""

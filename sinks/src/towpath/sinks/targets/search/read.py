@@ -1,0 +1,93 @@
+"""Reads back what an index holds, tombstones included, for whoever verifies it."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+from opensearchpy.exceptions import NotFoundError
+
+from towpath.sinks.ports import StoredRow
+from towpath.sinks.targets.search.client import connect, translated
+from towpath.sinks.targets.search.schema import DELETED_FIELD, POSITION_FIELD
+
+ROWS_PER_TRIP: Final = 2000
+_KEPT_FOR: Final = "2m"
+
+
+class SearchReader:
+    """One OpenSearch, read while it may be written."""
+
+    def __init__(self, url: str) -> None:
+        self._client = connect(url, is_exact=True)
+
+    def rows(self, route: str) -> Iterator[StoredRow]:
+        """
+        Go through all documents behind a route's alias once, as of now.
+
+        An alias that does not exist holds nothing.
+        """
+        with translated():
+            indexes = self._indexes(route)
+        for index in indexes:
+            yield from self._scroll(index, {"query": {"match_all": {}}})
+
+    def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
+        """Read the documents of some keys, as ``rows`` gives them."""
+        with translated():
+            indexes = self._indexes(route)
+        waiting = iter(keys)
+        while ids := list(islice(waiting, ROWS_PER_TRIP)):
+            for index in indexes:
+                with translated():
+                    answer = self._client.mget(index=index, body={"ids": ids})
+                found = (hit for hit in answer["docs"] if hit.get("found"))
+                yield from map(_stored_row, found)
+
+    def sample(self, route: str, count: int) -> Iterator[StoredRow]:
+        """Read about so many documents, picked by chance, as ``rows`` gives them."""
+        with translated():
+            indexes = self._indexes(route)
+        for index in indexes:
+            with translated():
+                documents = self._client.count(index=index)["count"]
+            least = 1 - count / len(indexes) / max(1, documents)
+            by_chance = {"random_score": {}, "boost_mode": "replace"}
+            yield from self._scroll(
+                index,
+                {"query": {"function_score": by_chance}, "min_score": max(0.0, least)},
+            )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _indexes(self, route: str) -> list[str]:
+        try:
+            # By the indexes, as the alias would hide what is deleted.
+            indexes = sorted(self._client.indices.get_alias(name=route))
+        except NotFoundError:
+            return []
+        self._client.indices.refresh(index=indexes)
+        return indexes
+
+    def _scroll(self, index: str, query: dict[str, Any]) -> Iterator[StoredRow]:
+        with translated():
+            page = self._client.search(
+                index=index,
+                body={**query, "sort": ["_doc"]},
+                params={"scroll": _KEPT_FOR, "size": ROWS_PER_TRIP},
+            )
+        while hits := page["hits"]["hits"]:
+            yield from map(_stored_row, hits)
+            with translated():
+                page = self._client.scroll(
+                    body={"scroll_id": page["_scroll_id"], "scroll": _KEPT_FOR}
+                )
+        with translated():
+            self._client.clear_scroll(body={"scroll_id": page["_scroll_id"]})
+
+
+def _stored_row(hit: dict[str, Any]) -> StoredRow:
+    source = hit["_source"]
+    position = source.pop(POSITION_FIELD, "")
+    is_deleted = source.pop(DELETED_FIELD, False)
+    return StoredRow(hit["_id"], source, position, bool(is_deleted))

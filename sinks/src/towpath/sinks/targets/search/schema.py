@@ -1,0 +1,370 @@
+"""
+An index of explicit fields, and no others; what each Postgres type is searched as.
+
+Exact values stay exact in ``_source``, which holds the row as it came; the field types
+below only say how it is searched. ``ignore_malformed`` because ``infinity``, ``NaN``
+and years that the index cannot hold are values of the row all the same. A numeric is a
+keyword, as doubles would lose digits, with a double beside it for ranges.
+
+The fields of an aggregate's document: from its events' schemas, then from the route.
+
+Every event of an aggregate carries its state, so the document has the fields of all of
+them. Lists of records are ``nested``: each line of an order is searched as a whole,
+not its products and quantities apart. What has no one form (a map, a union of several
+types, a record inside itself) is kept and not searched. Pure.
+
+Where the fields of a route's index come from: its table, or its events' schemas.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+from towpath.schemas.events import EventSchema
+from towpath.settings import Route, RouteKind, SearchOptions
+from towpath.sinks.errors import DocumentFieldsError, KeylessTableError
+from towpath.sinks.ports import RelationSource
+
+Properties: TypeAlias = Mapping[str, Any]
+
+POSITION_FIELD: Final = "_position"
+DELETED_FIELD: Final = "_deleted"
+_META_FIELDS: Final = frozenset(
+    {
+        *("_id", "_index", "_source", "_routing", "_field_names", "_ignored", "_type"),
+        *("_nested_path", "_seq_no", "_version", "_primary_term", "_doc_count"),
+        *(POSITION_FIELD, DELETED_FIELD),
+    }
+)
+
+# What an index remembers beside its fields: its floor, and the snapshot that fills it,
+# and the ids of the indexes before it, whose place it takes.
+FLOOR_MEMO: Final = "towpath_floor"
+SNAPSHOT_MEMO: Final = "towpath_snapshot"
+FOLLOWS_MEMO: Final = "towpath_follows"
+
+# Lucene refuses terms above 32,766 bytes, that is, 8,191 characters of four bytes.
+_LONGEST_KEYWORD: Final = 8191
+_LONGEST_SORTED_TEXT: Final = 256
+
+KEYWORD: Final = {"type": "keyword", "ignore_above": _LONGEST_KEYWORD}
+TEXT: Final = {
+    "type": "text",
+    "fields": {"keyword": {"type": "keyword", "ignore_above": _LONGEST_SORTED_TEXT}},
+}
+_DATE: Final = {
+    "type": "date",
+    "format": "strict_date_optional_time",
+    "ignore_malformed": True,
+}
+DOUBLE: Final = {"type": "double", "ignore_malformed": True}
+_NUMERIC: Final = KEYWORD | {"fields": {"number": DOUBLE}}
+# Ranges of positions are looked for, and nothing sorts by them: a value of its own for
+# each document is dear to keep in columns, a twelfth of all that a document costs.
+_POSITION: Final = {"type": "keyword", "doc_values": False}
+STORED_ONLY: Final = {"type": "keyword", "index": False, "doc_values": False}
+
+_FIELD_OF_TYPE: Final[Mapping[str, Properties]] = MappingProxyType(
+    {
+        "smallint": {"type": "short"},
+        "integer": {"type": "integer"},
+        "bigint": {"type": "long"},
+        "oid": {"type": "long"},
+        "boolean": {"type": "boolean"},
+        "real": DOUBLE,
+        "double precision": DOUBLE,
+        "numeric": _NUMERIC,
+        "text": TEXT,
+        "character varying": TEXT,
+        "character": TEXT,
+        "uuid": KEYWORD,
+        "date": _DATE,
+        "timestamp without time zone": _DATE,
+        "timestamp with time zone": _DATE,
+        "json": STORED_ONLY,
+        "jsonb": STORED_ONLY,
+        "bytea": STORED_ONLY,
+    }
+)
+
+
+def field_of(type_name: str) -> Properties:
+    """
+    Return the field for a Postgres type; one not named above is a keyword.
+
+    Every field may hold a list, so an array is searched as its elements are.
+    """
+    return _FIELD_OF_TYPE.get(type_name.removesuffix("[]"), KEYWORD)
+
+
+def unfit_name(column: str) -> str:
+    """Say why no field of an index can have a column's name; empty: one can."""
+    if "." in column:
+        return "has a dot, which an index takes for a path"
+    if not column.strip():
+        return "is blank, which no field of an index may be"
+    if column in _META_FIELDS:
+        return "is that of a field that every index has"
+    return ""
+
+
+def with_own(fields: Properties) -> Properties:
+    """Add the sink's own fields."""
+    own = {POSITION_FIELD: _POSITION, DELETED_FIELD: {"type": "boolean"}}
+    return {**fields, **own}
+
+
+def pieces(fields: Properties) -> Iterator[tuple[str, dict[str, Any]]]:
+    """
+    Take fields apart: each innermost one by its path, in what it stands in.
+
+    One that cannot be changed then does not keep its neighbours back.
+    """
+    for name, field in fields.items():
+        inner = field.get("properties")
+        if not inner:
+            yield name, {name: field}
+            continue
+        frame = {key: said for key, said in field.items() if key != "properties"}
+        for path, piece in pieces(inner):
+            yield f"{name}.{path}", {name: {**frame, "properties": piece}}
+
+
+def field_at(fields: Properties, path: str) -> Properties | None:
+    """Find a field by its path, if there is one."""
+    name, _, rest = path.partition(".")
+    found: Properties | None = fields.get(name)
+    if found is None or not rest:
+        return found
+    return field_at(found.get("properties", {}), rest)
+
+
+def index_body(
+    fields: Properties, options: SearchOptions, meta: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what creates an index of these fields, without its alias."""
+    index = {
+        "number_of_shards": options.shards,
+        "refresh_interval": interval(options.refresh_ms),
+        **replication(options),
+    }
+    mappings = {"dynamic": "strict", "properties": fields, "_meta": meta}
+    return {"settings": {"index": index}, "mappings": mappings}
+
+
+def is_own(mappings: Mapping[str, Any]) -> bool:
+    """Tell whether a sink has made an index, by its mappings."""
+    position = mappings.get("properties", {}).get(POSITION_FIELD, {})
+    return (mappings.get("dynamic"), position.get("type")) == ("strict", "keyword")
+
+
+def interval(time_ms: int) -> str:
+    """Write a time as an index keeps it."""
+    return f"{time_ms}ms"
+
+
+def replication(options: SearchOptions) -> dict[str, Any]:
+    """Return how often an index is there; it may be told at any time."""
+    if options.replicas < 0:
+        return {"auto_expand_replicas": "0-1"}
+    return {"auto_expand_replicas": False, "number_of_replicas": options.replicas}
+
+
+def alias_body() -> dict[str, Any]:
+    """Return the alias: it hides deleted rows from searches, and takes the writes."""
+    hidden = {"bool": {"must_not": {"term": {DELETED_FIELD: True}}}}
+    return {"filter": hidden, "is_write_index": True}
+
+
+def index_name(route: str, number: int = 1) -> str:
+    """Name an index behind a route's alias; each rebuild counts up."""
+    return f"{route}-{number}"
+
+
+def number_of(index: str) -> int:
+    """Return the number of an index; what bears none counts as the first."""
+    number = index.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 1
+
+
+def next_alias(route: str) -> str:
+    """Name the alias of the index that a rebuild fills."""
+    return f"{route}-next"
+
+
+# Takes any JSON value, and looks into none.
+UNSEARCHED: Final = {"type": "object", "enabled": False}
+
+_FIELD_OF_PRIMITIVE: Final[Mapping[str, Properties]] = MappingProxyType(
+    {
+        "string": TEXT,
+        "boolean": {"type": "boolean"},
+        "int": {"type": "integer"},
+        "long": {"type": "long"},
+        "float": DOUBLE,
+        "double": DOUBLE,
+        "enum": KEYWORD,
+        "bytes": STORED_ONLY,
+        "fixed": STORED_ONLY,
+    }
+)
+_LIST: Final = "[]"
+
+
+def document_fields(route: Route, schemas: Mapping[str, EventSchema]) -> dict[str, Any]:
+    """
+    Return the fields of a route's documents.
+
+    Args:
+        route: Names the events that carry the state, and fields of its own.
+        schemas: The newest schema of each event type.
+
+    Raises:
+        DocumentFieldsError: An event has no schema, or two of them disagree.
+    """
+    fields: dict[str, Any] = {}
+    for kind in route.state_types:
+        schema = schemas.get(kind)
+        if schema is None and not route.fields:
+            message = f"{route.name}: the event {kind} has no schema"
+            raise DocumentFieldsError(message)
+        if schema is not None:
+            more = _record(schema.parsed, {})
+            fields = _together(fields, more, f"{route.name}: {kind}")
+    for path, type_name in route.fields.items():
+        _place(fields, path.split("."), type_name)
+    return fields
+
+
+def _record(schema: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record's fields; ``above`` are the named types that it stands in."""
+    names = {**above, schema["name"]: None}
+    fields = {}
+    for field in schema["fields"]:
+        fields[field["name"]] = dict(_field(field["type"], names))
+    return fields
+
+
+def _field(schema: Any, names: dict[str, Any]) -> Properties:  # noqa: ANN401 - any Avro
+    if isinstance(schema, list):
+        branches = [branch for branch in schema if branch != "null"]
+        return _field(branches[0], names) if len(branches) == 1 else UNSEARCHED
+    if isinstance(schema, str):
+        known = names.get(schema)
+        return known or _FIELD_OF_PRIMITIVE.get(schema, UNSEARCHED)
+    kind = schema["type"]
+    if kind == "array":
+        inner = _field(schema["items"], names)
+        is_record = "properties" in inner
+        return {**inner, "type": "nested"} if is_record else inner
+    found: Properties
+    if kind == "record":
+        found = {"properties": _record(schema, names)}
+    else:
+        found = _FIELD_OF_PRIMITIVE.get(kind, UNSEARCHED)
+    if "name" in schema:
+        # Another field of the same record may say it by its name alone.
+        names[schema["name"]] = found
+    return found
+
+
+def _together(one: Properties, other: Properties, where: str) -> dict[str, Any]:
+    """Return the fields of both; what both have must be the same."""
+    fields = {**one, **other}
+    for name in one.keys() & other.keys():
+        a, b = one[name], other[name]
+        if a == b:
+            continue
+        if a.get("type") != b.get("type") or not {"properties"} <= a.keys() & b.keys():
+            message = f"{where}: its field {name} is another than in other events"
+            raise DocumentFieldsError(message)
+        below = _together(a["properties"], b["properties"], f"{where}.{name}")
+        fields[name] = {**a, "properties": below}
+    return fields
+
+
+def _place(fields: dict[str, Any], path: Sequence[str], type_name: str) -> None:
+    """Set the field at a path, whatever stood there."""
+    step, *rest = path
+    name = step.removesuffix(_LIST)
+    if not rest:
+        searched = field_of(type_name)
+        fields[name] = UNSEARCHED if searched is STORED_ONLY else searched
+        return
+    inner = dict(fields.get(name, {}))
+    below = {**inner.get("properties", {})}
+    _place(below, rest, type_name)
+    kind = {"type": "nested"} if step.endswith(_LIST) else {}
+    fields[name] = {**kind, "properties": below}
+
+
+class Described(NamedTuple):
+    """
+    What a route's documents are.
+
+    Attributes:
+        name: Whose they are, in words.
+        fields: Their fields.
+        since: From which position on the fields hold; empty: nobody tells.
+    """
+
+    name: str
+    fields: Properties
+    since: str = ""
+
+
+class FieldSource(Protocol):
+    """Tells the fields of every route of a sink."""
+
+    def described(self, route: Route) -> Described:
+        """
+        Return the newest known fields, the sink's own among them.
+
+        Raises:
+            UnavailableError: They are not known yet.
+            HaltError: There can be none.
+        """
+
+    def refresh(self) -> None:
+        """
+        Learn what was announced since; call it when a document does not fit.
+
+        Raises:
+            UnavailableError: It cannot be learnt now.
+        """
+
+
+class RouteFields:
+    """Fields of tables from the relay's announcements, of aggregates from schemas."""
+
+    def __init__(
+        self, relations: RelationSource, schemas: Mapping[str, EventSchema]
+    ) -> None:
+        self._relations = relations
+        self._schemas = schemas
+
+    def described(self, route: Route) -> Described:
+        """
+        Return a route's fields.
+
+        Raises:
+            ShapeUnknownError: The relay has not announced the table yet.
+            KeylessTableError: The table has no primary key.
+            DocumentFieldsError: The events' schemas give no fields.
+        """
+        if route.kind is RouteKind.AGGREGATE:
+            fields = document_fields(route, self._schemas)
+            return Described(f"the events of {route.topic}", with_own(fields))
+        shape = self._relations.shape(route.topic)
+        if not shape.key:
+            message = f"{shape.name} has no primary key, so {route.name} stays empty"
+            raise KeylessTableError(message)
+        columns = {
+            column.name: UNSEARCHED if column.is_object else field_of(column.type)
+            for column in shape.columns
+        }
+        return Described(f"the table {shape.name}", with_own(columns), shape.position)
+
+    def refresh(self) -> None:
+        """Read the relay's newest announcements; schemas change with a release."""
+        self._relations.refresh()

@@ -1,0 +1,228 @@
+"""
+Writes rows into OpenSearch, guarded by their version.
+
+A whole row is one document, whose version the index compares. Two kinds of change need
+a look at the stored document first: partial ones, which are merged with it, and those
+whose version other positions share (ordinals from 4,094 on), where the position itself
+decides. One sink is the only writer of its indexes, so nothing comes in between.
+
+While a rebuild fills a second index of a route, each of its documents goes to both.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Final
+
+import structlog
+
+from towpath.schemas.clock import Clock
+from towpath.schemas.events import event_schemas
+from towpath.settings import Route, SearchOptions
+from towpath.sinks.change import ALL_PRESENT, Change, Refusal
+from towpath.sinks.errors import IndexGoneError, ShapeUnknownError
+from towpath.sinks.fold import ABSENT_ROW
+from towpath.sinks.ports import Batch, Checkpoint, RelationSource
+from towpath.sinks.tally import Tally
+from towpath.sinks.targets.search.client import connect, translated
+from towpath.sinks.targets.search.indexes import Indexes, IndexWatch
+from towpath.sinks.targets.search.schema import (
+    DELETED_FIELD,
+    POSITION_FIELD,
+    RouteFields,
+)
+from towpath.sinks.targets.search.upkeep import Refreshing, Upkeep, erase_documents
+from towpath.sinks.targets.search.write import (
+    LONGEST_ID_BYTES,
+    Writer,
+    Written,
+    calls,
+    document_id,
+    documents,
+    has_shared_version,
+    opening,
+)
+
+READ_AT_ONCE: Final = 1000
+
+_TOO_LONG: Final = f"the key is longer than {LONGEST_ID_BYTES} bytes"
+
+_log = structlog.get_logger("towpath.sinks.search")
+
+
+class SearchSink:
+    """One OpenSearch, written by one sink."""
+
+    def __init__(
+        self,
+        url: str,
+        routes: tuple[Route, ...],
+        relations: RelationSource,
+        clock: Clock,
+        options: SearchOptions = SearchOptions(),  # noqa: B008 - frozen
+        watch: IndexWatch | None = None,
+    ) -> None:
+        """
+        Describe the index; nothing is opened yet.
+
+        Args:
+            url: The index's address.
+            routes: Which indexes there are.
+            relations: The tables' shapes.
+            clock: The time.
+            options: How indexes are made and written.
+            watch: Notices an index that is not the one that was written; left out, it
+                is noticed only while this sink is open, and nobody is asked for rows.
+        """
+        self._clock = clock
+        self._client = connect(url, at_once=options.calls_in_flight)
+        self._routes = routes
+        self._options = options
+        source = RouteFields(relations, event_schemas())
+        self._indexes = Indexes(self._client, routes, source, options, watch)
+        self._refreshing = Refreshing(self._client, self._indexes, options)
+        self._upkeep = Upkeep(self._client, self._indexes, options.purged_at_once)
+        self._writer = Writer(self._client, clock, options.calls_in_flight)
+        self._tally = Tally()
+
+    def make_no_index(self) -> None:
+        """Leave it to another sink to make indexes that are not there."""
+        self._indexes.may_make = False
+
+    def open(self) -> None:
+        with translated():
+            self._client.info()
+        self._indexes.recall()
+        self._indexes.look()
+        for route in self._routes:
+            try:
+                self._indexes.ensure(route.name)
+            except ShapeUnknownError:
+                # Announced with the table's first record, which is when it is needed.
+                _log.info("table not announced yet", route=route.name)
+
+    def apply(self, batch: Batch) -> None:
+        try:
+            tally = self._apply(batch)
+        except IndexGoneError:
+            # A rebuild may have ended in between; what is there now is found at once.
+            tally = self._apply(batch)
+        self._tally.add(tally)
+
+    def flush(self) -> Checkpoint:
+        # The index syncs its log before it answers a bulk call.
+        return self._tally.take()
+
+    def erase(self, route: str, keys: Sequence[str]) -> None:
+        self._indexes.look()
+        erase_documents(self._client, self._indexes.behind(route), keys, self._clock)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._client.close()
+
+    def _apply(self, batch: Batch) -> Tally:
+        tally = Tally()
+        self._indexes.look()
+        changes = self._indexes.prepare(batch.changes)
+        if self._indexes.may_make:
+            # One sink decides, though several may write.
+            self._refreshing.adapt(changes)
+        for route, floor in self._indexes.floors.due(batch.floors):
+            self._upkeep.sweep(route, floor)
+        above = self._indexes.floors.above(changes, tally)
+        whole, doubtful = _part(above, tally)
+        for first in range(0, len(doubtful), READ_AT_ONCE):
+            whole += self._resolve(doubtful[first : first + READ_AT_ONCE], tally)
+        self._write(whole, tally)
+        self._upkeep.purge(batch.safe)
+        if self._indexes.may_make:
+            self._refreshing.show()
+        return tally
+
+    def _write(self, changes: Iterable[Change], tally: Tally) -> None:
+        openings = {
+            r.name: [opening(alias) for alias in self._indexes.aliases(r.name)]
+            for r in self._routes
+        }
+        written = self._put(changes, openings)
+        # Of the key's own columns, which the index may not take, none is needed.
+        deletes = [r.change for r in written.refused if r.change.row is None]
+        if deletes:
+            written.refused = [r for r in written.refused if r.change.row is not None]
+            bare = [change._replace(key_columns=()) for change in deletes]
+            written.add(self._put(bare, openings))
+        tally.applied += written.applied
+        tally.stale += written.stale
+        tally.refused += written.refused
+        if written.only_new:
+            _log.warning(
+                "documents that only the index being filled takes",
+                documents=written.only_new,
+            )
+
+    def _put(
+        self, changes: Iterable[Change], openings: Mapping[str, list[bytes]]
+    ) -> Written:
+        """Write the documents of changes, in calls."""
+        found = (d for c in changes for d in documents(c, openings[c.route]))
+        return self._writer.write(calls(found, self._options))
+
+    def _resolve(self, changes: list[Change], tally: Tally) -> list[Change]:
+        """Look at the stored documents; return what is left to write, as whole rows."""
+        left = []
+        for change, stored in zip(changes, self._stored(changes), strict=True):
+            if stored is not None and stored[POSITION_FIELD] > change.position:
+                tally.stale += 1
+            elif not change.unchanged:
+                left.append(change)
+            elif stored is None or stored.get(DELETED_FIELD):
+                tally.refused.append(Refusal(change, ABSENT_ROW, asks=True))
+            else:
+                left.append(_merged(change, stored))
+        return left
+
+    def _stored(self, changes: list[Change]) -> Iterator[Mapping[str, Any] | None]:
+        """Read the document of each change; the newest, where it stands in two."""
+        each = [self._indexes.aliases(change.route) for change in changes]
+        wanted = [
+            {"_index": alias, "_id": document_id(change)}
+            for change, aliases in zip(changes, each, strict=True)
+            for alias in aliases
+        ]
+        with translated():
+            answer = self._client.mget(body={"docs": wanted})
+        found = iter(answer["docs"])
+        for aliases in each:
+            copies = [_source_of(next(found)) for _ in aliases]
+            there = [copy for copy in copies if copy is not None]
+            yield max(there, key=itemgetter(POSITION_FIELD), default=None)
+
+
+def _source_of(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    if "error" in found:
+        message = "an index could not be read"
+        raise IndexGoneError(message)
+    return found.get("_source")
+
+
+def _part(changes: Iterable[Change], tally: Tally) -> tuple[list[Change], list[Change]]:
+    """Tell changes that can be written as they are from those that need a look."""
+    whole: list[Change] = []
+    doubtful: list[Change] = []
+    for change in changes:
+        if len(document_id(change).encode()) > LONGEST_ID_BYTES:
+            if change.row is None:
+                # No document can have the id.
+                tally.applied += 1
+            else:
+                tally.refused.append(Refusal(change, _TOO_LONG))
+        elif change.unchanged or has_shared_version(change):
+            doubtful.append(change)
+        else:
+            whole.append(change)
+    return whole, doubtful
+
+
+def _merged(change: Change, stored: Mapping[str, Any]) -> Change:
+    kept = {name: stored[name] for name in change.unchanged if name in stored}
+    return change._replace(row=kept | dict(change.row or {}), unchanged=ALL_PRESENT)

@@ -1,0 +1,1 @@
+"""The warehouse: Iceberg tables, one row per key, guarded by its position."""

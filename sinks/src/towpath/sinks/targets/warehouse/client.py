@@ -1,0 +1,191 @@
+"""
+Where the warehouse keeps its list of tables, by two doors: the writer's, the reader's.
+
+A Postgres database (the writing engine takes JDBC, the reading one SQLAlchemy; schema
+version 1 of the list knows views), or a server of the REST catalog API. Both engines
+must say the same catalog name, because the list's rows carry it. Pure.
+
+The warehouse's list of tables, opened without the engine: by pyiceberg.
+
+What can be wrong with a warehouse.
+
+::
+
+    TowpathError
+    ├── UsageError
+    │   └── WarehouseAddressError   a url or a name that the warehouse cannot use
+    └── HaltError
+        ├── ForeignTableError       a table exists whose columns do not fit
+        ├── PartitionFieldError     a table cannot be split as it is configured
+        └── ReservedColumnError     a column's name is taken by the warehouse
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import RESTError
+from sqlalchemy.exc import SQLAlchemyError
+
+from towpath.schemas.failure import HaltError, UsageError
+from towpath.settings import CatalogKind, Sink
+from towpath.sinks.errors import TargetUnavailableError
+
+
+class WarehouseAddressError(UsageError):
+    """The catalog's url or a route's name is not what the warehouse needs."""
+
+    remedy = (
+        "Write url as postgresql://user@host:port/database, or http://host:port for a "
+        "REST catalog; names as schema.table."
+    )
+
+
+class ForeignTableError(HaltError):
+    """A table exists whose columns do not fit the source's, and cannot be widened."""
+
+    remedy = "Drop the warehouse's table, then fill the sink again by a snapshot."
+
+
+class PartitionFieldError(HaltError):
+    """A table has no such column to be split by, or one of another type."""
+
+    remedy = "Correct the sink's warehouse.partition in towpath.toml."
+
+
+class ReservedColumnError(HaltError):
+    """A column of the source has a name that the warehouse needs for itself."""
+
+    remedy = "Rename the column in the source, or take its table out of the sink."
+
+
+CATALOG: Final = "lake"
+
+_POSTGRES: Final = ("postgresql", "postgres")
+_WEB: Final = ("http", "https")
+_DEFAULT_PORT: Final = 5432
+_HERE: Final = f"spark.sql.catalog.{CATALOG}"
+
+
+def catalog_conf(sink: Sink) -> dict[str, str]:
+    """
+    Return what a Spark session must be told to write this warehouse.
+
+    Caching is off: a cached table would hide what another session committed.
+
+    Raises:
+        WarehouseAddressError: The sink's url is not its catalog's address.
+    """
+    jdbc = sink.warehouse.catalog is CatalogKind.JDBC
+    told = {
+        **sink.warehouse.properties,
+        **(_jdbc_properties(_postgres(sink.url)) if jdbc else _rest_properties(sink)),
+        "warehouse": _location(sink),
+        "cache-enabled": "false",
+    }
+    return {
+        "spark.sql.extensions": (
+            "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+        ),
+        _HERE: "org.apache.iceberg.spark.SparkCatalog",
+        **{f"{_HERE}.{name}": value for name, value in told.items()},
+    }
+
+
+def catalog_properties(sink: Sink) -> dict[str, str]:
+    """
+    Return what pyiceberg must be told to read this warehouse.
+
+    Raises:
+        WarehouseAddressError: The sink's url is not its catalog's address.
+    """
+    if sink.warehouse.catalog is CatalogKind.REST:
+        uri = _rest_properties(sink)["uri"]
+    else:
+        uri = _postgres(sink.url)._replace(scheme="postgresql+psycopg").geturl()
+    return {
+        **sink.warehouse.properties,
+        "uri": uri,
+        "warehouse": _location(sink),
+        "init_catalog_tables": "false",
+    }
+
+
+def _location(sink: Sink) -> str:
+    return sink.warehouse.location or str(sink.folder)
+
+
+def _rest_properties(sink: Sink) -> dict[str, str]:
+    address = urlsplit(sink.url)
+    if address.scheme not in _WEB or not address.hostname:
+        message = "the url of the warehouse's REST catalog is not http(s)://host:port"
+        raise WarehouseAddressError(message)
+    return {"type": "rest", "uri": sink.url}
+
+
+def _jdbc_properties(address: SplitResult) -> dict[str, str]:
+    told = {
+        "type": "jdbc",
+        "uri": _jdbc_url(address),
+        "jdbc.schema-version": "V1",
+    }
+    if address.username:
+        told["jdbc.user"] = unquote(address.username)
+    if address.password:
+        told["jdbc.password"] = unquote(address.password)
+    return told
+
+
+def _postgres(url: str) -> SplitResult:
+    address = urlsplit(url)
+    is_postgres = address.scheme in _POSTGRES
+    if not is_postgres or not address.hostname or address.path in {"", "/"}:
+        message = "the warehouse's url is not postgresql://user@host:port/database"
+        raise WarehouseAddressError(message)
+    return address
+
+
+def _jdbc_url(address: SplitResult) -> str:
+    host = address.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    query = f"?{address.query}" if address.query else ""
+    port = address.port or _DEFAULT_PORT
+    return f"jdbc:postgresql://{host}:{port}{address.path}{query}"
+
+
+# What Postgres says of a list of tables that was never made.
+UNDEFINED_TABLE: Final = "42P01"
+
+
+def open_catalog(sink: Sink) -> Catalog:
+    """
+    Open a warehouse's list of tables.
+
+    Raises:
+        WarehouseAddressError: The sink's url is not its catalog's address.
+    """
+    is_rest = sink.warehouse.catalog is CatalogKind.REST
+    kind = RestCatalog if is_rest else SqlCatalog
+    return kind(CATALOG, **catalog_properties(sink))
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """
+    Turn the errors of catalog and files into ours.
+
+    Raises:
+        TargetUnavailableError: The catalog or the files cannot be read.
+    """
+    try:
+        yield
+    except (SQLAlchemyError, RESTError) as error:
+        message = "the warehouse's catalog does not answer"
+        raise TargetUnavailableError(message) from error
+    except OSError as error:
+        message = f"the warehouse cannot be read: {error.strerror or error}"
+        raise TargetUnavailableError(message) from error

@@ -1,0 +1,184 @@
+"""
+The statements that make a table exist and fit the source. Pure: text out.
+
+All of them are safe to repeat. A table only ever gains columns and width: what the
+source drops stays.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from towpath.settings import WarehouseOptions
+from towpath.sinks.targets.warehouse.client import CATALOG, ForeignTableError
+from towpath.sinks.targets.warehouse.schema import (
+    IS_DELETED,
+    LakeName,
+    LakeTable,
+    literal,
+    partitioned_by,
+    quoted,
+)
+
+KEY_PROPERTY: Final = "towpath.key"
+FLOOR_PROPERTY: Final = "towpath.floor"
+ID_PROPERTY: Final = "towpath.id"
+
+# Merge-on-read writes what changed and a list of what it replaces, instead of whole
+# files. One such list per commit (not per file replaced) keeps a commit near a second
+# when keys are spread; compaction takes them away. There is one writer, so snapshot
+# isolation is enough. Old versions stay for a while of time travel: at one commit in
+# ten seconds an hour of them keeps the metadata, which each commit writes anew, below
+# half a megabyte.
+PROPERTIES: Final[Mapping[str, str]] = {
+    "format-version": "2",
+    "write.merge.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.delete.mode": "merge-on-read",
+    "write.merge.isolation-level": "snapshot",
+    "write.delete.granularity": "partition",
+    "write.metadata.delete-after-commit.enabled": "true",
+}
+
+
+def properties_of(table: LakeTable, options: WarehouseOptions) -> dict[str, str]:
+    """
+    Return the properties that a table is to have.
+
+    Rows are brought to the task of their partition before they are written, or each
+    task would write a file for each partition.
+    """
+    mode = "hash" if table.partition else "none"
+    return {
+        **PROPERTIES,
+        "write.distribution-mode": mode,
+        "write.merge.distribution-mode": mode,
+        "write.metadata.previous-versions-max": str(options.metadata_versions),
+        "history.expire.max-snapshot-age-ms": str(options.history_s * 1000),
+        "history.expire.min-snapshots-to-keep": str(options.history_versions),
+    }
+
+
+def creation(table: LakeTable, options: WarehouseOptions, id_: str) -> list[str]:
+    """
+    Return the statements that create a table; safe to repeat.
+
+    Args:
+        table: What is wanted.
+        options: Its properties.
+        id_: What tells it from another table of that name.
+
+    Raises:
+        PartitionFieldError: It cannot be split as it is configured.
+    """
+    properties = {
+        **properties_of(table, options),
+        KEY_PROPERTY: key_property(table),
+        ID_PROPERTY: id_,
+    }
+    listed = ",\n  ".join(f"{literal(k)} = {literal(v)}" for k, v in properties.items())
+    columns = ",\n  ".join(c.declaration for c in table.columns)
+    head = f"CREATE TABLE IF NOT EXISTS {table.name.sql} (\n  {columns}\n)"
+    return [
+        f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{quoted(table.name.namespace)}",
+        f"{head}\nUSING iceberg\n{partitioned_by(table)}TBLPROPERTIES (\n  {listed}\n)",
+    ]
+
+
+def settled(
+    table: LakeTable, options: WarehouseOptions, existing: Mapping[str, str]
+) -> list[str]:
+    """Return the statement that gives a table the properties that it lacks, if any."""
+    wanted = properties_of(table, options)
+    pairs = [
+        f"{literal(name)} = {literal(value)}"
+        for name, value in wanted.items()
+        if existing.get(name) != value
+    ]
+    if not pairs:
+        return []
+    return [f"ALTER TABLE {table.name.sql} SET TBLPROPERTIES ({', '.join(pairs)})"]
+
+
+def identifier_fields(table: LakeTable) -> str:
+    """Return the statement that tells other engines what identifies a row."""
+    fields = ", ".join(quoted(name) for name in table.key)
+    return f"ALTER TABLE {table.name.sql} SET IDENTIFIER FIELDS {fields}"
+
+
+def key_property(table: LakeTable) -> str:
+    """Write the key's columns in key order: the format's own list has no order."""
+    return json.dumps(table.key, ensure_ascii=False)
+
+
+def floor_property(name: LakeName, floor: str) -> str:
+    """Return the statement that makes the table remember a floor."""
+    return _property(name, FLOOR_PROPERTY, floor)
+
+
+def id_property(name: LakeName, id_: str) -> str:
+    """Return the statement that gives an id to a table that was made without one."""
+    return _property(name, ID_PROPERTY, id_)
+
+
+def live_view(table: LakeTable) -> str:
+    """Return the statement that makes the view without deleted rows."""
+    names = [c.name for c in table.columns if c.name != IS_DELETED]
+    listed = ", ".join(quoted(name) for name in names)
+    return (
+        f"CREATE OR REPLACE VIEW {table.name.live.sql} AS\n"
+        f"SELECT {listed} FROM {table.name.sql} WHERE NOT {quoted(IS_DELETED)}"
+    )
+
+
+def evolution(table: LakeTable, existing: Mapping[str, str]) -> list[str]:
+    """
+    Return the statements that make an existing table fit: new columns, wider types.
+
+    Columns that the source no longer has stay, and so do types wider than wanted.
+
+    Args:
+        table: What is wanted.
+        existing: Column names and types, as the engine describes them.
+
+    Raises:
+        ForeignTableError: A column has a type that cannot be widened to the wanted.
+    """
+    statements = []
+    alter = f"ALTER TABLE {table.name.sql}"
+    for column in table.columns:
+        found, wanted = existing.get(column.name), column.type.ddl
+        name = quoted(column.name)
+        if found is None:
+            statements.append(f"{alter} ADD COLUMN {name} {wanted}")
+        elif widens(found, wanted):
+            statements.append(f"{alter} ALTER COLUMN {name} TYPE {wanted}")
+        elif found != wanted and not widens(wanted, found):
+            message = (
+                f"{table.name.namespace}.{table.name.table}: column {column.name} is "
+                f"{found} in the warehouse and should be {wanted}"
+            )
+            raise ForeignTableError(message)
+    return statements
+
+
+def widens(found: str, wanted: str) -> bool:
+    """Tell whether a column of one type can become one of another."""
+    if (found, wanted) in {("int", "bigint"), ("float", "double")}:
+        return True
+    narrow, wide = _decimal(found), _decimal(wanted)
+    if narrow is None or wide is None:
+        return False
+    return narrow[0] < wide[0] and narrow[1] == wide[1]
+
+
+def _property(name: LakeName, key: str, value: str) -> str:
+    pair = f"{literal(key)} = {literal(value)}"
+    return f"ALTER TABLE {name.sql} SET TBLPROPERTIES ({pair})"
+
+
+def _decimal(ddl: str) -> tuple[int, int] | None:
+    if not ddl.startswith("decimal("):
+        return None
+    precision, _, scale = ddl.removeprefix("decimal(").removesuffix(")").partition(",")
+    return int(precision), int(scale)

@@ -1,0 +1,182 @@
+"""
+Reads back what the warehouse holds, without the engine that merges it.
+
+Values come as records carry them: integers, floats and booleans as such, everything
+else as text. An event log is read like a table; its ``position`` is the row's.
+"""
+
+import base64
+import json
+import random
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.expressions import (
+    AlwaysFalse,
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    In,
+)
+from pyiceberg.expressions.literals import literal
+from pyiceberg.table import Table
+from pyiceberg.types import BinaryType, IcebergType, TimestamptzType
+from sqlalchemy.exc import DatabaseError
+
+from towpath.settings import Sink
+from towpath.sinks.key_text import key_parts, key_text
+from towpath.sinks.ports import StoredRow
+from towpath.sinks.targets.warehouse.client import (
+    UNDEFINED_TABLE,
+    catalog_properties,
+    open_catalog,
+    translated,
+)
+from towpath.sinks.targets.warehouse.ddl import KEY_PROPERTY
+from towpath.sinks.targets.warehouse.rows import values_of
+from towpath.sinks.targets.warehouse.schema import IS_DELETED, POSITION, lake_name
+
+# A scan goes through the whole table, however few keys it is for.
+KEYS_PER_SCAN: Final = 20_000
+
+_LOG_POSITION: Final = "position"
+
+
+class WarehouseReader:
+    """One warehouse, read while it may be written."""
+
+    def __init__(self, sink: Sink) -> None:
+        """
+        Describe the warehouse; nothing is opened yet.
+
+        Raises:
+            WarehouseAddressError: The sink's url is not its catalog's address.
+        """
+        catalog_properties(sink)  # an address that is none is told at once
+        self._sink = sink
+        self._opened: Catalog | None = None
+
+    def rows(self, route: str) -> Iterator[StoredRow]:
+        """
+        Go through all rows of a route's table once, as of now.
+
+        A table that does not exist holds nothing. A row that stands there twice comes
+        twice.
+        """
+        with translated():
+            table = self._table(route)
+        if table is not None:
+            yield from _scan(table, AlwaysTrue())
+
+    def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
+        """
+        Read the rows of some keys, as ``rows`` gives them.
+
+        Raises:
+            TargetUnavailableError: The catalog or the files cannot be read.
+        """
+        waiting = iter(keys)
+        while some := set(islice(waiting, KEYS_PER_SCAN)):
+            with translated():
+                table = self._table(route)
+            if table is None:
+                return
+            found = _scan(table, _may_be(table, some))
+            yield from (row for row in found if row.key in some)
+
+    def sample(self, route: str, count: int) -> Iterator[StoredRow]:
+        """
+        Read about so many rows, picked by chance, as ``rows`` gives them.
+
+        Raises:
+            TargetUnavailableError: The catalog or the files cannot be read.
+        """
+        with translated():
+            table = self._table(route)
+            summary = None if table is None else table.current_snapshot()
+        if table is None or summary is None or summary.summary is None:
+            return
+        rows = int(summary.summary["total-records"] or 0)
+        yield from _scan(table, AlwaysTrue(), count / max(1, rows))
+
+    def close(self) -> None:
+        """Let go of the catalog's connections."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def _table(self, route: str) -> Table | None:
+        if self._opened is None:
+            self._opened = open_catalog(self._sink)
+        try:
+            return self._opened.load_table(tuple(lake_name(route)))
+        except NoSuchTableError:
+            return None
+        except DatabaseError as error:
+            # Before the first write there is not even a list of tables.
+            if getattr(error.orig, "sqlstate", None) == UNDEFINED_TABLE:
+                return None
+            raise
+
+
+def _scan(
+    table: Table, condition: BooleanExpression, share: float = 1.0
+) -> Iterator[StoredRow]:
+    """Go through rows, or through a share of them that chance picks."""
+    with translated():
+        batches = iter(table.scan(condition).to_arrow_batch_reader())
+    key = _key(table)
+    while True:
+        with translated():
+            batch = next(batches, None)
+        if batch is None:
+            return
+        if share < 1:
+            picked = [n for n in range(batch.num_rows) if random.random() < share]  # noqa: S311 - no secret
+            batch = batch.take(pa.array(picked, pa.int64()))
+        yield from _stored(batch, key)
+
+
+def _key(table: Table) -> tuple[str, ...]:
+    return tuple(json.loads(table.properties[KEY_PROPERTY]))
+
+
+def _may_be(table: Table, keys: Iterable[str]) -> BooleanExpression:
+    """Write the condition that all rows of some keys fulfil, and maybe others."""
+    names = _key(table)
+    types = [table.schema().find_type(name) for name in names]
+    parts = [key for key in map(key_parts, keys) if len(key) == len(names)]
+    condition: BooleanExpression = AlwaysTrue() if parts else AlwaysFalse()
+    for name, kind, texts in zip(names, types, zip(*parts, strict=True), strict=False):
+        try:
+            values = {_value(kind, text) for text in texts}
+        except (ValueError, TypeError, ArithmeticError):
+            # Years before the first and above 9999, for example: go through all.
+            continue
+        among = In(name, values)  # type: ignore[call-arg,arg-type] # its own __init__
+        condition = And(condition, among)
+    return condition
+
+
+def _value(kind: IcebergType, text: str) -> Any:  # noqa: ANN401 - of any type
+    """Return the value that a key's text stands for in a column of a type."""
+    if isinstance(kind, BinaryType):
+        return base64.b64decode(text, validate=True)
+    if isinstance(kind, TimestamptzType):
+        text = text.removesuffix("Z") + "+00:00"
+    return literal(text).to(kind).value
+
+
+def _stored(batch: pa.RecordBatch, key: tuple[str, ...]) -> Iterator[StoredRow]:
+    names = batch.schema.names
+    columns = [values_of(column) for column in batch.columns]
+    for values in zip(*columns, strict=True):
+        fields = dict(zip(names, values, strict=True))
+        place = key_text([fields[name] for name in key])
+        is_deleted = bool(fields.pop(IS_DELETED, False))
+        position = fields.pop(POSITION, None) or fields.get(_LOG_POSITION)
+        yield StoredRow(place, fields, str(position), is_deleted)

@@ -1,0 +1,360 @@
+"""
+Changes and events as Arrow, column by column. Pure.
+
+Values come as records carry them: integers and floats as numbers, everything else as
+text. What does not fit its column is refused with the column's name, never rounded or
+cut, and made null only if it is asked for, of the values that ``unfit`` names.
+
+Hot path: one list and one conversion per column; rows are looked at one by one only
+when a column did not fit.
+
+Whole rows as a table's columns, without a value of each. Pure.
+
+What comes out is what ``rows`` would lay out; whatever that would refuse, leave out or
+convert is not taken here, so that there is one place for it.
+
+Arrow columns back into values as records carry them. Pure.
+
+Integers, floats and booleans as such, decimals and times as text, bytes as base64: the
+inverse of what ``rows`` does.
+"""
+
+import base64
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from towpath.sinks.change import (
+    Change,
+    EventRow,
+    Refusal,
+    Value,
+    is_no_instant,
+    is_no_number,
+)
+from towpath.sinks.changes.columns import Columns, LaidRows, read_rows
+from towpath.sinks.key_text import text_of
+from towpath.sinks.targets.warehouse.schema import (
+    IS_DELETED,
+    KEPT,
+    POSITION,
+    ROW_NUMBER,
+    TIMESTAMP,
+    LakeColumn,
+    LakeTable,
+)
+
+# What Arrow and the conversions below raise for a value that does not fit.
+_MISFIT = (ValueError, TypeError, OverflowError)
+
+_CURE: Final = "; with warehouse.unfit = 'null' its row is written with null there"
+
+
+class Laid(NamedTuple):
+    """
+    A batch laid out for a table.
+
+    Attributes:
+        rows: What is to be written.
+        changes: Where it comes from, row by row.
+        refused: What did not fit.
+        nulled: How many values were made null, by their column.
+    """
+
+    rows: pa.Table
+    changes: tuple[Change, ...]
+    refused: tuple[Refusal, ...]
+    nulled: Mapping[str, int] = MappingProxyType({})
+
+
+class LaidEvents(NamedTuple):
+    """Events laid out for a log; ``occurred_between`` is missing if a time is."""
+
+    rows: pa.Table
+    occurred_between: tuple[str, str] | None
+    untimed: int
+
+
+def lay_out(
+    table: LakeTable,
+    changes: Sequence[Change],
+    retained: frozenset[str] = frozenset(),
+    *,
+    nulls_unfit: bool = False,
+) -> Laid:
+    """
+    Lay out changes; a column that the table lacks is left out.
+
+    Args:
+        table: Where they go.
+        changes: At most one per key.
+        retained: Columns that the source has dropped: a row without one keeps it.
+        nulls_unfit: Whether what no warehouse has room for becomes null.
+    """
+    try:
+        return Laid(_whole(table, changes, retained), tuple(changes), ())
+    except _MISFIT:
+        if not nulls_unfit:
+            return _fitting(table, changes, retained)
+        nulled: Counter[str] = Counter()
+        cleared = [_without_unfit(table, change, nulled) for change in changes]
+        return lay_out(table, cleared, retained)._replace(nulled=nulled)
+
+
+def lay_out_keys(table: LakeTable, changes: Sequence[Change]) -> pa.Table:
+    """Lay out the keys of changes that fit the table, with their row numbers."""
+    rows = [_fields(change) for change in changes]
+    key = [c for c in table.columns if c.is_key]
+    arrays = {c.name: _array(c, [row.get(c.name) for row in rows]) for c in key}
+    return pa.table({**arrays, ROW_NUMBER: pa.array(range(len(rows)), pa.int64())})
+
+
+def lay_out_events(table: LakeTable, events: Sequence[EventRow]) -> LaidEvents:
+    """Lay out events; one whose time cannot be held keeps all but its time."""
+    times, untimed = _times(events)
+    arrays = [
+        times
+        if column.name == "occurred_at"
+        else pa.array([getattr(e, column.name) for e in events], pa.string())
+        for column in table.columns
+    ]
+    rows = pa.table(arrays, schema=table.schema)
+    if untimed or not events:
+        return LaidEvents(rows, None, untimed)
+    texts = times.cast(pa.string()).to_pylist()
+    return LaidEvents(rows, (min(texts), max(texts)), 0)
+
+
+def _times(events: Sequence[EventRow]) -> tuple[pa.Array, int]:
+    try:
+        texts = pa.array([e.occurred_at for e in events], pa.string())
+        return texts.cast(TIMESTAMP.arrow), 0
+    except _MISFIT:
+        times = [_time(e.occurred_at) for e in events]
+        return pa.array(times, TIMESTAMP.arrow), times.count(None)
+
+
+def _time(text: str) -> Any:  # noqa: ANN401 - an Arrow scalar's own value
+    try:
+        return pa.array([text]).cast(TIMESTAMP.arrow)[0].as_py()
+    except _MISFIT:
+        return None
+
+
+def slices(rows: pa.Table, most_bytes: int) -> list[pa.Table]:
+    """Split rows so that none of the parts is larger, but for a single row."""
+    count = min(-(-rows.nbytes // most_bytes), rows.num_rows)
+    if count <= 1:
+        return [rows] if rows.num_rows else []
+    size = -(-rows.num_rows // count)
+    return [rows.slice(begin, size) for begin in range(0, rows.num_rows, size)]
+
+
+def key_span(table: LakeTable, rows: pa.Table) -> tuple[int, int] | None:
+    """Return the span of the key's first column, if it is of integers."""
+    first = rows.column(table.key[0])
+    if not pa.types.is_integer(first.type) or not rows.num_rows:
+        return None
+    span = pc.min_max(first).as_py()
+    return span["min"], span["max"]
+
+
+def _whole(
+    table: LakeTable, changes: Sequence[Change], retained: frozenset[str]
+) -> pa.Table:
+    rows = [_fields(change) for change in changes]
+    arrays = []
+    for column in table.columns:
+        if column.name == POSITION:
+            arrays.append(pa.array([c.position for c in changes], pa.string()))
+        elif column.name == IS_DELETED:
+            arrays.append(pa.array([c.row is None for c in changes], pa.bool_()))
+        else:
+            arrays.append(_array(column, [row.get(column.name) for row in rows]))
+    laid = pa.table(arrays, schema=table.schema)
+    if retained or any(change.unchanged for change in changes):
+        kept = [
+            sorted(c.unchanged | (retained - row.keys()))
+            for c, row in zip(changes, rows, strict=True)
+        ]
+        laid = laid.append_column(KEPT, pa.array(kept, pa.list_(pa.string())))
+    return laid
+
+
+def _fitting(
+    table: LakeTable, changes: Sequence[Change], retained: frozenset[str]
+) -> Laid:
+    """
+    Lay out what fits, and refuse the rest.
+
+    A delete whose key does not fit needs nothing: no row can have the key.
+    """
+    fitting, refused = [], []
+    for change in changes:
+        reason = _misfit(table, change)
+        if reason is None:
+            fitting.append(change)
+        elif change.row is not None:
+            refused.append(Refusal(change, reason))
+    rows = _whole(table, fitting, retained)
+    return Laid(rows, tuple(fitting), tuple(refused))
+
+
+def _without_unfit(table: LakeTable, change: Change, nulled: Counter[str]) -> Change:
+    """Make null what no warehouse has room for, and count it by its column."""
+    row = change.row or {}
+    unfit = [
+        column.name
+        for column in table.columns
+        if _is_unfit(column, row.get(column.name))
+    ]
+    nulled.update(unfit)
+    if not unfit:
+        return change
+    return change._replace(row={**row, **dict.fromkeys(unfit)})
+
+
+def _is_unfit(column: LakeColumn, value: Value) -> bool:
+    """Tell whether no warehouse has room for a value, and its row can do without."""
+    kind = column.type.arrow
+    if column.is_key:
+        return False
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return is_no_instant(value)
+    return pa.types.is_decimal(kind) and is_no_number(value)
+
+
+def _fields(change: Change) -> Any:  # noqa: ANN401 - a row's mapping
+    """Return the row; of a delete, its key."""
+    if change.row is None:
+        return dict(zip(change.key_columns, change.key, strict=True))
+    return change.row
+
+
+def _misfit(table: LakeTable, change: Change) -> str | None:
+    fields = _fields(change)
+    for column in table.columns:
+        try:
+            _array(column, [fields.get(column.name)])
+        except _MISFIT:
+            reason = f"the value of {column.name} does not fit {column.type.ddl}"
+            is_unfit = _is_unfit(column, fields.get(column.name))
+            return reason + (_CURE if is_unfit else "")
+    return None
+
+
+def _array(column: LakeColumn, values: list[Value]) -> pa.Array:
+    kind = column.type.arrow
+    if pa.types.is_string(kind):
+        texts = [v if v is None or type(v) is str else text_of(v) for v in values]
+        return pa.array(texts, kind)
+    if pa.types.is_integer(kind):
+        # Arrow would cut a fraction off without a word.
+        if any(type(v) is float for v in values):
+            message = "not an integer"
+            raise ValueError(message)
+        return pa.array(values, kind)
+    if pa.types.is_boolean(kind):
+        return pa.array(values, kind)
+    if pa.types.is_floating(kind):
+        # Not a number and the infinities come as text.
+        return pa.array([None if v is None else float(v) for v in values], kind)
+    if pa.types.is_binary(kind):
+        return pa.array([_bytes(v) for v in values], kind)
+    return pa.array(values, pa.string()).cast(kind)
+
+
+def _bytes(value: Value) -> bytes | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        message = "not base64"
+        raise TypeError(message)
+    return base64.b64decode(value, validate=True)
+
+
+_OWN: Final = (POSITION, IS_DELETED)
+# What Arrow raises for a value that does not fit, or for a type that it cannot read.
+_COLUMN_MISFIT: Final = (
+    pa.ArrowInvalid,
+    pa.ArrowNotImplementedError,
+    pa.ArrowTypeError,
+)
+
+
+def lay_out_columns(table: LakeTable, columns: Columns) -> LaidRows | None:
+    """Lay out the whole rows of plain records; ``None`` if one does not fit."""
+    own = [c for c in table.columns if c.name not in _OWN]
+    if any(pa.types.is_binary(column.type.arrow) for column in own):
+        return None
+    wanted = pa.struct([(c.name, _in_json(c.type.arrow)) for c in own])
+    try:
+        read = read_rows(columns, wanted)
+        # A field that the table does not have is somebody else's to judge.
+        if read.rows.type.num_fields != wanted.num_fields:
+            return None
+        rows = read.rows.filter(read.is_whole)
+        arrays = [rows.field(c.name).cast(c.type.arrow) for c in own]
+    except _COLUMN_MISFIT:
+        return None
+    positions = columns.positions.filter(read.is_whole)
+    arrays += [positions, pa.repeat(pa.scalar(value=False), len(rows))]
+    laid = pa.table(arrays, schema=table.schema)
+    if any(laid.column(name).null_count for name in table.key):
+        return None
+    return LaidRows(laid, columns.places.filter(read.is_whole))
+
+
+def _in_json(kind: pa.DataType) -> pa.DataType:
+    """Return how a record carries a type: numbers as such, all else as text."""
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    return kind if pa.types.is_boolean(kind) else pa.string()
+
+
+# From this scale on Arrow writes small decimals with an exponent.
+_FIRST_SCALE_WITH_EXPONENT: Final = 7
+
+
+def values_of(column: pa.Array) -> list[Value]:
+    """Return a column's values as a record would carry them."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        # Arrow writes a blank between date and time, and six digits after the point.
+        texts = pc.replace_substring(
+            column.cast(pa.string()), " ", "T", max_replacements=1
+        )
+        return list(texts.to_pylist())
+    if pa.types.is_date(kind):
+        return list(column.cast(pa.string()).to_pylist())
+    if pa.types.is_decimal(kind):
+        return _decimals(column)
+    if pa.types.is_floating(kind):
+        return [_float(v) for v in column.to_pylist()]
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return [
+            None if v is None else base64.b64encode(v).decode()
+            for v in column.to_pylist()
+        ]
+    return list(column.to_pylist())
+
+
+def _decimals(column: pa.Array) -> list[Value]:
+    if column.type.scale < _FIRST_SCALE_WITH_EXPONENT:
+        return list(column.cast(pa.string()).to_pylist())
+    return [None if v is None else format(v, "f") for v in column.to_pylist()]
+
+
+def _float(value: float | None) -> Value:
+    if value is None or math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,187 @@
+"""
+The statements that write a batch, guarded by position. Pure: text out.
+
+They write to a branch that begins at a commit we know. What readers see moves there in
+one step at the end, which fails if somebody else has moved it meanwhile.
+
+The batch stands in a view ``s`` with the table's columns; where it holds partial rows,
+also with ``_kept``: the columns whose stored value stays. A batch has each key once,
+or the engine refuses it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from towpath.sinks.targets.warehouse.client import CATALOG
+from towpath.sinks.targets.warehouse.schema import (
+    IS_DELETED,
+    KEPT,
+    POSITION,
+    ROW_NUMBER,
+    LakeName,
+    LakeTable,
+    literal,
+    quoted,
+)
+
+
+def upsert(
+    table: LakeTable,
+    view: str,
+    kept: Iterable[str] = (),
+    span: tuple[int, int] | None = None,
+) -> str:
+    """
+    Write each row unless the table has a newer one of its key.
+
+    Args:
+        table: Where to.
+        view: The batch.
+        kept: Columns that at least one row of the batch leaves as they are.
+        span: Least and greatest value of the key's first column in the batch: only
+            files that reach into this span are searched. ``None`` searches all.
+    """
+    within = ""
+    if span is not None:
+        first = f"t.{quoted(table.key[0])}"
+        within = f"\n  AND {first} >= {span[0]} AND {first} <= {span[1]}"
+    names = [c.name for c in table.columns]
+    some_kept = set(kept)
+    updates = ",\n  ".join(f"t.{quoted(n)} = {_value(n, some_kept)}" for n in names)
+    position = quoted(POSITION)
+    return (
+        f"MERGE INTO {table.beside} t USING {quoted(view)} s"
+        f" ON {_same_key(table)}{within}\n"
+        f"WHEN MATCHED AND s.{position} >= t.{position} THEN UPDATE SET\n  {updates}\n"
+        f"{_insert(names)}"
+    )
+
+
+def insert_new(
+    table: LakeTable, view: str, occurred_between: tuple[str, str] | None
+) -> str:
+    """
+    Write each event whose id the log does not have.
+
+    Args:
+        table: The log.
+        view: The batch, each id once.
+        occurred_between: Earliest and latest time of the batch's events: an event that
+            comes again comes with its time, so only files that reach into this span
+            are searched. ``None`` searches all.
+    """
+    span = ""
+    if occurred_between is not None:
+        earliest, latest = occurred_between
+        span = (
+            f"\n  AND t.`occurred_at` >= timestamp '{earliest}'"
+            f" AND t.`occurred_at` <= timestamp '{latest}'"
+        )
+    names = [c.name for c in table.columns]
+    return (
+        f"MERGE INTO {table.beside} t USING {quoted(view)} s"
+        f" ON {_same_key(table)}{span}\n{_insert(names)}"
+    )
+
+
+def sweep(name: LakeName, floor: str) -> str:
+    """Take away the rows below a floor, tombstones too."""
+    where = f"{quoted(POSITION)} < {literal(floor)}"
+    return f"DELETE FROM {name.sql} WHERE {where}"  # noqa: S608 - quoted
+
+
+def erase(table: LakeTable, keys: Iterable[Sequence[str]]) -> str:
+    """Take all rows of some keys away, each key as the texts of its values."""
+    types = {column.name: column.type for column in table.columns}
+    each = (
+        " AND ".join(
+            f"{quoted(name)} = {_typed(types[name].ddl, text)}"
+            for name, text in zip(table.key, key, strict=True)
+        )
+        for key in keys
+    )
+    where = " OR ".join(f"({one})" for one in each)
+    return f"DELETE FROM {table.name.sql} WHERE {where}"  # noqa: S608 - quoted
+
+
+def _typed(ddl: str, text: str) -> str:
+    if ddl == "binary":
+        return f"unbase64({literal(text)})"
+    return f"CAST({literal(text)} AS {ddl})"
+
+
+def purge(name: LakeName, safe: str) -> str:
+    """Take away the tombstones below a position."""
+    where = f"{quoted(IS_DELETED)} AND {quoted(POSITION)} < {literal(safe)}"
+    return f"DELETE FROM {name.sql} WHERE {where}"  # noqa: S608 - quoted
+
+
+def stored_positions(table: LakeTable, view: str) -> str:
+    """Read what the table holds of the batch's keys, by the batch's row numbers."""
+    number = quoted(ROW_NUMBER)
+    return (
+        f"SELECT s.{number}, t.{quoted(POSITION)}, t.{quoted(IS_DELETED)}\n"
+        f"FROM {table.name.sql} t JOIN {quoted(view)} s ON {_same_key(table)}"
+    )
+
+
+def first_commit(name: LakeName) -> str:
+    """Commit nothing, so that there is a commit to begin at."""
+    return f"INSERT INTO {name.sql} SELECT * FROM {name.sql} WHERE false"  # noqa: S608 - quoted
+
+
+def branch_off(name: LakeName, branch: str, snapshot_id: int) -> str:
+    """
+    Let a branch begin at a commit, whatever it held before.
+
+    What a dead process leaves goes with old versions, once it is a day old.
+    """
+    begin = f"CREATE OR REPLACE BRANCH {quoted(branch)} AS OF VERSION {snapshot_id}"
+    return f"ALTER TABLE {name.sql} {begin} RETAIN 1 DAYS"
+
+
+def fast_forward(name: LakeName, branch: str) -> str:
+    """Let readers see the branch, if they still see the commit that it began at."""
+    return (
+        f"CALL {CATALOG}.system.fast_forward(table => {literal(name.in_catalog)},"
+        f" branch => 'main', to => {literal(branch)})"
+    )
+
+
+def drop_branch(name: LakeName, branch: str) -> str:
+    """Let go of a branch, and so of old files that only it still holds."""
+    return f"ALTER TABLE {name.sql} DROP BRANCH IF EXISTS {quoted(branch)}"
+
+
+def newest_commit(name: LakeName, branch: str = "main") -> str:
+    """Read which commit of the table is the newest and what it did, if there is one."""
+    current = f"SELECT snapshot_id FROM {name.sql}.refs WHERE name = {literal(branch)}"  # noqa: S608 - quoted
+    return (
+        f"SELECT snapshot_id, summary FROM {name.sql}.snapshots"  # noqa: S608 - quoted
+        f" WHERE snapshot_id = ({current})"
+    )
+
+
+def commits(name: LakeName) -> str:
+    """Read all commits that are left: what each did, and on top of which one."""
+    told = "snapshot_id, parent_id, operation, summary"
+    return f"SELECT {told} FROM {name.sql}.snapshots"  # noqa: S608 - quoted
+
+
+def _same_key(table: LakeTable) -> str:
+    return " AND ".join(f"t.{quoted(n)} = s.{quoted(n)}" for n in table.key)
+
+
+def _insert(names: list[str]) -> str:
+    columns = ", ".join(quoted(n) for n in names)
+    values = ", ".join(f"s.{quoted(n)}" for n in names)
+    return f"WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({values})"  # noqa: S608 - quoted
+
+
+def _value(name: str, kept: set[str]) -> str:
+    column = quoted(name)
+    if name not in kept:
+        return f"s.{column}"
+    return (
+        f"CASE WHEN array_contains(s.{quoted(KEPT)}, {literal(name)})"
+        f" THEN t.{column} ELSE s.{column} END"
+    )

@@ -1,0 +1,1 @@
+"""Webhooks: changes posted to a receiver, signed."""

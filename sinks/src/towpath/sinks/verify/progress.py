@@ -1,0 +1,348 @@
+"""
+Wait until a sink has passed a moment of the source, also while others write on.
+
+Three distances must be gone: no snapshot reads for the sink, the slot has confirmed all
+that was committed by then, and the sink has applied every record that its topics held
+when the slot had. The ends are fixed, so that what is written meanwhile is not waited
+for. Whatever gets on is waited for, however long it takes.
+
+How far the database's log is read, and whether those who write are done.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, LiteralString, NamedTuple, Protocol
+
+from psycopg import errors as sqlstate
+
+from towpath.schemas.clock import Clock, Patience
+from towpath.schemas.position import format_lsn, parse_lsn
+from towpath.settings import Settings, Sink
+from towpath.sinks.changes.routing import Routes
+from towpath.sinks.ports import Cluster
+from towpath.sinks.source_session import connected
+from towpath.sinks.state.progress import (
+    Offsets,
+    Progress,
+    is_writing,
+    progress_path,
+    read_progress,
+)
+from towpath.sinks.verify.errors import NotAtRestError
+from towpath.sinks.verify.source import translated
+
+# A relay that has nothing to do confirms at its timer, every 10 s; a warehouse commits
+# every 10 s or so, and compacts for some seconds now and then.
+STUCK_AFTER_S: Final = 60.0
+LOOK_EVERY_S: Final = 0.1
+
+# A commit is seen some milliseconds after it can be read from the log; later only if
+# it waits for a standby.
+_SEEN_WITHIN_S: Final = 10.0
+
+
+class Unread(NamedTuple):
+    """
+    What snapshots have still to read for a sink.
+
+    Attributes:
+        tables: Those that are not read to their end. What is paused for all sinks is
+            not among them: nothing of it is on its way until somebody resumes it.
+        paused: How many of them are paused.
+        moved: Changes whenever any snapshot gets on, also within a table.
+    """
+
+    tables: int
+    paused: int = 0
+    moved: int = 0
+
+
+class Distance(NamedTuple):
+    """
+    How far it is yet.
+
+    Attributes:
+        to_go: What is left to do.
+        missing: The same in words.
+        moved: Changes whenever it gets on, also if as much is left.
+        is_working: Whether it is known to get on, though nothing shows it.
+    """
+
+    to_go: int
+    missing: str
+    moved: int = 0
+    is_working: bool = False
+
+
+class Log(Protocol):
+    """What the wait needs of the database's log."""
+
+    def mark(self) -> int:
+        """Return an LSN that a slot confirms only after all that is committed now."""
+
+    def confirmed(self, slot: str) -> int | None:
+        """Return what a slot has confirmed; a slot that is not there has nothing."""
+
+    def unread(self, sink: str) -> Unread:
+        """Tell what snapshots have still to read for a sink."""
+
+    def answered(self, signals: Sequence[str]) -> int:
+        """Count the signals that are carried out or refused."""
+
+    def refusals(self, signals: Sequence[str]) -> tuple[str, ...]:
+        """Return why signals were refused, those that were."""
+
+    def next_transaction(self) -> int:
+        """Return the id above those of all transactions that write now."""
+
+    def oldest_transaction(self) -> int:
+        """Return the lowest id of a transaction whose end is not seen yet."""
+
+
+class CatchUpWaiter:
+    """Waits for one sink; each wait is for what is there when it begins."""
+
+    def __init__(
+        self, settings: Settings, sink: Sink, log: Log, cluster: Cluster, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._sink = sink
+        self._log = log
+        self._cluster = cluster
+        self._clock = clock
+
+    def wait(self, looking: Callable[[], None] | None = None) -> None:
+        """
+        Return when everything committed before the call has reached the sink.
+
+        What a snapshot still reads for it has not.
+
+        Args:
+            looking: Called now and then meanwhile, and at the beginning.
+
+        Raises:
+            NotAtRestError: It does not get on, and what is missing.
+            UnavailableError: The database or the broker does not answer.
+        """
+        self._wait(self._unread, looking)
+        mark = self._log.mark()
+        self._wait(lambda: self._unconfirmed(mark), looking)
+        # What the slot confirmed is in the topics.
+        topics = Routes(self._sink).matching(self._cluster.names())
+        ends = self._cluster.end_offsets(topics)
+        self._wait(lambda: self._unapplied(ends), looking)
+
+    def wait_until_seen(self) -> None:
+        """
+        Return when whoever writes now is done, so that all it did is seen.
+
+        A commit can be in the log, and in a sink, before others see it. A transaction
+        that stays open for long has no commit in the log: it is not waited for further.
+
+        Raises:
+            UnavailableError: The database does not answer.
+        """
+        last = self._log.next_transaction()
+        patience = Patience(self._clock, _SEEN_WITHIN_S)
+        while (left := last - self._log.oldest_transaction()) > 0:
+            if patience.is_over(left):
+                return
+            self._clock.wait(LOOK_EVERY_S)
+
+    def wait_for_answers(self, signals: Sequence[str]) -> tuple[str, ...]:
+        """
+        Return when signals have been carried out, or refused.
+
+        Returns:
+            Why rows were not read, if some were not.
+
+        Raises:
+            NotAtRestError: The relay does not answer.
+            UnavailableError: The database does not answer.
+        """
+        self._wait(lambda: self._unanswered(signals), None)
+        return self._log.refusals(signals)
+
+    def highest(self) -> str:
+        """Return the highest position that the sink applied; empty: nobody knows."""
+        return self._progress().position
+
+    def _wait(
+        self,
+        distance: Callable[[], Distance],
+        looking: Callable[[], None] | None,
+    ) -> None:
+        patience, moved = Patience(self._clock, STUCK_AFTER_S), 0
+        while True:
+            if looking is not None:
+                looking()
+            left = distance()
+            if left.to_go <= 0:
+                return
+            if left.moved != moved or left.is_working:
+                patience, moved = Patience(self._clock, STUCK_AFTER_S), left.moved
+            if patience.is_over(left.to_go):
+                message = f"not at rest: {left.missing}"
+                raise NotAtRestError(message)
+            self._clock.wait(LOOK_EVERY_S)
+
+    def _unread(self) -> Distance:
+        unread = self._log.unread(self._sink.name)
+        paused = f", {unread.paused} of them paused" if unread.paused else ""
+        missing = f"a snapshot has {unread.tables} tables to read{paused}"
+        return Distance(unread.tables, missing, unread.moved)
+
+    def _unanswered(self, signals: Sequence[str]) -> Distance:
+        count = len(signals) - self._log.answered(signals)
+        # They may wait behind a snapshot, of whichever sink.
+        moved = self._log.unread(self._sink.name).moved
+        return Distance(count, f"the relay has not answered {count} signals", moved)
+
+    def _unconfirmed(self, mark: int) -> Distance:
+        slot = self._settings.database.slot
+        confirmed = self._log.confirmed(slot)
+        if confirmed is None:
+            message = (
+                f"not at rest: the slot {slot} does not exist, so no relay is at work"
+            )
+            raise NotAtRestError(message)
+        left = mark - confirmed
+        return Distance(
+            left,
+            f"the relay has confirmed {format_lsn(confirmed)} of {format_lsn(mark)}, "
+            f"{left:,} bytes to go",
+        )
+
+    def _unapplied(self, ends: Mapping[str, Mapping[str, int]]) -> Distance:
+        progress = self._progress()
+        count = records_to_go(ends, progress.applied)
+        why = f" ({progress.error})" if progress.error else ""
+        missing = f"the sink {self._sink.name} has {count:,} records to go{why}"
+        # What a batch has written counts only once all of it is durable.
+        folder, now = self._settings.state_folder, self._clock.now()
+        working = is_writing(folder, self._sink.name, now)
+        return Distance(count, missing, is_working=working)
+
+    def _progress(self) -> Progress:
+        name = self._sink.name
+        return read_progress(progress_path(self._settings.state_folder, name), name)
+
+
+def records_to_go(ends: Mapping[str, Mapping[str, int]], applied: Offsets) -> int:
+    """Count the records of the topics that are not applied yet."""
+    return sum(
+        max(0, end - applied.get(topic, {}).get(partition, 0))
+        for topic, partitions in ends.items()
+        for partition, end in partitions.items()
+    )
+
+
+_MARK: Final[LiteralString] = (
+    "select pg_logical_emit_message(true, 'towpath.verify', '')::text"
+)
+_CURRENT: Final[LiteralString] = "select pg_current_wal_lsn()::text"
+_CONFIRMED: Final[LiteralString] = (
+    "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s"
+)
+_HAS_SNAPSHOTS: Final[LiteralString] = "select to_regclass('towpath.snapshot')::text"
+_UNREAD: Final[LiteralString] = """
+    select count(*) filter (where target = %(sink)s
+               or target is null and state <> 'paused'),
+           count(*) filter (where target = %(sink)s and state = 'paused'),
+           coalesce(sum(rows + dropped + chunks), 0)::bigint
+    from towpath.snapshot s where state in ('queued', 'running', 'paused')
+        and coalesce(to_jsonb(s) ->> 'relay', %(relay)s) = %(relay)s
+"""
+_ANSWERED: Final[LiteralString] = (
+    "select count(*) from towpath.signal where id = any(%s)"
+    " and status in ('completed', 'incomplete', 'failed', 'rejected')"
+)
+_REFUSALS: Final[LiteralString] = (
+    "select distinct coalesce(detail->>'reason', (select string_agg(key || ': '"
+    " || (value->>'reason'), '; ') from jsonb_each(detail->'tables')), status)"
+    " from towpath.signal"
+    " where id = any(%s) and status in ('incomplete', 'failed', 'rejected')"
+    " order by 1"
+)
+_OLDEST: Final[LiteralString] = (
+    "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+)
+_NEXT: Final[LiteralString] = (
+    "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+)
+
+
+class SourceLog:
+    """How far the database's log is read; sees what happens as it happens."""
+
+    def __init__(self, dsn: str, relay: str) -> None:
+        """
+        Connect.
+
+        Args:
+            dsn: The database.
+            relay: The relay that reads for the sinks, by its slot's name.
+
+        Raises:
+            SourceUnavailableError: The database cannot be reached.
+        """
+        self._relay = relay
+        with translated():
+            self._connection = connected(dsn)
+
+    def mark(self) -> int:
+        """
+        Return an LSN that a slot confirms only after all that is committed now.
+
+        Where it may, it writes one itself, a transaction without rows: a slot of a
+        quiet database would otherwise have nothing to confirm.
+        """
+        with translated():
+            try:
+                row = self._connection.execute(_MARK).fetchone()
+            except (sqlstate.InsufficientPrivilege, sqlstate.ReadOnlySqlTransaction):
+                row = self._connection.execute(_CURRENT).fetchone()
+        return parse_lsn("" if row is None else row[0])
+
+    def confirmed(self, slot: str) -> int | None:
+        """Return what a slot has confirmed; a slot that is not there has nothing."""
+        with translated():
+            row = self._connection.execute(_CONFIRMED, [slot]).fetchone()
+        return None if row is None or row[0] is None else parse_lsn(row[0])
+
+    def unread(self, sink: str) -> Unread:
+        """Tell what snapshots have still to read for a sink."""
+        with translated():
+            if self._connection.execute(_HAS_SNAPSHOTS).fetchone() == (None,):
+                return Unread(0)
+            names = {"sink": sink, "relay": self._relay}
+            row = self._connection.execute(_UNREAD, names).fetchone()
+        return Unread(0) if row is None else Unread(*row)
+
+    def answered(self, signals: Sequence[str]) -> int:
+        """Count the signals that are carried out or refused."""
+        with translated():
+            row = self._connection.execute(_ANSWERED, [list(signals)]).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def refusals(self, signals: Sequence[str]) -> tuple[str, ...]:
+        """Return why signals were refused, those that were."""
+        with translated():
+            rows = self._connection.execute(_REFUSALS, [list(signals)]).fetchall()
+        return tuple(str(reason) for (reason,) in rows)
+
+    def next_transaction(self) -> int:
+        """Return the id above those of all transactions that write now."""
+        return self._number(_NEXT)
+
+    def oldest_transaction(self) -> int:
+        """Return the lowest id of a transaction whose end is not seen yet."""
+        return self._number(_OLDEST)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._connection.close()
+
+    def _number(self, query: LiteralString) -> int:
+        with translated():
+            row = self._connection.execute(query).fetchone()
+        return 0 if row is None else int(row[0])

@@ -147,7 +147,7 @@ POINTS: Final[dict[str, Callable[[Fault], None]]] = {
     "signal held": lambda f: f.after(DeliveryLedger, "hold"),
     "signal answered": lambda f: f.before(DeliveryLedger, "release"),
     "before tails": lambda f: f.before(recover, "read_tails"),
-    "in tails": lambda f: f.before(recovery._Scan, "_take"),
+    "in tails": lambda f: f.before(recovery.TailScan, "take"),
     "after tails": lambda f: f.after(recover, "read_tails"),
     "before lineage": lambda f: f.before(StateTopic, "write", _writes("lineage")),
     "lineage": lambda f: f.after(StateTopic, "write", _writes("lineage")),

@@ -50,7 +50,7 @@ def _deaf(_folder: Path) -> None:
 
 def _unlocked(_folder: Path) -> None:
     """Take the view of the database without holding the table."""
-    chunk_reader.chunks.lock_statement = lambda *_: "set local jit = off"  # type: ignore[attr-defined]
+    chunk_reader.sql.lock_statement = lambda *_: "set local jit = off"  # type: ignore[attr-defined]
 
 
 def _pause(name: str, folder: Path) -> None:

@@ -72,6 +72,7 @@ LACKING = (
     ("relay run", 12),
 )
 NAMED = "may open no further file"
+CURE = "LimitNOFILE"
 LIMITED = """
 import os, resource, sys
 from towpath.deploy.cli.app import main
@@ -217,13 +218,13 @@ def test_too_few_file_descriptors_are_named(hostile: Rig):
         process = hostile.start("-c", LIMITED, str(free), *words)
         hostile.wait_for(
             lambda process=process: (
-                NAMED in hostile.printed() or process.poll() is not None
+                CURE in hostile.printed() or process.poll() is not None
             )
         )
         hostile.kill()
         printed = hostile.printed()
 
         assert NAMED in printed, (command, free, printed[-3000:])
-        assert "LimitNOFILE" in printed, (command, free)
+        assert CURE in printed, (command, free)
         assert "Traceback" not in printed, (command, free, printed[-3000:])
         assert "Check that Postgres runs" not in printed, (command, free)

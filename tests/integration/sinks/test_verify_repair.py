@@ -80,6 +80,8 @@ def rig(request, stack, database, unique, tmp_path):
     made.pause_s = PAUSES_S[kind]
     try:
         with made.followed(lake[1] if lake else None):
+            made.catch_up()
+            made.wait_for(lambda: not made.is_behind())
             yield made
     finally:
         made.close()

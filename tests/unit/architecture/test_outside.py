@@ -102,6 +102,7 @@ def test_modules_that_are_run_take_their_options(monkeypatch):
     found = []
     for module in (line.partition(":")[0] for line in lines):
         monkeypatch.setattr(sys, "argv", [module, "--help"])
+        monkeypatch.delitem(sys.modules, module, raising=False)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as ended:
             runpy.run_module(module, run_name="__main__")
@@ -118,6 +119,7 @@ def test_the_relay_as_a_module_takes_a_file(monkeypatch, capsys, tmp_path):
     config = tmp_path / "its-own.toml"
     config.write_text("version = 1\n", encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["towpath.relay", str(config)])
+    monkeypatch.delitem(sys.modules, "towpath.relay.__main__", raising=False)
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("towpath.relay", run_name="__main__")
 

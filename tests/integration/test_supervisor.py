@@ -13,8 +13,7 @@ from towpath.deploy.errors import NotReadyError, PartError
 from towpath.deploy.local import lifecycle, process
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.deploy.local.supervisor import Supervisor
-from towpath.schemas.backoff import Backoff
-from towpath.schemas.clock import Deadline, SystemClock
+from towpath.schemas.clock import Backoff, Deadline, SystemClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 

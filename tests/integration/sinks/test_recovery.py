@@ -12,8 +12,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from support.dead_letters import Asked, Letters
 from support.waiting import until
-from towpath.schemas.backoff import Backoff
-from towpath.schemas.clock import SystemClock
+from towpath.schemas.clock import Backoff, SystemClock
 from towpath.settings import Kafka
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.engine import recovery

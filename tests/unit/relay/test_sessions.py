@@ -6,7 +6,7 @@ import pytest
 
 from towpath.relay.errors import MalformedMessageError, SourceUnavailableError
 from towpath.relay.session import SessionLoop
-from towpath.schemas.backoff import Backoff
+from towpath.schemas.clock import Backoff
 
 
 class Clock:

@@ -13,7 +13,7 @@ from towpath.relay.snapshot.pace import (
 from towpath.relay.snapshot.shape import Chunk, TableShape
 from towpath.relay.snapshot.visibility import XidSnapshot
 from towpath.relay.wal.messages import Column, Relation
-from towpath.schemas.backoff import Backoff
+from towpath.schemas.clock import Backoff
 
 
 def test_a_rate_spaces_chunks_by_their_rows():

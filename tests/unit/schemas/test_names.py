@@ -3,8 +3,7 @@
 import pytest
 
 from towpath.schemas import failure, topics
-from towpath.schemas.backoff import Backoff
-from towpath.schemas.clock import Deadline, SystemClock
+from towpath.schemas.clock import Backoff, Deadline, SystemClock
 from towpath.schemas.table_name import TableName, is_quoted_name
 
 

@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 
 from support.dead_letters import Letters
 from support.parked_shop import KEY, change
-from towpath.schemas.backoff import Backoff
+from towpath.schemas.clock import Backoff
 from towpath.settings import Kafka, WriteFrom
 from towpath.settings import Sink as SinkSettings
 from towpath.sinks.apply.batch import BatchResult

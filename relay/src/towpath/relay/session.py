@@ -62,8 +62,7 @@ from towpath.relay.recovery.state import (
 )
 from towpath.relay.snapshot.naming import Registration
 from towpath.relay.wiring import PipelineBuilder
-from towpath.schemas.backoff import Backoff
-from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.clock import Backoff, Clock, Deadline
 from towpath.schemas.failure import Disposition, TowpathError
 from towpath.schemas.position import format_lsn
 from towpath.settings import DeliveryMode, Settings

@@ -1,11 +1,14 @@
 """
-Time as a port: what loops need of it, and the one edge that asks the system.
+Time as a port, and the one edge that reads the system's clock.
 
-Whoever needs the time or has to wait takes a ``Clock``; only ``SystemClock`` knows
-where time comes from, so that tests can turn it themselves.
+Code that needs the time or has to wait takes a ``Clock``. Only ``SystemClock`` asks the
+system, so tests can advance time themselves. Delays between attempts are a ``Backoff``:
+no loop invents a sleep of its own.
 """
 
+import random
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -37,7 +40,7 @@ class SystemClock:
 
 
 class Deadline:
-    """One bound that several steps share: the sum is bounded, not each."""
+    """One time limit shared by several steps: it bounds their sum."""
 
     def __init__(self, clock: Clock, timeout_s: float) -> None:
         self._clock = clock
@@ -48,12 +51,12 @@ class Deadline:
         return max(0.0, self._ends_at_s - self._clock.monotonic_s())
 
     def passed(self) -> bool:
-        """Tell whether nothing is left."""
+        """Return whether no time is left."""
         return self.remaining_s() == 0.0
 
 
-class Patience:
-    """A bound on standing still: it begins anew whenever less is left to do."""
+class StallTimeout:
+    """A time limit that starts again whenever there is progress."""
 
     def __init__(self, clock: Clock, stuck_after_s: float) -> None:
         self._clock = clock
@@ -62,8 +65,34 @@ class Patience:
         self._least: int | None = None
 
     def is_over(self, left: int) -> bool:
-        """Take how much is left now; tell whether it has been no less for too long."""
+        """Record the remaining work; return whether it has stopped shrinking."""
         if self._least is None or left < self._least:
             self._least = left
             self._deadline = Deadline(self._clock, self._stuck_after_s)
         return self._deadline.passed()
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """
+    Exponential delays with jitter between half a bound and the bound.
+
+    Attributes:
+        first_s: Upper bound of the first delay.
+        ceiling_s: No delay is longer than this.
+        factor: Growth of the bound from one attempt to the next.
+    """
+
+    first_s: float = 0.2
+    ceiling_s: float = 10.0
+    factor: float = 2.0
+
+    def bound_s(self, attempt: int) -> float:
+        """Return the longest delay before attempt ``attempt`` (0 is the first)."""
+        # 64 doublings exceed any ceiling; more would overflow a float.
+        return min(self.ceiling_s, self.first_s * self.factor ** min(attempt, 64))
+
+    def delay_s(self, attempt: int) -> float:
+        """Return a delay between half the bound and the bound."""
+        bound_s = self.bound_s(attempt)
+        return random.uniform(bound_s / 2, bound_s)  # noqa: S311 - jitter

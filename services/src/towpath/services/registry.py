@@ -16,8 +16,7 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from httpx2 import TransportError  # what confluent-kafka's registry client raises
 
-from towpath.schemas.backoff import Backoff
-from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.clock import Backoff, Clock, Deadline
 from towpath.schemas.compatibility import LEVEL
 from towpath.schemas.events import EventSchema
 from towpath.schemas.failure import HaltError, UnavailableError

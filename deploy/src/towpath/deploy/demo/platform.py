@@ -19,7 +19,7 @@ from towpath.deploy.errors import SourceUnreachableError, StepError
 from towpath.deploy.local.configuration import for_shop
 from towpath.deploy.snapshots import signals
 from towpath.deploy.status import offsets
-from towpath.schemas.clock import Patience
+from towpath.schemas.clock import StallTimeout
 from towpath.settings import Sink
 from towpath.sinks.kafka.client import Topics
 from towpath.sinks.source_session import connected
@@ -166,9 +166,9 @@ def wait_for_sinks(stage: Stage) -> None:
         applied = offsets.progress_of(settings, sink).applied
         return offsets.lag_records(sink, applied, ends)
 
-    patience = Patience(stage.clock, _STUCK_AFTER_S)
+    stall = StallTimeout(stage.clock, _STUCK_AFTER_S)
     while behind := {sink.name: lag for sink in settings.sink if (lag := lag_of(sink))}:
-        if patience.is_over(sum(behind.values())):
+        if stall.is_over(sum(behind.values())):
             lags = ", ".join(f"{name} {lag:,} behind" for name, lag in behind.items())
             message = (
                 f"the sinks have applied nothing for {_STUCK_AFTER_S:.0f} s: {lags}; "

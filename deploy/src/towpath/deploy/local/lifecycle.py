@@ -24,7 +24,7 @@ from rich.text import Text
 from towpath.deploy.errors import NotReadyError, PartError
 from towpath.deploy.local import process
 from towpath.deploy.local.part import Part, StateFolder
-from towpath.schemas.clock import Deadline, Patience, SystemClock
+from towpath.schemas.clock import Deadline, StallTimeout, SystemClock
 
 # A part that shows nothing for this long hangs.
 _STUCK_AFTER_S: Final = 10.0
@@ -44,7 +44,7 @@ class Recovery:
         if self._found is not None:
             age_s = clock.now().timestamp() - self._found.create_time()
         self._deadline = Deadline(clock, part.recovers_within_s - age_s)
-        self._patience = Patience(clock, _STUCK_AFTER_S)
+        self._stall = StallTimeout(clock, _STUCK_AFTER_S)
 
     def goes_on(self) -> bool:
         """Tell whether the part has made progress lately, within its time."""
@@ -56,7 +56,7 @@ class Recovery:
         done = process.read_bytes(self._found) // _COUNTED_BYTES
         with contextlib.suppress(OSError):
             done += self._log.stat().st_size
-        return not self._patience.is_over(-done)
+        return not self._stall.is_over(-done)
 
 
 _LOOK_AGAIN_S: Final = 0.05

@@ -18,8 +18,7 @@ from towpath.deploy.errors import NotReadyError, PartError
 from towpath.deploy.local import lifecycle, process
 from towpath.deploy.local.lifecycle import PartStatus, Recovery
 from towpath.deploy.local.part import Part, StateFolder
-from towpath.schemas.backoff import Backoff
-from towpath.schemas.clock import Clock, Deadline, SystemClock
+from towpath.schemas.clock import Backoff, Clock, Deadline, SystemClock
 
 _LOOK_EVERY_S: Final = 0.2
 # A process that lasted this long had started well: its next delay is the first again.

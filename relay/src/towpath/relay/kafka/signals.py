@@ -39,7 +39,7 @@ from towpath.relay.snapshot.signals import (
     SignalRejectedError,
     read_document,
 )
-from towpath.schemas.backoff import Backoff
+from towpath.schemas.clock import Backoff
 from towpath.schemas.failure import TowpathError
 from towpath.settings import Kafka, Topics
 

@@ -34,8 +34,7 @@ from towpath.relay.kafka.reading import TopicOffset
 from towpath.relay.kafka.recovery import end_offsets
 from towpath.relay.ports import TopicFacts
 from towpath.schemas import topics as names
-from towpath.schemas.backoff import Backoff
-from towpath.schemas.clock import Clock, Patience
+from towpath.schemas.clock import Backoff, Clock, StallTimeout
 from towpath.schemas.table_name import TableName
 from towpath.settings import Kafka, Settings, Topics
 
@@ -58,13 +57,13 @@ class MetadataPropagation:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._patience = Patience(clock, REQUEST_TIMEOUT_S)
+        self._stall = StallTimeout(clock, REQUEST_TIMEOUT_S)
         self._backoff = Backoff(first_s=_SPREADING_S, ceiling_s=_MAX_SPREADING_S)
         self._attempt = 0
 
     def is_over(self, left: int) -> bool:
         """Take how much is not known; tell whether it has been no less for too long."""
-        return self._patience.is_over(left)
+        return self._stall.is_over(left)
 
     def wait(self) -> None:
         """Let time pass before the next look."""

@@ -34,7 +34,7 @@ from towpath.relay.snapshot.signals import (
     SignalRejectedError,
     external_signal,
 )
-from towpath.schemas.backoff import Backoff
+from towpath.schemas.clock import Backoff
 from towpath.schemas.failure import TowpathError
 
 _LOG = structlog.get_logger("towpath.relay")

@@ -68,8 +68,7 @@ from towpath.relay.snapshot.facts import (
 )
 from towpath.relay.snapshot.shape import Key, TableShape
 from towpath.relay.snapshot.visibility import XidSnapshot
-from towpath.schemas.backoff import Backoff
-from towpath.schemas.clock import Deadline, SystemClock
+from towpath.schemas.clock import Backoff, Deadline, SystemClock
 from towpath.schemas.failure import Disposition, HaltError, TowpathError
 from towpath.schemas.table_name import TableName
 from towpath.settings.outbox import AggregateView

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from towpath.relay.snapshot.shape import Chunk
-from towpath.schemas.backoff import Backoff
+from towpath.schemas.clock import Backoff
 
 # A chunk that failed may have been too large for the server's statement timeout: the
 # next holds half as many rows.

@@ -16,8 +16,7 @@ from typing import Final
 import structlog
 from sqlalchemy import Engine
 
-from towpath.schemas.backoff import Backoff
-from towpath.schemas.clock import Deadline, SystemClock
+from towpath.schemas.clock import Backoff, Deadline, SystemClock
 from towpath.schemas.events import event_history
 from towpath.schemas.failure import TowpathError, UnavailableError
 from towpath.services.orders.app import DEFAULT_THREADS, create_app, migrate_shop

@@ -22,8 +22,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from towpath.schemas import headers as names
-from towpath.schemas.backoff import Backoff
-from towpath.schemas.clock import Clock
+from towpath.schemas.clock import Backoff, Clock
 from towpath.schemas.failure import Disposition, TowpathError
 from towpath.sinks.apply.batch import AppliedRecords, BatchWriter
 from towpath.sinks.change import Record

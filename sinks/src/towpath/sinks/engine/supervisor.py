@@ -41,8 +41,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from towpath.schemas.backoff import Backoff
-from towpath.schemas.clock import Clock, Deadline
+from towpath.schemas.clock import Backoff, Clock, Deadline
 from towpath.schemas.failure import (
     BusyError,
     Disposition,

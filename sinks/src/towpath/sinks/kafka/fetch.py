@@ -31,7 +31,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from towpath.schemas.clock import Clock, Patience, SystemClock
+from towpath.schemas.clock import Clock, StallTimeout, SystemClock
 from towpath.settings import Kafka
 from towpath.sinks.errors import BrokerUnavailableError, RecordsGoneError
 from towpath.sinks.kafka import clients
@@ -135,7 +135,7 @@ class KafkaBatches:
         Args:
             kafka: The brokers.
             sink: Name of the sink, for whoever looks at the broker.
-            clock: For patience; left out, the machine's.
+            clock: For the stall timeout; left out, the machine's.
         """
         self._clock = clock or SystemClock()
         self._closed = False
@@ -270,7 +270,7 @@ class _Silence:
         self._clock = clock
         self._looks = 0
         self._least: int | None = None
-        self._patience = Patience(clock, REQUEST_TIMEOUT_S)
+        self._stall = StallTimeout(clock, REQUEST_TIMEOUT_S)
 
     def bear(self, missing: int, left: Mapping[Place, int]) -> None:
         """
@@ -282,9 +282,9 @@ class _Silence:
         """
         if self._least is None or missing < self._least:
             self._least, self._looks = missing, 0
-        if not self._patience.is_over(missing):
+        if not self._stall.is_over(missing):
             return
-        self._patience = Patience(self._clock, REQUEST_TIMEOUT_S)
+        self._stall = StallTimeout(self._clock, REQUEST_TIMEOUT_S)
         self._looks += 1
         for place, end in left.items():
             self._look(place, end)

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from towpath.schemas.clock import Clock, Deadline, Patience
+from towpath.schemas.clock import Clock, Deadline, StallTimeout
 from towpath.schemas.failure import ConfigurationError
 from towpath.schemas.topics import backfill_topic
 from towpath.settings import Route, RouteKind, Settings, Sink, load, read
@@ -229,11 +229,11 @@ def wait_applied(
         SinkNotRunningError: It stands still; its own error is told.
     """
     path = progress_path(settings.state_folder, name)
-    patience = Patience(clock, stuck_after_s)
+    stall = StallTimeout(clock, stuck_after_s)
     while left := records_between(read_progress(path, name).applied, offsets):
         if is_writing(settings.state_folder, name, clock.now()):
-            patience = Patience(clock, stuck_after_s)
-        if patience.is_over(left):
+            stall = StallTimeout(clock, stuck_after_s)
+        if stall.is_over(left):
             own = read_progress(path, name).error
             why = own or f"it has applied none for {stuck_after_s:g} s"
             message = f"the sink {name} is {left} records behind: {why}"

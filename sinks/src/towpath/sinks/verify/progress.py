@@ -14,7 +14,7 @@ from typing import Final, LiteralString, NamedTuple, Protocol
 
 from psycopg import errors as sqlstate
 
-from towpath.schemas.clock import Clock, Patience
+from towpath.schemas.clock import Clock, StallTimeout
 from towpath.schemas.position import format_lsn, parse_lsn
 from towpath.settings import Settings, Sink
 from towpath.sinks.changes.routing import Routes
@@ -142,9 +142,9 @@ class CatchUpWaiter:
             UnavailableError: The database does not answer.
         """
         last = self._log.next_transaction()
-        patience = Patience(self._clock, _SEEN_WITHIN_S)
+        stall = StallTimeout(self._clock, _SEEN_WITHIN_S)
         while (left := last - self._log.oldest_transaction()) > 0:
-            if patience.is_over(left):
+            if stall.is_over(left):
                 return
             self._clock.wait(LOOK_EVERY_S)
 
@@ -171,7 +171,7 @@ class CatchUpWaiter:
         distance: Callable[[], Distance],
         looking: Callable[[], None] | None,
     ) -> None:
-        patience, moved = Patience(self._clock, STUCK_AFTER_S), 0
+        stall, moved = StallTimeout(self._clock, STUCK_AFTER_S), 0
         while True:
             if looking is not None:
                 looking()
@@ -179,8 +179,8 @@ class CatchUpWaiter:
             if left.to_go <= 0:
                 return
             if left.moved != moved or left.is_working:
-                patience, moved = Patience(self._clock, STUCK_AFTER_S), left.moved
-            if patience.is_over(left.to_go):
+                stall, moved = StallTimeout(self._clock, STUCK_AFTER_S), left.moved
+            if stall.is_over(left.to_go):
                 message = f"not at rest: {left.missing}"
                 raise NotAtRestError(message)
             self._clock.wait(LOOK_EVERY_S)

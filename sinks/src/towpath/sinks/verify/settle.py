@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
-from towpath.schemas.clock import Clock, Patience
+from towpath.schemas.clock import Clock, StallTimeout
 from towpath.sinks.ports import SinkReader, StoredRow
 from towpath.sinks.verify.compare import Standing, Suspect, is_same, pack, standing_of
 from towpath.sinks.verify.forms import Form
@@ -127,8 +127,8 @@ def settle_further(bench: RouteComparison, suspects: Suspects) -> None:
     Raises:
         UnavailableError: A part does not answer, or the sink does not get on.
     """
-    patience = Patience(bench.clock, RESTLESS_AFTER_S)
-    while (left := suspects.open_count) and not patience.is_over(left):
+    stall = StallTimeout(bench.clock, RESTLESS_AFTER_S)
+    while (left := suspects.open_count) and not stall.is_over(left):
         _round(bench, suspects)
 
 

@@ -36,7 +36,7 @@ from towpath.loadtests.bench.sinks.result import (
     Targets,
 )
 from towpath.loadtests.errors import BenchError
-from towpath.schemas.clock import Patience
+from towpath.schemas.clock import StallTimeout
 
 _BATCH_BEGAN: Final = "batchTimestampMs"
 _MS: Final = 1000.0
@@ -150,7 +150,7 @@ class SinkCatchUp:
     def _until_applied(self, pid: int) -> SinkProgress:
         goal = sum(self._backlog.ends.values())
         tell = self._bench.screen.begin(f"{self._sink} catches up", goal)
-        patience = Patience(self._bench.clock, _STUCK_AFTER_S)
+        stall = StallTimeout(self._bench.clock, _STUCK_AFTER_S)
         while True:
             # The processes before the files: what they say at the end is the whole.
             self._look(pid)
@@ -160,7 +160,7 @@ class SinkCatchUp:
                 return applied
             if applied.dead_letters:
                 self._end(f"{applied.dead_letters:,} records were set aside")
-            is_stuck = patience.is_over(goal - applied.records)
+            is_stuck = stall.is_over(goal - applied.records)
             if is_stuck or applied.retries > _MOST_RETRIES:
                 self._end(f"{applied.records:,} of {goal:,} records: {applied.error}")
             self._bench.clock.wait(LOOK_EVERY_S)

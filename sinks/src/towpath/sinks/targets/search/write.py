@@ -32,8 +32,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 from opensearchpy import OpenSearch
 
-from towpath.schemas.backoff import Backoff
-from towpath.schemas.clock import Clock
+from towpath.schemas.clock import Backoff, Clock
 from towpath.schemas.position import (
     READ_ORDINAL,
     SHARED_ORDINAL,

@@ -24,8 +24,7 @@ from typing import Final, NamedTuple
 import orjson
 import structlog
 
-from towpath.schemas.backoff import Backoff
-from towpath.schemas.clock import Clock
+from towpath.schemas.clock import Backoff, Clock
 from towpath.schemas.failure import BusyError, HaltError, TowpathError
 from towpath.settings.sink import WebhookOptions
 from towpath.sinks.change import EventRow

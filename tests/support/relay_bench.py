@@ -1,0 +1,289 @@
+"""A relay's loop, made by its wiring over fakes of its ports, and turned by a test."""
+
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from towpath.relay.captured_tables import CapturedTables
+from towpath.relay.context import ProcessContext
+from towpath.relay.encode.parked_aggregates import ParkedAggregates
+from towpath.relay.encode.record import Record
+from towpath.relay.encode.relations import CatalogFacts
+from towpath.relay.ports import OnDelivery, Outgoing, TopicFacts
+from towpath.relay.recover import RecoveredState
+from towpath.relay.recovery.lineage import Lineage, LineageDecision
+from towpath.relay.recovery.marks import Marks, Published
+from towpath.relay.recovery.state import State
+from towpath.relay.snapshot.effects import ProbeVisibility, StoreKeys
+from towpath.relay.snapshot.facts import (
+    KeysStored,
+    UnfinishedRead,
+    VisibilityRead,
+    WorkerFact,
+)
+from towpath.relay.snapshot.naming import Registration
+from towpath.relay.snapshot.visibility import XidSnapshot
+from towpath.relay.stats import Stats
+from towpath.relay.wiring import PipelineBuilder
+from towpath.schemas import topics
+from towpath.settings import Kafka, Relay, Settings, Source
+
+RECORDED = Path(__file__).parents[1] / "data" / "pgoutput.hex"
+START = 36_827_000
+FAR = 2_000_000_000
+STATE = topics.state_topic("towpath")
+EVERYTHING_VISIBLE = XidSnapshot(10**9, 10**9, frozenset())
+_RELAY: Final = Registration("towpath", 1)
+_LINEAGE: Final = Lineage(1, "1", 1, 0, "towpath", start_lsn=START)
+_DECISION: Final = LineageDecision(
+    lineages=(_LINEAGE,),
+    gap=None,
+    is_new=False,
+    needs_slot=False,
+    is_changed=False,
+    confirmed_lsn=START,
+    heartbeat=0,
+)
+
+
+def frames() -> list[bytes]:
+    """Wrap the recorded messages into frames of WAL data."""
+    lines = RECORDED.read_text(encoding="ascii").splitlines()
+    return [b"w" + bytes(24) + bytes.fromhex(x) for x in lines if x[0] != "#"]
+
+
+def keepalive(wal_end: int = FAR, *, reply: bool = False) -> bytes:
+    """Make a keepalive."""
+    return b"k" + wal_end.to_bytes(8, "big") + bytes(8) + bytes([reply])
+
+
+class Clock:
+    """Time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.until_s = float("inf")
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now_s)
+
+    def monotonic_s(self) -> float:
+        assert self.now_s < self.until_s
+        return self.now_s
+
+    def wait(self, delay_s: float) -> None:
+        self.now_s += delay_s
+
+
+class Stream:
+    """Hands over the test's frames; records confirmed LSNs."""
+
+    database = "db"
+
+    def __init__(self, clock: Clock) -> None:
+        self.reads: deque[list[bytes]] = deque()
+        self.confirmed: list[int] = []
+        self._clock = clock
+
+    def read(self, timeout_s: float) -> Sequence[bytes]:
+        if self.reads:
+            return self.reads.popleft()
+        self._clock.now_s += timeout_s
+        return ()
+
+    def confirm(self, lsn: int) -> None:
+        self.confirmed.append(lsn)
+
+    def close(self) -> None:
+        pass
+
+
+class Acknowledged:
+    """The client's acknowledgement of a record."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def __len__(self) -> int:
+        return len(self._record.value or b"")
+
+    def topic(self) -> str:
+        return self._record.topic
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return 0
+
+
+class Producer:
+    """Keeps records; acknowledges them when the test says so."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.records: list[Record] = []
+        self.pending: deque[tuple[Record, OnDelivery]] = deque()
+        self.is_answering = True
+        self.error: str | None = None
+        self.room = 10**9
+        self._clock = clock
+
+    needs_commit = False
+
+    def produce(self, outgoing: Sequence[Outgoing]) -> int:
+        taken = outgoing[: max(0, self.room - len(self.pending))]
+        self.records += [record for record, _ in taken if record.topic != STATE]
+        self.pending += taken
+        return len(taken)
+
+    def poll(self, timeout_s: float) -> None:
+        if not (self.is_answering and self.pending):
+            self._clock.now_s += timeout_s
+            return
+        while self.pending:
+            record, on_delivery = self.pending.popleft()
+            on_delivery(self.error, Acknowledged(record))
+
+    def flush(self, timeout_s: float) -> None:
+        if self.pending:
+            self.poll(timeout_s)
+
+    def commit(self) -> None:
+        pass
+
+
+class Topics:
+    """Every topic exists; some have a small size limit."""
+
+    def __init__(self) -> None:
+        self.limits: dict[str, int] = {}
+
+    def ensure(self, topic: str) -> TopicFacts:
+        return TopicFacts(self.limits.get(topic, 1_000_000), 2)
+
+    def ends(self, _topic: str, partition_count: int) -> dict[int, int]:
+        return dict.fromkeys(range(partition_count), 0)
+
+
+class Catalog:
+    """Knows that the first two columns are the key."""
+
+    def describe(
+        self, _table_oid: int, _name: str, type_oids: Sequence[int]
+    ) -> CatalogFacts:
+        names = dict.fromkeys(type_oids, "text")
+        return CatalogFacts(("id",), names, frozenset({"id"}))
+
+
+class Reader:
+    """
+    Stores requests of keys at once, and answers probes with everything visible.
+
+    A test may say that probes have no answer.
+    """
+
+    def __init__(self) -> None:
+        self.is_answering = True
+        self.submitted: list[object] = []
+        self.waiting: list[WorkerFact] = []
+
+    def read_stored(self) -> UnfinishedRead:
+        return UnfinishedRead(())
+
+    def submit(self, effect: object) -> None:
+        self.submitted.append(effect)
+        if isinstance(effect, ProbeVisibility) and self.is_answering:
+            self.waiting.append(VisibilityRead(EVERYTHING_VISIBLE))
+        elif isinstance(effect, StoreKeys):
+            self.waiting.append(KeysStored(effect.snapshot_id))
+
+    def facts(self) -> list[WorkerFact]:
+        facts, self.waiting = self.waiting, []
+        return facts
+
+
+class AllKnown(Marks):
+    """Every topic has its first mark already."""
+
+    def knows(self, topic: str) -> bool:
+        return bool(topic)
+
+
+class NoSignals:
+    """An inbox that nobody leaves a signal in."""
+
+    def put(self, *_signal: str | None) -> str | None:
+        return None
+
+    def durable(self) -> Sequence[str]:
+        return ()
+
+
+class Bench:
+    """A pipeline over fakes, turned by the test."""
+
+    def __init__(self, max_in_flight_bytes: int = 10**9, **rows: object) -> None:
+        self.clock = Clock()
+        self.stream = Stream(self.clock)
+        self.producer = Producer(self.clock)
+        self.topics = Topics()
+        self.reader = Reader()
+        self.stats = Stats()
+        self.turns_left: int | None = None
+        relay = Relay.model_validate({"rows": rows})
+        # Below the least that a file may have.
+        bounds = {"max_in_flight_bytes": max_in_flight_bytes}
+        settings = Settings(
+            version=1,
+            source=(Source(dsn="postgresql://unused"),),
+            kafka=Kafka(bootstrap_servers="unused"),
+            relay=relay.model_copy(update=bounds),
+        )
+        builder = PipelineBuilder(
+            self._process(settings), settings, _nothing_recovered(), _DECISION, _RELAY
+        )
+        self.pipeline = builder.build(
+            self.producer, self.stream, Catalog(), self.reader, self._is_ending
+        )
+
+    def turn(self, times: int = 1) -> None:
+        """Turn the loop."""
+        for _ in range(times):
+            self.pipeline._turn()
+
+    def run(self, turns: int) -> None:
+        """Run the loop and stop it after some turns."""
+        self.turns_left = turns
+        self.pipeline.run(stop_timeout_s=5.0)
+
+    @property
+    def confirmed(self) -> int:
+        """Return the last confirmed LSN; 0 if there is none."""
+        return max(self.stream.confirmed, default=0)
+
+    def _process(self, settings: Settings) -> ProcessContext:
+        return ProcessContext(
+            settings=settings,
+            sinks=frozenset,
+            topics=self.topics,
+            schema_ids=lambda _subject, _schema: 1,
+            stats=self.stats,
+            clock=self.clock,
+            wakeup=None,
+            captured=CapturedTables(["rec.item"]),
+            inbox=NoSignals(),
+            refusals=deque(),
+        )
+
+    def _is_ending(self, _stored_log_lsn: int) -> bool:
+        if self.turns_left is None:
+            return False
+        self.turns_left -= 1
+        return self.turns_left < 0
+
+
+def _nothing_recovered() -> RecoveredState:
+    """Return the state of topics whose first marks are all there."""
+    return RecoveredState(State(), AllKnown({}), Published({}), 0, ParkedAggregates(10))

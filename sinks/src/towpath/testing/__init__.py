@@ -1,33 +1,31 @@
 """
-What the author of a sink tests it with: the contract that every sink keeps.
+The contract that every sink keeps, as tests for the author of a sink.
 
-A test module subclasses ``ContractSuite`` and gives a fixture ``target`` that lends a
-``SinkTarget``. Whatever is duplicated, reordered, replayed or split: the newest
-position wins, a delete is remembered, and a row that lacks columns is merged and never
-guessed. Nothing here imports pytest; it needs only to find the classes.
+A test module subclasses ``ContractSuite`` and gives a fixture ``target`` that yields a
+``SinkTarget``. The contract holds under any duplication, reordering, replay or split:
+the newest position wins, a delete is remembered, and a partial row is merged and never
+guessed. Nothing here imports pytest; pytest only has to find the classes.
 """
 
-from towpath.testing.changes import (
+from towpath.testing.suite import ContractSuite
+from towpath.testing.target import (
+    LABELS,
+    ORDERS,
     READ,
+    SinkTarget,
+    StaticRelations,
+    announced,
     apply,
     at,
     floor,
     gone,
     label,
-    live,
-    order,
-    sweep,
-)
-from towpath.testing.suite import ContractSuite
-from towpath.testing.target import (
-    LABELS,
-    ORDERS,
-    SinkTarget,
-    StaticRelations,
-    announced,
     lend,
+    live,
     memory_target,
     normal,
+    order,
+    sweep,
     two_routes,
 )
 

@@ -1,7 +1,23 @@
-"""The newest position wins, and a delete is remembered."""
+"""
+Cases of the guard: the newest position wins, for rows, parts of rows and floors.
 
-from towpath.testing.changes import READ, apply, at, gone, live, order
-from towpath.testing.target import SinkTarget
+A stored position, a stored delete and a stored floor each refuse what lies below.
+"""
+
+from towpath.sinks.change import Value
+from towpath.sinks.fold import ABSENT_ROW
+from towpath.testing.target import (
+    READ,
+    SinkTarget,
+    apply,
+    at,
+    floor,
+    gone,
+    label,
+    live,
+    order,
+    sweep,
+)
 
 
 class GuardCases:
@@ -30,7 +46,7 @@ class GuardCases:
         assert (1, 0) == (checkpoint.applied, checkpoint.stale)
 
     def test_an_older_change_never_wins(self, target: SinkTarget) -> None:
-        """What is older than the stored row is counted as stale and leaves no trace."""
+        """A change older than the stored row counts as stale and leaves no trace."""
         sink = target.connect()
         apply(sink, order(target, at(2), {"status": "paid"}))
         checkpoint = apply(
@@ -44,7 +60,7 @@ class GuardCases:
         )
 
     def test_an_older_delete_never_wins(self, target: SinkTarget) -> None:
-        """A delete that comes late does not take a newer row away."""
+        """A delete that arrives late does not remove a newer row."""
         sink = target.connect()
         apply(sink, order(target, at(2), {"status": "paid"}))
         apply(sink, order(target, at(1), None))
@@ -138,3 +154,146 @@ class GuardCases:
             "7": live(7, at(3, 70_000), status="paid"),
             "8": live(8, at(3, 4_095), status="paid"),
         } == target.contents(target.orders)
+
+
+class PartialCases:
+    """A partial row is merged with the stored row, and never guessed."""
+
+    def test_a_partial_change_keeps_unchanged_columns(self, target: SinkTarget) -> None:
+        """Unchanged columns keep their values; null and new values are written."""
+        sink = target.connect()
+        row: dict[str, Value] = {
+            "status": "placed",
+            "note": "long text",
+            "total": "1.00",
+            "paid": False,
+        }
+        apply(sink, order(target, at(1), row))
+        partial: dict[str, Value] = {"status": "paid", "total": None, "paid": True}
+        checkpoint = apply(sink, order(target, at(2), partial, unchanged=["note"]))
+
+        expected = {"7": live(7, at(2), status="paid", note="long text", paid=True)}
+
+        assert (1, expected) == (checkpoint.applied, target.contents(target.orders))
+
+    def test_an_older_partial_change_never_wins(self, target: SinkTarget) -> None:
+        """A partial change below the stored row is stale."""
+        sink = target.connect()
+        apply(sink, order(target, at(2), {"status": "paid", "note": "new"}))
+        partial = order(target, at(1), {"status": "placed"}, unchanged=["note"])
+        checkpoint = apply(sink, partial)
+
+        expected = {"7": live(7, at(2), status="paid", note="new")}
+
+        assert (1, (), expected) == (
+            checkpoint.stale,
+            checkpoint.refused,
+            target.contents(target.orders),
+        )
+
+    def test_a_partial_change_without_its_row_is_refused(
+        self, target: SinkTarget
+    ) -> None:
+        """Neither an absent nor a deleted row is completed: the row is refetched."""
+        sink = target.connect()
+        apply(sink, order(target, at(1), None, key=8))
+        absent = order(target, at(2), {"status": "paid"}, key=7, unchanged=["note"])
+        deleted = order(target, at(2), {"status": "paid"}, key=8, unchanged=["note"])
+        fine = order(target, at(2), {"status": "placed"}, key=9)
+        checkpoint = apply(sink, absent, deleted, fine)
+
+        assert (
+            {(7, ABSENT_ROW, True), (8, ABSENT_ROW, True)},
+            {"8": gone(8, at(1)), "9": live(9, at(2), status="placed")},
+        ) == (
+            {(r.change.key[0], r.reason, r.asks) for r in checkpoint.refused},
+            target.contents(target.orders),
+        )
+
+    def test_changes_of_one_key_in_a_batch_fold_to_one(
+        self, target: SinkTarget
+    ) -> None:
+        """Created, updated in part and updated again within a batch is one row."""
+        checkpoint = apply(
+            target.connect(),
+            order(target, at(1), {"status": "placed", "note": "n", "total": "1.00"}),
+            order(target, at(3), {"status": "paid"}, unchanged=["note", "total"]),
+            order(
+                target, at(2), {"status": "placed", "total": "2.00"}, unchanged=["note"]
+            ),
+        )
+
+        expected = {"7": live(7, at(3), status="paid", note="n", total="2.00")}
+
+        assert (1, expected) == (checkpoint.applied, target.contents(target.orders))
+
+
+class FloorCases:
+    """Rows below a floor are deleted, and never come back."""
+
+    def test_a_floor_deletes_rows_below_it_and_no_others(
+        self, target: SinkTarget
+    ) -> None:
+        """Rows and tombstones below it go; those at it, above it or elsewhere stay."""
+        sink = target.connect()
+        apply(
+            sink,
+            order(target, at(4, 9), {"status": "placed"}, key=1),
+            order(target, at(4), None, key=2),
+            order(target, at(5, READ), {"status": "placed"}, key=3),
+            order(target, at(6), {"status": "paid"}, key=4),
+            label(target, at(1), "a", "x"),
+        )
+        sweep(sink, floor(target, at(5, READ)))
+
+        assert ({"3", "4"}, {"a"}) == (
+            _live_keys(target, target.orders),
+            _live_keys(target, target.labels),
+        )
+        assert {"3", "4"} == target.contents(target.orders).keys()
+
+    def test_a_late_change_below_a_floor_is_refused(self, target: SinkTarget) -> None:
+        """New and deleted rows count as stale; changes above the floor are applied."""
+        sink = target.connect()
+        apply(sink, order(target, at(1), {"status": "placed"}, key=1))
+        sweep(sink, floor(target, at(5, 3)))
+        checkpoint = apply(
+            sink,
+            order(target, at(1), {"status": "placed"}, key=1),
+            order(target, at(5, 2), {"status": "placed"}, key=2),
+            order(target, at(5, 4), {"status": "paid"}, key=3),
+            label(target, at(1), "a", "x"),
+        )
+
+        assert (2, 2, (), {"3"}, {"a"}) == (
+            checkpoint.applied,
+            checkpoint.stale,
+            checkpoint.refused,
+            _live_keys(target, target.orders),
+            _live_keys(target, target.labels),
+        )
+
+    def test_a_floor_is_remembered_over_a_restart(self, target: SinkTarget) -> None:
+        """Another client, opened anew, refuses what is below it, too."""
+        first = target.connect()
+        sweep(first, floor(target, at(5)), order(target, at(6), {"status": "paid"}))
+        first.close()
+        second = target.connect()
+        checkpoint = apply(second, order(target, at(4), {"status": "placed"}, key=8))
+
+        assert (1, {"7"}) == (checkpoint.stale, _live_keys(target, target.orders))
+
+    def test_a_lower_floor_changes_nothing(self, target: SinkTarget) -> None:
+        """Repeated and late floors delete no rows and let none in."""
+        sink = target.connect()
+        sweep(sink, floor(target, at(5)), order(target, at(6), {"status": "paid"}))
+        sweep(sink, floor(target, at(5)))
+        sweep(sink, floor(target, at(3)))
+        checkpoint = apply(sink, order(target, at(4), {"status": "placed"}, key=8))
+
+        assert (1, {"7"}) == (checkpoint.stale, _live_keys(target, target.orders))
+
+
+def _live_keys(target: SinkTarget, route: str) -> set[str]:
+    """Return the keys of a route's live rows."""
+    return {k for k, row in target.contents(route).items() if not row.is_deleted}

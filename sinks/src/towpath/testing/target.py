@@ -1,19 +1,22 @@
 """
-A place to write to, as the contract's cases see it.
+The target of the contract's cases, and the changes that they apply to it.
 
-A target lends sinks on the same data, so that a case may let go of one and open
-another, and tells what the data is.
+A target opens any number of sinks on the same data, so that a case may close one and
+open another, and reads the data back.
 """
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from towpath.settings import Route
+from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin, Row, Value
 from towpath.sinks.changes.relations import Column, RelationShape
+from towpath.sinks.fold import newest_per_key
 from towpath.sinks.key_text import text_of
-from towpath.sinks.ports import Sink, SinkReader, StoredRow
+from towpath.sinks.ports import Batch, Checkpoint, Sink, SinkReader, StoredRow
 from towpath.sinks.targets.memory import MemorySink
 
 ORDERS: Final = RelationShape(
@@ -42,14 +45,14 @@ LABELS: Final = RelationShape(
 
 
 class StaticRelations:
-    """Shapes that are known from the start; ``announce`` adds what a test needs."""
+    """Shapes that are known from the start; ``announce`` adds more."""
 
     def __init__(self) -> None:
         self._shapes: dict[str, RelationShape] = {}
         self._announced: dict[str, RelationShape] = {}
 
     def announce(self, topic: str, shape: RelationShape) -> None:
-        """Publish a shape; who knew an older one must refresh to see it."""
+        """Publish a shape; a reader of an older one sees it after a refresh."""
         self._announced[topic] = shape
         self._shapes.setdefault(topic, shape)
 
@@ -58,22 +61,23 @@ class StaticRelations:
         return self._shapes[topic]
 
     def refresh(self) -> None:
-        """See what was announced since."""
+        """Adopt the shapes that were announced since."""
         self._shapes.update(self._announced)
 
 
 @dataclass(frozen=True, slots=True)
 class SinkTarget:
     """
-    A place to write to, fresh for each test.
+    A place to write to, new for each test.
 
     Attributes:
-        orders: Name of the first of its two routes.
-        labels: Name of the second.
-        orders_topic: Topic of the first.
-        relations: Where the sinks learn the shapes of both tables.
+        orders: Name of the route of orders.
+        labels: Name of the route of labels.
+        orders_topic: Topic of the orders.
+        relations: The shapes of both tables, as the sinks see them.
         connect: Opens another sink on the same data.
-        contents: Gives what a route holds, by key, tombstones included; see ``normal``.
+        contents: Returns the rows of a route by key, tombstones included; see
+            ``normal``.
     """
 
     orders: str
@@ -85,7 +89,7 @@ class SinkTarget:
 
 
 def two_routes() -> tuple[Route, Route]:
-    """Name two routes, of orders and of labels, that no other test writes."""
+    """Return routes of orders and of labels that no other test writes."""
     unique = uuid.uuid4().hex[:8]
     orders, labels = (
         Route(topic=f"{unique}.shop.{table}", name=f"{table}-{unique}")
@@ -103,10 +107,12 @@ def announced(routes: tuple[Route, Route]) -> StaticRelations:
 
 
 def normal(row: StoredRow) -> StoredRow:
-    """Write fields as text, without nulls; nothing counts of a deleted row."""
+    """Write fields as text, without nulls; a tombstone has no fields."""
     fields = {} if row.is_deleted else row.fields
-    told = {name: text_of(value) for name, value in fields.items() if value is not None}
-    return row._replace(fields=told)
+    given = {
+        name: text_of(value) for name, value in fields.items() if value is not None
+    }
+    return row._replace(fields=given)
 
 
 def lend(
@@ -116,13 +122,13 @@ def lend(
     reader: SinkReader,
 ) -> Iterator[SinkTarget]:
     """
-    Lend a target that a server holds, and let go of every sink afterwards.
+    Yield a target on a server, and close all of its sinks afterwards.
 
     Args:
-        routes: Of orders and of labels.
-        relations: What ``make`` gave to its sinks.
+        routes: The routes of orders and of labels.
+        relations: The shapes that ``make`` gives to its sinks.
         make: Makes a sink; it is opened here.
-        reader: Reads back what the sinks wrote.
+        reader: Reads the rows that the sinks wrote.
     """
     made: list[Sink] = []
 
@@ -147,7 +153,7 @@ def lend(
 
 
 def memory_target() -> SinkTarget:
-    """Make a target of the reference, which every other must equal."""
+    """Return a target in memory: the reference that every other target must equal."""
     sink = MemorySink()
 
     def contents(route: str) -> dict[str, StoredRow]:
@@ -165,3 +171,85 @@ def memory_target() -> SinkTarget:
         lambda: sink,
         contents,
     )
+
+
+READ: Final = -1
+
+# A repeated batch gets another id: a sink must bear such a repetition.
+_batch_ids = count()
+
+
+def at(log_lsn: int, ordinal: int = 0) -> str:
+    """Return a position; LSNs grow in steps of eight bytes."""
+    place = "-" if ordinal == READ else f"{ordinal:010d}"
+    return f"{log_lsn * 8:016x}.{place}"
+
+
+def order(
+    target: SinkTarget,
+    position: str,
+    row: Row | None,
+    *,
+    key: int = 7,
+    unchanged: Iterable[str] = (),
+) -> Change:
+    """Return a change of an order; without a row it is a delete."""
+    full = None if row is None else {"order_id": key, **row}
+    return Change(
+        target.orders,
+        (key,),
+        ("order_id",),
+        position,
+        full,
+        frozenset(unchanged) or ALL_PRESENT,
+        position.endswith("-"),
+        Origin(target.orders_topic, 0, 0),
+    )
+
+
+def label(target: SinkTarget, position: str, name: str, note: str) -> Change:
+    """Return a change of a label, whose key is text."""
+    row = {"name": name, "note": note}
+    origin = Origin("labels", 0, 0)
+    return Change(
+        target.labels,
+        (name,),
+        ("name",),
+        position,
+        row,
+        ALL_PRESENT,
+        is_read=False,
+        origin=origin,
+    )
+
+
+def apply(sink: Sink, *changes: Change) -> Checkpoint:
+    """Fold changes into one batch, apply it, and return the sink's checkpoint."""
+    folded = newest_per_key(changes)
+    sink.apply(Batch(next(_batch_ids), folded.changes))
+    return sink.flush()
+
+
+def floor(target: SinkTarget, position: str) -> Floor:
+    """Return a floor of the orders."""
+    origin = Origin(target.orders_topic, 0, 0)
+    return Floor(target.orders, position, needs_all=False, origin=origin)
+
+
+def sweep(sink: Sink, floor: Floor, *changes: Change) -> Checkpoint:
+    """Apply changes and a floor as one batch, and return the sink's checkpoint."""
+    folded = newest_per_key(changes)
+    sink.apply(Batch(next(_batch_ids), folded.changes, (), (floor,)))
+    return sink.flush()
+
+
+def live(key: int, position: str, **fields: Value) -> StoredRow:
+    """Return an order as a target should hold it."""
+    given = {"order_id": key, **fields}
+    texts = {name: text_of(v) for name, v in given.items() if v is not None}
+    return StoredRow(str(key), texts, position, is_deleted=False)
+
+
+def gone(key: int, position: str) -> StoredRow:
+    """Return a tombstone of an order as a target should hold it."""
+    return StoredRow(str(key), {}, position, is_deleted=True)

@@ -381,7 +381,7 @@ def configuration(kind, url, dsn, unique, folder):
 @pytest.fixture
 def place(request, stack, database, unique, tmp_path, monkeypatch):
     """Provide a filled sink of one kind, at rest."""
-    monkeypatch.setattr(judge, "Passing", AtRest)
+    monkeypatch.setattr(judge, "CatchUpWaiter", AtRest)
     monkeypatch.setattr(judge, "KafkaRelations", lambda *_: Relations())
     with psycopg.connect(database) as connection:
         connection.execute(SHOP)

@@ -139,7 +139,7 @@ class Place:
 @pytest.fixture
 def make(stack, database, unique, tmp_path, monkeypatch):
     """Give a function that makes a place, at rest."""
-    monkeypatch.setattr(judge, "Passing", AtRest)
+    monkeypatch.setattr(judge, "CatchUpWaiter", AtRest)
     monkeypatch.setattr(judge, "KafkaRelations", Unannounced)
     with psycopg.connect(database) as connection:
         connection.execute(SHOP)

@@ -160,7 +160,7 @@ def test_column_rows_end_as_those_written_one_by_one(told, floor):
     poison = written(one_by_one, table, floor)
     left = table
     for columns in plain_columns(table, ROUTES):
-        taken = write.take(columns, floor)
+        taken = write.encode(columns, floor)
         event("taken" if taken is not None else "not taken")
         if taken is not None:
             guard.take(taken, ROUTE)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towpath.sinks.key_text import key_text
-from towpath.sinks.targets.cache.schema import route_place
+from towpath.sinks.targets.cache.schema import route_key_prefix
 
 PARTS = st.text(
     st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=6
@@ -25,7 +25,7 @@ def test_two_rows_of_two_routes_share_no_name(first, second):
     A route whose name looks like another's key does not write its rows.
     """
     rows = (first, second)
-    places = {route_place("p", route) + key_text((key,)) for route, key in rows}
+    places = {route_key_prefix("p", route) + key_text((key,)) for route, key in rows}
 
     assert (first == second) == (len(places) == 1)
 

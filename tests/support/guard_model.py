@@ -3,7 +3,7 @@
 import orjson
 
 from towpath.sinks.targets.cache import schema, write
-from towpath.sinks.targets.cache.schema import route_place
+from towpath.sinks.targets.cache.schema import route_key_prefix
 
 PREFIX = "é:1"
 
@@ -22,11 +22,11 @@ class GuardModel:
 
     def take(self, taken, route):
         """Apply what was taken of columns."""
-        for call in write.calls(taken, route_place(PREFIX, route)):
+        for call in write.calls(taken, route_key_prefix(PREFIX, route)):
             names = words(call.keys)
             assert call.row_count == len(names)
             self.apply_columns(names, call.columns)
-        self.counts[1] += taken.below
+        self.counts[1] += taken.below_floor
 
     def write(self, changes):
         """Apply changes, as the ordinary way calls for them."""

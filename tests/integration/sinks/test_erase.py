@@ -9,7 +9,11 @@ from opensearchpy import OpenSearch
 from support.warehouse_tables import write
 from towpath.settings import Route, SearchOptions, Sink
 from towpath.sinks.targets.cache.client import connect
-from towpath.sinks.targets.cache.schema import floors_place, route_place, witness_places
+from towpath.sinks.targets.cache.schema import (
+    floors_key,
+    route_key_prefix,
+    witness_keys,
+)
 from towpath.sinks.targets.cache.upkeep import erase as erase_cache
 from towpath.sinks.targets.search.schema import index_body, with_own
 from towpath.sinks.targets.search.upkeep import erase as erase_search
@@ -34,19 +38,19 @@ def test_a_caches_rows_and_floors_go(stack, name):
     """Rows of a route whose name only begins so stay."""
     stack.up("redis")
     client = connect(stack.redis_url)
-    places = [f"{route_place(name, name)}{key}" for key in range(2500)]
-    other = f"{route_place(name, f'{name}2')}1"
+    places = [f"{route_key_prefix(name, name)}{key}" for key in range(2500)]
+    other = f"{route_key_prefix(name, f'{name}2')}1"
     for place in (*places, other):
         client.hset(place, "_position", "x")
-    client.hset(witness_places(name, "it", is_cluster=False)[0], "id", "x")
-    client.hset(floors_place(name), mapping={name: "1", f"{name}2": "2"})
+    client.hset(witness_keys(name, "it", is_cluster=False)[0], "id", "x")
+    client.hset(floors_key(name), mapping={name: "1", f"{name}2": "2"})
     erase_cache(sink("cache", stack.redis_url, name), name)
     erase_cache(sink("cache", stack.redis_url, name), name)
     left = client.scan_iter(f"*{name}*")
-    floors = client.hgetall(floors_place(name))
+    floors = client.hgetall(floors_key(name))
     client.close()
 
-    assert ({other, floors_place(name)}, {f"{name}2": "2"}) == (set(left), floors)
+    assert ({other, floors_key(name)}, {f"{name}2": "2"}) == (set(left), floors)
 
 
 def test_an_indexs_versions_go_with_their_alias(stack, name):

@@ -59,7 +59,7 @@ def changes_of(*told):
 def both_ways(*told, floor=None):
     """Write records as columns, and one by one; return both results."""
     bulky, one_by_one = GuardModel(), GuardModel()
-    taken = write.take(columns_of(*told), floor)
+    taken = write.encode(columns_of(*told), floor)
     assert taken is not None
     bulky.take(taken, ROUTE)
     one_by_one.write(changes_of(*told))
@@ -68,7 +68,7 @@ def both_ways(*told, floor=None):
 
 def taken_places(*told):
     """Return the places of the records that are taken."""
-    taken = write.take(columns_of(*told))
+    taken = write.encode(columns_of(*told))
     return None if taken is None else taken.places.to_pylist()
 
 
@@ -333,7 +333,7 @@ def test_the_newest_row_of_a_key_is_written_once():
         record(n, key=b'{"id":%d}' % key, position=at % position, note=str(n))
         for n, (key, position) in enumerate([(1, 7), (2, 3), (1, 9), (2, 3), (1, 9)])
     ]
-    taken = write.take(columns_of(*told))
+    taken = write.encode(columns_of(*told))
     guard = GuardModel()
     guard.take(taken, ROUTE)
     expected, found = both_ways(*told)
@@ -351,14 +351,14 @@ def test_rows_below_the_floor_are_counted_and_not_written():
     """
     told = [record(n) for n in (1, 2, 3)]
     told += [record(4, key=b'{"id":3}'), record(1, key=b'{"id":2}')]
-    taken = write.take(columns_of(*told), f"{8 * 2:016x}.0000000000")
+    taken = write.encode(columns_of(*told), f"{8 * 2:016x}.0000000000")
 
     assert (5, ["2", "3"], 1) == (
         len(taken.places),
         taken.keys.to_pylist(),
-        taken.below,
+        taken.below_floor,
     )
-    assert write.take(columns_of(*told), f"{8 * 9:016x}.0000000000") is None
+    assert write.encode(columns_of(*told), f"{8 * 9:016x}.0000000000") is None
 
 
 def test_rows_in_several_blocks_are_read_alike(monkeypatch):
@@ -376,7 +376,7 @@ def test_rows_in_several_blocks_are_read_alike(monkeypatch):
 
 def test_a_slice_beyond_32_bit_offsets_is_not_taken(monkeypatch):
     """Arrow counts the bytes of a column in 32 bits."""
-    monkeypatch.setattr(write, "_MOST_BYTES", 500)
+    monkeypatch.setattr(write, "_MAX_SLICE_BYTES", 500)
 
     assert taken_places(record(1)) is not None
     assert taken_places(record(1), record(2)) is None
@@ -397,7 +397,7 @@ def test_column_calls_are_bounded_as_those_of_single_rows(count, width, expected
     No call has too many rows or bytes, and no row is left out.
     """
     told = [record(n, envelope({"id": n, "note": "x" * width})) for n in range(count)]
-    cut = list(write.calls(write.take(columns_of(*told)), "p:items:"))
+    cut = list(write.calls(write.encode(columns_of(*told)), "p:items:"))
     names = [name for call in cut for name in words(call.keys)]
 
     assert (expected, [f"p:items:{n}" for n in range(count)]) == (
@@ -420,10 +420,10 @@ class Server:
         self.is_cluster = False
         self.all = (self,)
 
-    def look(self):
+    def discover(self):
         """Report no other server."""
 
-    def of(self, _):
+    def client_of(self, _):
         """Own every key."""
         return self
 
@@ -497,7 +497,7 @@ def test_columns_are_stored_as_rows_are(sink, server):
     told = [record(n, note='"' * (n % 50)) for n in range(20_000)]
     at = sink.send_columns(columns_of(*told))
     waiting = sum(server.flying)
-    sink._arrive()
+    sink._await_responses()
     one_by_one = GuardModel()
     one_by_one.write(changes_of(*told))
     counted = sink._tally.take()
@@ -515,13 +515,13 @@ def test_columns_are_stored_as_rows_are(sink, server):
 
 def test_rows_older_than_the_caches_are_stale(sink):
     """
-    So are rows below a floor, which are not even sent.
+    So are rows below_floor a floor, which are not even sent.
     """
     sink.send_columns(columns_of(*[record(n) for n in range(1, 5)]))
     sink._floors.learn(ROUTE, f"{8 * 2:016x}.0000000000")
     older = [record(n, key=b'{"id":4}') for n in (1, 3)]
     sink.send_columns(columns_of(record(1), *older, record(9)))
-    sink._arrive()
+    sink._await_responses()
     counted = sink._tally.take()
 
     assert (5, 2) == (counted.applied, counted.stale)
@@ -561,7 +561,7 @@ def test_a_slice_of_a_batch_is_taken_like_a_whole_batch():
     found = GuardModel()
     for begin, length in ((0, 3), (3, 4), (7, 5), (12, 8)):
         (columns,) = plain_columns(table.slice(begin, length), ROUTES)
-        found.take(write.take(columns), ROUTE)
+        found.take(write.encode(columns), ROUTE)
     expected = GuardModel()
     expected.write(changes_of(*told[:3], *told[4:14], *told[15:]))
 

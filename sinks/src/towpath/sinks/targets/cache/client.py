@@ -1,10 +1,9 @@
 """
-The connection to Redis, and its errors turned into ours, by their class and code.
+The connection to the Redis servers, and redis-py's errors turned into ours.
 
-The servers that hold the keys: one, or the primaries of a cluster.
-
-Which of them holds a name is looked up when a sink is opened, and again after any
-failure: slots move and replicas take over.
+The servers are one, or the primaries of a cluster. Which server holds a key is looked
+up when a sink is opened, and again after each failure: slots move and replicas take
+over.
 """
 
 from collections.abc import Iterator
@@ -22,8 +21,8 @@ from towpath.sinks.targets.cache.schema import SLOTS, slot_of
 
 ANSWER_WITHIN_S: Final = 10.0
 
-# A cache that is full stays full until someone gives it room: asking more often than
-# this only adds load.
+# A full cache stays full until someone gives it memory: more frequent retries only add
+# load.
 FULL_RETRY_AFTER_S: Final = 5.0
 
 # A file is loaded, slots move, a replica takes over: all within seconds.
@@ -39,13 +38,13 @@ _MOVING: Final = (
     redis.exceptions.MasterDownError,
 )
 
-# Codes without a class of their own: another script runs, the file cannot be written,
-# too few replicas.
+# Codes without an error class: another script runs, the file cannot be written, too few
+# replicas.
 _PAUSES: Final = ("BUSY ", "MISCONF", "NOREPLICAS")
 
 
 def connect(url: str) -> Any:  # noqa: ANN401 - redis-py types its answers as sync or async
-    """Return a client that does not retry by itself: the driver does, and says so."""
+    """Return a client that does not retry: the driver retries, and logs it."""
     return redis.Redis.from_url(
         url,
         decode_responses=True,
@@ -55,8 +54,8 @@ def connect(url: str) -> Any:  # noqa: ANN401 - redis-py types its answers as sy
     )
 
 
-def beside(client: Any, host: str, port: int) -> Any:  # noqa: ANN401 - see connect
-    """Return a client of another server, with the credentials of the first."""
+def connect_to(client: Any, host: str, port: int) -> Any:  # noqa: ANN401 - see connect
+    """Return a client of another server, with the first client's credentials."""
     pool = client.connection_pool
     given = {**pool.connection_kwargs, "host": host, "port": port, "db": 0}
     other = redis.ConnectionPool(connection_class=pool.connection_class, **given)
@@ -69,9 +68,9 @@ def translated() -> Iterator[None]:
     Turn redis-py's errors into ours.
 
     Raises:
-        TargetBusyError: The server is loading its file, is full, or its slots move.
+        TargetBusyError: The server loads its file, is full, or moves its slots.
         TargetUnavailableError: The server does not answer, or takes no writes.
-        CacheRefusedError: The server answers with any other error.
+        CacheRefusedError: The server returns any other error.
     """
     try:
         yield
@@ -85,13 +84,13 @@ def translated() -> Iterator[None]:
         message = f"the cache does not answer: {error}"
         raise TargetUnavailableError(message) from error
     except redis.ResponseError as error:
-        raise _told(error) from error
+        raise as_target_error(error) from error
 
 
-def _told(
+def as_target_error(
     error: redis.ResponseError,
 ) -> TargetBusyError | TargetUnavailableError | CacheRefusedError:
-    """Say what an answer of the server means to us."""
+    """Return our error for an error response of the server."""
     text = str(error)
     if isinstance(error, redis.OutOfMemoryError) or "OOM" in text:
         message = "the cache's memory is full; raise its maxmemory"
@@ -117,13 +116,13 @@ _EACH_WRITE: Final = "always"
 
 class ServerState(NamedTuple):
     """
-    What a server says of itself.
+    The state that a server reports of itself.
 
     Attributes:
-        run_id: Another one after each start.
-        evicted: How many keys it threw away since then, for want of memory.
-        policy: What it does when its memory is full.
-        keeps_file: Whether it appends what is written to a file.
+        run_id: Changes with each start.
+        evicted: Keys evicted since the start, for want of memory.
+        policy: The reaction to a full memory.
+        keeps_file: Whether each write is appended to a file.
     """
 
     run_id: str
@@ -133,17 +132,17 @@ class ServerState(NamedTuple):
 
     @property
     def may_evict(self) -> bool:
-        """Tell whether it may throw keys away."""
+        """Whether the server may evict keys."""
         return self.policy != _KEEPS_EVERYTHING
 
 
 class Servers:
-    """One server, or a cluster that it belongs to."""
+    """One server, or the cluster that it belongs to."""
 
     def __init__(self, url: str) -> None:
-        """Describe where one of them is; nothing is opened yet."""
+        """Describe where one of the servers is; nothing is opened yet."""
         self._first = connect(url)
-        self._met: dict[tuple[str, int], Any] = {}
+        self._peers: dict[tuple[str, int], Any] = {}
         self._of_slot: list[Any] = []
         self.is_cluster = False
         self.all: tuple[Any, ...] = ()
@@ -153,37 +152,38 @@ class Servers:
         """The client of the server that the address names."""
         return self._first
 
-    def look(self) -> None:
-        """Find out which servers there are, and who holds what."""
-        asked, self.is_cluster = self._someone()
+    def discover(self) -> None:
+        """Look up the servers and their slots."""
+        seed, self.is_cluster = self._reachable()
         if not self.is_cluster:
             self.all = (self._first,)
             return
         of_slot: list[Any] = [None] * SLOTS
-        for low, high, primary in self._slots(asked):
+        for low, high, primary in self._slots(seed):
             client = self._client(*primary)
             of_slot[low : high + 1] = [client] * (high + 1 - low)
         self._of_slot = of_slot
-        # A server without slots is none of ours; in the order of their slots.
+        # A server without slots is not used; the others are in the order of their
+        # slots.
         self.all = tuple(dict.fromkeys(c for c in of_slot if c is not None))
 
-    def of(self, place: str) -> Any:  # noqa: ANN401 - redis-py's
-        """Return the client of whoever holds a name, or should."""
+    def client_of(self, place: str) -> Any:  # noqa: ANN401 - redis-py's
+        """Return the client of the server that holds a key."""
         if not self.is_cluster:
             return self._first
         return self._of_slot[slot_of(place)] or self._first
 
     def scan(self, pattern: str) -> Iterator[str]:
-        """Go through all names that a glob finds; one may come twice."""
+        """Go through all keys that match a glob; one may be repeated."""
         for client in self.all:
             yield from client.scan_iter(pattern, count=SCANNED_AT_ONCE)
 
     def states(self) -> tuple[ServerState, ...]:
-        """Ask each server about itself."""
+        """Return the state of each server."""
         return tuple(_state(client) for client in self.all)
 
     def append_each_write(self) -> bool:
-        """Tell whether each write is in every server's file before it is answered."""
+        """Return whether every server writes its file before it answers."""
         settings = (c.config_get("appendonly", "appendfsync") for c in self.all)
         return all(
             (s.get("appendonly"), s.get("appendfsync")) == ("yes", _EACH_WRITE)
@@ -191,45 +191,46 @@ class Servers:
         )
 
     def close(self) -> None:
-        """Let go of connections; never raises."""
-        for client in (self._first, *self._met.values()):
+        """Close the connections; never raises."""
+        for client in (self._first, *self._peers.values()):
             client.close()
 
-    def _someone(self) -> tuple[Any, bool]:
-        """Find a server that answers, the named first; tell whether it has peers."""
+    def _reachable(self) -> tuple[Any, bool]:
+        """Return a server that answers, and whether it is of a cluster."""
         failures = []
-        for client in (self._first, *self._met.values()):
+        for client in (self._first, *self._peers.values()):
             try:
                 return client, bool(client.info("cluster").get("cluster_enabled"))
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 failures.append(error)
         raise failures[0]
 
-    def _slots(self, asked: Any) -> Iterator[tuple[int, int, tuple[str, int]]]:  # noqa: ANN401 - redis-py's
+    def _slots(self, seed: Any) -> Iterator[tuple[int, int, tuple[str, int]]]:  # noqa: ANN401 - redis-py's
         """
-        Ask who holds which slots; an empty host is the one that was asked.
+        Yield ranges of slots with their primary.
 
-        Replicas are met, too: one of them may be all that is left.
+        An empty host is the server that was queried. Replicas are remembered, too: one
+        of them may be the only server left.
         """
-        own = asked.connection_pool.connection_kwargs.get("host", "")
-        for low, high, *nodes in asked.cluster("SLOTS"):
+        own = seed.connection_pool.connection_kwargs.get("host", "")
+        for low, high, *nodes in seed.cluster("SLOTS"):
             places = [(node[0] or own, node[1]) for node in nodes]
             for place in places:
                 self._client(*place)
             yield low, high, places[0]
 
     def _client(self, host: str, port: int) -> Any:  # noqa: ANN401 - redis-py's
-        known = self._met.get((host, port))
+        known = self._peers.get((host, port))
         if known is None:
-            known = self._met[host, port] = beside(self._first, host, port)
+            known = self._peers[host, port] = connect_to(self._first, host, port)
         return known
 
 
 def _state(client: Any) -> ServerState:  # noqa: ANN401 - redis-py's
-    told: dict[str, Any] = client.info("server", "memory", "stats", "persistence")
+    values: dict[str, Any] = client.info("server", "memory", "stats", "persistence")
     return ServerState(
-        run_id=str(told.get("run_id", "")),
-        evicted=int(told.get("evicted_keys", 0)),
-        policy=str(told.get("maxmemory_policy", _KEEPS_EVERYTHING)),
-        keeps_file=bool(told.get("aof_enabled", 0)),
+        run_id=str(values.get("run_id", "")),
+        evicted=int(values.get("evicted_keys", 0)),
+        policy=str(values.get("maxmemory_policy", _KEEPS_EVERYTHING)),
+        keeps_file=bool(values.get("aof_enabled", 0)),
     )

@@ -1,21 +1,22 @@
 """
-How a sink learns that the cache lost rows, and has them read anew.
+Noticing that the cache lost rows, and requesting snapshots of them.
 
-A *witness* is a small hash beside the rows, with an id that this sink chose and a count
-that rises with every flush, behind the rows that it flushes. Whatever a server loses,
-it loses the end of what was written to it, or all of it:
+A *witness* is a small hash beside the rows, with an id chosen by the sink and a count
+that rises with every flush, after the rows of that flush. A server loses either its
+most recent writes or everything:
 
-- no witness, or one with another id: the server was emptied, or is another one;
-- a count below the one that is known: it lost what was written last (its last second,
-  when it keeps a file; everything since its last dump, or since a replica was copied).
-  Each witness is held against its own count: while one server refuses, the others'
-  have risen alone;
-- keys evicted, by the server's own count: it threw away what it liked, and the witness
-  need not be among it.
+- the witness is missing or has another id: the server was emptied, or is another one;
+- the count is below the known one: the server lost its most recent writes (the last
+  second if it keeps a file; everything since its last dump, or since a replica was
+  copied). Each witness is compared with its own count: while one server refuses writes,
+  the counts of the others rise alone;
+- keys were evicted, by the server's own count: any row may be among them, and the
+  witness need not be.
 
-What is known stands in a file beside the sink's checkpoint, replaced before a flush
-counts. A loss is noted there before anything is asked for, and each route is struck off
-once it was asked for: a crash asks again for what is left, and never forgets.
+The known state is in a file beside the sink's checkpoint, which is replaced before a
+flush counts. A loss is written there before any request, and each route is removed once
+its request is sent: after a crash the remaining requests are sent, and none is
+forgotten.
 """
 
 import uuid
@@ -36,13 +37,13 @@ _log = structlog.get_logger("towpath.sinks.cache")
 @dataclass(frozen=True, slots=True)
 class CacheWatch:
     """
-    What is needed to notice losses, and to cure them.
+    The dependencies of noticing losses and requesting snapshots.
 
     Attributes:
         sink: The sink's name.
-        file: Where to keep what is known, in the sink's own folder.
+        file: The file of the known state, in the sink's folder.
         routes: The names of its routes.
-        repairs: Has rows read anew.
+        repairs: Requests snapshots.
     """
 
     sink: str
@@ -52,16 +53,16 @@ class CacheWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownState:
     """
-    What the sink knows of the cache.
+    The state of the cache as the sink knows it; its fields are the file's keys.
 
     Attributes:
         id: The witnesses' id.
-        counts: What each of them has counted to, by its name; left out: to nothing.
-        evicted: Keys that each server threw away, by its run id, as far as is known.
-        lost: What was lost, until it has been asked for.
-        unasked: The routes that are still to be asked for.
+        counts: The count of each witness, by its key; a missing one is zero.
+        evicted: The evictions of each server, by its run id.
+        lost: The reason of a loss, until all requests are sent.
+        unasked: The routes without a request yet.
     """
 
     id: str
@@ -72,73 +73,76 @@ class Known:
 
 
 class CacheLosses:
-    """What one sink knows of its cache, and what it has to ask for."""
+    """The known state of one cache, and the requests after a loss."""
 
     def __init__(self, watch: CacheWatch) -> None:
-        """Describe whom to ask; nothing is read yet."""
+        """Describe the cache; nothing is read yet."""
         self._watch = watch
-        self._known = Known(id="")
+        self._known = KnownState(id="")
 
     @property
-    def known(self) -> Known:
-        """What is known at present."""
+    def known(self) -> KnownState:
+        """The known state."""
         return self._known
 
-    def recall(self) -> bool:
-        """Read what was known; tell whether there was anything: a new sink has none."""
+    def load(self) -> bool:
+        """Read the file; return whether there was one: a new sink has none."""
         try:
-            told = orjson.loads(self._watch.file.read_bytes())
+            values = orjson.loads(self._watch.file.read_bytes())
         except FileNotFoundError:
             return False
         except orjson.JSONDecodeError:
-            _log.warning("what was known of the cache cannot be read: beginning anew")
+            _log.warning("cache state cannot be read: losses until now are not noticed")
             return False
-        self._known = Known(**{**told, "unasked": tuple(told["unasked"])})
+        self._known = KnownState(**{**values, "unasked": tuple(values["unasked"])})
         return True
 
     def new_id(self) -> str:
-        """Choose an id for new witnesses."""
+        """Return an id for new witnesses."""
         return uuid.uuid4().hex
 
-    def begin(self, chosen: str, states: Sequence[ServerState]) -> None:
-        """Know new witnesses, which stand; whatever was lost before is settled."""
-        self._keep(Known(id=chosen, evicted=_evicted(states)))
+    def start(self, id_: str, states: Sequence[ServerState]) -> None:
+        """Store that new witnesses exist; earlier losses are settled."""
+        self._keep(KnownState(id=id_, evicted=_evicted(states)))
 
-    def hear(self, counts: Mapping[str, int], states: Sequence[ServerState]) -> None:
-        """Compare what the witnesses answer, and the servers, with what is known."""
+    def compare(self, counts: Mapping[str, int], states: Sequence[ServerState]) -> None:
+        """Compare the counts of witnesses and the servers with the known state."""
         if self._known.lost is not None:
             return
         why = loss_in(self._known, counts.values(), states)
         if why is None:
-            heard = replace(self._known, counts=counts, evicted=_evicted(states))
-            self._keep(heard)
+            unchanged = replace(self._known, counts=counts, evicted=_evicted(states))
+            self._keep(unchanged)
             return
-        _log.error("the cache lost rows: having them read anew", why=why)
+        _log.error("cache rows lost: snapshots of all routes are requested", reason=why)
         self._keep(replace(self._known, lost=why, unasked=self._watch.routes))
 
-    def ask(self) -> None:
+    def request_snapshots(self) -> None:
         """
-        Have every route read that is still to be asked for.
+        Request a snapshot of every route that still needs one.
 
         Raises:
-            UnavailableError: It is not known to be asked for; try again.
+            UnavailableError: The request may not have been sent; try again.
         """
         why = self._known.lost or ""
         for route in self._known.unasked:
             if not self._watch.repairs.ask_all(route, why):
-                _log.error("a lost route cannot be read anew; fill it", route=route)
+                _log.error(
+                    "cache rows lost: no snapshot can be requested, fill the route",
+                    route=route,
+                )
             left = tuple(r for r in self._known.unasked if r != route)
             self._keep(replace(self._known, unasked=left))
 
-    def _keep(self, known: Known) -> None:
+    def _keep(self, known: KnownState) -> None:
         replace_file(self._watch.file, orjson.dumps(asdict(known)), is_durable=True)
         self._known = known
 
 
 def loss_in(
-    known: Known, answers: Collection[int], states: Sequence[ServerState]
+    known: KnownState, answers: Collection[int], states: Sequence[ServerState]
 ) -> str | None:
-    """Say what was lost, if anything was; a witness may be among what went."""
+    """Return the reason of a loss, if there was one."""
     if any(state.evicted > known.evicted.get(state.run_id, 0) for state in states):
         return "it threw keys away for want of memory"
     if min(answers) < 0:

@@ -1,4 +1,4 @@
-"""Reads back what the cache holds, tombstones included, for whoever verifies it."""
+"""Reading back the rows of the cache, tombstones included, to verify them."""
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,19 +10,19 @@ from towpath.sinks.targets.cache.client import SCANNED_AT_ONCE, Servers, transla
 from towpath.sinks.targets.cache.schema import (
     POSITION_FIELD,
     TOMBSTONE_FIELD,
-    route_place,
+    route_key_prefix,
     scan_pattern,
 )
 
-# One round trip brings this many hashes; the server answers them in about 5 ms.
+# Hashes of one round trip; the server answers them in about 5 ms.
 ROWS_PER_TRIP: Final = 1000
 
-# A server takes of a cursor what its table has room for.
+# A server uses as many bits of a cursor as its table has.
 _CURSOR_BITS: Final = 32
 
 
 class CacheReader:
-    """One Redis, or a cluster of it, read while it may be written."""
+    """A reader of one Redis, or of a cluster, while it may be written."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self._servers = Servers(url)
@@ -31,9 +31,9 @@ class CacheReader:
     def rows(self, route: str) -> Iterator[StoredRow]:
         """Go through all keys of a route once; fields are text, null is absent."""
         with translated():
-            self._servers.look()
+            self._servers.discover()
         places = self._places(route)
-        begins_at = len(route_place(self._prefix, route))
+        begins_at = len(route_key_prefix(self._prefix, route))
         while True:
             with translated():
                 some = list(islice(places, ROWS_PER_TRIP))
@@ -41,15 +41,15 @@ class CacheReader:
             if not some:
                 return
             for place, fields in zip(some, hashes, strict=True):
-                # A tombstone that expired since the scan is as good as never met.
+                # A tombstone that expired since the scan is left out.
                 if fields:
                     yield _stored(place[begins_at:], fields)
 
     def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
-        """Read the rows of some keys, as ``rows`` gives them."""
+        """Read the rows of some keys, in the form of ``rows``."""
         with translated():
-            self._servers.look()
-        begins = route_place(self._prefix, route)
+            self._servers.discover()
+        begins = route_key_prefix(self._prefix, route)
         waiting = iter(keys)
         while some := list(islice(waiting, ROWS_PER_TRIP)):
             with translated():
@@ -60,14 +60,15 @@ class CacheReader:
 
     def sample(self, route: str, count: int) -> Iterator[StoredRow]:
         """
-        Read about so many rows, picked by chance, as ``rows`` gives them.
+        Read about ``count`` random rows, in the form of ``rows``.
 
-        A scan that begins anywhere finds what the server's hashes have put there.
+        A scan from a random cursor finds neighbours in the server's hash table, which
+        are no neighbours in the route.
         """
         with translated():
-            self._servers.look()
+            self._servers.discover()
             places = self._some_places(scan_pattern(self._prefix, route), count)
-        begins_at = len(route_place(self._prefix, route))
+        begins_at = len(route_key_prefix(self._prefix, route))
         yield from self.at(route, [place[begins_at:] for place in places])
 
     def close(self) -> None:
@@ -95,10 +96,10 @@ class CacheReader:
         return found
 
     def _hashes(self, places: Sequence[str]) -> list[dict[str, str]]:
-        """Read hashes, each server's in one trip; in the order of their places."""
+        """Read hashes in one round trip per server, in the order of their keys."""
         pipelines: dict[Any, tuple[Any, list[int]]] = {}
         for index, place in enumerate(places):
-            client = self._servers.of(place)
+            client = self._servers.client_of(place)
             if client not in pipelines:
                 pipelines[client] = client.pipeline(transaction=False), []
             pipeline, indexes = pipelines[client]

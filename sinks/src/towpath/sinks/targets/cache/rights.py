@@ -1,9 +1,9 @@
 """
-What a user of the cache may not do, all of it at once, without writing anything.
+The rights that a user of the cache lacks, found without writing anything.
 
-The server says what a user may do to its administrators only. So each call is made in a
-form that changes nothing: on a name that no row has, or with arguments that the command
-refuses itself, which it looks at after the user's rights.
+The server shows a user's rights to administrators only. So each command is sent in a
+form that changes nothing: for a key that no row has, or with arguments that the command
+refuses, which the server checks after the user's rights.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,9 +14,13 @@ import redis
 from towpath.settings import Sink
 from towpath.sinks.key_text import key_text
 from towpath.sinks.targets.cache.client import Servers, translated
-from towpath.sinks.targets.cache.schema import floors_place, route_place, witness_places
+from towpath.sinks.targets.cache.schema import (
+    floors_key,
+    route_key_prefix,
+    witness_keys,
+)
 
-# Of any name, of the sink's names, and what only dropping the sink's data takes.
+# Commands of any key, commands of the sink's keys, and those of dropping its data.
 _ANY_NAME: Final = (
     ("INFO", "server"),
     ("SCAN", "0"),
@@ -38,17 +42,17 @@ _NAMED: Final = (
     ("UNLINK", "{key}"),
 )
 _CLUSTER: Final = ("CLUSTER", "SLOTS")
-# What is said of a name; the rest is said of a command.
-_OF_A_NAME: Final = "access"
+# Refusals of a key have this word; other refusals are of a command.
+_KEY_REFUSAL: Final = "access"
 
 
 def missing_rights(sink: Sink, prefix: str) -> Iterator[str]:
     """
-    List what the user of a sink's address may not do.
+    List the rights that the user of a sink's address lacks.
 
     Args:
         sink: The sink.
-        prefix: What every key begins with.
+        prefix: The prefix of every key.
 
     Raises:
         UnavailableError: The cache does not answer.
@@ -74,7 +78,7 @@ def missing_rights(sink: Sink, prefix: str) -> Iterator[str]:
 
 
 def _refused_calls(servers: Servers, prefix: str) -> Iterator[str]:
-    # No row's name looks like it, and nothing is ever written there.
+    # No row has a key like it, and nothing is ever written there.
     key = f"{key_text((prefix,))}:_rights"
     first = servers.first
     is_known = _refusal(first, ("INFO", "cluster")) is None
@@ -83,37 +87,38 @@ def _refused_calls(servers: Servers, prefix: str) -> Iterator[str]:
         if is_cluster and _refusal(first, _CLUSTER) is not None:
             yield "CLUSTER SLOTS"
             return
-        servers.look()
+        servers.discover()
     for call in (*_ANY_NAME, *_NAMED):
         words = tuple(word.replace("{key}", key) for word in call)
-        asked = servers.of(key) if is_known else first
+        asked = servers.client_of(key) if is_known else first
         refusal = _refusal(asked, words)
-        if refusal is not None and _OF_A_NAME not in refusal:
+        if refusal is not None and _KEY_REFUSAL not in refusal:
             yield " ".join(words[:2]) if words[0] == "FUNCTION" else words[0]
 
 
 def _refused_names(servers: Servers, sink: Sink, prefix: str) -> Iterator[str]:
-    """Look at each kind of name; what is asked there is refused by the command."""
+    """Yield one key of each kind that the user may not read and write."""
     if not servers.all:
         return
     yield from (
         place
         for place in _names(servers, sink, prefix)
-        if _OF_A_NAME
-        in (_refusal(servers.of(place), ("HSET", place, "f", "v", "none")) or "")
-        or _OF_A_NAME in (_refusal(servers.of(place), ("HGETALL", place)) or "")
+        if _KEY_REFUSAL
+        in (_refusal(servers.client_of(place), ("HSET", place, "f", "v", "none")) or "")
+        or _KEY_REFUSAL
+        in (_refusal(servers.client_of(place), ("HGETALL", place)) or "")
     )
 
 
 def _names(servers: Servers, sink: Sink, prefix: str) -> Iterable[str]:
-    yield floors_place(prefix)
-    yield witness_places(prefix, sink.name, is_cluster=servers.is_cluster)[0]
+    yield floors_key(prefix)
+    yield witness_keys(prefix, sink.name, is_cluster=servers.is_cluster)[0]
     for route in sink.route:
-        yield f"{route_place(prefix, route.name)}1"
+        yield f"{route_key_prefix(prefix, route.name)}1"
 
 
 def _refusal(client: Any, words: tuple[str, ...]) -> str | None:  # noqa: ANN401 - redis-py's
-    """Return what the server says if the user may not do it; none: he may."""
+    """Return the server's refusal of a command; ``None`` if the user may run it."""
     try:
         client.execute_command(*words)
     except redis.exceptions.NoPermissionError as error:

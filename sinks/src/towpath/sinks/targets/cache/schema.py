@@ -1,14 +1,14 @@
 """
-Where a row stands in Redis: ``<prefix>:<route>:<key>``.
+The keys and rows of Redis, and the guard's calls that write them.
 
-Each part is written so that a colon in it does not look like a joint: no two rows share
-a name, and no route's rows look like another's. A name has the same form on a cluster;
-whatever slot it has, calls are cut so that each touches keys of one slot.
+A row's key is ``<prefix>:<route>:<key>``. Each part is escaped so that no colon in it
+looks like a separator: no two rows share a key, and no route's keys look like
+another's. A key has the same form on a cluster; calls are cut so that each has keys of
+one slot.
 
-Rows as the guard takes them: JSON by the row, calls by count, size and slot.
-
-Hot path, once per row. Values are text, because Lua would turn integers into doubles;
-one JSON text per call costs a fraction of what a thousand arguments do.
+The guard takes rows as JSON, cut by count, size and slot. Values are text, because Lua
+would turn integers into doubles; one JSON text per call costs a fraction of a thousand
+arguments. Hot path, once per row.
 
 The guard's names on the server carry a digest of its source: two sinks of different
 releases each load their own, and neither replaces the other's.
@@ -34,42 +34,42 @@ TOMBSTONE_FIELD: Final = "_x"
 
 SLOTS: Final = 16_384
 
-# On a cluster a witness stands in every 256th slot, so that each server has some, and
+# On a cluster there is a witness in every 256th slot, so that each server has some, and
 # they move with their slots. More would cost a call each per batch.
 _WITNESS_STEP: Final = 256
 
 
-def floors_place(prefix: str) -> str:
-    """Return the name of the hash that remembers floors; no row's looks like it."""
+def floors_key(prefix: str) -> str:
+    """Return the key of the hash of floors; no row has such a key."""
     return f"{key_text((prefix,))}:_floors"
 
 
-def witness_places(prefix: str, sink: str, *, is_cluster: bool) -> tuple[str, ...]:
-    """Return the names of a sink's witnesses; no row's looks like one (``losses``)."""
+def witness_keys(prefix: str, sink: str, *, is_cluster: bool) -> tuple[str, ...]:
+    """Return the keys of a sink's witnesses; no row has such a key (``losses``)."""
     place = f"{key_text((prefix,))}:_witness.{sink}"
     if not is_cluster:
         return (place,)
     return tuple(f"{place}.{{{tag}}}" for tag in _tags())
 
 
-def route_place(prefix: str, route: str) -> str:
-    """Return what the names of all rows of a route begin with."""
+def route_key_prefix(prefix: str, route: str) -> str:
+    """Return the prefix of the keys of all rows of a route."""
     return f"{key_text((prefix,))}:{key_text((route,))}:"
 
 
 def scan_pattern(prefix: str, route: str) -> str:
-    """Return the glob that finds all rows of a route, and nothing else."""
-    return _GLOB.sub(r"\\\1", route_place(prefix, route)) + "*"
+    """Return the glob that matches all keys of a route, and no others."""
+    return _GLOB.sub(r"\\\1", route_key_prefix(prefix, route)) + "*"
 
 
 def slot_of(place: str) -> int:
-    """Return the slot of a name on a cluster."""
+    """Return the slot of a key on a cluster."""
     return key_slot(place.encode())
 
 
 @cache
 def _tags() -> tuple[str, ...]:
-    """Find a short text for each slot that a witness stands in."""
+    """Return a short text for each slot that has a witness."""
     found: dict[int, str] = {}
     number = 0
     while len(found) < SLOTS // _WITNESS_STEP:
@@ -80,22 +80,22 @@ def _tags() -> tuple[str, ...]:
     return tuple(found[slot] for slot in sorted(found))
 
 
-# One call blocks the server while it runs: 1-2 ms at this size. Calls are on their way
+# One call blocks the server while it runs: 1-2 ms at this size. Calls are in flight
 # while others run, so more rows per call gain nothing; and five times as many cost the
-# server a third more per row, because it keeps what it will write to its file until the
-# call ends (measured).
+# server a third more per row, because it keeps its writes to the file until the call
+# ends (measured).
 ROWS_PER_CALL: Final = 100
 
 # A call of wide rows is cut here, far below the server's limit of 512 MB per argument.
 BYTES_PER_CALL: Final = 4 * 1024 * 1024
 
-# On a cluster this many rows are put in order by slot at once. More would find a few
-# more rows per slot, and take memory.
+# On a cluster this many rows are ordered by slot at once. More rows would find few more
+# of the same slot, and take memory.
 _ROWS_PER_ORDERING: Final = 20_000
 
 
 class Call(NamedTuple):
-    """One call of the guard: as many keys as rows, and the changes they came from."""
+    """One call of the guard: a key for each row, and the changes of the rows."""
 
     keys: list[str]
     rows: bytes
@@ -103,7 +103,7 @@ class Call(NamedTuple):
 
 
 class Library(NamedTuple):
-    """The guard as the server loads it, and its functions' names there."""
+    """The guard's source as the server loads it, and its functions' names there."""
 
     source: str
     apply: str
@@ -112,7 +112,7 @@ class Library(NamedTuple):
     witness: str
 
 
-class _Laid(NamedTuple):
+class _CacheRow(NamedTuple):
     place: str
     row: bytes
     change: Change
@@ -120,7 +120,7 @@ class _Laid(NamedTuple):
 
 @cache
 def library() -> Library:
-    """Return the guard."""
+    """Return the guard, with its digest in its names."""
     text = files("towpath.sinks.targets.cache").joinpath("guard.lua")
     source = text.read_text("utf-8")
     digest = hashlib.sha256(source.encode()).hexdigest()[:8]
@@ -133,24 +133,24 @@ def library() -> Library:
 def calls(
     prefix: str, changes: Iterable[Change], *, by_slot: bool = False
 ) -> Iterator[Call]:
-    """Cut changes into calls; ``by_slot``, each touches keys of one slot."""
-    laid = _lay_out(prefix, changes)
+    """Cut changes into calls; with ``by_slot`` each has keys of one slot."""
+    encoded = _encoded(prefix, changes)
     if not by_slot:
-        yield from _cut(laid)
+        yield from _cut(encoded)
         return
-    for some in _portions(laid):
-        by: dict[int, list[_Laid]] = {}
+    for some in _slices(encoded):
+        by: dict[int, list[_CacheRow]] = {}
         for one in some:
             by.setdefault(slot_of(one.place), []).append(one)
         for group in by.values():
             yield from _cut(group)
 
 
-def _portions(laid: Iterable[_Laid]) -> Iterator[list[_Laid]]:
-    """Take rows together up to a count and a size."""
-    taken: list[_Laid] = []
+def _slices(encoded: Iterable[_CacheRow]) -> Iterator[list[_CacheRow]]:
+    """Cut rows into slices of bounded count and size."""
+    taken: list[_CacheRow] = []
     size_bytes = 0
-    for one in laid:
+    for one in encoded:
         taken.append(one)
         size_bytes += len(one.row)
         if len(taken) == _ROWS_PER_ORDERING or size_bytes > 4 * BYTES_PER_CALL:
@@ -159,21 +159,21 @@ def _portions(laid: Iterable[_Laid]) -> Iterator[list[_Laid]]:
     yield taken
 
 
-def _lay_out(prefix: str, changes: Iterable[Change]) -> Iterator[_Laid]:
+def _encoded(prefix: str, changes: Iterable[Change]) -> Iterator[_CacheRow]:
     places: dict[str, str] = {}
     for change in changes:
         route = change.route
         if route not in places:
-            places[route] = route_place(prefix, route)
-        yield _Laid(places[route] + key_text(change.key), _row(change), change)
+            places[route] = route_key_prefix(prefix, route)
+        yield _CacheRow(places[route] + key_text(change.key), _row(change), change)
 
 
-def _cut(laid: Iterable[_Laid]) -> Iterator[Call]:
+def _cut(encoded: Iterable[_CacheRow]) -> Iterator[Call]:
     keys: list[str] = []
     rows: list[bytes] = []
     taken: list[Change] = []
     size_bytes = 0
-    for place, row, change in laid:
+    for place, row, change in encoded:
         if keys and (
             len(keys) == ROWS_PER_CALL or size_bytes + len(row) > BYTES_PER_CALL
         ):

@@ -1,14 +1,13 @@
 """
-Writes rows into Redis through the guard.
+A sink that writes rows into Redis through the guard.
 
 A field is a column as text; null is an absent field. A delete leaves a tombstone with
-its position, which lives longer than anything that could be replayed. Live rows never
-expire, so that no guard is forgotten: a cache that may forget rows would equal its
-source only by chance.
+its position, which outlives every possible replay. Live rows never expire, so that no
+guard is forgotten: a cache that evicts rows would equal its source only by chance.
 
-What is acknowledged may still be lost by a server that writes its file once a second.
-To wait for that would cost each batch up to a second; so it is waited for only where
-the file is written at once, and anywhere else a loss is noticed and cured (``losses``).
+A server that writes its file once a second may lose writes that it acknowledged.
+Waiting for the file would cost each batch up to a second, so the sink waits only where
+the file is written at once; elsewhere a loss is noticed and repaired (``losses``).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,16 +42,16 @@ from towpath.sinks.targets.cache.pipeline import (
 )
 from towpath.sinks.targets.cache.schema import (
     calls,
-    floors_place,
+    floors_key,
     library,
-    route_place,
+    route_key_prefix,
     scan_pattern,
     slot_of,
-    witness_places,
+    witness_keys,
 )
 
-# A write that is not in the file after half of the time that an answer may take is
-# tried again, rather than taken for a server that is gone.
+# A write that is not in the file after half of the response timeout is retried, and the
+# server is not taken for unreachable.
 _IN_FILE_WITHIN_MS: Final = int(ANSWER_WITHIN_S * 500)
 
 _log = structlog.get_logger("towpath.sinks.cache")
@@ -69,15 +68,15 @@ class CacheSink:
 
         Args:
             url: Address of the server, or of any server of a cluster.
-            prefix: What every key begins with.
-            tombstone_s: How long a delete is remembered: the replay window.
-            watch: How losses are noticed and cured; left out, they are not looked for.
+            prefix: The prefix of every key.
+            tombstone_s: The lifetime of a tombstone: the replay window.
+            watch: Notices and repairs losses; without it, losses are not noticed.
         """
         self._servers = Servers(url)
-        self._lanes: dict[Any, RedisPipeline[Any]] = {}
+        self._pipelines: dict[Any, RedisPipeline[Any]] = {}
         self._prefix = prefix
         self._tombstone_s = b"%d" % tombstone_s
-        self._floors_place = floors_place(prefix)
+        self._floors_key = floors_key(prefix)
         self._floors = Floors()
         self._swept: list[tuple[str, str]] = []
         self._tally = Tally()
@@ -86,57 +85,58 @@ class CacheSink:
         self._is_in_file_at_once = False
 
     def open(self) -> None:
-        with self._acting():
+        with self._connected():
             self._load()
-            self._is_in_file_at_once = self._asks_for_file()
+            self._is_in_file_at_once = self._appends_each_write()
             states = self._servers.states()
-            place = self._floors_place
-            remembered: dict[str, str] = self._servers.of(place).hgetall(place)
-            self._look(states, is_open=True)
+            key = self._floors_key
+            remembered: dict[str, str] = self._servers.client_of(key).hgetall(key)
+            self._check_witnesses(states, is_open=True)
         for route, floor in remembered.items():
             self._floors.learn(route, floor)
         _refuse_evicting(states)
         self._repair(states)
         if not all(state.keeps_file for state in states):
-            _log.warning("the cache keeps no file: a restart has all rows read anew")
+            _log.warning(
+                "cache keeps no file: after a restart of it all rows are read again"
+            )
 
     def apply(self, batch: Batch) -> None:
         self.send(batch)
-        with self._acting():
-            self._arrive()
+        with self._connected():
+            self._await_responses()
 
     def send(self, batch: Batch) -> None:
-        """Send a batch on its way; its answers are waited for later."""
-        with self._acting():
+        """Send a batch; ``apply`` and ``flush`` wait for the responses."""
+        with self._connected():
             for route, floor in self._floors.due(batch.floors):
-                self._arrive()
+                self._await_responses()
                 self._sweep(route, floor)
             self._write(self._floors.above(batch.changes, self._tally))
 
     def send_columns(self, columns: Columns) -> pa.Array | None:
         """
-        Send whole rows on their way, as ``send`` does; the rest comes by ``send`` then.
+        Send whole rows column by column; the other records go through ``send``.
 
         Returns:
-            Where the records stand that are taken; ``None`` if none are.
+            The places of the records that were sent; ``None`` if none were.
 
         Raises:
-            UnavailableError: The cache cannot be reached; nothing is lost by trying
-                again.
+            UnavailableError: The cache cannot be reached; a retry loses nothing.
         """
-        with self._acting():
-            # There, each call is of one slot: rows are laid out one by one.
+        with self._connected():
+            # A cluster takes calls of one slot each: rows are encoded one by one.
             if self._servers.is_cluster:
                 return None
-            taken = write.take(columns, self._floors.of(columns.route))
-            if taken is None:
+            encoded = write.encode(columns, self._floors.of(columns.route))
+            if encoded is None:
                 return None
-            self._tally.stale += taken.below
-            self._write_columns(columns.route, taken)
-        return taken.places
+            self._tally.stale += encoded.below_floor
+            self._send_columns(columns.route, encoded)
+        return encoded.places
 
     def flush(self) -> Checkpoint:
-        self._settle()
+        self._check_durable()
         for route, floor in self._swept:
             self._floors.carried_out(route, floor)
         self._swept.clear()
@@ -144,34 +144,34 @@ class CacheSink:
 
     def erase(self, route: str, keys: Sequence[str]) -> None:
         """
-        Take rows away, tombstones too, at whatever position they stand.
+        Delete rows, tombstones too, at any position.
 
         Raises:
             UnavailableError: The cache cannot be reached; it is safe to repeat.
         """
-        begins = route_place(self._prefix, route)
-        with self._acting():
-            self._arrive()
-            for place in (begins + key for key in keys):
-                self._servers.of(place).delete(place)
+        prefix = route_key_prefix(self._prefix, route)
+        with self._connected():
+            self._await_responses()
+            for key in (prefix + name for name in keys):
+                self._servers.client_of(key).delete(key)
 
     def attend(self) -> None:
         """Notice a loss while there is nothing to write."""
-        self._settle()
+        self._check_durable()
 
     def close(self) -> None:
         self._drop()
         self._servers.close()
 
-    def _settle(self) -> None:
-        """See that all that was written is there still, and will be."""
-        with self._acting():
-            self._arrive()
+    def _check_durable(self) -> None:
+        """Check that all writes are still there, and are in the file if it is kept."""
+        with self._connected():
+            self._await_responses()
             states = self._servers.states()
-            self._look(states)
+            self._check_witnesses(states)
             self._wait_for_file()
-            for lane in self._lanes.values():
-                lane.rest()
+            for pipeline in self._pipelines.values():
+                pipeline.release()
         _refuse_evicting(states)
         self._repair(states)
 
@@ -179,109 +179,116 @@ class CacheSink:
         apply = library().apply
         is_cluster = self._servers.is_cluster
         for call in calls(self._prefix, changes, by_slot=is_cluster):
-            asked = packed(apply, call.keys, (self._tombstone_s, call.rows))
-            self._ask(self._lane(call.keys[0]), asked, call.changes)
+            call_bytes = packed(apply, call.keys, (self._tombstone_s, call.rows))
+            self._send(self._pipeline_of(call.keys[0]), call_bytes, call.changes)
 
-    def _write_columns(self, route: str, taken: write.Taken) -> None:
+    def _send_columns(self, route: str, encoded: write.EncodedRows) -> None:
         apply = library().apply_columns
-        place = route_place(self._prefix, route)
-        lane = self._lane(place)
-        for call in write.calls(taken, place):
-            asked = packed_words(apply, call.row_count, call.keys, (call.columns,))
-            # None of them is partial: not one can find no row.
-            self._ask(lane, asked, ())
+        key = route_key_prefix(self._prefix, route)
+        pipeline = self._pipeline_of(key)
+        for call in write.calls(encoded, key):
+            call_bytes = packed_words(apply, call.row_count, call.keys, (call.columns,))
+            # No row is partial: none can be absent.
+            self._send(pipeline, call_bytes, ())
 
-    def _ask(
-        self, lane: RedisPipeline[Any], asked: bytes, changes: Sequence[Change]
+    def _send(
+        self, pipeline: RedisPipeline[Any], call_bytes: bytes, changes: Sequence[Change]
     ) -> None:
-        """Send a call of the guard; count what was answered until now."""
-        lane.ask(asked, changes)
-        for about, answer in lane.answers(BYTES_IN_FLIGHT):
-            _count(self._tally, about, answer)
+        """Send a call of the guard; count the responses that have arrived."""
+        pipeline.send(call_bytes, changes)
+        for context, response in pipeline.responses(BYTES_IN_FLIGHT):
+            _count(self._tally, context, response)
 
-    def _arrive(self) -> None:
-        """Wait until all that was sent has been answered."""
-        for about, answer in self._answers():
-            _count(self._tally, about, answer)
+    def _await_responses(self) -> None:
+        """Wait for the responses of all calls in flight."""
+        for context, response in self._responses():
+            _count(self._tally, context, response)
 
     def _sweep(self, route: str, floor: str) -> None:
-        """Remember a floor, then take away what is below it."""
-        self._servers.of(self._floors_place).hset(self._floors_place, route, floor)
+        """Store a floor, then delete the rows below it."""
+        self._servers.client_of(self._floors_key).hset(self._floors_key, route, floor)
         self._floors.learn(route, floor)
-        places = self._servers.scan(scan_pattern(self._prefix, route))
+        keys = self._servers.scan(scan_pattern(self._prefix, route))
         swept = 0
-        while some := list(islice(places, SCANNED_AT_ONCE)):
-            for group in self._by_slot(some):
+        while batch_keys := list(islice(keys, SCANNED_AT_ONCE)):
+            for group in self._grouped_by_slot(batch_keys):
                 call = packed(library().sweep, group, (floor.encode(),))
-                self._lane(group[0]).ask(call, None)
-            swept += sum(answer for _, answer in self._answers())
+                self._pipeline_of(group[0]).send(call, None)
+            swept += sum(response for _, response in self._responses())
         self._swept.append((route, floor))
-        _log.info("rows below a floor taken away", route=route, floor=floor, rows=swept)
+        _log.info(
+            "sink floor applied: rows below it are deleted",
+            route=route,
+            floor=floor,
+            rows=swept,
+        )
 
-    def _look(self, states: Sequence[ServerState], *, is_open: bool = False) -> None:
-        """Hear the witnesses; a sink that never ran sets some up."""
+    def _check_witnesses(
+        self, states: Sequence[ServerState], *, is_open: bool = False
+    ) -> None:
+        """Compare the witnesses with the known state; a new sink creates them."""
         losses = self._losses
         if losses is None:
             return
-        if is_open and not losses.recall():
+        if is_open and not losses.load():
             self._set_up_witnesses(losses, states)
             return
         known, counts = losses.known, losses.known.counts
-        for place in self._witnesses():
-            words = (known.id.encode(), b"%d" % counts.get(place, 0))
-            self._lane(place).ask(packed(library().witness, [place], words), place)
-        losses.hear(dict(self._answers()), states)
+        for key in self._witnesses():
+            words = (known.id.encode(), b"%d" % counts.get(key, 0))
+            self._pipeline_of(key).send(packed(library().witness, [key], words), key)
+        losses.compare(dict(self._responses()), states)
 
     def _repair(self, states: Sequence[ServerState]) -> None:
-        """Have what was lost read anew, then begin to watch again."""
+        """Request snapshots after a loss, then create new witnesses."""
         losses = self._losses
         if losses is None or losses.known.lost is None:
             return
-        losses.ask()
-        with self._acting():
+        losses.request_snapshots()
+        with self._connected():
             self._set_up_witnesses(losses, states)
 
     def _set_up_witnesses(
         self, losses: CacheLosses, states: Sequence[ServerState]
     ) -> None:
         chosen = losses.new_id()
-        for place in self._witnesses():
-            self._servers.of(place).hset(place, mapping={"id": chosen, "count": 0})
-        losses.begin(chosen, states)
+        for key in self._witnesses():
+            self._servers.client_of(key).hset(key, mapping={"id": chosen, "count": 0})
+        losses.start(chosen, states)
 
     def _witnesses(self) -> tuple[str, ...]:
         is_cluster = self._servers.is_cluster
-        return witness_places(self._prefix, self._sink, is_cluster=is_cluster)
+        return witness_keys(self._prefix, self._sink, is_cluster=is_cluster)
 
     def _wait_for_file(self) -> None:
         if not self._is_in_file_at_once:
             return
-        for lane in self._lanes.values():
-            lane.ask(_wait_call(), None)
-        if any(in_file < 1 for _, (in_file, _) in self._answers()):
+        for pipeline in self._pipelines.values():
+            pipeline.send(_wait_call(), None)
+        if any(in_file < 1 for _, (in_file, _) in self._responses()):
             message = "the cache does not get what was written into its file"
             raise TargetUnavailableError(message)
 
-    def _asks_for_file(self) -> bool:
+    def _appends_each_write(self) -> bool:
         try:
             return self._servers.append_each_write()
         except redis.ResponseError:  # a user who may not read the configuration
             return False
 
-    def _answers(self) -> Iterator[tuple[Any, Any]]:
-        """Wait for whatever is on its way; each answer comes with what it is about."""
-        for lane in self._lanes.values():
-            yield from lane.answers()
+    def _responses(self) -> Iterator[tuple[Any, Any]]:
+        """Yield the responses of all calls in flight, each with its context."""
+        for pipeline in self._pipelines.values():
+            yield from pipeline.responses()
 
-    def _lane(self, place: str) -> RedisPipeline[Any]:
-        return self._lanes[self._servers.of(place)]
+    def _pipeline_of(self, key: str) -> RedisPipeline[Any]:
+        return self._pipelines[self._servers.client_of(key)]
 
-    def _by_slot(self, places: list[str]) -> Iterable[list[str]]:
+    def _grouped_by_slot(self, keys: list[str]) -> Iterable[list[str]]:
         if not self._servers.is_cluster:
-            return (places,)
+            return (keys,)
         groups: dict[int, list[str]] = {}
-        for place in places:
-            groups.setdefault(slot_of(place), []).append(place)
+        for key in keys:
+            groups.setdefault(slot_of(key), []).append(key)
         return groups.values()
 
     def _load(self) -> None:
@@ -289,32 +296,34 @@ class CacheSink:
             client.function_load(library().source, replace=True)
 
     @contextmanager
-    def _acting(self) -> Iterator[None]:
+    def _connected(self) -> Iterator[None]:
         """
         Hold a connection to each server from a batch's first call to its flush.
 
-        After a failure the servers are looked up anew, and all begins again.
+        After a failure the servers are looked up again, and the batch is retried whole.
         """
         with translated():
             try:
-                self._begin()
+                self._connect()
                 yield
             except BaseException:
                 self._drop()
                 raise
 
-    def _begin(self) -> None:
-        if not self._lanes:
-            self._servers.look()
-            self._lanes = {c: RedisPipeline(c, self._load) for c in self._servers.all}
-        for lane in self._lanes.values():
-            lane.begin()
+    def _connect(self) -> None:
+        if not self._pipelines:
+            self._servers.discover()
+            self._pipelines = {
+                c: RedisPipeline(c, self._load) for c in self._servers.all
+            }
+        for pipeline in self._pipelines.values():
+            pipeline.acquire()
 
     def _drop(self) -> None:
-        for lane in self._lanes.values():
-            lane.drop()
-        self._lanes = {}
-        # The batch comes again, whole.
+        for pipeline in self._pipelines.values():
+            pipeline.drop()
+        self._pipelines = {}
+        # The batch is retried whole.
         self._swept.clear()
         self._tally = Tally()
 
@@ -331,14 +340,14 @@ def _refuse_evicting(states: Sequence[ServerState]) -> None:
     for state in states:
         if state.may_evict:
             message = (
-                f"the cache's maxmemory-policy is {state.policy}: it may throw rows "
-                "and tombstones away; set it to noeviction"
+                f"the cache's maxmemory-policy is {state.policy}: it may evict rows "
+                "and tombstones; set it to noeviction"
             )
             raise EvictingCacheError(message)
 
 
-def _count(tally: Tally, changes: Sequence[Change], answer: list[int]) -> None:
-    applied, stale, *absent = answer
+def _count(tally: Tally, changes: Sequence[Change], response: list[int]) -> None:
+    applied, stale, *absent = response
     tally.applied += applied
     tally.stale += stale
     tally.refused += [Refusal(changes[i - 1], ABSENT_ROW, asks=True) for i in absent]

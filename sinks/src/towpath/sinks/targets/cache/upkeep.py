@@ -1,4 +1,4 @@
-"""Takes away what a sink wrote into Redis: rows, tombstones, floors, witnesses."""
+"""Removing a sink's data from Redis: rows, tombstones, floors, witnesses."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -7,33 +7,33 @@ from typing import Any
 from towpath.settings import Sink
 from towpath.sinks.targets.cache.client import SCANNED_AT_ONCE, Servers, translated
 from towpath.sinks.targets.cache.schema import (
-    floors_place,
+    floors_key,
     scan_pattern,
-    witness_places,
+    witness_keys,
 )
 
 
 def erase(sink: Sink, prefix: str) -> None:
     """
-    Take a sink's rows away; safe to repeat. Nobody may write meanwhile.
+    Delete a sink's rows; safe to repeat. Nobody may write meanwhile.
 
     Raises:
-        UnavailableError: The cache does not answer: do it again.
+        UnavailableError: The cache does not answer: repeat it.
     """
     servers = Servers(sink.url)
     try:
         with translated():
-            servers.look()
+            servers.discover()
             for route in sink.route:
                 pattern = scan_pattern(prefix, route.name)
                 for client in servers.all:
                     places = client.scan_iter(pattern, count=SCANNED_AT_ONCE)
                     _unlink(client, places)
-                floors = floors_place(prefix)
-                servers.of(floors).hdel(floors, route.name)
+                floors = floors_key(prefix)
+                servers.client_of(floors).hdel(floors, route.name)
             is_cluster = servers.is_cluster
-            for place in witness_places(prefix, sink.name, is_cluster=is_cluster):
-                servers.of(place).unlink(place)
+            for place in witness_keys(prefix, sink.name, is_cluster=is_cluster):
+                servers.client_of(place).unlink(place)
     finally:
         servers.close()
 
@@ -41,7 +41,8 @@ def erase(sink: Sink, prefix: str) -> None:
 def _unlink(client: Any, places: Iterable[str]) -> None:  # noqa: ANN401 - redis-py's
     waiting = iter(places)
     while some := list(islice(waiting, SCANNED_AT_ONCE)):
-        # One by one, as a cluster keeps them apart; sent at once all the same.
+        # One command per key, as a cluster keeps them apart; sent together all the
+        # same.
         pipeline = client.pipeline(transaction=False)
         for place in some:
             pipeline.unlink(place)

@@ -1,17 +1,15 @@
 """
-Whole rows as calls of the guard, column by column, without a value of each. Pure.
+Whole rows as calls of the guard, encoded column by column. Pure.
 
-What the calls come to is what those of ``script`` would of the same records, folded: of
-each key the newest row, its fields as text, nothing of what is null. A record that has
-to be looked at by itself is not taken, so that it is judged in one place.
+The calls write what the calls of ``schema`` would write for the same records, folded:
+the newest row of each key, its fields as text, nulls left out. A record that needs a
+decision of its own is left to that path, so that there is one place for it.
 
-Hot path: a fixed number of passes over the columns of a portion.
+Each text is equal to that of ``key_text`` and ``text_of`` for the value alone. Values
+that Arrow does not read exactly are written one by one: a float may have been an
+integer of more digits or may have another text, and lists and objects are JSON.
 
-Keys and values of many rows as text, a column at a time. Pure.
-
-Each text is what ``key_text`` and ``text_of`` write of that value alone. Whatever Arrow
-reads as less than it was is asked for one by one: a float may have been an integer of
-more digits or may be written in another way, and lists and objects are JSON.
+Hot path: a fixed number of passes over the columns of a slice.
 """
 
 import re
@@ -32,29 +30,29 @@ from towpath.sinks.targets.cache.schema import (
     ROWS_PER_CALL,
 )
 
-# How parts of a key are written if their text is their value's: integers that keep
-# their digits, texts without escapes.
+# The patterns of key parts whose text is their value's: integers that keep their
+# digits, texts without escapes.
 _FORMS: Final[Mapping[type, str]] = {
     int: "(?P<{name}>0|[1-9][0-9]{{0,18}}|-[1-9][0-9]{{0,17}})",
     str: r'"(?P<{name}>[^"\\\x00-\x1f]*)"',
     bool: "(?P<{name}>true|false)",
 }
-# In this order: what stands for a colon holds a percent sign.
+# In this order: the code of a colon contains a percent sign.
 _CODED: Final = [(sign, key_text((sign,))) for sign in "%:"]
 _EMPTY: Final = key_text(("",))
 
 _READ_WHOLE: Final = (pa.string(), pa.int64(), pa.bool_())
 
-# What stands in no JSON text as it is.
+# Characters that JSON escapes.
 _ESCAPED: Final = r'[\x00-\x1f"\\]'
 
 
 def key_texts(keys: pa.ChunkedArray) -> pa.StringArray | None:
     """
-    Write keys as ``key_text`` does, null where a key has another form than the first.
+    Write keys like ``key_text``; null where a key has another form than the first.
 
     Returns:
-        Their texts; ``None`` if the first has no such form.
+        Their texts; ``None`` if the first has no known form.
 
     Raises:
         pa.ArrowInvalid: A key is not UTF-8.
@@ -77,12 +75,12 @@ def key_texts(keys: pa.ChunkedArray) -> pa.StringArray | None:
 
 
 def is_read_whole(kind: pa.DataType) -> bool:
-    """Tell whether what Arrow reads as a type is all that a value was."""
+    """Return whether Arrow reads values as this type without a loss."""
     return kind in _READ_WHOLE
 
 
 def value_texts(column: pa.Array) -> pa.StringArray:
-    """Write values as ``text_of`` does, of a type that ``is_read_whole``."""
+    """Write values like ``text_of``, if their type ``is_read_whole``."""
     return column.cast(pa.string())
 
 
@@ -92,7 +90,7 @@ def texts_of_each(values: Sequence[Any]) -> pa.StringArray:
 
 
 def escaped(texts: pa.StringArray) -> pa.StringArray:
-    """Write texts as they stand between the quotes of JSON."""
+    """Write texts as they are between the quotes of JSON."""
     is_escaped = pc.fill_null(
         pc.match_substring_regex(texts, _ESCAPED), fill_value=False
     )
@@ -103,12 +101,12 @@ def escaped(texts: pa.StringArray) -> pa.StringArray:
 
 
 def _json_text(text: str) -> str:
-    """Write one text as it stands between the quotes of JSON."""
+    """Write one text as it is between the quotes of JSON."""
     return orjson.dumps(text)[1:-1].decode()
 
 
 def _coded(part: pa.StringArray, kind: type) -> pa.StringArray:
-    """Write a part of keys so that it holds no joint."""
+    """Escape the separators in a part of keys."""
     if kind is not str:
         return part
     for sign, code in _CODED:
@@ -116,37 +114,37 @@ def _coded(part: pa.StringArray, kind: type) -> pa.StringArray:
     return pc.if_else(pc.equal(part, ""), _EMPTY, part)
 
 
-# What Arrow raises for values that it cannot read, or not as one column; and what is
-# raised where the first key or one of the rows that are looked at is not JSON.
+# Arrow's errors for values that it cannot read, or not as one column; and the error of
+# a first key or a sampled row that is not JSON.
 _MISFIT: Final = (
     pa.ArrowInvalid,
     pa.ArrowNotImplementedError,
     pa.ArrowTypeError,
     orjson.JSONDecodeError,
 )
-# Below what offsets of 32 bits reach, whatever is written around a row.
-_MOST_BYTES: Final = 1024 * 1024 * 1024
-# So many rows are looked at, to learn which columns are texts. Of any other that Arrow
-# takes for an instant, the texts are looked for row by row.
-_LOOKED_AT: Final = 32
+# Within the reach of 32-bit offsets, with room for the text around each row.
+_MAX_SLICE_BYTES: Final = 1024 * 1024 * 1024
+# Rows sampled to learn which columns are texts. In every other column that Arrow reads
+# as an instant, texts are looked for row by row.
+_SAMPLED_ROWS: Final = 32
 
 
-class Taken(NamedTuple):
+class EncodedRows(NamedTuple):
     """
-    What was taken of a route's records.
+    Encoded rows of one route.
 
     Attributes:
-        places: Where they stand in the batch.
-        keys: Of each key's newest row, the key's text.
-        columns: Of the same rows the texts of each field, as they stand between the
-            quotes of JSON, null where a row has none; at last the positions.
-        below: How many more lie below the floor.
+        places: The places of the encoded records in the batch.
+        keys: The key text of each key's newest row.
+        columns: The texts of each field of these rows, as they are between the quotes
+            of JSON, null where a row has none; the last column is the position.
+        below_floor: The number of newest rows below the floor, which are left out.
     """
 
     places: pa.Array
     keys: pa.StringArray
     columns: Mapping[str, pa.StringArray]
-    below: int
+    below_floor: int
 
 
 class BulkCall(NamedTuple):
@@ -154,10 +152,9 @@ class BulkCall(NamedTuple):
     One call of the guard.
 
     Attributes:
-        row_count: How many rows it writes.
-        keys: Their names, each as a word of the server's protocol.
-        columns: What is written, as JSON: the names of the fields, then of each the
-            texts of all rows.
+        row_count: The number of its rows.
+        keys: Their keys, each as a word of the server's protocol.
+        columns: JSON: the names of the fields, then the texts of each field.
     """
 
     row_count: int
@@ -165,57 +162,59 @@ class BulkCall(NamedTuple):
     columns: bytes
 
 
-def take(columns: Columns, floor: str | None = None) -> Taken | None:
+def encode(columns: Columns, floor: str | None = None) -> EncodedRows | None:
     """
-    Write the whole rows of plain records for the guard.
+    Encode the whole rows of plain records for the guard.
 
     Args:
         columns: The records.
-        floor: Rows at positions below are not written.
+        floor: Rows at positions below it are left out.
 
     Returns:
-        What was taken; ``None`` if nothing is, or if a row has to be judged alone.
+        The rows; ``None`` if there are none, or if a row needs a decision of its own.
     """
-    if columns.values.nbytes > _MOST_BYTES:
+    if columns.values.nbytes > _MAX_SLICE_BYTES:
         return None
     try:
         keys = key_texts(columns.keys)
-        return None if keys is None else _take(columns, keys, floor)
+        return None if keys is None else _encode(columns, keys, floor)
     except _MISFIT:
         return None
 
 
-def calls(taken: Taken, place: str) -> Iterator[BulkCall]:
+def calls(encoded: EncodedRows, key_prefix: str) -> Iterator[BulkCall]:
     """
-    Cut what was taken into calls, bounded as those of ``script``.
+    Cut encoded rows into calls, bounded like those of ``schema``.
 
     Args:
-        taken: The rows.
-        place: What the names of all rows of the route begin with.
+        encoded: The rows.
+        key_prefix: The prefix of the keys of the route.
     """
-    columns = taken.columns.values()
+    columns = encoded.columns.values()
     ends = _ends(_lengths(columns).to_pylist())
     begins = pa.array([0, *ends], pa.int32())
-    length = pc.add(pc.binary_length(taken.keys), len(place.encode()))
+    length = pc.add(pc.binary_length(encoded.keys), len(key_prefix.encode()))
     names = pc.binary_join_element_wise(
-        "$", length.cast(pa.string()), "\r\n" + place, taken.keys, "\r\n", ""
+        "$", length.cast(pa.string()), "\r\n" + key_prefix, encoded.keys, "\r\n", ""
     )
     cut_keys = _joined(names, begins, b"")
     cut_columns = zip(*(_lists(texts, begins) for texts in columns), strict=True)
-    fields = orjson.dumps(list(taken.columns))
+    fields = orjson.dumps(list(encoded.columns))
     begin = 0
     for end, keys, lists in zip(ends, cut_keys, cut_columns, strict=True):
         yield BulkCall(end - begin, keys, b"[%b,%b]" % (fields, b",".join(lists)))
         begin = end
 
 
-def _take(columns: Columns, keys: pa.StringArray, floor: str | None) -> Taken | None:
+def _encode(
+    columns: Columns, keys: pa.StringArray, floor: str | None
+) -> EncodedRows | None:
     texts = [(name, pa.string()) for name in _columns_of_text(columns.values)]
     read = read_rows(columns, pa.struct(texts))
     if any(field.name in RESERVED_COLUMNS for field in read.rows.type):
         return None
-    is_taken = pc.and_(read.is_whole, keys.is_valid())
-    newest = _newest(keys, columns.positions, pc.indices_nonzero(is_taken))
+    is_encoded = pc.and_(read.is_whole, keys.is_valid())
+    newest = _newest(keys, columns.positions, pc.indices_nonzero(is_encoded))
     above = newest
     if floor is not None:
         is_above = pc.greater_equal(columns.positions.take(newest), floor)
@@ -223,17 +222,17 @@ def _take(columns: Columns, keys: pa.StringArray, floor: str | None) -> Taken | 
     fields = _fields(read, columns.values, above)
     if fields is None:
         return None
-    return Taken(
-        places=columns.places.filter(is_taken),
+    return EncodedRows(
+        places=columns.places.filter(is_encoded),
         keys=keys.take(above),
         columns={**fields, POSITION_FIELD: columns.positions.take(above)},
-        below=len(newest) - len(above),
+        below_floor=len(newest) - len(above),
     )
 
 
 def _columns_of_text(values: pa.ChunkedArray) -> list[str]:
-    """Look at some rows, all over the portion, for columns of text."""
-    step = max(len(values) // _LOOKED_AT, 1)
+    """Return the columns of text, from rows sampled all over the slice."""
+    step = max(len(values) // _SAMPLED_ROWS, 1)
     found: dict[str, None] = {}
     for value in values.take(pa.array(range(0, len(values), step))).to_pylist():
         envelope = orjson.loads(value)
@@ -243,24 +242,24 @@ def _columns_of_text(values: pa.ChunkedArray) -> list[str]:
     return list(found)
 
 
-def _newest(keys: pa.StringArray, positions: pa.Array, at: pa.Array) -> pa.Array:
-    """Choose each key's newest row, in order; of equal ones the first, as folded."""
-    keys = keys.take(at)
+def _newest(keys: pa.StringArray, positions: pa.Array, indexes: pa.Array) -> pa.Array:
+    """Choose each key's newest row, in order; of equal ones the first."""
+    keys = keys.take(indexes)
     if len(keys.unique()) == len(keys):
-        return at
-    told = pa.table({"key": keys, "position": positions.take(at), "at": at})
-    told = told.sort_by([("position", "descending"), ("at", "ascending")])
-    by_key = told.group_by("key", use_threads=False).aggregate([("at", "first")])
+        return indexes
+    rows = pa.table({"key": keys, "position": positions.take(indexes), "at": indexes})
+    rows = rows.sort_by([("position", "descending"), ("at", "ascending")])
+    by_key = rows.group_by("key", use_threads=False).aggregate([("at", "first")])
     return by_key.column("at_first").combine_chunks().sort()
 
 
 def _fields(
-    read: Read, values: pa.ChunkedArray, at: pa.Array
+    read: Read, values: pa.ChunkedArray, indexes: pa.Array
 ) -> dict[str, pa.StringArray] | None:
-    """Write the texts of some rows; ``None`` if a row may be without any."""
+    """Write the texts of some rows; ``None`` if a row may have no field."""
     rows = read.rows
-    if len(at) < len(rows):
-        rows, values = rows.take(at), values.take(at)
+    if len(indexes) < len(rows):
+        rows, values = rows.take(indexes), values.take(indexes)
     named = zip((field.name for field in rows.type), rows.flatten(), strict=True)
     columns = {name: column for name, column in named if column.null_count < len(rows)}
     if all(column.null_count for column in columns.values()):
@@ -279,32 +278,32 @@ def _fields(
 
 
 def _lengths(columns: Iterable[pa.StringArray]) -> pa.Array:
-    """Return how many bytes of text each row has."""
+    """Return the bytes of text in each row."""
     lengths = (pc.fill_null(pc.binary_length(texts), 0) for texts in columns)
     return reduce(pc.add, lengths)
 
 
 def _ends(lengths: list[int]) -> list[int]:
-    """Return where calls end that hold neither too many rows nor too many bytes."""
+    """Return the ends of calls of bounded rows and bytes."""
     ends: list[int] = []
     begin = size_bytes = 0
-    for at, length in enumerate(lengths):
-        if at > begin and (
-            at - begin == ROWS_PER_CALL or size_bytes + length > BYTES_PER_CALL
+    for indexes, length in enumerate(lengths):
+        if indexes > begin and (
+            indexes - begin == ROWS_PER_CALL or size_bytes + length > BYTES_PER_CALL
         ):
-            ends.append(at)
-            begin, size_bytes = at, 0
+            ends.append(indexes)
+            begin, size_bytes = indexes, 0
         size_bytes += length
     return [*ends, len(lengths)]
 
 
 def _lists(texts: pa.StringArray, begins: pa.Array) -> list[bytes]:
-    """Write the texts of each call as a list of JSON."""
+    """Write the texts of each call as a JSON list."""
     if not texts.null_count:
         return [b'["%b"]' % one for one in _joined(texts, begins, b'","')]
     quoted = pc.binary_join_element_wise('"', texts, '"', "")
-    told = _joined(pc.fill_null(quoted, "null"), begins, b",")
-    return [b"[%b]" % one for one in told]
+    joined = _joined(pc.fill_null(quoted, "null"), begins, b",")
+    return [b"[%b]" % one for one in joined]
 
 
 def _joined(texts: pa.StringArray, begins: pa.Array, between: bytes) -> list[bytes]:
